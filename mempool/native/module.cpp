@@ -1,0 +1,6 @@
+// Binding of mempool' native code.
+#include <nanobind/nanobind.h>
+
+NB_MODULE(_core, m) {
+  m.doc() = "Native part of mempool.";
+}
