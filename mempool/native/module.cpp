@@ -1,6 +1,16 @@
-// Binding of mempool' native code.
-#include <nanobind/nanobind.h>
+#include <pthread.h>
+
+#include "bindings.hpp"
+#include "client.hpp"
 
 NB_MODULE(_core, m) {
-  m.doc() = "Native part of mempool.";
+  m.doc() = "Native core of the pool: devices, arena and guard, fallback, state machine, adapters' entry points.";
+  pthread_atfork(mempool::Client::prepare_fork, mempool::Client::after_fork_in_parent,
+                 mempool::Client::after_fork_in_child);
+  bind_device(m);
+  bind_pattern(m);
+  bind_pool(m);
+  bind_client(m);
+  bind_numpy(m);
+  bind_harness(m);
 }

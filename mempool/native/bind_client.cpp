@@ -1,0 +1,143 @@
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.hpp"
+#include "client.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace mempool;
+
+namespace {
+
+nb::dict gauge(const Gauge& g) {
+  nb::dict d;
+  d["current"] = g.current;
+  d["peak"] = g.peak;
+  d["total"] = g.total;
+  return d;
+}
+
+template <class Counts>
+nb::dict outcomes(const Counts& counts) {
+  nb::dict d;
+  for (std::size_t i = 0; i < counts.size(); ++i) d[kOutcomeNames[i]] = counts[i];
+  return d;
+}
+
+nb::dict stats(Client& client) {
+  const ClientStats s = client.stats();
+  nb::dict d;
+  d["requested"] = gauge(s.requested);
+  d["live"] = gauge(s.live);
+  d["blocks"] = gauge(s.blocks);
+  d["small"] = gauge(s.small);
+  d["outcomes"] = outcomes(s.outcomes);
+  d["steady"] = outcomes(s.steady);
+  d["foreign_frees"] = s.foreign_frees;
+  d["out_of_memory"] = s.out_of_memory;
+  return d;
+}
+
+nb::dict state(Client& client) {
+  const Client::State s = client.state();
+  nb::dict d;
+  d["recording"] = s.recording;
+  d["tape"] = s.tape;
+  d["marked"] = s.marked;
+  d["replaying"] = s.replaying;
+  d["iterations"] = s.iterations;
+  d["marks"] = s.marks;
+  d["plan_active_at_iteration"] = s.plan_active_at_iteration;
+  d["clean_iterations"] = s.clean_iterations;
+  d["spoilt_iterations"] = s.spoilt_iterations;
+  d["allocations"] = s.allocations;
+  d["sequences"] = s.sequences;
+  d["events_seen"] = s.seen;
+  d["events_dropped"] = s.dropped;
+  return d;
+}
+
+nb::list divergences(Client& client) {
+  nb::list list;
+  for (const Divergence& one : client.divergences()) {
+    nb::dict d;
+    d["iteration"] = one.iteration;
+    d["sequence"] = one.sequence;
+    d["position"] = one.position;
+    d["expected_bytes"] = one.expected;
+    d["actual_bytes"] = one.actual;
+    d["stream"] = one.stream;
+    d["outcome"] = kOutcomeNames[static_cast<std::size_t>(one.outcome)];
+    d["repeats"] = one.repeats;
+    list.append(d);
+  }
+  return list;
+}
+
+nb::bytes as_bytes(const std::vector<RecordedEvent>& events) {
+  return nb::bytes(events.data(), events.size() * sizeof(RecordedEvent));
+}
+
+std::unique_ptr<Pattern> owned(Pattern* pattern) {
+  return pattern == nullptr ? nullptr : std::make_unique<Pattern>(*pattern);
+}
+
+}  // namespace
+
+void bind_client(nb::module_& m) {
+  nb::enum_<Mark>(m, "Mark", "Where an iteration begins and ends.")
+      .value("STEP", Mark::step)
+      .value("BEGIN", Mark::begin)
+      .value("END", Mark::end);
+
+  nb::class_<Client>(m, "Client", "One adapter's view of a pool: sequences, recording, patterns, statistics.")
+      .def(nb::init<std::shared_ptr<Pool>, std::string>(), "pool"_a, "name"_a)
+      .def_prop_ro("handle", [](Client& c) { return reinterpret_cast<std::uintptr_t>(&c); },
+                   "What the plain C entry points mempool_alloc and mempool_free take as their client.")
+      .def("allocate", &Client::allocate, "bytes"_a, "stream"_a = 0, "zeroed"_a = false, "An address; 0: out of memory.")
+      .def("free", [](Client& c, Address address, Stream stream) { return c.free(address, stream); }, "address"_a,
+           "stream"_a = 0, "False: not a live buffer of this pool.")
+      .def("mark", &Client::mark, "mark"_a)
+      .def("enter_dynamic", &Client::enter_dynamic)
+      .def("leave_dynamic", &Client::leave_dynamic)
+      .def("set_recording", &Client::set_recording, "on"_a)
+      .def("set_tape", &Client::set_tape, "on"_a)
+      .def("events", [](Client& c, bool clear) { return as_bytes(c.events(clear)); }, "clear"_a = false,
+           "The planner's ring, as packed records: see EVENT_FIELDS.")
+      .def("take_tape", [](Client& c) { return as_bytes(c.take_tape()); }, "The tape since the last call, as packed records.")
+      .def("install", [](Client& c, Pattern& p) { c.install(owned(&p)); }, "pattern"_a,
+           "Takes up a pattern that was recorded here; it takes effect at the next boundary.")
+      .def("load", [](Client& c, Pattern* warmup, Pattern& steady) { c.load(owned(warmup), owned(&steady)); },
+           "warmup"_a.none(), "steady"_a, "Replays a pattern from elsewhere, from the next allocation on.")
+      .def("drop_patterns", &Client::drop_patterns)
+      .def("wait_for_work", &Client::wait_for_work, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "True when there may be something to plan.")
+      .def("wake", &Client::wake)
+      .def("check_again_after", &Client::check_again_after, "events"_a)
+      .def("patterns", [](Client& c) { const Guarded guard(c.pool().lock); return c.patterns().size(); })
+      .def("state", &state)
+      .def("stats", &stats)
+      .def("reset_peaks", &Client::reset_peaks)
+      .def("divergences", &divergences)
+      .def_static("last_out_of_memory", [] {
+        const OutOfMemory o = Client::last_out_of_memory();
+        nb::dict d;
+        d["asked_bytes"] = o.asked;
+        d["requested_bytes"] = o.requested;
+        d["live_bytes"] = o.live;
+        d["reserved_bytes"] = o.reserved;
+        d["arena_bytes"] = o.arena;
+        d["limit_bytes"] = o.limit;
+        return d;
+      });
+
+  m.attr("EVENT_FIELDS") = nb::make_tuple(
+      nb::make_tuple("index", "<u8"), nb::make_tuple("address", "<u8"), nb::make_tuple("size", "<u8"),
+      nb::make_tuple("time_ns", "<u8"), nb::make_tuple("stream", "<i8"), nb::make_tuple("sequence", "<u4"),
+      nb::make_tuple("kind", "<u4"));
+
+  m.def("enter_bypass", [] { new Client::Bypass; }, "This thread's allocations bypass the pool from now on.");
+}

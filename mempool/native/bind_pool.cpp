@@ -1,0 +1,107 @@
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <nanobind/stl/pair.h>
+
+#include "bindings.hpp"
+#include "host_device.hpp"
+#include "pool.hpp"
+#include "simulated_device.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace mempool;
+
+namespace {
+
+// A device that Python holds too (tests look at its counts) and the pool only borrows.
+class BorrowedDevice final : public Device {
+ public:
+  BorrowedDevice(Device& device, nb::object owner) : device_(device), owner_(owner.release().ptr()) {}
+  ~BorrowedDevice() override {
+    if (!nb::is_alive()) return;
+    const nb::gil_scoped_acquire gil;
+    Py_DECREF(owner_);
+  }
+  DeviceTraits traits() const noexcept override { return device_.traits(); }
+  Address reserve(std::size_t bytes, std::size_t alignment) noexcept override { return device_.reserve(bytes, alignment); }
+  bool commit(Address address, std::size_t bytes) noexcept override { return device_.commit(address, bytes); }
+  void decommit(Address address, std::size_t bytes) noexcept override { device_.decommit(address, bytes); }
+  void release(Address address, std::size_t bytes) noexcept override { device_.release(address, bytes); }
+  void copy(Address to, Address from, std::size_t bytes, Stream stream) noexcept override {
+    device_.copy(to, from, bytes, stream);
+  }
+  void zero(Address address, std::size_t bytes, Stream stream) noexcept override { device_.zero(address, bytes, stream); }
+  Event record(Stream stream) noexcept override { return device_.record(stream); }
+  bool query(Event event) noexcept override { return device_.query(event); }
+  void wait(Stream stream, Event event) noexcept override { device_.wait(stream, event); }
+  void forget(Event event) noexcept override { device_.forget(event); }
+  void synchronize() noexcept override { device_.synchronize(); }
+
+ private:
+  Device& device_;
+  PyObject* owner_;
+};
+
+nb::dict gauge(const Gauge& g) {
+  nb::dict d;
+  d["current"] = g.current;
+  d["peak"] = g.peak;
+  d["total"] = g.total;
+  return d;
+}
+
+nb::dict stats(Pool& pool) {
+  const Guarded guard(pool.lock);
+  const ArenaStats arena = pool.arena_stats();
+  nb::dict d;
+  d["reserved"] = gauge(pool.source().reserved());
+  d["arena_bytes"] = arena.bytes;
+  d["arena_alive"] = arena.alive;
+  d["arena_strangers"] = arena.strangers;
+  d["arena_refused"] = arena.refused;
+  d["segments"] = pool.segments().segments();
+  d["segment_free_bytes"] = pool.segments().free_bytes();
+  d["segment_largest_free_bytes"] = pool.segments().largest_free();
+  d["live_blocks"] = pool.live_blocks();
+  d["device_calls"] = pool.source().calls();
+  d["table_bytes"] = pool.occupancy().table_bytes();
+  d["max_reserved_bytes"] = pool.source().limit();
+  return d;
+}
+
+}  // namespace
+
+void bind_pool(nb::module_& m) {
+  nb::class_<Pool>(m, "Pool", "One device's memory: arena, guard, fallback.")
+      .def(
+          "__init__",
+          [](Pool* self, nb::object device, std::size_t small_bytes, std::size_t max_reserved,
+             std::size_t recorded_events) {
+            auto& borrowed = nb::cast<Device&>(device);
+            if (recorded_events < 16) throw nb::value_error("recorded_events must be at least 16");
+            new (self) Pool(std::make_unique<BorrowedDevice>(borrowed, device),
+                            {small_bytes, max_reserved, recorded_events});
+          },
+          nb::kw_only(), "device"_a, "small_bytes"_a = 512, "max_reserved"_a = ~std::size_t{0},
+          "recorded_events"_a = std::size_t{1} << 18)
+      .def("stats", &stats)
+      .def("trim", [](Pool& pool) { const Guarded guard(pool.lock); pool.trim(); }, "Give free memory back to the device.")
+      .def("release_arena", [](Pool& pool) { const Guarded guard(pool.lock); return pool.release_arena(); },
+           "Give the arena back if nothing in it is alive; True if there is none afterwards.")
+      .def("set_retained_limit",
+           [](Pool& pool, std::size_t bytes) { const Guarded guard(pool.lock); pool.segments().set_retained_limit(bytes); },
+           "bytes"_a, "Free segments beyond this go back to the device at once.")
+      .def("set_max_reserved",
+           [](Pool& pool, std::size_t bytes) { const Guarded guard(pool.lock); pool.source().set_limit(bytes); }, "bytes"_a)
+      .def("owns",
+           [](Pool& pool, Address address) {
+             const Guarded guard(pool.lock);
+             bool ours = false;
+             pool.size_of(address, ours);
+             return ours;
+           }, "address"_a)
+      .def("arena_ranges",
+           [](Pool& pool) { const Guarded guard(pool.lock); return pool.occupancy().live_ranges(); },
+           "Live (begin, end) offsets in the arena, in order.");
+}

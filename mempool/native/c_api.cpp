@@ -1,0 +1,15 @@
+#include "c_api.h"
+
+#include "client.hpp"
+
+using mempool::Address;
+using mempool::Client;
+
+// A pool belongs to one device, so the device index only picks the client, which the caller has done.
+void* mempool_alloc(void* client, size_t bytes, int, intptr_t stream) {
+  return reinterpret_cast<void*>(static_cast<Client*>(client)->allocate(bytes, stream));
+}
+
+int mempool_free(void* client, void* address, size_t, int, intptr_t stream) {
+  return static_cast<Client*>(client)->free(reinterpret_cast<Address>(address), stream) ? 1 : 0;
+}

@@ -1,0 +1,22 @@
+/* The hot path with plain symbols, for frameworks that call an allocator without Python.
+ * `client` is what _core.Client.handle gives. All functions may be called by any thread. */
+#ifndef MEMPOOL_C_API_H
+#define MEMPOOL_C_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Address of at least `bytes` bytes, or NULL: out of memory. The stream is where the memory will be used first. */
+__attribute__((visibility("default"))) void* mempool_alloc(void* client, size_t bytes, int device, intptr_t stream);
+
+/* 1: freed. 0: not an address of this client's pool; nothing happened. */
+__attribute__((visibility("default"))) int mempool_free(void* client, void* address, size_t bytes, int device, intptr_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,540 @@
+#include "client.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include "thread_cache.hpp"
+
+namespace mempool {
+namespace {
+
+constexpr std::size_t kMostPatterns = 8;
+constexpr std::size_t kMostDivergences = 64;
+
+// Clients by number, so that a thread that ends can find those that still exist. Never destroyed: threads may outlive
+// every static.
+struct Registry {
+  Lock lock;
+  std::map<std::uint64_t, Client*> clients;
+  std::uint64_t next = 1;
+};
+Registry& registry() {
+  static Registry* registry = new Registry;
+  return *registry;
+}
+
+// One bell for all planners: rung rarely, so that it may be a heavy one.
+struct Bell {
+  std::mutex mutex;
+  std::condition_variable rung;
+};
+Bell*& bell_slot() {
+  static Bell* bell = new Bell;
+  return bell;
+}
+Bell& bell() { return *bell_slot(); }
+
+// The pools of all clients, each once. The registry's lock is held.
+std::vector<Pool*> all_pools() {
+  std::vector<Pool*> pools;
+  for (const auto& [uid, client] : registry().clients) {
+    if (std::find(pools.begin(), pools.end(), &client->pool()) == pools.end()) pools.push_back(&client->pool());
+  }
+  return pools;
+}
+
+}  // namespace
+
+std::uint64_t ThreadCache::enlist(Client* client) {
+  Registry& all = registry();
+  const Guarded guard(all.lock);
+  all.clients[all.next] = client;
+  return all.next++;
+}
+
+void ThreadCache::strike(std::uint64_t uid) noexcept {
+  const Guarded guard(registry().lock);
+  registry().clients.erase(uid);
+}
+
+ThreadCache::~ThreadCache() {
+  if (client == 0) return;
+  const Guarded guard(registry().lock);
+  for (const auto& [uid, client] : registry().clients) client->retire(this);
+}
+
+Client::Bypass::Bypass() noexcept { ++ThreadCache::mine().bypass; }
+Client::Bypass::~Bypass() { --ThreadCache::mine().bypass; }
+bool Client::Bypass::active() noexcept { return ThreadCache::mine().bypass != 0; }
+
+Client::Client(std::shared_ptr<Pool> pool, std::string name)
+    : pool_(std::move(pool)), name_(std::move(name)), uid_(0), ring_(pool_->options().recorded_events) {
+  {
+    const Guarded guard(pool_->lock);
+    pool_->adopt(this);
+  }
+  uid_ = ThreadCache::enlist(this);
+}
+
+Client::~Client() {
+  ThreadCache::strike(uid_);
+  const Guarded guard(pool_->lock);
+  pool_->part(this);
+}
+
+// --- sequences
+
+Client::Sequence& Client::find_sequence(Stream stream, const void* thread) {
+  Sequence* idle = nullptr;
+  for (Sequence& sequence : sequences_) {
+    if (sequence.follower.stream() != stream) continue;
+    if (sequence.thread == thread) return sequence;
+    if (sequence.thread == nullptr && idle == nullptr) idle = &sequence;
+  }
+  if (idle != nullptr) {
+    idle->thread = thread;
+    return *idle;
+  }
+  sequences_.emplace_back(static_cast<std::uint32_t>(sequences_.size()), stream, thread);
+  Sequence& fresh = sequences_.back();
+  // Under a loaded plan a new thread begins where the recorded one began.
+  if (current_ != nullptr && !current_->cyclic) fresh.follower.begin(current_, ~std::uint64_t{0});
+  return fresh;
+}
+
+Client::Sequence& Client::sequence(Stream stream) {
+  ThreadCache& cache = ThreadCache::mine();
+  if (cache.client == uid_ && cache.stream == stream) return *cache.sequence;
+  Sequence& found = find_sequence(stream, &cache);
+  cache.client = uid_;
+  cache.stream = stream;
+  cache.sequence = &found;
+  return found;
+}
+
+void Client::retire(const void* thread) noexcept {
+  const Guarded guard(pool_->lock);
+  for (Sequence& sequence : sequences_) {
+    if (sequence.thread == thread) sequence.thread = nullptr;
+  }
+}
+
+// --- the hot path
+
+void Client::note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept {
+  if (!divergences_.empty()) {
+    Divergence& last = divergences_.back();
+    if (last.position == follower.position() && last.actual == bytes && last.outcome == outcome &&
+        last.sequence == follower.sequence()) {
+      ++last.repeats;
+      return;
+    }
+  }
+  if (divergences_.size() == kMostDivergences) return;  // the first ones explain; later ones follow from them
+  try {
+    divergences_.push_back({iterations_, follower.sequence(), follower.position(), follower.expected(), bytes,
+                            follower.stream(), outcome, 1});
+  } catch (...) {  // an explanation less
+  }
+}
+
+Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome) {
+  const Follower::Match match = sequence.follower.next(bytes, known_, marked_);
+  outcome = match.outcome;
+  if (match.boundary) boundary(sequence.follower.finished());
+  if (!replaying_) {
+    outcome = Outcome::unplanned;
+    return 0;
+  }
+  if (match.slot == nullptr) return 0;
+  if (match.slot->offset == kDynamic) {
+    outcome = Outcome::dynamic;
+  } else if (sequence.follower.stream() != pool_->arena_stream()) {
+    outcome = Outcome::other_stream;
+  } else if (const Address address = pool_->take_planned(*match.slot, bytes)) {
+    return address;
+  } else {
+    outcome = Outcome::occupied;
+  }
+  return 0;
+}
+
+Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept try {
+  if (bytes == 0) bytes = 1;
+  const Guarded guard(pool_->lock);
+  Sequence& mine = sequence(stream);
+  Pool::Given given;
+  const bool small = bytes <= pool_->options().small_bytes;
+  if (small) {
+    given = pool_->allocate_small(bytes, stream);
+    if (given.address != 0) stats_.small.add(1);
+  } else {
+    Outcome outcome = Outcome::outside;
+    ++allocations_;
+    if (outside_ == 0 && !pool_->forked()) {
+      given.address = serve_planned(mine, bytes, outcome);
+      given.rounded = pool_->round_up(bytes);
+      if (given.address == 0 && replaying_ && outcome != Outcome::dynamic) note(mine.follower, bytes, outcome);
+    }
+    if (given.address == 0) given = pool_->allocate_dynamic(bytes, stream, replaying_ && mine.follower.in_step());
+    if (given.address != 0) {
+      ++stats_.outcomes[static_cast<std::size_t>(outcome)];
+      if (replaying_) ++stats_.steady[static_cast<std::size_t>(outcome)];
+    }
+  }
+  if (given.address == 0) {
+    refuse(bytes);
+    return 0;
+  }
+  stats_.requested.add(bytes);
+  stats_.live.add(given.rounded);
+  stats_.blocks.add(1);
+  if (!small && outside_ == 0 && ring_.on()) {
+    ring_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
+    if (!marked_ && ring_.seen() >= check_at_) signal_work();
+  }
+  if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
+  if (zeroed && !given.fresh) pool_->source().device().zero(given.address, bytes, stream);
+  return given.address;
+} catch (...) {  // the host has no memory for a new thread's sequence
+  refuse(bytes);
+  return 0;
+}
+
+bool Client::free(Address address, Stream stream, bool* dead) noexcept {
+  const Guarded guard(pool_->lock);
+  const Pool::Freed freed = pool_->free(address, stream);
+  if (dead != nullptr) *dead = freed.kind == Pool::Freed::dead;
+  if (freed.kind == Pool::Freed::foreign || freed.kind == Pool::Freed::dead) {
+    stats_.foreign_frees += freed.kind == Pool::Freed::foreign;
+    return false;
+  }
+  stats_.requested.sub(freed.requested);
+  stats_.live.sub(freed.rounded);
+  stats_.blocks.sub(1);
+  const bool small = freed.kind == Pool::Freed::small;
+  if (small) stats_.small.sub(1);
+  if (!small && ring_.on()) ring_.add(RecordedEvent::free, address, 0, stream, 0);
+  if (tape_.on()) tape_.add(RecordedEvent::free, address, 0, stream, 0);
+  return true;
+}
+
+Address Client::reallocate(Address address, std::size_t bytes, Stream stream, bool* foreign) noexcept {
+  bool ours = false;
+  std::size_t old = 0;
+  {
+    const Guarded guard(pool_->lock);
+    old = pool_->size_of(address, ours);
+  }
+  *foreign = !ours;
+  if (!ours) return 0;
+  const Address moved = allocate(bytes, stream);
+  if (moved == 0) return 0;
+  pool_->source().device().copy(moved, address, std::min(old, bytes), stream);
+  free(address, stream);
+  return moved;
+}
+
+void Client::refuse(std::size_t bytes) noexcept {
+  ++stats_.out_of_memory;
+  ThreadCache::mine().out_of_memory = {bytes,
+                                       stats_.requested.current,
+                                       stats_.live.current,
+                                       pool_->source().reserved().current,
+                                       pool_->arena_stats().bytes,
+                                       pool_->source().limit()};
+}
+
+OutOfMemory Client::last_out_of_memory() noexcept { return ThreadCache::mine().out_of_memory; }
+
+// --- marks and iterations
+
+bool Client::start_replay() noexcept {
+  if (replaying_ || known_.empty() || pool_->forked() || iterations_ < arena_retry_at_) return replaying_;
+  std::size_t bytes = 0;
+  Stream stream = 0;
+  for (const Pattern* pattern : known_) {
+    bytes = std::max(bytes, pattern->arena_bytes);
+    stream = pattern->tables.front().stream;
+  }
+  if (!pool_->take_arena(bytes, stream)) {
+    arena_retry_at_ = iterations_ + 4;
+    return false;
+  }
+  replaying_ = true;
+  if (active_at_ == 0) active_at_ = iterations_ + 1;
+  stats_.steady = {};
+  misses_before_ = 0;
+  return true;
+}
+
+void Client::judge_iteration() noexcept {
+  std::uint64_t misses = 0;
+  for (std::size_t i = 1; i < stats_.steady.size(); ++i) {
+    const auto outcome = static_cast<Outcome>(i);
+    if (outcome != Outcome::dynamic && outcome != Outcome::outside) misses += stats_.steady[i];
+  }
+  if (replaying_) {
+    const bool spoilt = misses != misses_before_;
+    clean_ = spoilt ? 0 : clean_ + 1;
+    spoilt_ = spoilt ? spoilt_ + 1 : 0;
+    if (ring_.on() ? clean_ >= 2 : spoilt_ >= 3) signal_work();
+  }
+  misses_before_ = misses;
+}
+
+void Client::boundary(Pattern* ended) noexcept {
+  judge_iteration();
+  ++iterations_;
+  if (ended != nullptr) {
+    // What follows what is learned one iteration at a time; a warm-up is always followed by its steady pattern.
+    if (ended_ != nullptr && ended_->cyclic && ended->cyclic) ended_->next = ended;
+    ended_ = ended;
+    ++ended->iterations;
+    ended->last_used = iterations_;
+  }
+  start_replay();
+  pool_->iteration_boundary();
+}
+
+void Client::begin_everywhere(std::uint64_t mark) noexcept {
+  Pattern* const ended = ended_;
+  const bool warming = current_ != nullptr && !current_->cyclic && mark < current_->tables.front().marks.size();
+  if (!warming && ended != nullptr) current_ = ended->next != nullptr ? ended->next : ended;
+  if (!warming && ended == nullptr && current_ != nullptr && !current_->cyclic) current_ = current_->next;
+  if (current_ == nullptr && !known_.empty()) current_ = known_.front();
+  for (Sequence& sequence : sequences_) sequence.follower.begin(current_, mark);
+}
+
+void Client::mark(Mark kind) {
+  const Guarded guard(pool_->lock);
+  Sequence& mine = sequence(0);
+  if (!marked_) {
+    marked_ = true;
+    if (kind == Mark::begin) ++outside_;
+  }
+  if (kind == Mark::begin) --outside_;
+  if (kind == Mark::end) ++outside_;
+  const RecordedEvent::Kind event = kind == Mark::step    ? RecordedEvent::step
+                                    : kind == Mark::begin ? RecordedEvent::begin
+                                                          : RecordedEvent::end;
+  if (ring_.on()) ring_.add(event, 0, 0, 0, mine.follower.sequence());
+  if (tape_.on()) tape_.add(event, 0, 0, 0, mine.follower.sequence());
+  if (kind != Mark::end) {
+    boundary(sequences_.front().follower.pattern());
+    begin_everywhere(marks_++);
+  }
+  if (ring_.on() && kind != Mark::begin) signal_work();
+}
+
+void Client::enter_dynamic() noexcept {
+  const Guarded guard(pool_->lock);
+  ++outside_;
+}
+
+void Client::leave_dynamic() noexcept {
+  const Guarded guard(pool_->lock);
+  --outside_;
+}
+
+// --- recording and planning
+
+void Client::set_recording(bool on) noexcept {
+  const Guarded guard(pool_->lock);
+  if (on && !ring_.on()) {
+    ring_.clear();
+    check_at_ = ring_.seen() + 64;
+  }
+  ring_.set_on(on);
+}
+
+void Client::set_tape(bool on) noexcept {
+  const Guarded guard(pool_->lock);
+  tape_.set_on(on);
+}
+
+std::vector<RecordedEvent> Client::events(bool clear) {
+  const Guarded guard(pool_->lock);
+  return ring_.take(clear);
+}
+
+std::vector<RecordedEvent> Client::take_tape() {
+  const Guarded guard(pool_->lock);
+  return tape_.take(true);
+}
+
+void Client::keep_patterns_bounded() {
+  while (patterns_.size() > kMostPatterns) {
+    Pattern* oldest = nullptr;
+    for (const auto& pattern : patterns_) {
+      const bool used = std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& sequence) {
+        return sequence.follower.pattern() == pattern.get() || sequence.follower.finished() == pattern.get();
+      });
+      if (used || pattern.get() == current_ || pattern.get() == patterns_.back().get()) continue;
+      if (oldest == nullptr || pattern->last_used < oldest->last_used) oldest = pattern.get();
+    }
+    if (oldest == nullptr) return;
+    if (ended_ == oldest) ended_ = nullptr;
+    for (const auto& pattern : patterns_) {
+      if (pattern->next == oldest) pattern->next = nullptr;
+    }
+    known_.erase(std::remove(known_.begin(), known_.end(), oldest), known_.end());
+    patterns_.erase(std::find_if(patterns_.begin(), patterns_.end(), [&](const auto& p) { return p.get() == oldest; }));
+  }
+}
+
+void Client::install(std::unique_ptr<Pattern> pattern) {
+  const Guarded guard(pool_->lock);
+  for (Table& table : pattern->tables) table.build_index(pattern->cyclic);
+  Pattern* const fresh = pattern.get();
+  patterns_.reserve(patterns_.size() + 1);
+  known_.reserve(known_.size() + 1);
+  patterns_.push_back(std::move(pattern));
+  known_.insert(known_.begin(), fresh);
+  keep_patterns_bounded();
+  try {
+    pool_->rebuild_cells();
+  } catch (...) {
+    patterns_.pop_back();
+    known_.erase(known_.begin());
+    throw;
+  }
+  if (replaying_ && !pool_->take_arena(fresh->arena_bytes, fresh->tables.front().stream)) {
+    // Its addresses beyond the arena miss until the arena can grow; what fits is served.
+    replaying_ = false;
+  }
+  stats_.steady = {};
+  misses_before_ = clean_ = spoilt_ = 0;
+  if (current_ == nullptr || !marked_) current_ = fresh;
+  if (marked_) return;
+  for (Sequence& sequence : sequences_) {
+    if (!sequence.follower.align(fresh)) sequence.follower.leave();
+  }
+}
+
+void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady) {
+  const Guarded guard(pool_->lock);
+  steady->next = steady.get();
+  Pattern* first = steady.get();
+  if (warmup != nullptr) {
+    warmup->next = steady.get();
+    first = warmup.get();
+  }
+  for (auto* pattern : {&warmup, &steady}) {
+    if (*pattern == nullptr) continue;
+    for (Table& table : (*pattern)->tables) table.build_index((*pattern)->cyclic);
+    known_.push_back(pattern->get());
+    patterns_.push_back(std::move(*pattern));
+  }
+  pool_->rebuild_cells();
+  current_ = first;
+  start_replay();
+  for (Sequence& sequence : sequences_) sequence.follower.begin(first, ~std::uint64_t{0});
+}
+
+void Client::drop_patterns() noexcept {
+  const Guarded guard(pool_->lock);
+  for (Sequence& sequence : sequences_) sequence.follower.leave();
+  current_ = ended_ = nullptr;
+  replaying_ = false;
+  known_.clear();
+  patterns_.clear();
+  try {
+    pool_->rebuild_cells();
+  } catch (...) {  // the old cells stay: right, and a little larger than needed
+  }
+  pool_->shrink_arena();
+}
+
+void Client::signal_work() noexcept {
+  check_at_ = ~std::uint64_t{0};
+  if (work_) return;
+  work_ = true;
+  bell().rung.notify_all();
+}
+
+bool Client::wait_for_work(double seconds) {
+  using Clock = std::chrono::steady_clock;
+  const auto patience = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  const Clock::time_point deadline = Clock::now() + patience;
+  std::unique_lock<std::mutex> waiting(bell().mutex);
+  for (;;) {
+    {
+      const Guarded guard(pool_->lock);
+      if (work_) {
+        work_ = false;
+        return true;
+      }
+    }
+    // A bell rung between the look and the wait is missed, so no wait is long.
+    const Clock::time_point now = Clock::now();
+    if (now >= deadline) return false;
+    const Clock::time_point slice = std::min<Clock::time_point>(deadline, now + std::chrono::milliseconds(20));
+    if (bell().rung.wait_until(waiting, slice) == std::cv_status::no_timeout) {
+      const Guarded guard(pool_->lock);
+      const bool work = work_;
+      work_ = false;
+      return work;
+    }
+  }
+}
+
+void Client::wake() noexcept { bell().rung.notify_all(); }
+
+void Client::check_again_after(std::uint64_t events) noexcept {
+  const Guarded guard(pool_->lock);
+  check_at_ = ring_.seen() + events;
+}
+
+// --- fork: the child inherits every lock in a known state, and no thread but its own
+
+void Client::prepare_fork() noexcept {
+  registry().lock.lock();
+  for (Pool* pool : all_pools()) pool->lock.lock();
+}
+
+void Client::after_fork_in_parent() noexcept {
+  for (Pool* pool : all_pools()) pool->lock.unlock();
+  registry().lock.unlock();
+}
+
+void Client::after_fork_in_child() noexcept {
+  bell_slot() = new Bell;  // the old one may be held by a thread that no longer exists
+  for (Pool* pool : all_pools()) pool->set_forked();
+  for (const auto& [uid, client] : registry().clients) {
+    client->ring_.set_on(false);
+    client->ring_.clear();
+    client->tape_.set_on(false);
+    client->tape_.clear();
+  }
+  after_fork_in_parent();
+}
+
+// --- what is known
+
+Client::State Client::state() {
+  const Guarded guard(pool_->lock);
+  return {ring_.on(), tape_.on(),  marked_,           replaying_,   iterations_, marks_,
+          active_at_, clean_,      spoilt_,           allocations_, sequences_.size(), ring_.seen(), ring_.dropped()};
+}
+
+ClientStats Client::stats() {
+  const Guarded guard(pool_->lock);
+  return stats_;
+}
+
+void Client::reset_peaks() noexcept {
+  const Guarded guard(pool_->lock);
+  for (Gauge* gauge : {&stats_.requested, &stats_.live, &stats_.blocks, &stats_.small}) gauge->peak = gauge->current;
+  pool_->source().reset_peak();
+}
+
+std::vector<Divergence> Client::divergences() {
+  const Guarded guard(pool_->lock);
+  return {divergences_.begin(), divergences_.end()};
+}
+
+}  // namespace mempool

@@ -1,0 +1,151 @@
+// One adapter's view of a pool: its sequences, recording, patterns and statistics. The state machine of the project.
+//
+//   pass-through --set_active(true)--> recording --install()--> armed --boundary, arena had--> replaying
+//                                         ^                                                      |
+//                                         +---- the pattern changed for good (planner decides) --+
+//
+// In every state a request is served: from its planned address if it follows a pattern and the guard agrees, else from
+// the fallback. Entry points take the size, the stream and nothing else of the framework; the device is the pool's.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "follower.hpp"
+#include "pool.hpp"
+#include "recorder.hpp"
+#include "stats.hpp"
+
+namespace mempool {
+
+// A difference between plan and program, for pool.explain().
+struct Divergence {
+  std::uint64_t iteration = 0;
+  std::uint32_t sequence = 0;
+  std::uint32_t position = 0;   // in its sequence's table
+  std::uint64_t expected = 0;   // bytes
+  std::uint64_t actual = 0;     // bytes
+  Stream stream = 0;
+  Outcome outcome = Outcome::lost;
+  std::uint64_t repeats = 1;    // times in a row at this position with these sizes
+};
+
+// Why the last request of this thread could not be served.
+struct OutOfMemory {
+  std::size_t asked = 0, requested = 0, live = 0, reserved = 0, arena = 0, limit = 0;
+};
+
+enum class Mark : std::uint8_t { step, begin, end };
+
+class Client {
+ public:
+  Client(std::shared_ptr<Pool> pool, std::string name);
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // --- the hot path; any thread, with or without an interpreter lock
+  // 0: out of memory, and last_out_of_memory() says more. `zeroed`: filled with zeros, untouched where it can be.
+  Address allocate(std::size_t bytes, Stream stream, bool zeroed = false) noexcept;
+  // False: not ours, or (`dead`) ours and already free; nothing happened.
+  bool free(Address address, Stream stream, bool* dead = nullptr) noexcept;
+  // Moves to a new buffer of `bytes`; 0: not served, the old one is as it was. `foreign`: the old one is not ours.
+  Address reallocate(Address address, std::size_t bytes, Stream stream, bool* foreign) noexcept;
+
+  // --- marks and scopes; any thread
+  void mark(Mark mark);
+  void enter_dynamic() noexcept;  // until leave_dynamic(), nothing is planned or recorded
+  void leave_dynamic() noexcept;
+
+  // --- recording and planning; the planner's thread
+  void set_recording(bool on) noexcept;       // the planner's ring
+  void set_tape(bool on) noexcept;            // everything, for a trace file
+  std::vector<RecordedEvent> events(bool clear);
+  std::vector<RecordedEvent> take_tape();
+  void install(std::unique_ptr<Pattern> pattern);  // cyclic; may throw std::bad_alloc
+  // A pattern from a file: its warm-up first, if there is one. Replays from the next allocation on.
+  void load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady);
+  void drop_patterns() noexcept;
+  // Waits until there may be something to plan (true) or `seconds` have passed or wake() was called (false).
+  bool wait_for_work(double seconds);
+  void wake() noexcept;
+  void check_again_after(std::uint64_t events) noexcept;  // of the ring, from now
+
+  // In a forked child: no planned addresses, no recording, no planner.
+  static void prepare_fork() noexcept;
+  static void after_fork_in_parent() noexcept;
+  static void after_fork_in_child() noexcept;
+
+  const std::vector<Pattern*>& patterns() const noexcept { return known_; }
+  struct State {
+    bool recording = false, tape = false, marked = false, replaying = false;
+    std::uint64_t iterations = 0;        // boundaries seen
+    std::uint64_t marks = 0;
+    std::uint64_t plan_active_at_iteration = 0;  // 0: not yet
+    std::uint64_t clean_iterations = 0;  // in a row without a miss, since the plan took effect
+    std::uint64_t spoilt_iterations = 0; // in a row with one
+    std::uint64_t allocations = 0;       // of at least the small-size threshold
+    std::size_t sequences = 0;
+    std::uint64_t seen = 0, dropped = 0; // events of the ring
+  };
+  State state();
+  ClientStats stats();
+  void reset_peaks() noexcept;
+  std::vector<Divergence> divergences();
+  static OutOfMemory last_out_of_memory() noexcept;
+  const std::string& name() const noexcept { return name_; }
+  Pool& pool() noexcept { return *pool_; }
+
+  // Allocations of this thread bypass every client while one of these lives: the pool must not record itself.
+  class Bypass {
+   public:
+    Bypass() noexcept;
+    ~Bypass();
+    static bool active() noexcept;
+  };
+
+ private:
+  struct Sequence {
+    Sequence(std::uint32_t id, Stream stream, const void* thread) : follower(id, stream), thread(thread) {}
+    Follower follower;
+    const void* thread;  // null: its thread has ended; the next new thread takes it over
+  };
+  friend class ThreadCache;
+
+  Sequence& sequence(Stream stream);
+  Sequence& find_sequence(Stream stream, const void* thread);
+  void retire(const void* thread) noexcept;
+  Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome);
+  void note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept;
+  void boundary(Pattern* ended) noexcept;
+  void judge_iteration() noexcept;
+  void begin_everywhere(std::uint64_t mark) noexcept;
+  bool start_replay() noexcept;
+  void signal_work() noexcept;
+  void refuse(std::size_t bytes) noexcept;
+  void keep_patterns_bounded();
+
+  std::shared_ptr<Pool> pool_;
+  std::string name_;
+  std::uint64_t uid_;
+  std::deque<Sequence> sequences_;
+  Recorder ring_;
+  Recorder tape_{Recorder::kUnbounded};
+  std::vector<std::unique_ptr<Pattern>> patterns_;
+  std::vector<Pattern*> known_;       // the same, most recently used first
+  Pattern* current_ = nullptr;        // where a new iteration or thread begins
+  Pattern* ended_ = nullptr;          // of the last iteration that ended
+  ClientStats stats_;
+  std::deque<Divergence> divergences_;
+  unsigned outside_ = 0;              // depth of dynamic scopes, plus one outside marked regions
+  bool marked_ = false, replaying_ = false;
+  std::uint64_t iterations_ = 0, marks_ = 0, active_at_ = 0, clean_ = 0, spoilt_ = 0, allocations_ = 0;
+  std::uint64_t misses_before_ = 0;   // when this iteration began
+  std::uint64_t arena_retry_at_ = 0;  // iteration
+  std::uint64_t check_at_ = 64;       // ring event
+  bool work_ = false;
+};
+
+}  // namespace mempool

@@ -1,0 +1,48 @@
+// What memory and streams belong to. Everything above this interface is the same on every device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mempool {
+
+using Address = std::uintptr_t;
+using Stream = std::int64_t;  // a framework's stream handle; 0 is the default stream
+using Event = std::uint64_t;  // 0 is "nothing to wait for"
+
+struct DeviceTraits {
+  std::size_t alignment;       // bytes; every address handed out is a multiple of it
+  std::size_t page;            // bytes committed and returned at a time; 0: a reservation is memory, all or nothing
+  std::size_t shared_segment;  // bytes of a segment that several blocks share
+  std::size_t large;           // requests of at least this many bytes get a segment of their own
+  bool fresh_is_zero;          // newly committed memory reads as zeros
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual DeviceTraits traits() const noexcept = 0;
+
+  // Address space of `bytes`, aligned to `alignment`. Where traits().page is 0 this takes the memory too.
+  // Returns 0 when refused.
+  virtual Address reserve(std::size_t bytes, std::size_t alignment) noexcept = 0;
+  // Makes pages of a reservation usable; false: out of memory, nothing changed.
+  virtual bool commit(Address address, std::size_t bytes) noexcept = 0;
+  // Gives the memory of pages back and keeps their address space; committed again, they are fresh.
+  virtual void decommit(Address address, std::size_t bytes) noexcept = 0;
+  // Gives a whole reservation back.
+  virtual void release(Address address, std::size_t bytes) noexcept = 0;
+
+  // Copy and fill in stream order; no-ops where addresses are only simulated.
+  virtual void copy(Address to, Address from, std::size_t bytes, Stream stream) noexcept = 0;
+  virtual void zero(Address address, std::size_t bytes, Stream stream) noexcept = 0;
+
+  // Events order streams; a device without streams answers at once.
+  virtual Event record(Stream stream) noexcept = 0;
+  virtual bool query(Event event) noexcept = 0;
+  virtual void wait(Stream stream, Event event) noexcept = 0;
+  virtual void forget(Event event) noexcept = 0;
+  virtual void synchronize() noexcept = 0;
+};
+
+}  // namespace mempool

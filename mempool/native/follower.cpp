@@ -1,0 +1,113 @@
+#include "follower.hpp"
+
+namespace mempool {
+namespace {
+
+constexpr std::uint32_t kPatience = 64;
+
+}  // namespace
+
+void Follower::enter(Pattern* pattern, const Table* table, std::uint32_t position) noexcept {
+  pattern_ = pattern;
+  table_ = table;
+  role_ = table->sequence;
+  position_ = position;
+  column_ = static_cast<std::uint32_t>(iteration_ % pattern->unroll);
+  strays_ = 0;
+}
+
+void Follower::begin(Pattern* pattern, std::uint64_t mark) noexcept {
+  ++iteration_;
+  finished_ = pattern_;
+  const Table* table = pattern == nullptr ? nullptr : own_table(pattern);
+  if (table == nullptr) {
+    table_ = nullptr;
+    pattern_ = nullptr;
+    return;
+  }
+  const bool warming = !pattern->cyclic && mark < table->marks.size();
+  enter(pattern, table, warming ? table->marks[mark] : 0);
+  clean_ = true;
+}
+
+void Follower::begin_next() noexcept {
+  Pattern* const next = pattern_->next != nullptr ? pattern_->next : pattern_;
+  boundary_ = table_ == &pattern_->tables.front();
+  begin(next, ~std::uint64_t{0});
+}
+
+bool Follower::align(Pattern* pattern) noexcept {
+  const Table* table = own_table(pattern);
+  if (table == nullptr || table->length() == 0 || count_ < table->phase) return false;
+  const std::uint32_t length = table->length();
+  const auto position = static_cast<std::uint32_t>((count_ - table->phase) % length);
+  for (std::uint32_t back = 1; back <= kWindow && back <= count_; ++back) {
+    const std::uint64_t expected = table->sizes[(position + std::uint64_t{length} * kWindow - back) % length];
+    if (recent_[(count_ - back) % kWindow] != expected) return false;
+  }
+  enter(pattern, table, position);
+  clean_ = false;
+  return true;
+}
+
+bool Follower::switch_table(std::uint64_t size, const std::vector<Pattern*>& known) noexcept {
+  if (position_ >= table_->length()) return false;
+  for (const bool own : {true, false}) {
+    for (Pattern* pattern : known) {
+      if (pattern->cyclic != pattern_->cyclic) continue;
+      for (const Table& table : pattern->tables) {
+        if (&table == table_ || table.stream != stream_ || (table.sequence == role_) != own) continue;
+        if (position_ >= table.length() || table.sizes[position_] != size) continue;
+        if (table.prefixes[position_] != table_->prefixes[position_]) continue;
+        enter(pattern, &table, position_);
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+bool Follower::resynchronise(const std::vector<Pattern*>& known) noexcept {
+  if (count_ < kWindow) return false;
+  std::uint64_t window[kWindow];
+  for (std::uint32_t i = 0; i < kWindow; ++i) window[i] = recent_[(count_ + i) % kWindow];
+  for (const bool own : {true, false}) {
+    for (Pattern* pattern : known) {
+      for (const Table& table : pattern->tables) {
+        if (table.stream != stream_ || (table.sequence == role_) != own) continue;
+        const std::uint32_t position = table.place_after(window);
+        if (position == table.length()) continue;
+        enter(pattern, &table, position);
+        clean_ = false;
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
+  if (table_ != nullptr && position_ == table_->length() && strays_ == 0) {
+    if (marked && pattern_->cyclic) return {nullptr, Outcome::exhausted, false};
+    begin_next();
+    if (table_ != nullptr && table_->length() != 0 && table_->sizes[0] == size) return matched(position_++);
+  }
+  if (table_ != nullptr) {
+    if (strays_ == 0 && clean_ && switch_table(size, known)) return matched(position_++);
+    const std::uint64_t behind = std::uint64_t{position_} + strays_;
+    if (strays_ > 0 && behind < table_->length() && table_->sizes[behind] == size) {
+      position_ = static_cast<std::uint32_t>(behind) + 1;
+      strays_ = 0;
+      return matched(position_ - 1);
+    }
+    clean_ = false;
+    ++strays_;
+    if (strays_ < kWindow) return {nullptr, Outcome::other_size, false};
+  }
+  // A program that has left for good should not pay for the search each time.
+  if (strays_ > kPatience && count_ % kPatience != 0) return {nullptr, Outcome::lost, false};
+  // The window ends with this allocation, so what it finds is where the *next* one stands.
+  return {nullptr, resynchronise(known) ? Outcome::other_size : Outcome::lost, false};
+}
+
+}  // namespace mempool

@@ -1,0 +1,87 @@
+// Where one sequence of allocations stands in its pattern. This is the whole policy for divergence; it hands out
+// positions, never addresses, so being fooled costs hits and nothing else.
+//
+// * The expected size: a match, move on.
+// * Another size: an extra allocation (stay: the pattern goes on where it was) or one with a changed shape (step over it:
+//   the pattern goes on behind it). Which of the two is told by the next size that matches either.
+// * At the first difference in an iteration: another known pattern, or the part of another thread, that shares the prefix
+//   and expects this size.
+// * After kWindow strays: the one place in any known pattern that follows the last kWindow sizes.
+#pragma once
+
+#include <vector>
+
+#include "pattern.hpp"
+#include "stats.hpp"
+
+namespace mempool {
+
+class Follower {
+ public:
+  Follower(std::uint32_t sequence, Stream stream) : sequence_(sequence), role_(sequence), stream_(stream) {}
+
+  struct Match {
+    const Slot* slot = nullptr;  // null: no position
+    Outcome outcome = Outcome::lost;
+    bool boundary = false;       // this allocation is the first of a new iteration of the first table
+  };
+  // The position of the next allocation. `marked`: iterations begin by marks only.
+  Match next(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
+    recent_[count_++ % kWindow] = size;
+    if (table_ != nullptr && position_ < table_->length() && table_->sizes[position_] == size) {
+      strays_ = 0;
+      return matched(position_++);
+    }
+    return diverged(size, known, marked);
+  }
+  // A mark: position 0 of `pattern`, or of the position that the warm-up has for its `mark`-th mark.
+  void begin(Pattern* pattern, std::uint64_t mark) noexcept;
+  void leave() noexcept { table_ = nullptr, pattern_ = finished_ = nullptr; }
+  // Takes up a pattern that was just planned, if the last sizes are what it expects.
+  bool align(Pattern* pattern) noexcept;
+
+  std::uint32_t sequence() const noexcept { return sequence_; }
+  Stream stream() const noexcept { return stream_; }
+  Pattern* pattern() const noexcept { return pattern_; }
+  std::uint32_t position() const noexcept { return position_; }
+  std::uint64_t expected() const noexcept {
+    return table_ != nullptr && position_ < table_->length() ? table_->sizes[position_] : 0;
+  }
+  std::uint64_t count() const noexcept { return count_; }
+  std::uint64_t iteration() const noexcept { return iteration_; }
+  // The pattern of the iteration that ended last; null if none was followed.
+  Pattern* finished() const noexcept { return finished_; }
+  bool in_step() const noexcept { return table_ != nullptr && strays_ < kWindow; }
+
+ private:
+  Match matched(std::uint32_t position) noexcept {
+    return {&table_->slots[position * std::size_t{pattern_->unroll} + column_], Outcome::hit, boundary_ && take_boundary()};
+  }
+  bool take_boundary() noexcept {
+    boundary_ = false;
+    return true;
+  }
+  Match diverged(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept;
+  bool switch_table(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
+  bool resynchronise(const std::vector<Pattern*>& known) noexcept;
+  void enter(Pattern* pattern, const Table* table, std::uint32_t position) noexcept;
+  const Table* own_table(const Pattern* pattern) const noexcept { return pattern->table_of(role_, stream_); }
+  void begin_next() noexcept;
+
+  std::uint32_t sequence_;
+  std::uint32_t role_;  // the recorded sequence whose part this one plays: threads of a pool swap their work
+  Stream stream_;
+  Pattern* pattern_ = nullptr;
+  Pattern* finished_ = nullptr;
+  const Table* table_ = nullptr;
+  std::uint32_t position_ = 0;   // the next expected
+  std::uint32_t column_ = 0;     // iteration_ % unroll
+  std::uint32_t strays_ = 0;     // allocations since the last match
+  bool clean_ = true;            // everything matched since the iteration began
+  bool boundary_ = false;
+  std::uint64_t iteration_ = 0;
+  std::uint64_t count_ = 0;      // allocations ever
+  std::uint64_t recent_[kWindow] = {};
+};
+
+}  // namespace mempool

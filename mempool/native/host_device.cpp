@@ -1,0 +1,64 @@
+#include "host_device.hpp"
+
+#include <sys/mman.h>
+
+#include <cstring>
+
+namespace mempool {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr int kAnonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+void* at(Address address) { return reinterpret_cast<void*>(address); }
+
+}  // namespace
+
+DeviceTraits HostDevice::traits() const noexcept {
+  return {64, kPage, std::size_t{1} << 20, std::size_t{256} << 10, true};
+}
+
+// Reserved pages are inaccessible, so address space costs nothing even where the kernel does not overcommit.
+Address HostDevice::reserve(std::size_t bytes, std::size_t alignment) noexcept {
+  const std::size_t slack = alignment > kPage ? alignment : 0;
+  if (bytes + slack < bytes) return 0;
+  void* mapped = mmap(nullptr, bytes + slack, PROT_NONE, kAnonymous, -1, 0);
+  if (mapped == MAP_FAILED) return 0;
+  const Address base = reinterpret_cast<Address>(mapped);
+  if (slack == 0) return base;
+  const Address aligned = (base + alignment - 1) / alignment * alignment;
+  if (aligned > base) munmap(mapped, aligned - base);
+  const Address end = base + bytes + slack;
+  if (end > aligned + bytes) munmap(at(aligned + bytes), end - aligned - bytes);
+  return aligned;
+}
+
+bool HostDevice::commit(Address address, std::size_t bytes) noexcept {
+  return mprotect(at(address), bytes, PROT_READ | PROT_WRITE) == 0;
+}
+
+void HostDevice::decommit(Address address, std::size_t bytes) noexcept {
+  // Mapping afresh returns the pages and their commit charge in one call.
+  mmap(at(address), bytes, PROT_NONE, kAnonymous | MAP_FIXED, -1, 0);
+}
+
+void HostDevice::release(Address address, std::size_t bytes) noexcept { munmap(at(address), bytes); }
+
+void HostDevice::copy(Address to, Address from, std::size_t bytes, Stream) noexcept {
+  std::memcpy(at(to), at(from), bytes);
+}
+
+void HostDevice::zero(Address address, std::size_t bytes, Stream) noexcept {
+  // Past this size fresh pages are cheaper than writing, and stay untouched where the program never looks.
+  constexpr std::size_t kFreshPages = std::size_t{64} << 20;
+  const Address first = (address + kPage - 1) / kPage * kPage;
+  const Address last = (address + bytes) / kPage * kPage;
+  if (bytes < kFreshPages || madvise(at(first), last - first, MADV_DONTNEED) != 0) {
+    std::memset(at(address), 0, bytes);
+    return;
+  }
+  std::memset(at(address), 0, first - address);
+  std::memset(at(last), 0, address + bytes - last);
+}
+
+}  // namespace mempool

@@ -1,0 +1,68 @@
+// The one place where a pool takes memory from its device and gives it back: it counts what is reserved and keeps
+// the limit (`max_reserved`), for arena, segments and small pages together.
+#pragma once
+
+#include "device.hpp"
+#include "stats.hpp"
+
+namespace mempool {
+
+class MemorySource {
+ public:
+  explicit MemorySource(Device& device) : device_(device), traits_(device.traits()) {}
+
+  const DeviceTraits& traits() const noexcept { return traits_; }
+  Device& device() noexcept { return device_; }
+
+  // Address space; where the device has no pages this takes (and counts) the memory too.
+  Address reserve(std::size_t bytes, std::size_t alignment) noexcept {
+    if (traits_.page == 0 && !allowed(bytes)) return 0;
+    const Address address = device_.reserve(bytes, alignment);
+    ++calls_;
+    if (address != 0 && traits_.page == 0) reserved_.add(bytes);
+    return address;
+  }
+  bool commit(Address address, std::size_t bytes) noexcept {
+    if (traits_.page == 0 || bytes == 0) return true;
+    ++calls_;
+    if (!allowed(bytes) || !device_.commit(address, bytes)) return false;
+    reserved_.add(bytes);
+    return true;
+  }
+  void decommit(Address address, std::size_t bytes) noexcept {
+    if (traits_.page == 0 || bytes == 0) return;
+    ++calls_;
+    device_.decommit(address, bytes);
+    reserved_.sub(bytes);
+  }
+  // `committed`: how many of its bytes are committed now (all of them where the device has no pages).
+  void release(Address address, std::size_t bytes, std::size_t committed) noexcept {
+    ++calls_;
+    device_.release(address, bytes);
+    reserved_.sub(traits_.page == 0 ? bytes : committed);
+  }
+
+  std::size_t round_to_page(std::size_t bytes) const noexcept {
+    const std::size_t unit = traits_.page != 0 ? traits_.page : traits_.alignment;
+    return (bytes + unit - 1) / unit * unit;
+  }
+
+  const Gauge& reserved() const noexcept { return reserved_; }
+  void reset_peak() noexcept { reserved_.peak = reserved_.current; }
+  std::uint64_t calls() const noexcept { return calls_; }  // to the device, for memory
+  std::size_t limit() const noexcept { return limit_; }
+  void set_limit(std::size_t bytes) noexcept { limit_ = bytes; }
+
+ private:
+  bool allowed(std::size_t bytes) const noexcept {
+    return bytes <= limit_ && reserved_.current <= limit_ - bytes;
+  }
+
+  Device& device_;
+  DeviceTraits traits_;
+  Gauge reserved_;
+  std::uint64_t calls_ = 0;
+  std::size_t limit_ = ~std::size_t{0};
+};
+
+}  // namespace mempool

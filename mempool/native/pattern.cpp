@@ -1,0 +1,48 @@
+#include "pattern.hpp"
+
+namespace mempool {
+namespace {
+
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
+  hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
+  return hash ^ (hash >> 29);
+}
+
+}  // namespace
+
+void Table::build_index(bool cyclic) {
+  const std::uint32_t count = length();
+  prefixes.resize(count);
+  std::uint64_t hash = 0;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    prefixes[i] = hash;
+    hash = mix(hash, sizes[i]);
+  }
+  std::size_t capacity = 16;
+  while (capacity < count * std::size_t{2}) capacity *= 2;
+  places_.assign(capacity, Place{});
+  for (std::uint32_t position = cyclic ? 0 : kWindow; position < count; ++position) {
+    std::uint64_t window = 0;
+    for (std::uint32_t back = kWindow; back > 0; --back) {
+      window = mix(window, sizes[(position + std::uint64_t{count} * kWindow - back) % count]);
+    }
+    std::size_t slot = window & (capacity - 1);
+    while (places_[slot].position != ~std::uint32_t{0} && places_[slot].hash != window) slot = (slot + 1) & (capacity - 1);
+    Place& place = places_[slot];
+    place.position = place.position == ~std::uint32_t{0} ? position : kAmbiguous;
+    place.hash = window;
+  }
+}
+
+std::uint32_t Table::place_after(const std::uint64_t* window) const noexcept {
+  std::uint64_t hash = 0;
+  for (std::uint32_t i = 0; i < kWindow; ++i) hash = mix(hash, window[i]);
+  if (places_.empty()) return length();
+  for (std::size_t slot = hash & (places_.size() - 1);; slot = (slot + 1) & (places_.size() - 1)) {
+    const Place& place = places_[slot];
+    if (place.position == ~std::uint32_t{0}) return length();
+    if (place.hash == hash) return place.position == kAmbiguous ? length() : place.position;
+  }
+}
+
+}  // namespace mempool

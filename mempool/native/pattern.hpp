@@ -1,0 +1,65 @@
+// One recurring iteration as the pool replays it: the expected sizes in order, and the planned address of each.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "device.hpp"
+#include "occupancy.hpp"
+
+namespace mempool {
+
+inline constexpr Offset kDynamic = ~Offset{0};  // this position is left to the fallback
+inline constexpr std::uint32_t kWindow = 8;     // sizes that are enough to recognise a place in a pattern
+
+struct Slot {
+  Offset offset = kDynamic;            // from the arena's base
+  std::uint32_t cell = 0;              // of `offset` in the occupancy
+  std::uint32_t cells_before_end = 0;  // cells that start below offset + size
+};
+
+// What one sequence (the allocations of one thread on one stream) does in the pattern.
+struct Table {
+  std::uint32_t sequence = 0;           // the sequence that was recorded; a loaded pattern counts threads from 0
+  Stream stream = 0;
+  std::vector<std::uint64_t> sizes;     // bytes requested, by position
+  std::vector<Slot> slots;              // [position * unroll + iteration % unroll]
+  std::vector<std::uint64_t> prefixes;  // hash of all sizes before each position
+  std::vector<std::uint32_t> marks;     // warm-up: the position at each mark
+  std::uint64_t phase = 0;              // the count of the sequence's allocations at which position 0 was last due
+
+  // Fills `prefixes` and the index behind `place_after`. `cyclic`: position 0 follows the last.
+  void build_index(bool cyclic);
+  // The only position that follows these kWindow sizes (oldest first), or the number of positions if none or several.
+  std::uint32_t place_after(const std::uint64_t* window) const noexcept;
+  std::uint32_t length() const noexcept { return static_cast<std::uint32_t>(sizes.size()); }
+
+ private:
+  struct Place {
+    std::uint64_t hash = 0;
+    std::uint32_t position = ~std::uint32_t{0};
+  };
+  static constexpr std::uint32_t kAmbiguous = ~std::uint32_t{0} - 1;
+  std::vector<Place> places_;
+};
+
+struct Pattern {
+  std::uint64_t id = 0;
+  bool cyclic = true;          // false: a warm-up, which `next` follows
+  std::uint32_t unroll = 1;    // iterations after which addresses repeat
+  std::size_t arena_bytes = 0;
+  std::vector<Table> tables;   // the first is the one whose end is the iteration's end
+  Pattern* next = nullptr;     // the pattern that followed last time
+  std::uint64_t iterations = 0;  // begun
+  std::uint64_t last_used = 0;   // the client's iteration in which it was
+
+  const Table* table_of(std::uint32_t sequence, Stream stream) const noexcept {
+    for (const Table& table : tables) {
+      if (table.sequence == sequence && table.stream == stream) return &table;
+    }
+    return nullptr;
+  }
+};
+
+}  // namespace mempool

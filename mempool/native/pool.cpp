@@ -1,0 +1,218 @@
+#include "pool.hpp"
+
+#include <algorithm>
+
+#include "client.hpp"
+
+namespace mempool {
+
+Pool::Pool(std::unique_ptr<Device> device, const PoolOptions& options)
+    : options_(options),
+      device_(std::move(device)),
+      source_(*device_),
+      small_(source_, options.small_bytes),
+      segments_(source_) {
+  source_.set_limit(options.max_reserved);
+}
+
+Pool::~Pool() {
+  if (arena_base_ != 0) source_.release(arena_base_, arena_space_, arena_bytes_);
+}
+
+bool Pool::take_arena(std::size_t bytes, Stream stream) noexcept {
+  const std::size_t wanted = source_.round_to_page(bytes);
+  if (wanted <= arena_bytes_ && (stream == arena_stream_ || arena_base_ == 0)) return true;
+  if (arena_base_ != 0 && stream != arena_stream_ && occupancy_.alive() != 0) return ++arena_refused_, false;
+  trim();
+  const std::size_t page = source_.traits().page;
+  // An arena that cannot grow in place is replaced, and only while nothing in it is alive: nothing alive is ever moved.
+  if (arena_base_ != 0 && (page == 0 ? wanted > arena_bytes_ : wanted > arena_space_)) {
+    if (!release_arena()) return ++arena_refused_, false;
+  }
+  if (arena_base_ == 0) {
+    const std::size_t roomy = std::max(wanted * 4, std::size_t{64} << 30);
+    for (const std::size_t space : {page == 0 ? wanted : roomy, wanted}) {
+      arena_base_ = source_.reserve(space, source_.traits().alignment);
+      arena_space_ = space;
+      if (arena_base_ != 0) break;
+    }
+    if (arena_base_ == 0) return ++arena_refused_, false;
+    arena_bytes_ = 0;
+  }
+  arena_stream_ = stream;
+  if (wanted > arena_bytes_ && !source_.commit(arena_base_ + arena_bytes_, wanted - arena_bytes_)) {
+    return ++arena_refused_, false;
+  }
+  arena_bytes_ = std::max(arena_bytes_, wanted);
+  return true;
+}
+
+bool Pool::release_arena() noexcept {
+  if (arena_base_ == 0) return true;
+  if (occupancy_.alive() != 0) return false;
+  device_->synchronize();  // its last users may still be running
+  source_.release(arena_base_, arena_space_, arena_bytes_);
+  arena_base_ = arena_bytes_ = arena_space_ = 0;
+  return true;
+}
+
+std::size_t Pool::planned_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const Client* client : clients_) {
+    for (const Pattern* pattern : client->patterns()) bytes = std::max(bytes, pattern->arena_bytes);
+  }
+  return bytes;
+}
+
+void Pool::shrink_arena() noexcept {
+  const std::size_t needed = source_.round_to_page(std::max<std::size_t>(planned_bytes(), occupancy_.end_of_last()));
+  if (needed >= arena_bytes_) return;
+  if (needed == 0) {
+    release_arena();
+    return;
+  }
+  if (source_.traits().page == 0) return;
+  device_->synchronize();
+  source_.decommit(arena_base_ + needed, arena_bytes_ - needed);
+  arena_bytes_ = needed;
+}
+
+void Pool::rebuild_cells() {
+  std::vector<Offset> starts;
+  for (const Client* client : clients_) {
+    for (const Pattern* pattern : client->patterns()) {
+      for (const Table& table : pattern->tables) {
+        for (const Slot& slot : table.slots) {
+          if (slot.offset != kDynamic) starts.push_back(slot.offset);
+        }
+      }
+    }
+  }
+  std::sort(starts.begin(), starts.end());
+  starts.erase(std::unique(starts.begin(), starts.end()), starts.end());
+  starts.shrink_to_fit();
+  occupancy_.set_cells(std::move(starts));
+  for (const Client* client : clients_) {
+    for (Pattern* pattern : client->patterns()) {
+      for (Table& table : pattern->tables) {
+        for (std::size_t i = 0; i < table.slots.size(); ++i) {
+          Slot& slot = table.slots[i];
+          if (slot.offset == kDynamic) continue;
+          slot.cell = occupancy_.cell_of(slot.offset);
+          slot.cells_before_end = occupancy_.cells_before(slot.offset + table.sizes[i / pattern->unroll]);
+        }
+      }
+    }
+  }
+}
+
+Pool::Given Pool::allocate_small(std::size_t bytes, Stream stream) noexcept {
+  try {
+    Address address = small_.allocate(bytes, stream);
+    if (address == 0) {
+      segments_.trim();
+      address = small_.allocate(bytes, stream);
+    }
+    if (address == 0) return {};
+    ++live_blocks_;
+    return {address, small_.rounded(bytes), false};
+  } catch (...) {
+    return {};
+  }
+}
+
+Pool::Given Pool::from_segments(std::size_t bytes, Stream stream, Segments::Effort effort) {
+  const Block* block = segments_.allocate(bytes, stream, effort);
+  if (block == nullptr) return {};
+  return {block->address, block->size, block->fresh && source_.traits().fresh_is_zero};
+}
+
+Pool::Given Pool::from_hole(std::size_t bytes, Stream stream) {
+  if (arena_bytes_ == 0 || stream != arena_stream_ || forked_) return {};
+  const Offset begin = occupancy_.find_hole(bytes, source_.traits().alignment, arena_bytes_);
+  if (begin == arena_bytes_) return {};
+  // The same guard as for planned addresses: a hole is a claim like any other.
+  const Offset end = begin + std::max<std::size_t>(bytes, 1);
+  if (end > arena_bytes_ || !occupancy_.is_free(begin, end, occupancy_.cells_before(end))) return {};
+  occupancy_.take(begin, end, bytes);
+  return {arena_base_ + begin, round_up(bytes), false};
+}
+
+Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
+  trim();
+  Given given = from_segments(bytes, stream, Segments::Effort::last_resort);
+  if (given.address == 0) given = from_hole(bytes, stream);
+  if (given.address != 0) return given;
+  device_->synchronize();
+  segments_.give_free_blocks_to(stream);
+  trim();
+  shrink_arena();
+  return from_segments(bytes, stream, Segments::Effort::last_resort);
+}
+
+Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool in_step) noexcept {
+  try {
+    Given given = from_segments(bytes, stream, Segments::Effort::reuse);
+    if (given.address == 0 && !in_step) given = from_hole(bytes, stream);
+    if (given.address == 0) given = from_segments(bytes, stream, Segments::Effort::normal);
+    if (given.address == 0) given = last_resort(bytes, stream);
+    if (given.address != 0) ++live_blocks_;
+    return given;
+  } catch (...) {
+    return {};
+  }
+}
+
+Pool::Freed Pool::free(Address address, Stream stream) noexcept {
+  if (arena_holds(address)) {
+    const Occupancy::Range range = occupancy_.release(address - arena_base_);
+    if (range.end == 0) return {Freed::dead, 0, 0};
+    --live_blocks_;
+    return {Freed::arena, range.requested, round_up(range.requested)};
+  }
+  if (Block* block = segments_.find(address)) {
+    const Freed freed{Freed::segment, block->requested, block->size};
+    segments_.free(block, stream);
+    --live_blocks_;
+    return freed;
+  }
+  const SmallBlocks::Freed freed = small_.free(address);
+  if (!freed.ours) return {small_.owns(address) ? Freed::dead : Freed::foreign, 0, 0};
+  --live_blocks_;
+  return {Freed::small, freed.requested, freed.rounded};
+}
+
+std::size_t Pool::size_of(Address address, bool& ours) const noexcept {
+  ours = true;
+  if (arena_holds(address)) {
+    const std::size_t requested = occupancy_.requested_at(address - arena_base_);
+    ours = requested != 0;
+    return requested;
+  }
+  if (const Block* block = segments_.find(address)) return block->requested;
+  const std::size_t requested = small_.size_of(address);
+  ours = requested != 0;
+  return requested;
+}
+
+void Pool::trim() noexcept {
+  segments_.trim();
+  small_.trim();
+}
+
+void Pool::iteration_boundary() noexcept {
+  segments_.next_epoch();
+  segments_.trim(segments_.epoch() - 2);
+}
+
+void Pool::adopt(Client* client) { clients_.push_back(client); }
+
+void Pool::part(Client* client) noexcept {
+  clients_.erase(std::remove(clients_.begin(), clients_.end(), client), clients_.end());
+}
+
+ArenaStats Pool::arena_stats() const noexcept {
+  return {arena_bytes_, occupancy_.alive(), occupancy_.strangers(), arena_refused_};
+}
+
+}  // namespace mempool

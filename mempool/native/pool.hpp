@@ -1,0 +1,126 @@
+// One device's memory: the arena that all plans share, its guard, the fallback, and the lock over all of it.
+//
+// Clients (one for each adapter: client.hpp) ask; the pool answers with addresses. Everything here is called with
+// `lock` held unless it says otherwise.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "memory_source.hpp"
+#include "occupancy.hpp"
+#include "pattern.hpp"
+#include "segments.hpp"
+#include "small.hpp"
+#include "sync.hpp"
+
+namespace mempool {
+
+class Client;
+
+struct PoolOptions {
+  std::size_t small_bytes = 512;                    // requests up to this go to size classes and never into a plan
+  std::size_t max_reserved = ~std::size_t{0};       // bytes, arena and segments together
+  std::size_t recorded_events = std::size_t{1} << 18;  // the planner's ring
+};
+
+struct ArenaStats {
+  std::size_t bytes = 0;      // committed
+  std::size_t alive = 0;      // ranges alive
+  std::size_t strangers = 0;  // of these, not at a planned start
+  std::uint64_t refused = 0;  // times that it could not be had
+};
+
+class Pool {
+ public:
+  Pool(std::unique_ptr<Device> device, const PoolOptions& options);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  Lock lock;
+
+  // --- the arena
+  bool arena_holds(Address address) const noexcept { return address - arena_base_ < arena_bytes_; }
+  // Makes the arena at least `bytes` long, giving the fallback's free memory back first. False: cannot be had now.
+  bool take_arena(std::size_t bytes, Stream stream) noexcept;
+  // A planned address, or 0: it intersects something alive (or the arena is shorter than the plan).
+  Address take_planned(const Slot& slot, std::size_t bytes) noexcept {
+    const Offset end = slot.offset + bytes;
+    if (end > arena_bytes_ || !occupancy_.is_free(slot.offset, end, slot.cells_before_end)) return 0;
+    occupancy_.take_cell(slot.cell, end, bytes);
+    ++live_blocks_;
+    return arena_base_ + slot.offset;
+  }
+  Stream arena_stream() const noexcept { return arena_stream_; }
+  // Cells for the starts of all patterns of all clients; call when a pattern comes or goes. May throw std::bad_alloc.
+  void rebuild_cells();
+  // The arena shrinks to what the patterns need and what is alive.
+  void shrink_arena() noexcept;
+
+  // --- allocation outside the plan
+  struct Given {
+    Address address = 0;      // 0: out of memory
+    std::size_t rounded = 0;  // bytes in use
+    bool fresh = false;       // reads as zeros
+  };
+  Given allocate_small(std::size_t bytes, Stream stream) noexcept;
+  // `in_step`: the sequence follows its plan, so the arena's holes are about to be used; keep out of them if possible.
+  Given allocate_dynamic(std::size_t bytes, Stream stream, bool in_step) noexcept;
+
+  // --- free, for all three kinds
+  struct Freed {
+    enum Kind : std::uint8_t { foreign, arena, segment, small, dead } kind = foreign;  // dead: ours, but nothing lives there
+    std::size_t requested = 0;
+    std::size_t rounded = 0;
+  };
+  Freed free(Address address, Stream stream) noexcept;
+  // The requested size of a live buffer; `ours` false if no such buffer.
+  std::size_t size_of(Address address, bool& ours) const noexcept;
+
+  // --- giving back
+  void trim() noexcept;                // free segments and small pages
+  bool release_arena() noexcept;       // true if there is none afterwards
+  void iteration_boundary() noexcept;  // segments idle for two iterations go back
+
+  std::size_t round_up(std::size_t bytes) const noexcept {
+    const std::size_t unit = source_.traits().alignment;
+    return (bytes + unit - 1) / unit * unit;
+  }
+  void adopt(Client* client);
+  void part(Client* client) noexcept;
+  const std::vector<Client*>& clients() const noexcept { return clients_; }
+
+  const PoolOptions& options() const noexcept { return options_; }
+  MemorySource& source() noexcept { return source_; }
+  Segments& segments() noexcept { return segments_; }
+  Occupancy& occupancy() noexcept { return occupancy_; }
+  ArenaStats arena_stats() const noexcept;
+  std::size_t live_blocks() const noexcept { return live_blocks_; }
+  void set_forked() noexcept { forked_ = true; }
+  bool forked() const noexcept { return forked_; }
+
+ private:
+  Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);
+  Given from_hole(std::size_t bytes, Stream stream);
+  Given last_resort(std::size_t bytes, Stream stream);
+  std::size_t planned_bytes() const noexcept;  // the largest arena any pattern needs
+
+  PoolOptions options_;
+  std::unique_ptr<Device> device_;
+  MemorySource source_;
+  SmallBlocks small_;
+  Segments segments_;
+  Occupancy occupancy_;
+  Address arena_base_ = 0;
+  std::size_t arena_bytes_ = 0;     // committed, from the base
+  std::size_t arena_space_ = 0;     // reserved address space
+  Stream arena_stream_ = 0;
+  std::uint64_t arena_refused_ = 0;
+  std::size_t live_blocks_ = 0;
+  bool forked_ = false;             // a forked child gets no planned addresses
+  std::vector<Client*> clients_;
+};
+
+}  // namespace mempool

@@ -1,0 +1,88 @@
+// Events as they happen, in fixed-size records: a bounded ring for the planner, an unbounded tape for a trace file.
+// Tens of nanoseconds an event, most of them the clock's.
+#pragma once
+
+#include <time.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "device.hpp"
+
+namespace mempool {
+
+struct RecordedEvent {
+  enum Kind : std::uint32_t { alloc, free, step, begin, end };  // the last three are marks
+
+  std::uint64_t index;     // how many events the recorder had seen before this one, dropped ones included
+  std::uint64_t address;   // tells which free belongs to which allocation
+  std::uint64_t size;      // bytes requested; 0 for others than alloc
+  std::uint64_t time_ns;   // monotonic clock
+  std::int64_t stream;
+  std::uint32_t sequence;  // of the allocation: one for each (thread, stream)
+  std::uint32_t kind;
+};
+
+class Recorder {
+ public:
+  static constexpr std::size_t kUnbounded = ~std::size_t{0};
+
+  // Keeps the last `capacity` events.
+  explicit Recorder(std::size_t capacity) : capacity_(capacity) {}
+
+  bool on() const noexcept { return on_; }
+  void set_on(bool on) noexcept { on_ = on; }
+
+  // Never throws: an event that cannot be kept is counted as dropped.
+  void add(RecordedEvent::Kind kind, Address address, std::size_t size, Stream stream,
+           std::uint32_t sequence) noexcept {
+    const RecordedEvent event{seen_, address, size, now_ns(), stream, sequence, kind};
+    ++seen_;
+    if (events_.size() < capacity_) {
+      try {
+        events_.push_back(event);
+        return;
+      } catch (...) {
+        ++dropped_;
+        return;
+      }
+    }
+    events_[oldest_] = event;
+    oldest_ = oldest_ + 1 == events_.size() ? 0 : oldest_ + 1;
+    ++dropped_;
+  }
+
+  // All kept events, oldest first; `clear` forgets them.
+  std::vector<RecordedEvent> take(bool clear) {
+    std::vector<RecordedEvent> events;
+    events.reserve(events_.size());
+    events.insert(events.end(), events_.begin() + static_cast<std::ptrdiff_t>(oldest_), events_.end());
+    events.insert(events.end(), events_.begin(), events_.begin() + static_cast<std::ptrdiff_t>(oldest_));
+    if (clear) this->clear();
+    return events;
+  }
+  void clear() noexcept {
+    std::vector<RecordedEvent>().swap(events_);
+    oldest_ = 0;
+  }
+
+  std::uint64_t seen() const noexcept { return seen_; }
+  std::uint64_t dropped() const noexcept { return dropped_; }
+  std::size_t kept() const noexcept { return events_.size(); }
+
+ private:
+  static std::uint64_t now_ns() noexcept {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * 1000000000u + static_cast<std::uint64_t>(now.tv_nsec);
+  }
+
+  bool on_ = false;
+  std::size_t capacity_;
+  std::size_t oldest_ = 0;
+  std::vector<RecordedEvent> events_;
+  std::uint64_t seen_ = 0;
+  std::uint64_t dropped_ = 0;
+};
+
+}  // namespace mempool

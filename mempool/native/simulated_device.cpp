@@ -1,0 +1,141 @@
+#include "simulated_device.hpp"
+
+#include <algorithm>
+
+namespace mempool {
+
+DeviceTraits SimulatedDevice::traits() const noexcept {
+  return {options_.alignment, options_.page, options_.shared_segment, options_.large, false};
+}
+
+bool SimulatedDevice::refuse(std::size_t bytes) noexcept {
+  const bool failing = calls_left_ == 0;
+  if (calls_left_ != 0 && calls_left_ != ~std::uint64_t{0}) --calls_left_;
+  if (!failing && bytes <= options_.capacity && counts_.committed <= options_.capacity - bytes) return false;
+  ++counts_.refusals;
+  return true;
+}
+
+void SimulatedDevice::add(std::size_t bytes) noexcept {
+  counts_.committed += bytes;
+  counts_.peak_committed = std::max(counts_.peak_committed, counts_.committed);
+}
+
+Address SimulatedDevice::reserve(std::size_t bytes, std::size_t alignment) noexcept {
+  const Guarded guard(lock_);
+  ++counts_.reserves;
+  if (options_.page == 0) {
+    if (refuse(bytes)) return 0;
+    add(bytes);
+  }
+  const std::size_t step = std::max(alignment, options_.alignment);
+  const Address address = (next_ + step - 1) / step * step;
+  next_ = address + bytes + step;
+  reservations_[address] = {bytes, {}};
+  ++counts_.live_reservations;
+  return address;
+}
+
+std::map<Address, SimulatedDevice::Reservation>::iterator SimulatedDevice::find(Address address,
+                                                                               std::size_t bytes) noexcept {
+  auto found = reservations_.upper_bound(address);
+  if (found == reservations_.begin()) return reservations_.end();
+  --found;
+  return address + bytes <= found->first + found->second.bytes ? found : reservations_.end();
+}
+
+bool SimulatedDevice::commit(Address address, std::size_t bytes) noexcept {
+  const Guarded guard(lock_);
+  ++counts_.commits;
+  const auto found = find(address, bytes);
+  if (found == reservations_.end()) {
+    ++counts_.errors;
+    return false;
+  }
+  if (options_.page == 0) return true;
+  const std::size_t first = (address - found->first) / options_.page;
+  const std::size_t last = (address + bytes - found->first + options_.page - 1) / options_.page;
+  std::size_t fresh = 0;
+  for (std::size_t page = first; page < last; ++page) fresh += found->second.pages.count(page) == 0;
+  if (refuse(fresh * options_.page)) return false;
+  for (std::size_t page = first; page < last; ++page) found->second.pages.insert(page);
+  add(fresh * options_.page);
+  return true;
+}
+
+void SimulatedDevice::decommit(Address address, std::size_t bytes) noexcept {
+  const Guarded guard(lock_);
+  ++counts_.decommits;
+  const auto found = find(address, bytes);
+  if (found == reservations_.end() || options_.page == 0) {
+    ++counts_.errors;
+    return;
+  }
+  const std::size_t first = (address - found->first) / options_.page;
+  const std::size_t last = (address + bytes - found->first + options_.page - 1) / options_.page;
+  for (std::size_t page = first; page < last; ++page) {
+    counts_.committed -= found->second.pages.erase(page) * options_.page;
+  }
+}
+
+void SimulatedDevice::release(Address address, std::size_t bytes) noexcept {
+  const Guarded guard(lock_);
+  ++counts_.releases;
+  const auto found = reservations_.find(address);
+  if (found == reservations_.end() || found->second.bytes != bytes) {
+    ++counts_.errors;
+    return;
+  }
+  counts_.committed -= options_.page == 0 ? bytes : found->second.pages.size() * options_.page;
+  reservations_.erase(found);
+  --counts_.live_reservations;
+}
+
+Event SimulatedDevice::record(Stream stream) noexcept {
+  const Guarded guard(lock_);
+  const Event event = next_event_++;
+  pending_[event] = stream;
+  events_.insert(event);
+  return event;
+}
+
+bool SimulatedDevice::query(Event event) noexcept {
+  const Guarded guard(lock_);
+  if (event != 0 && events_.count(event) == 0) ++counts_.errors;
+  return pending_.count(event) == 0;
+}
+
+void SimulatedDevice::forget(Event event) noexcept {
+  const Guarded guard(lock_);
+  pending_.erase(event);
+  if (event != 0 && events_.erase(event) == 0) ++counts_.errors;
+}
+
+void SimulatedDevice::synchronize() noexcept {
+  const Guarded guard(lock_);
+  pending_.clear();
+}
+
+void SimulatedDevice::finish(Stream stream) noexcept {
+  const Guarded guard(lock_);
+  for (auto it = pending_.begin(); it != pending_.end();) it = it->second == stream ? pending_.erase(it) : ++it;
+}
+
+void SimulatedDevice::set_capacity(std::size_t bytes) noexcept {
+  const Guarded guard(lock_);
+  options_.capacity = bytes;
+}
+
+void SimulatedDevice::fail_after(std::uint64_t calls) noexcept {
+  const Guarded guard(lock_);
+  calls_left_ = calls;
+}
+
+SimulatedCounts SimulatedDevice::counts() const noexcept {
+  const Guarded guard(lock_);
+  SimulatedCounts counts = counts_;
+  counts.events_alive = events_.size();
+  return counts;
+}
+
+}  // namespace mempool

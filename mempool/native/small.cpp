@@ -1,0 +1,145 @@
+#include "small.hpp"
+
+#include <algorithm>
+
+namespace mempool {
+
+SmallBlocks::SmallBlocks(MemorySource& source, std::size_t largest)
+    : source_(source),
+      unit_(std::max<std::size_t>(64, source.traits().alignment)),
+      largest_(std::min(largest, unit_ * kClasses)) {}
+
+SmallBlocks::~SmallBlocks() {
+  for (const auto& region : regions_) {
+    std::size_t committed = 0;
+    for (const Page& page : region->pages) committed += page.committed ? kPage : 0;
+    source_.release(region->base, kRegion, committed);
+  }
+}
+
+SmallBlocks::Region* SmallBlocks::add_region() {
+  auto region = std::make_unique<Region>();
+  regions_.reserve(regions_.size() + 1);
+  const Address base = source_.reserve(kRegion, kRegion);
+  if (base == 0) return nullptr;
+  region->base = base;
+  for (std::size_t i = 0; i < region->pages.size(); ++i) region->pages[i].address = base + i * kPage;
+  try {
+    regions_by_base_.insert(base / kRegion, region.get());
+  } catch (...) {
+    source_.release(base, kRegion, 0);
+    throw;
+  }
+  regions_.push_back(std::move(region));
+  return regions_.back().get();
+}
+
+SmallBlocks::Page* SmallBlocks::spare_page() noexcept {
+  for (const auto& region : regions_) {
+    for (Page& page : region->pages) {
+      if (page.blocks == 0) return &page;
+    }
+  }
+  return nullptr;
+}
+
+SmallBlocks::Page* SmallBlocks::fresh_page(std::size_t size_class, Stream stream) {
+  Page* page = spare_page();
+  if (page == nullptr) {
+    Region* region = add_region();
+    if (region == nullptr) return nullptr;
+    page = &region->pages[0];
+  }
+  if (!page->committed && !source_.commit(page->address, kPage)) return nullptr;
+  page->committed = true;
+  page->size_class = static_cast<std::uint8_t>(size_class);
+  page->stream = stream;
+  page->used = 0;
+  page->blocks = static_cast<std::uint16_t>(kPage / ((size_class + 1) * unit_));
+  for (unsigned word = 0; word < page->free.size(); ++word) {
+    const int left = static_cast<int>(page->blocks) - static_cast<int>(word) * 64;
+    page->free[word] = left >= 64 ? ~std::uint64_t{0} : left <= 0 ? 0 : (std::uint64_t{1} << left) - 1;
+  }
+  return page;
+}
+
+Address SmallBlocks::allocate(std::size_t bytes, Stream stream) {
+  const std::size_t size_class = class_of(bytes);
+  if (last_stock_ == nullptr || last_stream_ != stream) {
+    last_stock_ = &stocks_[stream];
+    last_stream_ = stream;
+  }
+  Page*& room = last_stock_->room[size_class];
+  if (room == nullptr) {
+    room = fresh_page(size_class, stream);
+    if (room == nullptr) return 0;
+    room->listed = true;
+    room->next = nullptr;
+  }
+  Page& page = *room;
+  unsigned word = 0;
+  while (page.free[word] == 0) ++word;
+  const unsigned block = word * 64 + static_cast<unsigned>(__builtin_ctzll(page.free[word]));
+  page.free[word] &= page.free[word] - 1;
+  page.requested[block] = static_cast<std::uint16_t>(bytes);
+  if (++page.used == page.blocks) {  // full: leave the list
+    page.listed = false;
+    room = page.next;
+  }
+  return page.address + block * ((size_class + 1) * unit_);
+}
+
+SmallBlocks::Page* SmallBlocks::locate(Address address, std::size_t& block) const noexcept {
+  Region* region = region_of(address);
+  if (region == nullptr) return nullptr;
+  Page& page = region->pages[(address - region->base) / kPage];
+  const std::size_t size = (page.size_class + std::size_t{1}) * unit_;
+  const auto within = static_cast<std::uint32_t>(address - page.address);
+  block = within / static_cast<std::uint32_t>(size);
+  const bool live = block < page.blocks && within % size == 0 && (page.free[block / 64] >> (block % 64) & 1) == 0;
+  return live ? &page : nullptr;
+}
+
+SmallBlocks::Freed SmallBlocks::free(Address address) noexcept {
+  std::size_t block = 0;
+  Page* page = locate(address, block);
+  if (page == nullptr) return {};
+  page->free[block / 64] |= std::uint64_t{1} << (block % 64);
+  --page->used;
+  if (!page->listed) {
+    Page*& room = stocks_.find(page->stream)->second.room[page->size_class];
+    page->next = room;
+    page->listed = true;
+    room = page;
+  }
+  return {true, page->requested[block], (page->size_class + std::size_t{1}) * unit_};
+}
+
+std::size_t SmallBlocks::size_of(Address address) const noexcept {
+  std::size_t block = 0;
+  const Page* page = locate(address, block);
+  return page == nullptr ? 0 : page->requested[block];
+}
+
+void SmallBlocks::trim() noexcept {
+  for (auto& [stream, stock] : stocks_) {
+    for (Page*& room : stock.room) {
+      for (Page** link = &room; *link != nullptr;) {
+        Page* page = *link;
+        if (page->used != 0) {
+          link = &page->next;
+          continue;
+        }
+        *link = page->next;
+        page->listed = false;
+        page->blocks = 0;
+        if (source_.traits().page != 0) {
+          source_.decommit(page->address, kPage);
+          page->committed = false;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace mempool

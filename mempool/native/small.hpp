@@ -1,0 +1,82 @@
+// Small allocations: size classes in pages of their own, so that they never disturb a plan or split a segment.
+//
+// A region is address space aligned to its size, so that any address in it leads to its table by one shift and one
+// hash look-up; the tables are kept apart from the memory, which on a GPU the host could not touch.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "address_map.hpp"
+#include "memory_source.hpp"
+
+namespace mempool {
+
+class SmallBlocks {
+ public:
+  static constexpr std::size_t kRegion = std::size_t{1} << 21;
+  static constexpr std::size_t kPage = std::size_t{16} << 10;
+  static constexpr std::size_t kClasses = 16;
+
+  // Serves requests of up to `largest` bytes (at most kClasses times the device's alignment).
+  SmallBlocks(MemorySource& source, std::size_t largest);
+  ~SmallBlocks();
+  SmallBlocks(const SmallBlocks&) = delete;
+  SmallBlocks& operator=(const SmallBlocks&) = delete;
+
+  // 0: out of memory. May throw std::bad_alloc.
+  Address allocate(std::size_t bytes, Stream stream);
+  struct Freed {
+    bool ours = false;
+    std::size_t requested = 0;
+    std::size_t rounded = 0;
+  };
+  Freed free(Address address) noexcept;
+  bool owns(Address address) const noexcept { return region_of(address) != nullptr; }
+  std::size_t rounded(std::size_t bytes) const noexcept { return (class_of(bytes) + 1) * unit_; }
+  std::size_t largest() const noexcept { return largest_; }
+  // The requested size of a live block; 0 if nothing lives there.
+  std::size_t size_of(Address address) const noexcept;
+  // Gives back pages in which nothing lives.
+  void trim() noexcept;
+
+ private:
+  struct Page {
+    std::array<std::uint64_t, 4> free{};  // a bit for each free block; 16 KiB hold at most 256 of 64 bytes
+    std::array<std::uint16_t, 256> requested{};
+    std::uint16_t blocks = 0, used = 0;
+    std::uint8_t size_class = 0;
+    bool committed = false, listed = false;  // listed: in its class's list of pages with room
+    Stream stream = 0;
+    Address address = 0;
+    Page* next = nullptr;
+  };
+  struct Region {
+    Address base = 0;
+    std::array<Page, kRegion / kPage> pages;
+  };
+  struct Stock {  // pages with room, of one stream
+    std::array<Page*, kClasses> room{};
+  };
+
+  std::size_t class_of(std::size_t bytes) const noexcept { return bytes == 0 ? 0 : (bytes - 1) / unit_; }
+  Region* region_of(Address address) const noexcept { return regions_by_base_.find(address / kRegion); }
+  Page* locate(Address address, std::size_t& block) const noexcept;
+  Page* fresh_page(std::size_t size_class, Stream stream);
+  Page* spare_page() noexcept;
+  Region* add_region();
+
+  MemorySource& source_;
+  std::size_t unit_;
+  std::size_t largest_;
+  std::vector<std::unique_ptr<Region>> regions_;
+  AddressMap<Region> regions_by_base_;
+  std::map<Stream, Stock> stocks_;
+  Stock* last_stock_ = nullptr;
+  Stream last_stream_ = 0;
+};
+
+}  // namespace mempool

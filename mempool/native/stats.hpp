@@ -1,0 +1,54 @@
+// Counters. They live under the pool's lock, so they are plain integers.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace mempool {
+
+// Bytes (or a count) now, at most, and ever.
+struct Gauge {
+  std::size_t current = 0;
+  std::size_t peak = 0;
+  std::size_t total = 0;
+
+  void add(std::size_t amount) noexcept {
+    current += amount;
+    total += amount;
+    if (current > peak) peak = current;
+  }
+  void sub(std::size_t amount) noexcept { current -= amount; }
+};
+
+// Where an allocation of at least the small-size threshold was served, and why not at a planned address.
+enum class Outcome : std::uint8_t {
+  hit,          // at its planned address
+  unplanned,    // no plan was active: pass-through, recording, solving
+  other_size,   // the plan expected another size here: an extra allocation, or a changed shape
+  occupied,     // the planned address intersects something alive
+  exhausted,    // after the last planned allocation of the iteration, before the mark
+  dynamic,      // the plan leaves this position to the fallback
+  lost,         // the sequence has left every known pattern
+  no_arena,     // the arena could not be had
+  other_stream, // the arena belongs to another stream
+  outside,      // outside the marked regions or inside pool.dynamic()
+  count
+};
+
+constexpr std::array<const char*, static_cast<std::size_t>(Outcome::count)> kOutcomeNames = {
+    "hit",     "unplanned", "other_size", "occupied",     "exhausted",
+    "dynamic", "lost",      "no_arena",   "other_stream", "outside"};
+
+struct ClientStats {
+  Gauge requested;  // bytes asked for
+  Gauge live;       // bytes in use after rounding
+  Gauge blocks;     // allocations
+  Gauge small;      // allocations below the threshold, counted in `blocks` too
+  std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> outcomes{};
+  std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> steady{};  // since the plan took effect
+  std::uint64_t foreign_frees = 0;
+  std::uint64_t out_of_memory = 0;
+};
+
+}  // namespace mempool
