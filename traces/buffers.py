@@ -41,9 +41,10 @@ _DEFAULTS: Mapping[str, ArrayLike] = {"alignment": 1, "offset": -1, "persistent"
 class Buffers:
     """Buffers with their lifetimes in logical time; read-only columns, n rows of buffers and k of gaps.
 
-    With ``period`` None time is a line. With a period P it is a circle: ``0 <= start < P``, and ``end`` counts
-    on beyond P where the lifetime reaches into later iterations. Where it is longer than P, several instances
-    of the buffer, one an iteration, are alive together. Zero sizes and zero-length lifetimes take no memory.
+    With ``period`` None time is a line. With a period P it is a circle: ``0 <= start < P``, and ``end``
+    counts on beyond P where the lifetime reaches into later iterations. Where it is longer than P, several
+    instances of the buffer, one an iteration, are alive together. Zero sizes and zero-length lifetimes
+    take no memory.
 
     Attributes:
         start: int64, time of the alloc.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from traces.errors import TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from _typeshed import StrPath
 
@@ -63,7 +63,7 @@ def read_schema(path: StrPath) -> Any:
         try:
             return pq.read_schema(file)
         except (pa.ArrowException, OSError, ValueError, UnicodeDecodeError) as error:
-            raise TraceError(f"not a whole Parquet file ({_one_line(error)})", file=path) from None
+            raise TraceError(f"not a whole Parquet file ({one_line(error)})", file=path) from None
 
 
 def string_metadata(schema: Any, path: StrPath) -> dict[str, str]:
@@ -76,6 +76,19 @@ def string_metadata(schema: Any, path: StrPath) -> dict[str, str]:
         return {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
     except UnicodeDecodeError:
         raise TraceError("metadata is not UTF-8 text", file=path) from None
+
+
+def expect(metadata: Mapping[str, str], kind: str, version: str, path: StrPath) -> None:
+    """Check that the metadata of a Parquet file is that of a ``kind`` of ours, in the ``version`` read here.
+
+    Raises:
+        TraceError: it is not.
+    """
+    if metadata.get(KIND_KEY) != kind:
+        raise TraceError(f"not a {kind}, but {metadata.get(KIND_KEY, 'something else')[:40]!r}", file=path)
+    if metadata.get(VERSION_KEY) != version:
+        found = metadata.get(VERSION_KEY, "none")[:40]
+        raise TraceError(f"a {kind} of version {found!r}; this reads version {version!r}", file=path)
 
 
 def sniff(path: StrPath) -> FileKind:
@@ -100,5 +113,6 @@ def sniff(path: StrPath) -> FileKind:
     raise TraceError("neither a trace nor a plan nor a CSV with a column 'size'", file=path)
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """The message of an error, as one line of at most 200 characters."""
     return " ".join(str(error).split())[:200]

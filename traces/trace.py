@@ -160,6 +160,15 @@ class Trace:
         _ = self.alignment, self.births
         self.load()
 
+    def check_rows(self) -> None:
+        """Check each row by itself, which is all that can be said of a piece of a trace.
+
+        Raises:
+            TraceError: naming the first row that is impossible whatever came before it.
+        """
+        if fault := first_fault(self._faults()):
+            raise TraceError(fault[1], row=fault[0])
+
     def load(self) -> NDArray[np.int64]:
         """Bytes alive after each event, int64[n].
 
@@ -184,9 +193,7 @@ class Trace:
         Raises:
             TraceError: the trace contradicts itself.
         """
-        fault = first_fault(self._faults())
-        if fault is not None:
-            raise TraceError(fault[1], row=fault[0])
+        self.check_rows()
         rows = np.flatnonzero(self.kind != Kind.MARK)
         order = rows[np.argsort(self.buffer[rows], kind="stable")]  # by buffer, then in time
         opens = np.ones(len(order), np.bool_)
