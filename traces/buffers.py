@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.columns import LARGEST, column, first_fault, power_of_two
-from traces.errors import TraceError
+from traces.columns import column
+from traces.rules import check_buffers
 from traces.trace import Kind
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Buffers:
             object.__setattr__(self, name, column(getattr(self, name), np.int64, name, gaps))
         if self.ids is not None:
             object.__setattr__(self, "ids", tuple(self.ids))
-        self._check()
+        check_buffers(self)
 
     @classmethod
     def of(
@@ -127,7 +127,7 @@ class Buffers:
             name: column(given.get(name, _DEFAULTS.get(name, 0)), dtype, name, length)
             for name, dtype in COLUMNS.items()
         }
-        gap = np.asarray(gaps, np.int64).reshape(-1, 3)
+        gap = np.asarray(gaps).reshape(-1, 3)
         gap = gap[np.lexsort((gap[:, 1], gap[:, 0]))]
         named = None if ids is None else tuple(ids)
         return cls(
@@ -216,52 +216,6 @@ class Buffers:
             period=self.period * k,
         )
 
-    def _check(self) -> None:
-        if self.period is not None and not 1 <= self.period <= LARGEST:
-            raise TraceError(f"period {self.period} is not between 1 and 2**62")
-        if fault := first_fault(self._faults()):
-            raise TraceError(fault[1], row=fault[0])
-        if len(self.gap_buffer):
-            self._check_gaps()
-        if self.ids is None:
-            return
-        if len(self.ids) != len(self):
-            raise TraceError(f"{len(self.ids)} ids for {len(self)} buffers")
-        if len(set(self.ids)) != len(self):
-            first: dict[str, int] = {}
-            row = next(row for row, name in enumerate(self.ids) if first.setdefault(name, row) != row)
-            raise TraceError(f"duplicate id {self.ids[row]!r}", row=row)
-
-    def _faults(self) -> list[tuple[NDArray[np.bool_], str]]:
-        faults = [
-            (self.end < self.start, "end before start"),
-            ((self.start < -LARGEST) | (self.end > LARGEST), "a time beyond 2**62"),
-            (self.size < 0, "negative size"),
-            (self.size > LARGEST, "size beyond 2**62"),
-            (~power_of_two(self.alignment), "alignment is not a power of two"),
-            (self.offset < -1, "negative offset"),
-            (self.offset > LARGEST, "offset beyond 2**62"),
-        ]
-        if self.period is not None:
-            outside = (self.start < 0) | (self.start >= self.period)
-            faults.append((outside, f"start is outside the period of {self.period}"))
-        return faults
-
-    def _check_gaps(self) -> None:
-        owner, start, end = self.gap_buffer, self.gap_start, self.gap_end
-        unknown = (owner < 0) | (owner >= len(self))
-        if unknown.any():
-            raise TraceError(f"a gap of buffer {owner[unknown][0]}, of {len(self)} buffers")
-        follows = np.zeros(len(owner), np.bool_)
-        follows[1:] = (owner[1:] < owner[:-1]) | ((owner[1:] == owner[:-1]) & (start[1:] < end[:-1]))
-        faults = [
-            (start >= end, "a gap that ends before it starts"),
-            ((start < self.start[owner]) | (end > self.end[owner]), "a gap outside the lifetime"),
-            (follows, "gaps overlap or are not sorted"),
-        ]
-        if fault := first_fault(faults):
-            raise TraceError(fault[1], row=int(owner[fault[0]]))
-
 
 def buffers_of(trace: Trace, *, alignment: int = 1) -> Buffers:
     """The buffers of a whole trace on one line, in order of allocation; time is the row of the event.
@@ -281,8 +235,9 @@ def buffers_of(trace: Trace, *, alignment: int = 1) -> Buffers:
     freed = np.flatnonzero(trace.kind == Kind.FREE)
     end = np.full(len(trace), len(trace), np.int64)
     end[trace.births[freed]] = freed
-    place = np.stack([trace.device[row].astype(np.int64), trace.stream[row]])
-    group = np.unique(place, axis=1, return_inverse=True)[1].reshape(-1) if place.any() else 0
+    device = np.unique(trace.device[row], return_inverse=True)[1]
+    stream = np.unique(trace.stream[row], return_inverse=True)[1]
+    group = np.unique(device * (stream.max(initial=0) + 1) + stream, return_inverse=True)[1]
     return Buffers.of(
         row,
         end[row],

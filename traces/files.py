@@ -108,7 +108,7 @@ def sniff(path: StrPath) -> FileKind:
             return "trace" if kind == "trace" else "plan"
         raise TraceError("a Parquet file, but neither a trace nor a plan", file=path)
     line = head.removeprefix(b"\xef\xbb\xbf").splitlines()[0]
-    if b"size" in [name.strip(b' \t"').lower() for name in line.split(b",")]:
+    if b"size" in [name.strip().lower() for name in line.split(b",")]:
         return "csv"
     raise TraceError("neither a trace nor a plan nor a CSV with a column 'size'", file=path)
 

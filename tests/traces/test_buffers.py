@@ -106,6 +106,8 @@ def test_buffers_on_a_line_do_not_unroll() -> None:
         ({"start": [0], "end": [9], "size": 1, "gaps": [(0, 3, 6), (0, 5, 7)]}, 0, "overlap"),
         ({"start": [0], "end": [9], "size": 1, "gaps": [(1, 3, 6)]}, None, "gap of buffer 1"),
         ({"start": [0], "end": [9], "size": [1.5]}, None, "float64"),
+        ({"start": [-(2**62)], "end": [2**62], "size": 1}, 0, "time beyond"),
+        ({"start": [0], "end": [9], "size": 1, "gaps": [(0, 1.5, 6)]}, None, "gap_buffer holds float64"),
         ({"start": [0, 1], "end": [9], "size": 1}, None, "column end has 1 rows, not 2"),
     ],
 )

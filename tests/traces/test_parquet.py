@@ -192,6 +192,23 @@ def test_more_events_than_fit_are_refused_before_they_are_read(
         read_trace(path)
 
 
+def test_streaming_takes_memory_for_a_few_pieces_however_long_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    piece = sample(1 << 15)
+    before = pa.total_allocated_bytes()
+    most = 0
+    with TraceWriter(path) as writer:
+        for _ in range(32):
+            writer.write(piece)
+            most = max(most, pa.total_allocated_bytes() - before)
+    rows = 0
+    for part in iter_trace(path):
+        rows += len(part)
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert rows == 32 * len(piece)
+    assert most < 32 * 2**20  # the events are 98 MiB
+
+
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_trace(tmp_path / "none")
