@@ -22,6 +22,8 @@ log = logging.getLogger("mempool")
 LOOKS_BEFORE_CACHING = 6
 #: With marks, how many iterations to wait for the frees of buffers that outlive theirs.
 PATIENT_ITERATIONS = 5
+#: So many iterations in a row with a miss mean that the pattern has changed.
+SPOILT_ITERATIONS = 3
 _LEAST_CACHE = 32 << 20
 
 
@@ -92,6 +94,11 @@ class Planner:
 
     def _run(self) -> None:
         _core.bypass_this_thread()
+        # What planning needs is imported now, so that it does not delay the first plan.
+        import mempool.planned
+        import solvers.solve
+        import traces.pattern  # noqa: F401
+
         try:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         except OSError:  # a sandbox that forbids it; the solver is brief
@@ -116,10 +123,8 @@ class Planner:
     def look(self) -> bool:
         """Look at the recording once; True if a plan was handed to the core."""
         state = self._client.state()
-        if state["replaying"] and not state["recording"]:
-            if state["spoilt_iterations"] >= 3:
-                log.info("the pattern has changed; recording again")
-                self._client.set_recording(True)
+        if not state["recording"]:
+            self._perhaps_resume()
             return False
         if state["replaying"] and state["clean_iterations"] >= 2:
             self._client.set_recording(False)
@@ -133,8 +138,11 @@ class Planner:
             self._client.check_again_after(max(64, 2 * len(pattern.buffers)))
             return False
         if self.planned is not None and self.planned.same_sequence(pattern):
-            self._look_at_known(pattern)
-            return False
+            if not self.planned.outlived_by(pattern):
+                self._client.check_again_after(max(256, 4 * len(pattern.buffers)))
+                return False
+            # The same allocations, but something now lives longer than it did when the plan was made.
+            pattern = self.planned.extended(pattern)
         return self._plan(pattern, counts)
 
     def _pattern(self, packed: bytes, whole: bool) -> Pattern | None:
@@ -143,10 +151,6 @@ class Planner:
 
         trace = Recording(self._alignment).trace(packed)
         return find_pattern(trace, small_bytes=self._small_bytes, whole_recording=whole)
-
-    def _look_at_known(self, pattern: Pattern) -> None:
-        """The pattern is the one planned already: what made it miss may be a buffer that now lives longer."""
-        self._client.check_again_after(max(256, 4 * len(pattern.buffers)))
 
     def _plan(self, pattern: Pattern, counts: list[int]) -> bool:
         from mempool.planned import make_plan
@@ -175,11 +179,14 @@ class Planner:
             self._client.check_again_after(max(64, kept // 3))
 
     def _perhaps_resume(self) -> None:
+        """Record again when the pattern has changed for good, or, without one, after a long pause."""
         state = self._client.state()
-        if not state["recording"] and not state["replaying"] and self._resume_at:
-            if state["allocations"] >= self._resume_at:
-                self._resume_at = 0
-                self._client.set_recording(True)
+        if state["recording"] or self.planned is None and not self._resume_at:
+            return
+        changed = state["spoilt_iterations"] >= SPOILT_ITERATIONS or not state["replaying"]
+        if changed and state["allocations"] >= self._resume_at:
+            log.info("recording again")
+            self._client.set_recording(True)
 
     def wait(self, seconds: float) -> bool:
         """Wait until a plan is in effect; False if there is none after that time."""

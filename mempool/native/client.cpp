@@ -389,6 +389,26 @@ void Client::keep_patterns_bounded() {
   }
 }
 
+// An older plan of the same sizes has had its day: whoever follows it goes on in the fresh one, where it stood.
+void Client::supersede(Pattern* fresh) noexcept {
+  for (auto it = patterns_.begin(); it != patterns_.end();) {
+    Pattern* const old = it->get();
+    if (old == fresh || !old->same_sizes(*fresh)) {
+      ++it;
+      continue;
+    }
+    for (Sequence& sequence : sequences_) sequence.follower.replace(old, fresh);
+    for (const auto& pattern : patterns_) {
+      if (pattern->next == old) pattern->next = fresh;
+    }
+    if (fresh->next == nullptr && old->next != old) fresh->next = old->next;
+    if (ended_ == old) ended_ = fresh;
+    if (current_ == old) current_ = fresh;
+    known_.erase(std::remove(known_.begin(), known_.end(), old), known_.end());
+    it = patterns_.erase(it);
+  }
+}
+
 void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen) {
   const Guarded guard(pool_->lock);
   for (Table& table : pattern->tables) table.build_index(pattern->cyclic);
@@ -405,6 +425,7 @@ void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
     known_.erase(known_.begin());
     throw;
   }
+  supersede(fresh);
   if (replaying_ && !pool_->take_arena(fresh->arena_bytes, fresh->tables.front().stream)) {
     // Its addresses beyond the arena miss until the arena can grow; what fits is served.
     replaying_ = false;

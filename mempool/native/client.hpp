@@ -131,6 +131,7 @@ class Client {
   bool start_replay() noexcept;
   void signal_work() noexcept;
   void refuse(std::size_t bytes) noexcept;
+  void supersede(Pattern* fresh) noexcept;
   void keep_patterns_bounded();
 
   std::shared_ptr<Pool> pool_;
