@@ -49,6 +49,21 @@ class Planned:
             self.pattern.sequence, pattern.sequence
         )
 
+    def rotates_to(self, pattern: Pattern) -> bool:
+        """Whether the other pattern is this one, begun at another place."""
+        if len(self.buffers) != len(pattern.buffers) or self.same_sequence(pattern):
+            return False
+        mine, theirs = (np.stack([b.size, q.astype(np.int64)]) for b, q in self._and(pattern))
+        doubled = np.concatenate([mine, mine], axis=1).T.tobytes()
+        sought, width = theirs.T.tobytes(), 16
+        at = doubled.find(sought)
+        while at >= 0 and at % width:
+            at = doubled.find(sought, at + 1)
+        return at >= 0
+
+    def _and(self, pattern: Pattern) -> list[tuple[Buffers, NDArray[np.int32]]]:
+        return [(self.buffers, self.pattern.sequence), (pattern.buffers, pattern.sequence)]
+
     def outlived_by(self, pattern: Pattern) -> bool:
         """Whether a buffer of the same sequence lives longer than it was planned to."""
         stays = pattern.buffers.persistent & ~self.buffers.persistent
@@ -158,8 +173,10 @@ class Planned:
             traces.TraceError: the file is damaged.
         """
         from solvers import PlanError, check, read_plan
+        from solvers.store import read_plan_columns
 
-        plan, buffers, extra, columns = read_plan(path)
+        plan, buffers, extra = read_plan(path)
+        columns = read_plan_columns(path)
         check(plan, buffers)
         if buffers.period is None or "sequence" not in columns or plan.offset is None:
             raise PlanError(f"{path}: not a plan of one iteration; make one with `mempool plan`")
