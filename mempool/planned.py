@@ -126,8 +126,7 @@ class Planned:
         return native
 
     def _warm_up_offsets(self, warm_up: WarmUp) -> NDArray[np.int64]:
-        """Offset of each warm-up allocation: its position's, in the column that leads over into the steady
-        state.
+        """Offset of each warm-up allocation: its position's, in the column that leads into the steady state.
 
         The core counts an iteration when the warm-up is loaded and one at each of its marks, so the steady
         state begins in

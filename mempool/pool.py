@@ -95,8 +95,9 @@ class Pool:
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
-        """Mark one iteration: ``with pool.iteration():`` around its code. What lies outside is served
-        dynamically.
+        """Mark one iteration: ``with pool.iteration():`` around its code.
+
+        What lies outside is served dynamically.
 
         Raises:
             UsageError: inside another iteration, of this or any thread.
@@ -187,9 +188,7 @@ class Pool:
 
     @property
     def state(self) -> str:
-        """One of "closed", "off", "replaying", "armed" (planned, before its boundary), "recording",
-        "dynamic".
-        """
+        """One of "closed", "off", "recording", "dynamic", "armed" (a plan waits for its boundary), "replaying"."""
         state = self.client.state()
         if state["replaying"]:
             return "replaying"
@@ -226,9 +225,7 @@ class Pool:
     # --- planning and the end
 
     def plan_now(self) -> bool:
-        """Look at the recording here and now; True if it gave a plan. For pools without a background
-        thread.
-        """
+        """Look at the recording here and now; True if it gave a plan. For pools without a background."""
         return self._planner.look()
 
     def wait(self, seconds: float = 10.0) -> bool:
