@@ -225,7 +225,7 @@ class Pool:
     # --- planning and the end
 
     def plan_now(self) -> bool:
-        """Look at the recording here and now; True if it gave a plan. For pools without a background."""
+        """Look at the recording here and now; True if it gave a plan."""
         return self._planner.look()
 
     def wait(self, seconds: float = 10.0) -> bool:
