@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 #: Looks between two glances at the clock; some ten milliseconds.
 _SLICE = 10_000_000
-#: With more jobs than this, first fit in many orders is left to the search: one pass takes seconds.
-_MANY = 30_000
+#: With more jobs than this, first and best fit would take the whole budget: a pass is quadratic.
+_MANY = 10_000
 
 
 def first_fit(task: Task) -> None:
@@ -45,27 +45,33 @@ def greedy(task: Task) -> None:
 def quick(task: Task) -> bool:
     """The quick orders only; whether to go on. There is always a plan afterwards."""
     native = task.jobs.native()
-    for key in orders(task.jobs).values():
-        _offer(task, _core.skyline(native, key))
+    by_name = orders(task.jobs)
+    for key in by_name.values():
+        offsets = _core.skyline(native, key)
+        task.offer(offsets, int((offsets + task.jobs.size).max()))
         task.watch.nodes += len(task.jobs)
-        if task.done() or not _compact(task, native):
+        if task.done(of_nodes=False):
             return False
     if len(task.jobs) <= _MANY:
-        for key in orders(task.jobs).values():
+        for key in by_name.values():
             for rule in (False, True):
-                if not _place(task, native, key, best_fit=rule) or task.done():
+                if not _place(task, native, key, best_fit=rule):
                     return False
-    return True
+    return not task.done()
 
 
 def orders(jobs: Jobs) -> dict[str, NDArray[np.int32]]:
-    """Orders of placement by name, int32[n] each; ties by earlier start."""
+    """Orders of placement by name, int32[n] each; the quickest to fill valleys by come first."""
     lifetime = jobs.lifetime
     start = jobs.start[jobs.first]
     area = lifetime.astype(np.float64) * jobs.size
-    keys = {"lifetime": (-jobs.size, -lifetime), "size": (start, -jobs.size), "area": (start, -area)}
-    by_start = {"start": (-jobs.size, -lifetime, start)}
-    return {name: np.lexsort(key).astype(np.int32) for name, key in (keys | by_start).items()}
+    keys = {
+        "start": (-jobs.size, -lifetime, start),
+        "size": (start, -jobs.size),
+        "area": (start, -area),
+        "lifetime": (-jobs.size, -lifetime),
+    }
+    return {name: np.lexsort(key).astype(np.int32) for name, key in keys.items()}
 
 
 def _one_pass(task: Task, *, best_fit: bool) -> None:
@@ -84,17 +90,6 @@ def _place(
             task.offer(packer.offsets, packer.arena)
             return True
     return False
-
-
-def _compact(task: Task, native: _core.Jobs) -> bool:
-    """First fit in the order of the best offsets: no job ends higher than it was.
-
-    By induction: below a job's old offset stand only jobs that have not risen, so that offset is still free.
-    """
-    if len(task.jobs) > _MANY or task.offsets is None:
-        return True
-    order = np.argsort(task.offsets, kind="stable").astype(np.int32)
-    return _place(task, native, order) and not task.done()
 
 
 def _search(task: Task, native: _core.Jobs) -> None:
@@ -123,7 +118,3 @@ def _slices(task: Task, work: _core.Packer | _core.Search, *, of_nodes: bool = T
         yield _SLICE if left is None else min(_SLICE, left)
         task.watch.nodes += work.looks - charged
         charged = work.looks
-
-
-def _offer(task: Task, offsets: NDArray[np.int64]) -> None:
-    task.offer(offsets, int((offsets + task.jobs.size).max()))
