@@ -38,24 +38,47 @@ def greedy(task: Task) -> None:
     Lowest valley first reaches the peak load on most training-shaped work; the search earns its place on
     irregular ones.
     """
-    if quick(task):
-        _search(task, task.jobs.native())
+    native = task.jobs.native()
+    order = _valleys(task, native)
+    if order is not None and _fits(task, native):
+        _search(task, native, order)
 
 
 def quick(task: Task) -> bool:
     """The quick orders only; whether to go on. There is always a plan afterwards."""
     native = task.jobs.native()
-    by_name = orders(task.jobs)
-    for key in by_name.values():
-        offsets = _core.skyline(native, key)
-        task.offer(offsets, int((offsets + task.jobs.size).max()))
+    return _valleys(task, native) is not None and _fits(task, native)
+
+
+def _valleys(task: Task, native: _core.Jobs) -> NDArray[np.int32] | None:
+    """Lowest valley first in each order: the best order, or None when there is no reason to go on."""
+    best, smallest = None, 0
+    for order in orders(task.jobs).values():
+        offsets = _core.skyline(native, order)
+        arena = int((offsets + task.jobs.size).max())
+        if best is None or arena < smallest:
+            best, smallest = order, arena
+        task.offer(offsets, arena)
         task.watch.nodes += len(task.jobs)
         if task.done(of_nodes=False):
+            return None
+    return best
+
+
+def _fits(task: Task, native: _core.Jobs) -> bool:
+    """First and best fit in each order; whether to go on.
+
+    The first order is that of the best offsets so far. In it, first fit puts no job higher than it was: below
+    its old offset stand only jobs that have not risen, so that offset is still free.
+    """
+    if task.offsets is not None:
+        down = np.argsort(task.offsets, kind="stable").astype(np.int32)
+        if not _place(task, native, down):
             return False
     if len(task.jobs) <= _MANY:
-        for key in by_name.values():
+        for order in orders(task.jobs).values():
             for rule in (False, True):
-                if not _place(task, native, key, best_fit=rule):
+                if not _place(task, native, order, best_fit=rule):
                     return False
     return not task.done()
 
@@ -92,10 +115,8 @@ def _place(
     return False
 
 
-def _search(task: Task, native: _core.Jobs) -> None:
-    if task.offsets is None:
-        return
-    search = _core.Search(native, task.offsets, task.arena, task.seed)
+def _search(task: Task, native: _core.Jobs, order: NDArray[np.int32]) -> None:
+    search = _core.Search(native, order, task.seed)
     for nodes in _slices(task, search):
         if search.advance(nodes, max(task.target, task.lower_bound)):
             task.offer(search.offsets, search.arena)

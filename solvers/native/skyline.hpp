@@ -27,17 +27,21 @@ inline Piece arc(const Jobs& jobs, int32_t job) {
 // Of the jobs not yet taken that lie within a run, the one with the lowest priority number.
 class JobTree {
  public:
-  JobTree(const Jobs& jobs, const std::vector<int32_t>& candidates, const std::vector<int32_t>& priority)
+  JobTree(const Jobs& jobs, const std::vector<int32_t>& candidates)
       : by_start_(candidates), length_(jobs.instants - 1) {
-    std::sort(by_start_.begin(), by_start_.end(), [&](int32_t a, int32_t b) {
-      return std::tuple(arc(jobs, a).start, priority[a]) < std::tuple(arc(jobs, b).start, priority[b]);
-    });
+    std::stable_sort(by_start_.begin(), by_start_.end(),
+                     [&](int32_t a, int32_t b) { return arc(jobs, a).start < arc(jobs, b).start; });
     while (leaves_ < by_start_.size()) leaves_ *= 2;
     nodes_.assign(2 * leaves_, Node{});
-    for (size_t k = 0; k < by_start_.size(); ++k) {
-      starts_.push_back(arc(jobs, by_start_[k]).start);
-      nodes_[leaves_ + k] = {arc(jobs, by_start_[k]).end, priority[by_start_[k]]};
+    for (const int32_t job : by_start_) {
+      starts_.push_back(arc(jobs, job).start);
+      ends_.push_back(arc(jobs, job).end);
     }
+  }
+
+  // Puts all candidates back, with new priorities.
+  void fill(const std::vector<int32_t>& priority) {
+    for (size_t k = 0; k < by_start_.size(); ++k) nodes_[leaves_ + k] = {ends_[k], priority[by_start_[k]]};
     for (size_t k = leaves_; k-- > 1;) nodes_[k] = join(nodes_[2 * k], nodes_[2 * k + 1]);
   }
 
@@ -86,7 +90,7 @@ class JobTree {
     }
   }
 
-  std::vector<int32_t> by_start_, starts_;
+  std::vector<int32_t> by_start_, starts_, ends_;
   std::vector<Node> nodes_;
   int32_t length_;
   size_t leaves_ = 1;
@@ -106,12 +110,9 @@ class Skyline {
     merge(last);
   }
 
-  // Places every candidate (jobs that are one arc, without a fixed offset) by ascending `priority` where there is a
-  // choice.
-  void fill(const Jobs& jobs, const std::vector<int32_t>& candidates, const std::vector<int32_t>& priority,
-            std::vector<int64_t>& offset) {
-    JobTree tree(jobs, candidates, priority);
-    for (size_t left = candidates.size(); left > 0;) {
+  // Places the `left` jobs of the tree; gives up (false) when one ends above `limit`.
+  bool fill(const Jobs& jobs, JobTree& tree, size_t left, int64_t limit, std::vector<int64_t>& offset) {
+    while (left > 0) {
       const int32_t run = lowest();
       const int32_t job = tree.take(run, end_of(run));
       if (job < 0) {
@@ -119,9 +120,11 @@ class Skyline {
         continue;
       }
       offset[job] = jobs.aligned(job, runs_[run].height);
+      if (offset[job] + jobs.size[job] > limit) return false;
       raise(run, arc(jobs, job), offset[job] + jobs.size[job]);
       --left;
     }
+    return true;
   }
 
  private:
@@ -209,24 +212,54 @@ inline std::vector<int64_t> floor_under(const Jobs& jobs, const std::vector<int3
   return floor;
 }
 
-// Offsets for all jobs: those that are fixed or have gaps by first fit in `order`, and on top of these the others,
-// lowest valley first.
-inline std::vector<int64_t> skyline(const Jobs& jobs, const std::vector<int32_t>& order) {
-  std::vector<int64_t> offset(jobs.count(), 0);
-  std::vector<int32_t> before, candidates, priority(jobs.count());
-  for (int32_t k = 0; k < jobs.count(); ++k) {
-    priority[order[k]] = k;
-    (jobs.fixed[order[k]] < 0 && arc(jobs, order[k]).start >= 0 ? candidates : before).push_back(order[k]);
+// Places all jobs: those that are fixed or have gaps by first fit in the order given, and on top of these the others,
+// lowest valley first, by their places in the order.
+class ValleyPacker {
+ public:
+  explicit ValleyPacker(const Jobs& jobs)
+      : jobs_(jobs), candidates_(of(jobs, true)), others_(of(jobs, false)), tree_(jobs, candidates_),
+        offset_(jobs.count(), 0), priority_(jobs.count(), 0) {}
+
+  // The arena, or -1 when it would be above `limit`.
+  int64_t pack(const std::vector<int32_t>& order, int64_t limit) {
+    for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
+    place_others();
+    tree_.fill(priority_);
+    Skyline skyline(floor_under(jobs_, others_, offset_));
+    if (!skyline.fill(jobs_, tree_, candidates_.size(), limit, offset_)) return -1;
+    int64_t arena = 0;
+    for (int32_t j = 0; j < jobs_.count(); ++j) arena = std::max(arena, offset_[j] + jobs_.size[j]);
+    return arena <= limit ? arena : -1;
   }
-  std::stable_partition(before.begin(), before.end(), [&](int32_t j) { return jobs.fixed[j] >= 0; });
-  Placed placed(jobs);
-  int64_t looks = 0;
-  for (const int32_t job : before) {
-    offset[job] = jobs.fixed[job] >= 0 ? jobs.fixed[job] : placed.find(job, Rule::first_fit, looks);
-    placed.insert(job, offset[job]);
+
+  const std::vector<int64_t>& offsets() const { return offset_; }
+
+ private:
+  static std::vector<int32_t> of(const Jobs& jobs, bool candidate) {
+    std::vector<int32_t> result;
+    for (int32_t j = 0; j < jobs.count(); ++j)
+      if ((jobs.fixed[j] < 0 && arc(jobs, j).start >= 0) == candidate) result.push_back(j);
+    return result;
   }
-  if (!candidates.empty()) Skyline(floor_under(jobs, before, offset)).fill(jobs, candidates, priority, offset);
-  return offset;
-}
+
+  void place_others() {
+    std::sort(others_.begin(), others_.end(), [&](int32_t a, int32_t b) {
+      return std::pair(jobs_.fixed[a] < 0, priority_[a]) < std::pair(jobs_.fixed[b] < 0, priority_[b]);
+    });
+    Placed placed(jobs_);
+    int64_t looks = 0;
+    for (const int32_t job : others_) {
+      offset_[job] = jobs_.fixed[job] >= 0 ? jobs_.fixed[job] : placed.find(job, Rule::first_fit, looks);
+      placed.insert(job, offset_[job]);
+    }
+  }
+
+  const Jobs& jobs_;
+  const std::vector<int32_t> candidates_;  // one arc, no fixed offset
+  std::vector<int32_t> others_;
+  JobTree tree_;
+  std::vector<int64_t> offset_;
+  std::vector<int32_t> priority_;  // place in the order
+};
 
 }  // namespace packing
