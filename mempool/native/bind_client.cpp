@@ -144,6 +144,8 @@ void bind_client(nb::module_& m) {
       nb::make_tuple("time_ns", "<u8"), nb::make_tuple("stream", "<i8"), nb::make_tuple("sequence", "<u4"),
       nb::make_tuple("kind", "<u4"));
 
-  m.def("bypass_this_thread", [] { new Client::Bypass; },
-        "From now on this thread's allocations bypass adapters that are hooked into a framework.");
+  nb::class_<Client::Bypass>(m, "Bypass", "While entered, this thread's allocations bypass the adapters: the pool must not record itself.")
+      .def(nb::init<>())
+      .def("__enter__", [](Client::Bypass& b) -> Client::Bypass& { b.enter(); return b; }, nb::rv_policy::reference)
+      .def("__exit__", [](Client::Bypass& b, nb::args) { b.leave(); });
 }

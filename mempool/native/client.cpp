@@ -69,8 +69,8 @@ ThreadCache::~ThreadCache() {
   for (const auto& [uid, client] : registry().clients) client->retire(this);
 }
 
-Client::Bypass::Bypass() noexcept { ++ThreadCache::mine().bypass; }
-Client::Bypass::~Bypass() { --ThreadCache::mine().bypass; }
+void Client::Bypass::enter() noexcept { ++ThreadCache::mine().bypass; }
+void Client::Bypass::leave() noexcept { --ThreadCache::mine().bypass; }
 bool Client::Bypass::active() noexcept { return ThreadCache::mine().bypass != 0; }
 
 Client::Client(std::shared_ptr<Pool> pool, std::string name)

@@ -104,11 +104,11 @@ class Client {
   const std::string& name() const noexcept { return name_; }
   Pool& pool() noexcept { return *pool_; }
 
-  // Allocations of this thread bypass every client while one of these lives: the pool must not record itself.
+  // Between enter and leave the allocations of this thread bypass the adapters: the pool must not record itself.
   class Bypass {
    public:
-    Bypass() noexcept;
-    ~Bypass();
+    void enter() noexcept;
+    void leave() noexcept;
     static bool active() noexcept;
   };
 
