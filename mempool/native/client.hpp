@@ -166,6 +166,7 @@ class Client {
   std::uint64_t arena_retry_at_ = 0;  // iteration; 0: the arena was never refused, or has been had since
   std::uint64_t check_at_ = 64;       // ring event
   bool work_ = false;
+  bool woken_ = false;                // wake() came, perhaps before the wait
   bool interrupted_ = false;          // the ring was off for a while
 };
 
