@@ -1,0 +1,164 @@
+"""The period that explains the whole tail is found, exactly and in linear time."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from traces.detect import Detector, Period, tail_period
+
+
+def by_hand(values: list[int], repeats: int) -> Period | None:
+    """Every tail and every period of it, longest tail first: cubic, and plainly right."""
+    n = len(values)
+    for length in range(n, 0, -1):
+        tail = values[n - length :]
+        for period in range(1, length // repeats + 1):
+            if tail[period:] == tail[: length - period]:
+                return Period(period, length, n - length)
+    return None
+
+
+FEW = st.lists(st.integers(0, 2), max_size=24)
+
+
+@given(FEW, st.integers(2, 4))
+def test_it_finds_what_trying_every_tail_and_period_finds(values: list[int], repeats: int) -> None:
+    assert tail_period(values, min_repeats=repeats) == by_hand(values, repeats)
+
+
+@given(FEW, st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(2, 5), st.integers(0, 5))
+def test_a_repetition_is_found_after_a_warm_up_and_with_a_partial_last_iteration(
+    warm_up: list[int], unit: list[int], repeats: int, partial: int
+) -> None:
+    values = warm_up + unit * repeats + unit[: partial % len(unit)]
+    found = tail_period(values)
+    assert found is not None
+    assert found.length >= repeats * len(unit)
+    assert found == by_hand(values, 2)
+
+
+def test_gradient_accumulation_gives_way_from_the_nested_to_the_whole_period() -> None:
+    a, b = [1, 2, 3], [7, 8]
+    assert tail_period(a * 3) == Period(3, 9, 0)
+    assert tail_period(a * 3 + b) is None
+    assert tail_period((a * 3 + b) * 2) == Period(11, 22, 0)
+    assert tail_period((a * 3 + b) * 2 + a * 2) == Period(11, 28, 0)
+
+
+def test_nothing_is_found_where_nothing_repeats() -> None:
+    assert tail_period(np.arange(1000)) is None
+    assert tail_period([]) is None
+    assert tail_period([5]) is None
+
+
+def test_arguments_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="min_repeats"):
+        tail_period([1, 1], min_repeats=1)
+    with pytest.raises(TypeError, match="float64"):
+        tail_period([1.0, 1.0])
+    for arguments in ({"min_repeats": 1}, {"capacity": 31}, {"min_length": 0}):
+        with pytest.raises(ValueError, match="needs"):
+            Detector(**arguments)
+
+
+@pytest.mark.parametrize("unit", [[0], [0, 1], [0] * 999 + [1], list(range(50_000))])
+def test_a_million_values_take_linear_time_whatever_they_are(unit: list[int]) -> None:
+    values = np.tile(unit, 1_000_000 // len(unit))
+    begin = time.perf_counter()
+    found = tail_period(values)
+    assert time.perf_counter() - begin < 0.5
+    assert found == Period(len(unit), len(values), 0)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 3), max_size=60),
+    st.lists(st.integers(0, 3), min_size=1, max_size=20),
+    st.integers(0, 12),
+    st.data(),
+)
+def test_a_detector_does_not_depend_on_the_pieces(
+    warm_up: list[int], unit: list[int], repeats: int, data: st.DataObject
+) -> None:
+    values = warm_up + unit * repeats
+    one, other = Detector(capacity=64, min_length=8), Detector(capacity=64, min_length=8)
+    one.extend(values)
+    while values:
+        cut = data.draw(st.integers(1, 40))
+        other.extend(values[:cut])
+        values = values[cut:]
+    assert one.found == other.found
+    assert one.count == other.count
+
+
+@given(st.lists(st.integers(0, 9), max_size=300), st.integers(1, 100), st.integers(1, 8))
+def test_a_detector_finds_a_repeating_unit_within_four_iterations_and_a_quarter_of_the_warm_up(
+    warm_up: list[int], size: int, seed: int
+) -> None:
+    unit = np.random.default_rng(seed).permutation(size) + 100
+    detector = Detector()
+    detector.extend(warm_up)
+    enough = (len(warm_up) + max(2 * size, 32)) * 5 // 4 + 2 - len(warm_up)
+    found = detector.extend(np.resize(unit, enough))
+    assert found is not None
+    assert found.period == size
+    assert found.start in range(len(warm_up) + 1)
+
+
+def test_a_longer_period_replaces_a_nested_one_and_an_inner_loop_does_not_come_back() -> None:
+    inner, step = list(range(10)), list(range(100, 120))
+    detector = Detector()
+    assert detector.extend(inner * 10).period == 10
+    for _ in range(8):
+        detector.extend(step + inner * 10)
+    assert detector.found.period == 120
+    for _ in range(20):  # a look may now fall anywhere within the iteration
+        detector.extend(step + inner * 10)
+        assert detector.found.period == 120
+
+
+def test_a_detector_follows_a_program_that_changes_for_good() -> None:
+    detector = Detector(capacity=1000)
+    detector.extend(np.resize(np.arange(40), 2000))
+    assert detector.found.period == 40
+    detector.extend(np.resize(np.arange(500, 570), 2000))
+    assert detector.found.period == 70
+    detector.reset()
+    assert detector.found is None
+    assert detector.count == 0
+    assert detector.extend([1] * 32) == Period(1, 32, 0)
+
+
+def test_the_index_of_the_tail_counts_from_the_first_value_ever() -> None:
+    detector = Detector(capacity=128)
+    found = detector.extend(np.concatenate([np.arange(10_000), np.resize(np.arange(5), 10_000)]))
+    assert found.period == 5
+    assert found.start + found.length <= detector.count
+    assert found.start >= 10_000
+
+
+def test_a_program_that_never_repeats_costs_bounded_memory_and_ever_fewer_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import traces.detect as module
+
+    looks: list[int] = []
+
+    def counted(values: np.ndarray, *, min_repeats: int) -> Period | None:
+        looks.append(len(values))
+        return tail_period(values, min_repeats=min_repeats)
+
+    monkeypatch.setattr(module, "tail_period", counted)
+    detector = Detector(capacity=1024)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        detector.extend(rng.integers(0, 2**62, 1000))
+    assert detector.found is None
+    assert max(looks) == 1024
+    assert sum(looks) < 200_000 / 2
+    assert detector._values.nbytes <= 2 * 1024 * 8

@@ -1,0 +1,86 @@
+"""A file is written whole or not at all, and is known by its content."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from traces import TraceError
+from traces.files import atomic, sniff
+
+
+def test_a_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    target.write_text("old")
+    with atomic(target) as beside:
+        beside.write_text("new")
+        assert target.read_text() == "old"
+    assert target.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_exception_leaves_the_old_file_and_nothing_beside(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    target = tmp_path / "x"
+    target.write_text("old")
+
+    def half() -> None:
+        with atomic(target) as beside:
+            beside.write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        half()
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_link_is_followed_and_permissions_are_kept(tmp_path: Path) -> None:
+    target, link = tmp_path / "x", tmp_path / "link"
+    target.write_text("old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    with atomic(link) as beside:
+        beside.write_text("new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    with atomic(os.devnull) as path:
+        path.write_text("gone")
+    assert Path(os.devnull).is_char_device()
+    with pytest.raises(IsADirectoryError), atomic(tmp_path):
+        pass
+    with pytest.raises(FileNotFoundError), atomic(tmp_path / "none" / "x"):
+        pass
+
+
+def test_a_csv_is_known_by_its_header(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_text("\ufeffid, lower,upper,Size\n")
+    assert sniff(path) == "csv"
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"\xff" * 100 + b"PAR1", b"hello", b"\0" * 9])
+def test_a_file_that_is_nothing_of_ours_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=str(path)):
+        sniff(path)
+
+
+def test_a_parquet_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "x"
+    pq.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(TraceError, match="neither a trace nor a plan"):
+        sniff(path)

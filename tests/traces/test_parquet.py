@@ -1,0 +1,234 @@
+"""A trace written to Parquet comes back, and no other file passes for one."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from traces import Kind, Trace, TraceError
+from traces import parquet as module
+from traces.files import sniff
+from traces.parquet import TraceWriter, iter_trace, read_trace, write_trace
+from traces.trace import COLUMNS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+A, F, R, W, M = Kind
+
+
+def sample(n: int, seed: int = 0, first: int = 0) -> Trace:
+    """N buffers that are allocated and freed, with everything that a trace can tell."""
+    rng = np.random.default_rng(seed)
+    names = ["conv", "näme", "a.py:3", "\udcff.py:1", "unused"]
+    ids = np.arange(first, first + n)
+    return Trace.of(
+        np.repeat([A, F], n),
+        np.concatenate([ids, rng.permutation(ids)]),
+        np.concatenate([rng.integers(0, 2**62, n) >> 40, np.zeros(n, np.int64)]),
+        stream=rng.integers(-(2**63), 2**63 - 1, 2 * n),
+        device=rng.integers(-1, 4, 2 * n),
+        thread=rng.integers(0, 4, 2 * n),
+        time_ns=np.sort(rng.integers(0, 2**60, 2 * n)),
+        operation=rng.integers(-1, 2, 2 * n),
+        frame=rng.integers(-1, 4, 2 * n),
+        names=names,
+        metadata={"alignment": "64", "framework": "nümpy"},
+    )
+
+
+def texts(trace: Trace, column: str) -> list[str | None]:
+    index = getattr(trace, column)
+    return [None if i < 0 else trace.names[i].replace("\udcff", "\\udcff") for i in index]
+
+
+def assert_same(one: Trace, other: Trace) -> None:
+    for name in COLUMNS:
+        if name in ("operation", "frame"):
+            assert texts(one, name) == texts(other, name)
+        else:
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+@pytest.mark.parametrize("n", [0, 1, 1000])
+def test_a_trace_comes_back_as_it_was(tmp_path: Path, n: int) -> None:
+    path = tmp_path / "t"
+    trace = sample(n)
+    write_trace(trace, path)
+    back = read_trace(path)
+    assert_same(back, trace)
+    assert back.metadata == trace.metadata
+    assert "unused" not in back.names
+    assert sniff(path) == "trace"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_pieces_join_to_one_trace_in_row_groups_of_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PIECE_EVENTS", 64)
+    path = tmp_path / "t"
+    pieces = [sample(n, seed=n, first=1000 * n) for n in (1, 3, 0, 100, 20, 7)]
+    with TraceWriter(path, metadata={"alignment": "8"}) as writer:
+        for piece in pieces:
+            writer.write(piece)
+        assert not path.exists()
+    groups = pq.read_metadata(path)
+    assert max(groups.row_group(i).num_rows for i in range(groups.num_row_groups)) <= 64
+    whole = read_trace(path)
+    assert whole.alignment == 8
+    back = list(iter_trace(path))
+    assert max(len(piece) for piece in back) <= 64
+    for name in ("buffer", "size", "time_ns"):
+        wrote = np.concatenate([getattr(piece, name) for piece in pieces])
+        np.testing.assert_array_equal(getattr(whole, name), wrote)
+        np.testing.assert_array_equal(np.concatenate([getattr(piece, name) for piece in back]), wrote)
+    frames = [text for piece in pieces for text in texts(piece, "frame")]
+    assert texts(whole, "frame") == frames
+    assert [text for piece in back for text in texts(piece, "frame")] == frames
+
+
+def test_an_exception_while_writing_leaves_nothing(tmp_path: Path) -> None:
+    def half() -> None:
+        with TraceWriter(tmp_path / "t") as writer:
+            writer.write(sample(10))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        half()
+    with pytest.raises(TraceError, match="unknown kind"), TraceWriter(tmp_path / "t") as writer:
+        writer.write(Trace.of([7], [0]))
+    with pytest.raises(TraceError, match="row 0: free"):
+        write_trace(Trace.of([F], [0]), tmp_path / "t")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_tools_read_plain_columns(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    write_trace(Trace.of([A, M], [5, -1], [64, 0], operation=[0, -1], names=["conv"]), path)
+    table = pq.read_table(path)
+    assert table.column_names == list(COLUMNS)
+    assert table.column("kind").to_pylist() == ["alloc", "mark"]
+    assert table.column("operation").to_pylist() == ["conv", None]
+    assert table.schema.metadata[b"mempool.kind"] == b"trace"
+
+
+def rewritten(path: Path, change: Any) -> None:
+    """Write a good trace's table again, changed."""
+    write_trace(sample(5), path)
+    pq.write_table(change(pq.read_table(path)), path)
+
+
+def replaced(name: str, values: Any) -> Any:
+    return lambda table: table.set_column(table.column_names.index(name), name, values)
+
+
+def told(key: str, value: str | None) -> Any:
+    def change(table: pa.Table) -> pa.Table:
+        metadata = {k: v for k, v in table.schema.metadata.items() if k != key.encode()}
+        return table.replace_schema_metadata(metadata | ({key: value} if value is not None else {}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (told("mempool.version", "2"), "version '2'"),
+        (told("mempool.version", None), "version 'none'"),
+        (told("mempool.kind", "plan"), "not a trace, but 'plan'"),
+        (told("mempool.kind", None), "not a trace"),
+        (told("trace.alignment", "3"), "alignment"),
+        (lambda table: table.drop_columns(["size"]), "0 columns are called 'size'"),
+        (lambda table: table.append_column("size", table["size"]), "2 columns are called 'size'"),
+        (replaced("size", pa.array(["x"] * 10)), "column 'size' holds string"),
+        (replaced("size", pa.array([1.5] * 10)), "column 'size' holds double"),
+        (replaced("size", pa.array([None, *range(9)], pa.int64())), "'size' has empty fields"),
+        (replaced("kind", pa.array([1] * 10)), "column 'kind' holds int64"),
+        (replaced("kind", pa.array(["explode"] * 10)), "row 0: unknown kind"),
+        (replaced("kind", pa.array([None, *["alloc"] * 9])), "'kind' has empty fields"),
+        (replaced("size", pa.array([-5, *range(9)])), "row 0: negative size"),
+        (replaced("frame", pa.array([[1]] * 10)), "column 'frame' holds list"),
+        (lambda table: table.slice(3), "row 2: free of buffer"),
+        (lambda table: pa.concat_tables([table, table]), "row 10: buffer 0 is allocated a second time"),
+    ],
+)
+def test_a_file_that_is_no_such_trace_is_refused_by_name_and_reason(
+    tmp_path: Path, change: Any, reason: str
+) -> None:
+    path = tmp_path / "t"
+    rewritten(path, change)
+    with pytest.raises(TraceError, match=reason) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_that_another_tool_wrote_with_more_columns_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+
+    def plain(table: pa.Table) -> pa.Table:
+        strings = table["kind"].cast(pa.string())
+        return replaced("kind", strings)(table).append_column("mine", table["size"])
+
+    rewritten(path, plain)
+    assert_same(read_trace(path), sample(5))
+
+
+def test_more_events_than_fit_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t"
+    write_trace(sample(50), path)
+    monkeypatch.setattr(module, "MAX_EVENTS", 99)
+    with pytest.raises(TraceError, match="100 events are more than 99"):
+        read_trace(path)
+
+
+def test_streaming_takes_memory_for_a_few_pieces_however_long_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    piece = sample(1 << 15)
+    before = pa.total_allocated_bytes()
+    most = 0
+    with TraceWriter(path) as writer:
+        for _ in range(32):
+            writer.write(piece)
+            most = max(most, pa.total_allocated_bytes() - before)
+    rows = 0
+    for part in iter_trace(path):
+        rows += len(part)
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert rows == 32 * len(piece)
+    assert most < 32 * 2**20  # the events are 98 MiB
+
+
+def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_trace(tmp_path / "none")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_a_damaged_file_is_refused_or_read_but_never_crashes(tmp_path: Path, data: st.DataObject) -> None:
+    good, path = tmp_path / "good", tmp_path / "t"
+    if not good.exists():
+        write_trace(sample(200), good)
+    content = bytearray(good.read_bytes())
+    if data.draw(st.booleans()):
+        content = content[: data.draw(st.integers(0, len(content) - 1))]
+        path.write_bytes(content)
+        with pytest.raises(TraceError, match=str(path)):
+            read_trace(path)
+        return
+    for at in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=4)):
+        content[at] = data.draw(st.integers(0, 255))
+    path.write_bytes(content)
+    with contextlib.suppress(TraceError):
+        read_trace(path).validate()

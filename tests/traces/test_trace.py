@@ -1,0 +1,180 @@
+"""Traces are immutable columns whose events can have happened."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traces import Kind, Trace, TraceError
+from traces.trace import COLUMNS
+
+A, F, R, W, M = Kind
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(list(Kind)), st.integers(-1, 4), st.integers(-1, 9)),
+    max_size=14,
+)
+
+
+def first_fault_by_hand(events: list[tuple[Kind, int, int]]) -> int | None:
+    """The first row that is impossible in itself, else the first that contradicts an earlier one."""
+    for row, (kind, buffer, size) in enumerate(events):
+        if size < 0 or (kind != A and size) or (buffer < 0) != (kind == M):
+            return row
+    born: set[int] = set()
+    dead: set[int] = set()
+    for row, (kind, buffer, _) in enumerate(events):
+        if kind == M:
+            continue
+        if (buffer in born) if kind == A else (buffer not in born or buffer in dead):
+            return row
+        (born if kind == A else dead if kind == F else set[int]()).add(buffer)
+    return None
+
+
+def trace_of(events: list[tuple[Kind, int, int]]) -> Trace:
+    table = np.array(events, np.int64).reshape(-1, 3)
+    return Trace.of(*table.T)
+
+
+@given(EVENTS)
+def test_validate_finds_the_row_that_a_loop_over_the_events_finds(
+    events: list[tuple[Kind, int, int]],
+) -> None:
+    row = first_fault_by_hand(events)
+    trace = trace_of(events)
+    if row is None:
+        trace.validate()
+        return
+    with pytest.raises(TraceError) as caught:
+        trace.validate()
+    assert caught.value.row == row
+
+
+@st.composite
+def possible(draw: st.DrawFn) -> list[tuple[Kind, int, int]]:
+    events: list[tuple[Kind, int, int]] = []
+    alive: list[int] = []
+    for _ in range(draw(st.integers(0, 20))):
+        kind = draw(st.sampled_from([A, A, F, R, W, M]))
+        if kind in (F, R, W) and not alive:
+            continue
+        if kind == A:
+            alive.append(len(events))
+            events.append((A, len(events), draw(st.integers(0, 100))))
+        elif kind == M:
+            events.append((M, -1, 0))
+        else:
+            buffer = draw(st.sampled_from(alive))
+            events.append((kind, buffer, 0))
+            if kind == F:
+                alive.remove(buffer)
+    return events
+
+
+@given(possible())
+def test_load_is_the_sum_of_the_sizes_alive(events: list[tuple[Kind, int, int]]) -> None:
+    alive: dict[int, int] = {}
+    expected = []
+    for kind, buffer, size in events:
+        if kind == A:
+            alive[buffer] = size
+        elif kind == F:
+            del alive[buffer]
+        expected.append(sum(alive.values()))
+    assert trace_of(events).load().tolist() == expected
+
+
+@given(possible(), st.integers(0, 20), st.integers(0, 20))
+def test_a_window_is_a_valid_trace_of_the_events_whose_allocs_it_holds(
+    events: list[tuple[Kind, int, int]], start: int, stop: int
+) -> None:
+    window = trace_of(events)[start:stop]
+    window.validate()
+    born = {buffer for kind, buffer, _ in events[start:stop] if kind == A}
+    kept = [event for event in events[start:stop] if event[0] == M or event[1] in born]
+    rows = zip(window.kind, window.buffer, window.size, strict=True)
+    assert [tuple(map(int, row)) for row in rows] == kept
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "reason"),
+    [
+        ({"kind": [9], "buffer": [0]}, 0, "unknown kind"),
+        ({"kind": [A], "buffer": [0], "size": [2**62 + 1]}, 0, "beyond 2\\*\\*62"),
+        ({"kind": [A, A, A], "buffer": [0, 1, 2], "size": 2**62}, 1, "more than"),
+        ({"kind": [A], "buffer": [0], "operation": [0]}, 0, "operation"),
+        ({"kind": [A], "buffer": [0], "frame": [-2]}, 0, "frame"),
+        ({"kind": [A], "buffer": [0], "thread": [-1]}, 0, "thread"),
+        ({"kind": [A, F, F], "buffer": [7, 7, 7]}, 2, "free of buffer 7 after its free"),
+        ({"kind": [R, A], "buffer": [7, 7]}, 0, "read of buffer 7 before its alloc"),
+        ({"kind": [A, F, A], "buffer": [7, 7, 7]}, 2, "second time"),
+    ],
+)
+def test_an_impossible_event_is_named_with_its_row(columns: dict, row: int, reason: str) -> None:
+    with pytest.raises(TraceError, match=reason) as caught:
+        Trace.of(**columns).validate()
+    assert caught.value.row == row
+    assert str(caught.value).startswith(f"row {row}: ")
+
+
+@pytest.mark.parametrize("text", ["0", "3", "-8", "eight", "", "9" * 5000, "٢"])
+def test_an_alignment_that_is_no_power_of_two_is_refused(text: str) -> None:
+    with pytest.raises(TraceError, match="alignment"):
+        Trace.of([], [], metadata={"alignment": text}).validate()
+
+
+def test_columns_cannot_be_changed_not_even_in_a_copy() -> None:
+    trace = Trace.of([A, F], [0, 0], [8, 0], names=["x"], metadata={"alignment": "64"})
+    assert trace.alignment == 64
+    for one in (trace, trace[:1], copy.deepcopy(trace), pickle.loads(pickle.dumps(trace))):
+        assert one.metadata == trace.metadata
+        for name, dtype in COLUMNS.items():
+            column = getattr(one, name)
+            assert column.dtype == dtype
+            assert not column.flags.writeable
+        with pytest.raises(TypeError):
+            one.metadata["alignment"] = "1"
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"kind": [A, F], "buffer": [0]},
+        {"kind": [[A]], "buffer": [0]},
+        {"kind": [0.5], "buffer": [0]},
+        {"kind": [300], "buffer": [0]},
+        {"kind": [-1], "buffer": [0]},
+        {"kind": [A], "buffer": [2**63]},
+        {"kind": [A], "buffer": ["0"]},
+    ],
+)
+def test_columns_of_another_shape_or_type_are_refused(columns: dict) -> None:
+    with pytest.raises(TraceError):
+        Trace.of(**columns)
+
+
+def test_a_misspelt_column_is_refused() -> None:
+    with pytest.raises(TypeError, match="sise"):
+        Trace.of([A], [0], sise=[1])
+
+
+@pytest.mark.parametrize("window", [0, slice(None, None, 2), slice(None, None, -1)])
+def test_a_trace_is_cut_by_plain_slices_only(window: object) -> None:
+    with pytest.raises(TypeError):
+        Trace.of([A], [0])[window]
+
+
+def test_a_million_events_are_validated_well_under_a_second() -> None:
+    ids = np.arange(500_000)
+    kind = np.repeat(np.array([A, F], np.uint8), 500_000)
+    trace = Trace.of(kind, np.concatenate([ids, ids[::-1]]), np.where(kind == A, 512, 0))
+    begin = time.perf_counter()
+    trace.validate()
+    assert time.perf_counter() - begin < 1
+    assert trace.load().max() == 500_000 * 512

@@ -1,0 +1,111 @@
+"""Synthetic workloads look like training, at any size, and are the same for the same seed."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from traces import Buffers, Kind, Trace, workload
+from traces.detect import tail_period
+from traces.trace import COLUMNS
+
+
+def between_marks(trace: Trace) -> list[tuple[int, int]]:
+    marks = np.flatnonzero(trace.kind == Kind.MARK).tolist()
+    return list(itertools.pairwise(marks))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(9, 400), st.integers(0, 9), st.integers(1, 4), st.booleans(), st.sampled_from([0.0, 0.5]))
+def test_every_iteration_allocates_as_many_buffers_as_asked_and_all_but_the_first_are_alike(
+    n: int, seed: int, iterations: int, accesses: bool, replaced: float
+) -> None:
+    trace = workload.generate(n, seed, iterations=iterations, accesses=accesses, replaced=replaced)
+    trace.validate()
+    windows = between_marks(trace)
+    assert len(windows) == iterations
+    shapes = [(trace.kind[a:b].tolist(), trace.size[a:b].tolist()) for a, b in windows]
+    assert all(shape == shapes[1] for shape in shapes[2:])
+    for kinds, _ in shapes[1:]:
+        assert kinds.count(Kind.ALLOC) == n
+        assert kinds.count(Kind.FREE) == n
+
+
+def steady_load(buffers: Buffers) -> np.ndarray:
+    """Bytes alive after each event of a steady iteration, every instance counted."""
+    assert buffers.period is not None
+    change = np.zeros(buffers.period, np.int64)
+    np.add.at(change, buffers.start, buffers.size)
+    np.subtract.at(change, buffers.end % buffers.period, buffers.size)
+    at_start = (buffers.size * (buffers.end // buffers.period)).sum()
+    return np.cumsum(change) + at_start
+
+
+@pytest.mark.parametrize("replaced", [0.0, 0.5])
+def test_the_buffers_are_those_that_the_trace_repeats(replaced: float) -> None:
+    n = 500
+    trace = workload.generate(n, 3, iterations=4, replaced=replaced)
+    buffers = workload.buffers(n, 3, replaced=replaced)
+    assert len(buffers.planned()) == n
+    first, last = between_marks(trace)[-1]
+    load = trace.load()[first + 1 : last]
+    state = buffers.size[buffers.persistent].sum()
+    np.testing.assert_array_equal(load - state, steady_load(buffers.planned()))
+
+
+def test_the_parts_of_training_are_there() -> None:
+    buffers = workload.buffers(9000, replaced=0.1)
+    planned = buffers.planned()
+    assert buffers.persistent.sum() == 3000
+    assert (planned.end >= 18_000).sum() == 1000  # one weight gradient a layer
+    assert planned.max_instances == 2
+    assert workload.buffers(9000).max_instances == 1
+    activation = np.arange(1000)
+    assert (np.diff(planned.start[activation]) > 0).all()
+    assert (np.diff(planned.end[activation]) < 0).all()
+    assert np.median(planned.lengths[5000:]) < 20
+    assert planned.size.min() >= 4
+    assert planned.size.max() <= 2**29
+
+
+def test_the_same_seed_gives_the_same_and_another_seed_another() -> None:
+    one, same, other = (workload.generate(200, seed) for seed in (1, 1, 2))
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(one, name), getattr(same, name))
+    assert one.size.tolist() != other.size.tolist()
+
+
+def test_the_iteration_is_found_without_its_marks() -> None:
+    trace = workload.generate(300, 5, iterations=4)
+    found = tail_period(trace.size[trace.kind == Kind.ALLOC])
+    assert found is not None
+    assert found.period == 300
+    assert found.length >= 900
+
+
+def test_accesses_are_within_lifetimes_and_change_no_load() -> None:
+    plain, full = workload.generate(100, 1), workload.generate(100, 1, accesses=True)
+    assert full.load().max() == plain.load().max()
+    assert (full.kind == Kind.WRITE).sum() == (full.kind == Kind.ALLOC).sum()
+    assert (full.kind == Kind.READ).sum() == (full.kind == Kind.FREE).sum()
+
+
+def test_too_small_a_workload_is_refused() -> None:
+    with pytest.raises(ValueError, match="buffers"):
+        workload.buffers(8)
+    with pytest.raises(ValueError, match="iteration"):
+        workload.generate(100, iterations=0)
+
+
+def test_a_million_buffers_take_a_few_seconds() -> None:
+    begin = time.perf_counter()
+    buffers = workload.buffers(1_000_000)
+    trace = workload.generate(1_000_000, iterations=2)
+    assert time.perf_counter() - begin < 10
+    assert len(buffers.planned()) == 1_000_000
+    assert len(trace) > 4_000_000 - 200_000

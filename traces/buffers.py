@@ -1,0 +1,247 @@
+"""What must be placed: one row a buffer, its lifetime a half-open interval or an arc on a circle."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from traces.columns import column
+from traces.rules import check_buffers
+from traces.trace import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from traces.trace import Trace
+
+#: Per-buffer columns and their types.
+COLUMNS: Mapping[str, np.dtype[Any]] = types.MappingProxyType(
+    {
+        "start": np.dtype(np.int64),
+        "end": np.dtype(np.int64),
+        "size": np.dtype(np.int64),
+        "alignment": np.dtype(np.int64),
+        "offset": np.dtype(np.int64),
+        "group": np.dtype(np.int64),
+        "stream": np.dtype(np.int64),
+        "persistent": np.dtype(np.bool_),
+    }
+)
+GAPS = ("gap_buffer", "gap_start", "gap_end")
+_DEFAULTS: Mapping[str, ArrayLike] = {"alignment": 1, "offset": -1, "persistent": False}
+
+
+@dataclass(frozen=True, eq=False)
+class Buffers:
+    """Buffers with their lifetimes in logical time; read-only columns, n rows of buffers and k of gaps.
+
+    With ``period`` None time is a line. With a period P it is a circle: ``0 <= start < P``, and ``end``
+    counts on beyond P where the lifetime reaches into later iterations. Where it is longer than P, several
+    instances of the buffer, one an iteration, are alive together. Zero sizes and zero-length lifetimes
+    take no memory.
+
+    Attributes:
+        start: int64, time of the alloc.
+        end: int64, time of the free, exclusive.
+        size: int64, bytes.
+        alignment: int64, a power of two that divides the offset.
+        offset: int64, an offset that a plan must keep, or -1.
+        group: int64; buffers of different groups never share addresses, whatever their lifetimes (the order
+            of their streams or sequences is not known).
+        stream: int64, the stream of the alloc.
+        persistent: bool, alive across iterations, not planned.
+        gap_buffer: int64, the row of the buffer that has this gap; gaps are sorted by (buffer, start).
+        gap_start: int64, from here on the buffer needs no memory, on the time axis of its own lifetime,
+        gap_end: int64, until here, exclusive. Gaps of a buffer do not overlap and lie within its lifetime.
+        ids: what the buffers are called, or None.
+        period: length of the circle in events, or None.
+
+    Raises:
+        TraceError: naming the first buffer that breaks one of these rules.
+    """
+
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    size: NDArray[np.int64]
+    alignment: NDArray[np.int64]
+    offset: NDArray[np.int64]
+    group: NDArray[np.int64]
+    stream: NDArray[np.int64]
+    persistent: NDArray[np.bool_]
+    gap_buffer: NDArray[np.int64]
+    gap_start: NDArray[np.int64]
+    gap_end: NDArray[np.int64]
+    ids: tuple[str, ...] | None = None
+    period: int | None = None
+
+    def __post_init__(self) -> None:
+        length, gaps = len(np.atleast_1d(self.start)), len(np.atleast_1d(self.gap_buffer))
+        for name, dtype in COLUMNS.items():
+            object.__setattr__(self, name, column(getattr(self, name), dtype, name, length))
+        for name in GAPS:
+            object.__setattr__(self, name, column(getattr(self, name), np.int64, name, gaps))
+        if self.ids is not None:
+            object.__setattr__(self, "ids", tuple(self.ids))
+        check_buffers(self)
+
+    @classmethod
+    def of(
+        cls,
+        start: ArrayLike,
+        end: ArrayLike,
+        size: ArrayLike,
+        *,
+        gaps: Sequence[tuple[int, int, int]] | NDArray[np.int64] = (),
+        ids: Sequence[str] | None = None,
+        period: int | None = None,
+        **columns: ArrayLike,
+    ) -> Buffers:
+        """Buffers from arrays, lists or scalars.
+
+        A column not given takes its default: alignment 1, no fixed offset, group 0, stream 0, not persistent.
+
+        Args:
+            start: int64[n], as the class.
+            end: int64[n], as the class.
+            size: int64[n], as the class.
+            gaps: (buffer, start, end) in any order.
+            ids: as the class.
+            period: as the class.
+            columns: any other column, as an array or a scalar for all.
+
+        Raises:
+            TraceError: as the class.
+            TypeError: a column that does not exist.
+        """
+        if unknown := columns.keys() - COLUMNS.keys():
+            raise TypeError(f"buffers have no column {', '.join(sorted(unknown))}")
+        length = len(np.atleast_1d(np.asarray(start)))
+        given: dict[str, ArrayLike] = {"start": start, "end": end, "size": size, **columns}
+        table = {
+            name: column(given.get(name, _DEFAULTS.get(name, 0)), dtype, name, length)
+            for name, dtype in COLUMNS.items()
+        }
+        gap = np.asarray(gaps).reshape(-1, 3)
+        gap = gap[np.lexsort((gap[:, 1], gap[:, 0]))]
+        named = None if ids is None else tuple(ids)
+        return cls(
+            **table, gap_buffer=gap[:, 0], gap_start=gap[:, 1], gap_end=gap[:, 2], ids=named, period=period
+        )
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Copies are made by the constructor, so that their columns are read-only too.
+        return Buffers, tuple(getattr(self, name.name) for name in dataclasses.fields(self))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """``end - start``, int64[n]."""
+        return self.end - self.start
+
+    @property
+    def wrap_around(self) -> NDArray[np.bool_]:
+        """Which buffers are alive when the next iteration begins, bool[n]; none on a line."""
+        if self.period is None:
+            return np.zeros(len(self), np.bool_)
+        return self.end > self.period
+
+    @property
+    def instances(self) -> NDArray[np.int64]:
+        """How many instances of each buffer are alive together at most, at least 1, int64[n]; 1 on a line."""
+        if self.period is None:
+            return np.ones(len(self), np.int64)
+        return np.maximum(-(-self.lengths // self.period), 1)
+
+    @property
+    def max_instances(self) -> int:
+        """The largest of `instances` of the buffers that are planned; 1 where there are none."""
+        return int(self.instances[~self.persistent].max(initial=1))
+
+    def select(self, rows: ArrayLike) -> Buffers:
+        """The buffers of a boolean mask, or of indices in their order, with their gaps and ids.
+
+        Raises:
+            TraceError: a buffer with an id is chosen twice.
+        """
+        index = np.asarray(rows)
+        index = np.flatnonzero(index) if index.dtype == np.bool_ else index.astype(np.int64)
+        first = np.searchsorted(self.gap_buffer, index)
+        count = np.searchsorted(self.gap_buffer, index, side="right") - first
+        owner = np.repeat(np.arange(len(index)), count)
+        gap = np.arange(len(owner)) + np.repeat(first - (np.cumsum(count) - count), count)
+        return Buffers(
+            **{name: getattr(self, name)[index] for name in COLUMNS},
+            gap_buffer=owner,
+            gap_start=self.gap_start[gap],
+            gap_end=self.gap_end[gap],
+            ids=None if self.ids is None else tuple(self.ids[row] for row in index),
+            period=self.period,
+        )
+
+    def planned(self) -> Buffers:
+        """The buffers that a plan places: those that are not persistent."""
+        return self.select(~self.persistent)
+
+    def unrolled(self, k: int) -> Buffers:
+        """The same work on a circle of ``k`` iterations: n*k buffers, the period ``k`` times as long.
+
+        Row ``j * n + i`` is instance j of buffer i, one period later than instance j-1, called ``ID@j``.
+
+        Raises:
+            ValueError: ``k`` is less than 1, or not 1 on a line.
+        """
+        if k < 1 or (self.period is None and k != 1):
+            raise ValueError("only buffers with a period unroll, and only to one iteration or more")
+        if self.period is None or k == 1:
+            return self
+        n = len(self)
+        later = np.repeat(np.arange(k, dtype=np.int64), n) * self.period
+        gap_turn = np.repeat(np.arange(k, dtype=np.int64), len(self.gap_buffer))
+        table = {name: np.tile(getattr(self, name), k) for name in COLUMNS}
+        table["start"], table["end"] = table["start"] + later, table["end"] + later
+        return Buffers(
+            **table,
+            gap_buffer=np.tile(self.gap_buffer, k) + gap_turn * n,
+            gap_start=np.tile(self.gap_start, k) + gap_turn * self.period,
+            gap_end=np.tile(self.gap_end, k) + gap_turn * self.period,
+            ids=None if self.ids is None else tuple(f"{name}@{j}" for j in range(k) for name in self.ids),
+            period=self.period * k,
+        )
+
+
+def buffers_of(trace: Trace, *, alignment: int = 1) -> Buffers:
+    """The buffers of a whole trace on one line, in order of allocation; time is the row of the event.
+
+    A buffer that is never freed ends with the trace. Each (device, stream) is a group of its own: the order
+    of frees on one and allocs on another is the host's, not the device's.
+
+    Args:
+        trace: a trace; it is validated.
+        alignment: bytes, a power of two; the trace's own if that is larger.
+
+    Raises:
+        TraceError: the trace contradicts itself.
+    """
+    trace.validate()
+    row = np.flatnonzero(trace.kind == Kind.ALLOC)
+    freed = np.flatnonzero(trace.kind == Kind.FREE)
+    end = np.full(len(trace), len(trace), np.int64)
+    end[trace.births[freed]] = freed
+    place = np.stack([trace.device[row].astype(np.int64), trace.stream[row]])
+    group = np.unique(place, axis=1, return_inverse=True)[1].reshape(-1) if place.any() else 0
+    return Buffers.of(
+        row,
+        end[row],
+        trace.size[row],
+        alignment=max(alignment, trace.alignment),
+        group=group,
+        stream=trace.stream[row],
+    )

@@ -1,0 +1,63 @@
+"""What the tables of this package share: read-only one-dimensional NumPy columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from traces.errors import TraceError
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
+#: No size, time or offset may be larger: the sum of two still fits int64.
+LARGEST = 2**62
+
+
+def column(values: Any, dtype: DTypeLike, name: str, length: int | None = None) -> NDArray[Any]:
+    """``values`` as a read-only 1-D array of ``dtype``; a scalar is repeated ``length`` times.
+
+    A writable array is viewed, not copied: whoever passes it in gives it away.
+
+    Raises:
+        TraceError: another shape or length, or values that ``dtype`` cannot hold exactly.
+    """
+    given = np.asarray(values)
+    if given.size == 0 and given.dtype == np.float64:  # np.asarray([]) has no better idea
+        given = given.astype(dtype)
+    if given.ndim == 0 and length is not None:
+        given = np.full(length, given)
+    if given.ndim != 1:
+        raise TraceError(f"column {name} has {given.ndim} dimensions, not one")
+    if length is not None and len(given) != length:
+        raise TraceError(f"column {name} has {len(given)} rows, not {length}")
+    result = _cast(given, np.dtype(dtype), name).view()
+    result.flags.writeable = False
+    return result
+
+
+def _cast(given: NDArray[Any], dtype: np.dtype[Any], name: str) -> NDArray[Any]:
+    if given.dtype == dtype:
+        return np.ascontiguousarray(given)
+    if given.dtype.kind not in "biu" or (dtype.kind == "b" and given.dtype.kind != "b"):
+        raise TraceError(f"column {name} holds {given.dtype}, not {dtype}")
+    result = given.astype(dtype)
+    if dtype.kind != "b" and given.size:
+        lost = (result != given) | ((result < 0) != (given < 0))
+        if lost.any():
+            row = int(lost.argmax())
+            raise TraceError(f"column {name}: {given[row]} does not fit {dtype}", row=row)
+    return result
+
+
+def first_fault(faults: list[tuple[NDArray[np.bool_], str]]) -> tuple[int, str] | None:
+    """Row and reason of the earliest fault among masks of one length; of one row, the first listed."""
+    found = [(int(mask.argmax()), reason) for mask, reason in faults if mask.any()]
+    return min(found, key=lambda fault: fault[0]) if found else None
+
+
+def power_of_two(values: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of ``values`` are 1, 2, 4, ..."""
+    result: NDArray[np.bool_] = (values >= 1) & ((values & (values - 1)) == 0)
+    return result

@@ -1,0 +1,118 @@
+"""Files, whole or not at all, and what a file is by its content."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from traces.errors import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from _typeshed import StrPath
+
+FileKind = Literal["trace", "plan", "csv"]
+#: Metadata keys of every Parquet file of ours: what it is, and the version of its columns.
+KIND_KEY, VERSION_KEY = "mempool.kind", "mempool.version"
+
+
+@contextmanager
+def atomic(path: StrPath) -> Iterator[Path]:
+    """Yield a path beside ``path`` to write to; renamed to it at the end, removed on any exception.
+
+    A link is followed. What is neither a file nor absent (a pipe, ``/dev/null``) is written to directly.
+
+    Raises:
+        OSError: the folder is missing or not writable, or ``path`` is a folder.
+    """
+    target = Path(path).resolve()
+    mode = target.stat().st_mode if target.exists() else None
+    if mode is not None and stat.S_ISDIR(mode):
+        raise IsADirectoryError(21, "is a folder", str(path))
+    if mode is not None and not stat.S_ISREG(mode):
+        yield target
+        return
+    beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    try:
+        yield beside
+        if mode is not None:
+            beside.chmod(stat.S_IMODE(mode))
+        beside.replace(target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def read_schema(path: StrPath) -> Any:
+    """The Arrow schema of a Parquet file, from its footer.
+
+    Raises:
+        TraceError: not a Parquet file, or a damaged one.
+        OSError: the file cannot be opened.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with Path(path).open("rb") as file:
+        try:
+            return pq.read_schema(file)
+        except (pa.ArrowException, OSError, ValueError, UnicodeDecodeError) as error:
+            raise TraceError(f"not a whole Parquet file ({one_line(error)})", file=path) from None
+
+
+def string_metadata(schema: Any, path: StrPath) -> dict[str, str]:
+    """The key-value metadata of a schema as text, without Arrow's own.
+
+    Raises:
+        TraceError: bytes that are not UTF-8.
+    """
+    try:
+        return {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+    except UnicodeDecodeError:
+        raise TraceError("metadata is not UTF-8 text", file=path) from None
+
+
+def expect(metadata: Mapping[str, str], kind: str, version: str, path: StrPath) -> None:
+    """Check that the metadata of a Parquet file is that of a ``kind`` of ours, in the ``version`` read here.
+
+    Raises:
+        TraceError: it is not.
+    """
+    if metadata.get(KIND_KEY) != kind:
+        raise TraceError(f"not a {kind}, but {metadata.get(KIND_KEY, 'something else')[:40]!r}", file=path)
+    if metadata.get(VERSION_KEY) != version:
+        found = metadata.get(VERSION_KEY, "none")[:40]
+        raise TraceError(f"a {kind} of version {found!r}; this reads version {version!r}", file=path)
+
+
+def sniff(path: StrPath) -> FileKind:
+    """What a file is, by its content: ``"trace"``, ``"plan"`` or ``"csv"``.
+
+    Raises:
+        TraceError: none of them.
+        OSError: the file cannot be opened.
+    """
+    with Path(path).open("rb") as file:
+        head = file.read(4096)
+    if not head:
+        raise TraceError("the file is empty", file=path)
+    if head.startswith(b"PAR1"):
+        kind = string_metadata(read_schema(path), path).get(KIND_KEY)
+        if kind in ("trace", "plan"):
+            return "trace" if kind == "trace" else "plan"
+        raise TraceError("a Parquet file, but neither a trace nor a plan", file=path)
+    line = head.removeprefix(b"\xef\xbb\xbf").splitlines()[0]
+    if b"size" in [name.strip().lower() for name in line.split(b",")]:
+        return "csv"
+    raise TraceError("neither a trace nor a plan nor a CSV with a column 'size'", file=path)
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error, as one line of at most 200 characters."""
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,254 @@
+"""Traces as Parquet files: plain columns that any tool reads, kinds and names as text.
+
+The columns are those of `Trace`, with ``kind`` as "alloc", "free", ... and ``operation`` and ``frame`` as the
+names themselves, null where unknown. The trace's metadata is the schema's, under keys that begin with
+``trace.``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from traces.columns import column
+from traces.errors import TraceError
+from traces.files import KIND_KEY, VERSION_KEY, atomic, expect, one_line, read_schema, string_metadata
+from traces.trace import COLUMNS, Kind, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
+
+    from _typeshed import StrPath
+    from numpy.typing import NDArray
+
+VERSION = "1"
+#: Rows of a row group and of a piece: what is held in memory at a time while streaming.
+PIECE_EVENTS = 1 << 17
+#: `read_trace` refuses more: a file of a few kilobytes can claim any number of equal rows.
+MAX_EVENTS = 1 << 26
+_PREFIX = "trace."
+_KINDS = tuple(kind.name.lower() for kind in Kind)
+_TEXT = ("kind", "operation", "frame")
+_NAMES = ("operation", "frame")
+
+
+def write_trace(trace: Trace, path: StrPath) -> None:
+    """Write a trace to ``path``, whole or not at all.
+
+    Raises:
+        TraceError: the trace contradicts itself.
+        OSError: the file cannot be written.
+    """
+    trace.validate()
+    with TraceWriter(path, metadata=trace.metadata) as writer:
+        writer.write(trace)
+
+
+class TraceWriter:
+    """Writes a trace piece by piece in bounded memory; the file appears when the ``with`` block ends.
+
+    An exception in the block removes what was written. Pieces may have names of their own; their metadata is
+    left out, the writer's is used.
+    """
+
+    def __init__(self, path: StrPath, *, metadata: Mapping[str, str] | None = None) -> None:
+        self._path = path
+        self._metadata = {KIND_KEY: "trace", VERSION_KEY: VERSION} | {
+            _PREFIX + key: value for key, value in (metadata or {}).items()
+        }
+        self._pending: list[Any] = []
+        self._rows = 0
+        self._writer: Any = None
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        import pyarrow.parquet as pq
+
+        with self._stack:
+            beside = self._stack.enter_context(atomic(self._path))
+            self._writer = pq.ParquetWriter(
+                beside,
+                _schema(self._metadata),
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=[name for name in COLUMNS if name not in ("buffer", "time_ns")],
+            )
+            self._stack = self._stack.pop_all()
+        return self
+
+    def write(self, piece: Trace) -> None:
+        """Append events. Their order over pieces is not checked here, only each row by itself.
+
+        Raises:
+            TraceError: a row that is impossible in itself.
+        """
+        piece.check_rows()
+        self._pending.append(_table(piece))
+        self._rows += len(piece)
+        if self._rows >= PIECE_EVENTS:
+            self._flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        with self._stack:  # renames or removes
+            self._stack.push(self._close)
+            return self._stack.pop_all().__exit__(kind, error, trace)
+
+    def _close(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._flush()
+        finally:
+            self._writer.close()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        if self._pending:
+            table = pa.concat_tables(self._pending).unify_dictionaries()
+            self._writer.write_table(table, row_group_size=PIECE_EVENTS)
+            self._pending, self._rows = [], 0
+
+
+def read_trace(path: StrPath) -> Trace:
+    """Read a trace whole, and validate it.
+
+    Raises:
+        TraceError: naming the file: not a whole trace of this version, events that cannot have happened, or
+            more than `MAX_EVENTS` of them (`iter_trace` has no limit).
+        OSError: the file cannot be opened.
+    """
+    with _opened(path) as (file, metadata):
+        rows = file.metadata.num_rows
+        if rows > MAX_EVENTS:
+            raise TraceError(f"{rows} events are more than {MAX_EVENTS}, the most read at once", file=path)
+        table = {name: np.empty(rows, dtype) for name, dtype in COLUMNS.items()}
+        names: dict[str, int] = {}
+        done = 0
+        for batch in file.iter_batches(PIECE_EVENTS, columns=list(COLUMNS)):
+            end = done + len(batch)
+            if end > rows:
+                raise TraceError("more events than the file declares", file=path)
+            for name, values in _columns(batch, names).items():
+                table[name][done:end] = values
+            done = end
+        if done != rows:
+            raise TraceError(f"{rows} events declared, {done} found", file=path)
+        trace = Trace(**table, names=tuple(names), metadata=metadata)
+        trace.validate()
+        return trace
+
+
+def iter_trace(path: StrPath) -> Iterator[Trace]:
+    """Yield a trace in pieces of at most `PIECE_EVENTS`, in bounded memory, each with names of its own.
+
+    A piece may free what an earlier one allocated; only each row by itself is checked.
+
+    Raises:
+        TraceError: naming the file, as `read_trace`; the row counts from the beginning of the file.
+        OSError: the file cannot be opened.
+    """
+    with _opened(path) as (file, metadata):
+        done = 0
+        for batch in file.iter_batches(PIECE_EVENTS, columns=list(COLUMNS)):
+            names: dict[str, int] = {}
+            piece = Trace(**_columns(batch, names), names=tuple(names), metadata=metadata)
+            try:
+                piece.check_rows()
+            except TraceError as error:
+                raise TraceError(error.reason, row=done + (error.row or 0)) from None
+            done += len(piece)
+            yield piece
+
+
+def _schema(metadata: Mapping[str, str]) -> Any:
+    import pyarrow as pa
+
+    text = pa.dictionary(pa.int32(), pa.string())
+    types = {name: text if name in _TEXT else pa.from_numpy_dtype(dtype) for name, dtype in COLUMNS.items()}
+    return pa.schema(
+        [pa.field(name, kind, nullable=name in _NAMES) for name, kind in types.items()],
+        {_utf8(key): _utf8(value) for key, value in metadata.items()},
+    )
+
+
+def _utf8(text: str) -> str:
+    # Source paths may hold bytes that are no text, as lone surrogates.
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _table(piece: Trace) -> Any:
+    import pyarrow as pa
+
+    kinds = pa.array(_KINDS, pa.string())
+    table = {name: pa.array(getattr(piece, name)) for name in COLUMNS if name not in _TEXT}
+    table["kind"] = pa.DictionaryArray.from_arrays(pa.array(piece.kind.astype(np.int32)), kinds)
+    for name in _NAMES:
+        index = getattr(piece, name)
+        used = np.flatnonzero(np.bincount(index[index >= 0], minlength=1))
+        rank = np.zeros(len(piece.names) + 1, np.int32)
+        rank[used[used < len(piece.names)]] = np.arange(len(used))[used < len(piece.names)]
+        texts = pa.array([_utf8(piece.names[i]) for i in used if i < len(piece.names)], pa.string())
+        table[name] = pa.DictionaryArray.from_arrays(pa.array(rank[index], mask=index < 0), texts)
+    plain = _schema({})
+    return pa.table([table[name] for name in COLUMNS], schema=plain)
+
+
+@contextlib.contextmanager
+def _opened(path: StrPath) -> Iterator[tuple[Any, dict[str, str]]]:
+    """The open Parquet file and the trace's metadata; errors inside the block name the file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = read_schema(path)
+    stored = string_metadata(schema, path)
+    expect(stored, "trace", VERSION, path)
+    metadata = {k.removeprefix(_PREFIX): v for k, v in stored.items() if k.startswith(_PREFIX)}
+    with Path(path).open("rb") as raw:
+        try:
+            _check_schema(schema)
+            yield pq.ParquetFile(raw, read_dictionary=list(_TEXT)), metadata
+        except TraceError as error:
+            raise error.within(path) from None
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise TraceError(f"not a whole Parquet file ({one_line(error)})", file=path) from None
+
+
+def _check_schema(schema: Any) -> None:
+    import pyarrow as pa
+
+    for name, dtype in COLUMNS.items():
+        if schema.names.count(name) != 1:
+            raise TraceError(f"{schema.names.count(name)} columns are called {name!r}, not one")
+        found = schema.field(name).type
+        if name in _TEXT:
+            found = found.value_type if pa.types.is_dictionary(found) else found
+        if found != (pa.string() if name in _TEXT else pa.from_numpy_dtype(dtype)):
+            raise TraceError(f"column {name!r} holds {str(found)[:40]}")
+
+
+def _columns(batch: Any, names: dict[str, int]) -> dict[str, NDArray[Any]]:
+    """A batch as the columns of a trace; names not yet in ``names`` are added to it."""
+    result = {}
+    for name, dtype in COLUMNS.items():
+        values = batch.column(name)
+        if name not in _NAMES and values.null_count:
+            raise TraceError(f"column {name!r} has empty fields")
+        if name not in _TEXT:
+            result[name] = column(values.to_numpy(zero_copy_only=False), dtype, name)
+            continue
+        texts = values.dictionary.to_pylist()
+        if name == "kind":
+            index = [_KINDS.index(text) if text in _KINDS else 255 for text in texts]
+        else:
+            index = [-1 if text is None else names.setdefault(text, len(names)) for text in texts]
+        chosen = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        if chosen.size and (chosen.min() < -1 or chosen.max() >= len(index)):
+            raise TraceError(f"column {name!r} points beyond its dictionary")
+        result[name] = np.array([*index, -1], np.int32)[chosen].astype(dtype)  # -1, empty, is the last entry
+    return result

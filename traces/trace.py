@@ -1,0 +1,239 @@
+"""What happened: a trace of allocations, frees, accesses and marks, one row an event."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from traces.columns import LARGEST, column, first_fault
+from traces.errors import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+
+class Kind(enum.IntEnum):
+    """What an event is."""
+
+    ALLOC = 0
+    FREE = 1
+    READ = 2
+    WRITE = 3
+    MARK = 4
+
+
+#: Per-event columns of a trace and their types, in the order in which they are kept and stored.
+COLUMNS: Mapping[str, np.dtype[Any]] = types.MappingProxyType(
+    {
+        "kind": np.dtype(np.uint8),
+        "buffer": np.dtype(np.int64),
+        "size": np.dtype(np.int64),
+        "stream": np.dtype(np.int64),
+        "device": np.dtype(np.int32),
+        "thread": np.dtype(np.int32),
+        "time_ns": np.dtype(np.int64),
+        "operation": np.dtype(np.int32),
+        "frame": np.dtype(np.int32),
+    }
+)
+_DEFAULTS = {"operation": -1, "frame": -1}
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Events in the order in which they happened on the host; read-only columns of one length.
+
+    Attributes:
+        kind: uint8, a `Kind`.
+        buffer: int64, id of the buffer, used by one alloc only; -1 for marks.
+        size: int64, bytes asked for on an alloc, 0 elsewhere.
+        stream: int64, the stream of the event.
+        device: int32, the device's index.
+        thread: int32, dense index of the thread, in order of first appearance in the recording.
+        time_ns: int64, host clock in ns; need not increase.
+        operation: int32, index into ``names`` of the operation, -1 where unknown.
+        frame: int32, index into ``names`` of the source line, -1 where unknown.
+        names: the strings.
+        metadata: anything else, as strings; ``alignment`` is what the recorded allocator rounds addresses to.
+
+    Raises:
+        TraceError: columns of another shape, length or type. Contradictory *events* are found by `validate`.
+    """
+
+    kind: NDArray[np.uint8]
+    buffer: NDArray[np.int64]
+    size: NDArray[np.int64]
+    stream: NDArray[np.int64]
+    device: NDArray[np.int32]
+    thread: NDArray[np.int32]
+    time_ns: NDArray[np.int64]
+    operation: NDArray[np.int32]
+    frame: NDArray[np.int32]
+    names: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        length = len(np.atleast_1d(self.kind))
+        for name, dtype in COLUMNS.items():
+            object.__setattr__(self, name, column(getattr(self, name), dtype, name, length))
+        object.__setattr__(self, "names", tuple(self.names))
+        object.__setattr__(self, "metadata", types.MappingProxyType(dict(self.metadata)))
+
+    @classmethod
+    def of(
+        cls,
+        kind: ArrayLike,
+        buffer: ArrayLike,
+        size: ArrayLike = 0,
+        *,
+        names: Sequence[str] = (),
+        metadata: Mapping[str, str] | None = None,
+        **columns: ArrayLike,
+    ) -> Trace:
+        """A trace from arrays, lists or scalars; a column not given is 0, or -1 (unknown) for names.
+
+        Raises:
+            TraceError: as the class.
+            TypeError: a column that does not exist.
+        """
+        if unknown := columns.keys() - COLUMNS.keys():
+            raise TypeError(f"a trace has no column {', '.join(sorted(unknown))}")
+        length = len(np.atleast_1d(np.asarray(kind)))
+        given: dict[str, ArrayLike] = {"kind": kind, "buffer": buffer, "size": size, **columns}
+        table = {
+            name: column(given.get(name, _DEFAULTS.get(name, 0)), dtype, name, length)
+            for name, dtype in COLUMNS.items()
+        }
+        return cls(**table, names=tuple(names), metadata=metadata or {})
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Copies are made by the constructor, so that their columns are read-only too.
+        return Trace, (*(getattr(self, name) for name in COLUMNS), self.names, dict(self.metadata))
+
+    def __getitem__(self, window: slice) -> Trace:
+        """The events of a window. Frees and accesses of buffers allocated before it are left out.
+
+        Raises:
+            TraceError: the trace contradicts itself.
+            TypeError: anything but a slice of step 1.
+        """
+        if not isinstance(window, slice) or window.step not in (None, 1):
+            raise TypeError("a trace is cut by a slice of step 1")
+        start, stop, _ = window.indices(len(self))
+        keep = (self.births[start:stop] >= start) | (self.kind[start:stop] == Kind.MARK)
+        cut = {name: getattr(self, name)[start:stop][keep] for name in COLUMNS}
+        return dataclasses.replace(self, **cut)
+
+    @property
+    def alignment(self) -> int:
+        """Alignment of the recorded allocator in bytes, 1 where the recorder did not say.
+
+        Raises:
+            TraceError: the metadata's ``alignment`` is not a power of two.
+        """
+        text = self.metadata.get("alignment", "1")
+        if text.isascii() and text.isdigit() and len(text) < 20:
+            value = int(text)
+            if 1 <= value <= LARGEST and value & (value - 1) == 0:
+                return value
+        raise TraceError(f"alignment {text[:40]!r} is not a power of two")
+
+    def validate(self) -> None:
+        """Check that the events can have happened.
+
+        Raises:
+            TraceError: naming the first row that contradicts an earlier one or is impossible in itself: an
+                unknown kind, a negative size or one beyond 2**62, a free or an access of a buffer that is not
+                alive, an id used twice, a name that does not exist, more bytes alive than int64 holds.
+        """
+        _ = self.alignment, self.births
+        self.load()
+
+    def check_rows(self) -> None:
+        """Check each row by itself, which is all that can be said of a piece of a trace.
+
+        Raises:
+            TraceError: naming the first row that is impossible whatever came before it.
+        """
+        if fault := first_fault(self._faults()):
+            raise TraceError(fault[1], row=fault[0])
+
+    def load(self) -> NDArray[np.int64]:
+        """Bytes alive after each event, int64[n].
+
+        Raises:
+            TraceError: the trace contradicts itself.
+        """
+        change = np.where(self.kind == Kind.ALLOC, self.size, 0)
+        freed = self.kind == Kind.FREE
+        change[freed] = -self.size[self.births[freed]]
+        # Sizes up to 2**62 may overflow int64 when added, so each half is summed by itself.
+        high, low = np.cumsum(change >> 31), np.cumsum(change & (2**31 - 1))
+        beyond = high + (low >> 31) >= 2**32
+        if beyond.any():
+            raise TraceError("more than 2**63 bytes are alive", row=int(beyond.argmax()))
+        result: NDArray[np.int64] = (high << 31) + low
+        return result
+
+    @cached_property
+    def births(self) -> NDArray[np.int64]:
+        """Row of the alloc of each event's buffer, int64[n]; -1 for marks.
+
+        Raises:
+            TraceError: the trace contradicts itself.
+        """
+        self.check_rows()
+        rows = np.flatnonzero(self.kind != Kind.MARK)
+        order = rows[np.argsort(self.buffer[rows], kind="stable")]  # by buffer, then in time
+        opens = np.ones(len(order), np.bool_)
+        opens[1:] = self.buffer[order[1:]] != self.buffer[order[:-1]]
+        self._check_order(order, opens)
+        births = np.full(len(self), -1, np.int64)
+        births[order] = order[opens][np.cumsum(opens) - 1]
+        births.flags.writeable = False
+        return births
+
+    def _check_order(self, order: NDArray[np.int64], opens: NDArray[np.bool_]) -> None:
+        """Raise for the first event whose buffer is not alive, or is born again."""
+        kind = self.kind[order]
+        # The earliest wrong event of a buffer is its first one or follows its free: one look back is enough.
+        after_free = np.zeros(len(order), np.bool_)
+        after_free[1:] = ~opens[1:] & (kind[:-1] == Kind.FREE)
+        again = ~opens & (kind == Kind.ALLOC)
+        wrong = np.flatnonzero((opens & (kind != Kind.ALLOC)) | again | after_free)
+        if not len(wrong):
+            return
+        at = wrong[order[wrong].argmin()]
+        row = int(order[at])
+        what, buffer = Kind(int(kind[at])).name.lower(), int(self.buffer[row])
+        if again[at]:
+            raise TraceError(f"buffer {buffer} is allocated a second time", row=row)
+        why = "after its free" if after_free[at] else "before its alloc"
+        raise TraceError(f"{what} of buffer {buffer} {why}", row=row)
+
+    def _faults(self) -> list[tuple[NDArray[np.bool_], str]]:
+        """Masks of the rows that are impossible in themselves, with the reason."""
+        mark, alloc = self.kind == Kind.MARK, self.kind == Kind.ALLOC
+        names = len(self.names)
+        return [
+            (self.kind > max(Kind), "unknown kind of event"),
+            (self.size < 0, "negative size"),
+            (self.size > LARGEST, "size beyond 2**62"),
+            (~alloc & (self.size != 0), "only an alloc has a size"),
+            (mark & (self.buffer != -1), "a mark with a buffer"),
+            (~mark & (self.buffer < 0), "negative buffer id"),
+            (self.thread < 0, "negative thread index"),
+            ((self.operation < -1) | (self.operation >= names), "operation is not among the names"),
+            ((self.frame < -1) | (self.frame >= names), "frame is not among the names"),
+        ]

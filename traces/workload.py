@@ -1,0 +1,194 @@
+"""Synthetic workloads in the shape of training, from a hundred to a million buffers an iteration.
+
+A network of layers runs forward, backward and through an optimizer. Each layer keeps one activation, freed in
+reverse order on the way back, passes one gradient to the layer below, leaves one weight gradient that the
+next iteration frees, and takes two temporaries in the optimizer; what remains are short temporaries, spread
+at random over both passes. Weights and two optimizer states a layer are persistent; the states are made in
+the middle of the first step. Sizes are those of float32 tensors, alike within blocks of layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traces.buffers import Buffers
+from traces.trace import Kind, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import ArrayLike, NDArray
+
+_NAMES = ("iteration", "parameters", "forward", "backward", "optimizer")
+_BUFFERS_A_LAYER = 9  # five of a fixed role, the others short temporaries
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One iteration. Time runs from 0: a unit a layer forward, then as many backward, then for the optimizer.
+
+    `birth` and `death` are float64[n]; a death beyond `length` is in the next iteration. `size` is int64[n],
+    `weight` the bytes of each layer's weight, int64[layers].
+    """
+
+    layers: int
+    birth: NDArray[np.float64]
+    death: NDArray[np.float64]
+    size: NDArray[np.int64]
+    weight: NDArray[np.int64]
+
+    @property
+    def length(self) -> int:
+        return 3 * self.layers
+
+
+def generate(
+    n_buffers: int, seed: int = 0, *, iterations: int = 3, replaced: float = 0.0, accesses: bool = False
+) -> Trace:
+    """A trace of whole iterations, each begun by a mark, and a last mark.
+
+    The first iteration differs: no gradients to free, optimizer states to make. What is alive at the end
+    stays alive.
+
+    Args:
+        n_buffers: buffers allocated in each iteration, persistent ones apart; at least 9.
+        seed: the same seed gives the same trace.
+        iterations: at least 1.
+        replaced: share of the weight gradients that are freed only when their successor exists, so that
+            they live longer than an iteration.
+        accesses: also record a write after each alloc and a read before each free.
+
+    Raises:
+        ValueError: too few buffers or iterations.
+    """
+    if iterations < 1:
+        raise ValueError("needs an iteration")
+    rng = np.random.default_rng(seed)
+    step = _step(n_buffers, rng, replaced)
+    mark = _table(Kind.MARK, [-1], 0, _NAMES.index("iteration"))
+    pieces = [_table(Kind.ALLOC, np.arange(step.layers), step.weight, _NAMES.index("parameters"))]
+    for table in _iterations(step, iterations):
+        pieces += [mark, table]
+    events = np.concatenate([*pieces, mark], axis=1)
+    if accesses:
+        events = _with_accesses(events)
+    kind, ids, size, operation = events
+    time = np.cumsum(rng.integers(200, 5000, len(kind)))
+    return Trace.of(kind, ids, size, operation=operation, time_ns=time, names=_NAMES)
+
+
+def buffers(n_buffers: int, seed: int = 0, *, replaced: float = 0.0) -> Buffers:
+    """The buffers of one steady iteration on a circle of ``2 * n_buffers`` events, persistent ones last.
+
+    The same as what `generate` repeats, without accesses and marks.
+
+    Raises:
+        ValueError: too few buffers.
+    """
+    step = _step(n_buffers, np.random.default_rng(seed), replaced)
+    kind, row, _ = _events(step)
+    at = np.arange(2 * n_buffers)
+    start, end = np.empty(n_buffers, np.int64), np.empty(n_buffers, np.int64)
+    start[row[kind == Kind.ALLOC]] = at[kind == Kind.ALLOC]
+    end[row[kind == Kind.FREE]] = at[kind == Kind.FREE]
+    end += np.where(step.death >= step.length, 2 * n_buffers, 0)
+    kept = 3 * step.layers
+    return Buffers.of(
+        np.concatenate([start, np.zeros(kept, np.int64)]),
+        np.concatenate([end, np.full(kept, 2 * n_buffers)]),
+        np.concatenate([step.size, np.tile(step.weight, 3)]),
+        persistent=np.arange(n_buffers + kept) >= n_buffers,
+        period=2 * n_buffers,
+    )
+
+
+def _step(n_buffers: int, rng: np.random.Generator, replaced: float) -> _Step:
+    if n_buffers < _BUFFERS_A_LAYER:
+        raise ValueError(f"needs at least {_BUFFERS_A_LAYER} buffers")
+    layers = n_buffers // _BUFFERS_A_LAYER
+    activation, weight = _sizes(layers, rng)
+    forward = np.arange(layers, dtype=np.float64)
+    backward = 2 * layers - 1 - forward
+    optimizer = 2 * layers + forward
+    # A successor is made 0.6 into the backward step; most gradients are dropped before the forward pass.
+    late = rng.random(layers) < replaced
+    dropped = np.where(late, backward + 0.7, forward / layers * 0.01) + 3 * layers
+    temporaries = n_buffers - 5 * layers
+    place = rng.integers(0, 2 * layers, temporaries)
+    owner = np.where(place < layers, place, 2 * layers - 1 - place)
+    begin = rng.random(temporaries) * 0.9 + 0.05
+    end = begin + (0.99 - begin) * rng.random(temporaries)
+    share = np.array([1, 2, 4, 4, 8])[rng.integers(0, 5, temporaries)]
+    workspace = rng.integers(1, 64, temporaries) * 4
+    scratch = np.where(rng.random(temporaries) < 0.25, workspace, activation[owner] // 4 * share)
+    roles = [  # bytes, birth, death
+        (activation, forward + 0.5, backward + 0.95),
+        (activation, backward + 0.4, backward + 1.8),  # the gradient passed to the layer below
+        (weight, backward + 0.6, dropped),
+        (weight, optimizer + 0.2, optimizer + 0.8),
+        (weight, optimizer + 0.4, optimizer + 0.6),
+        (scratch, place + begin, place + end),
+    ]
+    size, birth, death = (np.concatenate(column) for column in zip(*roles, strict=True))
+    return _Step(layers, birth, death, size, weight)
+
+
+def _sizes(layers: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Bytes of each layer's activation and weight; one to six layers in a row are alike."""
+    block = np.repeat(np.arange(layers), rng.integers(1, 7, layers))[:layers]
+    batch = 4 * int(rng.choice([8, 16, 32, 64]))
+    width = 2 ** rng.integers(4, 12, layers) * rng.choice([1, 2, 3], layers)
+    positions = rng.choice([1, 49, 128, 196, 512, 784], layers)
+    taps = rng.choice([1, 1, 9], layers)
+    activation = np.minimum(batch * width * positions, 2**28)
+    weight = np.minimum(4 * width * width * taps, 2**28)
+    return activation[block], weight[block]
+
+
+def _events(step: _Step) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.float64]]:
+    """Kind, row of the buffer and time of the steady iteration's allocs and frees, in their order."""
+    n = len(step.size)
+    death = np.where(step.death >= step.length, step.death - step.length, step.death)
+    time = np.concatenate([step.birth, death])
+    order = np.argsort(time, kind="stable")
+    kind = np.repeat(np.array([Kind.ALLOC, Kind.FREE], np.uint8), n)
+    return kind[order], order % n, time[order]
+
+
+def _table(kind: ArrayLike, ids: ArrayLike, size: ArrayLike, operation: ArrayLike) -> NDArray[np.int64]:
+    """Events as int64[4, n]: kind, buffer, size and operation."""
+    return np.stack(np.broadcast_arrays(kind, ids, size, operation)).astype(np.int64)
+
+
+def _iterations(step: _Step, iterations: int) -> Iterator[NDArray[np.int64]]:
+    """The events of each iteration; ids count up, the persistent ones come first."""
+    kind, row, time = _events(step)
+    n, layers = len(step.size), step.layers
+    phase = np.searchsorted([layers, 2 * layers], time, side="right") + _NAMES.index("forward")
+    ids = 3 * layers + row
+    wraps = (kind == Kind.FREE) & (step.death[row] >= step.length)
+    table = _table(kind, ids - n * wraps, np.where(kind == Kind.ALLOC, step.size[row], 0), phase)
+    # Two optimizer states are made when the optimizer first comes to a layer.
+    made = np.searchsorted(time, 2 * layers + np.repeat(np.arange(layers), 2) + 0.1)
+    state = _table(
+        Kind.ALLOC, np.arange(layers, 3 * layers), np.repeat(step.weight, 2), _NAMES.index("optimizer")
+    )
+    yield np.insert(table, made, state, axis=1)[:, np.insert(~wraps, made, values=True)]
+    for iteration in range(1, iterations):
+        later = table.copy()
+        later[1] += iteration * n
+        yield later
+
+
+def _with_accesses(events: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A write after each alloc, a read before each free."""
+    alloc, free = events[0] == Kind.ALLOC, events[0] == Kind.FREE
+    count = 1 + (alloc | free)
+    result = np.repeat(events, count, axis=1)
+    last = np.cumsum(count) - 1
+    result[0, last[alloc]], result[2, last[alloc]] = Kind.WRITE, 0
+    result[0, last[free] - 1] = Kind.READ
+    return result
