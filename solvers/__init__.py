@@ -1,1 +1,24 @@
-"""solvers."""
+"""Buffers in, plans out: bounds, solvers, and the checker that trusts none of them."""
+
+from solvers.bounds import load_curve, lower_bound, peak_load
+from solvers.check import check
+from solvers.errors import PlanError
+from solvers.plan import Plan, Status, Stop
+from solvers.registry import SOLVERS
+from solvers.solve import solve
+from solvers.store import read_plan, write_plan
+
+__all__ = [
+    "SOLVERS",
+    "Plan",
+    "PlanError",
+    "Status",
+    "Stop",
+    "check",
+    "load_curve",
+    "lower_bound",
+    "peak_load",
+    "read_plan",
+    "solve",
+    "write_plan",
+]

@@ -235,8 +235,9 @@ def buffers_of(trace: Trace, *, alignment: int = 1) -> Buffers:
     freed = np.flatnonzero(trace.kind == Kind.FREE)
     end = np.full(len(trace), len(trace), np.int64)
     end[trace.births[freed]] = freed
-    place = np.stack([trace.device[row].astype(np.int64), trace.stream[row]])
-    group = np.unique(place, axis=1, return_inverse=True)[1].reshape(-1) if place.any() else 0
+    device = np.unique(trace.device[row], return_inverse=True)[1]
+    stream = np.unique(trace.stream[row], return_inverse=True)[1]
+    group = np.unique(device * (stream.max(initial=0) + 1) + stream, return_inverse=True)[1]
     return Buffers.of(
         row,
         end[row],

@@ -1,6 +1,137 @@
-// Binding of solvers' native code.
+// Binding of solvers' native code: the packing kernels. Arrays are one-dimensional and contiguous; see _core.pyi.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+
+#include <optional>
+#include <stdexcept>
+
+#include "packer.hpp"
+#include "search.hpp"
+#include "skyline.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using packing::Jobs;
+
+namespace {
+
+template <class T>
+using In = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Out = nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>;
+
+template <class T>
+std::vector<T> vector_of(const In<T>& array) {
+  return {array.data(), array.data() + array.shape(0)};
+}
+
+Out array_of(const std::vector<int64_t>& values) {
+  auto* kept = new std::vector<int64_t>(values);
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<int64_t>*>(p); });
+  return Out(kept->data(), {kept->size()}, owner);
+}
+
+void need(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+Jobs make_jobs(const In<int64_t>& pieces, const In<int64_t>& start, const In<int64_t>& end, const In<int64_t>& size,
+               const In<int64_t>& alignment, const In<int64_t>& fixed) {
+  const size_t n = size.shape(0), k = start.shape(0);
+  need(pieces.shape(0) == n && alignment.shape(0) == n && fixed.shape(0) == n && end.shape(0) == k,
+       "columns of different lengths");
+  need(k < (1u << 30), "too many pieces");
+  Jobs jobs;
+  jobs.size = vector_of(size);
+  jobs.fixed = vector_of(fixed);
+  jobs.first.push_back(0);
+  for (size_t j = 0; j < n; ++j) {
+    const int64_t a = alignment.data()[j];
+    need(a > 0 && (a & (a - 1)) == 0, "alignment is not a power of two");
+    need(jobs.size[j] > 0, "a job without a size");
+    need(pieces.data()[j] > 0 && pieces.data()[j] <= static_cast<int64_t>(k) - jobs.first.back(),
+         "counts of pieces do not add up");
+    jobs.mask.push_back(a - 1);
+    jobs.first.push_back(jobs.first.back() + static_cast<int32_t>(pieces.data()[j]));
+  }
+  need(static_cast<size_t>(jobs.first.back()) == k, "counts of pieces do not add up");
+  for (size_t p = 0; p < k; ++p) need(start.data()[p] < end.data()[p], "an empty piece");
+  nb::gil_scoped_release release;
+  packing::rank_times(jobs, start.data(), end.data(), k);
+  return jobs;
+}
+
+std::vector<int32_t> order_of(const Jobs& jobs, const In<int32_t>& order) {
+  auto result = vector_of(order);
+  std::vector<bool> seen(jobs.size.size(), false);
+  need(result.size() == seen.size(), "the order is not a permutation");
+  for (const int32_t job : result) {
+    need(job >= 0 && job < jobs.count() && !seen[job], "the order is not a permutation");
+    seen[job] = true;
+  }
+  return result;
+}
+
+}  // namespace
 
 NB_MODULE(_core, m) {
-  m.doc() = "Native part of solvers.";
+  m.doc() = "Native part of solvers: packing kernels.";
+
+  nb::class_<Jobs>(m, "Jobs", "What is packed; job j owns the next pieces[j] of the pieces [start, end).")
+      .def("__init__",
+           [](Jobs* self, const In<int64_t>& pieces, const In<int64_t>& start, const In<int64_t>& end,
+              const In<int64_t>& size, const In<int64_t>& alignment, const In<int64_t>& fixed) {
+             new (self) Jobs(make_jobs(pieces, start, end, size, alignment, fixed));
+           },
+           "pieces"_a, "start"_a, "end"_a, "size"_a, "alignment"_a, "fixed"_a)
+      .def("__len__", [](const Jobs& self) { return self.count(); });
+
+  nb::class_<packing::Packer>(m, "Packer", "First or best fit in a given order.")
+      .def(nb::init<const Jobs&>(), "jobs"_a)
+      .def("begin",
+           [](packing::Packer& self, const In<int32_t>& order, bool best_fit) {
+             self.begin(order_of(self.jobs(), order),
+                        best_fit ? packing::Rule::best_fit : packing::Rule::first_fit);
+           },
+           "order"_a, nb::kw_only(), "best_fit"_a = false)
+      .def("advance", &packing::Packer::advance, "budget"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Go on for about `budget` looks; whether all jobs are placed.")
+      .def_prop_ro("offsets", [](const packing::Packer& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
+      .def_prop_ro("arena", &packing::Packer::arena)
+      .def_prop_ro("looks", &packing::Packer::looks);
+
+  nb::class_<packing::Search>(m, "Search", "Seeded search over orders, from a valid placement.")
+      .def("__init__",
+           [](packing::Search* self, const Jobs& jobs, const In<int64_t>& offsets, int64_t arena, uint64_t seed) {
+             need(static_cast<int64_t>(offsets.shape(0)) == jobs.count(), "columns of different lengths");
+             new (self) packing::Search(jobs, vector_of(offsets), arena, seed);
+           },
+           "jobs"_a, "offsets"_a, "arena"_a, "seed"_a)
+      .def("advance", &packing::Search::advance, "budget"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Go on for about `budget` looks; whether a smaller arena was found.")
+      .def_prop_ro("offsets", [](const packing::Search& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
+      .def_prop_ro("arena", &packing::Search::arena)
+      .def_prop_ro("looks", &packing::Search::looks);
+
+  m.def("clash",
+        [](const Jobs& jobs) -> std::optional<std::pair<int32_t, int32_t>> {
+          nb::gil_scoped_release release;
+          const auto pair = packing::clash(jobs);
+          if (pair.first < 0) return std::nullopt;
+          return pair;
+        },
+        "jobs"_a, "Two jobs whose fixed offsets contradict each other, or None.");
+
+  m.def("skyline",
+        [](const Jobs& jobs, const In<int32_t>& order) {
+          const auto checked = order_of(jobs, order);
+          std::vector<int64_t> offsets;
+          {
+            nb::gil_scoped_release release;
+            offsets = packing::skyline(jobs, checked);
+          }
+          return array_of(offsets);
+        },
+        "jobs"_a, "order"_a, "Offsets by lowest valley first; `order` decides where several jobs fit.");
 }

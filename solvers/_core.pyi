@@ -1,0 +1,60 @@
+"""Native part of solvers: packing kernels."""
+
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+
+class Jobs:
+    """
+    What is packed; job j owns the next pieces[j] of the pieces [start, end).
+    """
+
+    def __init__(self, pieces: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], end: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], fixed: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def __len__(self) -> int: ...
+
+class Packer:
+    """First or best fit in a given order."""
+
+    def __init__(self, jobs: Jobs) -> None: ...
+
+    def begin(self, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], *, best_fit: bool = False) -> None: ...
+
+    def advance(self, budget: int) -> bool:
+        """Go on for about `budget` looks; whether all jobs are placed."""
+
+    @property
+    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def arena(self) -> int: ...
+
+    @property
+    def looks(self) -> int: ...
+
+class Search:
+    """Seeded search over orders, from a valid placement."""
+
+    def __init__(self, jobs: Jobs, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], arena: int, seed: int) -> None: ...
+
+    def advance(self, budget: int, target: int) -> bool:
+        """Go on for about `budget` looks; whether a smaller arena was found."""
+
+    @property
+    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def arena(self) -> int: ...
+
+    @property
+    def looks(self) -> int: ...
+
+def clash(jobs: Jobs) -> tuple[int, int] | None:
+    """Two jobs whose fixed offsets contradict each other, or None."""
+
+def skyline(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    """
+    Offsets by lowest valley first; `order` decides where several jobs fit.
+    """

@@ -1,0 +1,113 @@
+"""How small an arena can be at best: the load over time and the bounds that follow from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers.pieces import Pieces, on_line, pieces_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from traces.buffers import Buffers
+
+#: Instants near the peak at which the padding of the topmost buffer is looked at.
+_INSTANTS = 256
+
+
+def load_curve(buffers: Buffers) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Bytes alive over time, without persistent buffers: (times, loads), int64[m] each.
+
+    ``loads[k]`` holds from ``times[k]`` until the next; before the first time, and on a line after the last,
+    it is 0. On a circle the curve covers one period from 0, and every instance alive counts. Alignment is not
+    counted.
+    """
+    return _curve(pieces_of(buffers), buffers.size, buffers.period)
+
+
+def peak_load(buffers: Buffers) -> int:
+    """Most bytes alive at one time, persistent buffers excepted; on a circle every instance alive counts."""
+    return int(load_curve(buffers)[1].max(initial=0))
+
+
+def lower_bound(buffers: Buffers) -> int:
+    """A size below which no arena can be, in bytes; at least the peak load.
+
+    The sum of the peak loads of groups, which share no addresses. Where all buffers are aligned, all but the
+    topmost are counted with their padding. A fixed offset bounds too.
+    """
+    pieces = pieces_of(buffers)
+    taking = np.unique(pieces.owner)
+    fixed = taking[buffers.offset[taking] >= 0]
+    top = int((buffers.offset[fixed] + buffers.size[fixed]).max(initial=0))
+    if len(taking) == 0:
+        return 0
+    alignment = int(buffers.alignment[taking].min())
+    padded = -(-buffers.size // alignment) * alignment
+    groups = _by_group(pieces, buffers.group)
+    plain = sum(int(_curve(part, buffers.size, buffers.period)[1].max()) for part in groups)
+    if alignment == 1:
+        return max(top, plain)
+    padding = padded - buffers.size
+    if len(groups) == 1:
+        aligned = _padded_bound(pieces, padded, padding, buffers.period)
+    else:
+        peaks = [int(_curve(part, padded, buffers.period)[1].max()) for part in groups]
+        aligned = sum(peaks) - int(padding[taking].max())
+    return max(top, plain, aligned)
+
+
+def quietest(buffers: Buffers) -> int:
+    """The time on the circle at which the fewest bytes are alive: where to cut it."""
+    times, loads = load_curve(buffers)
+    return int(times[loads.argmin()]) if len(times) else 0
+
+
+def _by_group(pieces: Pieces, group: NDArray[np.int64]) -> list[Pieces]:
+    of = group[pieces.owner]
+    order = np.argsort(of, kind="stable")
+    ends = np.flatnonzero(np.diff(of[order])) + 1
+    return [Pieces(pieces.owner[k], pieces.start[k], pieces.end[k]) for k in np.split(order, ends)]
+
+
+def _curve(
+    pieces: Pieces, size: NDArray[np.int64], period: int | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    always = 0
+    if period is not None:
+        turns = (pieces.end - pieces.start) // period
+        always = int((size[pieces.owner] * turns).sum())
+        rest = pieces.end - turns * period > pieces.start
+        end = pieces.end - turns * period
+        pieces = on_line(Pieces(pieces.owner[rest], pieces.start[rest], end[rest]), period, 0)
+    moment = np.concatenate([pieces.start, pieces.end])
+    change = np.concatenate([size[pieces.owner], -size[pieces.owner]])
+    if period is not None:
+        moment, change = np.append(moment, 0), np.append(change, always)
+    times, place = np.unique(moment, return_inverse=True)
+    changes = np.zeros(len(times), np.int64)
+    np.add.at(changes, place, change)
+    if period is not None and times[-1] == period:
+        times, changes = times[:-1], changes[:-1]
+    return times, np.cumsum(changes)
+
+
+def _padded_bound(
+    pieces: Pieces, padded: NDArray[np.int64], padding: NDArray[np.int64], period: int | None
+) -> int:
+    """The largest, over times, of the padded load less the padding of the buffer alive then that has most.
+
+    The buffers alive at one time lie above one another, each but the topmost with its padding. Only the times
+    of highest load are looked at; leaving some out gives a weaker bound, not a wrong one.
+    """
+    times, loads = _curve(pieces, padded, period)
+    best = 0
+    for k in np.argsort(-loads, kind="stable")[:_INSTANTS]:
+        if loads[k] <= best:
+            break
+        since = times[k] - pieces.start if period is None else (times[k] - pieces.start) % period
+        alive = (since >= 0) & (since < pieces.end - pieces.start)
+        best = max(best, int(loads[k]) - int(padding[pieces.owner[alive]].max(initial=0)))
+    return best

@@ -1,0 +1,231 @@
+"""The judge of plans. Shares no code with what makes them: it must be right where they are wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers.errors import PlanError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from solvers.plan import Plan
+    from traces.buffers import Buffers
+
+
+def check(plan: Plan, buffers: Buffers) -> None:
+    """Accept a plan for these buffers, or say what is wrong with it.
+
+    Checks that no two buffers alive together overlap, over as many iterations as it takes for every pair
+    of instances to meet; that groups share no addresses; alignment, fixed offsets, the arena's size and what
+    the plan claims about itself. Buffers without memory (size 0, no time outside their gaps) may lie
+    anywhere.
+
+    Raises:
+        PlanError: naming the buffers.
+    """
+    offset = _shape(plan, buffers)
+    needed = buffers.lengths.copy()  # time in which each needs memory
+    np.subtract.at(needed, buffers.gap_buffer, buffers.gap_end - buffers.gap_start)
+    rows = np.flatnonzero((buffers.size > 0) & (needed > 0) & ~buffers.persistent)
+    _each(plan, buffers, offset, rows)
+    _claims(plan)
+    _groups(buffers, offset, rows)
+    _overlaps(buffers, offset, rows)
+
+
+def _shape(plan: Plan, buffers: Buffers) -> NDArray[np.int64]:
+    if plan.offset is None:
+        raise PlanError(f"there is no plan: {plan.status}{': ' if plan.reason else ''}{plan.reason}")
+    if len(plan.offset) != len(buffers):
+        raise PlanError(f"a plan for {len(plan.offset)} buffers, not {len(buffers)}")
+    if plan.period != buffers.period:
+        raise PlanError(f"a plan for period {plan.period}, not {buffers.period}")
+    if buffers.period is None and plan.offset.shape[1] != 1:
+        raise PlanError(f"{plan.offset.shape[1]} offsets for each buffer that has one instance")
+    return plan.offset
+
+
+def _each(plan: Plan, buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+    at, size = offset[rows], buffers.size[rows, None]
+    fixed = buffers.offset[rows, None]
+    for wrong, what in (
+        (at < 0, "has a negative offset"),
+        (at > plan.arena_bytes - size, f"ends beyond the arena of {plan.arena_bytes} bytes"),
+        (at & (buffers.alignment[rows, None] - 1) != 0, "is not aligned"),
+        ((fixed >= 0) & (at != fixed), "is not at its fixed offset"),
+    ):
+        if wrong.any():
+            row, column = rows[wrong.any(axis=1).argmax()], wrong.any(axis=0).argmax()
+            raise PlanError(f"{_name(buffers, row)} at {offset[row, column]} {what}")
+    if (offset[buffers.persistent] != -1).any():
+        raise PlanError("a persistent buffer has an offset")
+
+
+def _claims(plan: Plan) -> None:
+    if plan.status not in ("optimal", "feasible"):
+        raise PlanError(f"a plan with offsets that says it is {plan.status}")
+    if plan.lower_bound_bytes > plan.arena_bytes:
+        raise PlanError(f"the arena of {plan.arena_bytes} is below its lower bound {plan.lower_bound_bytes}")
+    if plan.status == "optimal" and plan.arena_bytes != plan.lower_bound_bytes:
+        raise PlanError(f"an optimal arena of {plan.arena_bytes}, but lower bound {plan.lower_bound_bytes}")
+
+
+def _groups(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+    """No address belongs to two groups."""
+    group = np.unique(buffers.group[rows], return_inverse=True)[1]
+    if group.max(initial=0) == 0:
+        return
+    row = np.repeat(rows, offset.shape[1])
+    low = offset[rows].ravel()
+    places, ranks = np.unique(np.concatenate([low, low + buffers.size[row]]), return_inverse=True)
+    # One axis for all groups, each on a stretch of its own: there, buffers that touch are joined to ranges.
+    stretch = np.repeat(group, offset.shape[1]) * (len(places) + 1)
+    start, end = ranks.reshape(2, -1) + stretch
+    order = np.argsort(start, kind="stable")
+    reach = np.maximum.accumulate(end[order])
+    opens = np.append(True, start[order][1:] > reach[:-1])
+    closes = np.append(opens[1:], True)
+    base = stretch[order][opens]
+    first, last = start[order][opens] - base, reach[closes] - base
+    # Back on one axis, no two ranges may overlap, and any two that do have neighbours that do.
+    by_address = np.argsort(first, kind="stable")
+    bad = np.flatnonzero(first[by_address][1:] < last[by_address][:-1])
+    if len(bad):
+        address = places[first[by_address[bad[0] + 1]]]
+        there = row[(low <= address) & (address < low + buffers.size[row])]
+        other = there[buffers.group[there] != buffers.group[there[0]]][0]
+        raise PlanError(
+            f"{_name(buffers, there[0])} and {_name(buffers, other)} are of different groups "
+            f"and share address {address}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Boxes:
+    """Rectangles of time and addresses; int64 columns.
+
+    Attributes:
+        row: the buffer.
+        start: rank of the first time among all times that matter.
+        end: rank of the time after the last.
+        low: the first address.
+        high: the address after the last.
+    """
+
+    row: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    low: NDArray[np.int64]
+    high: NDArray[np.int64]
+
+
+def _boxes(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]) -> _Boxes:
+    """Every instance of every buffer over enough iterations, its lifetime cut at its gaps.
+
+    Addresses repeat every U iterations, so of two instances that overlap the earlier may be taken from the
+    first U; the later one then comes at most ceil(longest / period) iterations after it.
+    """
+    owner, start, end = _pieces(buffers, rows)
+    turns = columns = offset.shape[1]
+    if buffers.period is not None:
+        meet = int((-(-buffers.lengths[rows] // buffers.period)).max(initial=1))
+        turns = max(columns + meet, 2 * meet)
+    turn = np.repeat(np.arange(turns), len(owner))
+    later = turn * (buffers.period or 0)
+    owner = np.tile(owner, turns)
+    low = offset[owner, turn % columns]
+    start, end = np.tile(start, turns) + later, np.tile(end, turns) + later
+    times = np.unique(np.concatenate([start, end]))
+    return _Boxes(
+        owner, np.searchsorted(times, start), np.searchsorted(times, end), low, low + buffers.size[owner]
+    )
+
+
+def _pieces(
+    buffers: Buffers, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Owner, start and end of every stretch of time between gaps."""
+    gapped = np.isin(buffers.gap_buffer, rows)
+    owner = np.concatenate([rows, buffers.gap_buffer[gapped]])
+    start = np.concatenate([buffers.start[rows], buffers.gap_end[gapped]])
+    order = np.lexsort((start, owner))
+    owner, start = owner[order], start[order]
+    # A stretch ends where the next gap of its buffer begins, or with its lifetime.
+    end = buffers.end[owner]
+    another = np.flatnonzero(owner[1:] == owner[:-1])
+    end[another] = buffers.gap_start[gapped]
+    keep = start < end
+    return owner[keep], start[keep], end[keep]
+
+
+def _overlaps(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+    """No two boxes overlap.
+
+    A binary tree over time, level by level. Each box is the union of whole nodes, at most two a level. What
+    fills a node meets in time everything that reaches into it, so there addresses must be disjoint; boxes
+    that only reach into the same node are compared in the levels below.
+    """
+    box = _boxes(buffers, offset, rows)
+    places = np.unique(np.concatenate([box.low, box.high]))
+    low, high = np.searchsorted(places, box.low), np.searchsorted(places, box.high)
+    left, right = box.start.copy(), box.end.copy()  # nodes of this level that are still to be covered
+    level = 0
+    while (left < right).any():
+        odd, even = (left < right) & (left % 2 == 1), (left < right) & (right % 2 == 1)
+        full = np.concatenate([np.flatnonzero(odd), np.flatnonzero(even)])
+        node = np.concatenate([left[odd], right[even] - 1])
+        left, right = (left + odd) // 2, (right - even) // 2
+        if len(full):
+            part, within = _reaching(box, level)
+            pair = _clash(full, node, part, within, low, high)
+            if pair is not None:
+                raise PlanError(_overlap(buffers, box, *pair))
+        level += 1
+
+
+def _reaching(box: _Boxes, level: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Boxes that reach into a node of this level without filling it: (box, node)."""
+    first, last = box.start >> level, (box.end - 1) >> level
+    at_start = (first << level != box.start) | ((first + 1) << level > box.end)
+    at_end = ((last + 1) << level != box.end) & (last != first)
+    part = np.concatenate([np.flatnonzero(at_start), np.flatnonzero(at_end)])
+    return part, np.concatenate([first[at_start], last[at_end]])
+
+
+def _clash(
+    full: NDArray[np.int64],
+    node: NDArray[np.int64],
+    part: NDArray[np.int64],
+    within: NDArray[np.int64],
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+) -> tuple[int, int] | None:
+    """Two boxes that share addresses, of which one fills a node and the other fills it or reaches into it."""
+    span = int(high.max()) + 1
+    order = np.argsort(node * span + low[full])
+    full, node = full[order], node[order]
+    key = node * span + low[full]
+    bad = np.flatnonzero((node[1:] == node[:-1]) & (high[full[:-1]] > low[full[1:]]))
+    if len(bad):
+        return int(full[bad[0]]), int(full[bad[0] + 1])
+    # Those that fill a node are disjoint there: of those that begin below a box's end, the last ends highest.
+    filled = np.zeros(max(int(node.max()), int(within.max(initial=0))) + 1, np.bool_)
+    filled[node] = True
+    near = filled[within]
+    part, within = part[near], within[near]
+    below = np.searchsorted(key, within * span + high[part]) - 1
+    bad = np.flatnonzero((below >= 0) & (node[below] == within) & (high[full[below]] > low[part]))
+    return (int(full[below[bad[0]]]), int(part[bad[0]])) if len(bad) else None
+
+
+def _overlap(buffers: Buffers, box: _Boxes, a: int, b: int) -> str:
+    first, second = (f"{_name(buffers, box.row[k])} at [{box.low[k]}, {box.high[k]})" for k in sorted((a, b)))
+    return f"{first} and {second} are alive together and overlap"
+
+
+def _name(buffers: Buffers, row: int) -> str:
+    return f"buffer {row}" if buffers.ids is None else f"buffer {row} ({buffers.ids[row]})"

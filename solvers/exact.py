@@ -1,0 +1,170 @@
+"""The exact solver: rectangles of fixed times and free offsets, on OR-Tools' CP-SAT. For small cases."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from solvers.greedy import quick
+
+if TYPE_CHECKING:
+    from solvers.jobs import Jobs
+    from solvers.task import Task
+
+#: A node budget in CP-SAT's deterministic seconds, which stop it at the same point on every machine.
+_NODES_A_SECOND = 10_000_000
+#: Sizes beyond this many units of their greatest common divisor overflow the model's areas.
+_MOST_UNITS = 2**40
+
+
+def available() -> bool:
+    """Whether OR-Tools is installed; does not import it."""
+    return importlib.util.find_spec("ortools") is not None
+
+
+def exact(task: Task) -> None:
+    """Solve to proven optimality, or until a limit; starts from the quick heuristics' best.
+
+    Raises:
+        ModuleNotFoundError: OR-Tools is not installed.
+    """
+    if quick(task):
+        prove(task)
+
+
+def prove(task: Task, nodes_a_second: int = _NODES_A_SECOND) -> None:
+    """Improve on the task's offsets until proven optimal or a limit is reached."""
+    if task.offsets is None or (unit := _unit(task.jobs)) * _MOST_UNITS < task.arena:
+        task.stopped_by = "finished"
+        return
+    model = _Model(task, unit)
+    budget = task.watch.stop.node_budget
+    model.run(task, None if budget is None else budget / nodes_a_second)
+
+
+def _unit(jobs: Jobs) -> int:
+    """In some optimal plan all offsets are multiples of this: pushed down, they are aligned sums of sizes."""
+    values = np.concatenate([jobs.size, jobs.alignment[jobs.alignment > 1], jobs.fixed[jobs.fixed > 0]])
+    return int(np.gcd.reduce(values))
+
+
+class _Model:
+    """The CP-SAT model: one interval of addresses a job, one of time a piece, no two rectangles overlap."""
+
+    def __init__(self, task: Task, unit: int) -> None:
+        from ortools.sat.python import cp_model
+
+        self._cp, self._unit, self._jobs = cp_model, unit, task.jobs
+        self.model = cp_model.CpModel()
+        most = task.arena // unit
+        self._arena = self.model.new_int_var(-(-task.lower_bound // unit), most, "arena")
+        self._offsets = [self._place(j, most) for j in range(len(task.jobs))]
+        self.model.add_no_overlap_2d(*self._rectangles())
+        self.model.minimize(self._arena)
+        for var, offset in zip(self._offsets, task.offsets if task.offsets is not None else (), strict=True):
+            if isinstance(var, cp_model.IntVar):
+                self.model.add_hint(var, int(offset) // unit)
+        self.model.add_hint(self._arena, most)
+
+    def _place(self, job: int, most: int) -> Any:
+        """The offset of a job in units, as a variable or a number."""
+        size, fixed = int(self._jobs.size[job]) // self._unit, int(self._jobs.fixed[job])
+        if fixed >= 0:
+            return fixed // self._unit
+        offset = self.model.new_int_var(0, most - size, f"offset{job}")
+        if (step := int(self._jobs.alignment[job]) // self._unit) > 1:
+            multiple = self.model.new_int_var(0, (most - size) // step, f"multiple{job}")
+            self.model.add(offset == step * multiple)
+        self.model.add(offset + size <= self._arena)
+        return offset
+
+    def _rectangles(self) -> tuple[list[Any], list[Any]]:
+        jobs, model = self._jobs, self.model
+        ranks = np.unique(np.concatenate([jobs.start, jobs.end]), return_inverse=True)[1].reshape(2, -1)
+        spans = [
+            model.new_fixed_size_interval_var(offset, int(size) // self._unit, f"addresses{j}")
+            for j, (offset, size) in enumerate(zip(self._offsets, jobs.size, strict=True))
+        ]
+        times = [
+            model.new_fixed_size_interval_var(int(a), int(b - a), f"time{k}")
+            for k, (a, b) in enumerate(zip(*ranks, strict=True))
+        ]
+        owner = np.repeat(np.arange(len(jobs)), jobs.pieces)
+        return times, [spans[j] for j in owner]
+
+    def run(self, task: Task, deterministic_seconds: float | None) -> None:
+        """Solve on a thread of its own, so that this one can watch the limits and Ctrl-C."""
+        solver, found = self._cp.CpSolver(), _Found(self._cp, self._offsets)
+        solver.parameters.random_seed = task.seed % 2**31
+        solver.parameters.catch_sigint_signal = False
+        if deterministic_seconds is not None:
+            solver.parameters.num_workers = 1
+            solver.parameters.max_deterministic_time = deterministic_seconds
+        else:
+            solver.parameters.num_workers = min(os.cpu_count() or 1, 8)
+        status: list[Any] = []
+        thread = threading.Thread(
+            target=lambda: status.append(solver.solve(self.model, found.callback)), name="cp-sat", daemon=True
+        )
+        thread.start()
+        try:
+            self._watch(task, solver, found, thread)
+        finally:
+            solver.stop_search()
+            thread.join()
+            self._offer(task, found)
+        self._conclude(task, solver, status)
+
+    def _watch(self, task: Task, solver: Any, found: _Found, thread: threading.Thread) -> None:
+        pause = 0.001
+        while thread.is_alive():
+            thread.join(pause)
+            pause = min(2 * pause, 0.02)
+            self._offer(task, found)
+            if task.watch.reason(of_nodes=False) or (task.arena <= task.target):
+                solver.stop_search()
+
+    def _offer(self, task: Task, found: _Found) -> None:
+        for units in found.take():
+            offsets = np.array(units, np.int64) * self._unit
+            task.offer(offsets, int((offsets + self._jobs.size).max()))
+
+    def _conclude(self, task: Task, solver: Any, status: list[Any]) -> None:
+        if not status:  # the thread died of an exception, which it has printed
+            raise RuntimeError("CP-SAT failed")
+        bound = math.ceil(solver.best_objective_bound - 1e-6) * self._unit
+        if status[0] == self._cp.OPTIMAL:
+            bound = task.arena
+        task.lower_bound = max(task.lower_bound, min(bound, task.arena))
+        if task.arena <= task.lower_bound:
+            task.stopped_by = "proof"
+        elif not task.done():
+            task.stopped_by = "nodes"
+
+
+class _Found:
+    """Solutions on their way from CP-SAT's thread to ours."""
+
+    def __init__(self, cp_model: Any, variables: list[Any]) -> None:
+        self._lock = threading.Lock()
+        self._solutions: list[list[int]] = []
+        outer = self
+
+        class Callback(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
+            def on_solution_callback(self) -> None:
+                values = [v if isinstance(v, int) else int(self.value(v)) for v in variables]
+                with outer._lock:
+                    outer._solutions.append(values)
+
+        self.callback = Callback()
+
+    def take(self) -> list[list[int]]:
+        """The solutions since the last call."""
+        with self._lock:
+            taken, self._solutions = self._solutions, []
+        return taken

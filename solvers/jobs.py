@@ -1,0 +1,115 @@
+"""One packing problem on a line, as every solver gets it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers._core import Jobs as NativeJobs
+from solvers.bounds import lower_bound, quietest
+from solvers.pieces import Pieces, on_line, pieces_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from traces.buffers import Buffers
+
+
+@dataclass(frozen=True, eq=False)
+class Jobs:
+    """Buffers to pack, each with one or more pieces of lifetime; int64 columns.
+
+    Two jobs exclude each other in address space where any of their pieces meet in time. Circles and gaps have
+    been turned into pieces, instances of a buffer that outlives the period into jobs of their own.
+
+    Attributes:
+        row: the buffer that a job places, or -1 for a range that is taken already.
+        pieces: how many pieces the job has, at least 1.
+        start: first time of each piece, pieces of a job together and in order.
+        end: first time after each piece, later than its start.
+        size: bytes, at least 1.
+        alignment: a power of two that divides the offset.
+        fixed: the offset it must have, or -1.
+        lower_bound: no arena for these jobs can be smaller.
+    """
+
+    row: NDArray[np.int64]
+    pieces: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    size: NDArray[np.int64]
+    alignment: NDArray[np.int64]
+    fixed: NDArray[np.int64]
+    lower_bound: int
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def first(self) -> NDArray[np.int64]:
+        """Index of the first piece of each job."""
+        return np.cumsum(self.pieces) - self.pieces
+
+    @property
+    def lifetime(self) -> NDArray[np.int64]:
+        """Time in which each job needs memory, gaps left out."""
+        return np.add.reduceat(self.end - self.start, self.first) if len(self) else self.pieces
+
+    def native(self) -> NativeJobs:
+        """The same for the native kernels."""
+        return NativeJobs(self.pieces, self.start, self.end, self.size, self.alignment, self.fixed)
+
+
+def jobs_of(buffers: Buffers, taken: Sequence[tuple[int, int]] = ()) -> Jobs:
+    """Jobs for the buffers that take memory; lifetimes must not be longer than the period.
+
+    Args:
+        buffers: buffers of one group. A circle is cut where the fewest bytes are alive.
+        taken: ranges of addresses (from, to) that these buffers must not touch.
+    """
+    pieces = pieces_of(buffers)
+    if buffers.period is not None:
+        pieces = on_line(pieces, buffers.period, quietest(buffers))
+    row, counts = np.unique(pieces.owner, return_counts=True)
+    jobs = Jobs(
+        row,
+        counts,
+        pieces.start,
+        pieces.end,
+        buffers.size[row],
+        buffers.alignment[row],
+        buffers.offset[row],
+        lower_bound(buffers),
+    )
+    return _without(jobs, pieces, np.asarray(taken, np.int64).reshape(-1, 2)) if taken else jobs
+
+
+def _without(jobs: Jobs, pieces: Pieces, taken: NDArray[np.int64]) -> Jobs:
+    """The jobs and, as jobs that live for ever, the ranges that they must not touch."""
+    k = len(taken)
+    ones = np.ones(k, np.int64)
+    return Jobs(
+        np.append(jobs.row, -ones),
+        np.append(jobs.pieces, ones),
+        np.append(pieces.start, np.full(k, pieces.start.min(initial=0))),
+        np.append(pieces.end, np.full(k, pieces.end.max(initial=1))),
+        np.append(jobs.size, taken[:, 1] - taken[:, 0]),
+        np.append(jobs.alignment, ones),
+        np.append(jobs.fixed, taken[:, 0]),
+        _bound_between(jobs.lower_bound, taken),
+    )
+
+
+def _bound_between(size: int, taken: NDArray[np.int64]) -> int:
+    """The smallest arena with ``size`` bytes outside the ranges ``taken``."""
+    end = 0
+    for low, high in sorted(map(tuple, taken.tolist())):
+        if low - end >= size:
+            break
+        size -= max(low - end, 0)
+        end = max(end, high)
+    return end + size

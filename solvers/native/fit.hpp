@@ -1,0 +1,117 @@
+// Placing jobs one at a time, in a given order, into the first or the best gap.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "jobs.hpp"
+
+namespace packing {
+
+enum class Rule { first_fit = 0, best_fit = 1 };
+
+// The pieces placed so far, by offset. Kept in columns: the scan below is where all the time goes.
+class Placed {
+ public:
+  explicit Placed(const Jobs& jobs) : jobs_(jobs) {}
+  Placed(const Placed&) = delete;
+  Placed& operator=(const Placed&) = delete;
+
+  void clear() {
+    low_.clear(); high_.clear(); piece_.clear(); job_.clear();
+  }
+
+  void insert(int32_t job, int64_t offset) {
+    const auto at = std::upper_bound(low_.begin(), low_.end(), offset) - low_.begin();
+    const auto many = jobs_.first[job + 1] - jobs_.first[job];
+    low_.insert(low_.begin() + at, many, offset);
+    high_.insert(high_.begin() + at, many, offset + jobs_.size[job]);
+    job_.insert(job_.begin() + at, many, job);
+    const auto* pieces = jobs_.pieces.data() + jobs_.first[job];
+    piece_.insert(piece_.begin() + at, pieces, pieces + many);
+  }
+
+  // Forgets every job for which gone(job).
+  template <class Gone>
+  void remove_if(Gone gone) {
+    size_t kept = 0;
+    for (size_t k = 0; k < job_.size(); ++k) {
+      if (gone(job_[k])) continue;
+      low_[kept] = low_[k]; high_[kept] = high_[k]; piece_[kept] = piece_[k]; job_[kept] = job_[k];
+      ++kept;
+    }
+    low_.resize(kept); high_.resize(kept); piece_.resize(kept); job_.resize(kept);
+  }
+
+  // The offset for `job`; `looks` grows by the number of placed pieces looked at.
+  int64_t find(int32_t job, Rule rule, int64_t& looks) const {
+    if (rule == Rule::best_fit) return best_gap(job, looks);
+    return jobs_.single(job) ? first_gap<true>(job, looks) : first_gap<false>(job, looks);
+  }
+
+  // A placed job that keeps `job` from standing at `offset`, or -1.
+  int32_t in_the_way(int32_t job, int64_t offset) const {
+    const int64_t top = offset + jobs_.size[job];
+    for (size_t k = 0; k < low_.size() && low_[k] < top; ++k)
+      if (high_[k] > offset && meets<false>(piece_[k], job)) return job_[k];
+    return -1;
+  }
+
+ private:
+  template <bool Single>
+  bool meets(Piece placed, int32_t job) const {
+    const Piece* p = jobs_.pieces.data() + jobs_.first[job];
+    if constexpr (Single) return (placed.start < p->end) & (p->start < placed.end);
+    for (const Piece* last = jobs_.pieces.data() + jobs_.first[job + 1]; p != last; ++p)
+      if (placed.start < p->end && p->start < placed.end) return true;
+    return false;
+  }
+
+  template <bool Single>
+  int64_t first_gap(int32_t job, int64_t& looks) const {
+    const int64_t size = jobs_.size[job];
+    const size_t n = low_.size();
+    int64_t at = 0;
+    size_t k = 0;
+    // Without branches on `meets`: whether two lifetimes meet is a coin toss to the branch predictor.
+    for (; k < n && low_[k] < at + size; ++k) {
+      const int64_t above = jobs_.aligned(job, high_[k]);
+      at = meets<Single>(piece_[k], job) ? std::max(at, above) : at;
+    }
+    looks += static_cast<int64_t>(k) + 1;
+    return at;
+  }
+
+  // The smallest gap that fits, the one below the lowest neighbour included (SINGA's SmartPool forgets that one).
+  int64_t best_gap(int32_t job, int64_t& looks) const {
+    const int64_t size = jobs_.size[job];
+    int64_t at = 0, best = -1, smallest = std::numeric_limits<int64_t>::max();
+    for (size_t k = 0; k < low_.size(); ++k) {
+      if (!meets<false>(piece_[k], job)) continue;
+      const int64_t gap = low_[k] - at;
+      if (gap >= size && gap < smallest) smallest = gap, best = at;
+      at = std::max(at, jobs_.aligned(job, high_[k]));
+    }
+    looks += static_cast<int64_t>(low_.size()) + 1;
+    return best >= 0 ? best : at;
+  }
+
+  const Jobs& jobs_;
+  std::vector<int64_t> low_, high_;  // addresses [low, high) of each placed piece; low ascends
+  std::vector<Piece> piece_;
+  std::vector<int32_t> job_;
+};
+
+// Two jobs whose fixed offsets contradict each other, or {-1, -1}.
+inline std::pair<int32_t, int32_t> clash(const Jobs& jobs) {
+  Placed placed(jobs);
+  for (int32_t j = 0; j < jobs.count(); ++j) {
+    if (jobs.fixed[j] < 0) continue;
+    if (const int32_t other = placed.in_the_way(j, jobs.fixed[j]); other >= 0) return {other, j};
+    placed.insert(j, jobs.fixed[j]);
+  }
+  return {-1, -1};
+}
+
+}  // namespace packing

@@ -1,0 +1,45 @@
+// What is packed: jobs, each with a size and one or more pieces of lifetime on a line.
+//
+// A buffer whose lifetime wraps around the circle, or has gaps, is one job of several pieces; two jobs exclude each
+// other in address space when any of their pieces meet in time. So the kernels know neither circles nor gaps.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace packing {
+
+struct Piece {
+  int32_t start;  // rank of the first instant among all instants that matter
+  int32_t end;    // rank of the first instant after it; start < end
+};
+
+struct Jobs {
+  std::vector<int32_t> first;   // job j owns pieces [first[j], first[j + 1]), in order of time; at least one
+  std::vector<Piece> pieces;
+  std::vector<int64_t> size;    // bytes, > 0
+  std::vector<int64_t> mask;    // alignment - 1; the alignment is a power of two
+  std::vector<int64_t> fixed;   // the offset it must have, or -1
+  int32_t instants = 0;         // number of distinct instants; every rank is below it
+
+  int32_t count() const { return static_cast<int32_t>(size.size()); }
+  int64_t aligned(int32_t job, int64_t offset) const { return (offset + mask[job]) & ~mask[job]; }
+  bool single(int32_t job) const { return first[job + 1] - first[job] == 1; }
+};
+
+// Replaces times by their ranks, so that the kernels compare 32-bit numbers whatever the clock was.
+inline void rank_times(Jobs& jobs, const int64_t* start, const int64_t* end, size_t pieces) {
+  std::vector<int64_t> times(start, start + pieces);
+  times.insert(times.end(), end, end + pieces);
+  std::sort(times.begin(), times.end());
+  times.erase(std::unique(times.begin(), times.end()), times.end());
+  auto rank = [&](int64_t t) {
+    return static_cast<int32_t>(std::lower_bound(times.begin(), times.end(), t) - times.begin());
+  };
+  jobs.pieces.resize(pieces);
+  for (size_t k = 0; k < pieces; ++k) jobs.pieces[k] = {rank(start[k]), rank(end[k])};
+  jobs.instants = static_cast<int32_t>(times.size());
+}
+
+}  // namespace packing

@@ -1,0 +1,229 @@
+"""Buffers in, plan out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers._core import clash
+from solvers.bounds import lower_bound
+from solvers.greedy import quick
+from solvers.jobs import Jobs, jobs_of
+from solvers.pieces import pieces_of
+from solvers.plan import Plan, Status, Stop
+from solvers.registry import SOLVERS
+from solvers.task import Task, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from traces.buffers import Buffers
+
+#: A buffer alive over more periods than this piles up; it does not belong in a plan.
+MOST_INSTANCES = 64
+
+
+def solve(
+    buffers: Buffers,
+    *,
+    capacity: int | None = None,
+    stop: Stop | None = None,
+    seed: int = 0,
+    solver: str = "auto",
+    on_improvement: Callable[[Plan], None] | None = None,
+) -> Plan:
+    """Find offsets for all buffers, in an arena as small as can be.
+
+    Deterministic: same buffers, seed and node budget, same plan, unless the clock or an interrupt stopped it.
+    Groups are packed one after the other, on top of each other. On Ctrl-C the best plan so far is returned.
+
+    Args:
+        buffers: what to place. Persistent buffers are left out (offset -1).
+        capacity: bytes; the first plan that fits is enough, and without one the plan has no offsets.
+        stop: when to stop; the default is a budget of nodes and no clock.
+        seed: of the search.
+        solver: "auto", "greedy" (no OR-Tools), "first_fit", "best_fit", "exact".
+        on_improvement: called from this thread with every plan that is better than the last.
+
+    Raises:
+        ValueError: no such solver, a buffer alive over more than 64 periods, or absurdly many bytes.
+        ModuleNotFoundError: "exact" without OR-Tools.
+        KeyboardInterrupt: before there was any plan.
+    """
+    if solver not in SOLVERS:
+        raise ValueError(f"no solver {solver!r}; there are {', '.join(SOLVERS)}")
+    if buffers.max_instances > MOST_INSTANCES:
+        raise ValueError(f"a buffer lives {buffers.max_instances} periods, more than {MOST_INSTANCES}")
+    return _Solve(buffers, capacity, stop or Stop(), seed, solver, on_improvement).run()
+
+
+class _Solve:
+    """One call of `solve`: takes the groups apart, puts their offsets together, judges the result."""
+
+    def __init__(
+        self,
+        buffers: Buffers,
+        capacity: int | None,
+        stop: Stop,
+        seed: int,
+        solver: str,
+        on_improvement: Callable[[Plan], None] | None,
+    ) -> None:
+        self._buffers, self._capacity, self._seed, self._solver = buffers, capacity, seed, solver
+        self._on_improvement = on_improvement
+        self._watch = Watch(stop)
+        self._bound = lower_bound(buffers)
+        self._target = max(stop.target_bytes or 0, capacity or 0)
+        # What is not packed: persistent buffers have no offset, those without memory keep theirs or take 0.
+        start = np.where(buffers.persistent, -1, np.maximum(buffers.offset, 0))
+        self._offset = np.repeat(start[:, None], buffers.max_instances, axis=1)
+        self._groups = _groups(buffers)
+        self._arena = 0
+
+    def run(self) -> Plan:
+        """Solve group by group."""
+        if self._capacity is not None and self._bound > self._capacity:
+            return self._no_plan(Status.INFEASIBLE, "bound", self._too_small())
+        stopped_by = "bound"
+        for k, rows in enumerate(self._groups):
+            self._watch.share(len(self._groups) - k)
+            task = self._task(k, rows)
+            if reason := _contradiction(self._buffers, rows, task.jobs):
+                return self._no_plan(Status.INFEASIBLE, "proof", reason)
+            self._work(task)
+            if task.offsets is None:
+                return self._no_plan(Status.UNKNOWN, task.stopped_by, "stopped before there was a plan")
+            self._put(rows, task.jobs, task.offsets, self._offset)
+            self._arena = task.arena
+            stopped_by = stopped_by if task.stopped_by == "bound" else task.stopped_by
+            if len(self._groups) == 1:
+                self._bound = task.lower_bound
+        return self._judge(stopped_by)
+
+    def _task(self, k: int, rows: NDArray[np.int64]) -> Task:
+        unrolled = self._buffers.select(rows).unrolled(self._offset.shape[1])
+        jobs = jobs_of(unrolled, _taken(self._buffers, self._groups, k, self._offset))
+        last = k == len(self._groups) - 1
+
+        def found(offsets: NDArray[np.int64], arena: int) -> None:
+            if self._on_improvement is None or (self._capacity is not None and arena > self._capacity):
+                return
+            offset = self._offset.copy()
+            self._put(rows, jobs, offsets, offset)
+            self._on_improvement(self._plan(offset, arena, self._bound, ""))
+
+        # Earlier groups leave the rest as much room as they can: only the last may stop at a target.
+        return Task(jobs, self._watch, self._seed, self._target if last else 0, found if last else None)
+
+    def _work(self, task: Task) -> None:
+        try:
+            (quick if self._watch.interrupted else SOLVERS[self._solver])(task)
+        except KeyboardInterrupt:
+            if task.offsets is None:
+                raise
+            self._watch.interrupted = True
+            task.stopped_by = "interrupt"
+
+    @staticmethod
+    def _put(rows: NDArray[np.int64], jobs: Jobs, found: NDArray[np.int64], into: NDArray[np.int64]) -> None:
+        """Write the offsets of a group's jobs where they belong; jobs are instance-major."""
+        real = jobs.row >= 0
+        column, row = np.divmod(jobs.row[real], len(rows))
+        into[rows[row], column] = found[real]
+
+    def _judge(self, stopped_by: str) -> Plan:
+        if self._capacity is not None and self._arena > self._capacity:
+            if self._bound > self._capacity:
+                return self._no_plan(Status.INFEASIBLE, "proof", self._too_small())
+            return self._no_plan(
+                Status.UNKNOWN, stopped_by, f"smallest arena found {self._arena} > capacity {self._capacity}"
+            )
+        if stopped_by in ("bound", "proof") and self._arena > self._bound:
+            stopped_by = "finished"  # each group is as small as can be, which proves nothing for all together
+        return self._plan(self._offset, self._arena, self._bound, stopped_by)
+
+    def _plan(self, offset: NDArray[np.int64], arena: int, bound: int, stopped_by: str) -> Plan:
+        status = Status.OPTIMAL if arena <= bound else Status.FEASIBLE
+        return self._make(offset, arena, bound, status, stopped_by, "")
+
+    def _no_plan(self, status: Status, stopped_by: str, reason: str) -> Plan:
+        return self._make(None, 0, self._bound, status, stopped_by, reason)
+
+    def _make(
+        self,
+        offset: NDArray[np.int64] | None,
+        arena: int,
+        bound: int,
+        status: Status,
+        stopped_by: str,
+        reason: str,
+    ) -> Plan:
+        return Plan(
+            offset,
+            arena,
+            bound,
+            status,
+            self._solver,
+            self._seed,
+            self._watch.seconds,
+            stopped_by,
+            self._buffers.period,
+            reason,
+        )
+
+    def _too_small(self) -> str:
+        return f"lower bound {self._bound} > capacity {self._capacity}"
+
+
+def _groups(buffers: Buffers) -> list[NDArray[np.int64]]:
+    """Rows of the buffers that take memory, one array a group; coarsest alignment first, to waste least."""
+    rows = np.unique(pieces_of(buffers).owner)
+    if len(rows) == 0:
+        return []
+    order = np.argsort(buffers.group[rows], kind="stable")
+    ends = np.flatnonzero(np.diff(buffers.group[rows][order])) + 1
+    groups = [rows[part] for part in np.split(order, ends)]
+    return sorted(groups, key=lambda part: -int(buffers.alignment[part].max()))
+
+
+def _taken(
+    buffers: Buffers, groups: list[NDArray[np.int64]], k: int, offset: NDArray[np.int64]
+) -> list[tuple[int, int]]:
+    """Addresses that group k must not touch: what earlier groups have got and later ones are fixed to."""
+    before = np.concatenate([np.zeros(0, np.int64), *groups[:k]])
+    after = np.concatenate([np.zeros(0, np.int64), *groups[k + 1 :]])
+    after = after[buffers.offset[after] >= 0]
+    rows = np.concatenate([before, after])
+    low, size = offset[rows].ravel(), np.repeat(buffers.size[rows], offset.shape[1])
+    if not (buffers.offset >= 0).any():  # nothing pins a group: the next goes on top
+        return [(0, int((low + size).max()))] if len(low) else []
+    ranges: list[tuple[int, int]] = []
+    for start, length in sorted(zip(low.tolist(), size.tolist(), strict=True)):
+        if ranges and start <= ranges[-1][1]:
+            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], start + length))
+        else:
+            ranges.append((start, start + length))
+    return ranges
+
+
+def _contradiction(buffers: Buffers, rows: NDArray[np.int64], jobs: Jobs) -> str:
+    """Why the fixed offsets of a group cannot be, or ""."""
+    wrong = np.flatnonzero((jobs.fixed >= 0) & (jobs.fixed % jobs.alignment != 0))
+    if len(wrong):
+        row = rows[jobs.row[wrong[0]] % len(rows)]
+        return f"the fixed offset of buffer {_name(buffers, row)} is not a multiple of its alignment"
+    pair = clash(jobs.native()) if (jobs.fixed >= 0).any() else None
+    if pair is None:
+        return ""
+    first, second = (
+        "another group" if jobs.row[j] < 0 else f"buffer {_name(buffers, rows[jobs.row[j] % len(rows)])}"
+        for j in pair
+    )
+    return f"the fixed offsets of {first} and {second} overlap"
+
+
+def _name(buffers: Buffers, row: int) -> str:
+    return str(row) if buffers.ids is None else f"{row} ({buffers.ids[row]})"

@@ -1,0 +1,107 @@
+"""What a solver works on: the jobs, the limits, and the best offsets so far."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from solvers.jobs import Jobs
+    from solvers.plan import Stop
+
+
+class Watch:
+    """Clock, budget and interrupt of one solve, shared by its tasks."""
+
+    def __init__(self, stop: Stop) -> None:
+        self.stop = stop
+        self.nodes = 0
+        self.interrupted = False
+        self._began = time.perf_counter()
+        self._last_node, self._last_second = stop.node_budget, stop.seconds
+
+    @property
+    def seconds(self) -> float:
+        """Wall clock since the solve began."""
+        return time.perf_counter() - self._began
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Wall clock until this task's limit, or None for no limit."""
+        return None if self._last_second is None else max(self._last_second - self.seconds, 0.0)
+
+    @property
+    def nodes_left(self) -> int | None:
+        """Nodes until this task's limit, or None for no limit."""
+        return None if self._last_node is None else max(self._last_node - self.nodes, 0)
+
+    def share(self, tasks: int) -> None:
+        """Leave the next task its share of what is left for ``tasks`` tasks."""
+        if self.stop.node_budget is not None:
+            self._last_node = self.nodes + max(self.stop.node_budget - self.nodes, 0) // tasks
+        if self.stop.seconds is not None:
+            self._last_second = self.seconds + max(self.stop.seconds - self.seconds, 0.0) / tasks
+
+    def reason(self, *, of_nodes: bool = True) -> str:
+        """Which limit has been reached: "interrupt", "time", "nodes", or "" for none."""
+        if self.interrupted or (self.stop.interrupt is not None and self.stop.interrupt()):
+            self.interrupted = True
+            return "interrupt"
+        if self.seconds_left == 0.0:
+            return "time"
+        return "nodes" if of_nodes and self.nodes_left == 0 else ""
+
+
+@dataclass(eq=False)
+class Task:
+    """One packing problem, and what has been found for it.
+
+    Attributes:
+        jobs: what to pack.
+        watch: limits of the solve.
+        seed: of the solver's random numbers.
+        target: an arena that is small enough; at least the lower bound.
+        found: called with (offsets, arena) whenever a smaller arena was found.
+        offsets: int64[len(jobs)], the best so far, or None.
+        arena: its size.
+        lower_bound: the best bound known, that of the jobs or one that a solver has proven.
+        stopped_by: why the solver stopped.
+    """
+
+    jobs: Jobs
+    watch: Watch
+    seed: int = 0
+    target: int = 0
+    found: Callable[[NDArray[np.int64], int], None] | None = None
+    offsets: NDArray[np.int64] | None = None
+    arena: int = 0
+    lower_bound: int = field(init=False)
+    stopped_by: str = ""
+
+    def __post_init__(self) -> None:
+        self.lower_bound = self.jobs.lower_bound
+        self.target = max(self.target, self.lower_bound)
+
+    def offer(self, offsets: NDArray[np.int64], arena: int) -> None:
+        """Keep these offsets if their arena is the smallest so far."""
+        if self.offsets is not None and arena >= self.arena:
+            return
+        self.offsets, self.arena = offsets, arena
+        if self.found is not None:
+            self.found(offsets, arena)
+
+    def done(self) -> bool:
+        """Whether to stop; `stopped_by` then says why. Work done so far must have been told to the watch."""
+        self.stopped_by = self._good_enough() or self.watch.reason()
+        return self.stopped_by != ""
+
+    def _good_enough(self) -> str:
+        if self.offsets is None or self.arena > max(self.target, self.lower_bound):
+            return ""
+        return "bound" if self.arena <= self.lower_bound else "target"

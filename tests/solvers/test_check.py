@@ -1,0 +1,173 @@
+"""The checker accepts what a count of every byte at every time accepts, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from solvers import Plan, PlanError, Status, Stop, check, solve
+from traces.buffers import Buffers
+
+
+def plan_at(offset: Any, buffers: Buffers, **claims: Any) -> Plan:
+    """A plan with these offsets, made by nobody."""
+    at = np.atleast_2d(np.asarray(offset, np.int64).T).T
+    rows = ~buffers.persistent
+    arena = int((at[rows] + buffers.size[rows, None]).max(initial=0))
+    plan = Plan(at, arena, 0, Status.FEASIBLE, "test", 0, 0.0, "finished", buffers.period)
+    return dataclasses.replace(plan, **claims)
+
+
+def cells(plan: Plan, buffers: Buffers, turns: int) -> list[tuple[int, int]]:
+    """Every (time, address) that any instance uses within some iterations, with repetitions."""
+    assert plan.offset is not None
+    taken = []
+    for i in np.flatnonzero(~buffers.persistent):
+        gaps = buffers.gap_buffer == i
+        idle = {
+            t
+            for a, b in zip(buffers.gap_start[gaps], buffers.gap_end[gaps], strict=True)
+            for t in range(a, b)
+        }
+        times = set(range(buffers.start[i], buffers.end[i])) - idle
+        for turn in range(turns):
+            low = int(plan.offset[i, turn % plan.columns])
+            later = turn * (buffers.period or 0)
+            taken += [(t + later, low + a) for t in times for a in range(buffers.size[i])]
+    return taken
+
+
+def holds(plan: Plan, buffers: Buffers) -> bool:
+    """The definition of a plan without overlaps, in the slowest words."""
+    assert plan.offset is not None
+    turns = 1 if buffers.period is None else math.lcm(plan.columns, buffers.max_instances) + 4 * plan.columns
+    taken = cells(plan, buffers, turns)
+    if len(set(taken)) < len(taken):
+        return False
+    addresses = []
+    for own in (buffers.group == 0, buffers.group == 1):
+        part = dataclasses.replace(plan, offset=plan.offset[own])
+        addresses.append({address for _, address in cells(part, buffers.select(own), turns)})
+    return not addresses[0] & addresses[1]
+
+
+@st.composite
+def guesses(draw: st.DrawFn) -> tuple[Plan, Buffers]:
+    """Buffers and any offsets at all, aligned and fixed as they should be."""
+    buffers = draw(st.from_type(Buffers))
+    columns = 1 if buffers.period is None else draw(st.integers(1, 3))
+    step = draw(st.sampled_from([1, 5, 9]))
+    drawn = st.lists(st.integers(0, 6), min_size=columns, max_size=columns)
+    offset = np.array([draw(drawn) for _ in range(len(buffers))], np.int64).reshape(-1, columns) * step
+    offset = -(-offset // buffers.alignment[:, None]) * buffers.alignment[:, None]
+    offset = np.where(buffers.offset[:, None] >= 0, buffers.offset[:, None], offset)
+    return plan_at(np.where(buffers.persistent[:, None], -1, offset), buffers), buffers
+
+
+@given(guesses())
+def test_it_accepts_exactly_the_plans_in_which_no_byte_is_used_twice(case: tuple[Plan, Buffers]) -> None:
+    plan, buffers = case
+    if holds(plan, buffers):
+        check(plan, buffers)
+    else:
+        with pytest.raises(PlanError, match=r"buffer \d+.* buffer \d+"):
+            check(plan, buffers)
+
+
+@given(st.from_type(Buffers), st.data())
+def test_it_notices_any_one_offset_that_is_moved_onto_another_buffer(
+    buffers: Buffers, data: st.DataObject
+) -> None:
+    plan = solve(buffers, stop=Stop(nodes=0), solver="greedy")
+    if plan.offset is None or not len(buffers):
+        return
+    offset = plan.offset.copy()
+    row = data.draw(st.integers(0, len(buffers) - 1))
+    offset[row, data.draw(st.integers(0, plan.columns - 1))] = data.draw(st.integers(0, plan.arena_bytes))
+    moved = dataclasses.replace(
+        plan, offset=offset, arena_bytes=2 * plan.arena_bytes + 9, status=Status.FEASIBLE
+    )
+    right = (
+        holds(moved, buffers)
+        and not (offset[row] % buffers.alignment[row]).any()
+        and (buffers.offset[row] < 0 or (offset[row] == buffers.offset[row]).all())
+    )
+    idle = not cells(moved, buffers.select([row]), 1)
+    if buffers.persistent[row]:
+        with pytest.raises(PlanError, match="persistent"):
+            check(moved, buffers)
+    elif right or idle:
+        check(moved, buffers)
+    else:
+        with pytest.raises(PlanError, match=f"buffer {row} |buffer "):
+            check(moved, buffers)
+
+
+TWO = Buffers.of([0, 1], [2, 3], [4, 4], alignment=4, ids=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("offset", "claims", "message"),
+    [
+        ([0, 2], {}, r"buffer 1 \(b\) at 2 is not aligned"),
+        ([0, 0], {}, r"buffer 0 \(a\) at \[0, 4\) and buffer 1 \(b\) at \[0, 4\) are alive together"),
+        ([0, -4], {}, "negative offset"),
+        ([0, 4], {"arena_bytes": 7}, "beyond the arena of 7 bytes"),
+        ([0, 4], {"lower_bound_bytes": 9}, "below its lower bound"),
+        ([0, 4], {"status": Status.OPTIMAL}, "optimal arena of 8, but lower bound 0"),
+        ([0, 4], {"status": Status.UNKNOWN}, "says it is unknown"),
+        ([0, 4], {"offset": None, "status": Status.INFEASIBLE, "reason": "why"}, "infeasible: why"),
+        ([0, 4, 8], {}, "a plan for 3 buffers, not 2"),
+        ([0, 4], {"period": 5}, "period 5, not None"),
+        ([[0, 0], [4, 4]], {}, "2 offsets for each"),
+    ],
+)
+def test_each_kind_of_fault_has_a_message_of_its_own(
+    offset: list[int], claims: dict[str, Any], message: str
+) -> None:
+    check(plan_at([0, 4], TWO), TWO)
+    size = np.pad(TWO.size, (0, max(len(offset) - 2, 0)))
+    arena = int((np.atleast_2d(np.asarray(offset).T).T + size[:, None]).max())
+    plan = dataclasses.replace(plan_at([0, 4], TWO), offset=np.atleast_2d(np.asarray(offset).T).T)
+    with pytest.raises(PlanError, match=message):
+        check(dataclasses.replace(plan, **({"arena_bytes": arena} | claims)), TWO)
+
+
+def test_a_buffer_off_its_fixed_offset_is_refused() -> None:
+    buffers = Buffers.of([0, 1], [2, 3], 4, offset=[-1, 8])
+    check(plan_at([0, 8], buffers), buffers)
+    with pytest.raises(PlanError, match="buffer 1 at 12 is not at its fixed offset"):
+        check(plan_at([0, 12], buffers), buffers)
+
+
+def test_groups_share_no_address_though_their_lifetimes_are_apart() -> None:
+    buffers = Buffers.of([0, 5, 5], [1, 6, 6], 4, group=[0, 1, 0])
+    check(plan_at([0, 4, 0], buffers), buffers)
+    with pytest.raises(PlanError, match="different groups and share address 3"):
+        check(plan_at([0, 3, 7], buffers), buffers)
+
+
+def test_one_slot_is_not_enough_for_a_buffer_freed_after_its_successor_is_made() -> None:
+    """In ``x = f(x)`` the old value is freed once the new one exists."""
+    buffers = Buffers.of([2], [13], 8, period=10)
+    check(plan_at([[0, 8]], buffers), buffers)
+    with pytest.raises(PlanError, match=r"buffer 0 .* buffer 0"):
+        check(plan_at([[0]], buffers), buffers)
+    with pytest.raises(PlanError, match=r"buffer 0 .* buffer 0"):
+        check(plan_at([[0, 7]], buffers), buffers)
+
+
+def test_a_wrong_column_count_shows_only_when_both_are_repeated_to_their_common_multiple() -> None:
+    buffers = Buffers.of([0], [25], 1, period=10)
+    check(plan_at([[0, 1, 2]], buffers), buffers)
+    check(plan_at([[0, 1, 2, 3]], buffers), buffers)
+    with pytest.raises(PlanError):
+        check(plan_at([[0, 1]], buffers), buffers)
+    with pytest.raises(PlanError):
+        check(plan_at([[0, 1, 2, 0]], buffers), buffers)

@@ -1,0 +1,309 @@
+"""Whatever the buffers, the solver and the limits: what comes out holds, and says truly how good it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from solvers import SOLVERS, Plan, Status, Stop, check, lower_bound, peak_load, solve
+from traces.buffers import Buffers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FAST = Stop(nodes=20_000)
+
+
+def smallest_arena(buffers: Buffers, most: int) -> int | None:
+    """By trying every offset of every instance; None when nothing up to ``most`` is enough."""
+    columns = buffers.max_instances
+    circle = None if buffers.period is None else buffers.period * columns
+    jobs = []
+    for i in np.flatnonzero(~buffers.persistent & (buffers.size > 0)):
+        for turn in range(columns):
+            gaps = np.flatnonzero(buffers.gap_buffer == i)
+            times = set(range(buffers.start[i], buffers.end[i]))
+            times -= {t for g in gaps for t in range(buffers.gap_start[g], buffers.gap_end[g])}
+            at = {t if circle is None else (t + turn * (buffers.period or 0)) % circle for t in times}
+            if at:
+                jobs.append((at, int(buffers.size[i]), int(buffers.alignment[i]), int(buffers.offset[i])))
+
+    def place(k: int, placed: list[tuple[set[int], int, int]], arena: int) -> bool:
+        if k == len(jobs):
+            return True
+        times, size, alignment, fixed = jobs[k]
+        choices = range(0, arena - size + 1, alignment) if fixed < 0 else [fixed]
+        for low in choices:
+            if low % alignment or low + size > arena:
+                continue
+            if all(low >= h or low + size <= lo or not times & t for t, lo, h in placed) and place(
+                k + 1, [*placed, (times, low, low + size)], arena
+            ):
+                return True
+        return False
+
+    return next((arena for arena in range(peak_load(buffers), most + 1) if place(0, [], arena)), None)
+
+
+@pytest.mark.parametrize("solver", ["greedy", "first_fit", "best_fit"])
+@given(buffers=st.from_type(Buffers), seed=st.integers(0, 3))
+def test_every_plan_passes_the_check_and_is_as_good_as_it_says(
+    solver: str, buffers: Buffers, seed: int
+) -> None:
+    plan = solve(buffers, solver=solver, seed=seed, stop=FAST)
+    if plan.offset is None:
+        assert plan.status is Status.INFEASIBLE
+        assert "fixed offset" in plan.reason
+        return
+    check(plan, buffers)
+    assert plan.columns == buffers.max_instances
+    assert plan.lower_bound_bytes >= peak_load(buffers)
+    assert (plan.status is Status.OPTIMAL) == (plan.arena_bytes == plan.lower_bound_bytes)
+    assert (plan.stopped_by == "bound") <= (plan.status is Status.OPTIMAL)
+
+
+@settings(max_examples=40, deadline=None, phases=[Phase.reuse, Phase.generate])
+@given(st.from_type(Buffers))
+def test_the_exact_solver_and_auto_find_what_brute_force_finds(buffers: Buffers) -> None:
+    few = buffers.select(np.arange(min(len(buffers), 4 if buffers.max_instances == 1 else 2)))
+    one_group = dataclasses.replace(few, group=np.zeros(len(few), np.int64))
+    plan = solve(one_group, solver="exact")
+    smallest = smallest_arena(one_group, most=60)
+    if plan.offset is None:
+        assert plan.status is Status.INFEASIBLE
+        assert smallest is None
+        return
+    check(plan, one_group)
+    assert plan.status is Status.OPTIMAL
+    assert plan.arena_bytes == smallest
+    assert solve(one_group, stop=FAST).arena_bytes == smallest
+    below = solve(one_group, solver="exact", capacity=max(plan.arena_bytes - 1, 0))
+    assert below.status is (Status.INFEASIBLE if plan.arena_bytes else Status.OPTIMAL)
+
+
+@given(st.from_type(Buffers))
+def test_offsets_for_the_circle_hold_on_an_unrolled_line_and_the_peak_load_is_the_same(
+    buffers: Buffers,
+) -> None:
+    plan = solve(buffers, stop=FAST, solver="greedy")
+    if buffers.period is None or plan.offset is None:
+        return
+    turns = 3 * plan.columns + 2
+    unrolled = buffers.unrolled(turns)
+    line = dataclasses.replace(unrolled, period=None)
+    offset = np.concatenate([plan.offset[:, turn % plan.columns] for turn in range(turns)])
+    check(dataclasses.replace(plan, offset=offset[:, None], period=None), line)
+    assert peak_load(line) == peak_load(buffers)
+
+
+@given(st.from_type(Buffers), st.integers(0, 40))
+def test_a_capacity_is_kept_or_there_is_no_plan(buffers: Buffers, capacity: int) -> None:
+    plan = solve(buffers, capacity=capacity, stop=FAST, solver="greedy")
+    if plan.offset is None:
+        assert plan.status in (Status.INFEASIBLE, Status.UNKNOWN)
+        assert plan.reason
+        assert plan.arena_bytes == 0
+        free = solve(buffers, stop=FAST, solver="greedy")
+        assert free.offset is None or free.arena_bytes > capacity
+    else:
+        check(plan, buffers)
+        assert plan.arena_bytes <= capacity
+
+
+def test_a_capacity_below_the_bound_is_infeasible_and_one_not_reached_is_unknown() -> None:
+    buffers = hard()
+    assert solve(buffers, capacity=lower_bound(buffers) - 1).status is Status.INFEASIBLE
+    missed = solve(buffers, capacity=lower_bound(buffers), solver="first_fit")
+    assert missed.status is Status.UNKNOWN
+    assert "smallest arena found" in missed.reason
+
+
+def hard(n: int = 120, seed: int = 5) -> Buffers:
+    """Irregular enough that no heuristic finds the peak load at once."""
+    random = np.random.default_rng(seed)
+    start = random.integers(0, 60, n)
+    return Buffers.of(start, start + random.integers(1, 30, n), random.integers(1, 50, n))
+
+
+def training(n: int, *, circle: bool, seed: int = 0) -> Buffers:
+    """Activations freed in reverse order, short temporaries, gradients that live into the next iteration."""
+    random = np.random.default_rng(seed)
+    period, kept, wrapped = 2 * n, n // 4, n // 8
+    forward = np.sort(random.choice(n, kept, replace=False))
+    short = random.integers(0, period - 40, n - kept - wrapped)
+    late = random.integers(n, period, wrapped)
+    start = np.concatenate([forward, short, late])
+    end = np.concatenate(
+        [
+            period - 1 - forward,
+            short + random.integers(1, 40, len(short)),
+            period + random.integers(0, period // 50, wrapped),
+        ]
+    )
+    size = random.lognormal(12, 2, n).astype(np.int64) // 512 * 512 + 512
+    return Buffers.of(
+        start, end if circle else np.minimum(end, period), size, period=period if circle else None
+    )
+
+
+@pytest.mark.parametrize("circle", [False, True])
+@pytest.mark.parametrize("n", [100, 1000, 4000])
+def test_training_shaped_buffers_are_packed_within_a_thousandth_of_the_peak_load(
+    n: int, circle: bool
+) -> None:
+    buffers = training(n, circle=circle)
+    plan = solve(buffers, solver="greedy", stop=Stop(nodes=50_000_000))
+    check(plan, buffers)
+    assert plan.fragmentation(buffers) < 1e-3
+
+
+def test_the_same_seed_and_nodes_give_the_same_plan() -> None:
+    buffers = hard()
+    stop = Stop(nodes=3_000_000)
+    first, second = (solve(buffers, seed=7, stop=stop, solver="greedy") for _ in range(2))
+    assert first.offset is not None
+    assert second.offset is not None
+    assert (first.offset == second.offset).all()
+    assert first.stopped_by == second.stopped_by == "nodes"
+    # A slice is no unit of work: with a callback in between, still the same.
+    seen: list[Plan] = []
+    again = solve(buffers, seed=7, stop=stop, solver="greedy", on_improvement=seen.append)
+    assert again.arena_bytes == seen[-1].arena_bytes == first.arena_bytes
+
+
+def test_more_nodes_never_give_a_larger_arena() -> None:
+    arenas = [
+        solve(hard(), stop=Stop(nodes=nodes), solver="greedy").arena_bytes for nodes in (0, 10**5, 10**7)
+    ]
+    assert arenas == sorted(arenas, reverse=True)
+    assert arenas[0] > arenas[-1]
+
+
+def test_every_improvement_is_a_plan_that_holds_and_is_better() -> None:
+    buffers, seen = hard(), list[Plan]()
+    plan = solve(buffers, stop=Stop(nodes=10**7), on_improvement=seen.append)
+    assert len(seen) > 1
+    for better in seen:
+        check(better, buffers)
+    arenas = [better.arena_bytes for better in seen]
+    assert arenas == sorted(set(arenas), reverse=True)
+    assert plan.arena_bytes == arenas[-1]
+
+
+def test_the_clock_the_target_and_the_interrupt_stop_it_and_it_says_so() -> None:
+    buffers = hard()
+    assert solve(buffers, stop=Stop(seconds=0.0)).stopped_by == "time"
+    began = time.perf_counter()
+    assert solve(buffers, stop=Stop(seconds=0.2), solver="greedy").stopped_by == "time"
+    assert time.perf_counter() - began < 2
+    assert solve(buffers, stop=Stop(interrupt=lambda: True)).stopped_by == "interrupt"
+    start = solve(buffers, stop=Stop(nodes=0)).arena_bytes
+    reached = solve(buffers, stop=Stop(target_bytes=start - 1))
+    assert reached.stopped_by == "target"
+    assert reached.arena_bytes < start
+    fits = solve(buffers, capacity=start - 1)
+    assert fits.stopped_by == "target"
+
+
+def test_ctrl_c_returns_the_best_plan_so_far() -> None:
+    def interrupt(plan: Plan) -> None:
+        raise KeyboardInterrupt
+
+    plan = solve(hard(), on_improvement=interrupt)
+    check(plan, hard())
+    assert plan.stopped_by == "interrupt"
+    assert plan.status is Status.FEASIBLE
+
+
+def test_ctrl_c_before_there_is_a_plan_goes_on_to_the_caller() -> None:
+    def interrupt() -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        solve(hard(), stop=Stop(interrupt=interrupt), solver="first_fit")
+
+
+def test_ctrl_c_reaches_the_exact_solver() -> None:
+    calls = iter(range(10**6))
+
+    def interrupt() -> bool:
+        if next(calls) > 60:
+            raise KeyboardInterrupt
+        return False
+
+    began = time.perf_counter()
+    plan = solve(hard(300), stop=Stop(interrupt=interrupt), solver="exact")
+    check(plan, hard(300))
+    assert plan.stopped_by == "interrupt"
+    assert time.perf_counter() - began < 60
+
+
+def test_several_groups_are_stacked_and_each_is_packed() -> None:
+    buffers = dataclasses.replace(hard(), group=np.arange(120) % 3)
+    plan = solve(buffers, stop=FAST)
+    check(plan, buffers)
+    assert plan.gap < 0.5
+    pinned = np.full(120, -1)
+    pinned[[0, 1, 2]] = [0, 5000, 500]  # one of each group
+    fixed = dataclasses.replace(buffers, offset=pinned)
+    check(solve(fixed, stop=FAST), fixed)
+
+
+def test_fixed_offsets_that_contradict_each_other_are_named() -> None:
+    overlap = solve(Buffers.of([0, 1], [2, 3], 4, offset=[0, 3], ids=["a", "b"]))
+    assert overlap.status is Status.INFEASIBLE
+    assert overlap.reason == "the fixed offsets of buffer 0 (a) and buffer 1 (b) overlap"
+    skew = solve(Buffers.of([0], [2], 4, offset=2, alignment=4))
+    assert skew.reason == "the fixed offset of buffer 0 is not a multiple of its alignment"
+    groups = solve(Buffers.of([0, 5], [1, 6], 4, offset=[0, 3], group=[0, 1]))
+    assert groups.reason == "the fixed offsets of buffer 0 and another group overlap"
+    itself = solve(Buffers.of([0], [3], 4, offset=8, period=2))
+    assert itself.reason == "the fixed offsets of buffer 0 and buffer 0 overlap"
+
+
+def test_best_fit_uses_the_gap_below_the_lowest_neighbour() -> None:
+    """SINGA's SmartPool does not, with two ranges or more above it."""
+    buffers = Buffers.of([0, 0, 2, 2, 0], [2, 2, 4, 4, 4], [8, 7, 6, 5, 4], offset=[4, 12, 4, 10, -1])
+    plan = solve(buffers, solver="best_fit")
+    assert plan.offset is not None
+    assert plan.offset[4, 0] == 0
+
+
+def test_a_buffer_freed_after_its_successor_is_made_gets_two_slots_in_rotation() -> None:
+    plan = solve(Buffers.of([2], [13], 8, period=10))
+    assert plan.offset is not None
+    assert sorted(plan.offset[0]) == [0, 8]
+    assert plan.status is Status.OPTIMAL
+
+
+def test_nothing_to_place_is_an_empty_arena() -> None:
+    assert solve(Buffers.of([], [], [])).arena_bytes == 0
+    idle = Buffers.of([0, 3, 0], [5, 3, 9], [0, 9, 7], persistent=[False, False, True])
+    plan = solve(idle)
+    check(plan, idle)
+    assert plan.offset is not None
+    assert plan.offset.ravel().tolist() == [0, 0, -1]
+    assert plan.status is Status.OPTIMAL
+
+
+def test_what_cannot_be_meant_is_refused() -> None:
+    with pytest.raises(ValueError, match="no solver 'magic'; there are auto, greedy"):
+        solve(hard(), solver="magic")
+    with pytest.raises(ValueError, match="lives 100 periods, more than 64"):
+        solve(Buffers.of([0], [1000], 1, period=10))
+    assert set(SOLVERS) == {"auto", "greedy", "first_fit", "best_fit", "exact"}
+
+
+@pytest.mark.parametrize("name", list("ABCDEF"))
+def test_public_instances_are_packed_within_a_quarter_of_the_bound(bench: Path, name: str) -> None:
+    table = np.loadtxt(bench / f"{name}.1048576.csv", np.int64, delimiter=",", skiprows=1)
+    buffers = Buffers.of(table[:, 1], table[:, 2], table[:, 3])
+    plan = solve(buffers, solver="greedy", stop=Stop(nodes=30_000_000))
+    check(plan, buffers)
+    assert plan.gap < 0.25

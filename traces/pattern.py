@@ -1,0 +1,220 @@
+"""The recurring iteration of a trace: what is allocated in which order, and how long each buffer lives.
+
+Time inside a pattern counts allocations, not events: a free matters only by the allocation that it comes before. So a
+free that wanders between two allocations changes nothing, and of several iterations the latest free of each position
+is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traces.buffers import Buffers
+from traces.windows import Windows, find_windows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from traces.trace import Trace
+
+#: A position whose buffers live longer than this many iterations is left to the fallback.
+MOST_ITERATIONS_ALIVE = 16
+
+
+@dataclass(frozen=True, eq=False)
+class WarmUp:
+    """What the program allocated before the iterations became alike.
+
+    Attributes:
+        sequence: int32[m], the sequence of each allocation, in order.
+        size: int64[m], bytes.
+        position: int64[m], the row of the pattern that it corresponds to, or -1: something extra, such as a
+            parameter, that must not take a planned address.
+        marks: int64[k], how many of these allocations came before each mark.
+    """
+
+    sequence: NDArray[np.int32]
+    size: NDArray[np.int64]
+    position: NDArray[np.int64]
+    marks: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """One iteration that was seen at least twice.
+
+    Attributes:
+        buffers: n rows in order of allocation, on a circle whose period is n allocations. ``persistent`` rows are left
+            to the fallback: they pile up, live too long, or belong to a sequence that varies.
+        sequence: int32[n], the sequence (thread and stream) of each allocation, named as in the trace's ``thread``.
+        since: for each sequence, how many of its allocations came since the last iteration seen began.
+        iterations: how many agreed.
+        first_event: row of the trace at which the first of them begins.
+        unresolved: positions whose free was not seen, too young to say that they stay.
+        coverage: planned bytes / bytes of all buffers that come and go, at the peak of the last iteration.
+        warm_up: what came before, or None if the recording does not go back to the beginning.
+    """
+
+    buffers: Buffers
+    sequence: NDArray[np.int32]
+    since: dict[int, int]
+    iterations: int
+    first_event: int
+    unresolved: int
+    coverage: float
+    warm_up: WarmUp | None
+
+
+def find_pattern(trace: Trace, *, small_bytes: int = 512, whole_recording: bool = True) -> Pattern | None:
+    """The iteration that the end of a trace repeats, or None.
+
+    Marks (events of kind MARK named "step", "begin" or "end") decide where iterations begin; without any, the repeating
+    sequence of sizes does. At least two iterations must agree.
+
+    Args:
+        trace: events in host order; its ``thread`` column names sequences.
+        small_bytes: allocations up to this size are left out.
+        whole_recording: the trace begins with the program, so what comes first is its warm-up.
+
+    Raises:
+        TraceError: the trace contradicts itself.
+    """
+    windows = find_windows(trace, small_bytes)
+    if windows is None:
+        return None
+    builder = _Builder(windows)
+    return builder.pattern(whole_recording=whole_recording)
+
+
+class _Builder:
+    """One call of `find_pattern`, once the windows are known."""
+
+    def __init__(self, windows: Windows) -> None:
+        self._w = windows
+        last = windows.alike[-1]
+        self._rows = np.arange(windows.bounds[last, 0], windows.bounds[last, 1])  # allocations, merged order
+        self._group = np.array([windows.groups.get(int(s), -1) for s in windows.sequence[self._rows]], np.int64)
+
+    def pattern(self, *, whole_recording: bool) -> Pattern | None:
+        n = len(self._rows)
+        end = np.zeros(n, np.int64)
+        stays = self._group < 0
+        unresolved = 0
+        for group in np.unique(self._group[self._group >= 0]):
+            at = np.flatnonzero(self._group == group)
+            life, open_young, open_old = self._lifetimes(int(group), len(at))
+            end[at] = self._merged_time(at, np.arange(len(at)) + np.maximum(life, 1), n)
+            unresolved += int(open_young.sum())
+            stays[at] |= open_old | open_young | (life > MOST_ITERATIONS_ALIVE * len(at))
+        end[stays] = np.arange(n)[stays] + 1
+        if n == 0 or stays.all():
+            return None
+        buffers = Buffers.of(
+            np.arange(n),
+            end,
+            self._w.size[self._rows],
+            group=np.maximum(self._group, 0),
+            stream=self._w.stream[self._rows],
+            persistent=stays,
+            period=n,
+        )
+        return Pattern(
+            buffers=buffers,
+            sequence=self._w.sequence[self._rows],
+            since=self._w.since(),
+            iterations=len(self._w.alike),
+            first_event=int(self._w.event[self._w.bounds[self._w.alike[0], 0]]),
+            unresolved=unresolved,
+            coverage=self._coverage(stays),
+            warm_up=self._warm_up(stays) if whole_recording else None,
+        )
+
+    def _lifetimes(
+        self, group: int, count: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Latest lifetime of each position in the group's allocations; open and young, open and old."""
+        w = self._w
+        in_group = np.array([w.groups.get(int(s), -1) == group for s in range(int(w.sequence.max()) + 1)])[w.sequence]
+        clock = np.cumsum(in_group)  # the group's allocations up to and including each
+        life = np.zeros(count, np.int64)
+        seen = np.zeros(count, np.bool_)
+        oldest = np.zeros(count, np.int64)  # age of the oldest open instance, in allocations
+        for window in w.alike:
+            rows = np.arange(*w.bounds[window])
+            rows = rows[in_group[rows]]
+            freed_before = w.freed_before[rows]  # how many allocations of any sequence came before the free
+            open_ = freed_before < 0
+            until = np.where(open_, len(clock), freed_before)
+            age = clock[until - 1] - (clock[rows] - 1)
+            life = np.where(open_, life, np.maximum(life, age))
+            oldest = np.where(open_, np.maximum(oldest, age), oldest)
+            seen |= ~open_
+        life = np.where(seen, np.maximum(life, oldest), life)
+        old = oldest > 4 * count
+        return life, ~seen & ~old, ~seen & old
+
+    def _merged_time(self, at: NDArray[np.int64], own: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+        """From a count of the group's own allocations to the pattern's time."""
+        turn, position = np.divmod(own, len(at))
+        merged: NDArray[np.int64] = turn * n + at[position]
+        return merged
+
+    def _coverage(self, stays: NDArray[np.bool_]) -> float:
+        """Planned / all passing bytes at the peak of the last iteration that agreed."""
+        w, rows = self._w, self._rows
+        passing = w.freed_before[rows] >= 0
+        free_at = np.minimum(np.where(passing, w.freed_before[rows], rows[-1] + 1), rows[-1] + 1) - rows[0]
+        size = w.size[rows]
+
+        def load(which: NDArray[np.bool_]) -> NDArray[np.int64]:
+            change = np.zeros(len(rows) + 1, np.int64)
+            np.add.at(change, np.flatnonzero(which), size[which])
+            np.add.at(change, free_at[which], -size[which])
+            return np.cumsum(change)
+
+        everything = load(passing | ~stays)
+        peak = int(everything.argmax())
+        return float(load(~stays)[peak] / everything[peak]) if everything[peak] else 1.0
+
+    def _warm_up(self, stays: NDArray[np.bool_]) -> WarmUp:
+        w = self._w
+        before = np.arange(w.bounds[w.alike[0], 0])
+        position = np.full(len(before), -1, np.int64)
+        # What lives on past an iteration and a half was made to stay, whatever its size looks like.
+        life = np.where(w.freed_before[before] < 0, len(w.sequence), w.freed_before[before]) - before
+        passing = life <= 1.5 * len(self._rows)
+        own = self._w.sequence[self._rows]
+        for sequence in np.unique(own):
+            rows = before[(w.sequence[before] == sequence) & passing]
+            steady = np.flatnonzero((own == sequence) & ~stays)
+            position[rows] = _aligned(w.size[rows], w.size[self._rows[steady]], steady)
+        return WarmUp(w.sequence[before], w.size[before], position, w.marks[w.marks <= len(before)])
+
+
+def _aligned(
+    sizes: NDArray[np.int64], steady: NDArray[np.int64], rows: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The steady row of each warm-up size, following the steady sequence over and over; -1 for extras.
+
+    Backwards from the end, where the warm-up runs into the steady state: a size that is not expected within the next few
+    places is an extra.
+    """
+    result = np.full(len(sizes), -1, np.int64)
+    if len(steady) == 0:
+        return result
+    look = min(len(steady), 32)
+    cursor = len(steady) - 1
+    steady_sizes = steady.tolist()
+    count = len(steady_sizes)
+    for i in range(len(sizes) - 1, -1, -1):
+        size = int(sizes[i])
+        for ahead in range(look):
+            at = (cursor - ahead) % count
+            if steady_sizes[at] == size:
+                result[i] = rows[at]
+                cursor = (at - 1) % count
+                break
+    return result

@@ -1,0 +1,187 @@
+"""Where the iterations of a trace begin and end, and which of them are alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traces.detect import tail_period
+from traces.trace import Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from traces.trace import Trace
+
+#: Without marks, so many allocations must agree, whatever the period.
+LEAST_EVIDENCE = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """The allocations of a trace, cut into iterations. Rows are allocations above the small size, in order.
+
+    Attributes:
+        event: int64[m], the row of the trace.
+        sequence: int32[m].
+        stream: int64[m].
+        size: int64[m], bytes.
+        freed_before: int64[m], how many rows came before its free (m: after the last); -1 if it was not freed.
+        marks: int64[k], how many rows came before each mark.
+        bounds: int64[w, 2], first row and end of each window.
+        alike: the windows, latest last, that agree with the last one that does with any; at least two.
+        groups: of the sequences that repeat: 0 for those whose common order is the same in every window, then one
+            for each sequence that only keeps its own order. Sequences that are not here vary.
+    """
+
+    event: NDArray[np.int64]
+    sequence: NDArray[np.int32]
+    stream: NDArray[np.int64]
+    size: NDArray[np.int64]
+    freed_before: NDArray[np.int64]
+    marks: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+    alike: tuple[int, ...]
+    groups: dict[int, int]
+
+    def since(self) -> dict[int, int]:
+        """For each sequence, how many of its rows came since the last alike window began."""
+        tail = self.sequence[self.bounds[self.alike[-1], 0] :]
+        return {int(s): int((tail == s).sum()) for s in np.unique(self.sequence)}
+
+
+def find_windows(trace: Trace, small_bytes: int) -> Windows | None:
+    """Cut a trace into iterations; None if no two are alike.
+
+    Raises:
+        TraceError: the trace contradicts itself.
+    """
+    births = trace.births
+    event = np.flatnonzero((trace.kind == Kind.ALLOC) & (trace.size > small_bytes))
+    if len(event) == 0:
+        return None
+    row_of = np.full(len(trace), -1, np.int64)
+    row_of[event] = np.arange(len(event))
+    freed_before = np.full(len(event), -1, np.int64)
+    frees = np.flatnonzero(trace.kind == Kind.FREE)
+    frees = frees[row_of[births[frees]] >= 0]
+    freed_before[row_of[births[frees]]] = np.searchsorted(event, frees)
+
+    sequence, size = trace.thread[event], trace.size[event]
+    mark_events = np.flatnonzero(trace.kind == Kind.MARK)
+    begins = np.array([e for e in mark_events if _mark_name(trace, int(e)) != "end"], np.int64)
+    marks = np.searchsorted(event, begins)
+    if len(mark_events):
+        bounds = _marked(trace, mark_events, event)
+    else:
+        bounds = _detected(sequence, size, freed_before)
+    alike = _alike(sequence, size, bounds)
+    if alike is None:
+        return None
+    groups = _groups(sequence, trace.stream[event], size, bounds, alike)
+    return Windows(event, sequence, trace.stream[event], size, freed_before, marks, bounds, alike, groups)
+
+
+def _mark_name(trace: Trace, event: int) -> str:
+    name = int(trace.operation[event])
+    return trace.names[name] if name >= 0 else "step"
+
+
+def _marked(trace: Trace, marks: NDArray[np.int64], event: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Windows from one mark to the next; from begin to end where regions are marked."""
+    bounds = []
+    for here, there in zip(marks[:-1], marks[1:], strict=True):
+        if _mark_name(trace, int(here)) != "end":
+            bounds.append(np.searchsorted(event, [here, there]))
+    return np.array(bounds, np.int64).reshape(-1, 2)
+
+
+def _detected(
+    sequence: NDArray[np.int32], size: NDArray[np.int64], freed_before: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Windows from the repeating sizes of the sequence that allocates most bytes lately."""
+    half = len(size) // 2
+    main = int(np.bincount(sequence[half:], weights=size[half:].astype(np.float64)).argmax())
+    rows = np.flatnonzero(sequence == main)
+    period = tail_period(size[rows], min_repeats=2)
+    if period is None or period.length < max(LEAST_EVIDENCE, 3 * period.period):
+        return np.zeros((0, 2), np.int64)
+    first = period.start + _quietest(size[rows], freed_before[rows], rows, period.start, period.period)
+    starts = rows[first :: period.period]
+    return np.stack([starts[:-1], starts[1:]], axis=1)
+
+
+def _quietest(
+    size: NDArray[np.int64],
+    freed_before: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    start: int,
+    period: int,
+) -> int:
+    """The place in the period at which least of what comes and goes is alive: the best place to begin."""
+    born = np.arange(start, start + period)
+    gone = np.searchsorted(rows, np.where(freed_before[born] < 0, rows[born], freed_before[born]))
+    change = np.zeros(len(rows) + 1, np.int64)
+    np.add.at(change, born + 1, size[born])
+    np.add.at(change, np.maximum(gone, born + 1), -size[born])
+    load = np.cumsum(change)[start:]
+    folded = np.zeros(-(-len(load) // period) * period, np.int64)
+    folded[: len(load)] = load
+    return int(folded.reshape(-1, period).sum(axis=0).argmin())
+
+
+def _alike(
+    sequence: NDArray[np.int32], size: NDArray[np.int64], bounds: NDArray[np.int64]
+) -> tuple[int, ...] | None:
+    """The latest window that has a twin before it, and all its twins; by the sequence that has most bytes."""
+    if len(bounds) < 2:
+        return None
+    inside = np.arange(bounds[0, 0], bounds[-1, 1])
+    if len(inside) == 0:
+        return None
+    main = int(np.bincount(sequence[inside], weights=size[inside].astype(np.float64)).argmax())
+    keys: dict[bytes, list[int]] = {}
+    twins: tuple[int, ...] | None = None
+    for window, (first, end) in enumerate(bounds):
+        key = size[first:end][sequence[first:end] == main].tobytes()
+        same = keys.setdefault(key, [])
+        same.append(window)
+        if key and len(same) >= 2:
+            twins = tuple(same)
+    return twins
+
+
+def _groups(
+    sequence: NDArray[np.int32],
+    stream: NDArray[np.int64],
+    size: NDArray[np.int64],
+    bounds: NDArray[np.int64],
+    alike: tuple[int, ...],
+) -> dict[int, int]:
+    """See `Windows.groups`. Sequences of another stream than the main one's are never in its group."""
+    last = slice(*bounds[alike[-1]])
+    present = np.unique(sequence[last])
+    weight = [float(size[last][sequence[last] == s].sum()) for s in present]
+    order = [int(s) for _, s in sorted(zip(weight, present, strict=True), key=lambda pair: (-pair[0], pair[1]))]
+    main_stream = stream[last][sequence[last] == order[0]][0]
+    windows = [slice(*bounds[w]) for w in alike]
+
+    def same_in_all(chosen: list[int]) -> bool:
+        keys = set()
+        for window in windows:
+            keep = np.isin(sequence[window], chosen)
+            keys.add((sequence[window][keep].tobytes(), size[window][keep].tobytes()))
+        return len(keys) == 1
+
+    together, groups = [order[0]], {order[0]: 0}
+    for s in order[1:]:
+        if stream[last][sequence[last] == s][0] != main_stream or not same_in_all([s]):
+            continue
+        if same_in_all([*together, s]):
+            together.append(s)
+            groups[s] = 0
+        else:
+            groups[s] = max(groups.values()) + 1
+    return groups
