@@ -345,6 +345,7 @@ void Client::leave_dynamic() noexcept {
 void Client::set_recording(bool on) noexcept {
   const Guarded guard(pool_->lock);
   if (on && !ring_.on()) {
+    interrupted_ = interrupted_ || allocations_ != 0;
     ring_.clear();
     check_at_ = ring_.seen() + 64;
   }
@@ -356,9 +357,11 @@ void Client::set_tape(bool on) noexcept {
   tape_.set_on(on);
 }
 
-std::vector<RecordedEvent> Client::events(bool clear) {
+Client::Recording Client::recording() {
   const Guarded guard(pool_->lock);
-  return ring_.take(clear);
+  Recording recording{ring_.take(false), {}, ring_.dropped() == 0 && !interrupted_};
+  for (const Sequence& sequence : sequences_) recording.counts.push_back(sequence.follower.count());
+  return recording;
 }
 
 std::vector<RecordedEvent> Client::take_tape() {
@@ -386,7 +389,7 @@ void Client::keep_patterns_bounded() {
   }
 }
 
-void Client::install(std::unique_ptr<Pattern> pattern) {
+void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen) {
   const Guarded guard(pool_->lock);
   for (Table& table : pattern->tables) table.build_index(pattern->cyclic);
   Pattern* const fresh = pattern.get();
@@ -410,6 +413,7 @@ void Client::install(std::unique_ptr<Pattern> pattern) {
   misses_before_ = clean_ = spoilt_ = 0;
   if (current_ == nullptr || !marked_) current_ = fresh;
   if (marked_) return;
+  if (active_at_ == 0) iterations_ = std::max(iterations_, iterations_seen);
   for (Sequence& sequence : sequences_) {
     if (!sequence.follower.align(fresh)) sequence.follower.leave();
   }
