@@ -1,0 +1,5 @@
+"""``mempool demo``."""
+
+
+def demo() -> None:
+    """To come."""
