@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Work the pool's own solves may do: counted, never timed, so that all ranks of a job get the same plan.
 POOL_NODES = 20_000_000
+#: Nor do they look further once the arena is so close to the lower bound.
+CLOSE_ENOUGH = 1.001
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +47,36 @@ class Planned:
         """Whether the other pattern allocates the same sizes in the same order."""
         return np.array_equal(self.buffers.size, pattern.buffers.size) and np.array_equal(
             self.pattern.sequence, pattern.sequence
+        )
+
+    def rotates_to(self, pattern: Pattern) -> bool:
+        """Whether the other pattern is this one, begun at another place."""
+        if len(self.buffers) != len(pattern.buffers) or self.same_sequence(pattern):
+            return False
+        mine, theirs = (np.stack([b.size, q.astype(np.int64)]) for b, q in self._and(pattern))
+        doubled = np.concatenate([mine, mine], axis=1).T.tobytes()
+        sought, width = theirs.T.tobytes(), 16
+        at = doubled.find(sought)
+        while at >= 0 and at % width:
+            at = doubled.find(sought, at + 1)
+        return at >= 0
+
+    def _and(self, pattern: Pattern) -> list[tuple[Buffers, NDArray[np.int32]]]:
+        return [(self.buffers, self.pattern.sequence), (pattern.buffers, pattern.sequence)]
+
+    def outlived_by(self, pattern: Pattern) -> bool:
+        """Whether a buffer of the same sequence lives longer than it was planned to."""
+        stays = pattern.buffers.persistent & ~self.buffers.persistent
+        return bool(stays.any() or ((pattern.buffers.end > self.buffers.end) & ~self.buffers.persistent).any())
+
+    def extended(self, pattern: Pattern) -> Pattern:
+        """The other pattern of the same sequence, each buffer as long-lived as in either."""
+        stays = pattern.buffers.persistent | self.buffers.persistent
+        end = np.maximum(pattern.buffers.end, self.buffers.end)
+        return dataclasses.replace(
+            pattern,
+            buffers=dataclasses.replace(pattern.buffers, end=end, persistent=stays),
+            warm_up=pattern.warm_up or self.pattern.warm_up,
         )
 
     def native(self, counts: Sequence[int] | None = None) -> _core.Pattern:
@@ -140,8 +173,10 @@ class Planned:
             traces.TraceError: the file is damaged.
         """
         from solvers import PlanError, check, read_plan
+        from solvers.store import read_plan_columns
 
-        plan, buffers, extra, columns = read_plan(path)
+        plan, buffers, extra = read_plan(path)
+        columns = read_plan_columns(path)
         check(plan, buffers)
         if buffers.period is None or "sequence" not in columns or plan.offset is None:
             raise PlanError(f"{path}: not a plan of one iteration; make one with `mempool plan`")
@@ -185,15 +220,14 @@ def make_plan(
     pattern: Pattern, *, alignment: int, interrupt: Callable[[], bool] | None = None, seed: int = 0
 ) -> Planned | None:
     """Plan a pattern and check the plan; None if it was interrupted before there was one."""
-    import dataclasses
-
-    from solvers import Stop, check, solve
+    from solvers import Stop, check, lower_bound, solve
 
     rows = pattern.buffers
     buffers = dataclasses.replace(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
     )
-    plan = solve(buffers, stop=Stop(nodes=POOL_NODES, interrupt=interrupt), seed=seed)
+    enough = int(lower_bound(buffers) * CLOSE_ENOUGH)
+    plan = solve(buffers, stop=Stop(nodes=POOL_NODES, target_bytes=enough, interrupt=interrupt), seed=seed)
     if plan.offset is None:
         return None
     check(plan, buffers)

@@ -70,11 +70,11 @@ class Pattern:
     warm_up: WarmUp | None
 
 
-def find_pattern(trace: Trace, *, small_bytes: int = 512, whole_recording: bool = True) -> Pattern | None:
-    """The iteration that the end of a trace repeats, or None.
+def find_patterns(trace: Trace, *, small_bytes: int = 512, whole_recording: bool = True) -> list[Pattern]:
+    """The iterations that recur in a trace, the one that was seen last first.
 
     Marks (events of kind MARK named "step", "begin" or "end") decide where iterations begin; without any, the repeating
-    sequence of sizes does. At least two iterations must agree.
+    sequence of sizes at the trace's end does. At least two iterations must agree.
 
     Args:
         trace: events in host order; its ``thread`` column names sequences.
@@ -84,21 +84,30 @@ def find_pattern(trace: Trace, *, small_bytes: int = 512, whole_recording: bool 
     Raises:
         TraceError: the trace contradicts itself.
     """
-    windows = find_windows(trace, small_bytes)
-    if windows is None:
-        return None
-    builder = _Builder(windows)
-    return builder.pattern(whole_recording=whole_recording)
+    found = [
+        _Builder(windows).pattern(whole_recording=whole_recording)
+        for windows in find_windows(trace, small_bytes)
+    ]
+    return [pattern for pattern in found if pattern is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Lifetimes:
+    life: NDArray[np.int64]  # latest, in the group's allocations
+    unresolved: NDArray[np.bool_]  # never freed so far, and too young to say
+    keeps: NDArray[np.bool_]  # never or not always freed
 
 
 class _Builder:
-    """One call of `find_pattern`, once the windows are known."""
+    """Makes one pattern, once its windows are known."""
 
     def __init__(self, windows: Windows) -> None:
         self._w = windows
         last = windows.alike[-1]
         self._rows = np.arange(windows.bounds[last, 0], windows.bounds[last, 1])  # allocations, merged order
         self._group = np.array([windows.groups.get(int(s), -1) for s in windows.sequence[self._rows]], np.int64)
+
+        self._strange: list[int] = []  # allocations in the windows that were made to stay
 
     def pattern(self, *, whole_recording: bool) -> Pattern | None:
         n = len(self._rows)
@@ -107,10 +116,10 @@ class _Builder:
         unresolved = 0
         for group in np.unique(self._group[self._group >= 0]):
             at = np.flatnonzero(self._group == group)
-            life, open_young, open_old = self._lifetimes(int(group), len(at))
-            end[at] = self._merged_time(at, np.arange(len(at)) + np.maximum(life, 1), n)
-            unresolved += int(open_young.sum())
-            stays[at] |= open_old | open_young | (life > MOST_ITERATIONS_ALIVE * len(at))
+            lives = self._lifetimes(int(group), len(at))
+            end[at] = self._merged_time(at, np.arange(len(at)) + np.maximum(lives.life, 1), n)
+            unresolved += int(lives.unresolved.sum())
+            stays[at] |= lives.keeps | lives.unresolved | (lives.life > MOST_ITERATIONS_ALIVE * len(at))
         end[stays] = np.arange(n)[stays] + 1
         if n == 0 or stays.all():
             return None
@@ -135,29 +144,25 @@ class _Builder:
             warm_up=self._warm_up(stays) if whole_recording else None,
         )
 
-    def _lifetimes(
-        self, group: int, count: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Latest lifetime of each position in the group's allocations; open and young, open and old."""
+    def _lifetimes(self, group: int, count: int) -> _Lifetimes:
+        """Of each position, in allocations of the group."""
         w = self._w
-        in_group = np.array([w.groups.get(int(s), -1) == group for s in range(int(w.sequence.max()) + 1)])[w.sequence]
+        in_group = np.array([w.groups.get(s, -1) == group for s in range(int(w.sequence.max()) + 1)])[w.sequence]
         clock = np.cumsum(in_group)  # the group's allocations up to and including each
-        life = np.zeros(count, np.int64)
-        seen = np.zeros(count, np.bool_)
-        oldest = np.zeros(count, np.int64)  # age of the oldest open instance, in allocations
-        for window in w.alike:
-            rows = np.arange(*w.bounds[window])
-            rows = rows[in_group[rows]]
-            freed_before = w.freed_before[rows]  # how many allocations of any sequence came before the free
-            open_ = freed_before < 0
-            until = np.where(open_, len(clock), freed_before)
-            age = clock[until - 1] - (clock[rows] - 1)
-            life = np.where(open_, life, np.maximum(life, age))
-            oldest = np.where(open_, np.maximum(oldest, age), oldest)
-            seen |= ~open_
-        life = np.where(seen, np.maximum(life, oldest), life)
-        old = oldest > 4 * count
-        return life, ~seen & ~old, ~seen & old
+        windows = [np.arange(*w.bounds[window]) for window in w.alike]
+        rows = np.stack([inside[in_group[inside]] for inside in windows])  # [window, position]
+        freed_before = w.freed_before[rows]
+        is_open = freed_before < 0
+        age = clock[np.where(is_open, len(clock), freed_before) - 1] - (clock[rows] - 1)
+        life = np.where(is_open, 0, age).max(axis=0)
+        # An open instance that is older than any other ever got did not come and go with its kin: one such is an accident
+        # of the warm-up (a parameter of the same size in the same place), several mean that the position keeps.
+        strange = is_open & (age > life + count)
+        never = is_open.all(axis=0)
+        keeps = ((strange.sum(axis=0) >= 2) & ~never) | (never & (age.max(axis=0) > 4 * count))
+        self._strange.extend(rows[strange & ~never].tolist())
+        life = np.maximum(life, np.where(is_open & ~strange, age, 0).max(axis=0))
+        return _Lifetimes(life, never & ~keeps, keeps)
 
     def _merged_time(self, at: NDArray[np.int64], own: NDArray[np.int64], n: int) -> NDArray[np.int64]:
         """From a count of the group's own allocations to the pattern's time."""
@@ -184,7 +189,9 @@ class _Builder:
 
     def _warm_up(self, stays: NDArray[np.bool_]) -> WarmUp:
         w = self._w
-        before = np.arange(w.bounds[w.alike[0], 0])
+        steady_from = max(self._strange, default=-1) + 1
+        starts = [int(w.bounds[window, 0]) for window in w.alike]
+        before = np.arange(next((start for start in starts if start >= steady_from), starts[-1]))
         position = np.full(len(before), -1, np.int64)
         # What lives on past an iteration and a half was made to stay, whatever its size looks like.
         life = np.where(w.freed_before[before] < 0, len(w.sequence), w.freed_before[before]) - before

@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::size_t kMostPatterns = 8;
 constexpr std::size_t kMostDivergences = 64;
+constexpr std::uint64_t kCleanIterations = 32;  // after which the planner is asked to stop recording
+constexpr std::uint64_t kSpoilt = 12;           // score at which it is asked to record again
 
 // Clients by number, so that a thread that ends can find those that still exist. Never destroyed: threads may outlive
 // every static.
@@ -278,10 +280,12 @@ void Client::judge_iteration() noexcept {
     if (outcome != Outcome::dynamic && outcome != Outcome::outside) misses += stats_.steady[i];
   }
   if (replaying_) {
-    const bool spoilt = misses != misses_before_;
-    clean_ = spoilt ? 0 : clean_ + 1;
-    spoilt_ = spoilt ? spoilt_ + 1 : 0;
-    if (ring_.on() ? clean_ >= 2 : spoilt_ >= 3) signal_work();
+    const bool clean = misses == misses_before_;
+    clean_ = clean ? clean_ + 1 : 0;
+    // One iteration in six may miss a little for ever (a log, a checkpoint); more than that is a change.
+    if (!clean) spoilt_ += 6;
+    if (clean && spoilt_ > 0) --spoilt_;
+    if (ring_.on() ? clean_ >= kCleanIterations : spoilt_ >= kSpoilt) signal_work();
   }
   misses_before_ = misses;
 }
@@ -389,6 +393,26 @@ void Client::keep_patterns_bounded() {
   }
 }
 
+// An older plan of the same sizes has had its day: whoever follows it goes on in the fresh one, where it stood.
+void Client::supersede(Pattern* fresh) noexcept {
+  for (auto it = patterns_.begin(); it != patterns_.end();) {
+    Pattern* const old = it->get();
+    if (old == fresh || !old->same_sizes(*fresh)) {
+      ++it;
+      continue;
+    }
+    for (Sequence& sequence : sequences_) sequence.follower.replace(old, fresh);
+    for (const auto& pattern : patterns_) {
+      if (pattern->next == old) pattern->next = fresh;
+    }
+    if (fresh->next == nullptr && old->next != old) fresh->next = old->next;
+    if (ended_ == old) ended_ = fresh;
+    if (current_ == old) current_ = fresh;
+    known_.erase(std::remove(known_.begin(), known_.end(), old), known_.end());
+    it = patterns_.erase(it);
+  }
+}
+
 void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen) {
   const Guarded guard(pool_->lock);
   for (Table& table : pattern->tables) table.build_index(pattern->cyclic);
@@ -405,6 +429,7 @@ void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
     known_.erase(known_.begin());
     throw;
   }
+  supersede(fresh);
   if (replaying_ && !pool_->take_arena(fresh->arena_bytes, fresh->tables.front().stream)) {
     // Its addresses beyond the arena miss until the arena can grow; what fits is served.
     replaying_ = false;
