@@ -6,7 +6,7 @@ from solvers.errors import PlanError
 from solvers.plan import Plan, Status, Stop
 from solvers.registry import SOLVERS
 from solvers.solve import solve
-from solvers.store import read_plan, write_plan
+from solvers.store import read_plan, read_plan_columns, write_plan
 
 __all__ = [
     "SOLVERS",
@@ -19,6 +19,7 @@ __all__ = [
     "lower_bound",
     "peak_load",
     "read_plan",
+    "read_plan_columns",
     "solve",
     "write_plan",
 ]

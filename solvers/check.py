@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from traces.buffers import Buffers
 
 
+#: A plan may not be asked to hold buffers that live longer; unrolling them would take for ever.
+_MOST_PERIODS = 64
+
+
 def check(plan: Plan, buffers: Buffers) -> None:
     """Accept a plan for these buffers, or say what is wrong with it.
 
@@ -130,12 +134,21 @@ def _boxes(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64])
     first U; the later one then comes at most ceil(longest / period) iterations after it.
     """
     owner, start, end = _pieces(buffers, rows)
-    turns = columns = offset.shape[1]
+    turns, columns, period = 1, offset.shape[1], 0
     if buffers.period is not None:
         meet = int((-(-buffers.lengths[rows] // buffers.period)).max(initial=1))
+        if meet > _MOST_PERIODS:
+            raise PlanError(f"a buffer lives {meet} periods, more than {_MOST_PERIODS}")
         turns = max(columns + meet, 2 * meet)
+        # Ranks within the period instead of times: many periods on end then fit 64 bits.
+        moments = np.unique(np.concatenate([start, end]) % buffers.period)
+        period = len(moments)
+        start, end = (
+            time // buffers.period * period + np.searchsorted(moments, time % buffers.period)
+            for time in (start, end)
+        )
     turn = np.repeat(np.arange(turns), len(owner))
-    later = turn * (buffers.period or 0)
+    later = turn * period
     owner = np.tile(owner, turns)
     low = offset[owner, turn % columns]
     start, end = np.tile(start, turns) + later, np.tile(end, turns) + later

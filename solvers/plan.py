@@ -88,6 +88,9 @@ class Plan:
     reason: str = ""
 
     def __post_init__(self) -> None:
+        for value in (self.arena_bytes, self.lower_bound_bytes):
+            if not 0 <= value < 2**63:
+                raise PlanError(f"an arena or a bound of {value} bytes")
         if self.offset is None:
             return
         offset = np.ascontiguousarray(self.offset, np.int64).view()

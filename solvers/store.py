@@ -1,11 +1,265 @@
-"""Plans in and out of Parquet."""
+"""Plans as Parquet files: one row a buffer, its lifetime and its offsets.
+
+Columns are those of `Buffers`, with its fixed offset as ``fixed`` and its gaps as the lists ``gap_start`` and
+``gap_end``; ``offset`` lists the offsets of the plan, one for each of U iterations. The plan's scalars are
+in the schema's metadata, under keys that begin with ``plan.``.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-def write_plan() -> None:
-    """To come."""
+import numpy as np
+
+from solvers.errors import PlanError
+from solvers.plan import Plan, Status
+from solvers.solve import MOST_INSTANCES
+from traces.buffers import Buffers
+from traces.errors import TraceError
+from traces.files import KIND_KEY, VERSION_KEY, atomic, expect, one_line, read_schema, string_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from _typeshed import StrPath
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
+VERSION = "1"
+#: `read_plan` refuses more: a small file can claim any number of equal rows.
+MAX_BUFFERS = 1 << 24
+_NUMBERS = ("start", "end", "size", "alignment", "group", "stream")
+_LISTS = ("gap_start", "gap_end", "offset")
+_PLAN, _EXTRA, _ARRAY = "plan.", "extra.", "array."
+_DTYPES = ("bool", "uint8", "int32", "int64", "uint64", "float64")
 
 
-def read_plan() -> None:
-    """To come."""
+def write_plan(
+    plan: Plan,
+    buffers: Buffers,
+    path: StrPath,
+    *,
+    extra: Mapping[str, str] | None = None,
+    extra_columns: Mapping[str, NDArray[Any]] | None = None,
+) -> None:
+    """Write a plan with the buffers it is for, whole or not at all.
+
+    Args:
+        plan: with offsets.
+        buffers: as many.
+        path: the file.
+        extra: anything else, as text; `read_plan` gives it back.
+        extra_columns: one-dimensional arrays of any length, of bool, uint8, int32, int64, uint64 or float64;
+            `read_plan_columns` gives them back.
+
+    Raises:
+        PlanError: no offsets, or not as many as buffers, or an array of another kind.
+        OSError: the file cannot be written.
+    """
+    import pyarrow.parquet as pq
+
+    if plan.offset is None or len(plan.offset) != len(buffers):
+        raise PlanError("there are no offsets to write, or not for these buffers")
+    metadata = {KIND_KEY: "plan", VERSION_KEY: VERSION, **_scalars(plan)}
+    metadata |= {_EXTRA + key: value for key, value in (extra or {}).items()}
+    metadata |= {_ARRAY + key: _text_of(key, value) for key, value in (extra_columns or {}).items()}
+    table = _table(plan.offset, buffers).replace_schema_metadata(metadata)
+    with atomic(path) as beside:
+        pq.write_table(table, beside, compression="zstd")
+
+
+def read_plan(path: StrPath) -> tuple[Plan, Buffers, dict[str, str]]:
+    """Read a plan, the buffers it is for, and the ``extra`` text stored with it.
+
+    The file is from outside: whether the plan holds, only `check` says.
+
+    Raises:
+        PlanError: naming the file: what it says about the plan makes no sense.
+        TraceError: naming the file: not a whole plan of this version, or buffers that cannot be.
+        OSError: the file cannot be opened.
+    """
+    with _opened(path) as (file, metadata):
+        said = {k.removeprefix(_PLAN): v for k, v in metadata.items() if k.startswith(_PLAN)}
+        if file.metadata.num_rows > MAX_BUFFERS:
+            raise PlanError(f"{file.metadata.num_rows} buffers are more than {MAX_BUFFERS}")
+        table = _read(file)
+        period = _number(said, "period", lambda text: int(text) if text else None)
+        buffers = _buffers(table, period)
+        plan = Plan(
+            _offsets(table),
+            _number(said, "arena_bytes", int),
+            _number(said, "lower_bound_bytes", int),
+            _number(said, "status", Status),
+            said.get("solver", ""),
+            _number(said, "seed", int),
+            _number(said, "seconds", float),
+            said.get("stopped_by", ""),
+            period,
+        )
+        return plan, buffers, {k.removeprefix(_EXTRA): v for k, v in metadata.items() if k.startswith(_EXTRA)}
+
+
+def read_plan_columns(path: StrPath) -> dict[str, NDArray[Any]]:
+    """The arrays that were stored with a plan as ``extra_columns``.
+
+    Raises:
+        PlanError: naming the file: an array is damaged.
+        TraceError: as `read_plan`.
+        OSError: the file cannot be opened.
+    """
+    with _opened(path) as (_, metadata):
+        return {
+            key.removeprefix(_ARRAY): _array_of(key, text)
+            for key, text in metadata.items()
+            if key.startswith(_ARRAY)
+        }
+
+
+def _scalars(plan: Plan) -> dict[str, str]:
+    values = {
+        "arena_bytes": plan.arena_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "status": plan.status,
+        "solver": plan.solver,
+        "seed": plan.seed,
+        "seconds": plan.seconds,
+        "stopped_by": plan.stopped_by,
+        "period": "" if plan.period is None else plan.period,
+    }
+    return {_PLAN + key: str(value) for key, value in values.items()}
+
+
+def _table(offset: NDArray[np.int64], buffers: Buffers) -> Any:
+    import pyarrow as pa
+
+    gaps = np.bincount(buffers.gap_buffer, minlength=len(buffers))
+    columns = np.full(len(buffers), offset.shape[1])
+
+    def lists(counts: NDArray[np.int64], values: NDArray[np.int64]) -> Any:
+        ends = pa.array(np.append(0, np.cumsum(counts)).astype(np.int32))
+        return pa.ListArray.from_arrays(ends, pa.array(values))
+
+    table = {name: pa.array(getattr(buffers, name)) for name in (*_NUMBERS, "persistent")}
+    table["fixed"] = pa.array(buffers.offset)
+    table["gap_start"] = lists(gaps, buffers.gap_start)
+    table["gap_end"] = lists(gaps, buffers.gap_end)
+    table["offset"] = lists(columns, offset.ravel())
+    if buffers.ids is not None:
+        table["id"] = pa.array(buffers.ids, pa.string())
+    return pa.table(table)
+
+
+@contextlib.contextmanager
+def _opened(path: StrPath) -> Iterator[tuple[Any, dict[str, str]]]:
+    """The open Parquet file and its metadata; errors inside the block name the file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    metadata = string_metadata(read_schema(path), path)
+    expect(metadata, "plan", VERSION, path)
+    with Path(path).open("rb") as raw:
+        try:
+            yield pq.ParquetFile(raw), metadata
+        except TraceError as error:
+            raise error.within(path) from None
+        except PlanError as error:
+            raise PlanError(f"{Path(path)}: {error}") from None
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise TraceError(f"not a whole Parquet file ({one_line(error)})", file=path) from None
+
+
+def _read(file: Any) -> Any:
+    """The table, with the columns and types that it must have."""
+    import pyarrow as pa
+
+    schema = file.schema_arrow
+    wanted = {name: pa.int64() for name in (*_NUMBERS, "fixed")} | {"persistent": pa.bool_()}
+    wanted |= {name: pa.list_(pa.int64()) for name in _LISTS}
+    if "id" in schema.names:
+        wanted["id"] = pa.string()
+    for name, kind in wanted.items():
+        if schema.names.count(name) != 1:
+            raise PlanError(f"{schema.names.count(name)} columns are called {name!r}, not one")
+        found = schema.field(name).type
+        if not (
+            found == kind or (name in _LISTS and pa.types.is_list(found) and found.value_type == pa.int64())
+        ):
+            raise PlanError(f"column {name!r} holds {str(found)[:40]}")
+    batches, rows, values = [], 0, 0
+    for batch in file.iter_batches(1 << 14, columns=list(wanted)):
+        rows += len(batch)
+        values += sum(len(batch.column(name).flatten()) for name in _LISTS)
+        if rows > MAX_BUFFERS or values > 4 * MAX_BUFFERS:
+            raise PlanError("more rows or list elements than any plan has")
+        if any(column.null_count for column in batch.columns):
+            raise PlanError("a column has empty fields")
+        batches.append(batch)
+    return pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in wanted]))
+
+
+def _flat(table: Any, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Lengths and values of a column of lists."""
+    import pyarrow.compute as pc
+
+    values = pc.list_flatten(table.column(name))
+    if values.null_count:
+        raise PlanError(f"column {name!r} has empty fields")
+    counts = pc.list_value_length(table.column(name))
+    return counts.to_numpy().astype(np.int64), values.to_numpy()
+
+
+def _buffers(table: Any, period: int | None) -> Buffers:
+    starts, gap_start = _flat(table, "gap_start")
+    ends, gap_end = _flat(table, "gap_end")
+    if (starts != ends).any():
+        raise PlanError("a gap without a start or an end")
+    return Buffers(
+        **{name: table.column(name).to_numpy() for name in (*_NUMBERS, "persistent")},
+        offset=table.column("fixed").to_numpy(),
+        gap_buffer=np.repeat(np.arange(len(starts)), starts),
+        gap_start=gap_start,
+        gap_end=gap_end,
+        ids=tuple(table.column("id").to_pylist()) if "id" in table.column_names else None,
+        period=period,
+    )
+
+
+def _offsets(table: Any) -> NDArray[np.int64]:
+    counts, values = _flat(table, "offset")
+    columns = int(counts[0]) if len(counts) else 1
+    if (counts != columns).any() or not 1 <= columns <= MOST_INSTANCES:
+        raise PlanError(f"buffers have {counts.min()} to {counts.max()} offsets")
+    return values.reshape(-1, columns)
+
+
+def _number(said: Mapping[str, str], key: str, parse: Callable[[str], T]) -> T:
+    text = said.get(key, "missing")
+    try:
+        if len(text) > 40:
+            raise ValueError
+        return parse(text)
+    except ValueError:
+        raise PlanError(f"its {key} is {text[:40]!r}") from None
+
+
+def _text_of(name: str, values: NDArray[Any]) -> str:
+    array = np.ascontiguousarray(values)
+    if array.ndim != 1 or array.dtype.name not in _DTYPES:
+        raise PlanError(f"array {name!r} of {array.dtype} with {array.ndim} dimensions cannot be stored")
+    little = array.astype(array.dtype.newbyteorder("<"))
+    return f"{array.dtype.name}:{base64.b64encode(little.tobytes()).decode()}"
+
+
+def _array_of(name: str, text: str) -> NDArray[Any]:
+    dtype, colon, data = text.partition(":")
+    try:
+        if dtype not in _DTYPES or not colon:
+            raise ValueError
+        raw = base64.b64decode(data, validate=True)
+        return np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).astype(dtype)
+    except (ValueError, binascii.Error):
+        raise PlanError(f"{name!r} is not an array") from None

@@ -52,6 +52,7 @@ class Pattern:
         sequence: int32[n], the sequence (thread and stream) of each allocation, named as in the trace's ``thread``.
         since: for each sequence, how many of its allocations came since the last iteration seen began.
         iterations: how many agreed.
+        iterations_seen: how many there were in the recording, with those that were different.
         first_event: row of the trace at which the first of them begins.
         unresolved: positions whose free was not seen, too young to say that they stay.
         coverage: planned bytes / bytes of all buffers that come and go, at the peak of the last iteration.
@@ -62,6 +63,7 @@ class Pattern:
     sequence: NDArray[np.int32]
     since: dict[int, int]
     iterations: int
+    iterations_seen: int
     first_event: int
     unresolved: int
     coverage: float
@@ -126,6 +128,7 @@ class _Builder:
             sequence=self._w.sequence[self._rows],
             since=self._w.since(),
             iterations=len(self._w.alike),
+            iterations_seen=len(self._w.bounds),
             first_event=int(self._w.event[self._w.bounds[self._w.alike[0], 0]]),
             unresolved=unresolved,
             coverage=self._coverage(stays),

@@ -105,10 +105,15 @@ void bind_client(nb::module_& m) {
       .def("leave_dynamic", &Client::leave_dynamic)
       .def("set_recording", &Client::set_recording, "on"_a)
       .def("set_tape", &Client::set_tape, "on"_a)
-      .def("events", [](Client& c, bool clear) { return as_bytes(c.events(clear)); }, "clear"_a = false,
-           "The planner's ring, as packed records: see EVENT_FIELDS.")
+      .def("recording",
+           [](Client& c) {
+             const Client::Recording r = c.recording();
+             return nb::make_tuple(as_bytes(r.events), r.counts, r.whole);
+           },
+           "The planner's ring: (packed records, see EVENT_FIELDS; allocations ever by sequence; nothing was lost).")
       .def("take_tape", [](Client& c) { return as_bytes(c.take_tape()); }, "The tape since the last call, as packed records.")
-      .def("install", [](Client& c, Pattern& p) { c.install(owned(&p)); }, "pattern"_a,
+      .def("install", [](Client& c, Pattern& p, std::uint64_t seen) { c.install(owned(&p), seen); }, "pattern"_a,
+           "iterations_seen"_a = 0,
            "Takes up a pattern that was recorded here; it takes effect at the next boundary.")
       .def("load", [](Client& c, Pattern* warmup, Pattern& steady) { c.load(owned(warmup), owned(&steady)); },
            "warmup"_a.none(), "steady"_a, "Replays a pattern from elsewhere, from the next allocation on.")
@@ -139,5 +144,6 @@ void bind_client(nb::module_& m) {
       nb::make_tuple("time_ns", "<u8"), nb::make_tuple("stream", "<i8"), nb::make_tuple("sequence", "<u4"),
       nb::make_tuple("kind", "<u4"));
 
-  m.def("enter_bypass", [] { new Client::Bypass; }, "This thread's allocations bypass the pool from now on.");
+  m.def("bypass_this_thread", [] { new Client::Bypass; },
+        "From now on this thread's allocations bypass adapters that are hooked into a framework.");
 }

@@ -345,6 +345,7 @@ void Client::leave_dynamic() noexcept {
 void Client::set_recording(bool on) noexcept {
   const Guarded guard(pool_->lock);
   if (on && !ring_.on()) {
+    interrupted_ = interrupted_ || allocations_ != 0;
     ring_.clear();
     check_at_ = ring_.seen() + 64;
   }
@@ -356,9 +357,11 @@ void Client::set_tape(bool on) noexcept {
   tape_.set_on(on);
 }
 
-std::vector<RecordedEvent> Client::events(bool clear) {
+Client::Recording Client::recording() {
   const Guarded guard(pool_->lock);
-  return ring_.take(clear);
+  Recording recording{ring_.take(false), {}, ring_.dropped() == 0 && !interrupted_};
+  for (const Sequence& sequence : sequences_) recording.counts.push_back(sequence.follower.count());
+  return recording;
 }
 
 std::vector<RecordedEvent> Client::take_tape() {
@@ -386,7 +389,27 @@ void Client::keep_patterns_bounded() {
   }
 }
 
-void Client::install(std::unique_ptr<Pattern> pattern) {
+// An older plan of the same sizes has had its day: whoever follows it goes on in the fresh one, where it stood.
+void Client::supersede(Pattern* fresh) noexcept {
+  for (auto it = patterns_.begin(); it != patterns_.end();) {
+    Pattern* const old = it->get();
+    if (old == fresh || !old->same_sizes(*fresh)) {
+      ++it;
+      continue;
+    }
+    for (Sequence& sequence : sequences_) sequence.follower.replace(old, fresh);
+    for (const auto& pattern : patterns_) {
+      if (pattern->next == old) pattern->next = fresh;
+    }
+    if (fresh->next == nullptr && old->next != old) fresh->next = old->next;
+    if (ended_ == old) ended_ = fresh;
+    if (current_ == old) current_ = fresh;
+    known_.erase(std::remove(known_.begin(), known_.end(), old), known_.end());
+    it = patterns_.erase(it);
+  }
+}
+
+void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen) {
   const Guarded guard(pool_->lock);
   for (Table& table : pattern->tables) table.build_index(pattern->cyclic);
   Pattern* const fresh = pattern.get();
@@ -402,6 +425,7 @@ void Client::install(std::unique_ptr<Pattern> pattern) {
     known_.erase(known_.begin());
     throw;
   }
+  supersede(fresh);
   if (replaying_ && !pool_->take_arena(fresh->arena_bytes, fresh->tables.front().stream)) {
     // Its addresses beyond the arena miss until the arena can grow; what fits is served.
     replaying_ = false;
@@ -410,6 +434,7 @@ void Client::install(std::unique_ptr<Pattern> pattern) {
   misses_before_ = clean_ = spoilt_ = 0;
   if (current_ == nullptr || !marked_) current_ = fresh;
   if (marked_) return;
+  if (active_at_ == 0) iterations_ = std::max(iterations_, iterations_seen);
   for (Sequence& sequence : sequences_) {
     if (!sequence.follower.align(fresh)) sequence.follower.leave();
   }

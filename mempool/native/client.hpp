@@ -62,9 +62,15 @@ class Client {
   // --- recording and planning; the planner's thread
   void set_recording(bool on) noexcept;       // the planner's ring
   void set_tape(bool on) noexcept;            // everything, for a trace file
-  std::vector<RecordedEvent> events(bool clear);
+  struct Recording {
+    std::vector<RecordedEvent> events;  // oldest first
+    std::vector<std::uint64_t> counts;  // by sequence: allocations ever, at the same moment
+    bool whole = true;                  // nothing was lost since the client began
+  };
+  Recording recording();
   std::vector<RecordedEvent> take_tape();
-  void install(std::unique_ptr<Pattern> pattern);  // cyclic; may throw std::bad_alloc
+  // A cyclic pattern that was recorded here, in which so many iterations were seen. May throw std::bad_alloc.
+  void install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen);
   // A pattern from a file: its warm-up first, if there is one. Replays from the next allocation on.
   void load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady);
   void drop_patterns() noexcept;
@@ -125,6 +131,7 @@ class Client {
   bool start_replay() noexcept;
   void signal_work() noexcept;
   void refuse(std::size_t bytes) noexcept;
+  void supersede(Pattern* fresh) noexcept;
   void keep_patterns_bounded();
 
   std::shared_ptr<Pool> pool_;
@@ -146,6 +153,7 @@ class Client {
   std::uint64_t arena_retry_at_ = 0;  // iteration
   std::uint64_t check_at_ = 64;       // ring event
   bool work_ = false;
+  bool interrupted_ = false;          // the ring was off for a while
 };
 
 }  // namespace mempool

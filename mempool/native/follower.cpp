@@ -36,6 +36,14 @@ void Follower::begin_next() noexcept {
   begin(next, ~std::uint64_t{0});
 }
 
+void Follower::replace(const Pattern* old, Pattern* fresh) noexcept {
+  if (finished_ == old) finished_ = fresh;
+  if (pattern_ != old) return;
+  pattern_ = fresh;
+  column_ = static_cast<std::uint32_t>(iteration_ % fresh->unroll);
+  if (table_ != nullptr) table_ = &fresh->tables[static_cast<std::size_t>(table_ - old->tables.data())];
+}
+
 bool Follower::align(Pattern* pattern) noexcept {
   const Table* table = own_table(pattern);
   if (table == nullptr || table->length() == 0 || count_ < table->phase) return false;

@@ -37,6 +37,8 @@ class Follower {
   // A mark: position 0 of `pattern`, or of the position that the warm-up has for its `mark`-th mark.
   void begin(Pattern* pattern, std::uint64_t mark) noexcept;
   void leave() noexcept { table_ = nullptr, pattern_ = finished_ = nullptr; }
+  // `fresh` has the same sizes as `old` and takes its place.
+  void replace(const Pattern* old, Pattern* fresh) noexcept;
   // Takes up a pattern that was just planned, if the last sizes are what it expects.
   bool align(Pattern* pattern) noexcept;
 

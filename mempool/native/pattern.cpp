@@ -10,6 +10,15 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
 
 }  // namespace
 
+bool Pattern::same_sizes(const Pattern& other) const noexcept {
+  if (cyclic != other.cyclic || tables.size() != other.tables.size()) return false;
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    const Table &mine = tables[i], &theirs = other.tables[i];
+    if (mine.sequence != theirs.sequence || mine.stream != theirs.stream || mine.sizes != theirs.sizes) return false;
+  }
+  return true;
+}
+
 void Table::build_index(bool cyclic) {
   const std::uint32_t count = length();
   prefixes.resize(count);

@@ -54,6 +54,8 @@ struct Pattern {
   std::uint64_t iterations = 0;  // begun
   std::uint64_t last_used = 0;   // the client's iteration in which it was
 
+  // Whether the other expects the same sizes in the same sequences.
+  bool same_sizes(const Pattern& other) const noexcept;
   const Table* table_of(std::uint32_t sequence, Stream stream) const noexcept {
     for (const Table& table : tables) {
       if (table.sequence == sequence && table.stream == stream) return &table;

@@ -171,3 +171,17 @@ def test_a_wrong_column_count_shows_only_when_both_are_repeated_to_their_common_
         check(plan_at([[0, 1]], buffers), buffers)
     with pytest.raises(PlanError):
         check(plan_at([[0, 1, 2, 0]], buffers), buffers)
+
+
+def test_times_at_the_ends_of_64_bits_are_no_way_around_it() -> None:
+    far = 2**62
+    line = Buffers.of([0, 0, far - 1], [far, far, far], 4)
+    with pytest.raises(PlanError, match=r"buffer 0 .* buffer 1 "):
+        check(plan_at([0, 0, 4], line), line)
+    circle = Buffers.of([far - 2, 0], [far, 1], 4, period=far - 1)
+    with pytest.raises(PlanError, match=r"buffer 0 .* buffer 1 "):
+        check(plan_at([0, 0], circle), circle)
+    check(plan_at([0, 4], circle), circle)
+    long = Buffers.of([0], [far], 1, period=1)
+    with pytest.raises(PlanError, match="lives 4611686018427387904 periods"):
+        check(plan_at([0], long), long)

@@ -1,0 +1,25 @@
+"""``traces`` and ``solvers`` are common words: make sure that the ones that will be imported are ours."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+
+def check_siblings() -> None:
+    """Look where the sibling packages would come from, without importing them.
+
+    Raises:
+        ImportError: a foreign package of that name comes first.
+    """
+    for name in ("traces", "solvers"):
+        spec = importlib.util.find_spec(name)
+        places = [] if spec is None else [Path(p) for p in spec.submodule_search_locations or []]
+        if spec is not None and not places:
+            places = [Path(spec.origin or name)]
+        if not any((place / "py.typed").exists() and (place / "_mempool_sibling").exists() for place in places):
+            where = ", ".join(map(str, places)) or "nowhere"
+            raise ImportError(
+                f"the package {name!r} that Python finds ({where}) is not mempool's: something else of that name comes "
+                "first on sys.path; rename it or run from another folder"
+            )

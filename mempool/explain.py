@@ -1,0 +1,44 @@
+"""Why allocations missed, and what would help."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mempool.report import binary
+
+if TYPE_CHECKING:
+    from mempool.pool import Pool
+
+_REMEDIES = {
+    "other_size": "an extra allocation or a changed shape: harmless if rare; wrap evaluation, logging and checkpoints in "
+    "`with pool.dynamic():`, and mark iterations with `pool.step()` so that the pool realigns at once",
+    "occupied": "a buffer from before is still alive at its address: something keeps it longer than when it was recorded "
+    "(a log, a list, an exception's traceback); copy what you keep, or keep it in `with pool.dynamic():`",
+    "exhausted": "more allocations than the recorded iteration has before the next mark",
+    "lost": "the program is in none of the recorded patterns; it is recorded again when that lasts",
+    "no_arena": "the arena could not be had from the device; raise max_reserved or free memory elsewhere",
+    "other_stream": "the plan belongs to another stream",
+}
+
+
+def explain(pool: Pool) -> str:
+    """The first divergences from the plan, one a line, and the remedy for each kind."""
+    divergences = pool.client.divergences()
+    if not divergences:
+        state = pool.client.state()
+        if state["replaying"]:
+            return "no divergences: every allocation followed the plan"
+        return f"no plan in effect: {pool.state}"
+    lines = [_line(one) for one in divergences]
+    kinds = dict.fromkeys(one["outcome"] for one in divergences)
+    lines += [f"{kind}: {_REMEDIES[kind]}" for kind in kinds if kind in _REMEDIES]
+    return "\n".join(lines)
+
+
+def _line(one: dict[str, Any]) -> str:
+    expected = "nothing more" if not one["expected_bytes"] else f"{one['expected_bytes']:,} B"
+    times = f", {one['repeats']} times" if one["repeats"] > 1 else ""
+    return (
+        f"iteration {one['iteration']}, thread {one['sequence']}, stream {one['stream']}, position {one['position']}: "
+        f"expected {expected}, got {one['actual_bytes']:,} B ({binary(one['actual_bytes'])}): {one['outcome']}{times}"
+    )

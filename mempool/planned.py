@@ -1,0 +1,217 @@
+"""A plan together with the pattern it belongs to: what the core replays and what a plan file holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mempool import _core
+from traces.buffers import Buffers
+from traces.errors import TraceError
+from traces.pattern import Pattern, WarmUp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from solvers import Plan
+
+#: Work the pool's own solves may do: counted, never timed, so that all ranks of a job get the same plan.
+POOL_NODES = 20_000_000
+#: Nor do they look further once the arena is so close to the lower bound.
+CLOSE_ENOUGH = 1.001
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A pattern, its buffers as they were planned (with the device's alignment), and their offsets."""
+
+    pattern: Pattern
+    buffers: Buffers
+    plan: Plan
+
+    @property
+    def peak_load_bytes(self) -> int:
+        """Most bytes alive at one time, every instance counted."""
+        from solvers import peak_load
+
+        return peak_load(self.buffers)
+
+    def same_sequence(self, pattern: Pattern) -> bool:
+        """Whether the other pattern allocates the same sizes in the same order."""
+        return np.array_equal(self.buffers.size, pattern.buffers.size) and np.array_equal(
+            self.pattern.sequence, pattern.sequence
+        )
+
+    def outlived_by(self, pattern: Pattern) -> bool:
+        """Whether a buffer of the same sequence lives longer than it was planned to."""
+        stays = pattern.buffers.persistent & ~self.buffers.persistent
+        return bool(stays.any() or ((pattern.buffers.end > self.buffers.end) & ~self.buffers.persistent).any())
+
+    def extended(self, pattern: Pattern) -> Pattern:
+        """The other pattern of the same sequence, each buffer as long-lived as in either."""
+        stays = pattern.buffers.persistent | self.buffers.persistent
+        end = np.maximum(pattern.buffers.end, self.buffers.end)
+        return dataclasses.replace(
+            pattern,
+            buffers=dataclasses.replace(pattern.buffers, end=end, persistent=stays),
+            warm_up=pattern.warm_up or self.pattern.warm_up,
+        )
+
+    def native(self, counts: Sequence[int] | None = None) -> _core.Pattern:
+        """What the core installs.
+
+        Args:
+            counts: by sequence, the allocations it had made when the pattern was taken from the recording.
+        """
+        assert self.plan.offset is not None
+        native = _core.Pattern(unroll=self.plan.columns, arena_bytes=self.plan.arena_bytes)
+        for sequence in self._sequences():
+            rows = np.flatnonzero(self.pattern.sequence == sequence)
+            phase = 0 if counts is None else counts[sequence] - self.pattern.since.get(sequence, 0)
+            native.add_table(
+                sequence=sequence,
+                stream=int(self.buffers.stream[rows[0]]),
+                sizes=np.ascontiguousarray(self.buffers.size[rows]),
+                offsets=np.ascontiguousarray(self.plan.offset[rows]),
+                phase=phase,
+            )
+        return native
+
+    def native_warm_up(self) -> _core.Pattern | None:
+        """The warm-up as a pattern that ends in this one; None if it is not known."""
+        warm_up = self.pattern.warm_up
+        if warm_up is None or len(warm_up.size) == 0:
+            return None
+        assert self.plan.offset is not None
+        native = _core.Pattern(cyclic=False, unroll=self.plan.columns, arena_bytes=self.plan.arena_bytes)
+        offset = self._warm_up_offsets(warm_up)
+        first = self._sequences()[0]
+        for sequence in [first, *(s for s in np.unique(warm_up.sequence).tolist() if s != first)]:
+            mine = warm_up.sequence == sequence
+            if not mine.any():
+                return None
+            before = np.concatenate([[0], np.cumsum(mine)])
+            marks = before[warm_up.marks]
+            native.add_table(
+                sequence=int(sequence),
+                stream=0,
+                sizes=np.ascontiguousarray(warm_up.size[mine]),
+                offsets=np.repeat(offset[mine][:, None], self.plan.columns, axis=1),
+                marks=marks[marks < int(mine.sum())].tolist(),
+            )
+        return native
+
+    def _warm_up_offsets(self, warm_up: WarmUp) -> NDArray[np.int64]:
+        """Offset of each warm-up allocation: its position's, in the column that leads over into the steady state.
+
+        The core counts an iteration when the warm-up is loaded and one at each of its marks, so the steady state begins in
+        the column after that; earlier instances of a position take the columns before.
+        """
+        assert self.plan.offset is not None
+        offset = np.full(len(warm_up.size), -1, np.int64)
+        planned = np.flatnonzero(warm_up.position >= 0)
+        position = warm_up.position[planned]
+        later = np.zeros(len(planned), np.int64)  # instances of the same position that follow
+        seen: dict[int, int] = {}
+        for i in range(len(planned) - 1, -1, -1):
+            later[i] = seen.get(int(position[i]), 0)
+            seen[int(position[i])] = int(later[i]) + 1
+        column = (1 + len(warm_up.marks) - later) % self.plan.columns
+        offset[planned] = self.plan.offset[position, column]
+        return offset
+
+    def _sequences(self) -> list[int]:
+        """The sequences of the pattern, the one that decides where iterations end first."""
+        group = self.buffers.group
+        main = self.pattern.sequence[group == 0]
+        weight = np.bincount(main, weights=self.buffers.size[group == 0].astype(np.float64))
+        first = int(weight.argmax())
+        return [first, *(s for s in np.unique(self.pattern.sequence).tolist() if s != first)]
+
+    def save(self, path: str | Path) -> None:
+        """Write a plan file."""
+        from solvers import write_plan
+
+        warm_up = self.pattern.warm_up
+        extra = {
+            "iterations": str(self.pattern.iterations),
+            "coverage": repr(self.pattern.coverage),
+            "warm_up": "" if warm_up is None else json.dumps({k: v.tolist() for k, v in vars(warm_up).items()}),
+        }
+        write_plan(
+            self.plan, self.buffers, path, extra=extra, extra_columns={"sequence": self.pattern.sequence}
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Planned:
+        """Read a plan file, and check the plan before it is used.
+
+        Raises:
+            solvers.PlanError: the file is no plan of an iteration, or its plan is wrong.
+            traces.TraceError: the file is damaged.
+        """
+        from solvers import PlanError, check, read_plan
+
+        plan, buffers, extra, columns = read_plan(path)
+        check(plan, buffers)
+        if buffers.period is None or "sequence" not in columns or plan.offset is None:
+            raise PlanError(f"{path}: not a plan of one iteration; make one with `mempool plan`")
+        sequence = np.asarray(columns["sequence"], np.int32)
+        try:
+            warm_up = _warm_up(extra.get("warm_up", ""), len(buffers))
+            pattern = Pattern(
+                buffers=buffers,
+                sequence=sequence,
+                since={},
+                iterations_seen=0,
+                iterations=int(extra.get("iterations", "2")),
+                first_event=0,
+                unresolved=0,
+                coverage=float(extra.get("coverage", "1")),
+                warm_up=warm_up,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TraceError(f"damaged plan: {error}", file=str(path)) from None
+        return cls(pattern, buffers, plan)
+
+
+def _warm_up(text: str, buffers: int) -> WarmUp | None:
+    if not text:
+        return None
+    table: dict[str, Any] = json.loads(text)
+    size = np.asarray(table["size"], np.int64)
+    position = np.asarray(table["position"], np.int64)
+    sequence = np.asarray(table["sequence"], np.int32)
+    marks = np.asarray(table["marks"], np.int64)
+    if not len(size) == len(position) == len(sequence):
+        raise ValueError("warm-up columns of different lengths")
+    if len(size) and (size.min() <= 0 or position.max() >= buffers or position.min() < -1 or sequence.min() < 0):
+        raise ValueError("warm-up out of range")
+    if len(marks) and (marks.min() < 0 or marks.max() > len(size)):
+        raise ValueError("warm-up marks out of range")
+    return WarmUp(sequence, size, position, marks)
+
+
+def make_plan(
+    pattern: Pattern, *, alignment: int, interrupt: Callable[[], bool] | None = None, seed: int = 0
+) -> Planned | None:
+    """Plan a pattern and check the plan; None if it was interrupted before there was one."""
+    from solvers import Stop, check, lower_bound, solve
+
+    rows = pattern.buffers
+    buffers = dataclasses.replace(
+        rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
+    )
+    enough = int(lower_bound(buffers) * CLOSE_ENOUGH)
+    plan = solve(buffers, stop=Stop(nodes=POOL_NODES, target_bytes=enough, interrupt=interrupt), seed=seed)
+    if plan.offset is None:
+        return None
+    check(plan, buffers)
+    return Planned(pattern, buffers, plan)

@@ -1,0 +1,278 @@
+"""The pool: records an iteration, plans it, replays the plan, and falls back when it must."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from mempool import _core
+from mempool.errors import OutOfMemoryError, UsageError
+from mempool.planner import Planner
+from mempool.settings import Settings, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+    from mempool.planned import Planned
+    from mempool.report import Report
+    from mempool.tape import Tape
+
+
+class Pool:
+    """Memory of one device for one client, such as NumPy.
+
+    With marks (`iteration` or `step`) or without any, the pool finds the iteration, plans its buffers in the background
+    and from the next boundary on serves each of them at its planned address. Whatever does not follow the plan is
+    served too. All methods may be called by any thread.
+    """
+
+    def __init__(self, device: str | _core.Device = "host", *, name: str = "pool", **options: Any) -> None:
+        """Make a pool and begin to record.
+
+        Args:
+            device: "host", or a device of `mempool._core`.
+            name: for reports and logs.
+            options: fields of `mempool.settings.Settings`; what is not given comes from the environment.
+
+        Raises:
+            UsageError: an unknown option or device, or an impossible value.
+            solvers.PlanError, traces.TraceError: the plan file is no plan.
+        """
+        self.settings: Settings = settings(**options)
+        self.name = name
+        self.device = _device(device)
+        limit = self.settings.max_reserved
+        self.core = _core.Pool(
+            device=self.device,
+            small_bytes=self.settings.small_bytes,
+            **({} if limit is None else {"max_reserved": limit}),
+        )
+        self.client = _core.Client(self.core, name)
+        self._in_iteration: int | None = None
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._closed = False
+        self._tape: Tape | None = None
+        self._loaded: Planned | None = None
+        self._planner = Planner(
+            self.core,
+            self.client,
+            small_bytes=self.settings.small_bytes,
+            alignment=self.device.alignment,
+            drain=self._drain,
+        )
+        self._begin()
+        atexit.register(_close_if_alive, weakref.ref(self))
+
+    def _begin(self) -> None:
+        if self.settings.plan is not None:
+            from mempool.planned import Planned
+
+            self._loaded = Planned.load(self.settings.plan)
+        if self.settings.record is not None:
+            from mempool.tape import Tape
+
+            self._tape = Tape(self.client, self.settings.record, self.device.alignment)
+        if self._loaded is not None and self.settings.mode == "replay":
+            self.client.load(self._loaded.native_warm_up(), self._loaded.native())
+        if self.settings.mode == "replay":
+            if self.settings.background:
+                self._planner.start(self._loaded)
+            else:
+                self._planner.begin(self._loaded)
+        elif self._tape is not None and self.settings.background:
+            self._planner.start_draining()
+
+    # --- iterations
+
+    @contextlib.contextmanager
+    def iteration(self) -> Iterator[None]:
+        """Mark one iteration: ``with pool.iteration():`` around its code. What lies outside is served dynamically.
+
+        Raises:
+            UsageError: inside another iteration, of this or any thread.
+        """
+        me = threading.get_ident()
+        with self._lock:
+            if self._in_iteration is not None:
+                whose = "this thread" if self._in_iteration == me else "another thread"
+                raise UsageError(f"iteration() inside an iteration of {whose}")
+            self._in_iteration = me
+        self.client.mark(_core.Mark.BEGIN)
+        try:
+            yield
+        finally:
+            self.client.mark(_core.Mark.END)
+            with self._lock:
+                self._in_iteration = None
+
+    def step(self) -> None:
+        """Mark the end of one iteration and the beginning of the next.
+
+        Raises:
+            UsageError: inside `iteration`, which marks both.
+        """
+        with self._lock:
+            if self._in_iteration is not None:
+                raise UsageError("step() inside iteration(): use one of them")
+        self.client.mark(_core.Mark.STEP)
+
+    @contextlib.contextmanager
+    def dynamic(self) -> Iterator[None]:
+        """Keep what is allocated inside out of plan and recording: for validation, checkpoints, notebooks."""
+        self.client.enter_dynamic()
+        try:
+            yield
+        finally:
+            self.client.leave_dynamic()
+
+    # --- memory
+
+    def allocate(self, size: int, *, stream: int = 0) -> int:
+        """Address of ``size`` bytes, first used on ``stream``.
+
+        Raises:
+            OutOfMemoryError: with the numbers; the pool stays usable.
+            ValueError: a negative size.
+        """
+        if size < 0:
+            raise ValueError(f"size {size} is negative")
+        address: int = self.client.allocate(size, stream)
+        if address == 0:
+            raise OutOfMemoryError(_core.Client.last_out_of_memory())
+        return address
+
+    def free(self, address: int, *, stream: int = 0) -> None:
+        """Give a buffer back.
+
+        Raises:
+            ValueError: no live buffer of this pool begins there.
+        """
+        if not self.client.free(address, stream):
+            raise ValueError(f"{address:#x} is not a live buffer of this pool")
+
+    def trim(self) -> None:
+        """Give free segments back to the device; the arena stays."""
+        self.core.trim()
+
+    def release(self) -> bool:
+        """Give everything back that is free, the arena and its plan included; True if no arena is left."""
+        self.client.drop_patterns()
+        self.core.trim()
+        released: bool = self.core.release_arena()
+        if self.settings.mode == "replay" and not self._closed:
+            self._planner.forget()
+        return released
+
+    # --- what is known
+
+    @property
+    def planned(self) -> Planned | None:
+        """The plan in use or made last, with its pattern."""
+        return self._planner.planned or self._loaded
+
+    @property
+    def plans(self) -> int:
+        """How many plans were made here."""
+        return self._planner.plans
+
+    @property
+    def state(self) -> str:
+        """One of "closed", "off", "replaying", "armed" (planned, before its boundary), "recording", "dynamic"."""
+        state = self.client.state()
+        if state["replaying"]:
+            return "replaying"
+        if self._closed:
+            return "closed"
+        if self.settings.mode == "off":
+            return "off"
+        if self.client.patterns():
+            return "armed"
+        return "recording" if state["recording"] or state["tape"] else "dynamic"
+
+    def report(self) -> Report:
+        """Counts and sizes: print it, show it in a notebook, or take ``.to_dict()``."""
+        from mempool.report import make_report
+
+        return make_report(self)
+
+    def explain(self) -> str:
+        """The first divergences from the plan and what would help against them."""
+        from mempool.explain import explain
+
+        return explain(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan; ``Pool(plan=path)`` in a later process replays from its first iteration.
+
+        Raises:
+            UsageError: there is no plan yet.
+        """
+        if self.planned is None:
+            raise UsageError("there is no plan yet: no iteration has been seen to repeat")
+        self.planned.save(path)
+
+    # --- planning and the end
+
+    def plan_now(self) -> bool:
+        """Look at the recording here and now; True if it gave a plan. For pools without a background thread."""
+        return self._planner.look()
+
+    def wait(self, seconds: float = 10.0) -> bool:
+        """Wait until there is a plan; False if there is none after that time."""
+        return self._planner.wait(seconds)
+
+    def _drain(self) -> None:
+        tape = self._tape
+        if tape is not None:
+            tape.drain()
+
+    def close(self) -> None:
+        """Stop planning and finish the trace file. Buffers stay valid, and requests are still served."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pid != os.getpid():
+            return  # a forked child has neither the planner nor the file
+        self._planner.stop()
+        self.client.set_recording(False)
+        if self._tape is not None:
+            self._tape.close()
+        if self.settings.explain:
+            import logging
+
+            logging.getLogger("mempool").warning("%s", self.explain())
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<mempool.Pool {self.name!r}: {self.state}>"
+
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
+
+
+def _device(device: str | _core.Device) -> _core.Device:
+    if isinstance(device, _core.Device):
+        return device
+    if device == "host":
+        return _core.HostDevice()
+    raise UsageError(f"no device {device!r}; there is 'host'")
+
+
+def _close_if_alive(reference: weakref.ref[Pool]) -> None:
+    pool = reference()
+    if pool is not None:
+        pool.close()

@@ -1,0 +1,80 @@
+"""From the core's event records to a `Trace`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mempool._core import EVENT_FIELDS
+from traces.trace import Kind, Trace
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+RECORD = np.dtype([(name, kind) for name, kind in EVENT_FIELDS])
+#: Names of the marks in traces, by the core's kind of event.
+MARKS = ("step", "begin", "end")
+_ALLOC, _FREE, _FIRST_MARK = 0, 1, 2
+
+
+class Recording:
+    """Turns pieces of a recording into pieces of one trace: buffers keep their ids across pieces.
+
+    The core tells buffers by address; a trace by ids that are never used twice. Frees of buffers that were allocated
+    before the recording began are left out.
+    """
+
+    def __init__(self, alignment: int) -> None:
+        self._metadata = {"alignment": str(alignment)}
+        self._next_id = 0
+        self._alive: dict[int, int] = {}  # address -> id
+
+    def trace(self, packed: bytes) -> Trace:
+        """The next piece.
+
+        Args:
+            packed: records as `mempool._core.Client.recording` or ``take_tape`` gives them.
+        """
+        records = np.frombuffer(packed, RECORD)
+        kind = records["kind"]
+        buffer = self._ids(records)
+        mark = kind >= _FIRST_MARK
+        keep = mark | (buffer >= 0)
+        records, buffer, mark = records[keep], buffer[keep], mark[keep]
+        event = np.where(mark, Kind.MARK, records["kind"]).astype(np.uint8)
+        return Trace.of(
+            event,
+            buffer,
+            np.where(event == Kind.ALLOC, records["size"], 0).astype(np.int64),
+            stream=records["stream"],
+            thread=records["sequence"].astype(np.int32),
+            time_ns=records["time_ns"].astype(np.int64),
+            operation=np.where(mark, records["kind"].astype(np.int32) - _FIRST_MARK, -1),
+            names=MARKS,
+            metadata=self._metadata,
+        )
+
+    def _ids(self, records: NDArray[Any]) -> NDArray[np.int64]:
+        """Buffer id of each record; -1 for marks and for frees of unknown buffers."""
+        kind, address = records["kind"], records["address"]
+        ids = np.full(len(records), -1, np.int64)
+        born = np.flatnonzero(kind == _ALLOC)
+        ids[born] = self._next_id + np.arange(len(born))
+        self._next_id += len(born)
+        rows = np.flatnonzero(kind <= _FREE)
+        order = rows[np.argsort(address[rows], kind="stable")]  # by address, then in time
+        same = np.zeros(len(order), np.bool_)
+        same[1:] = address[order[1:]] == address[order[:-1]]
+        freed = kind[order] == _FREE
+        after_alloc = np.zeros(len(order), np.bool_)
+        after_alloc[1:] = same[1:] & ~freed[:-1]
+        known = freed & after_alloc
+        ids[order[known]] = ids[order[np.flatnonzero(known) - 1]]
+        for row in order[freed & ~same]:  # the first that is heard of this address here
+            ids[row] = self._alive.pop(int(address[row]), -1)
+        last = np.ones(len(order), np.bool_)
+        last[:-1] = ~same[1:]
+        for row in order[last & ~freed]:
+            self._alive[int(address[row])] = int(ids[row])
+        return ids

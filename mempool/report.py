@@ -1,0 +1,147 @@
+"""What a pool did, as a dict for scripts, as text, and as a table in a notebook."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mempool.pool import Pool
+
+#: Outcomes that are not misses: positions that no plan could serve, and allocations that were asked to stay outside.
+NOT_MISSES = ("hit", "dynamic", "outside")
+
+_TEXT = (
+    ("state", "state"),
+    ("iterations", "iterations"),
+    ("plan_active_at_iteration", "plan in effect from iteration"),
+    ("hits", "hits"),
+    ("misses", "misses"),
+    ("hit_rate", "hit rate"),
+    ("coverage", "coverage"),
+    ("peak_load_bytes", "peak load"),
+    ("lower_bound_bytes", "lower bound"),
+    ("arena_bytes", "arena"),
+    ("fragmentation", "fragmentation"),
+    ("persistent_bytes", "persistent"),
+    ("requested_bytes", "requested now"),
+    ("live_bytes", "live now"),
+    ("reserved_bytes", "reserved now"),
+    ("reserved_peak_bytes", "reserved at most"),
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Counts since the pool began; hits and misses since the plan took effect. Sizes in bytes."""
+
+    values: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A copy, ready for JSON."""
+        return dict(self.values)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Labels and values as people read them."""
+        rows = [(label, readable(key, self.values[key])) for key, label in _TEXT]
+        reasons = {k: v for k, v in self.values["misses_by_reason"].items() if v}
+        if reasons:
+            rows.insert(5, ("misses by reason", ", ".join(f"{k} {v:,}" for k, v in reasons.items())))
+        return rows
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        width = max(len(label) for label, _ in rows)
+        return "\n".join([f"mempool: {self.values['name']}", *(f"  {a:<{width}}  {b}" for a, b in rows)])
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>"
+            for a, b in self.rows()
+        )
+        return f"<table><caption>mempool: {html.escape(self.values['name'])}</caption>{cells}</table>"
+
+
+def readable(key: str, value: Any) -> str:
+    """A value as text; sizes in binary units beside the bytes."""
+    if value is None:
+        return "-"
+    if key.endswith("_bytes"):
+        return f"{value:,} B ({binary(value)})" if value >= 1024 else f"{value:,} B"
+    if isinstance(value, float):
+        return f"{value:.4%}" if key in ("hit_rate", "coverage", "fragmentation") else f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def binary(size_bytes: float) -> str:
+    """1536 -> "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size_bytes) < 1024:
+            return f"{size_bytes:.4g} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.4g} TiB"
+
+
+def make_report(pool: Pool) -> Report:
+    """Collect the numbers of a pool."""
+    client, core = pool.client.stats(), pool.core.stats()
+    state = pool.client.state()
+    planned = pool.planned
+    steady = client["steady"] if state["replaying"] else dict.fromkeys(client["steady"], 0)
+    misses = {k: v for k, v in steady.items() if k not in NOT_MISSES}
+    asked = steady["hit"] + sum(misses.values())
+    in_arena = sum(end - begin for begin, end in pool.core.arena_ranges())
+    values: dict[str, Any] = {
+        "name": pool.name,
+        "state": pool.state,
+        "iterations": state["iterations"],
+        "plan_active_at_iteration": state["plan_active_at_iteration"] or None,
+        "hits": steady["hit"],
+        "misses": sum(misses.values()),
+        "misses_by_reason": misses,
+        "dynamic": steady["dynamic"],
+        "outside": steady["outside"],
+        "hit_rate": steady["hit"] / asked if asked else None,
+        "coverage": planned.pattern.coverage if planned is not None else None,
+        "persistent_bytes": max(client["live"]["current"] - in_arena, 0),
+        "max_reserved_bytes": pool.settings.max_reserved,
+        "arena_bytes": core["arena_bytes"],
+        "small_allocations": client["small"]["total"],
+        "allocations": client["blocks"]["total"],
+        "out_of_memory": client["out_of_memory"],
+        "foreign_frees": client["foreign_frees"],
+        "plans": pool.plans,
+        "arena_refused": core["arena_refused"],
+        "device_calls": core["device_calls"],
+        "segments": core["segments"],
+        "stranded_bytes": core["segment_free_bytes"],
+        **_plan_values(pool),
+    }
+    for name, gauge in (
+        ("requested", client["requested"]),
+        ("live", client["live"]),
+        ("reserved", core["reserved"]),
+    ):
+        values[f"{name}_bytes"] = gauge["current"]
+        values[f"{name}_peak_bytes"] = gauge["peak"]
+        values[f"{name}_total_bytes"] = gauge["total"]
+    return Report(values)
+
+
+def _plan_values(pool: Pool) -> dict[str, Any]:
+    planned = pool.planned
+    if planned is None:
+        keys = ("peak_load_bytes", "lower_bound_bytes", "fragmentation", "solver", "status", "solve_seconds")
+        return dict.fromkeys((*keys, "planned_arena_bytes", "planned_buffers"), None)
+    plan = planned.plan
+    return {
+        "peak_load_bytes": planned.peak_load_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "planned_arena_bytes": plan.arena_bytes,
+        "planned_buffers": int((~planned.buffers.persistent).sum()),
+        "fragmentation": plan.fragmentation(planned.peak_load_bytes),
+        "solver": plan.solver,
+        "status": str(plan.status),
+        "solve_seconds": plan.seconds,
+    }
