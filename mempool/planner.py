@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mempool")
 
-#: Free segments kept while the program has shown no iteration: none at first, since nobody knows what will stay.
+#: Free segments kept while the program has shown no iteration: none at first, since nobody knows what will
+#: stay.
 LOOKS_BEFORE_CACHING = 6
 #: With marks, how many iterations to wait for the frees of buffers that outlive theirs.
 PATIENT_ITERATIONS = 5
@@ -101,14 +103,10 @@ class Planner:
     def _run(self) -> None:
         _core.bypass_this_thread()
         # What planning needs is imported now, so that it does not delay the first plan.
-        import mempool.planned
-        import solvers.solve
         import traces.pattern  # noqa: F401
 
-        try:
+        with contextlib.suppress(OSError):  # a sandbox may forbid it; the solver is brief
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        except OSError:  # a sandbox that forbids it; the solver is brief
-            pass
         while not self._stop.is_set():
             work = self._client.wait_for_work(0.25)
             if self._stop.is_set():
@@ -136,7 +134,7 @@ class Planner:
             self._client.set_recording(False)
             return False
         packed, counts, whole = self._client.recording()
-        patterns = self._patterns(packed, whole)
+        patterns = self._patterns(packed, whole=whole)
         if not patterns:
             self._nothing_found(len(packed) // 48)
         for pattern in patterns:
@@ -151,7 +149,7 @@ class Planner:
             self._client.check_again_after(max(64, 2 * len(patterns[0].buffers)))
         return False
 
-    def _patterns(self, packed: bytes, whole: bool) -> list[Pattern]:
+    def _patterns(self, packed: bytes, *, whole: bool) -> list[Pattern]:
         from mempool.recording import Recording
         from traces.pattern import find_patterns
 
@@ -195,7 +193,7 @@ class Planner:
     def _perhaps_resume(self) -> None:
         """Record again when the pattern has changed for good, or, without one, after a long pause."""
         state = self._client.state()
-        if state["recording"] or self.planned is None and not self._resume_at:
+        if state["recording"] or (self.planned is None and not self._resume_at):
             return
         changed = state["spoilt"] >= SPOILT or not state["replaying"]
         if changed and state["allocations"] >= self._resume_at:

@@ -1,7 +1,9 @@
 """The recurring iteration of a trace: what is allocated in which order, and how long each buffer lives.
 
-Time inside a pattern counts allocations, not events: a free matters only by the allocation that it comes before. So a
-free that wanders between two allocations changes nothing, and of several iterations the latest free of each position
+Time inside a pattern counts allocations, not events: a free matters only by the allocation that it comes
+before. So a
+free that wanders between two allocations changes nothing, and of several iterations the latest free of
+each position
 is taken.
 """
 
@@ -47,9 +49,11 @@ class Pattern:
     """One iteration that was seen at least twice.
 
     Attributes:
-        buffers: n rows in order of allocation, on a circle whose period is n allocations. ``persistent`` rows are left
+        buffers: n rows in order of allocation, on a circle whose period is n allocations. ``persistent``
+        rows are left
             to the fallback: they pile up, live too long, or belong to a sequence that varies.
-        sequence: int32[n], the sequence (thread and stream) of each allocation, named as in the trace's ``thread``.
+        sequence: int32[n], the sequence (thread and stream) of each allocation, named as in the trace's
+        ``thread``.
         since: for each sequence, how many of its allocations came since the last iteration seen began.
         iterations: how many agreed.
         iterations_seen: how many there were in the recording, with those that were different.
@@ -73,8 +77,8 @@ class Pattern:
 def find_patterns(trace: Trace, *, small_bytes: int = 512, whole_recording: bool = True) -> list[Pattern]:
     """The iterations that recur in a trace, the one that was seen last first.
 
-    Marks (events of kind MARK named "step", "begin" or "end") decide where iterations begin; without any, the repeating
-    sequence of sizes at the trace's end does. At least two iterations must agree.
+    Marks (events of kind MARK named "step", "begin" or "end") decide where iterations begin; without any,
+    the repeating sequence of sizes at the trace's end does. At least two iterations must agree.
 
     Args:
         trace: events in host order; its ``thread`` column names sequences.
@@ -104,17 +108,21 @@ class _Builder:
     def __init__(self, windows: Windows) -> None:
         self._w = windows
         last = windows.alike[-1]
-        self._rows = np.arange(windows.bounds[last, 0], windows.bounds[last, 1])  # allocations, merged order
-        self._group = np.array([windows.groups.get(int(s), -1) for s in windows.sequence[self._rows]], np.int64)
+        self._last = np.arange(
+            *windows.bounds[last]
+        )  # allocations of the last window that agreed, merged order
+        group = np.array([windows.groups.get(int(s), -1) for s in windows.sequence[self._last]], np.int64)
+        # Sequences that vary are not part of the pattern.
+        self._rows, self._group = self._last[group >= 0], group[group >= 0]
 
         self._strange: list[int] = []  # allocations in the windows that were made to stay
 
     def pattern(self, *, whole_recording: bool) -> Pattern | None:
         n = len(self._rows)
         end = np.zeros(n, np.int64)
-        stays = self._group < 0
+        stays = np.zeros(n, np.bool_)
         unresolved = 0
-        for group in np.unique(self._group[self._group >= 0]):
+        for group in np.unique(self._group):
             at = np.flatnonzero(self._group == group)
             lives = self._lifetimes(int(group), len(at))
             end[at] = self._merged_time(at, np.arange(len(at)) + np.maximum(lives.life, 1), n)
@@ -127,7 +135,7 @@ class _Builder:
             np.arange(n),
             end,
             self._w.size[self._rows],
-            group=np.maximum(self._group, 0),
+            group=self._group,
             stream=self._w.stream[self._rows],
             persistent=stays,
             period=n,
@@ -147,7 +155,9 @@ class _Builder:
     def _lifetimes(self, group: int, count: int) -> _Lifetimes:
         """Of each position, in allocations of the group."""
         w = self._w
-        in_group = np.array([w.groups.get(s, -1) == group for s in range(int(w.sequence.max()) + 1)])[w.sequence]
+        in_group = np.array([w.groups.get(s, -1) == group for s in range(int(w.sequence.max()) + 1)])[
+            w.sequence
+        ]
         clock = np.cumsum(in_group)  # the group's allocations up to and including each
         windows = [np.arange(*w.bounds[window]) for window in w.alike]
         rows = np.stack([inside[in_group[inside]] for inside in windows])  # [window, position]
@@ -155,8 +165,10 @@ class _Builder:
         is_open = freed_before < 0
         age = clock[np.where(is_open, len(clock), freed_before) - 1] - (clock[rows] - 1)
         life = np.where(is_open, 0, age).max(axis=0)
-        # An open instance that is older than any other ever got did not come and go with its kin: one such is an accident
-        # of the warm-up (a parameter of the same size in the same place), several mean that the position keeps.
+        # An open instance that is older than any other ever got did not come and go with its kin: one such
+        # is an accident
+        # of the warm-up (a parameter of the same size in the same place), several mean that the position
+        # keeps.
         strange = is_open & (age > life + count)
         never = is_open.all(axis=0)
         keeps = ((strange.sum(axis=0) >= 2) & ~never) | (never & (age.max(axis=0) > 4 * count))
@@ -172,9 +184,11 @@ class _Builder:
 
     def _coverage(self, stays: NDArray[np.bool_]) -> float:
         """Planned / all passing bytes at the peak of the last iteration that agreed."""
-        w, rows = self._w, self._rows
-        passing = w.freed_before[rows] >= 0
-        free_at = np.minimum(np.where(passing, w.freed_before[rows], rows[-1] + 1), rows[-1] + 1) - rows[0]
+        w, rows = self._w, self._last
+        planned = np.isin(rows, self._rows[~stays])
+        passing = (w.freed_before[rows] >= 0) | planned
+        end = rows[-1] + 1
+        free_at = np.where(w.freed_before[rows] < 0, end, np.minimum(w.freed_before[rows], end)) - rows[0]
         size = w.size[rows]
 
         def load(which: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -183,9 +197,9 @@ class _Builder:
             np.add.at(change, free_at[which], -size[which])
             return np.cumsum(change)
 
-        everything = load(passing | ~stays)
+        everything = load(passing)
         peak = int(everything.argmax())
-        return float(load(~stays)[peak] / everything[peak]) if everything[peak] else 1.0
+        return float(load(planned)[peak] / everything[peak]) if everything[peak] else 1.0
 
     def _warm_up(self, stays: NDArray[np.bool_]) -> WarmUp:
         w = self._w
@@ -209,7 +223,8 @@ def _aligned(
 ) -> NDArray[np.int64]:
     """The steady row of each warm-up size, following the steady sequence over and over; -1 for extras.
 
-    Backwards from the end, where the warm-up runs into the steady state: a size that is not expected within the next few
+    Backwards from the end, where the warm-up runs into the steady state: a size that is not expected
+    within the next few
     places is an extra.
     """
     result = np.full(len(sizes), -1, np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,11 +29,13 @@ class Windows:
         sequence: int32[m].
         stream: int64[m].
         size: int64[m], bytes.
-        freed_before: int64[m], how many rows came before its free (m: after the last); -1 if it was not freed.
+        freed_before: int64[m], how many rows came before its free (m: after the last); -1 if it was not
+        freed.
         marks: int64[k], how many rows came before each mark.
         bounds: int64[w, 2], first row and end of each window.
         alike: windows that agree, latest last; at least two.
-        groups: of the sequences that repeat: 0 for those whose common order is the same in every window, then one
+        groups: of the sequences that repeat: 0 for those whose common order is the same in every window,
+        then one
             for each sequence that only keeps its own order. Sequences that are not here vary.
     """
 
@@ -93,7 +96,7 @@ def _mark_name(trace: Trace, event: int) -> str:
 def _marked(trace: Trace, marks: NDArray[np.int64], event: NDArray[np.int64]) -> NDArray[np.int64]:
     """Windows from one mark to the next; from begin to end where regions are marked."""
     bounds = []
-    for here, there in zip(marks[:-1], marks[1:], strict=True):
+    for here, there in itertools.pairwise(marks):
         if _mark_name(trace, int(here)) != "end":
             bounds.append(np.searchsorted(event, [here, there]))
     return np.array(bounds, np.int64).reshape(-1, 2)
@@ -160,7 +163,9 @@ def _groups(
     last = slice(*bounds[alike[-1]])
     present = np.unique(sequence[last])
     weight = [float(size[last][sequence[last] == s].sum()) for s in present]
-    order = [int(s) for _, s in sorted(zip(weight, present, strict=True), key=lambda pair: (-pair[0], pair[1]))]
+    order = [
+        int(s) for _, s in sorted(zip(weight, present, strict=True), key=lambda pair: (-pair[0], pair[1]))
+    ]
     main_stream = stream[last][sequence[last] == order[0]][0]
     windows = [slice(*bounds[w]) for w in alike]
 
