@@ -1,4 +1,4 @@
-"""Print the oldest versions that pyproject.toml allows, one requirement a line; extras are named as arguments."""
+"""Print the oldest versions that pyproject.toml allows, one requirement a line; arguments are extras."""
 
 from __future__ import annotations
 
@@ -25,4 +25,4 @@ def _pinned(requirement: str) -> str:
 
 
 if __name__ == "__main__":
-    print("\n".join(floors(sys.argv[1:])))
+    sys.stdout.write("\n".join(floors(sys.argv[1:])) + "\n")

@@ -34,6 +34,6 @@ def _advice(package: str, error: ImportError) -> str:
         return f"not installed in {sys.prefix}: {error}; try {sys.executable} -m pip install '.[test]'"
     return (
         f"{ROOT} comes first on sys.path, so its folder {package}/ hides the installed package, and only "
-        "that has the compiled module. Run plain `pytest`, not `python -m pytest`, and without PYTHONPATH, or "
+        "it has the compiled module. Run plain `pytest`, not `python -m pytest`, and without PYTHONPATH, or "
         "install by `pip install -e .`"
     )
