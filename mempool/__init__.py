@@ -1,12 +1,12 @@
 """A lifetime-aware memory pool: record one iteration, plan every buffer's address, replay it.
 
-    import mempool.numpy
+import mempool.numpy
 
-    pool = mempool.numpy.install()
-    for batch in batches:
-        train(batch)
-        pool.step()
-    print(pool.report())
+pool = mempool.numpy.install()
+for batch in batches:
+    train(batch)
+    pool.step()
+print(pool.report())
 """
 
 from mempool._siblings import check_siblings

@@ -17,9 +17,11 @@ def check_siblings() -> None:
         places = [] if spec is None else [Path(p) for p in spec.submodule_search_locations or []]
         if spec is not None and not places:
             places = [Path(spec.origin or name)]
-        if not any((place / "py.typed").exists() and (place / "_mempool_sibling").exists() for place in places):
+        if not any(
+            (place / "py.typed").exists() and (place / "_mempool_sibling").exists() for place in places
+        ):
             where = ", ".join(map(str, places)) or "nowhere"
             raise ImportError(
-                f"the package {name!r} that Python finds ({where}) is not mempool's: something else of that name comes "
-                "first on sys.path; rename it or run from another folder"
+                f"the package {name!r} that Python finds ({where}) is not mempool's: something else "
+                "of that name comes first on sys.path; rename it or run from another folder"
             )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool import _core
-from traces.buffers import Buffers
 from traces.errors import TraceError
 from traces.pattern import Pattern, WarmUp
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from solvers import Plan
+    from traces.buffers import Buffers
 
 #: Work the pool's own solves may do: counted, never timed, so that all ranks of a job get the same plan.
 POOL_NODES = 20_000_000
@@ -49,10 +49,27 @@ class Planned:
             self.pattern.sequence, pattern.sequence
         )
 
+    def rotates_to(self, pattern: Pattern) -> bool:
+        """Whether the other pattern is this one, begun at another place."""
+        if len(self.buffers) != len(pattern.buffers) or self.same_sequence(pattern):
+            return False
+        mine, theirs = (np.stack([b.size, q.astype(np.int64)]) for b, q in self._and(pattern))
+        doubled = np.concatenate([mine, mine], axis=1).T.tobytes()
+        sought, width = theirs.T.tobytes(), 16
+        at = doubled.find(sought)
+        while at >= 0 and at % width:
+            at = doubled.find(sought, at + 1)
+        return at >= 0
+
+    def _and(self, pattern: Pattern) -> list[tuple[Buffers, NDArray[np.int32]]]:
+        return [(self.buffers, self.pattern.sequence), (pattern.buffers, pattern.sequence)]
+
     def outlived_by(self, pattern: Pattern) -> bool:
         """Whether a buffer of the same sequence lives longer than it was planned to."""
         stays = pattern.buffers.persistent & ~self.buffers.persistent
-        return bool(stays.any() or ((pattern.buffers.end > self.buffers.end) & ~self.buffers.persistent).any())
+        return bool(
+            stays.any() or ((pattern.buffers.end > self.buffers.end) & ~self.buffers.persistent).any()
+        )
 
     def extended(self, pattern: Pattern) -> Pattern:
         """The other pattern of the same sequence, each buffer as long-lived as in either."""
@@ -109,9 +126,10 @@ class Planned:
         return native
 
     def _warm_up_offsets(self, warm_up: WarmUp) -> NDArray[np.int64]:
-        """Offset of each warm-up allocation: its position's, in the column that leads over into the steady state.
+        """Offset of each warm-up allocation: its position's, in the column that leads into the steady state.
 
-        The core counts an iteration when the warm-up is loaded and one at each of its marks, so the steady state begins in
+        The core counts an iteration when the warm-up is loaded and one at each of its marks, so the steady
+        state begins in
         the column after that; earlier instances of a position take the columns before.
         """
         assert self.plan.offset is not None
@@ -143,7 +161,9 @@ class Planned:
         extra = {
             "iterations": str(self.pattern.iterations),
             "coverage": repr(self.pattern.coverage),
-            "warm_up": "" if warm_up is None else json.dumps({k: v.tolist() for k, v in vars(warm_up).items()}),
+            "warm_up": ""
+            if warm_up is None
+            else json.dumps({k: v.tolist() for k, v in vars(warm_up).items()}),
         }
         write_plan(
             self.plan, self.buffers, path, extra=extra, extra_columns={"sequence": self.pattern.sequence}
@@ -158,8 +178,10 @@ class Planned:
             traces.TraceError: the file is damaged.
         """
         from solvers import PlanError, check, read_plan
+        from solvers.store import read_plan_columns
 
-        plan, buffers, extra, columns = read_plan(path)
+        plan, buffers, extra = read_plan(path)
+        columns = read_plan_columns(path)
         check(plan, buffers)
         if buffers.period is None or "sequence" not in columns or plan.offset is None:
             raise PlanError(f"{path}: not a plan of one iteration; make one with `mempool plan`")
@@ -192,7 +214,9 @@ def _warm_up(text: str, buffers: int) -> WarmUp | None:
     marks = np.asarray(table["marks"], np.int64)
     if not len(size) == len(position) == len(sequence):
         raise ValueError("warm-up columns of different lengths")
-    if len(size) and (size.min() <= 0 or position.max() >= buffers or position.min() < -1 or sequence.min() < 0):
+    if len(size) and (
+        size.min() <= 0 or position.max() >= buffers or position.min() < -1 or sequence.min() < 0
+    ):
         raise ValueError("warm-up out of range")
     if len(marks) and (marks.min() < 0 or marks.max() > len(size)):
         raise ValueError("warm-up marks out of range")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -18,12 +19,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mempool")
 
-#: Free segments kept while the program has shown no iteration: none at first, since nobody knows what will stay.
+#: Free segments kept while the program has shown no iteration: none at first, since nobody knows what will
+#: stay.
 LOOKS_BEFORE_CACHING = 6
 #: With marks, how many iterations to wait for the frees of buffers that outlive theirs.
 PATIENT_ITERATIONS = 5
-#: So many iterations in a row with a miss mean that the pattern has changed.
-SPOILT_ITERATIONS = 3
+#: The core's score of spoilt iterations at which the pattern has changed for good.
+SPOILT = 12
+#: Recording goes on until so many iterations in a row were without a miss: a longer period may yet show.
+CLEAN_ITERATIONS = 32
+#: Plans remembered, as many as the core keeps.
+MOST_KNOWN = 8
 _LEAST_CACHE = 32 << 20
 
 
@@ -58,13 +64,15 @@ class Planner:
         self._pid = os.getpid()
         self._vain = 0
         self._resume_at = 0
-        self._looked_again = 0
+        self._dropped = 0
+        self._known: list[Planned] = []
         self.planned: Planned | None = None
         self.plans = 0
 
     def begin(self, loaded: Planned | None = None) -> None:
         """Begin recording; whoever calls `look` plans. A loaded plan replays already."""
         self.planned = loaded
+        self._known = [] if loaded is None else [loaded]
         self._client.set_recording(True)
         self._core.set_retained_limit(0 if loaded is None else cache_bytes(loaded))
 
@@ -80,7 +88,7 @@ class Planner:
 
     def forget(self) -> None:
         """Begin again with an empty recording."""
-        self.planned = None
+        self.planned, self._known = None, []
         self._client.set_recording(False)
         self._client.set_recording(True)
 
@@ -95,14 +103,10 @@ class Planner:
     def _run(self) -> None:
         _core.bypass_this_thread()
         # What planning needs is imported now, so that it does not delay the first plan.
-        import mempool.planned
-        import solvers.solve
         import traces.pattern  # noqa: F401
 
-        try:
+        with contextlib.suppress(OSError):  # a sandbox may forbid it; the solver is brief
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        except OSError:  # a sandbox that forbids it; the solver is brief
-            pass
         while not self._stop.is_set():
             work = self._client.wait_for_work(0.25)
             if self._stop.is_set():
@@ -126,31 +130,43 @@ class Planner:
         if not state["recording"]:
             self._perhaps_resume()
             return False
-        if state["replaying"] and state["clean_iterations"] >= 2:
+        if state["replaying"] and state["clean_iterations"] >= CLEAN_ITERATIONS:
             self._client.set_recording(False)
             return False
         packed, counts, whole = self._client.recording()
-        pattern = self._pattern(packed, whole)
-        if pattern is None:
-            self._nothing_found(len(packed) // 48, state["events_dropped"])
-            return False
-        if pattern.unresolved and pattern.iterations < PATIENT_ITERATIONS:
-            self._client.check_again_after(max(64, 2 * len(pattern.buffers)))
-            return False
-        if self.planned is not None and self.planned.same_sequence(pattern):
-            if not self.planned.outlived_by(pattern):
-                self._client.check_again_after(max(256, 4 * len(pattern.buffers)))
-                return False
-            # The same allocations, but something now lives longer than it did when the plan was made.
-            pattern = self.planned.extended(pattern)
-        return self._plan(pattern, counts)
+        patterns = self._patterns(packed, whole=whole)
+        if not patterns:
+            self._nothing_found(len(packed) // 48)
+        for pattern in patterns:
+            if chosen := self._worth_planning(pattern, spoilt=state["spoilt"] >= SPOILT):
+                return self._plan(chosen, counts)
+        if state["events_dropped"] > self._dropped:
+            # The ring has wrapped and shows nothing new: stop paying for it, and try again much later.
+            self._dropped = state["events_dropped"]
+            self._client.set_recording(False)
+            self._resume_at = 4 * state["allocations"]
+        elif patterns:
+            self._client.check_again_after(max(64, 2 * len(patterns[0].buffers)))
+        return False
 
-    def _pattern(self, packed: bytes, whole: bool) -> Pattern | None:
+    def _patterns(self, packed: bytes, *, whole: bool) -> list[Pattern]:
         from mempool.recording import Recording
-        from traces.pattern import find_pattern
+        from traces.pattern import find_patterns
 
         trace = Recording(self._alignment).trace(packed)
-        return find_pattern(trace, small_bytes=self._small_bytes, whole_recording=whole)
+        return find_patterns(trace, small_bytes=self._small_bytes, whole_recording=whole)
+
+    def _worth_planning(self, pattern: Pattern, *, spoilt: bool) -> Pattern | None:
+        """The pattern to plan: this one, or with longer lifetimes; None if it is planned or too young."""
+        if pattern.unresolved and pattern.iterations < PATIENT_ITERATIONS:
+            return None
+        for known in self._known:
+            if known.same_sequence(pattern):
+                # The same allocations: plan them again only if something now lives longer.
+                return known.extended(pattern) if known.outlived_by(pattern) else None
+            if known.rotates_to(pattern) and not spoilt:
+                return None
+        return pattern
 
     def _plan(self, pattern: Pattern, counts: list[int]) -> bool:
         from mempool.planned import make_plan
@@ -160,6 +176,7 @@ class Planner:
             return False
         self._client.install(planned.native(counts), pattern.iterations_seen)
         self.planned = planned
+        self._known = [planned, *(k for k in self._known if not k.same_sequence(pattern))][:MOST_KNOWN]
         self.plans += 1
         self._vain = 0
         self._core.set_retained_limit(cache_bytes(planned))
@@ -167,23 +184,18 @@ class Planner:
         log.info("planned %d buffers into %d bytes", len(pattern.buffers), planned.plan.arena_bytes)
         return True
 
-    def _nothing_found(self, kept: int, dropped: int) -> None:
+    def _nothing_found(self, kept: int) -> None:
         self._vain += 1
         if self._vain == LOOKS_BEFORE_CACHING and self.planned is None:
             self._core.set_retained_limit(max(_LEAST_CACHE, self._core.stats()["reserved"]["peak"] // 8))
-        if dropped:
-            # The ring has wrapped and shows no iteration: stop paying for it, and try again much later.
-            self._client.set_recording(False)
-            self._resume_at = 4 * self._client.state()["allocations"]
-        else:
-            self._client.check_again_after(max(64, kept // 3))
+        self._client.check_again_after(max(64, kept // 3))
 
     def _perhaps_resume(self) -> None:
         """Record again when the pattern has changed for good, or, without one, after a long pause."""
         state = self._client.state()
-        if state["recording"] or self.planned is None and not self._resume_at:
+        if state["recording"] or (self.planned is None and not self._resume_at):
             return
-        changed = state["spoilt_iterations"] >= SPOILT_ITERATIONS or not state["replaying"]
+        changed = state["spoilt"] >= SPOILT or not state["replaying"]
         if changed and state["allocations"] >= self._resume_at:
             log.info("recording again")
             self._client.set_recording(True)

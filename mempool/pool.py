@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mempool import _core
 from mempool.errors import OutOfMemoryError, UsageError
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 class Pool:
     """Memory of one device for one client, such as NumPy.
 
-    With marks (`iteration` or `step`) or without any, the pool finds the iteration, plans its buffers in the background
-    and from the next boundary on serves each of them at its planned address. Whatever does not follow the plan is
+    With marks (`iteration` or `step`) or without any, the pool finds the iteration, plans its buffers in
+    the background
+    and from the next boundary on serves each of them at its planned address. Whatever does not follow the
+    plan is
     served too. All methods may be called by any thread.
     """
 
@@ -93,7 +95,9 @@ class Pool:
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
-        """Mark one iteration: ``with pool.iteration():`` around its code. What lies outside is served dynamically.
+        """Mark one iteration: ``with pool.iteration():`` around its code.
+
+        What lies outside is served dynamically.
 
         Raises:
             UsageError: inside another iteration, of this or any thread.
@@ -184,7 +188,7 @@ class Pool:
 
     @property
     def state(self) -> str:
-        """One of "closed", "off", "replaying", "armed" (planned, before its boundary), "recording", "dynamic"."""
+        """One of "closed", "off", "recording", "dynamic", "armed" (a plan waits for its boundary), "replaying"."""
         state = self.client.state()
         if state["replaying"]:
             return "replaying"
@@ -221,7 +225,7 @@ class Pool:
     # --- planning and the end
 
     def plan_now(self) -> bool:
-        """Look at the recording here and now; True if it gave a plan. For pools without a background thread."""
+        """Look at the recording here and now; True if it gave a plan."""
         return self._planner.look()
 
     def wait(self, seconds: float = 10.0) -> bool:
@@ -249,7 +253,7 @@ class Pool:
 
             logging.getLogger("mempool").warning("%s", self.explain())
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

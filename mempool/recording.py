@@ -21,7 +21,8 @@ _ALLOC, _FREE, _FIRST_MARK = 0, 1, 2
 class Recording:
     """Turns pieces of a recording into pieces of one trace: buffers keep their ids across pieces.
 
-    The core tells buffers by address; a trace by ids that are never used twice. Frees of buffers that were allocated
+    The core tells buffers by address; a trace by ids that are never used twice. Frees of buffers that were
+    allocated
     before the recording began are left out.
     """
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mempool.pool import Pool
 
-#: Outcomes that are not misses: positions that no plan could serve, and allocations that were asked to stay outside.
+#: Outcomes that are not misses: positions that no plan could serve, and allocations that were asked to
+#: stay outside.
 NOT_MISSES = ("hit", "dynamic", "outside")
 
 _TEXT = (

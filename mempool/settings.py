@@ -1,7 +1,8 @@
 """Settings without code: a call beats a variable of the environment, which beats the default.
 
 ==================== ========================================================================================
-``MEMPOOL``          ``off``: adapters install nothing; ``record``: record and plan nothing; ``replay``: the default
+``MEMPOOL``          ``off``: adapters install nothing; ``record``: record and plan nothing; ``replay``:
+the default
 ``MEMPOOL_PLAN``     a plan file to replay from the first iteration
 ``MEMPOOL_RECORD``   a trace file to write
 ``MEMPOOL_MAX_RESERVED``  most bytes to hold from the device, such as ``8GiB`` or ``500MB``
@@ -15,9 +16,12 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mempool.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Mode = Literal["off", "record", "replay"]
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -92,14 +96,15 @@ def _plain(name: str, value: Any) -> Any:
 
 def _from_environment() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, convert in {
+    converters: dict[str, Callable[[str], Any]] = {
         "": str.lower,
         "_PLAN": str,
         "_RECORD": str,
         "_MAX_RESERVED": parse_bytes,
         "_CHECK": _flag,
         "_EXPLAIN": _flag,
-    }.items():
+    }
+    for name, convert in converters.items():
         if text := os.environ.get(f"MEMPOOL{name}", "").strip():
             found[name[1:].lower() or "mode"] = convert(text)
     return found

@@ -1,5 +1,6 @@
 def test_the_native_modules_load() -> None:
     import mempool._core
+
     import solvers._core
     import traces._core
 

@@ -1,7 +1,9 @@
 """The recurring iteration of a trace: what is allocated in which order, and how long each buffer lives.
 
-Time inside a pattern counts allocations, not events: a free matters only by the allocation that it comes before. So a
-free that wanders between two allocations changes nothing, and of several iterations the latest free of each position
+Time inside a pattern counts allocations, not events: a free matters only by the allocation that it comes
+before. So a
+free that wanders between two allocations changes nothing, and of several iterations the latest free of
+each position
 is taken.
 """
 
@@ -47,9 +49,11 @@ class Pattern:
     """One iteration that was seen at least twice.
 
     Attributes:
-        buffers: n rows in order of allocation, on a circle whose period is n allocations. ``persistent`` rows are left
+        buffers: n rows in order of allocation, on a circle whose period is n allocations. ``persistent``
+        rows are left
             to the fallback: they pile up, live too long, or belong to a sequence that varies.
-        sequence: int32[n], the sequence (thread and stream) of each allocation, named as in the trace's ``thread``.
+        sequence: int32[n], the sequence (thread and stream) of each allocation, named as in the trace's
+        ``thread``.
         since: for each sequence, how many of its allocations came since the last iteration seen began.
         iterations: how many agreed.
         iterations_seen: how many there were in the recording, with those that were different.
@@ -70,11 +74,11 @@ class Pattern:
     warm_up: WarmUp | None
 
 
-def find_pattern(trace: Trace, *, small_bytes: int = 512, whole_recording: bool = True) -> Pattern | None:
-    """The iteration that the end of a trace repeats, or None.
+def find_patterns(trace: Trace, *, small_bytes: int = 512, whole_recording: bool = True) -> list[Pattern]:
+    """The iterations that recur in a trace, the one that was seen last first.
 
-    Marks (events of kind MARK named "step", "begin" or "end") decide where iterations begin; without any, the repeating
-    sequence of sizes does. At least two iterations must agree.
+    Marks (events of kind MARK named "step", "begin" or "end") decide where iterations begin; without any,
+    the repeating sequence of sizes at the trace's end does. At least two iterations must agree.
 
     Args:
         trace: events in host order; its ``thread`` column names sequences.
@@ -84,33 +88,46 @@ def find_pattern(trace: Trace, *, small_bytes: int = 512, whole_recording: bool 
     Raises:
         TraceError: the trace contradicts itself.
     """
-    windows = find_windows(trace, small_bytes)
-    if windows is None:
-        return None
-    builder = _Builder(windows)
-    return builder.pattern(whole_recording=whole_recording)
+    found = [
+        _Builder(windows).pattern(whole_recording=whole_recording)
+        for windows in find_windows(trace, small_bytes)
+    ]
+    return [pattern for pattern in found if pattern is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Lifetimes:
+    life: NDArray[np.int64]  # latest, in the group's allocations
+    unresolved: NDArray[np.bool_]  # never freed so far, and too young to say
+    keeps: NDArray[np.bool_]  # never or not always freed
 
 
 class _Builder:
-    """One call of `find_pattern`, once the windows are known."""
+    """Makes one pattern, once its windows are known."""
 
     def __init__(self, windows: Windows) -> None:
         self._w = windows
         last = windows.alike[-1]
-        self._rows = np.arange(windows.bounds[last, 0], windows.bounds[last, 1])  # allocations, merged order
-        self._group = np.array([windows.groups.get(int(s), -1) for s in windows.sequence[self._rows]], np.int64)
+        self._last = np.arange(
+            *windows.bounds[last]
+        )  # allocations of the last window that agreed, merged order
+        group = np.array([windows.groups.get(int(s), -1) for s in windows.sequence[self._last]], np.int64)
+        # Sequences that vary are not part of the pattern.
+        self._rows, self._group = self._last[group >= 0], group[group >= 0]
+
+        self._strange: list[int] = []  # allocations in the windows that were made to stay
 
     def pattern(self, *, whole_recording: bool) -> Pattern | None:
         n = len(self._rows)
         end = np.zeros(n, np.int64)
-        stays = self._group < 0
+        stays = np.zeros(n, np.bool_)
         unresolved = 0
-        for group in np.unique(self._group[self._group >= 0]):
+        for group in np.unique(self._group):
             at = np.flatnonzero(self._group == group)
-            life, open_young, open_old = self._lifetimes(int(group), len(at))
-            end[at] = self._merged_time(at, np.arange(len(at)) + np.maximum(life, 1), n)
-            unresolved += int(open_young.sum())
-            stays[at] |= open_old | open_young | (life > MOST_ITERATIONS_ALIVE * len(at))
+            lives = self._lifetimes(int(group), len(at))
+            end[at] = self._merged_time(at, np.arange(len(at)) + np.maximum(lives.life, 1), n)
+            unresolved += int(lives.unresolved.sum())
+            stays[at] |= lives.keeps | lives.unresolved | (lives.life > MOST_ITERATIONS_ALIVE * len(at))
         end[stays] = np.arange(n)[stays] + 1
         if n == 0 or stays.all():
             return None
@@ -118,7 +135,7 @@ class _Builder:
             np.arange(n),
             end,
             self._w.size[self._rows],
-            group=np.maximum(self._group, 0),
+            group=self._group,
             stream=self._w.stream[self._rows],
             persistent=stays,
             period=n,
@@ -135,29 +152,29 @@ class _Builder:
             warm_up=self._warm_up(stays) if whole_recording else None,
         )
 
-    def _lifetimes(
-        self, group: int, count: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Latest lifetime of each position in the group's allocations; open and young, open and old."""
+    def _lifetimes(self, group: int, count: int) -> _Lifetimes:
+        """Of each position, in allocations of the group."""
         w = self._w
-        in_group = np.array([w.groups.get(int(s), -1) == group for s in range(int(w.sequence.max()) + 1)])[w.sequence]
+        in_group = np.array([w.groups.get(s, -1) == group for s in range(int(w.sequence.max()) + 1)])[
+            w.sequence
+        ]
         clock = np.cumsum(in_group)  # the group's allocations up to and including each
-        life = np.zeros(count, np.int64)
-        seen = np.zeros(count, np.bool_)
-        oldest = np.zeros(count, np.int64)  # age of the oldest open instance, in allocations
-        for window in w.alike:
-            rows = np.arange(*w.bounds[window])
-            rows = rows[in_group[rows]]
-            freed_before = w.freed_before[rows]  # how many allocations of any sequence came before the free
-            open_ = freed_before < 0
-            until = np.where(open_, len(clock), freed_before)
-            age = clock[until - 1] - (clock[rows] - 1)
-            life = np.where(open_, life, np.maximum(life, age))
-            oldest = np.where(open_, np.maximum(oldest, age), oldest)
-            seen |= ~open_
-        life = np.where(seen, np.maximum(life, oldest), life)
-        old = oldest > 4 * count
-        return life, ~seen & ~old, ~seen & old
+        windows = [np.arange(*w.bounds[window]) for window in w.alike]
+        rows = np.stack([inside[in_group[inside]] for inside in windows])  # [window, position]
+        freed_before = w.freed_before[rows]
+        is_open = freed_before < 0
+        age = clock[np.where(is_open, len(clock), freed_before) - 1] - (clock[rows] - 1)
+        life = np.where(is_open, 0, age).max(axis=0)
+        # An open instance that is older than any other ever got did not come and go with its kin: one such
+        # is an accident
+        # of the warm-up (a parameter of the same size in the same place), several mean that the position
+        # keeps.
+        strange = is_open & (age > life + count)
+        never = is_open.all(axis=0)
+        keeps = ((strange.sum(axis=0) >= 2) & ~never) | (never & (age.max(axis=0) > 4 * count))
+        self._strange.extend(rows[strange & ~never].tolist())
+        life = np.maximum(life, np.where(is_open & ~strange, age, 0).max(axis=0))
+        return _Lifetimes(life, never & ~keeps, keeps)
 
     def _merged_time(self, at: NDArray[np.int64], own: NDArray[np.int64], n: int) -> NDArray[np.int64]:
         """From a count of the group's own allocations to the pattern's time."""
@@ -167,9 +184,11 @@ class _Builder:
 
     def _coverage(self, stays: NDArray[np.bool_]) -> float:
         """Planned / all passing bytes at the peak of the last iteration that agreed."""
-        w, rows = self._w, self._rows
-        passing = w.freed_before[rows] >= 0
-        free_at = np.minimum(np.where(passing, w.freed_before[rows], rows[-1] + 1), rows[-1] + 1) - rows[0]
+        w, rows = self._w, self._last
+        planned = np.isin(rows, self._rows[~stays])
+        passing = (w.freed_before[rows] >= 0) | planned
+        end = rows[-1] + 1
+        free_at = np.where(w.freed_before[rows] < 0, end, np.minimum(w.freed_before[rows], end)) - rows[0]
         size = w.size[rows]
 
         def load(which: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -178,13 +197,15 @@ class _Builder:
             np.add.at(change, free_at[which], -size[which])
             return np.cumsum(change)
 
-        everything = load(passing | ~stays)
+        everything = load(passing)
         peak = int(everything.argmax())
-        return float(load(~stays)[peak] / everything[peak]) if everything[peak] else 1.0
+        return float(load(planned)[peak] / everything[peak]) if everything[peak] else 1.0
 
     def _warm_up(self, stays: NDArray[np.bool_]) -> WarmUp:
         w = self._w
-        before = np.arange(w.bounds[w.alike[0], 0])
+        steady_from = max(self._strange, default=-1) + 1
+        starts = [int(w.bounds[window, 0]) for window in w.alike]
+        before = np.arange(next((start for start in starts if start >= steady_from), starts[-1]))
         position = np.full(len(before), -1, np.int64)
         # What lives on past an iteration and a half was made to stay, whatever its size looks like.
         life = np.where(w.freed_before[before] < 0, len(w.sequence), w.freed_before[before]) - before
@@ -202,7 +223,8 @@ def _aligned(
 ) -> NDArray[np.int64]:
     """The steady row of each warm-up size, following the steady sequence over and over; -1 for extras.
 
-    Backwards from the end, where the warm-up runs into the steady state: a size that is not expected within the next few
+    Backwards from the end, where the warm-up runs into the steady state: a size that is not expected
+    within the next few
     places is an extra.
     """
     result = np.full(len(sizes), -1, np.int64)

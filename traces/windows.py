@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,11 +29,13 @@ class Windows:
         sequence: int32[m].
         stream: int64[m].
         size: int64[m], bytes.
-        freed_before: int64[m], how many rows came before its free (m: after the last); -1 if it was not freed.
+        freed_before: int64[m], how many rows came before its free (m: after the last); -1 if it was not
+        freed.
         marks: int64[k], how many rows came before each mark.
         bounds: int64[w, 2], first row and end of each window.
-        alike: the windows, latest last, that agree with the last one that does with any; at least two.
-        groups: of the sequences that repeat: 0 for those whose common order is the same in every window, then one
+        alike: windows that agree, latest last; at least two.
+        groups: of the sequences that repeat: 0 for those whose common order is the same in every window,
+        then one
             for each sequence that only keeps its own order. Sequences that are not here vary.
     """
 
@@ -52,8 +55,8 @@ class Windows:
         return {int(s): int((tail == s).sum()) for s in np.unique(self.sequence)}
 
 
-def find_windows(trace: Trace, small_bytes: int) -> Windows | None:
-    """Cut a trace into iterations; None if no two are alike.
+def find_windows(trace: Trace, small_bytes: int) -> list[Windows]:
+    """Cut a trace into iterations, and sort them by what they do: the latest first, none that came only once.
 
     Raises:
         TraceError: the trace contradicts itself.
@@ -61,7 +64,7 @@ def find_windows(trace: Trace, small_bytes: int) -> Windows | None:
     births = trace.births
     event = np.flatnonzero((trace.kind == Kind.ALLOC) & (trace.size > small_bytes))
     if len(event) == 0:
-        return None
+        return []
     row_of = np.full(len(trace), -1, np.int64)
     row_of[event] = np.arange(len(event))
     freed_before = np.full(len(event), -1, np.int64)
@@ -77,11 +80,12 @@ def find_windows(trace: Trace, small_bytes: int) -> Windows | None:
         bounds = _marked(trace, mark_events, event)
     else:
         bounds = _detected(sequence, size, freed_before)
-    alike = _alike(sequence, size, bounds)
-    if alike is None:
-        return None
-    groups = _groups(sequence, trace.stream[event], size, bounds, alike)
-    return Windows(event, sequence, trace.stream[event], size, freed_before, marks, bounds, alike, groups)
+    stream = trace.stream[event]
+    return [
+        Windows(event, sequence, stream, size, freed_before, marks, bounds, alike, groups)
+        for alike in _alike(sequence, size, bounds)
+        for groups in [_groups(sequence, stream, size, bounds, alike)]
+    ]
 
 
 def _mark_name(trace: Trace, event: int) -> str:
@@ -92,7 +96,7 @@ def _mark_name(trace: Trace, event: int) -> str:
 def _marked(trace: Trace, marks: NDArray[np.int64], event: NDArray[np.int64]) -> NDArray[np.int64]:
     """Windows from one mark to the next; from begin to end where regions are marked."""
     bounds = []
-    for here, there in zip(marks[:-1], marks[1:], strict=True):
+    for here, there in itertools.pairwise(marks):
         if _mark_name(trace, int(here)) != "end":
             bounds.append(np.searchsorted(event, [here, there]))
     return np.array(bounds, np.int64).reshape(-1, 2)
@@ -121,36 +125,31 @@ def _quietest(
     period: int,
 ) -> int:
     """The place in the period at which least of what comes and goes is alive: the best place to begin."""
-    born = np.arange(start, start + period)
+    born = np.arange(start, len(rows))
     gone = np.searchsorted(rows, np.where(freed_before[born] < 0, rows[born], freed_before[born]))
     change = np.zeros(len(rows) + 1, np.int64)
     np.add.at(change, born + 1, size[born])
     np.add.at(change, np.maximum(gone, born + 1), -size[born])
     load = np.cumsum(change)[start:]
-    folded = np.zeros(-(-len(load) // period) * period, np.int64)
-    folded[: len(load)] = load
-    return int(folded.reshape(-1, period).sum(axis=0).argmin())
+    folds = len(load) // period
+    # The median over the iterations: what one of them leaves behind does not count.
+    return int(np.median(load[: folds * period].reshape(-1, period), axis=0).argmin())
 
 
 def _alike(
     sequence: NDArray[np.int32], size: NDArray[np.int64], bounds: NDArray[np.int64]
-) -> tuple[int, ...] | None:
-    """The latest window that has a twin before it, and all its twins; by the sequence that has most bytes."""
-    if len(bounds) < 2:
-        return None
-    inside = np.arange(bounds[0, 0], bounds[-1, 1])
-    if len(inside) == 0:
-        return None
+) -> list[tuple[int, ...]]:
+    """Windows that are twins, by the sequence that has most bytes; the set with the latest window first."""
+    if len(bounds) < 2 or bounds[0, 0] == bounds[-1, 1]:
+        return []
+    inside = slice(bounds[0, 0], bounds[-1, 1])
     main = int(np.bincount(sequence[inside], weights=size[inside].astype(np.float64)).argmax())
-    keys: dict[bytes, list[int]] = {}
-    twins: tuple[int, ...] | None = None
+    twins: dict[bytes, list[int]] = {}
     for window, (first, end) in enumerate(bounds):
-        key = size[first:end][sequence[first:end] == main].tobytes()
-        same = keys.setdefault(key, [])
-        same.append(window)
-        if key and len(same) >= 2:
-            twins = tuple(same)
-    return twins
+        if key := size[first:end][sequence[first:end] == main].tobytes():
+            twins.setdefault(key, []).append(window)
+    sets = [tuple(same) for same in twins.values() if len(same) >= 2]
+    return sorted(sets, key=lambda same: -same[-1])
 
 
 def _groups(
@@ -164,7 +163,9 @@ def _groups(
     last = slice(*bounds[alike[-1]])
     present = np.unique(sequence[last])
     weight = [float(size[last][sequence[last] == s].sum()) for s in present]
-    order = [int(s) for _, s in sorted(zip(weight, present, strict=True), key=lambda pair: (-pair[0], pair[1]))]
+    order = [
+        int(s) for _, s in sorted(zip(weight, present, strict=True), key=lambda pair: (-pair[0], pair[1]))
+    ]
     main_stream = stream[last][sequence[last] == order[0]][0]
     windows = [slice(*bounds[w]) for w in alike]
 

@@ -52,7 +52,7 @@ nb::dict state(Client& client) {
   d["marks"] = s.marks;
   d["plan_active_at_iteration"] = s.plan_active_at_iteration;
   d["clean_iterations"] = s.clean_iterations;
-  d["spoilt_iterations"] = s.spoilt_iterations;
+  d["spoilt"] = s.spoilt;
   d["allocations"] = s.allocations;
   d["sequences"] = s.sequences;
   d["events_seen"] = s.seen;

@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::size_t kMostPatterns = 8;
 constexpr std::size_t kMostDivergences = 64;
+constexpr std::uint64_t kCleanIterations = 32;  // after which the planner is asked to stop recording
+constexpr std::uint64_t kSpoilt = 12;           // score at which it is asked to record again
 
 // Clients by number, so that a thread that ends can find those that still exist. Never destroyed: threads may outlive
 // every static.
@@ -278,10 +280,12 @@ void Client::judge_iteration() noexcept {
     if (outcome != Outcome::dynamic && outcome != Outcome::outside) misses += stats_.steady[i];
   }
   if (replaying_) {
-    const bool spoilt = misses != misses_before_;
-    clean_ = spoilt ? 0 : clean_ + 1;
-    spoilt_ = spoilt ? spoilt_ + 1 : 0;
-    if (ring_.on() ? clean_ >= 2 : spoilt_ >= 3) signal_work();
+    const bool clean = misses == misses_before_;
+    clean_ = clean ? clean_ + 1 : 0;
+    // One iteration in six may miss a little for ever (a log, a checkpoint); more than that is a change.
+    if (!clean) spoilt_ += 6;
+    if (clean && spoilt_ > 0) --spoilt_;
+    if (ring_.on() ? clean_ >= kCleanIterations : spoilt_ >= kSpoilt) signal_work();
   }
   misses_before_ = misses;
 }

@@ -91,7 +91,7 @@ class Client {
     std::uint64_t marks = 0;
     std::uint64_t plan_active_at_iteration = 0;  // 0: not yet
     std::uint64_t clean_iterations = 0;  // in a row without a miss, since the plan took effect
-    std::uint64_t spoilt_iterations = 0; // in a row with one
+    std::uint64_t spoilt = 0;            // a score: up with every iteration that missed, down with every clean one
     std::uint64_t allocations = 0;       // of at least the small-size threshold
     std::size_t sequences = 0;
     std::uint64_t seen = 0, dropped = 0; // events of the ring

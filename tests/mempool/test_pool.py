@@ -1,0 +1,345 @@
+"""The pool as a whole, on a simulated device: what is planned, what misses, what is held."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import programs
+import pytest
+
+from mempool import OutOfMemoryError, Pool, UsageError, _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+def simulated(capacity: int = 1 << 40, page: int = 4096) -> _core.SimulatedDevice:
+    return _core.SimulatedDevice(
+        capacity=capacity, page=page, alignment=64, shared_segment=1 << 20, large=256 << 10
+    )
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    with Pool(simulated(), background=False) as made:
+        yield made
+
+
+def run(pool: Pool, iteration: Callable[[int], None], count: int, *, marks: bool, first: int = 0) -> None:
+    """So many iterations; the planner looks after each, as its thread would."""
+    for number in range(first, first + count):
+        if marks:
+            pool.step()
+        iteration(number)
+        pool.plan_now()
+
+
+PROGRAMS = [programs.replaced, programs.last_three, programs.prefetched, programs.piling, programs.training]
+
+
+@pytest.mark.parametrize("marks", [True, False], ids=["marks", "detected"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_every_planned_allocation_hits_once_the_plan_is_in_effect(
+    pool: Pool, program: Callable[..., Callable[[int], None]], marks: bool
+) -> None:
+    memory = programs.Watched(pool)
+    run(pool, program(memory), 20, marks=marks)
+    report = pool.report().to_dict()
+    assert report["state"] == "replaying"
+    assert report["plan_active_at_iteration"] <= 8
+    assert report["misses"] == 0
+    assert report["hits"] >= 8 * 60
+    assert report["coverage"] >= 0.99
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_reserved_memory_is_the_arena_and_what_stays(
+    program: Callable[..., Callable[[int], None]],
+) -> None:
+    with Pool(simulated(), background=False) as pool:
+        memory = programs.Watched(pool)
+        run(pool, program(memory), 20, marks=True)
+        report = pool.report().to_dict()
+        ideal = report["lower_bound_bytes"] + report["persistent_bytes"]
+        # Shared segments are held by pages: at most one for each buffer that stays, and one for the arena.
+        assert report["reserved_bytes"] <= 1.02 * ideal + 4096 * (2 + len(memory.live))
+
+
+def test_what_piles_up_is_served_outside_the_arena(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    run(pool, programs.piling(memory), 30, marks=True)
+    assert pool.core.stats()["arena_alive"] == 0
+    assert pool.report().to_dict()["dynamic"] > 0
+
+
+def test_a_nested_period_gives_way_to_the_longer_one(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+
+    def accumulate(number: int) -> None:
+        programs.layers(memory, count=10)
+        if number % 4 == 3:
+            programs.layers(memory, count=7, scale=4096)
+
+    run(pool, accumulate, 60, marks=False)
+    before = pool.report().to_dict()
+    run(pool, accumulate, 40, marks=False, first=60)
+    after = pool.report().to_dict()
+    assert after["misses"] == before["misses"]
+    assert after["hits"] - before["hits"] == 40 * 30 + 10 * 21
+
+
+def test_a_saved_plan_hits_from_the_first_iteration(tmp_path: Path) -> None:
+    with Pool(simulated(), background=False) as first:
+        run(first, programs.training(programs.Watched(first)), 12, marks=True)
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
+        iteration = programs.training(programs.Watched(second))
+        run(second, iteration, 1, marks=True)
+        early = second.report().to_dict()
+        run(second, iteration, 10, marks=True, first=1)
+        late = second.report().to_dict()
+    assert early["hits"] >= 0.95 * (early["hits"] + early["misses"])
+    assert early["hits"] >= 60
+    assert late["misses"] == early["misses"]
+    assert late["hits"] - early["hits"] == 10 * (60 + 6)
+
+
+def test_a_saved_plan_without_marks_hits_from_the_first_iteration(tmp_path: Path) -> None:
+    with Pool(simulated(), background=False) as first:
+        run(first, programs.training(programs.Watched(first)), 12, marks=False)
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
+        iteration = programs.training(programs.Watched(second))
+        run(second, iteration, 1, marks=False)
+        early = second.report().to_dict()
+        run(second, iteration, 10, marks=False, first=1)
+        late = second.report().to_dict()
+    assert early["hits"] >= 60
+    assert late["misses"] == early["misses"]
+
+
+def test_a_buffer_that_comes_to_live_longer_is_planned_again(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    kept: list[int] = []
+
+    def iteration(number: int) -> None:
+        extra = memory.allocate(70_000)
+        programs.layers(memory)
+        if number < 12:
+            memory.free(extra)
+        else:
+            kept.append(extra)
+            if len(kept) > 1:
+                memory.free(kept.pop(0))
+
+    run(pool, iteration, 40, marks=True)
+    before = pool.report().to_dict()["misses"]
+    run(pool, iteration, 20, marks=True, first=40)
+    assert pool.report().to_dict()["misses"] == before
+    assert pool.plans >= 2
+
+
+def test_a_buffer_freed_by_another_thread_keeps_its_plan(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    pending: list[int] = []
+
+    def iteration(_: int) -> None:
+        mine = memory.allocate(64_000)
+        programs.layers(memory)
+        pending.append(mine)
+        thread = threading.Thread(target=lambda: memory.free(pending.pop()))
+        thread.start()
+        thread.join()
+
+    run(pool, iteration, 20, marks=True)
+    assert pool.report().to_dict()["misses"] == 0
+
+
+@pytest.mark.parametrize("every", [3, 5, 7, 11])
+def test_garbage_collected_at_varying_times_never_overlaps_and_mostly_hits(pool: Pool, every: int) -> None:
+    memory = programs.Watched(pool)
+    cyclic: list[int] = []
+
+    def iteration(number: int) -> None:
+        for _ in range(6):
+            cyclic.append(memory.allocate(9_000))
+            programs.layers(memory, count=3)
+            if (number * 6 + len(cyclic)) % every == 0:
+                while cyclic:
+                    memory.free(cyclic.pop(0))
+
+    run(pool, iteration, 60, marks=True)
+    report = pool.report().to_dict()
+    if report["state"] == "replaying":
+        assert report["hits"] > 5 * report["misses"]
+
+
+def test_two_workers_in_varying_order_never_overlap(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    turn = threading.Lock()
+
+    def work(count: int) -> None:
+        for _ in range(3):
+            with turn:
+                programs.layers(memory, count=count)
+
+    def iteration(number: int) -> None:
+        threads = [threading.Thread(target=work, args=(count,)) for count in (8, 12)]
+        for thread in threads if number % 2 else reversed(threads):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        programs.layers(memory)
+
+    run(pool, iteration, 30, marks=True)
+    report = pool.report().to_dict()
+    assert report["hits"] > 0
+
+
+def test_training_fits_a_device_barely_larger_than_it_needs() -> None:
+    with Pool(simulated(page=0), background=False) as roomy:
+        memory = programs.Watched(roomy)
+        run(roomy, big_training(memory), 12, marks=True)
+        report = roomy.report().to_dict()
+        need = report["peak_load_bytes"] + report["persistent_bytes"]
+    with Pool(simulated(capacity=int(1.05 * need), page=0), background=False) as tight:
+        memory = programs.Watched(tight)
+        run(tight, big_training(memory), 20, marks=True)
+        report = tight.report().to_dict()
+        assert report["state"] == "replaying"
+        assert report["misses"] == 0
+        assert tight.device.counts().peak_committed <= 1.05 * need
+
+
+def big_training(memory: programs.Watched) -> Callable[[int], None]:
+    parameters = [memory.allocate(size << 20) for size in (4, 8, 2)]
+
+    def iteration(number: int) -> None:
+        programs.layers(memory, count=12, scale=3 << 20)
+        if number == 0:
+            parameters.extend(memory.allocate(size << 20) for size in (4, 8, 2))
+
+    return iteration
+
+
+def test_an_arena_that_cannot_be_had_costs_hits_and_nothing_else() -> None:
+    device = simulated(page=0)
+    with Pool(device, background=False) as pool:
+        memory = programs.Watched(pool)
+        iteration = programs.replaced(memory)
+        run(pool, iteration, 6, marks=True)
+        pool.release()
+        run(pool, iteration, 2, marks=True)
+        device.set_capacity(device.counts().committed + (2 << 20))
+        run(pool, iteration, 10, marks=True)
+        device.set_capacity(1 << 40)
+        run(pool, iteration, 10, marks=True)
+        assert pool.report().to_dict()["state"] == "replaying"
+
+
+def test_out_of_memory_tells_the_numbers_and_the_pool_goes_on() -> None:
+    with Pool(simulated(), background=False, max_reserved="1MiB") as pool:
+        with pytest.raises(OutOfMemoryError, match="2,097,152 bytes asked for") as caught:
+            pool.allocate(2 << 20)
+        assert isinstance(caught.value, MemoryError)
+        assert caught.value.limit_bytes == 1 << 20
+        pool.free(pool.allocate(1 << 19))
+
+
+def test_dynamic_scopes_leave_the_plan_alone(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    iteration = programs.replaced(memory)
+    run(pool, iteration, 10, marks=True)
+    before = pool.report().to_dict()
+    for number in range(5):
+        run(pool, iteration, 1, marks=True, first=10 + number)
+        with pool.dynamic():
+            programs.layers(memory, count=9, scale=9000)
+    after = pool.report().to_dict()
+    assert after["misses"] == before["misses"]
+    assert after["outside"] > before["outside"]
+
+
+def test_nested_and_mixed_marks_are_refused(pool: Pool) -> None:
+    with pool.iteration():
+        with pytest.raises(UsageError, match="inside"), pool.iteration():
+            pass
+        with pytest.raises(UsageError, match="step"):
+            pool.step()
+        caught: list[Exception] = []
+
+        def other() -> None:
+            try:
+                with pool.iteration():
+                    pass
+            except UsageError as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert "another thread" in str(caught[0])
+    with pool.iteration():
+        pass
+
+
+def test_iterations_by_with_plan_only_what_is_inside(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    body = programs.replaced(memory)
+    for number in range(12):
+        memory.free(memory.allocate(5000 + 700 * number))
+        with pool.iteration():
+            body(number)
+        pool.plan_now()
+    report = pool.report().to_dict()
+    assert report["state"] == "replaying"
+    assert report["misses"] == 0
+
+
+def test_everything_given_back_leaves_the_device_empty(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    run(pool, programs.training(memory), 12, marks=True)
+    assert pool.release() is True
+    memory.free_all()
+    pool.trim()
+    counts = pool.device.counts()
+    assert counts.committed == 0
+    assert counts.errors == 0
+
+
+def test_a_call_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMPOOL_MAX_RESERVED", "8GiB")
+    monkeypatch.setenv("MEMPOOL", "record")
+    with Pool(simulated(), background=False) as pool:
+        assert pool.settings.max_reserved == 8 << 30
+        assert pool.settings.mode == "record"
+    with Pool(simulated(), background=False, max_reserved="1e6", mode="off") as pool:
+        assert pool.settings.max_reserved == 1_000_000
+        assert pool.state == "off"
+
+
+@pytest.mark.parametrize(
+    "options", [{"small_bytes": -1}, {"mode": "fast"}, {"max_reserved": "8 bananas"}, {"colour": 1}]
+)
+def test_impossible_settings_are_refused_in_one_line(options: dict[str, object]) -> None:
+    with pytest.raises(UsageError) as caught:
+        Pool(simulated(), background=False, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_background_planner_plans_by_itself() -> None:
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        iteration = programs.replaced(memory)
+        for number in range(8):
+            pool.step()
+            iteration(number)
+        assert pool.wait(20)
+        run_on = 0
+        while pool.state != "replaying" and run_on < 10:
+            pool.step()
+            iteration(run_on)
+            run_on += 1
+        assert pool.state == "replaying"

@@ -1,0 +1,118 @@
+"""Small programs that allocate like real ones, on any pool, watched by an observer that trusts nobody."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mempool import Pool
+
+
+class Watched:
+    """A pool's allocate and free, with an own list of what is alive: no two live buffers may overlap."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.live: dict[int, int] = {}
+        self.peak = 0
+        self._load = 0
+
+    def allocate(self, size: int) -> int:
+        address = self.pool.allocate(size)
+        for other, length in self.live.items():
+            assert address + size <= other or other + length <= address, "two live buffers overlap"
+        self.live[address] = size
+        self._load += size
+        self.peak = max(self.peak, self._load)
+        return address
+
+    def free(self, address: int) -> None:
+        self._load -= self.live.pop(address)
+        self.pool.free(address)
+
+    def free_all(self) -> None:
+        for address in list(self.live):
+            self.free(address)
+
+
+def layers(memory: Watched, count: int = 20, scale: int = 1024) -> None:
+    """Forward and backward: activations freed in reverse, a short temporary beside each."""
+    kept = []
+    for layer in range(count):
+        kept.append(memory.allocate(scale * (layer % 5 + 1)))
+        memory.free(memory.allocate(scale // 2 + 64 * layer + 600))
+    while kept:
+        memory.free(memory.allocate(scale * 2 + 600))
+        memory.free(kept.pop())
+
+
+def replaced(memory: Watched) -> Callable[[int], None]:
+    """``x = f(x)``: the old value is freed after the new one exists."""
+    state = [memory.allocate(40_000)]
+
+    def iteration(_: int) -> None:
+        layers(memory)
+        fresh = memory.allocate(40_000)
+        memory.free(state.pop())
+        state.append(fresh)
+
+    return iteration
+
+
+def last_three(memory: Watched) -> Callable[[int], None]:
+    """A list of the last three outputs."""
+    outputs: deque[int] = deque()
+
+    def iteration(_: int) -> None:
+        layers(memory)
+        outputs.append(memory.allocate(30_000))
+        if len(outputs) > 3:
+            memory.free(outputs.popleft())
+
+    return iteration
+
+
+def prefetched(memory: Watched) -> Callable[[int], None]:
+    """The next batch is loaded before this one is used."""
+    queue = [memory.allocate(50_000)]
+
+    def iteration(_: int) -> None:
+        queue.append(memory.allocate(50_000))
+        layers(memory)
+        memory.free(queue.pop(0))
+
+    return iteration
+
+
+def piling(memory: Watched) -> Callable[[int], None]:
+    """``losses.append(out)``: one buffer an iteration that stays for good."""
+    kept: list[int] = []
+
+    def iteration(_: int) -> None:
+        layers(memory)
+        kept.append(memory.allocate(2_000))
+
+    return iteration
+
+
+def training(memory: Watched) -> Callable[[int], None]:
+    """Parameters before the loop; optimizer state, as large as the gradients, in the first iteration."""
+    shapes = [7_000, 21_000, 13_000]
+    parameters = [memory.allocate(size) for size in shapes]
+    state: list[int] = []
+
+    def iteration(number: int) -> None:
+        layers(memory)
+        gradients = [memory.allocate(size) for size in shapes]
+        if number == 0:
+            state.extend(memory.allocate(size) for size in shapes)
+        for size in shapes:
+            memory.free(memory.allocate(size + 100))
+        for gradient in gradients:
+            memory.free(gradient)
+
+    assert parameters
+    return iteration

@@ -1,0 +1,176 @@
+"""The recurring iteration that is read off a trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traces import Kind, Trace, workload
+from traces.pattern import find_patterns
+
+
+class Recorder:
+    """Writes a trace by hand; ids and times are its own."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, int, int]] = []
+        self._next = 0
+
+    def alloc(self, size: int, thread: int = 0) -> int:
+        self.rows.append((Kind.ALLOC, self._next, size, thread))
+        self._next += 1
+        return self._next - 1
+
+    def free(self, buffer: int) -> None:
+        self.rows.append((Kind.FREE, buffer, 0, 0))
+
+    def mark(self) -> None:
+        self.rows.append((Kind.MARK, -1, 0, 0))
+
+    def trace(self) -> Trace:
+        kind, buffer, size, thread = np.array(self.rows).T
+        return Trace.of(kind, buffer, size, thread=thread)
+
+
+@given(
+    n=st.integers(20, 300),
+    seed=st.integers(0, 10**6),
+    replaced=st.sampled_from([0.0, 0.2, 1.0]),
+    marks=st.booleans(),
+)
+def test_a_generated_iteration_is_read_back_with_its_sizes_and_its_load(
+    n: int, seed: int, replaced: float, marks: bool
+) -> None:
+    trace = workload.generate(n, seed, iterations=6, replaced=replaced)
+    truth = workload.buffers(n, seed, replaced=replaced).planned()
+    truth = truth.select(truth.size > 512)
+    if not marks:
+        keep = trace.kind != Kind.MARK
+        trace = Trace.of(trace.kind[keep], trace.buffer[keep], trace.size[keep])
+    found = find_patterns(trace)
+    assert found
+    buffers = found[0].buffers
+    assert buffers.period == len(truth)
+    assert found[0].unresolved == 0
+    assert not buffers.persistent.any()
+    in_order = truth.size[np.argsort(truth.start, kind="stable")]
+    if marks:
+        assert np.array_equal(buffers.size, in_order)
+    assert sorted(buffers.size) == sorted(in_order)
+    assert _peak(buffers) == _peak(truth)
+
+
+def _peak(buffers: object) -> int:
+    """Peak load on the circle by brute force over every time unit of it."""
+    period = buffers.period  # type: ignore[attr-defined]
+    load = np.zeros(period, np.int64)
+    for start, end, size in zip(buffers.start, buffers.end, buffers.size, strict=True):  # type: ignore[attr-defined]
+        for turn in range(int((end - 1) // period) + 1):
+            low, high = max(start - turn * period, 0), min(end - turn * period, period)
+            load[low:high] += size
+    return int(load.max())
+
+
+def test_the_latest_free_of_all_iterations_counts() -> None:
+    r = Recorder()
+    for late in (0, 2, 1, 0, 1):
+        r.mark()
+        first = r.alloc(5000)
+        for i in range(4):
+            r.free(r.alloc(6000 + i))
+            if i == late:
+                r.free(first)
+    r.mark()
+    (pattern,) = find_patterns(r.trace())
+    assert pattern.buffers.end[0] == 4  # alive for the third temporary, which is allocation 3
+
+
+def test_a_parameter_in_the_place_of_a_gradient_is_no_gradient() -> None:
+    r = Recorder()
+    for iteration in range(12):
+        gradients = [r.alloc(size) for size in (7000, 9000)]
+        if iteration == 0:
+            kept = [r.alloc(size) for size in (7000, 9000)]
+        for _ in range(4):
+            r.free(r.alloc(8000))
+        for gradient in gradients:
+            r.free(gradient)
+    pattern = find_patterns(r.trace())[0]
+    assert not pattern.buffers.persistent.any()
+    assert pattern.warm_up is not None
+    # The warm-up reaches over the parameters, and gives them no position.
+    trace = r.trace()
+    rows = np.flatnonzero(trace.kind == Kind.ALLOC)
+    for buffer in kept:
+        at = int(np.flatnonzero(trace.buffer[rows] == buffer)[0])
+        assert at < len(pattern.warm_up.size)
+        assert pattern.warm_up.position[at] == -1
+
+
+def test_what_only_piles_up_is_left_out() -> None:
+    r = Recorder()
+    for _ in range(12):
+        r.mark()
+        r.alloc(3000)
+        r.free(r.alloc(4000))
+    r.mark()
+    (pattern,) = find_patterns(r.trace())
+    assert pattern.buffers.persistent.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_threads_share_addresses_only_if_their_order_never_changed(in_step: bool) -> None:
+    r = Recorder()
+    for iteration in range(6):
+        r.mark()
+        main = r.alloc(50_000)
+        r.free(main)
+        swap = not in_step and iteration % 2 == 1
+        for thread, size in ((1, 3000), (2, 4000))[:: -1 if swap else 1]:
+            r.free(r.alloc(size, thread))
+    r.mark()
+    pattern = find_patterns(r.trace())[0]
+    groups = dict(zip(pattern.sequence.tolist(), pattern.buffers.group.tolist(), strict=True))
+    assert (groups[1] == groups[2]) == in_step
+
+
+def test_a_thread_that_varies_is_left_out() -> None:
+    r = Recorder()
+    for iteration in range(6):
+        r.mark()
+        r.free(r.alloc(50_000))
+        r.free(r.alloc(1000 * (iteration + 1), 1))
+    r.mark()
+    pattern = find_patterns(r.trace())[0]
+    assert set(pattern.sequence.tolist()) == {0}
+
+
+def test_two_kinds_of_iteration_are_two_patterns_the_latest_first() -> None:
+    r = Recorder()
+    for size in (3000, 4000, 3000, 4000, 3000):
+        r.mark()
+        r.free(r.alloc(size))
+    r.mark()
+    assert [p.buffers.size.tolist() for p in find_patterns(r.trace())] == [[3000], [4000]]
+
+
+def test_small_allocations_are_not_part_of_a_pattern() -> None:
+    r = Recorder()
+    for iteration in range(6):
+        r.mark()
+        for _ in range(iteration):
+            r.free(r.alloc(512))
+        r.free(r.alloc(513))
+    r.mark()
+    (pattern,) = find_patterns(r.trace())
+    assert pattern.buffers.size.tolist() == [513]
+
+
+def test_nothing_recurs_in_a_program_that_never_repeats() -> None:
+    r = Recorder()
+    for size in range(1000, 3000):
+        r.free(r.alloc(size))
+    assert find_patterns(r.trace()) == []
+    assert find_patterns(Trace.of([], [], [])) == []
