@@ -93,6 +93,8 @@ def test_the_wheel_from_the_source_distribution_works(built: Path, tmp_path: Pat
         "    pool.free(pool.allocate(4096))\n"
         "print(mempool.__file__)\n"
     )
-    where = run(sys.executable, "-W", "error", "-c", code, cwd=tmp_path, PYTHONPATH=str(target))
+    # Without `site`, an editable install of this checkout does not come first.
+    path = os.pathsep.join([str(target), sysconfig.get_path("purelib")])
+    where = run(sys.executable, "-S", "-W", "error", "-c", code, cwd=tmp_path, PYTHONPATH=path)
     assert Path(where.strip()).is_relative_to(target)
     assert (target / "bin" / "mempool").exists()
