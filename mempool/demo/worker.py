@@ -71,7 +71,7 @@ class Worker:
 
 
 def warm_up(xp: Any) -> None:
-    """Load and touch what training will, so that it counts as baseline, without moving malloc's thresholds."""
+    """Load and touch what training will, as baseline, without moving malloc's thresholds."""
     small, data = Network(xp, layers=(LAYERS[0], 16, LAYERS[-1])), Data(xp)
     for _ in range(3):
         small.step(*data.batch())
