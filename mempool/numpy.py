@@ -6,9 +6,9 @@
             pool.step()
     print(pool.report())
 
-Every thread is covered, whatever its context. Arrays made before are resized and freed as before; arrays made
-inside may outlive the pool, their thread, a fork, and the interpreter. NumPy keeps our functions for ever; while no pool
-is installed they only call the ones that were there before.
+Every thread is covered, whatever its context. Arrays made before are resized and freed as before; arrays
+made inside may outlive the pool, their thread, a fork, and the interpreter. NumPy keeps our functions for
+ever; while no pool is installed they only call the ones that were there before.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def install(**options: Any) -> Pool:
 
 
 def uninstall() -> None:
-    """Close the installed pool: NumPy allocates as before, arrays that live on stay valid. Warns if there is none."""
+    """Close the installed pool: NumPy is as before, living arrays stay valid. Warns if there is none."""
     pool = _installed
     if pool is None:
         warnings.warn("no pool is installed in NumPy", RuntimeWarning, stacklevel=2)
@@ -97,10 +97,12 @@ class _ArrayPool(Pool):
 
 def _explain_memory_errors() -> None:
     """Add the pool's numbers to NumPy's own MemoryError, which says only what was asked for."""
-    try:
-        from numpy._core import _exceptions
-    except ImportError:  # before NumPy 2
-        from numpy.core import _exceptions  # type: ignore[no-redef]
+    import importlib
+
+    import numpy as np
+
+    package = "numpy._core" if hasattr(np, "_core") else "numpy.core"
+    _exceptions = importlib.import_module(f"{package}._exceptions")
     kind = getattr(_exceptions, "_ArrayMemoryError", None)
     if kind is None or hasattr(kind, "_mempool"):
         return

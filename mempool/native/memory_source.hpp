@@ -32,12 +32,14 @@ class MemorySource {
   void decommit(Address address, std::size_t bytes) noexcept {
     if (traits_.page == 0 || bytes == 0) return;
     ++calls_;
+    device_.synchronize();  // host order is not device order: its last users may still be running
     device_.decommit(address, bytes);
     reserved_.sub(bytes);
   }
   // `committed`: how many of its bytes are committed now (all of them where the device has no pages).
   void release(Address address, std::size_t bytes, std::size_t committed) noexcept {
     ++calls_;
+    device_.synchronize();
     device_.release(address, bytes);
     reserved_.sub(traits_.page == 0 ? bytes : committed);
   }
