@@ -212,7 +212,7 @@ class TestForeignAddresses:
         results = []
 
         def work(array: np.ndarray[Any, Any]) -> None:
-            _core.bypass_this_thread()
+            _core.Bypass().__enter__()
             array.resize(4000, refcheck=False)
             results.append((owns(pool, np.ones(1000)), owns(pool, array), array[:1000].copy()))
 
