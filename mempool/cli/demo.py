@@ -97,5 +97,6 @@ def _show_sides(said: dict[str, Any]) -> None:
         ("page faults per iteration", *(f"{faults[side]:,.0f}" for side in faults), ""),
         ("resident above baseline", *(binary(resident[side]) for side in resident), ""),
         ("reserved by the pool", "", binary(said["reserved_bytes"]), ""),
+        ("  at most, before it had a plan", "", binary(said["reserved_peak_bytes"]), ""),
     ]
     table("\nside by side (medians)", ("", "default", "pool", ""), rows)

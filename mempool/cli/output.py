@@ -76,9 +76,10 @@ def facts(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; all columns but the first are numbers."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    grid = Table(title=title, title_justify="left", pad_edge=False)
+    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for at, name in enumerate(header):
         grid.add_column(name, justify="left" if at == 0 else "right")
     for row in rows:

@@ -24,7 +24,7 @@ class Work:
         kind: what the file is.
         buffers: what is, or was, to be placed.
         trace: the events, if the file is a trace.
-        pattern: the iteration that the trace repeats; None if there is none or it was not asked for.
+        pattern: the iteration that most of the trace repeats; None if there is none or it was not asked for.
         plan: of a plan file, or of a CSV that has an offset for every buffer.
     """
 
@@ -64,11 +64,12 @@ def read_work(path: Path, *, whole: bool = False, alignment: int = 1) -> Work:
 
 def _of_trace(trace: Trace, *, whole: bool, alignment: int) -> Work:
     from traces import buffers_of
-    from traces.pattern import find_pattern
+    from traces.pattern import find_patterns
 
-    pattern = None if whole else find_pattern(trace)
-    if pattern is None:
+    patterns = [] if whole else find_patterns(trace)
+    if not patterns:
         return Work("trace", buffers_of(trace, alignment=alignment), trace)
+    pattern = max(patterns, key=lambda one: one.iterations * len(one.buffers))  # most of the trace
     rows = pattern.buffers
     aligned = np.full(len(rows), max(alignment, trace.alignment), np.int64)
     return Work("trace", dataclasses.replace(rows, alignment=aligned), trace, pattern)

@@ -13,17 +13,18 @@ _RATE, _BETA1, _BETA2, _EPSILON = 1e-3, 0.9, 0.999, 1e-8
 class Network:
     """Layers of weights and biases, and the optimizer's state."""
 
-    def __init__(self, xp: Any, seed: int = 0) -> None:
+    def __init__(self, xp: Any, seed: int = 0, layers: tuple[int, ...] = LAYERS) -> None:
         """Make the parameters; the optimizer's state comes with the first step.
 
         Args:
             xp: the array module.
             seed: of the parameters.
+            layers: values of the input, of each hidden layer, and of the output.
         """
         self.xp = xp
         random = xp.random.default_rng(seed)
         self.parameters: list[Any] = []
-        for inputs, outputs in itertools.pairwise(LAYERS):
+        for inputs, outputs in itertools.pairwise(layers):
             scale = (2 / inputs) ** 0.5
             weights = random.standard_normal((inputs, outputs), dtype=xp.float32)
             self.parameters += [weights * xp.float32(scale), xp.zeros(outputs, xp.float32)]
@@ -54,11 +55,12 @@ class Network:
             output = layers[-1] @ self.parameters[at] + self.parameters[at + 1]
             layers.append(xp.maximum(output, 0))
         # `output` is the last one before its rectifier: the logits.
-        exponent = xp.exp(output - output.max(axis=1, keepdims=True))
-        likely = exponent / exponent.sum(axis=1, keepdims=True)
+        shifted = output - output.max(axis=1, keepdims=True)
+        exponent = xp.exp(shifted)
+        total = exponent.sum(axis=1, keepdims=True)
         row = xp.arange(len(labels))
-        loss = float(-xp.log(likely[row, labels]).mean())
-        slope = likely.copy()
+        loss = float((xp.log(total[:, 0]) - shifted[row, labels]).mean())
+        slope = exponent / total
         slope[row, labels] -= 1
         return layers[:-1], loss, slope / xp.float32(len(labels))
 
@@ -81,26 +83,23 @@ class Network:
         # Python's floats leave float32 arrays as they are.
         bias1, bias2 = 1 - _BETA1**self.steps, 1 - _BETA2**self.steps
         for at, gradient in enumerate(gradients):
-            self.mean[at] = _BETA1 * self.mean[at] + (1 - _BETA1) * gradient
-            self.square[at] = _BETA2 * self.square[at] + (1 - _BETA2) * gradient * gradient
+            self.mean[at] *= _BETA1
+            self.mean[at] += (1 - _BETA1) * gradient
+            self.square[at] *= _BETA2
+            self.square[at] += (1 - _BETA2) * gradient * gradient
             step = (self.mean[at] / bias1) / (xp.sqrt(self.square[at] / bias2) + _EPSILON)
             self.parameters[at] -= _RATE * step
 
 
 class Data:
-    """Ten seeded classes of noisy images, taken in an order that the seed shuffles."""
+    """Ten classes of noisy images, made batch by batch."""
 
-    def __init__(self, xp: Any, seed: int = 0, count: int = 32 * BATCH) -> None:
-        random = xp.random.default_rng(seed + 1)
-        centres = random.standard_normal((LAYERS[-1], LAYERS[0]), dtype=xp.float32)
-        self.labels = random.integers(0, LAYERS[-1], count)
-        self.images = centres[self.labels] + 2 * random.standard_normal((count, LAYERS[0]), dtype=xp.float32)
-        self._random, self._order, self._at, self._xp = random, xp.arange(count), count, xp
+    def __init__(self, xp: Any, seed: int = 0) -> None:
+        self._xp, self._random = xp, xp.random.default_rng(seed + 1)
+        self._centres = self._random.standard_normal((LAYERS[-1], LAYERS[0]), dtype=xp.float32)
 
     def batch(self) -> tuple[Any, Any]:
-        """The next images and labels, copies."""
-        if self._at + BATCH > len(self._order):
-            self._order, self._at = self._random.permutation(len(self.labels)), 0
-        chosen = self._order[self._at : self._at + BATCH]
-        self._at += BATCH
-        return self.images[chosen], self.labels[chosen]
+        """The next images, float32[batch, 784], and labels, int64[batch]."""
+        labels = self._random.integers(0, LAYERS[-1], BATCH)
+        noise = self._random.standard_normal((BATCH, LAYERS[0]), dtype=self._xp.float32)
+        return self._centres[labels] + 9 * noise, labels

@@ -143,7 +143,7 @@ def race(framework: str, *, marks: bool, steps: int, turns: int, show: Callable[
 
 
 def _turn(side: Side, process: Process, steps: int, *, timed: bool) -> None:
-    answer = process.ask(f"steps {steps}")
+    answer = process.ask(f"{'timed' if timed else 'steps'} {steps}")
     side.losses += answer["losses"]
     if timed:
         side.seconds += answer["seconds"]
