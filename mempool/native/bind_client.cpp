@@ -37,6 +37,7 @@ nb::dict stats(Client& client) {
   d["outcomes"] = outcomes(s.outcomes);
   d["steady"] = outcomes(s.steady);
   d["foreign_frees"] = s.foreign_frees;
+  d["double_frees"] = s.double_frees;
   d["out_of_memory"] = s.out_of_memory;
   return d;
 }
@@ -100,6 +101,12 @@ void bind_client(nb::module_& m) {
       .def("allocate", &Client::allocate, "bytes"_a, "stream"_a = 0, "zeroed"_a = false, "An address; 0: out of memory.")
       .def("free", [](Client& c, Address address, Stream stream) { return c.free(address, stream); }, "address"_a,
            "stream"_a = 0, "False: not a live buffer of this pool.")
+      .def("reallocate",
+           [](Client& c, Address address, std::size_t bytes, Stream stream) {
+             bool foreign = false;
+             const Address moved = c.reallocate(address, bytes, stream, &foreign);
+             return nb::make_tuple(moved, foreign);
+           }, "address"_a, "bytes"_a, "stream"_a = 0, "(new address or 0, whether the old one is not ours).")
       .def("mark", &Client::mark, "mark"_a)
       .def("enter_dynamic", &Client::enter_dynamic)
       .def("leave_dynamic", &Client::leave_dynamic)

@@ -26,7 +26,7 @@ void add_table(Pattern& pattern, std::uint32_t sequence, Stream stream, const Si
   table.phase = phase;
   table.marks = std::move(marks);
   for (const std::uint32_t mark : table.marks) {
-    if (mark >= count) throw nb::value_error("a mark lies behind the last position");
+    if (mark > count) throw nb::value_error("a mark lies behind the last position");
   }
   table.sizes.assign(sizes.data(), sizes.data() + count);
   table.slots.resize(count * pattern.unroll);

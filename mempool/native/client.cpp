@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <stdexcept>
 #include <utility>
 
 #include "thread_cache.hpp"
@@ -75,17 +76,21 @@ bool Client::Bypass::active() noexcept { return ThreadCache::mine().bypass != 0;
 
 Client::Client(std::shared_ptr<Pool> pool, std::string name)
     : pool_(std::move(pool)), name_(std::move(name)), uid_(0), ring_(pool_->options().recorded_events) {
-  {
+  uid_ = ThreadCache::enlist(this);
+  try {
     const Guarded guard(pool_->lock);
     pool_->adopt(this);
+  } catch (...) {
+    ThreadCache::strike(uid_);
+    throw;
   }
-  uid_ = ThreadCache::enlist(this);
 }
 
 Client::~Client() {
   ThreadCache::strike(uid_);
   const Guarded guard(pool_->lock);
   pool_->part(this);
+  pool_->shrink_arena();
 }
 
 // --- sequences
@@ -103,8 +108,8 @@ Client::Sequence& Client::find_sequence(Stream stream, const void* thread) {
   }
   sequences_.emplace_back(static_cast<std::uint32_t>(sequences_.size()), stream, thread);
   Sequence& fresh = sequences_.back();
-  // Under a loaded plan a new thread begins where the recorded one began.
-  if (current_ != nullptr && !current_->cyclic) fresh.follower.begin(current_, ~std::uint64_t{0});
+  // A new thread begins where the recorded one began, in the iteration of the others.
+  if (current_ != nullptr) fresh.follower.begin(current_, ~std::uint64_t{0}, turn_);
   return fresh;
 }
 
@@ -149,62 +154,75 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   outcome = match.outcome;
   if (match.boundary) boundary(sequence.follower.finished());
   if (!replaying_) {
-    outcome = Outcome::unplanned;
+    outcome = arena_retry_at_ != 0 ? Outcome::no_arena : Outcome::unplanned;
     return 0;
   }
   if (match.slot == nullptr) return 0;
   if (match.slot->offset == kDynamic) {
     outcome = Outcome::dynamic;
-  } else if (sequence.follower.stream() != pool_->arena_stream()) {
+  } else if (sequence.follower.stream() != pool_->arena_stream() && MEMPOOL_GUARDED("stream")) {
     outcome = Outcome::other_stream;
   } else if (const Address address = pool_->take_planned(*match.slot, bytes)) {
     return address;
   } else {
-    outcome = Outcome::occupied;
+    outcome = match.slot->offset + bytes > pool_->arena_bytes() ? Outcome::no_arena : Outcome::occupied;
   }
   return 0;
 }
 
-Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept try {
-  if (bytes == 0) bytes = 1;
-  const Guarded guard(pool_->lock);
-  Sequence& mine = sequence(stream);
+Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream stream) {
+  Outcome outcome = Outcome::outside;
   Pool::Given given;
-  const bool small = bytes <= pool_->options().small_bytes;
-  if (small) {
-    given = pool_->allocate_small(bytes, stream);
-    if (given.address != 0) stats_.small.add(1);
-  } else {
-    Outcome outcome = Outcome::outside;
-    ++allocations_;
-    if (outside_ == 0 && !pool_->forked()) {
-      given.address = serve_planned(mine, bytes, outcome);
-      given.rounded = pool_->round_up(bytes);
-      if (given.address == 0 && replaying_ && outcome != Outcome::dynamic) note(mine.follower, bytes, outcome);
-    }
-    if (given.address == 0) given = pool_->allocate_dynamic(bytes, stream, replaying_ && mine.follower.in_step());
-    if (given.address != 0) {
-      ++stats_.outcomes[static_cast<std::size_t>(outcome)];
-      if (replaying_) ++stats_.steady[static_cast<std::size_t>(outcome)];
-    }
+  ++allocations_;
+  if (!outside() && !pool_->forked()) {
+    given.address = serve_planned(sequence, bytes, outcome);
+    given.rounded = pool_->round_up(bytes);
+    if (given.address == 0 && replaying_ && outcome != Outcome::dynamic) note(sequence.follower, bytes, outcome);
   }
   if (given.address == 0) {
-    refuse(bytes);
-    return 0;
+    const bool in_step = replaying_ && outcome != Outcome::exhausted && sequence.follower.in_step();
+    given = pool_->allocate_dynamic(bytes, stream, in_step);
   }
+  if (given.address != 0) {
+    ++stats_.outcomes[static_cast<std::size_t>(outcome)];
+    if (replaying_) ++stats_.steady[static_cast<std::size_t>(outcome)];
+  }
+  return given;
+}
+
+// The lock is held.
+Pool::Given Client::serve(std::size_t bytes, Stream stream) noexcept try {
+  Sequence& mine = sequence(stream);
+  const bool small = bytes <= pool_->options().small_bytes;
+  const Pool::Given given = small ? pool_->allocate_small(bytes, stream) : serve_large(mine, bytes, stream);
+  if (given.address == 0) {
+    refuse(bytes);
+    return given;
+  }
+  if (small) stats_.small.add(1);
   stats_.requested.add(bytes);
   stats_.live.add(given.rounded);
   stats_.blocks.add(1);
-  if (!small && outside_ == 0 && ring_.on()) {
+  if (!small && ring_.on() && !outside()) {
     ring_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
     if (!marked_ && ring_.seen() >= check_at_) signal_work();
   }
   if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
-  if (zeroed && !given.fresh) pool_->source().device().zero(given.address, bytes, stream);
-  return given.address;
+  return given;
 } catch (...) {  // the host has no memory for a new thread's sequence
   refuse(bytes);
-  return 0;
+  return {};
+}
+
+Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept {
+  if (bytes == 0) bytes = 1;
+  Pool::Given given;
+  {
+    const Guarded guard(pool_->lock);
+    given = serve(bytes, stream);
+  }
+  if (zeroed && given.address != 0 && !given.fresh) pool_->source().device().zero(given.address, bytes, stream);
+  return given.address;
 }
 
 bool Client::free(Address address, Stream stream, bool* dead) noexcept {
@@ -212,7 +230,7 @@ bool Client::free(Address address, Stream stream, bool* dead) noexcept {
   const Pool::Freed freed = pool_->free(address, stream);
   if (dead != nullptr) *dead = freed.kind == Pool::Freed::dead;
   if (freed.kind == Pool::Freed::foreign || freed.kind == Pool::Freed::dead) {
-    stats_.foreign_frees += freed.kind == Pool::Freed::foreign;
+    ++(freed.kind == Pool::Freed::dead ? stats_.double_frees : stats_.foreign_frees);
     return false;
   }
   stats_.requested.sub(freed.requested);
@@ -255,23 +273,27 @@ OutOfMemory Client::last_out_of_memory() noexcept { return ThreadCache::mine().o
 
 // --- marks and iterations
 
-bool Client::start_replay() noexcept {
-  if (replaying_ || known_.empty() || pool_->forked() || iterations_ < arena_retry_at_) return replaying_;
+// Sees to the arena that the patterns need, at a boundary. Where it cannot be had, or not so large, the pool goes on with
+// what there is, and tries again some iterations later.
+void Client::have_arena() noexcept {
+  if (known_.empty() || pool_->forked()) return;
   std::size_t bytes = 0;
-  Stream stream = 0;
-  for (const Pattern* pattern : known_) {
-    bytes = std::max(bytes, pattern->arena_bytes);
-    stream = pattern->tables.front().stream;
+  for (const Pattern* pattern : known_) bytes = std::max(bytes, pattern->arena_bytes);
+  const Stream stream = known_.front()->tables.front().stream;
+  if (pool_->arena_bytes() < bytes || pool_->arena_stream() != stream) {
+    if (iterations_ < arena_retry_at_) return;
+    if (!pool_->take_arena(bytes, stream)) {
+      arena_retry_at_ = iterations_ + 4;
+      replaying_ = replaying_ && pool_->arena_bytes() != 0;
+      return;
+    }
   }
-  if (!pool_->take_arena(bytes, stream)) {
-    arena_retry_at_ = iterations_ + 4;
-    return false;
-  }
+  arena_retry_at_ = 0;
+  if (replaying_) return;
   replaying_ = true;
   if (active_at_ == 0) active_at_ = iterations_ + 1;
   stats_.steady = {};
   misses_before_ = 0;
-  return true;
 }
 
 void Client::judge_iteration() noexcept {
@@ -301,7 +323,7 @@ void Client::boundary(Pattern* ended) noexcept {
     ++ended->iterations;
     ended->last_used = iterations_;
   }
-  start_replay();
+  have_arena();
   pool_->iteration_boundary();
 }
 
@@ -311,25 +333,33 @@ void Client::begin_everywhere(std::uint64_t mark) noexcept {
   if (!warming && ended != nullptr) current_ = ended->next != nullptr ? ended->next : ended;
   if (!warming && ended == nullptr && current_ != nullptr && !current_->cyclic) current_ = current_->next;
   if (current_ == nullptr && !known_.empty()) current_ = known_.front();
-  for (Sequence& sequence : sequences_) sequence.follower.begin(current_, mark);
+  ++turn_;
+  for (Sequence& sequence : sequences_) sequence.follower.begin(current_, mark, turn_);
+}
+
+// The pattern of whichever sequence came furthest in its iteration; null if none came anywhere.
+Pattern* Client::followed() const noexcept {
+  const Follower* furthest = nullptr;
+  for (const Sequence& sequence : sequences_) {
+    const Follower& one = sequence.follower;
+    if (one.pattern() == nullptr || one.position() == 0) continue;
+    if (furthest == nullptr || one.position() > furthest->position()) furthest = &one;
+  }
+  return furthest == nullptr ? nullptr : furthest->pattern();
 }
 
 void Client::mark(Mark kind) {
   const Guarded guard(pool_->lock);
   Sequence& mine = sequence(0);
-  if (!marked_) {
-    marked_ = true;
-    if (kind == Mark::begin) ++outside_;
-  }
-  if (kind == Mark::begin) --outside_;
-  if (kind == Mark::end) ++outside_;
+  marked_ = true;
+  between_ = kind == Mark::end;
   const RecordedEvent::Kind event = kind == Mark::step    ? RecordedEvent::step
                                     : kind == Mark::begin ? RecordedEvent::begin
                                                           : RecordedEvent::end;
   if (ring_.on()) ring_.add(event, 0, 0, 0, mine.follower.sequence());
   if (tape_.on()) tape_.add(event, 0, 0, 0, mine.follower.sequence());
   if (kind != Mark::end) {
-    boundary(sequences_.front().follower.pattern());
+    boundary(followed());
     begin_everywhere(marks_++);
   }
   if (ring_.on() && kind != Mark::begin) signal_work();
@@ -337,12 +367,12 @@ void Client::mark(Mark kind) {
 
 void Client::enter_dynamic() noexcept {
   const Guarded guard(pool_->lock);
-  ++outside_;
+  ++dynamic_;
 }
 
 void Client::leave_dynamic() noexcept {
   const Guarded guard(pool_->lock);
-  --outside_;
+  if (dynamic_ != 0) --dynamic_;
 }
 
 // --- recording and planning
@@ -374,24 +404,73 @@ std::vector<RecordedEvent> Client::take_tape() {
   return tape_.take(true);
 }
 
-void Client::keep_patterns_bounded() {
-  while (patterns_.size() > kMostPatterns) {
+bool Client::in_use(const Pattern* pattern) const noexcept {
+  if (pattern == current_ || pattern == ended_) return true;
+  if (current_ != nullptr && pattern == current_->next) return true;
+  return std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& sequence) {
+    return sequence.follower.pattern() == pattern || sequence.follower.finished() == pattern;
+  });
+}
+
+void Client::forget(Pattern* pattern) noexcept {
+  for (const auto& other : patterns_) {
+    if (other->next == pattern) other->next = nullptr;
+  }
+  known_.erase(std::remove(known_.begin(), known_.end(), pattern), known_.end());
+  patterns_.erase(std::find_if(patterns_.begin(), patterns_.end(), [&](const auto& p) { return p.get() == pattern; }));
+}
+
+void Client::keep_patterns_bounded() noexcept {
+  while (known_.size() > kMostPatterns) {
     Pattern* oldest = nullptr;
-    for (const auto& pattern : patterns_) {
-      const bool used = std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& sequence) {
-        return sequence.follower.pattern() == pattern.get() || sequence.follower.finished() == pattern.get();
-      });
-      if (used || pattern.get() == current_ || pattern.get() == patterns_.back().get()) continue;
-      if (oldest == nullptr || pattern->last_used < oldest->last_used) oldest = pattern.get();
+    for (Pattern* pattern : known_) {
+      if (in_use(pattern) || pattern == known_.front()) continue;
+      if (oldest == nullptr || pattern->last_used < oldest->last_used) oldest = pattern;
     }
     if (oldest == nullptr) return;
-    if (ended_ == oldest) ended_ = nullptr;
-    for (const auto& pattern : patterns_) {
-      if (pattern->next == oldest) pattern->next = nullptr;
-    }
-    known_.erase(std::remove(known_.begin(), known_.end(), oldest), known_.end());
-    patterns_.erase(std::find_if(patterns_.begin(), patterns_.end(), [&](const auto& p) { return p.get() == oldest; }));
+    forget(oldest);
   }
+}
+
+void Client::forget_unused() noexcept {
+  std::size_t needed = 0;
+  for (const Pattern* pattern : known_) {
+    if (in_use(pattern)) needed = std::max(needed, pattern->arena_bytes);
+  }
+  for (std::size_t i = known_.size(); i-- > 0;) {
+    if (!in_use(known_[i]) && known_[i]->arena_bytes > needed) forget(known_[i]);
+  }
+}
+
+// Patterns come from files too; what the hot path takes for granted is made sure here.
+void Client::check(const Pattern& pattern, bool cyclic) const {
+  if (pattern.cyclic != cyclic) throw std::invalid_argument("a steady pattern is cyclic and a warm-up is not");
+  if (pattern.tables.empty()) throw std::invalid_argument("a pattern needs at least one table");
+  const std::size_t alignment = pool_->source().traits().alignment;
+  for (const Table& table : pattern.tables) {
+    for (const Slot& slot : table.slots) {
+      if (slot.offset != kDynamic && slot.offset % alignment != 0) {
+        throw std::invalid_argument("an offset is not a multiple of the device's alignment");
+      }
+    }
+  }
+}
+
+// Makes patterns known, all of them or none.
+void Client::admit(std::vector<std::unique_ptr<Pattern>> fresh) {
+  patterns_.reserve(patterns_.size() + fresh.size());
+  std::vector<Pattern*> known;
+  known.reserve(known_.size() + fresh.size());
+  for (const auto& pattern : fresh) known.push_back(pattern.get());
+  known.insert(known.end(), known_.begin(), known_.end());
+  known_.swap(known);
+  try {
+    pool_->rebuild_cells();
+  } catch (...) {
+    known_.swap(known);
+    throw;
+  }
+  for (auto& pattern : fresh) patterns_.push_back(std::move(pattern));
 }
 
 // An older plan of the same sizes has had its day: whoever follows it goes on in the fresh one, where it stood.
@@ -415,26 +494,16 @@ void Client::supersede(Pattern* fresh) noexcept {
 }
 
 void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen) {
-  const Guarded guard(pool_->lock);
-  for (Table& table : pattern->tables) table.build_index(pattern->cyclic);
+  check(*pattern, true);
+  for (Table& table : pattern->tables) table.build_index(true);
   Pattern* const fresh = pattern.get();
-  patterns_.reserve(patterns_.size() + 1);
-  known_.reserve(known_.size() + 1);
-  patterns_.push_back(std::move(pattern));
-  known_.insert(known_.begin(), fresh);
-  keep_patterns_bounded();
-  try {
-    pool_->rebuild_cells();
-  } catch (...) {
-    patterns_.pop_back();
-    known_.erase(known_.begin());
-    throw;
-  }
+  std::vector<std::unique_ptr<Pattern>> one;
+  one.push_back(std::move(pattern));
+  const Guarded guard(pool_->lock);
+  admit(std::move(one));
   supersede(fresh);
-  if (replaying_ && !pool_->take_arena(fresh->arena_bytes, fresh->tables.front().stream)) {
-    // Its addresses beyond the arena miss until the arena can grow; what fits is served.
-    replaying_ = false;
-  }
+  keep_patterns_bounded();
+  if (replaying_) have_arena();
   stats_.steady = {};
   misses_before_ = clean_ = spoilt_ = 0;
   if (current_ == nullptr || !marked_) current_ = fresh;
@@ -446,23 +515,26 @@ void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
 }
 
 void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady) {
-  const Guarded guard(pool_->lock);
+  if (warmup != nullptr) check(*warmup, false);
+  check(*steady, true);
   steady->next = steady.get();
-  Pattern* first = steady.get();
+  std::vector<std::unique_ptr<Pattern>> both;
   if (warmup != nullptr) {
     warmup->next = steady.get();
-    first = warmup.get();
+    both.push_back(std::move(warmup));
   }
-  for (auto* pattern : {&warmup, &steady}) {
-    if (*pattern == nullptr) continue;
-    for (Table& table : (*pattern)->tables) table.build_index((*pattern)->cyclic);
-    known_.push_back(pattern->get());
-    patterns_.push_back(std::move(*pattern));
+  both.push_back(std::move(steady));
+  for (const auto& pattern : both) {
+    for (Table& table : pattern->tables) table.build_index(pattern->cyclic);
   }
-  pool_->rebuild_cells();
+  const Guarded guard(pool_->lock);
+  Pattern* const first = both.front().get();
+  admit(std::move(both));
   current_ = first;
-  start_replay();
-  for (Sequence& sequence : sequences_) sequence.follower.begin(first, ~std::uint64_t{0});
+  ended_ = nullptr;
+  have_arena();
+  turn_ = 1;
+  for (Sequence& sequence : sequences_) sequence.follower.begin(first, ~std::uint64_t{0}, turn_);
 }
 
 void Client::drop_patterns() noexcept {
@@ -531,6 +603,7 @@ void Client::after_fork_in_parent() noexcept {
 }
 
 void Client::after_fork_in_child() noexcept {
+  if (!MEMPOOL_GUARDED("fork")) return;
   bell_slot() = new Bell;  // the old one may be held by a thread that no longer exists
   for (Pool* pool : all_pools()) pool->set_forked();
   for (const auto& [uid, client] : registry().clients) {

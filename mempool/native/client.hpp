@@ -69,9 +69,10 @@ class Client {
   };
   Recording recording();
   std::vector<RecordedEvent> take_tape();
-  // A cyclic pattern that was recorded here, in which so many iterations were seen. May throw std::bad_alloc.
+  // A cyclic pattern that was recorded here, in which so many iterations were seen. May throw std::bad_alloc, or
+  // std::invalid_argument for one that this pool cannot replay; then nothing has changed.
   void install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen);
-  // A pattern from a file: its warm-up first, if there is one. Replays from the next allocation on.
+  // A pattern from a file: its warm-up first, if there is one. Replays from the next allocation on. Throws as install.
   void load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady);
   void drop_patterns() noexcept;
   // Waits until there may be something to plan (true) or `seconds` have passed or wake() was called (false).
@@ -85,6 +86,8 @@ class Client {
   static void after_fork_in_child() noexcept;
 
   const std::vector<Pattern*>& patterns() const noexcept { return known_; }
+  // Forgets patterns that nobody follows and that need a larger arena than the others. The pool's lock is held.
+  void forget_unused() noexcept;
   struct State {
     bool recording = false, tape = false, marked = false, replaying = false;
     std::uint64_t iterations = 0;        // boundaries seen
@@ -123,16 +126,24 @@ class Client {
   Sequence& sequence(Stream stream);
   Sequence& find_sequence(Stream stream, const void* thread);
   void retire(const void* thread) noexcept;
+  Pool::Given serve(std::size_t bytes, Stream stream) noexcept;
+  Pool::Given serve_large(Sequence& sequence, std::size_t bytes, Stream stream);
   Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome);
+  bool outside() const noexcept { return dynamic_ != 0 || between_; }
   void note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept;
   void boundary(Pattern* ended) noexcept;
   void judge_iteration() noexcept;
   void begin_everywhere(std::uint64_t mark) noexcept;
-  bool start_replay() noexcept;
+  void have_arena() noexcept;
   void signal_work() noexcept;
   void refuse(std::size_t bytes) noexcept;
+  void check(const Pattern& pattern, bool cyclic) const;
+  void admit(std::vector<std::unique_ptr<Pattern>> fresh);
   void supersede(Pattern* fresh) noexcept;
-  void keep_patterns_bounded();
+  bool in_use(const Pattern* pattern) const noexcept;
+  void forget(Pattern* pattern) noexcept;
+  void keep_patterns_bounded() noexcept;
+  Pattern* followed() const noexcept;
 
   std::shared_ptr<Pool> pool_;
   std::string name_;
@@ -146,11 +157,13 @@ class Client {
   Pattern* ended_ = nullptr;          // of the last iteration that ended
   ClientStats stats_;
   std::deque<Divergence> divergences_;
-  unsigned outside_ = 0;              // depth of dynamic scopes, plus one outside marked regions
+  unsigned dynamic_ = 0;              // depth of dynamic scopes
+  bool between_ = false;              // between the end of a marked region and the next one's beginning
   bool marked_ = false, replaying_ = false;
   std::uint64_t iterations_ = 0, marks_ = 0, active_at_ = 0, clean_ = 0, spoilt_ = 0, allocations_ = 0;
   std::uint64_t misses_before_ = 0;   // when this iteration began
-  std::uint64_t arena_retry_at_ = 0;  // iteration
+  std::uint64_t turn_ = 0;            // the number of the iteration in which all followers began together last
+  std::uint64_t arena_retry_at_ = 0;  // iteration; 0: the arena was never refused, or has been had since
   std::uint64_t check_at_ = 64;       // ring event
   bool work_ = false;
   bool woken_ = false;                // wake() came, perhaps before the wait

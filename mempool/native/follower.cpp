@@ -16,13 +16,14 @@ void Follower::enter(Pattern* pattern, const Table* table, std::uint32_t positio
   strays_ = 0;
 }
 
-void Follower::begin(Pattern* pattern, std::uint64_t mark) noexcept {
-  ++iteration_;
+void Follower::begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iteration) noexcept {
+  iteration_ = iteration;
   finished_ = pattern_;
   const Table* table = pattern == nullptr ? nullptr : own_table(pattern);
   if (table == nullptr) {
     table_ = nullptr;
     pattern_ = nullptr;
+    strays_ = 0;
     return;
   }
   const bool warming = !pattern->cyclic && mark < table->marks.size();
@@ -33,7 +34,7 @@ void Follower::begin(Pattern* pattern, std::uint64_t mark) noexcept {
 void Follower::begin_next() noexcept {
   Pattern* const next = pattern_->next != nullptr ? pattern_->next : pattern_;
   boundary_ = table_ == &pattern_->tables.front();
-  begin(next, ~std::uint64_t{0});
+  begin(next, ~std::uint64_t{0}, iteration_ + 1);
 }
 
 void Follower::replace(const Pattern* old, Pattern* fresh) noexcept {
@@ -109,9 +110,9 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
       return matched(position_ - 1);
     }
     clean_ = false;
-    ++strays_;
-    if (strays_ < kWindow) return {nullptr, Outcome::other_size, false};
   }
+  ++strays_;
+  if (table_ != nullptr && strays_ < kWindow) return {nullptr, Outcome::other_size, false};
   // A program that has left for good should not pay for the search each time.
   if (strays_ > kPatience && count_ % kPatience != 0) return {nullptr, Outcome::lost, false};
   // The window ends with this allocation, so what it finds is where the *next* one stands.

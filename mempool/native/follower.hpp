@@ -28,15 +28,16 @@ class Follower {
   // The position of the next allocation. `marked`: iterations begin by marks only.
   Match next(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
     recent_[count_++ % kWindow] = size;
-    if (table_ != nullptr && position_ < table_->length() && table_->sizes[position_] == size) {
+    if (table_ != nullptr && position_ < table_->length() &&
+        (table_->sizes[position_] == size || !MEMPOOL_GUARDED("own_size"))) {
       strays_ = 0;
       return matched(position_++);
     }
     return diverged(size, known, marked);
   }
-  // A mark: position 0 of `pattern`, or of the position that the warm-up has for its `mark`-th mark.
-  void begin(Pattern* pattern, std::uint64_t mark) noexcept;
-  void leave() noexcept { table_ = nullptr, pattern_ = finished_ = nullptr; }
+  // Iteration number `iteration`: position 0 of `pattern`, or the position that a warm-up has for its `mark`-th mark.
+  void begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iteration) noexcept;
+  void leave() noexcept { table_ = nullptr, pattern_ = finished_ = nullptr, strays_ = 0; }
   // `fresh` has the same sizes as `old` and takes its place.
   void replace(const Pattern* old, Pattern* fresh) noexcept;
   // Takes up a pattern that was just planned, if the last sizes are what it expects.
@@ -78,7 +79,7 @@ class Follower {
   const Table* table_ = nullptr;
   std::uint32_t position_ = 0;   // the next expected
   std::uint32_t column_ = 0;     // iteration_ % unroll
-  std::uint32_t strays_ = 0;     // allocations since the last match
+  std::uint32_t strays_ = 0;     // allocations since the last match, or since leaving
   bool clean_ = true;            // everything matched since the iteration began
   bool boundary_ = false;
   std::uint64_t iteration_ = 0;

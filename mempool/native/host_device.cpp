@@ -1,13 +1,14 @@
 #include "host_device.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstring>
 
 namespace mempool {
 namespace {
 
-constexpr std::size_t kPage = 4096;
+const std::size_t kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 constexpr int kAnonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 void* at(Address address) { return reinterpret_cast<void*>(address); }

@@ -189,7 +189,8 @@ Offset Occupancy::find_hole(std::size_t bytes, std::size_t alignment, Offset lim
     best = aligned;
     best_size = end - aligned;
   };
-  for (const auto& [begin, end] : live_ranges()) {
+  const auto ranges = MEMPOOL_GUARDED("hole") ? live_ranges() : decltype(live_ranges()){};
+  for (const auto& [begin, end] : ranges) {
     if (begin >= limit) break;
     if (begin > edge) consider(edge, begin);
     edge = end;

@@ -12,6 +12,8 @@
 #include <map>
 #include <vector>
 
+#include "guards.hpp"
+
 namespace mempool {
 
 using Offset = std::uint64_t;  // bytes from the arena's base
@@ -55,11 +57,11 @@ class Occupancy {
 
   // Guard for a range whose cells_before(end) is known. This is the promise of the pool: never skip it.
   bool is_free(Offset begin, Offset end, std::uint32_t cells_before_end) const noexcept {
-    if (cells_before_end != 0) {
+    if (MEMPOOL_GUARDED("cells") && cells_before_end != 0) {
       const std::uint32_t last = live_.last_up_to(cells_before_end - 1);
       if (last != BitSet::kNone && ranges_[last].end > begin) return false;
     }
-    return strangers_.empty() || strangers_free(begin, end);
+    return strangers_.empty() || !MEMPOOL_GUARDED("strangers") || strangers_free(begin, end);
   }
   void take_cell(std::uint32_t cell, Offset end, std::size_t requested) noexcept {
     ranges_[cell] = {end, requested};

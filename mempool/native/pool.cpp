@@ -5,6 +5,12 @@
 #include "client.hpp"
 
 namespace mempool {
+namespace {
+
+// No plan needs more, and page rounding and roomy reservations stay clear of overflow.
+constexpr std::size_t kMostArena = std::size_t{1} << 48;
+
+}  // namespace
 
 Pool::Pool(std::unique_ptr<Device> device, const PoolOptions& options)
     : options_(options),
@@ -13,31 +19,40 @@ Pool::Pool(std::unique_ptr<Device> device, const PoolOptions& options)
       small_(source_, options.small_bytes),
       segments_(source_) {
   source_.set_limit(options.max_reserved);
+  options_.small_bytes = small_.largest();
 }
 
 Pool::~Pool() {
   if (arena_base_ != 0) source_.release(arena_base_, arena_space_, arena_bytes_);
 }
 
+// Where the device has pages, address space is reserved amply, so that a later plan can grow in place.
+bool Pool::reserve_arena(std::size_t bytes) noexcept {
+  const std::size_t roomy = std::max(bytes * 4, std::size_t{64} << 30);
+  for (const std::size_t space : {source_.traits().page == 0 ? bytes : roomy, bytes}) {
+    arena_base_ = source_.reserve(space, source_.traits().alignment);
+    arena_space_ = space;
+    if (arena_base_ != 0) break;
+  }
+  arena_bytes_ = 0;
+  if (arena_base_ != 0 && source_.traits().page == 0) arena_bytes_ = bytes;
+  return arena_base_ != 0;
+}
+
 bool Pool::take_arena(std::size_t bytes, Stream stream) noexcept {
+  if (bytes > kMostArena) return ++arena_refused_, false;
   const std::size_t wanted = source_.round_to_page(bytes);
   if (wanted <= arena_bytes_ && (stream == arena_stream_ || arena_base_ == 0)) return true;
   if (arena_base_ != 0 && stream != arena_stream_ && occupancy_.alive() != 0) return ++arena_refused_, false;
   trim();
-  const std::size_t page = source_.traits().page;
+  if (stream != arena_stream_) device_->synchronize();  // what was freed there is about to be used by another stream
   // An arena that cannot grow in place is replaced, and only while nothing in it is alive: nothing alive is ever moved.
-  if (arena_base_ != 0 && (page == 0 ? wanted > arena_bytes_ : wanted > arena_space_)) {
-    if (!release_arena()) return ++arena_refused_, false;
-  }
-  if (arena_base_ == 0) {
-    const std::size_t roomy = std::max(wanted * 4, std::size_t{64} << 30);
-    for (const std::size_t space : {page == 0 ? wanted : roomy, wanted}) {
-      arena_base_ = source_.reserve(space, source_.traits().alignment);
-      arena_space_ = space;
-      if (arena_base_ != 0) break;
-    }
-    if (arena_base_ == 0) return ++arena_refused_, false;
-    arena_bytes_ = 0;
+  const std::size_t before = arena_bytes_;
+  if (arena_base_ != 0 && wanted > arena_space_ && !release_arena()) return ++arena_refused_, false;
+  if (arena_base_ == 0 && !reserve_arena(wanted)) {
+    // A smaller plan goes on in an arena as large as the one given up for this.
+    if (before != 0 && reserve_arena(before) && source_.commit(arena_base_, before)) arena_bytes_ = before;
+    return ++arena_refused_, false;
   }
   arena_stream_ = stream;
   if (wanted > arena_bytes_ && !source_.commit(arena_base_ + arena_bytes_, wanted - arena_bytes_)) {
@@ -50,7 +65,6 @@ bool Pool::take_arena(std::size_t bytes, Stream stream) noexcept {
 bool Pool::release_arena() noexcept {
   if (arena_base_ == 0) return true;
   if (occupancy_.alive() != 0) return false;
-  device_->synchronize();  // its last users may still be running
   source_.release(arena_base_, arena_space_, arena_bytes_);
   arena_base_ = arena_bytes_ = arena_space_ = 0;
   return true;
@@ -72,7 +86,6 @@ void Pool::shrink_arena() noexcept {
     return;
   }
   if (source_.traits().page == 0) return;
-  device_->synchronize();
   source_.decommit(arena_base_ + needed, arena_bytes_ - needed);
   arena_bytes_ = needed;
 }
@@ -110,7 +123,7 @@ Pool::Given Pool::allocate_small(std::size_t bytes, Stream stream) noexcept {
   try {
     Address address = small_.allocate(bytes, stream);
     if (address == 0) {
-      segments_.trim();
+      trim();
       address = small_.allocate(bytes, stream);
     }
     if (address == 0) return {};
@@ -128,12 +141,13 @@ Pool::Given Pool::from_segments(std::size_t bytes, Stream stream, Segments::Effo
 }
 
 Pool::Given Pool::from_hole(std::size_t bytes, Stream stream) {
-  if (arena_bytes_ == 0 || stream != arena_stream_ || forked_) return {};
+  if (arena_bytes_ == 0 || forked_ || (stream != arena_stream_ && MEMPOOL_GUARDED("stream"))) return {};
   const Offset begin = occupancy_.find_hole(bytes, source_.traits().alignment, arena_bytes_);
   if (begin == arena_bytes_) return {};
   // The same guard as for planned addresses: a hole is a claim like any other.
   const Offset end = begin + std::max<std::size_t>(bytes, 1);
-  if (end > arena_bytes_ || !occupancy_.is_free(begin, end, occupancy_.cells_before(end))) return {};
+  const bool free = occupancy_.is_free(begin, end, occupancy_.cells_before(end)) || !MEMPOOL_GUARDED("hole");
+  if (end > arena_bytes_ || !free) return {};
   occupancy_.take(begin, end, bytes);
   return {arena_base_ + begin, round_up(bytes), false};
 }
@@ -146,6 +160,9 @@ Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
   device_->synchronize();
   segments_.give_free_blocks_to(stream);
   trim();
+  if (source_.traits().page != 0) {
+    for (Client* client : clients_) client->forget_unused();
+  }
   shrink_arena();
   return from_segments(bytes, stream, Segments::Effort::last_resort);
 }
@@ -168,17 +185,23 @@ Pool::Freed Pool::free(Address address, Stream stream) noexcept {
     const Occupancy::Range range = occupancy_.release(address - arena_base_);
     if (range.end == 0) return {Freed::dead, 0, 0};
     --live_blocks_;
+    if (stream != arena_stream_) source_.order(stream, arena_stream_);
     return {Freed::arena, range.requested, round_up(range.requested)};
   }
   if (Block* block = segments_.find(address)) {
     const Freed freed{Freed::segment, block->requested, block->size};
-    segments_.free(block, stream);
+    const Stream owner = block->stream;
+    if (!segments_.free(block, stream)) source_.order(stream, owner);
     --live_blocks_;
     return freed;
   }
   const SmallBlocks::Freed freed = small_.free(address);
-  if (!freed.ours) return {small_.owns(address) ? Freed::dead : Freed::foreign, 0, 0};
+  if (!freed.ours) {
+    const bool dead = small_.owns(address) || segments_.owns(address);
+    return {dead ? Freed::dead : Freed::foreign, 0, 0};
+  }
   --live_blocks_;
+  if (stream != freed.stream) source_.order(stream, freed.stream);
   return {Freed::small, freed.requested, freed.rounded};
 }
 

@@ -43,17 +43,20 @@ class Pool {
 
   // --- the arena
   bool arena_holds(Address address) const noexcept { return address - arena_base_ < arena_bytes_; }
-  // Makes the arena at least `bytes` long, giving the fallback's free memory back first. False: cannot be had now.
+  // Makes the arena at least `bytes` long, giving the fallback's free memory back first. False: cannot be had now, and
+  // what there was is as it was, or, where nothing in it was alive, perhaps gone.
   bool take_arena(std::size_t bytes, Stream stream) noexcept;
   // A planned address, or 0: it intersects something alive (or the arena is shorter than the plan).
   Address take_planned(const Slot& slot, std::size_t bytes) noexcept {
     const Offset end = slot.offset + bytes;
-    if (end > arena_bytes_ || !occupancy_.is_free(slot.offset, end, slot.cells_before_end)) return 0;
+    if (end > arena_bytes_ && MEMPOOL_GUARDED("arena_end")) return 0;
+    if (!occupancy_.is_free(slot.offset, end, slot.cells_before_end)) return 0;
     occupancy_.take_cell(slot.cell, end, bytes);
     ++live_blocks_;
     return arena_base_ + slot.offset;
   }
   Stream arena_stream() const noexcept { return arena_stream_; }
+  std::size_t arena_bytes() const noexcept { return arena_bytes_; }
   // Cells for the starts of all patterns of all clients; call when a pattern comes or goes. May throw std::bad_alloc.
   void rebuild_cells();
   // The arena shrinks to what the patterns need and what is alive.
@@ -102,6 +105,7 @@ class Pool {
   bool forked() const noexcept { return forked_; }
 
  private:
+  bool reserve_arena(std::size_t bytes) noexcept;
   Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);
   Given from_hole(std::size_t bytes, Stream stream);
   Given last_resort(std::size_t bytes, Stream stream);

@@ -1,6 +1,7 @@
 #include "segments.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 namespace mempool {
 
@@ -29,33 +30,33 @@ void FreeBins::remove(Block* block) noexcept {
   }
 }
 
+Block* FreeBins::best_of(unsigned bin, std::size_t bytes, unsigned most) const noexcept {
+  Block* best = nullptr;
+  for (Block* block = heads_[bin]; block != nullptr && most > 0; block = block->bin_after, --most) {
+    if (block->size < bytes) continue;
+    if (best == nullptr || block->size < best->size || (block->size == best->size && block->address < best->address)) {
+      best = block;
+    }
+  }
+  return best;
+}
+
 Block* FreeBins::best_fit(std::size_t bytes) const noexcept {
+  constexpr unsigned kFew = 32;  // a program may leave thousands of holes of one size; looking at all is quadratic
   const unsigned first = bin_of(bytes);
   for (unsigned word = first / 64; word < nonempty_.size(); ++word) {
     std::uint64_t bits = nonempty_[word];
     if (word == first / 64) bits &= ~std::uint64_t{0} << (first % 64);
     for (; bits != 0; bits &= bits - 1) {
-      Block* best = nullptr;
-      for (Block* block = heads_[word * 64 + static_cast<unsigned>(__builtin_ctzll(bits))]; block != nullptr;
-           block = block->bin_after) {
-        if (block->size < bytes) continue;
-        if (best == nullptr || block->size < best->size ||
-            (block->size == best->size && block->address < best->address)) {
-          best = block;
-        }
-      }
+      Block* best = best_of(word * 64 + static_cast<unsigned>(__builtin_ctzll(bits)), bytes, kFew);
       if (best != nullptr) return best;
     }
   }
-  return nullptr;
+  return best_of(first, bytes, ~0u);  // all larger bins are empty
 }
 
 Segments::~Segments() {
-  while (!segments_.empty()) {
-    Segment* segment = segments_.back().get();
-    source_.release(segment->base, segment->size, segment->committed);
-    segments_.pop_back();
-  }
+  for (const auto& [base, segment] : segments_) source_.release(base, segment.size, segment.committed);
 }
 
 Segments::Bins& Segments::stream_bins(Stream stream) { return bins_[stream]; }
@@ -121,38 +122,40 @@ void Segments::return_pages(Block* block) noexcept {
 
 Block* Segments::take_segment(std::size_t bytes, bool large, Stream stream) {
   const DeviceTraits& traits = source_.traits();
-  const std::size_t size = large ? source_.round_to_page(bytes) : std::max(traits.shared_segment, bytes);
-  auto segment = std::make_unique<Segment>();
-  segment->size = size;
-  segment->large = large;
-  if (!large && traits.page != 0) segment->pages.resize((size / traits.page + 63) / 64 + 1);
-  segments_.reserve(segments_.size() + 1);
-  Block* block = new_block();
+  const std::size_t size = source_.round_to_page(large ? bytes : std::max(traits.shared_segment, bytes));
+  // Everything that may throw is made before the device is asked.
+  std::map<Address, Segment> made;
+  Segment& segment = made[0];
+  segment.size = size;
+  segment.large = large;
+  if (!large && traits.page != 0) segment.pages.resize((size / traits.page + 63) / 64);
   stream_bins(stream);
+  Block* block = new_block();
 
-  segment->base = source_.reserve(size, traits.alignment);
-  if (segment->base == 0) {
+  segment.base = source_.reserve(size, traits.alignment);
+  if (segment.base == 0) {
     delete_block(block);
     return nullptr;
   }
   if (large || traits.page == 0) {
-    if (!source_.commit(segment->base, size)) {
-      source_.release(segment->base, size, 0);
+    if (!source_.commit(segment.base, size)) {
+      source_.release(segment.base, size, 0);
       delete_block(block);
       return nullptr;
     }
-    segment->committed = size;
+    segment.committed = size;
   }
-  block->address = segment->base;
+  block->address = segment.base;
   block->size = size;
-  block->segment = segment.get();
+  block->segment = &segment;
   block->stream = stream;
   block->free = true;
   block->fresh = true;
-  segment->first = block;
-  segment->idle_since = epoch_;
-  segment->index = segments_.size();
-  segments_.push_back(std::move(segment));
+  segment.first = block;
+  segment.idle_since = epoch_;
+  auto node = made.extract(made.begin());
+  node.key() = segment.base;
+  segments_.insert(std::move(node));
   retained_ += size;
   bins_of(block).add(block);
   return block;
@@ -207,8 +210,7 @@ Block* Segments::allocate(std::size_t bytes, Stream stream, Effort effort) {
   if (!commit_pages(block->segment, block->address, block->size)) {
     blocks_.erase(block->address);
     if (was_whole) retained_ -= block->segment->size;
-    block->free = true;
-    free(block, block->stream);
+    put_back(block);
     return nullptr;
   }
   if (was_whole) retained_ -= block->segment->size;
@@ -226,13 +228,30 @@ Block* Segments::merge(Block* left, Block* right) noexcept {
   return left;
 }
 
-void Segments::free(Block* block, Stream stream) noexcept {
-  if (!block->free) {
-    blocks_.erase(block->address);
-    block->free = true;
-    block->fresh = false;
-    if (stream != block->stream && bins_.count(stream) != 0) block->stream = stream;
+bool Segments::owns(Address address) const noexcept {
+  const auto after = segments_.upper_bound(address);
+  return after != segments_.begin() && address - std::prev(after)->first < std::prev(after)->second.size;
+}
+
+bool Segments::free(Block* block, Stream stream) noexcept {
+  blocks_.erase(block->address);
+  block->free = true;
+  block->fresh = false;
+  bool moved = true;
+  if (stream != block->stream) {
+    try {
+      stream_bins(stream);
+      block->stream = stream;
+    } catch (...) {
+      moved = false;
+    }
   }
+  put_back(block);
+  return moved;
+}
+
+// A free block that is in no list joins its free neighbours of the same stream and goes into theirs.
+void Segments::put_back(Block* block) noexcept {
   Block* const after = block->after;
   if (after != nullptr && after->free && after->stream == block->stream) {
     bins_of(after).remove(after);
@@ -245,43 +264,58 @@ void Segments::free(Block* block, Stream stream) noexcept {
   }
   bins_of(block).add(block);
   if (block->before != nullptr || block->after != nullptr) return;
-  Segment* segment = block->segment;
-  segment->idle_since = epoch_;
-  retained_ += segment->size;
+  Segment& segment = *block->segment;
+  segment.idle_since = epoch_;
+  retained_ += segment.size;
   if (retained_ > retained_limit_) drop(segment);
 }
 
-void Segments::drop(Segment* segment) noexcept {
-  bins_of(segment->first).remove(segment->first);
-  delete_block(segment->first);
-  retained_ -= segment->size;
-  source_.release(segment->base, segment->size, segment->committed);
-  const std::size_t index = segment->index;
-  segments_[index] = std::move(segments_.back());
-  segments_[index]->index = index;
-  segments_.pop_back();
+void Segments::drop(Segment& segment) noexcept {
+  bins_of(segment.first).remove(segment.first);
+  delete_block(segment.first);
+  retained_ -= segment.size;
+  source_.release(segment.base, segment.size, segment.committed);
+  segments_.erase(segment.base);
+}
+
+// Makes one block of a segment in which nothing lives, whichever streams its blocks were freed on: it goes back to the
+// device, which waits for them all.
+void Segments::gather(Segment& segment) noexcept {
+  Block* const first = segment.first;
+  for (const Block* block = first; block != nullptr; block = block->after) {
+    if (!block->free) return;
+  }
+  if (first->after == nullptr) return;
+  bins_of(first).remove(first);
+  while (first->after != nullptr) {
+    bins_of(first->after).remove(first->after);
+    merge(first, first->after);
+  }
+  bins_of(first).add(first);
+  retained_ += segment.size;
 }
 
 void Segments::trim(std::uint64_t idle_before) noexcept {
-  for (std::size_t i = segments_.size(); i-- > 0;) {
-    Segment* segment = segments_[i].get();
-    const bool whole = segment->first->free && segment->first->after == nullptr;
-    if (whole && segment->idle_since < idle_before) {
+  const bool everything = idle_before == ~std::uint64_t{0};
+  for (auto it = segments_.begin(); it != segments_.end();) {
+    Segment& segment = (it++)->second;
+    if (everything) gather(segment);
+    const bool whole = segment.first->free && segment.first->after == nullptr;
+    if (whole && segment.idle_since < idle_before) {
       drop(segment);
       continue;
     }
-    if (segment->large || idle_before != ~std::uint64_t{0}) continue;
-    for (Block* block = segment->first; block != nullptr; block = block->after) {
-      if (!block->free) continue;
-      return_pages(block);
+    if (segment.large || !everything) continue;
+    for (Block* block = segment.first; block != nullptr; block = block->after) {
+      if (block->free) return_pages(block);
     }
   }
 }
 
 void Segments::give_free_blocks_to(Stream stream) {
   stream_bins(stream);
-  for (const auto& segment : segments_) {
-    for (Block* block = segment->first; block != nullptr; block = block->after) {
+  for (auto& [base, segment] : segments_) {
+    for (Block* block = segment.first; block != nullptr; block = block->after) {
       if (!block->free) continue;
       const bool was_whole = block->before == nullptr && block->after == nullptr;
       bins_of(block).remove(block);
@@ -291,16 +325,16 @@ void Segments::give_free_blocks_to(Stream stream) {
       }
       block->stream = stream;
       bins_of(block).add(block);
-      if (!was_whole && block->before == nullptr && block->after == nullptr) retained_ += segment->size;
+      if (!was_whole && block->before == nullptr && block->after == nullptr) retained_ += segment.size;
     }
   }
 }
 
 std::size_t Segments::free_bytes() const noexcept {
   std::size_t bytes = 0;
-  for (const auto& segment : segments_) {
-    bytes += segment->committed;
-    for (const Block* block = segment->first; block != nullptr; block = block->after) {
+  for (const auto& [base, segment] : segments_) {
+    bytes += segment.committed;
+    for (const Block* block = segment.first; block != nullptr; block = block->after) {
       if (!block->free) bytes -= std::min(bytes, block->size);
     }
   }
@@ -309,8 +343,8 @@ std::size_t Segments::free_bytes() const noexcept {
 
 std::size_t Segments::largest_free() const noexcept {
   std::size_t largest = 0;
-  for (const auto& segment : segments_) {
-    for (const Block* block = segment->first; block != nullptr; block = block->after) {
+  for (const auto& [base, segment] : segments_) {
+    for (const Block* block = segment.first; block != nullptr; block = block->after) {
       if (block->free) largest = std::max(largest, block->size);
     }
   }

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <memory>
 #include <vector>
 
 #include "address_map.hpp"
@@ -41,7 +40,6 @@ struct Segment {
   std::uint64_t idle_since = 0;       // the epoch in which its last block was freed
   std::vector<std::uint64_t> pages;   // shared segments: a bit for each committed page
   std::size_t committed = 0;          // bytes
-  std::size_t index = 0;              // in Segments::segments_
   Block* first = nullptr;             // the block at `base`
 };
 
@@ -50,9 +48,11 @@ class FreeBins {
  public:
   void add(Block* block) noexcept;
   void remove(Block* block) noexcept;
-  Block* best_fit(std::size_t bytes) const noexcept;  // ties go to the lowest address
+  // The smallest sufficient block, the lowest of equals; in a crowded bin, of the first few.
+  Block* best_fit(std::size_t bytes) const noexcept;
 
  private:
+  Block* best_of(unsigned bin, std::size_t bytes, unsigned most) const noexcept;
   static unsigned bin_of(std::size_t bytes) noexcept;
   static constexpr unsigned kBins = 64 * 8;
   std::array<Block*, kBins> heads_{};
@@ -74,8 +74,10 @@ class Segments {
   // A block for `bytes`, or null: out of memory. May throw std::bad_alloc.
   Block* allocate(std::size_t bytes, Stream stream, Effort effort = Effort::normal);
   Block* find(Address address) const noexcept { return blocks_.find(address); }
-  // The block is over; `stream` is where its last use was queued.
-  void free(Block* block, Stream stream) noexcept;
+  bool owns(Address address) const noexcept;  // whether it lies in a segment
+  // The block is over; `stream` is where its last use was queued. False: the stream has never allocated here and no
+  // list could be made for it, so that the block stays with its own stream, which has to wait.
+  bool free(Block* block, Stream stream) noexcept;
 
   void set_retained_limit(std::size_t bytes) noexcept { retained_limit_ = bytes; }
   // Gives back free segments, and free pages of shared ones. `idle_before`: only segments idle since an earlier epoch.
@@ -103,12 +105,14 @@ class Segments {
   void return_pages(Block* block) noexcept;
   void split(Block* block, std::size_t bytes);
   Block* merge(Block* left, Block* right) noexcept;
-  void drop(Segment* segment) noexcept;
+  void put_back(Block* block) noexcept;
+  void gather(Segment& segment) noexcept;
+  void drop(Segment& segment) noexcept;
   Block* new_block();
   void delete_block(Block* block) noexcept;
 
   MemorySource& source_;
-  std::vector<std::unique_ptr<Segment>> segments_;
+  std::map<Address, Segment> segments_;  // by base
   AddressMap<Block> blocks_;
   std::map<Stream, Bins> bins_;
   std::deque<Block> storage_;

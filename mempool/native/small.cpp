@@ -3,11 +3,23 @@
 #include <algorithm>
 
 namespace mempool {
+namespace {
+
+// The classes' reach; a device whose alignment is beyond a page has no small blocks.
+std::size_t reach(std::size_t unit, std::size_t page) {
+  return unit > page ? 0 : std::min(unit * SmallBlocks::kClasses, page);
+}
+
+}  // namespace
 
 SmallBlocks::SmallBlocks(MemorySource& source, std::size_t largest)
     : source_(source),
       unit_(std::max<std::size_t>(64, source.traits().alignment)),
-      largest_(std::min(largest, unit_ * kClasses)) {}
+      largest_(std::min(largest, reach(unit_, kPage))),
+      granule_(std::max(kPage, source.traits().page) / kPage) {
+  // A device page beyond a region could not be committed for a part of it.
+  if (granule_ * kPage > kRegion || kRegion % (granule_ * kPage) != 0) largest_ = 0;
+}
 
 SmallBlocks::~SmallBlocks() {
   for (const auto& region : regions_) {
@@ -35,12 +47,20 @@ SmallBlocks::Region* SmallBlocks::add_region() {
 }
 
 SmallBlocks::Page* SmallBlocks::spare_page() noexcept {
-  for (const auto& region : regions_) {
-    for (Page& page : region->pages) {
-      if (page.blocks == 0) return &page;
-    }
+  for (; first_spare_ < regions_.size(); ++first_spare_) {
+    Region& region = *regions_[first_spare_];
+    if (region.in_use == region.pages.size()) continue;
+    return std::find_if(region.pages.begin(), region.pages.end(), [](const Page& page) { return page.blocks == 0; });
   }
   return nullptr;
+}
+
+bool SmallBlocks::commit_granule(Region& region, Page& page) noexcept {
+  if (page.committed) return true;
+  Page* const first = &region.pages[static_cast<std::size_t>(&page - region.pages.data()) / granule_ * granule_];
+  if (!source_.commit(first->address, granule_ * kPage)) return false;
+  for (std::size_t i = 0; i < granule_; ++i) first[i].committed = true;
+  return true;
 }
 
 SmallBlocks::Page* SmallBlocks::fresh_page(std::size_t size_class, Stream stream) {
@@ -50,8 +70,10 @@ SmallBlocks::Page* SmallBlocks::fresh_page(std::size_t size_class, Stream stream
     if (region == nullptr) return nullptr;
     page = &region->pages[0];
   }
-  if (!page->committed && !source_.commit(page->address, kPage)) return nullptr;
-  page->committed = true;
+  Region& region = *region_of(page->address);
+  if (!commit_granule(region, *page)) return nullptr;
+  ++region.in_use;
+  if (page->stream != stream) source_.order(page->stream, stream);  // who used it last, if anybody did
   page->size_class = static_cast<std::uint8_t>(size_class);
   page->stream = stream;
   page->used = 0;
@@ -112,7 +134,7 @@ SmallBlocks::Freed SmallBlocks::free(Address address) noexcept {
     page->listed = true;
     room = page;
   }
-  return {true, page->requested[block], (page->size_class + std::size_t{1}) * unit_};
+  return {true, page->requested[block], (page->size_class + std::size_t{1}) * unit_, page->stream};
 }
 
 std::size_t SmallBlocks::size_of(Address address) const noexcept {
@@ -133,12 +155,27 @@ void SmallBlocks::trim() noexcept {
         *link = page->next;
         page->listed = false;
         page->blocks = 0;
-        if (source_.traits().page != 0) {
-          source_.decommit(page->address, kPage);
-          page->committed = false;
-        }
+        --region_of(page->address)->in_use;
       }
     }
+  }
+  for (std::size_t i = regions_.size(); i-- > 0;) {
+    return_granules(*regions_[i]);
+    if (regions_[i]->in_use != 0) continue;
+    regions_by_base_.erase(regions_[i]->base / kRegion);
+    source_.release(regions_[i]->base, kRegion, 0);
+    regions_.erase(regions_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  first_spare_ = 0;
+}
+
+void SmallBlocks::return_granules(Region& region) noexcept {
+  if (source_.traits().page == 0) return;
+  for (Page* first = region.pages.begin(); first != region.pages.end(); first += granule_) {
+    Page* const last = first + granule_;
+    if (!first->committed || std::any_of(first, last, [](const Page& page) { return page.blocks != 0; })) continue;
+    source_.decommit(first->address, granule_ * kPage);
+    for (Page* page = first; page != last; ++page) page->committed = false;
   }
 }
 

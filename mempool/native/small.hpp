@@ -21,7 +21,7 @@ class SmallBlocks {
   static constexpr std::size_t kPage = std::size_t{16} << 10;
   static constexpr std::size_t kClasses = 16;
 
-  // Serves requests of up to `largest` bytes (at most kClasses times the device's alignment).
+  // Serves requests of up to `largest` bytes, or less where the classes do not reach so far: see largest().
   SmallBlocks(MemorySource& source, std::size_t largest);
   ~SmallBlocks();
   SmallBlocks(const SmallBlocks&) = delete;
@@ -33,6 +33,7 @@ class SmallBlocks {
     bool ours = false;
     std::size_t requested = 0;
     std::size_t rounded = 0;
+    Stream stream = 0;  // its next user's
   };
   Freed free(Address address) noexcept;
   bool owns(Address address) const noexcept { return region_of(address) != nullptr; }
@@ -40,7 +41,7 @@ class SmallBlocks {
   std::size_t largest() const noexcept { return largest_; }
   // The requested size of a live block; 0 if nothing lives there.
   std::size_t size_of(Address address) const noexcept;
-  // Gives back pages in which nothing lives.
+  // Gives back what nothing lives in: pages where the device has them, and whole regions.
   void trim() noexcept;
 
  private:
@@ -49,13 +50,15 @@ class SmallBlocks {
     std::array<std::uint16_t, 256> requested{};
     std::uint16_t blocks = 0, used = 0;
     std::uint8_t size_class = 0;
-    bool committed = false, listed = false;  // listed: in its class's list of pages with room
+    bool committed = false;  // the same for all pages of a granule
+    bool listed = false;     // in its class's list of pages with room
     Stream stream = 0;
     Address address = 0;
     Page* next = nullptr;
   };
   struct Region {
     Address base = 0;
+    std::size_t in_use = 0;  // pages that have blocks
     std::array<Page, kRegion / kPage> pages;
   };
   struct Stock {  // pages with room, of one stream
@@ -68,11 +71,15 @@ class SmallBlocks {
   Page* fresh_page(std::size_t size_class, Stream stream);
   Page* spare_page() noexcept;
   Region* add_region();
+  bool commit_granule(Region& region, Page& page) noexcept;
+  void return_granules(Region& region) noexcept;
 
   MemorySource& source_;
   std::size_t unit_;
   std::size_t largest_;
+  std::size_t granule_;  // pages committed and returned together: the device's pages may be larger than ours
   std::vector<std::unique_ptr<Region>> regions_;
+  std::size_t first_spare_ = 0;  // regions before this one have no page to spare
   AddressMap<Region> regions_by_base_;
   std::map<Stream, Stock> stocks_;
   Stock* last_stock_ = nullptr;

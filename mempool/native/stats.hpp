@@ -47,7 +47,8 @@ struct ClientStats {
   Gauge small;      // allocations below the threshold, counted in `blocks` too
   std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> outcomes{};
   std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> steady{};  // since the plan took effect
-  std::uint64_t foreign_frees = 0;
+  std::uint64_t foreign_frees = 0;  // of addresses that are not ours; refused
+  std::uint64_t double_frees = 0;   // of ours where nothing lives; refused
   std::uint64_t out_of_memory = 0;
 };
 

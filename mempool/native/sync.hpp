@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "guards.hpp"
+
 namespace mempool {
 
 template <class T>
@@ -19,7 +21,7 @@ using Atomic = std::atomic<T>;
 class Lock {
  public:
   void lock() noexcept {
-    if (!held_.exchange(true, std::memory_order_acquire)) return;
+    if (!MEMPOOL_GUARDED("lock") || !held_.exchange(true, std::memory_order_acquire)) return;
     unsigned pauses = 4;
     for (unsigned round = 0;; ++round) {
       wait(round, pauses);

@@ -1,0 +1,25 @@
+// Checks that can be taken out one at a time, to show that the tests notice. In every build but the mutation tests'
+// (-DMEMPOOL_MUTATIONS) a guard is the constant true and costs nothing.
+#pragma once
+
+#ifdef MEMPOOL_MUTATIONS
+
+#include <cstdlib>
+#include <cstring>
+
+namespace mempool {
+
+// Whether the environment asks to do without this guard. Read once, before there are threads.
+inline const char* const removed_guard = std::getenv("MEMPOOL_REMOVED_GUARD");
+
+inline bool guarded(const char* name) noexcept {
+  return removed_guard == nullptr || std::strcmp(removed_guard, name) != 0;
+}
+
+}  // namespace mempool
+
+#define MEMPOOL_GUARDED(name) ::mempool::guarded(name)
+
+#else
+#define MEMPOOL_GUARDED(name) true
+#endif
