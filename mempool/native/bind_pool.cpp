@@ -52,10 +52,10 @@ nb::dict gauge(const Gauge& g) {
   return d;
 }
 
-nb::dict stats(Pool& pool) {
+nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
   const Guarded guard(pool.lock);
   const ArenaStats arena = pool.arena_stats();
-  nb::dict d;
+  nb::typed<nb::dict, nb::str, nb::any> d;
   d["reserved"] = gauge(pool.source().reserved());
   d["arena_bytes"] = arena.bytes;
   d["arena_alive"] = arena.alive;
