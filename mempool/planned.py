@@ -69,8 +69,8 @@ class Planned:
     def is_close_to(self, pattern: Pattern) -> bool:
         """Whether the other pattern differs in one short stretch only.
 
-        Such a pattern (an epoch's end, a log) is better served by following this one: the difference misses, and
-        the buffers that both keep alive across the boundary stay where they are.
+        Such a pattern (an epoch's end, a log) is better served by following this one: the difference misses,
+        and the buffers that both keep alive across the boundary stay where they are.
         """
         mine, theirs = self.buffers.size, pattern.buffers.size
         shorter, longer = sorted((len(mine), len(theirs)))

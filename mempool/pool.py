@@ -192,7 +192,7 @@ class Pool:
 
     @property
     def state(self) -> str:
-        """One of "closed", "off", "recording", "dynamic", "armed" (a plan waits for its boundary), "replaying"."""
+        """One of "closed", "off", "recording", "dynamic", "armed" (waits for a boundary), "replaying"."""
         state = self.client.state()
         if state["replaying"]:
             return "replaying"
