@@ -22,6 +22,6 @@ def check_siblings() -> None:
         ):
             where = ", ".join(map(str, places)) or "nowhere"
             raise ImportError(
-                f"the package {name!r} that Python finds ({where}) is not mempool's: something else of that name comes "
-                "first on sys.path; rename it or run from another folder"
+                f"the package {name!r} that Python finds ({where}) is not mempool's: something else "
+                "of that name comes first on sys.path; rename it or run from another folder"
             )

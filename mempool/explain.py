@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from mempool.pool import Pool
 
 _REMEDIES = {
-    "other_size": "an extra allocation or a changed shape: harmless if rare; wrap evaluation, logging and checkpoints in "
-    "`with pool.dynamic():`, and mark iterations with `pool.step()` so that the pool realigns at once",
-    "occupied": "a buffer from before is still alive at its address: something keeps it longer than when it was recorded "
-    "(a log, a list, an exception's traceback); copy what you keep, or keep it in `with pool.dynamic():`",
+    "other_size": "an extra allocation or a changed shape: harmless if rare; wrap evaluation, logging and "
+    "checkpoints in `with pool.dynamic():`, and mark iterations with `pool.step()` so that the pool realigns "
+    "at once",
+    "occupied": "a buffer from before is still alive at its address: something keeps it longer than when it "
+    "was recorded (a log, a list, an exception's traceback); copy what you keep, or make it in "
+    "`with pool.dynamic():`",
     "exhausted": "more allocations than the recorded iteration has before the next mark",
     "lost": "the program is in none of the recorded patterns; it is recorded again when that lasts",
     "no_arena": "the arena could not be had from the device; raise max_reserved or free memory elsewhere",
@@ -39,6 +41,7 @@ def _line(one: dict[str, Any]) -> str:
     expected = "nothing more" if not one["expected_bytes"] else f"{one['expected_bytes']:,} B"
     times = f", {one['repeats']} times" if one["repeats"] > 1 else ""
     return (
-        f"iteration {one['iteration']}, thread {one['sequence']}, stream {one['stream']}, position {one['position']}: "
-        f"expected {expected}, got {one['actual_bytes']:,} B ({binary(one['actual_bytes'])}): {one['outcome']}{times}"
+        f"iteration {one['iteration']}, thread {one['sequence']}, stream {one['stream']}, "
+        f"position {one['position']}: expected {expected}, got {one['actual_bytes']:,} B "
+        f"({binary(one['actual_bytes'])}): {one['outcome']}{times}"
     )

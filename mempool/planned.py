@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Work the pool's own solves may do: counted, never timed, so that all ranks of a job get the same plan.
 POOL_NODES = 20_000_000
+#: Two patterns are close when their common beginning and end are this share of the longer one.
+CLOSE = 0.9
 #: Nor do they look further once the arena is so close to the lower bound.
 CLOSE_ENOUGH = 1.001
 
@@ -63,6 +65,20 @@ class Planned:
 
     def _and(self, pattern: Pattern) -> list[tuple[Buffers, NDArray[np.int32]]]:
         return [(self.buffers, self.pattern.sequence), (pattern.buffers, pattern.sequence)]
+
+    def is_close_to(self, pattern: Pattern) -> bool:
+        """Whether the other pattern differs in one short stretch only.
+
+        Such a pattern (an epoch's end, a log) is better served by following this one: the difference misses, and
+        the buffers that both keep alive across the boundary stay where they are.
+        """
+        mine, theirs = self.buffers.size, pattern.buffers.size
+        shorter, longer = sorted((len(mine), len(theirs)))
+        before = mine[:shorter] != theirs[:shorter]
+        after = mine[::-1][:shorter] != theirs[::-1][:shorter]
+        prefix = int(before.argmax()) if before.any() else shorter
+        suffix = int(after.argmax()) if after.any() else shorter
+        return prefix + suffix >= CLOSE * longer
 
     def outlived_by(self, pattern: Pattern) -> bool:
         """Whether a buffer of the same sequence lives longer than it was planned to."""
@@ -126,8 +142,7 @@ class Planned:
         return native
 
     def _warm_up_offsets(self, warm_up: WarmUp) -> NDArray[np.int64]:
-        """Offset of each warm-up allocation: its position's, in the column that leads over into the steady
-        state.
+        """Offset of each warm-up allocation: its position's, in the column that leads into the steady state.
 
         The core counts an iteration when the warm-up is loaded and one at each of its marks, so the steady
         state begins in

@@ -101,7 +101,10 @@ class Planner:
         self._thread = None
 
     def _run(self) -> None:
-        _core.bypass_this_thread()
+        with _core.Bypass():
+            self._work()
+
+    def _work(self) -> None:
         # What planning needs is imported now, so that it does not delay the first plan.
         import traces.pattern  # noqa: F401
 
@@ -116,7 +119,8 @@ class Planner:
                     self._drain()
                 if work:
                     self._idle.clear()
-                    self.look()
+                    if self.look():
+                        _core.give_back_host_heap()
                 else:
                     self._perhaps_resume()
             except Exception:
@@ -164,7 +168,7 @@ class Planner:
             if known.same_sequence(pattern):
                 # The same allocations: plan them again only if something now lives longer.
                 return known.extended(pattern) if known.outlived_by(pattern) else None
-            if known.rotates_to(pattern) and not spoilt:
+            if not spoilt and (known.rotates_to(pattern) or known.is_close_to(pattern)):
                 return None
         return pattern
 

@@ -73,14 +73,8 @@ class Pool:
         atexit.register(_close_if_alive, weakref.ref(self))
 
     def _begin(self) -> None:
-        if self.settings.plan is not None:
-            from mempool.planned import Planned
-
-            self._loaded = Planned.load(self.settings.plan)
-        if self.settings.record is not None:
-            from mempool.tape import Tape
-
-            self._tape = Tape(self.client, self.settings.record, self.device.alignment)
+        with _core.Bypass():
+            self._load_files()
         if self._loaded is not None and self.settings.mode == "replay":
             self.client.load(self._loaded.native_warm_up(), self._loaded.native())
         if self.settings.mode == "replay":
@@ -91,12 +85,23 @@ class Pool:
         elif self._tape is not None and self.settings.background:
             self._planner.start_draining()
 
+    def _load_files(self) -> None:
+        if self.settings.plan is not None:
+            from mempool.planned import Planned
+
+            self._loaded = Planned.load(self.settings.plan)
+        if self.settings.record is not None:
+            from mempool.tape import Tape
+
+            self._tape = Tape(self.client, self.settings.record, self.device.alignment)
+
     # --- iterations
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
-        """Mark one iteration: ``with pool.iteration():`` around its code. What lies outside is served
-        dynamically.
+        """Mark one iteration: ``with pool.iteration():`` around its code.
+
+        What lies outside is served dynamically.
 
         Raises:
             UsageError: inside another iteration, of this or any thread.
@@ -187,9 +192,7 @@ class Pool:
 
     @property
     def state(self) -> str:
-        """One of "closed", "off", "replaying", "armed" (planned, before its boundary), "recording",
-        "dynamic".
-        """
+        """One of "closed", "off", "recording", "dynamic", "armed" (a plan waits for its boundary), "replaying"."""
         state = self.client.state()
         if state["replaying"]:
             return "replaying"
@@ -203,15 +206,17 @@ class Pool:
 
     def report(self) -> Report:
         """Counts and sizes: print it, show it in a notebook, or take ``.to_dict()``."""
-        from mempool.report import make_report
+        with _core.Bypass():
+            from mempool.report import make_report
 
-        return make_report(self)
+            return make_report(self)
 
     def explain(self) -> str:
         """The first divergences from the plan and what would help against them."""
-        from mempool.explain import explain
+        with _core.Bypass():
+            from mempool.explain import explain
 
-        return explain(self)
+            return explain(self)
 
     def save(self, path: str | Path) -> None:
         """Write the plan; ``Pool(plan=path)`` in a later process replays from its first iteration.
@@ -221,15 +226,15 @@ class Pool:
         """
         if self.planned is None:
             raise UsageError("there is no plan yet: no iteration has been seen to repeat")
-        self.planned.save(path)
+        with _core.Bypass():
+            self.planned.save(path)
 
     # --- planning and the end
 
     def plan_now(self) -> bool:
-        """Look at the recording here and now; True if it gave a plan. For pools without a background
-        thread.
-        """
-        return self._planner.look()
+        """Look at the recording here and now; True if it gave a plan."""
+        with _core.Bypass():
+            return self._planner.look()
 
     def wait(self, seconds: float = 10.0) -> bool:
         """Wait until there is a plan; False if there is none after that time."""
@@ -250,7 +255,8 @@ class Pool:
         self._planner.stop()
         self.client.set_recording(False)
         if self._tape is not None:
-            self._tape.close()
+            with _core.Bypass():
+                self._tape.close()
         if self.settings.explain:
             import logging
 

@@ -35,9 +35,9 @@ class Packer:
     def looks(self) -> int: ...
 
 class Search:
-    """Seeded search over orders, from a valid placement."""
+    """Seeded search over orders for lowest valley first."""
 
-    def __init__(self, jobs: Jobs, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], arena: int, seed: int) -> None: ...
+    def __init__(self, jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int) -> None: ...
 
     def advance(self, budget: int, target: int) -> bool:
         """Go on for about `budget` looks; whether a smaller arena was found."""

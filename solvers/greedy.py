@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 #: Looks between two glances at the clock; some ten milliseconds.
 _SLICE = 10_000_000
-#: With more jobs than this, first fit in many orders is left to the search: one pass takes seconds.
-_MANY = 30_000
+#: With more jobs than this, first and best fit would take the whole budget: a pass is quadratic.
+_MANY = 10_000
 
 
 def first_fit(task: Task) -> None:
@@ -38,34 +38,63 @@ def greedy(task: Task) -> None:
     Lowest valley first reaches the peak load on most training-shaped work; the search earns its place on
     irregular ones.
     """
-    if quick(task):
-        _search(task, task.jobs.native())
+    native = task.jobs.native()
+    order = _valleys(task, native)
+    if order is not None and _fits(task, native):
+        _search(task, native, order)
 
 
 def quick(task: Task) -> bool:
     """The quick orders only; whether to go on. There is always a plan afterwards."""
     native = task.jobs.native()
-    for key in orders(task.jobs).values():
-        _offer(task, _core.skyline(native, key))
+    return _valleys(task, native) is not None and _fits(task, native)
+
+
+def _valleys(task: Task, native: _core.Jobs) -> NDArray[np.int32] | None:
+    """Lowest valley first in each order: the best order, or None when there is no reason to go on."""
+    best, smallest = None, 0
+    for order in orders(task.jobs).values():
+        offsets = _core.skyline(native, order)
+        arena = int((offsets + task.jobs.size).max())
+        if best is None or arena < smallest:
+            best, smallest = order, arena
+        task.offer(offsets, arena)
         task.watch.nodes += len(task.jobs)
-        if task.done() or not _compact(task, native):
+        if task.done(of_nodes=False):
+            return None
+    return best
+
+
+def _fits(task: Task, native: _core.Jobs) -> bool:
+    """First and best fit in each order; whether to go on.
+
+    The first order is that of the best offsets so far. In it, first fit puts no job higher than it was: below
+    its old offset stand only jobs that have not risen, so that offset is still free.
+    """
+    if task.offsets is not None:
+        down = np.argsort(task.offsets, kind="stable").astype(np.int32)
+        if not _place(task, native, down):
             return False
     if len(task.jobs) <= _MANY:
-        for key in orders(task.jobs).values():
+        for order in orders(task.jobs).values():
             for rule in (False, True):
-                if not _place(task, native, key, best_fit=rule) or task.done():
+                if not _place(task, native, order, best_fit=rule):
                     return False
-    return True
+    return not task.done()
 
 
 def orders(jobs: Jobs) -> dict[str, NDArray[np.int32]]:
-    """Orders of placement by name, int32[n] each; ties by earlier start."""
+    """Orders of placement by name, int32[n] each; the quickest to fill valleys by come first."""
     lifetime = jobs.lifetime
     start = jobs.start[jobs.first]
     area = lifetime.astype(np.float64) * jobs.size
-    keys = {"lifetime": (-jobs.size, -lifetime), "size": (start, -jobs.size), "area": (start, -area)}
-    by_start = {"start": (-jobs.size, -lifetime, start)}
-    return {name: np.lexsort(key).astype(np.int32) for name, key in (keys | by_start).items()}
+    keys = {
+        "start": (-jobs.size, -lifetime, start),
+        "size": (start, -jobs.size),
+        "area": (start, -area),
+        "lifetime": (-jobs.size, -lifetime),
+    }
+    return {name: np.lexsort(key).astype(np.int32) for name, key in keys.items()}
 
 
 def _one_pass(task: Task, *, best_fit: bool) -> None:
@@ -86,21 +115,8 @@ def _place(
     return False
 
 
-def _compact(task: Task, native: _core.Jobs) -> bool:
-    """First fit in the order of the best offsets: no job ends higher than it was.
-
-    By induction: below a job's old offset stand only jobs that have not risen, so that offset is still free.
-    """
-    if len(task.jobs) > _MANY or task.offsets is None:
-        return True
-    order = np.argsort(task.offsets, kind="stable").astype(np.int32)
-    return _place(task, native, order) and not task.done()
-
-
-def _search(task: Task, native: _core.Jobs) -> None:
-    if task.offsets is None:
-        return
-    search = _core.Search(native, task.offsets, task.arena, task.seed)
+def _search(task: Task, native: _core.Jobs, order: NDArray[np.int32]) -> None:
+    search = _core.Search(native, order, task.seed)
     for nodes in _slices(task, search):
         if search.advance(nodes, max(task.target, task.lower_bound)):
             task.offer(search.offsets, search.arena)
@@ -123,7 +139,3 @@ def _slices(task: Task, work: _core.Packer | _core.Search, *, of_nodes: bool = T
         yield _SLICE if left is None else min(_SLICE, left)
         task.watch.nodes += work.looks - charged
         charged = work.looks
-
-
-def _offer(task: Task, offsets: NDArray[np.int64]) -> None:
-    task.offer(offsets, int((offsets + task.jobs.size).max()))

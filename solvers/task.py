@@ -96,9 +96,9 @@ class Task:
         if self.found is not None:
             self.found(offsets, arena)
 
-    def done(self) -> bool:
+    def done(self, *, of_nodes: bool = True) -> bool:
         """Whether to stop; `stopped_by` then says why. Work done so far must have been told to the watch."""
-        self.stopped_by = self._good_enough() or self.watch.reason()
+        self.stopped_by = self._good_enough() or self.watch.reason(of_nodes=of_nodes)
         return self.stopped_by != ""
 
     def _good_enough(self) -> str:

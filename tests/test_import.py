@@ -1,6 +1,5 @@
 def test_the_native_modules_load() -> None:
     import mempool._core
-
     import solvers._core
     import traces._core
 

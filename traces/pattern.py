@@ -77,8 +77,8 @@ class Pattern:
 def find_patterns(trace: Trace, *, small_bytes: int = 512, whole_recording: bool = True) -> list[Pattern]:
     """The iterations that recur in a trace, the one that was seen last first.
 
-    Marks (events of kind MARK named "step", "begin" or "end") decide where iterations begin; without any, the repeating
-    sequence of sizes at the trace's end does. At least two iterations must agree.
+    Marks (events of kind MARK named "step", "begin" or "end") decide where iterations begin; without any,
+    the repeating sequence of sizes at the trace's end does. At least two iterations must agree.
 
     Args:
         trace: events in host order; its ``thread`` column names sequences.

@@ -1,5 +1,12 @@
-"""The ``mempool`` command: one file per verb."""
+"""The ``mempool`` command: one file per verb, whose docstring is its help."""
+
+from __future__ import annotations
+
+import sys
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line and exit with one of its documented codes."""
+    from mempool.cli.app import call
+
+    sys.exit(call(sys.argv[1:]))

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <utility>
 
 #include "thread_cache.hpp"
 
@@ -69,8 +70,8 @@ ThreadCache::~ThreadCache() {
   for (const auto& [uid, client] : registry().clients) client->retire(this);
 }
 
-Client::Bypass::Bypass() noexcept { ++ThreadCache::mine().bypass; }
-Client::Bypass::~Bypass() { --ThreadCache::mine().bypass; }
+void Client::Bypass::enter() noexcept { ++ThreadCache::mine().bypass; }
+void Client::Bypass::leave() noexcept { --ThreadCache::mine().bypass; }
 bool Client::Bypass::active() noexcept { return ThreadCache::mine().bypass != 0; }
 
 Client::Client(std::shared_ptr<Pool> pool, std::string name)
@@ -565,25 +566,24 @@ bool Client::wait_for_work(double seconds) {
   for (;;) {
     {
       const Guarded guard(pool_->lock);
-      if (work_) {
-        work_ = false;
-        return true;
-      }
+      if (std::exchange(woken_, false)) return false;
+      if (std::exchange(work_, false)) return true;
     }
     // A bell rung between the look and the wait is missed, so no wait is long.
     const Clock::time_point now = Clock::now();
     if (now >= deadline) return false;
     const Clock::time_point slice = std::min<Clock::time_point>(deadline, now + std::chrono::milliseconds(20));
-    if (bell().rung.wait_until(waiting, slice) == std::cv_status::no_timeout) {
-      const Guarded guard(pool_->lock);
-      const bool work = work_;
-      work_ = false;
-      return work;
-    }
+    bell().rung.wait_until(waiting, slice);
   }
 }
 
-void Client::wake() noexcept { bell().rung.notify_all(); }
+void Client::wake() noexcept {
+  {
+    const Guarded guard(pool_->lock);
+    woken_ = true;
+  }
+  bell().rung.notify_all();
+}
 
 void Client::check_again_after(std::uint64_t events) noexcept {
   const Guarded guard(pool_->lock);

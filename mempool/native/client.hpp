@@ -107,11 +107,11 @@ class Client {
   const std::string& name() const noexcept { return name_; }
   Pool& pool() noexcept { return *pool_; }
 
-  // Allocations of this thread bypass every client while one of these lives: the pool must not record itself.
+  // Between enter and leave the allocations of this thread bypass the adapters: the pool must not record itself.
   class Bypass {
    public:
-    Bypass() noexcept;
-    ~Bypass();
+    void enter() noexcept;
+    void leave() noexcept;
     static bool active() noexcept;
   };
 
@@ -166,6 +166,7 @@ class Client {
   std::uint64_t arena_retry_at_ = 0;  // iteration; 0: the arena was never refused, or has been had since
   std::uint64_t check_at_ = 64;       // ring event
   bool work_ = false;
+  bool woken_ = false;                // wake() came, perhaps before the wait
   bool interrupted_ = false;          // the ring was off for a while
 };
 

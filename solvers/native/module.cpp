@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 
+#include <limits>
 #include <optional>
 #include <stdexcept>
 
@@ -101,13 +102,14 @@ NB_MODULE(_core, m) {
       .def_prop_ro("arena", &packing::Packer::arena)
       .def_prop_ro("looks", &packing::Packer::looks);
 
-  nb::class_<packing::Search>(m, "Search", "Seeded search over orders, from a valid placement.")
+  nb::class_<packing::Search>(m, "Search", "Seeded search over orders for lowest valley first.")
       .def("__init__",
-           [](packing::Search* self, const Jobs& jobs, const In<int64_t>& offsets, int64_t arena, uint64_t seed) {
-             need(static_cast<int64_t>(offsets.shape(0)) == jobs.count(), "columns of different lengths");
-             new (self) packing::Search(jobs, vector_of(offsets), arena, seed);
+           [](packing::Search* self, const Jobs& jobs, const In<int32_t>& order, uint64_t seed) {
+             auto checked = order_of(jobs, order);
+             nb::gil_scoped_release release;
+             new (self) packing::Search(jobs, std::move(checked), seed);
            },
-           "jobs"_a, "offsets"_a, "arena"_a, "seed"_a)
+           "jobs"_a, "order"_a, "seed"_a)
       .def("advance", &packing::Search::advance, "budget"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Go on for about `budget` looks; whether a smaller arena was found.")
       .def_prop_ro("offsets", [](const packing::Search& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
@@ -129,7 +131,9 @@ NB_MODULE(_core, m) {
           std::vector<int64_t> offsets;
           {
             nb::gil_scoped_release release;
-            offsets = packing::skyline(jobs, checked);
+            packing::ValleyPacker packer(jobs);
+            packer.pack(checked, std::numeric_limits<int64_t>::max());
+            offsets = packer.offsets();
           }
           return array_of(offsets);
         },

@@ -1,12 +1,12 @@
-// Seeded search over orders of placement: "squeaky wheel" (Joslin and Clements, 1999).
+// Seeded search over the orders that decide which job fills a valley.
 //
-// Place in order by first fit under a limit one byte below the best arena; the first job that does not fit under it is
-// moved to an earlier place, and the placement goes on from there. Reaching the end is a better plan.
+// Late acceptance hill climbing (Burke and Bykov, 2017): a changed order is kept when its arena is no larger than the
+// current one, or than the current one of some steps ago. A try is given up as soon as it is above both.
 #pragma once
 
-#include <numeric>
+#include <limits>
 
-#include "fit.hpp"
+#include "skyline.hpp"
 
 namespace packing {
 
@@ -28,81 +28,62 @@ class Random {
 
 class Search {
  public:
-  // `offsets` is a valid placement with the given arena; the search looks for arenas below it.
-  Search(Jobs jobs, std::vector<int64_t> offsets, int64_t arena, uint64_t seed)
-      : jobs_(std::move(jobs)), placed_(jobs_), random_(seed), best_(std::move(offsets)), offset_(best_),
-        arena_(arena), place_(jobs_.count()) {
-    restart();
+  Search(Jobs jobs, std::vector<int32_t> order, uint64_t seed)
+      : jobs_(std::move(jobs)), packer_(jobs_), random_(seed), order_(std::move(order)) {
+    arena_ = current_ = packer_.pack(order_, std::numeric_limits<int64_t>::max());
+    best_ = packer_.offsets();
+    past_.assign(history, current_);
   }
 
+  const Jobs& jobs() const { return jobs_; }
   const std::vector<int64_t>& offsets() const { return best_; }
   int64_t arena() const { return arena_; }
   int64_t looks() const { return looks_; }
 
-  // Goes on until the arena is at most `target` or about `budget` more placed pieces have been looked at.
+  // Goes on until the arena is at most `target` or about `budget` more looks are spent.
   // Returns whether a better arena was found on the way; returns at once when one is.
   bool advance(int64_t budget, int64_t target) {
     const int64_t until = looks_ + budget;
     while (looks_ < until && arena_ > target) {
-      if (next_ == jobs_.count()) return accept();
-      if (!place_next() && !promote()) restart();
+      if (step()) return true;
     }
     return false;
   }
 
  private:
-  bool place_next() {
-    const int32_t job = order_[next_];
-    const int64_t at = jobs_.fixed[job] >= 0 ? jobs_.fixed[job] : placed_.find(job, Rule::first_fit, looks_);
-    if (at + jobs_.size[job] >= arena_) return false;
-    offset_[job] = at;
-    placed_.insert(job, at);
-    place_[job] = next_++;
+  static constexpr int32_t history = 50;   // steps ago
+  static constexpr int64_t looks_a_job = 256;  // what a job costs here, in looks of first fit; measured
+
+  bool step() {
+    const auto before = order_;
+    for (int32_t moves = 1 + random_.below(3); moves > 0; --moves) move();
+    int64_t& past = past_[steps_++ % history];
+    const int64_t arena = packer_.pack(order_, std::max(current_, past));
+    looks_ += jobs_.count() * looks_a_job;
+    if (arena < 0) order_ = before;
+    else current_ = arena;
+    past = current_;
+    if (current_ >= arena_) return false;
+    arena_ = current_;
+    best_ = packer_.offsets();
     return true;
   }
 
-  // Moves the job that did not fit to a random earlier place, not before the fixed ones.
-  bool promote() {
-    if (next_ <= fixed_ || ++failures_ > 64 + jobs_.count()) return false;
-    const int32_t to = fixed_ + random_.below(next_ - fixed_);
-    placed_.remove_if([&](int32_t job) { return place_[job] >= to; });
-    looks_ += next_;
-    std::rotate(order_.begin() + to, order_.begin() + next_, order_.begin() + next_ + 1);
-    next_ = to;
-    return true;
-  }
-
-  bool accept() {
-    arena_ = 0;
-    for (int32_t j = 0; j < jobs_.count(); ++j) arena_ = std::max(arena_, offset_[j] + jobs_.size[j]);
-    best_ = offset_;
-    restart();
-    return true;
-  }
-
-  // The best plan's own order, by offset: first fit in that order gives a plan no worse, so it is where to look around.
-  void restart() {
-    order_.resize(jobs_.count());
-    std::iota(order_.begin(), order_.end(), 0);
-    std::stable_sort(order_.begin(), order_.end(), [&](int32_t a, int32_t b) { return best_[a] < best_[b]; });
-    const auto middle =
-        std::stable_partition(order_.begin(), order_.end(), [&](int32_t j) { return jobs_.fixed[j] >= 0; });
-    fixed_ = static_cast<int32_t>(middle - order_.begin());
-    placed_.clear();
-    next_ = 0;
-    failures_ = 0;
-    looks_ += jobs_.count();
+  // Moves a random job to a random place.
+  void move() {
+    const int32_t from = random_.below(jobs_.count()), to = random_.below(jobs_.count());
+    const auto at = order_.begin();
+    if (from < to) std::rotate(at + from, at + from + 1, at + to + 1);
+    else std::rotate(at + to, at + from, at + from + 1);
   }
 
   const Jobs jobs_;
-  Placed placed_;
+  ValleyPacker packer_;
   Random random_;
-  std::vector<int64_t> best_, offset_;
-  int64_t arena_;               // of best_
-  std::vector<int32_t> order_;  // the order being tried; order_[0, next_) are placed, the first fixed_ have no choice
-  std::vector<int32_t> place_;  // of a placed job: where it stands in order_
-  int32_t next_ = 0, fixed_ = 0, failures_ = 0;
-  int64_t looks_ = 0;
+  std::vector<int32_t> order_;
+  std::vector<int64_t> best_, past_;  // offsets of the best arena; current arenas of the last steps, a ring
+  int64_t arena_ = 0, current_ = 0, looks_ = 0;
+  uint64_t steps_ = 0;
 };
 
 }  // namespace packing

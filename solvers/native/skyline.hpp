@@ -1,8 +1,9 @@
 // Lowest valley first: fills the skyline of tops over time from below.
 //
-// The skyline is a list of runs of equal height. The lowest run takes the first job, in the caller's order, whose
+// The skyline is a ring of runs of equal height. The lowest run takes the first job, in the caller's order, whose
 // lifetime lies within it, else it rises to its lower neighbour. After Burke, Kendall and Whitwell (2004), with fixed
-// times. Near linear: a heap of runs, a list of runs, and one tree over the jobs by start.
+// times, and on a circle: a job of two pieces, one at either end of the line, is one arc. Near linear: a heap of runs,
+// a ring of runs, and one tree over the jobs by start.
 #pragma once
 
 #include <limits>
@@ -13,34 +14,50 @@
 
 namespace packing {
 
-// Of the jobs not yet taken that start within [from, to) and end by `to`, the one with the lowest priority number.
+// The lifetime of a job as one arc on the circle of all instants; it may end beyond the circle's length.
+// start is -1 for a job that has gaps.
+inline Piece arc(const Jobs& jobs, int32_t job) {
+  const Piece first = jobs.pieces[jobs.first[job]], last = jobs.pieces[jobs.first[job + 1] - 1];
+  const int32_t many = jobs.first[job + 1] - jobs.first[job], length = jobs.instants - 1;
+  if (many == 1) return first;
+  if (many == 2 && first.start == 0 && last.end == length) return {last.start, first.end + length};
+  return {-1, -1};
+}
+
+// Of the jobs not yet taken that lie within a run, the one with the lowest priority number.
 class JobTree {
  public:
-  JobTree(const Jobs& jobs, const std::vector<int32_t>& candidates, const std::vector<int32_t>& priority)
-      : by_start_(candidates) {
-    std::sort(by_start_.begin(), by_start_.end(), [&](int32_t a, int32_t b) {
-      return std::tuple(piece(jobs, a).start, priority[a]) < std::tuple(piece(jobs, b).start, priority[b]);
-    });
+  JobTree(const Jobs& jobs, const std::vector<int32_t>& candidates)
+      : by_start_(candidates), length_(jobs.instants - 1) {
+    std::stable_sort(by_start_.begin(), by_start_.end(),
+                     [&](int32_t a, int32_t b) { return arc(jobs, a).start < arc(jobs, b).start; });
     while (leaves_ < by_start_.size()) leaves_ *= 2;
     nodes_.assign(2 * leaves_, Node{});
-    for (size_t k = 0; k < by_start_.size(); ++k) {
-      starts_.push_back(piece(jobs, by_start_[k]).start);
-      nodes_[leaves_ + k] = {piece(jobs, by_start_[k]).end, priority[by_start_[k]]};
+    for (const int32_t job : by_start_) {
+      starts_.push_back(arc(jobs, job).start);
+      ends_.push_back(arc(jobs, job).end);
     }
+  }
+
+  // Puts all candidates back, with new priorities.
+  void fill(const std::vector<int32_t>& priority) {
+    for (size_t k = 0; k < by_start_.size(); ++k) nodes_[leaves_ + k] = {ends_[k], priority[by_start_[k]]};
     for (size_t k = leaves_; k-- > 1;) nodes_[k] = join(nodes_[2 * k], nodes_[2 * k + 1]);
   }
 
-  // Takes and returns that job, or -1.
+  // Takes and returns the job for the run [from, to), where `to` may lie beyond the circle's length; or -1.
   int32_t take(int32_t from, int32_t to) {
-    const size_t low = std::lower_bound(starts_.begin(), starts_.end(), from) - starts_.begin();
-    const size_t high = std::lower_bound(starts_.begin() + low, starts_.end(), to) - starts_.begin();
-    size_t leaf = 0;
-    int32_t best = none;
-    find(1, 0, leaves_, low, high, to, best, leaf);
-    if (best == none) return -1;
-    nodes_[leaf] = Node{};
-    for (size_t k = leaf / 2; k >= 1; k /= 2) nodes_[k] = join(nodes_[2 * k], nodes_[2 * k + 1]);
-    return by_start_[leaf - leaves_];
+    Best best;
+    if (to - from == length_) {
+      find(1, 0, leaves_, 0, starts_.size(), none - 1, best);
+    } else {
+      find(1, 0, leaves_, index(from), index(std::min(to, length_)), to, best);
+      if (to > length_) find(1, 0, leaves_, 0, index(to - length_), to - length_, best);
+    }
+    if (best.priority == none) return -1;
+    nodes_[best.leaf] = Node{};
+    for (size_t k = best.leaf / 2; k >= 1; k /= 2) nodes_[k] = join(nodes_[2 * k], nodes_[2 * k + 1]);
+    return by_start_[best.leaf - leaves_];
   }
 
  private:
@@ -49,60 +66,65 @@ class JobTree {
     int32_t end = none;       // earliest end below this node
     int32_t priority = none;  // lowest priority number below this node
   };
-  static const Piece& piece(const Jobs& jobs, int32_t job) { return jobs.pieces[jobs.first[job]]; }
+  struct Best {
+    int32_t priority = none;
+    size_t leaf = 0;
+  };
   static Node join(Node a, Node b) { return {std::min(a.end, b.end), std::min(a.priority, b.priority)}; }
+  size_t index(int32_t start) const {
+    return std::lower_bound(starts_.begin(), starts_.end(), start) - starts_.begin();
+  }
 
-  void find(size_t node, size_t begin, size_t end, size_t low, size_t high, int32_t by, int32_t& best, size_t& leaf) {
-    if (high <= begin || end <= low || nodes_[node].end > by || nodes_[node].priority >= best) return;
+  // Among the leaves [low, high), those that end by `by`.
+  void find(size_t node, size_t begin, size_t end, size_t low, size_t high, int32_t by, Best& best) const {
+    if (high <= begin || end <= low || nodes_[node].end > by || nodes_[node].priority >= best.priority) return;
     if (node >= leaves_) {
-      best = nodes_[node].priority;
-      leaf = node;
+      best = {nodes_[node].priority, node};
       return;
     }
     const size_t middle = (begin + end) / 2;
     const bool right_first = nodes_[2 * node + 1].priority < nodes_[2 * node].priority;
     for (const bool right : {right_first, !right_first}) {
-      if (right) find(2 * node + 1, middle, end, low, high, by, best, leaf);
-      else find(2 * node, begin, middle, low, high, by, best, leaf);
+      if (right) find(2 * node + 1, middle, end, low, high, by, best);
+      else find(2 * node, begin, middle, low, high, by, best);
     }
   }
 
-  std::vector<int32_t> by_start_, starts_;
+  std::vector<int32_t> by_start_, starts_, ends_;
   std::vector<Node> nodes_;
+  int32_t length_;
   size_t leaves_ = 1;
 };
 
 class Skyline {
  public:
   // `floor[t]` is the height below which instant t is taken already.
-  explicit Skyline(const std::vector<int64_t>& floor) {
-    const auto n = static_cast<int32_t>(floor.size());
-    runs_.resize(n);
-    int32_t last = -1;
-    for (int32_t t = 0; t < n; ++t) {
-      if (last >= 0 && runs_[last].height == floor[t]) continue;
+  explicit Skyline(const std::vector<int64_t>& floor) : runs_(floor.size()), length_(floor.size()) {
+    insert(0, floor[0], -1);
+    int32_t last = 0;
+    for (int32_t t = 1; t < length_; ++t) {
+      if (runs_[last].height == floor[t]) continue;
       insert(t, floor[t], last);
       last = t;
     }
-    limit_ = n;
+    merge(last);
   }
 
-  // Places every candidate (single-piece jobs without a fixed offset) by ascending `priority` where there is a choice.
-  void fill(const Jobs& jobs, const std::vector<int32_t>& candidates, const std::vector<int32_t>& priority,
-            std::vector<int64_t>& offset) {
-    JobTree tree(jobs, candidates, priority);
-    for (size_t left = candidates.size(); left > 0;) {
+  // Places the `left` jobs of the tree; gives up (false) when one ends above `limit`.
+  bool fill(const Jobs& jobs, JobTree& tree, size_t left, int64_t limit, std::vector<int64_t>& offset) {
+    while (left > 0) {
       const int32_t run = lowest();
       const int32_t job = tree.take(run, end_of(run));
       if (job < 0) {
-        rise(run);
+        set(run, std::min(runs_[runs_[run].before].height, runs_[runs_[run].after].height));
         continue;
       }
-      const Piece piece = jobs.pieces[jobs.first[job]];
       offset[job] = jobs.aligned(job, runs_[run].height);
-      split(run, piece, offset[job] + jobs.size[job]);
+      if (offset[job] + jobs.size[job] > limit) return false;
+      raise(run, arc(jobs, job), offset[job] + jobs.size[job]);
       --left;
     }
+    return true;
   }
 
  private:
@@ -112,15 +134,17 @@ class Skyline {
   };
   using Entry = std::pair<int64_t, int32_t>;  // height, start; stale when the run has changed since
 
-  int32_t end_of(int32_t run) const { return runs_[run].after < 0 ? limit_ : runs_[run].after; }
+  // Beyond the circle's length for the run that holds instant 0 or begins after all others.
+  int32_t end_of(int32_t run) const {
+    const int32_t after = runs_[run].after;
+    return after > run ? after : after + length_;
+  }
 
   void insert(int32_t start, int64_t height, int32_t before) {
-    Run& run = runs_[start];
-    run.height = height;
-    run.before = before;
-    run.after = before < 0 ? -1 : runs_[before].after;
-    if (before >= 0) runs_[before].after = start;
-    if (run.after >= 0) runs_[run.after].before = start;
+    const int32_t after = before < 0 ? start : runs_[before].after;
+    runs_[start] = {height, before < 0 ? start : before, after};
+    runs_[runs_[start].before].after = start;
+    runs_[after].before = start;
     heap_.emplace(height, start);
   }
 
@@ -128,15 +152,15 @@ class Skyline {
     runs_[run].height = height;
     heap_.emplace(height, run);
     merge(run);
-    if (runs_[run].before >= 0) merge(runs_[run].before);
+    merge(runs_[run].before);
   }
 
   // Joins `run` with the next one when they are equally high.
   void merge(int32_t run) {
     const int32_t next = runs_[run].after;
-    if (next < 0 || runs_[next].height != runs_[run].height) return;
+    if (next == run || runs_[next].height != runs_[run].height) return;
     runs_[run].after = runs_[next].after;
-    if (runs_[next].after >= 0) runs_[runs_[next].after].before = run;
+    runs_[runs_[next].after].before = run;
     runs_[next].height = -1;
   }
 
@@ -145,28 +169,27 @@ class Skyline {
     return heap_.top().second;
   }
 
-  void rise(int32_t run) {
-    const Run& r = runs_[run];
-    int64_t height = std::numeric_limits<int64_t>::max();
-    if (r.before >= 0) height = std::min(height, runs_[r.before].height);
-    if (r.after >= 0) height = std::min(height, runs_[r.after].height);
-    set(run, height);
-  }
-
-  void split(int32_t run, Piece piece, int64_t height) {
+  // Raises the part `piece` of a run to `height`.
+  void raise(int32_t run, Piece piece, int64_t height) {
     const int64_t below = runs_[run].height;
-    if (piece.end < end_of(run)) insert(piece.end, below, run);
-    if (piece.start > run) {
+    if (runs_[run].after == run && piece.start != run) {  // one run all round may as well begin here
+      runs_[run].height = -1;
+      insert(piece.start, below, -1);
+      run = piece.start;
+    }
+    const int32_t end = piece.end % length_;
+    if (end != runs_[run].after % length_) insert(end, below, run);
+    if (piece.start == run) {
+      set(run, height);
+    } else {
       insert(piece.start, height, run);
       merge(piece.start);
-    } else {
-      set(run, height);
     }
   }
 
   std::vector<Run> runs_;  // by first instant
   std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> heap_;
-  int32_t limit_ = 0;
+  int32_t length_;
 };
 
 // For each instant, the highest end of the jobs placed there.
@@ -177,10 +200,10 @@ inline std::vector<int64_t> floor_under(const Jobs& jobs, const std::vector<int3
     for (int32_t k = jobs.first[job]; k < jobs.first[job + 1]; ++k)
       pieces.emplace_back(jobs.pieces[k].start, jobs.pieces[k].end, offset[job] + jobs.size[job]);
   std::sort(pieces.begin(), pieces.end());
-  std::vector<int64_t> floor(jobs.instants, 0);
+  std::vector<int64_t> floor(jobs.instants - 1, 0);
   std::priority_queue<std::pair<int64_t, int32_t>> alive;  // height, end
   size_t next = 0;
-  for (int32_t t = 0; t < jobs.instants; ++t) {
+  for (int32_t t = 0; t + 1 < jobs.instants; ++t) {
     for (; next < pieces.size() && std::get<0>(pieces[next]) == t; ++next)
       alive.emplace(std::get<2>(pieces[next]), std::get<1>(pieces[next]));
     while (!alive.empty() && alive.top().second <= t) alive.pop();
@@ -189,24 +212,54 @@ inline std::vector<int64_t> floor_under(const Jobs& jobs, const std::vector<int3
   return floor;
 }
 
-// Offsets for all jobs: those that are fixed or have several pieces by first fit in `order`, and on top of these the
-// others, lowest valley first.
-inline std::vector<int64_t> skyline(const Jobs& jobs, const std::vector<int32_t>& order) {
-  std::vector<int64_t> offset(jobs.count(), 0);
-  std::vector<int32_t> before, candidates, priority(jobs.count());
-  for (int32_t k = 0; k < jobs.count(); ++k) {
-    priority[order[k]] = k;
-    (jobs.fixed[order[k]] < 0 && jobs.single(order[k]) ? candidates : before).push_back(order[k]);
+// Places all jobs: those that are fixed or have gaps by first fit in the order given, and on top of these the others,
+// lowest valley first, by their places in the order.
+class ValleyPacker {
+ public:
+  explicit ValleyPacker(const Jobs& jobs)
+      : jobs_(jobs), candidates_(of(jobs, true)), others_(of(jobs, false)), tree_(jobs, candidates_),
+        offset_(jobs.count(), 0), priority_(jobs.count(), 0) {}
+
+  // The arena, or -1 when it would be above `limit`.
+  int64_t pack(const std::vector<int32_t>& order, int64_t limit) {
+    for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
+    place_others();
+    tree_.fill(priority_);
+    Skyline skyline(floor_under(jobs_, others_, offset_));
+    if (!skyline.fill(jobs_, tree_, candidates_.size(), limit, offset_)) return -1;
+    int64_t arena = 0;
+    for (int32_t j = 0; j < jobs_.count(); ++j) arena = std::max(arena, offset_[j] + jobs_.size[j]);
+    return arena <= limit ? arena : -1;
   }
-  std::stable_partition(before.begin(), before.end(), [&](int32_t j) { return jobs.fixed[j] >= 0; });
-  Placed placed(jobs);
-  int64_t looks = 0;
-  for (const int32_t job : before) {
-    offset[job] = jobs.fixed[job] >= 0 ? jobs.fixed[job] : placed.find(job, Rule::first_fit, looks);
-    placed.insert(job, offset[job]);
+
+  const std::vector<int64_t>& offsets() const { return offset_; }
+
+ private:
+  static std::vector<int32_t> of(const Jobs& jobs, bool candidate) {
+    std::vector<int32_t> result;
+    for (int32_t j = 0; j < jobs.count(); ++j)
+      if ((jobs.fixed[j] < 0 && arc(jobs, j).start >= 0) == candidate) result.push_back(j);
+    return result;
   }
-  if (!candidates.empty()) Skyline(floor_under(jobs, before, offset)).fill(jobs, candidates, priority, offset);
-  return offset;
-}
+
+  void place_others() {
+    std::sort(others_.begin(), others_.end(), [&](int32_t a, int32_t b) {
+      return std::pair(jobs_.fixed[a] < 0, priority_[a]) < std::pair(jobs_.fixed[b] < 0, priority_[b]);
+    });
+    Placed placed(jobs_);
+    int64_t looks = 0;
+    for (const int32_t job : others_) {
+      offset_[job] = jobs_.fixed[job] >= 0 ? jobs_.fixed[job] : placed.find(job, Rule::first_fit, looks);
+      placed.insert(job, offset_[job]);
+    }
+  }
+
+  const Jobs& jobs_;
+  const std::vector<int32_t> candidates_;  // one arc, no fixed offset
+  std::vector<int32_t> others_;
+  JobTree tree_;
+  std::vector<int64_t> offset_;
+  std::vector<int32_t> priority_;  // place in the order
+};
 
 }  // namespace packing

@@ -99,9 +99,7 @@ def piling(memory: Watched) -> Callable[[int], None]:
 
 
 def training(memory: Watched) -> Callable[[int], None]:
-    """Parameters before the loop; optimizer state made in the middle of the first iteration, as large as
-    the gradients.
-    """
+    """Parameters before the loop; optimizer state, as large as the gradients, in the first iteration."""
     shapes = [7_000, 21_000, 13_000]
     parameters = [memory.allocate(size) for size in shapes]
     state: list[int] = []

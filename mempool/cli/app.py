@@ -1,0 +1,87 @@
+"""The typer application and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from mempool.cli import check, demo, info, plan, run
+from mempool.cli.output import ExitCode, Stop, error_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+app = typer.Typer(
+    name="mempool",
+    help="Record the buffers of a training iteration, plan their addresses, replay them.",
+    epilog="Exit codes: 0 ok, 1 the answer is no, 2 usage, 3 a bad file, 4 failed, 130 Ctrl-C.",
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo.demo)
+app.command(cls=run.RunCommand, context_settings=run.CONTEXT)(run.run)
+app.command()(plan.plan)
+app.command()(check.check)
+app.command()(info.info)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),  # noqa: FBT001, FBT003
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print("mempool", installed("mempool"))  # noqa: T201
+        raise typer.Exit
+
+
+def call(arguments: Sequence[str]) -> int:
+    """Run one command line.
+
+    Returns:
+        The exit code; an error has been told in one line on stderr.
+    """
+    try:
+        code = typer.main.get_command(app).main(
+            list(arguments) or ["--help"], prog_name="mempool", standalone_mode=False
+        )
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would complain again when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.PIPE
+    except (KeyboardInterrupt, typer.Abort):
+        error_line("interrupted")
+        return ExitCode.INTERRUPTED
+    except Exception as error:
+        if os.environ.get("MEMPOOL_TRACEBACK"):
+            raise
+        code, message = judge(error)
+        if message:
+            error_line(message)
+    return code if isinstance(code, int) else ExitCode.OK
+
+
+def judge(error: Exception) -> tuple[int, str]:
+    """Exit code and line for an error that a verb let pass."""
+    if isinstance(error, Stop):
+        return error.code, str(error)
+    if hasattr(error, "format_message"):  # typer's own, whose class is not public
+        where = getattr(getattr(error, "ctx", None), "command_path", "mempool")
+        return ExitCode.USAGE, f"{error.format_message()} (see '{where} --help')"
+    from solvers import PlanError
+    from traces import TraceError
+
+    if isinstance(error, (TraceError, PlanError)):
+        return ExitCode.FILE, str(error)
+    if isinstance(error, OSError):
+        name = f"{error.filename}: " if error.filename is not None else ""
+        return ExitCode.FILE, f"{name}{error.strerror or error}"
+    if isinstance(error, MemoryError):
+        return ExitCode.FAILED, f"out of memory: {error}" if str(error) else "out of memory"
+    return ExitCode.FAILED, f"{type(error).__name__}: {error} (MEMPOOL_TRACEBACK=1 shows where)"

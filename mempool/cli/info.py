@@ -1,0 +1,209 @@
+"""``mempool info``: what a trace or a plan holds."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - typer reads it from the signature
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from mempool.cli.output import console, facts, percent, print_json, progress, table
+from mempool.report import binary
+
+if TYPE_CHECKING:
+    from mempool.cli.work import Work
+    from traces import Buffers, Trace
+
+
+def info(
+    file: Annotated[Path, typer.Argument(help="A trace, a plan, or a MiniMalloc CSV, told by content.")],
+    *,
+    largest: Annotated[
+        int, typer.Option(min=0, help="How many of the largest buffers at the peak to list.")
+    ] = 10,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Of a trace, show all of it, not the iteration that it repeats.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what a trace or a plan holds: events, load over time, the largest buffers at the peak, the arena.
+
+    For example:
+
+        mempool info run.trace
+
+        mempool info run.plan --largest 3
+
+        mempool info buffers.csv --json
+    """
+    from mempool.cli.work import read_work
+
+    with progress(f"reading {file}"):
+        work = read_work(file, whole=whole)
+    said = answer(work, largest)
+    if json:
+        print_json(said)
+    else:
+        _show(file, work, said)
+
+
+def answer(work: Work, largest: int) -> dict[str, Any]:
+    """The keys of ``mempool info --json``."""
+    from solvers import lower_bound, peak_load
+
+    buffers = work.buffers
+    said: dict[str, Any] = {
+        "kind": work.kind,
+        "buffers": len(buffers),
+        "persistent_buffers": int(buffers.persistent.sum()),
+        "wrap_around_buffers": int((buffers.wrap_around & ~buffers.persistent).sum()),
+        "period": buffers.period,
+        "peak_load_bytes": peak_load(buffers),
+        "lower_bound_bytes": lower_bound(buffers),
+        "largest_at_peak": _largest_at_peak(work, largest),
+    }
+    if work.trace is not None:
+        said |= _events(work.trace)
+        said["iterations"] = 1 if work.pattern is None else work.pattern.iterations
+    if work.plan is not None:
+        said |= {
+            "status": str(work.plan.status),
+            "arena_bytes": work.plan.arena_bytes,
+            "fragmentation": work.plan.fragmentation(said["peak_load_bytes"]),
+            "address_period_iterations": work.plan.columns,
+            "solver": work.plan.solver,
+            "seed": work.plan.seed,
+            "seconds": work.plan.seconds,
+            "stopped_by": work.plan.stopped_by,
+        }
+    return said
+
+
+def _events(trace: Trace) -> dict[str, Any]:
+    from traces import Kind
+
+    counts = np.bincount(trace.kind, minlength=len(Kind))
+    time = trace.time_ns
+    return {
+        "events": len(trace),
+        "allocs": int(counts[Kind.ALLOC]),
+        "frees": int(counts[Kind.FREE]),
+        "reads": int(counts[Kind.READ]),
+        "writes": int(counts[Kind.WRITE]),
+        "marks": int(counts[Kind.MARK]),
+        "requested_bytes": int(trace.size.sum(dtype=np.float64)),
+        "streams": len(np.unique(trace.stream)),
+        "devices": len(np.unique(trace.device)),
+        "threads": len(np.unique(trace.thread)),
+        "duration_ns": int(time.max() - time.min()) if len(time) else 0,
+        "alignment_bytes": trace.alignment,
+        "metadata": dict(trace.metadata),
+    }
+
+
+def _largest_at_peak(work: Work, count: int) -> list[dict[str, Any]]:
+    """The largest buffers alive at the first time of the peak load, largest first."""
+    from solvers import load_curve
+
+    buffers = work.buffers
+    times, loads = load_curve(buffers)
+    if len(times) == 0:
+        return []
+    alive = _instances(buffers, int(times[loads.argmax()]))
+    rows = np.flatnonzero(alive & (buffers.size > 0))
+    rows = rows[np.argsort(-buffers.size[rows], kind="stable")][:count]
+    return [
+        {
+            "buffer": str(row) if buffers.ids is None else buffers.ids[row],
+            "size_bytes": int(buffers.size[row]),
+            "start": int(buffers.start[row]),
+            "end": int(buffers.end[row]),
+            "instances": int(alive[row]),
+            **_where(work, row),
+        }
+        for row in rows.tolist()
+    ]
+
+
+def _instances(buffers: Buffers, time: int) -> Any:
+    """How many instances of each buffer that is planned are alive at a time: int64[n]. Gaps do not count."""
+    if buffers.period is None:
+        alive = ((buffers.start <= time) & (time < buffers.end)).astype(np.int64)
+    else:
+        since = (time - buffers.start) % buffers.period
+        alive = np.maximum(-((since - buffers.lengths) // buffers.period), 0)
+    return np.where(buffers.persistent, 0, alive)
+
+
+def _where(work: Work, row: int) -> dict[str, Any]:
+    """Operation and source line of the alloc, where the recorder knew them."""
+    from traces import Kind
+
+    if work.trace is None or work.pattern is not None:
+        return {}
+    event = np.flatnonzero(work.trace.kind == Kind.ALLOC)[row]
+    known = {"operation": int(work.trace.operation[event]), "frame": int(work.trace.frame[event])}
+    return {name: work.trace.names[index] for name, index in known.items() if index >= 0}
+
+
+def _show(file: Path, work: Work, said: dict[str, Any]) -> None:
+    from mempool.cli.plot import show_addresses, show_load
+
+    facts(f"{file}: {work.kind}", _facts(work, said))
+    print_to = console()
+    print_to.print("\nload over time")
+    show_load(print_to, work.buffers)
+    if said["largest_at_peak"]:
+        rows = [
+            (
+                " ".join(str(entry[name]) for name in ("buffer", "operation", "frame") if name in entry),
+                binary(entry["size_bytes"]),
+                f"{entry['start']:,}",
+                f"{entry['end']:,}",
+                str(entry["instances"]),
+            )
+            for entry in said["largest_at_peak"]
+        ]
+        table("\nlargest buffers at the peak", ("buffer", "size", "start", "end", "instances"), rows)
+    if work.plan is not None:
+        print_to.print("\naddresses over time")
+        show_addresses(print_to, work.buffers, work.plan)
+
+
+def _facts(work: Work, said: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if work.trace is not None:
+        kinds = ", ".join(
+            f"{said[name]:,} {name}" for name in ("allocs", "frees", "reads", "writes", "marks") if said[name]
+        )
+        rows += [
+            ("events", f"{said['events']:,}: {kinds or 'none'}"),
+            ("from", f"{said['threads']} threads, {said['streams']} streams, {said['devices']} devices"),
+            ("requested", binary(said["requested_bytes"])),
+            ("seconds", f"{said['duration_ns'] / 1e9:.3f}"),
+        ]
+    if work.pattern is not None:
+        rows.append(
+            ("iteration", f"{said['period']:,} allocations, {said['iterations']} alike; what follows is one")
+        )
+    elif said["period"] is not None:
+        rows.append(("iteration", f"{said['period']:,} allocations"))
+    wrap, stay = said["wrap_around_buffers"], said["persistent_buffers"]
+    rows += [
+        (
+            "buffers",
+            f"{said['buffers']:,}"
+            + (f", {wrap:,} wrap around" if wrap else "")
+            + (f", {stay:,} stay" if stay else ""),
+        ),
+        ("peak load", binary(said["peak_load_bytes"])),
+        ("lower bound", binary(said["lower_bound_bytes"])),
+    ]
+    if work.plan is not None:
+        rows += [
+            ("arena", f"{binary(said['arena_bytes'])}, {percent(work.plan.gap)} above the lower bound"),
+            ("fragmentation", percent(said["fragmentation"])),
+            ("status", f"{said['status']}, by {said['solver']}"),
+        ]
+    return rows

@@ -1,0 +1,219 @@
+"""``mempool plan``: offsets for the buffers of a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - typer reads it from the signature
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mempool.cli.output import ExitCode, Stop, facts, percent, print_json, progress
+from mempool.report import binary
+
+if TYPE_CHECKING:
+    from mempool.cli.work import Work
+    from solvers import Plan
+
+
+def _solvers(incomplete: str) -> list[str]:
+    from solvers import SOLVERS
+
+    return [name for name in SOLVERS if name.startswith(incomplete)]
+
+
+def plan(
+    trace: Annotated[
+        Path, typer.Argument(help="A trace (Parquet) or buffers (MiniMalloc CSV), told by content.")
+    ],
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write the plan here; a name in .csv makes a MiniMalloc CSV."),
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Plan the file as one, not the iteration that it repeats.")
+    ] = False,
+    solver: Annotated[
+        str, typer.Option(autocompletion=_solvers, help="auto, greedy, first_fit, best_fit or exact.")
+    ] = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="Stop by the clock; such a plan is not reproducible."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(min=0, help="Stop after so much work; reproducible.")] = None,
+    capacity: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="The first plan that fits is enough: 4096, 512M, 1.5GiB, 2GB."),
+    ] = None,
+    alignment: Annotated[
+        int, typer.Option(min=1, metavar="BYTES", help="Align the buffers of a trace to a power of two.")
+    ] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Give every buffer of a trace an offset, in an arena as small as can be.
+
+    Of a trace that repeats an iteration, that iteration is planned. The plan is checked by independent code
+    before it is written. Ctrl-C writes the best plan so far.
+
+    For example:
+
+        mempool plan run.trace -o run.plan
+
+        mempool plan buffers.csv -o solved.csv --time-limit 10
+
+        mempool plan run.trace --whole --capacity 2GiB --json
+    """
+    from mempool.cli.work import read_work
+
+    size = _size(capacity)
+    _check_output(output, trace)
+    if alignment & (alignment - 1):
+        raise typer.BadParameter(f"alignment {alignment} is not a power of two")
+    with progress(f"reading {trace}"):
+        work = read_work(trace, whole=whole, alignment=alignment)
+    if work.kind == "plan":
+        raise Stop(ExitCode.FILE, f"{trace}: a plan already; plans are made from traces")
+    _check_fits(output, work)
+    found = _solve(work, solver, seed, size, time_limit, nodes)
+    if output is not None and found.offset is not None:
+        _write(found, work, output)
+    if json:
+        print_json(answer(found, work))
+    else:
+        _show(found, work, output)
+    if found.offset is None:
+        raise Stop(ExitCode.NEGATIVE, f"{found.status}: {found.reason}")
+    if found.stopped_by == "interrupt":
+        kept = "" if output is None else f"; {output} holds the best plan so far"
+        raise Stop(ExitCode.INTERRUPTED, f"interrupted{kept}")
+
+
+def answer(found: Plan, work: Work) -> dict[str, Any]:
+    """The keys of ``mempool plan --json``."""
+    from solvers import peak_load
+
+    there = found.offset is not None
+    peak = peak_load(work.buffers)
+    return {
+        "status": str(found.status),
+        "arena_bytes": found.arena_bytes if there else None,
+        "lower_bound_bytes": found.lower_bound_bytes,
+        "peak_load_bytes": peak,
+        "ratio": 1 + found.gap if there else None,
+        "fragmentation": found.fragmentation(peak) if there else None,
+        "solver": found.solver,
+        "seed": found.seed,
+        "seconds": found.seconds,
+        "stopped_by": found.stopped_by,
+        "buffers": len(work.buffers),
+        "persistent_buffers": int(work.buffers.persistent.sum()),
+        "period": found.period,
+        "iterations": 1 if work.pattern is None else work.pattern.iterations,
+        "reason": found.reason or None,
+    }
+
+
+def _size(text: str | None) -> int | None:
+    from mempool.errors import UsageError
+    from mempool.settings import parse_bytes
+
+    try:
+        return None if text is None else parse_bytes(text)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _check_output(output: Path | None, trace: Path) -> None:
+    """Find out before a long search that its result could not be written."""
+    if output is None:
+        return
+    if output.exists() and trace.exists() and output.samefile(trace):
+        raise typer.BadParameter("the plan would overwrite the trace")
+    if output.is_dir():
+        raise typer.BadParameter(f"{output} is a folder")
+    if not output.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {output.absolute().parent}")
+
+
+def _check_fits(output: Path | None, work: Work) -> None:
+    grouped = (work.buffers.group != work.buffers.group[:1]).any()
+    if output is not None and output.suffix == ".csv" and (work.buffers.period is not None or grouped):
+        raise typer.BadParameter(
+            "a CSV holds neither iterations nor streams; use --whole, or another name than .csv"
+        )
+
+
+def _solve(
+    work: Work, solver: str, seed: int, capacity: int | None, seconds: float | None, nodes: int | None
+) -> Plan:
+    import solvers
+
+    if solver not in solvers.SOLVERS:
+        raise typer.BadParameter(f"no solver {solver!r}; there are {', '.join(solvers.SOLVERS)}")
+    with progress(f"planning {len(work.buffers):,} buffers") as show:
+
+        def better(found: Plan) -> None:
+            show(f"arena {binary(found.arena_bytes)}, {percent(found.gap)} above the bound; Ctrl-C keeps it")
+
+        try:
+            found = solvers.solve(
+                work.buffers,
+                capacity=capacity,
+                stop=solvers.Stop(seconds=seconds, nodes=nodes),
+                seed=seed,
+                solver=solver,
+                on_improvement=better,
+            )
+        except ModuleNotFoundError as error:
+            raise Stop(
+                ExitCode.FAILED, f"solver {solver!r} needs {error.name}, which is not installed"
+            ) from None
+        except ValueError as error:
+            raise Stop(ExitCode.FILE, f"cannot be planned: {error}") from None
+    if found.offset is not None:
+        try:
+            solvers.check(found, work.buffers)
+        except solvers.PlanError as error:
+            raise Stop(
+                ExitCode.FAILED, f"the solver made a wrong plan, which is not written: {error}"
+            ) from None
+    return found
+
+
+def _write(found: Plan, work: Work, output: Path) -> None:
+    assert found.offset is not None
+    if output.suffix == ".csv":
+        from traces.minimalloc import write_csv
+
+        write_csv(work.buffers, output, offsets=found.offset[:, 0])
+    elif work.pattern is not None:
+        from mempool.planned import Planned
+
+        Planned(work.pattern, work.buffers, found).save(output)
+    else:
+        from solvers import write_plan
+
+        write_plan(found, work.buffers, output)
+
+
+def _show(found: Plan, work: Work, output: Path | None) -> None:
+    said = answer(found, work)
+    if work.pattern is not None:
+        what = f"{len(work.buffers):,} of one iteration, of {work.pattern.iterations} alike"
+    else:
+        what = f"{len(work.buffers):,}" + (", the trace as one" if work.kind == "trace" else "")
+    rows = [
+        ("status", f"{found.status}, by {found.solver} (stopped by {found.stopped_by or '-'})"),
+        ("buffers", what),
+    ]
+    rows += [("peak load", binary(said["peak_load_bytes"])), ("lower bound", binary(found.lower_bound_bytes))]
+    if found.offset is not None:
+        rows += [
+            ("arena", f"{binary(found.arena_bytes)}, {percent(found.gap)} above the lower bound"),
+            ("fragmentation", percent(said["fragmentation"])),
+        ]
+    rows.append(("seconds", f"{found.seconds:.3f}"))
+    if output is not None and found.offset is not None:
+        rows.append(("written", str(output)))
+    facts("plan", rows)

@@ -1,0 +1,181 @@
+"""``mempool run``: an unchanged program with the pool under it.
+
+The command replaces itself by a plain Python that runs the program, so that arguments, exit status, signals,
+``__main__``, child processes and tracebacks are Python's own. What it adds comes in through `sitecustomize`
+(the folder startup/), and waits in `mempool.cli.under` until the program imports a framework.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from mempool.cli.output import ExitCode, Stop
+from mempool.cli.under import VARIABLE
+
+CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}
+_STARTUP = Path(__file__).parent / "startup"
+#: Packages of ours that a file beside the script would hide from us.
+_OURS = ("mempool", "solvers", "traces")
+
+
+class RunCommand(TyperCommand):
+    """A command whose options end where the program's command line begins, as Python's own do."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse our options; what follows ``-m MODULE``, ``-c CODE`` or the script is not looked at."""
+        takes_value = {
+            name for option in self.params if not getattr(option, "is_flag", True) for name in option.opts
+        }
+        return super().parse_args(ctx, split(args, takes_value))
+
+
+def split(args: list[str], takes_value: set[str]) -> list[str]:
+    """The arguments with ``--`` in front of the program's: its script, ``-m MODULE`` or ``-c CODE``."""
+    at = 0
+    while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
+        if args[at][:2] in ("-m", "-c"):
+            break
+        at += 2 if args[at] in takes_value else 1
+    if at < len(args) and args[at] == "--":
+        at += 1
+    return [*args[:at], "--", *args[at:]] if args[at - 1 : at] != ["--"] else args
+
+
+def run(
+    program: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT|-m MODULE|-c CODE [ARGS]...",
+            help="The program and its arguments.",
+            show_default=False,
+        ),
+    ],
+    *,
+    record: Annotated[
+        Path | None, typer.Option(metavar="TRACE", help="Write a trace of every allocation.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="Replay this plan from the first iteration.")
+    ] = None,
+    max_reserved: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Most memory to hold: 512M, 1.5GiB, 2GB.")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what did not follow the plan, and why.")
+    ] = False,
+    children: Annotated[
+        bool,
+        typer.Option(
+            "--children", help="Child processes too; each trace has the process number in its name."
+        ),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No report at the end.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the report as one JSON object.")
+    ] = None,
+) -> None:
+    """Run an unchanged program with the pool under it; report on stderr when it ends.
+
+    The pool finds the iteration by itself. Options of ours come before the script; everything after it is the
+    program's. The exit status is the program's.
+
+    For example:
+
+        mempool run train.py --epochs 3
+
+        mempool run --record run.trace -m package.train
+
+        mempool run --plan run.plan --explain train.py
+    """
+    pythonpath = os.environ.get("PYTHONPATH")
+    options = {
+        "pid": os.getpid(),
+        "record": _writable(record),
+        "plan": _plan(plan),
+        "json": _writable(json_file),
+        "max_reserved": _settings(max_reserved),
+        "explain": explain,
+        "children": children,
+        "quiet": quiet,
+        "pythonpath": pythonpath,
+    }
+    _check_program(program)
+    environment = os.environ | {VARIABLE: json.dumps(options), "PYTHONPATH": _path(pythonpath)}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *_interpreter_flags(), *program], environment)  # noqa: S606
+
+
+def _path(before: str | None) -> str:
+    return str(_STARTUP) if before is None else os.pathsep.join((str(_STARTUP), before))
+
+
+def _interpreter_flags() -> list[str]:
+    """The flags that this Python was started with, without those that keep the environment out."""
+    from subprocess import _args_from_interpreter_flags as flags  # type: ignore[attr-defined]
+
+    return [flag for flag in flags() if flag not in ("-I", "-E", "-S")]
+
+
+def _check_program(program: list[str]) -> None:
+    """Find out here what would otherwise fail inside the program: names that hide ours."""
+    if program[0].startswith("-") and program[0][:2] not in ("-m", "-c") and program[0] != "-":
+        raise typer.BadParameter(f"no such option: {program[0]}")
+    script = Path(program[0])
+    if program[0].startswith("-"):
+        place = Path.cwd()
+    elif not script.exists():
+        raise Stop(ExitCode.FILE, f"{script}: No such file or directory")
+    else:
+        place = script if script.is_dir() else script.resolve().parent
+    for name in _OURS:
+        found = PathFinder.find_spec(name, [str(place)])
+        if found is not None and Path(str(found.origin)) != _own(name):
+            raise Stop(
+                ExitCode.USAGE,
+                f"{found.origin or place / name} hides the package {name!r} of mempool; rename it",
+            )
+
+
+def _own(name: str) -> Path:
+    found = PathFinder.find_spec(name)
+    return Path(str(found.origin)) if found is not None else Path()
+
+
+def _writable(path: Path | None) -> str | None:
+    """The path from the root, since the program may change its folder; refused now if not writable."""
+    if path is None:
+        return None
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise Stop(ExitCode.FILE, f"{path}: cannot be written")
+    return str(path.absolute())
+
+
+def _plan(path: Path | None) -> str | None:
+    """The path of a plan that a pool accepts."""
+    if path is None:
+        return None
+    from mempool.planned import Planned
+
+    Planned.load(path)
+    return str(path.absolute())
+
+
+def _settings(max_reserved: str | None) -> int | None:
+    """Bytes; the environment is looked at too, while its errors can still be told in one line."""
+    from mempool.errors import UsageError
+    from mempool.settings import settings
+
+    try:
+        settings(max_reserved=max_reserved)
+        return None if max_reserved is None else settings(max_reserved=max_reserved).max_reserved
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None

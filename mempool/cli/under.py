@@ -1,0 +1,229 @@
+"""What ``mempool run`` does inside the program, from before its first line until after its last.
+
+It is a file by itself: it imports neither the rest of this project nor a framework before the program imports
+the framework. Nothing here may change what the program does, so no exception leaves it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import FrameType, ModuleType
+
+VARIABLE = "MEMPOOL_RUN"
+#: Module of the framework -> adapter, whose ``install`` takes the options of a pool.
+ADAPTERS = {"numpy": "mempool.numpy"}
+#: Signals whose default is to end the process.
+DEADLY = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+#: This is what Python takes for a frame of the import system, which it leaves out of tracebacks.
+_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+
+_run: Run | None = None
+
+
+def begin() -> None:
+    """Read the options, put the environment and the path back as they were, and wait for a framework."""
+    global _run
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")  # noqa: PTH100, PTH118, PTH120
+    sys.path[:] = [entry for entry in sys.path if entry != folder]
+    text = os.environ.get(VARIABLE)
+    if text is None:
+        return
+    options: dict[str, Any] = json.loads(text)
+    if not options["children"]:
+        del os.environ[VARIABLE]
+        if options["pythonpath"] is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = options["pythonpath"]
+    _run = Run(options)
+    _run.begin()
+
+
+class Run:
+    """One process under the pool.
+
+    Attributes:
+        options: as `mempool.cli.run` writes them into the environment.
+        pools: the pools installed here, by framework.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.pools: dict[str, Any] = {}
+        self._pid = os.getpid()
+        self._finishing = False
+        self._killed_by = 0
+
+    @property
+    def is_child(self) -> bool:
+        """Whether this is another process than the one that `mempool run` became."""
+        return bool(os.getpid() != self.options["pid"])
+
+    def begin(self) -> None:
+        """Wait for frameworks, signals and the end."""
+        sys.meta_path.insert(0, AfterImport(self.install))
+        atexit.register(self.finish)  # the first to register is the last to run
+        for number in DEADLY:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self._on_signal)
+
+    def install(self, framework: str) -> None:
+        """Put a pool under a framework that has just been imported."""
+        try:
+            self._install(framework)
+        except Exception as error:
+            _say(f"no pool for {framework}: {type(error).__name__}: {error}")
+
+    def _install(self, framework: str) -> None:
+        import importlib
+
+        first = not self.pools
+        adapter = importlib.import_module(ADAPTERS[framework])
+        given = {name: self.options[name] for name in ("plan", "max_reserved")}
+        self.pools[framework] = adapter.install(record=self._own(self.options["record"]), **given)
+        if first:
+            # Only now, so that it runs after the adapter has put its own state right.
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def _own(self, path: str | None) -> str | None:
+        """The path for this process: a child has its number in the name."""
+        if path is None or not self.is_child:
+            return path
+        stem, suffix = os.path.splitext(path)  # noqa: PTH122
+        return f"{stem}.{os.getpid()}{suffix}"
+
+    def finish(self) -> None:
+        """Finish the trace and write the report. Does nothing the second time, and in a fork of ours."""
+        if self._finishing or self._pid != os.getpid():
+            return
+        self._finishing = True
+        try:
+            self._report()
+        except Exception as error:
+            _say(f"no report: {type(error).__name__}: {error}")
+        if self._killed_by:
+            _die(self._killed_by)
+
+    def _report(self) -> None:
+        reports = {name: pool.report() for name, pool in self.pools.items()}
+        for name, pool in self.pools.items():
+            try:
+                pool.close()
+            except Exception as error:
+                _say(f"the trace of {name} was not written: {error}")
+        if self.options["json"] is not None and not self.is_child:
+            from mempool.cli.output import write_json
+
+            said = {name: report.to_dict() for name, report in reports.items()}
+            write_json({"pid": os.getpid(), "pools": said}, self.options["json"])
+        if self.options["quiet"]:
+            return
+        who = f" (process {os.getpid()})" if self.is_child else ""
+        for name, report in reports.items():
+            _write(f"{report}{who}")
+            if self.options["explain"]:
+                _write(self.pools[name].explain())
+        if not reports and not self.is_child:
+            _say(f"nothing to report: the program imported none of {', '.join(ADAPTERS)}")
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        """End as the signal's default does, after the trace has been written."""
+        if self._finishing and self._pid == os.getpid():
+            self._killed_by = number
+            return
+        self.finish()
+        _die(number)
+
+    def _after_fork(self) -> None:
+        """In a forked child: without a pool, unless children are to have one."""
+        pools, self.pools = self.pools, {}
+        for pool in pools.values():
+            pool.close()
+        if not self.options["children"]:
+            for number in DEADLY:
+                if signal.getsignal(number) == self._on_signal:
+                    signal.signal(number, signal.SIG_DFL)
+            return
+        self._pid, self._finishing = os.getpid(), False
+        for framework in pools:
+            self.install(framework)
+        self._finish_with_multiprocessing()
+
+    def _finish_with_multiprocessing(self) -> None:
+        """Its forked processes leave by ``os._exit``, which runs its own list of things to do at the end."""
+        util: Any = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util.register_after_fork(self, lambda me: util.Finalize(me, me.finish, exitpriority=-1000))
+
+
+class AfterImport:
+    """A finder that lets the others find a framework, and calls back when it has been imported."""
+
+    def __init__(self, then: Callable[[str], None]) -> None:
+        self._waiting, self._then = set(ADAPTERS), then
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec that another finder gives, with a loader around its own."""
+        if name not in self._waiting:
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, lambda: self._imported(name))  # type: ignore[assignment]
+                return spec
+        return None
+
+    def _imported(self, name: str) -> None:
+        self._waiting.discard(name)
+        if not self._waiting and self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self._then(name)
+
+
+class _Loader:
+    """A loader that calls back after the module's code has run, and leaves nothing of itself there."""
+
+    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
+        self._loader, self._then = loader, then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._then()
+
+    exec_module.__code__ = exec_module.__code__.replace(co_filename=_IMPORT_SYSTEM)
+
+
+def _die(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _say(message: str) -> None:
+    _write("mempool: " + " ".join(message.split()))
+
+
+def _write(text: str) -> None:
+    """To the real stderr, whatever the program has put in its place."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        os.write(2, (text + "\n").encode(errors="backslashreplace"))
+    except (OSError, ValueError):
+        pass

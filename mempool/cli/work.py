@@ -1,0 +1,95 @@
+"""What a file given to a verb holds: a trace, the buffers of a CSV, or a plan with its buffers."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from solvers import Plan
+    from traces import Buffers, Trace
+    from traces.pattern import Pattern
+
+
+@dataclass(frozen=True)
+class Work:
+    """The content of one file.
+
+    Attributes:
+        kind: what the file is.
+        buffers: what is, or was, to be placed.
+        trace: the events, if the file is a trace.
+        pattern: the iteration that most of the trace repeats; None if there is none or it was not asked for.
+        plan: of a plan file, or of a CSV that has an offset for every buffer.
+    """
+
+    kind: Literal["trace", "plan", "csv"]
+    buffers: Buffers
+    trace: Trace | None = None
+    pattern: Pattern | None = None
+    plan: Plan | None = None
+
+
+def read_work(path: Path, *, whole: bool = False, alignment: int = 1) -> Work:
+    """Read a trace, a plan or a MiniMalloc CSV, by content.
+
+    Args:
+        path: the file.
+        whole: of a trace, take all events on one line rather than the iteration that they repeat.
+        alignment: of the buffers of a trace, in bytes, where its recorder did not ask for more.
+
+    Raises:
+        TraceError, PlanError: the file is not what it says it is.
+        OSError: the file cannot be opened.
+    """
+    from traces.files import sniff
+
+    kind = sniff(path)
+    if kind == "csv":
+        return _read_csv(path)
+    if kind == "plan":
+        from solvers import read_plan
+
+        plan, buffers, *_ = read_plan(path)
+        return Work("plan", buffers, plan=plan)
+    from traces.parquet import read_trace
+
+    return _of_trace(read_trace(path), whole=whole, alignment=alignment)
+
+
+def _of_trace(trace: Trace, *, whole: bool, alignment: int) -> Work:
+    from traces import buffers_of
+    from traces.pattern import find_patterns
+
+    patterns = [] if whole else find_patterns(trace)
+    if not patterns:
+        return Work("trace", buffers_of(trace, alignment=alignment), trace)
+    pattern = max(patterns, key=lambda one: one.iterations * len(one.buffers))  # most of the trace
+    rows = pattern.buffers
+    aligned = np.full(len(rows), max(alignment, trace.alignment), np.int64)
+    return Work("trace", dataclasses.replace(rows, alignment=aligned), trace, pattern)
+
+
+def _read_csv(path: Path) -> Work:
+    from traces.minimalloc import read_csv
+
+    buffers = read_csv(path)
+    if len(buffers) and (buffers.offset >= 0).all():
+        return Work("csv", buffers, plan=solution(buffers))
+    return Work("csv", buffers)
+
+
+def solution(buffers: Buffers) -> Plan:
+    """The plan that fixed offsets amount to; nothing is checked."""
+    from solvers import Plan, Status, lower_bound
+
+    arena = int((buffers.offset + buffers.size).max(initial=0))
+    free = dataclasses.replace(buffers, offset=np.full(len(buffers), -1, np.int64))
+    bound = min(lower_bound(free), arena)  # a wrong plan may lie below the bound: that is for `check` to say
+    status = Status.OPTIMAL if bound == arena else Status.FEASIBLE
+    return Plan(buffers.offset[:, None], arena, bound, status, "file", 0, 0.0, "")

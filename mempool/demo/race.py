@@ -1,0 +1,202 @@
+"""Runs the same training under two allocators, in processes of their own that take turns."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from solvers import Plan
+    from traces import Buffers
+
+#: Steps of a turn, and turns; the first turns, in which the pool records and plans, are not timed.
+STEPS, TURNS, WARM_UP = 10, 14, 4
+_ONE_THREAD = dict.fromkeys(
+    ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS"), "1"
+)
+
+
+class WorkerError(RuntimeError):
+    """A process of the demonstration ended too early; the message is its last line."""
+
+
+@dataclass
+class Side:
+    """What one process did.
+
+    Attributes:
+        losses: of every step, as hexadecimal floats.
+        seconds: of every timed step.
+        page_faults: of every timed step.
+        end: its last answer.
+    """
+
+    losses: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    page_faults: list[int] = field(default_factory=list)
+    end: dict[str, Any] = field(default_factory=dict)
+
+    def same_results(self, other: Side) -> bool:
+        """Whether all losses and the parameters at the end are the same to the bit."""
+        return self.losses == other.losses and self.end["parameters"] == other.end["parameters"]
+
+
+@dataclass(frozen=True)
+class Race:
+    """The outcome: the default allocator twice, the pool, and the plan that it made."""
+
+    default: Side
+    again: Side
+    pool: Side
+    plan: Plan | None
+    buffers: Buffers | None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the default allocator gives the same results twice; if not, `identical` says nothing."""
+        return self.default.same_results(self.again)
+
+    @property
+    def identical(self) -> bool:
+        """Whether the pool changes nothing, to the bit."""
+        return self.repeatable and self.default.same_results(self.pool)
+
+    def answer(self) -> dict[str, Any]:
+        """The keys of ``mempool demo --json``."""
+        report = self.pool.end["report"]
+        keys = (
+            "hits",
+            "misses",
+            "hit_rate",
+            "coverage",
+            "plan_active_at_iteration",
+            "peak_load_bytes",
+            "lower_bound_bytes",
+            "arena_bytes",
+            "fragmentation",
+            "persistent_bytes",
+            "reserved_bytes",
+            "reserved_peak_bytes",
+        )
+        seconds = {name: median(side.seconds) for name, side in self._sides().items()}
+        return {
+            "identical": self.identical,
+            "default_repeatable": self.repeatable,
+            "iterations": len(self.pool.losses),
+            "loss_first": float.fromhex(self.pool.losses[0]),
+            "loss_last": float.fromhex(self.pool.losses[-1]),
+            "state": report["state"],
+            **{key: report[key] for key in keys},
+            "resident_bytes": {name: side.end["resident_bytes"] for name, side in self._sides().items()},
+            "page_faults_per_iteration": {
+                name: median(side.page_faults) for name, side in self._sides().items()
+            },
+            "seconds_per_iteration": seconds,
+            "speedup": seconds["default"] / seconds["pool"],
+        }
+
+    def _sides(self) -> dict[str, Side]:
+        return {"default": self.default, "pool": self.pool}
+
+
+def race(framework: str, *, marks: bool, steps: int, turns: int, show: Callable[[str], None]) -> Race:
+    """Train under the default allocator in two processes and under the pool in a third, in turns.
+
+    Args:
+        framework: a key of `mempool.demo.worker.FRAMEWORKS`.
+        marks: tell the pool where iterations begin, rather than let it find out.
+        steps: iterations of a turn.
+        turns: turns of each process, more than `WARM_UP`.
+        show: is told how far it is.
+
+    Raises:
+        WorkerError: a process failed.
+    """
+    from solvers import read_plan
+
+    pool = "pool" if marks else "unmarked"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "plan")
+        sides = [Side(), Side(), Side()]
+        commands = [("default",), ("default",), (pool, str(path))]
+        with contextlib.ExitStack() as stack:
+            processes = [stack.enter_context(Process(framework, *command)) for command in commands]
+            for turn in range(turns):
+                show(f"training, {turn * steps} of {turns * steps} iterations")
+                for side, process in zip(sides, processes, strict=True):
+                    _turn(side, process, steps, timed=turn >= WARM_UP)
+            for side, process in zip(sides, processes, strict=True):
+                side.end = process.ask("end")
+        plan, buffers = read_plan(path)[:2] if path.exists() else (None, None)
+    return Race(sides[0], sides[1], sides[2], plan, buffers)
+
+
+def _turn(side: Side, process: Process, steps: int, *, timed: bool) -> None:
+    answer = process.ask(f"{'timed' if timed else 'steps'} {steps}")
+    side.losses += answer["losses"]
+    if timed:
+        side.seconds += answer["seconds"]
+        side.page_faults += answer["page_faults"]
+
+
+class Process:
+    """A worker in a process of its own, with one thread for linear algebra."""
+
+    def __init__(self, *arguments: str) -> None:
+        # The settings of this process's environment are not those of the demonstration.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMPOOL")}
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
+        self._process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "mempool.demo.worker", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment | _ONE_THREAD,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def ask(self, line: str) -> Any:
+        """Send a line and wait for the answer.
+
+        Raises:
+            WorkerError: there is none.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            self._process.wait()
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").split("\n")
+            raise WorkerError(next((text for text in reversed(said) if text.strip()), "ended without a word"))
+        return json.loads(answer)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process.wait()
+        self._errors.close()

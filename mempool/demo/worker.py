@@ -1,0 +1,120 @@
+"""One process of the demonstration: trains with one allocator, some steps at a time, as its stdin tells it.
+
+Lines in: ``steps N``, ``timed N``, ``end``. Lines out: one JSON object for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import mmap
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mempool.demo.network import LAYERS, Data, Network
+
+if TYPE_CHECKING:
+    from mempool import Pool
+
+#: Framework -> (array module, adapter).
+FRAMEWORKS = {"numpy": ("numpy", "mempool.numpy")}
+
+
+class Worker:
+    """A network in training, under one allocator."""
+
+    def __init__(self, framework: str, allocator: str, plan: str | None) -> None:
+        """Import all that either allocator needs, take the baseline, then begin.
+
+        Args:
+            framework: a key of `FRAMEWORKS`.
+            allocator: "default", "pool" (iterations are marked) or "unmarked" (they are found).
+            plan: where the pool's plan goes at the end.
+        """
+        module, adapter = (importlib.import_module(name) for name in FRAMEWORKS[framework])
+        # What a planner will import, so that it counts as baseline in every process.
+        for name in ("mempool.planned", "mempool.report", "solvers", "traces.pattern", "traces.workload"):
+            importlib.import_module(name)
+        self.xp, self.plan = module, plan
+        warm_up(module)
+        self.baseline_bytes = resident_bytes("VmRSS")
+        self.pool: Pool | None = None if allocator == "default" else adapter.install()
+        self.marks = allocator == "pool"
+        self.data, self.network = Data(module), Network(module)
+
+    def steps(self, count: int) -> dict[str, Any]:
+        """Train; losses as hexadecimal floats, so that no bit is lost."""
+        losses, seconds, faults = [], [], []
+        for _ in range(count):
+            begun, before = time.perf_counter(), page_faults()
+            with self.pool.iteration() if self.pool is not None and self.marks else contextlib.nullcontext():
+                losses.append(self.network.step(*self.data.batch()).hex())
+            seconds.append(time.perf_counter() - begun)
+            faults.append(page_faults() - before)
+        return {"losses": losses, "seconds": seconds, "page_faults": faults}
+
+    def end(self) -> dict[str, Any]:
+        """Memory, and what the pool reports."""
+        resident = max(resident_bytes("VmHWM") - self.baseline_bytes, 0)  # before the rest takes memory
+        parameters = hashlib.sha256(b"".join(values.tobytes() for values in self.network.parameters))
+        said = {"parameters": parameters.hexdigest(), "resident_bytes": resident, "report": None}
+        if self.pool is not None:
+            said["report"] = self.pool.report().to_dict()
+            if self.pool.planned is not None and self.plan is not None:
+                self.pool.save(self.plan)
+        return said
+
+
+def warm_up(xp: Any) -> None:
+    """Load and touch what training will, as baseline, without moving malloc's thresholds."""
+    small, data = Network(xp, layers=(LAYERS[0], 16, LAYERS[-1])), Data(xp)
+    for _ in range(3):
+        small.step(*data.batch())
+    # The library of linear algebra keeps memory for its largest product.
+    side = max(LAYERS)
+    left, right, out = (xp.frombuffer(mmap.mmap(-1, 4 * side * side), xp.float32) for _ in range(3))
+    xp.matmul(left.reshape(side, side), right.reshape(side, side), out=out.reshape(side, side))
+
+
+def page_faults() -> int:
+    """Page faults of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def resident_bytes(field: str) -> int:
+    """Memory of this process as Linux counts it: "VmRSS" now, "VmHWM" at most."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:  # no Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
+
+
+def forget_peak() -> None:
+    """Let "VmHWM" begin again from what is resident now, where Linux allows it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def main(framework: str, allocator: str, plan: str | None = None) -> None:
+    """Do what stdin says until it ends."""
+    answers = sys.stdout
+    worker = Worker(framework, allocator, plan)
+    timed = False
+    for line in sys.stdin:
+        what, *count = line.split()
+        if what == "timed" and not timed:
+            forget_peak()  # the warm-up's, in which the pool records and plans
+            timed = True
+        answer = worker.end() if what == "end" else worker.steps(int(count[0]))
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,134 @@
+"""NumPy's arrays in a pool.
+
+    with mempool.numpy.install() as pool:
+        for batch in batches:
+            train(batch)
+            pool.step()
+    print(pool.report())
+
+Every thread is covered, whatever its context. Arrays made before are resized and freed as before; arrays
+made inside may outlive the pool, their thread, a fork, and the interpreter. NumPy keeps our functions for
+ever; while no pool is installed they only call the ones that were there before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import threading
+import warnings
+from typing import Any
+
+from mempool import _core
+from mempool.errors import OutOfMemoryError, UsageError
+from mempool.pool import Pool
+
+_lock = threading.RLock()
+_installed: _ArrayPool | None = None
+
+
+def install(**options: Any) -> Pool:
+    """Serve the arrays of this process from a new pool, until it is closed.
+
+    With the setting ``MEMPOOL=off`` the pool stays empty and NumPy as it is.
+
+    Args:
+        options: as for `mempool.Pool`; the device is the host.
+
+    Returns:
+        The pool; leaving its ``with``, its ``close`` and `uninstall` all end it. Its report stays readable.
+
+    Raises:
+        UsageError: a pool is installed already, or the options make no sense.
+        ImportError: this NumPy's allocator is one that we do not know.
+    """
+    global _installed
+    with _lock:
+        if _installed is not None:
+            raise UsageError("NumPy has a pool already: mempool.numpy.uninstall() it first")
+        pool = _ArrayPool(**options)
+        try:
+            if pool.settings.mode != "off":
+                _explain_memory_errors()
+                _core.numpy_serve(pool.client)
+        except BaseException:
+            pool.close()
+            raise
+        _installed = pool
+    return pool
+
+
+def uninstall() -> None:
+    """Close the installed pool: NumPy is as before, living arrays stay valid. Warns if there is none."""
+    pool = _installed
+    if pool is None:
+        warnings.warn("no pool is installed in NumPy", RuntimeWarning, stacklevel=2)
+    else:
+        pool.close()
+
+
+def installed() -> Pool | None:
+    """The pool that serves NumPy, or None."""
+    return _installed
+
+
+def is_installed() -> bool:
+    """Whether a pool serves NumPy."""
+    return _installed is not None
+
+
+class _ArrayPool(Pool):
+    """A pool that leaves NumPy when it is closed."""
+
+    def __init__(self, **options: Any) -> None:
+        device = options.get("device", "host")
+        if device != "host" and not isinstance(device, _core.HostDevice):
+            raise UsageError(f"NumPy's arrays live on the host, not on {device!r}")
+        super().__init__(**{"name": "numpy", **options})
+
+    def close(self) -> None:
+        """Leave NumPy and stop planning. Arrays stay valid."""
+        global _installed
+        with _lock:
+            if _installed is self:
+                _core.numpy_stop()
+                _installed = None
+        super().close()
+
+
+def _explain_memory_errors() -> None:
+    """Add the pool's numbers to NumPy's own MemoryError, which says only what was asked for."""
+    kind = _memory_error()
+    if kind is None or hasattr(kind, "_mempool"):
+        return
+    plain_init, plain_str = kind.__init__, kind.__str__
+
+    def init(self: Any, shape: Any, dtype: Any) -> None:
+        plain_init(self, shape, dtype)
+        self._mempool = ""
+        if _installed is not None:
+            numbers = _core.Client.last_out_of_memory()
+            if numbers["asked_bytes"] == self._total_size:
+                self._mempool = "; " + str(OutOfMemoryError(numbers)).partition("; ")[2]
+
+    def text(self: Any) -> str:
+        return f"{plain_str(self)}{self._mempool}"
+
+    kind.__init__, kind.__str__, kind._mempool = init, text, ""
+
+
+def _memory_error() -> Any:
+    """The class that NumPy raises when an array cannot be allocated; None if it has another name here."""
+    for module in ("numpy._core._exceptions", "numpy.core._exceptions"):  # the second before NumPy 2
+        with contextlib.suppress(ImportError):
+            return getattr(importlib.import_module(module), "_ArrayMemoryError", None)
+    return None
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,39 @@
+"""The tests are of the installed packages: say so if Python finds anything else."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("traces", "solvers", "mempool")
+
+
+def pytest_configure() -> None:
+    """Import the native modules first: a wrong copy is one clear error then, not one for each test file."""
+    for package in PACKAGES:
+        try:
+            importlib.import_module(f"{package}._core")
+        except ImportError as error:
+            raise pytest.UsageError(_advice(package, error)) from None
+
+
+def pytest_report_header() -> str:
+    """Which copy is tested."""
+    found = Path(sys.modules["mempool"].__file__ or "").parent
+    if found == ROOT / "mempool":
+        return f"mempool: {found} (editable)"
+    return f"mempool: {found} (installed; changes in {ROOT} count after the next install)"
+
+
+def _advice(package: str, error: ImportError) -> str:
+    if str(ROOT) not in [str(Path(place).resolve()) for place in sys.path]:
+        return f"not installed in {sys.prefix}: {error}; try {sys.executable} -m pip install '.[test]'"
+    return (
+        f"{ROOT} comes first on sys.path, so its folder {package}/ hides the installed package, and only "
+        "it has the compiled module. Run plain `pytest`, not `python -m pytest`, and without PYTHONPATH, or "
+        "install by `pip install -e .`"
+    )

@@ -1,0 +1,261 @@
+"""Installing a pool in NumPy, and every way in which a program may end, fork or fail while it is there."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import mempool
+import mempool.numpy
+from mempool import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIB = 1 << 20
+
+
+def owns(pool: mempool.Pool, array: np.ndarray[Any, Any]) -> bool:
+    return bool(pool.core.owns(array.ctypes.data))
+
+
+def run(script: str, *flags: str, **environment: str) -> str:
+    """The output of a program of its own, which must end well and say nothing on stderr."""
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+class TestInstall:
+    def test_a_with_block_serves_its_arrays_and_nothing_after(self) -> None:
+        with mempool.numpy.install() as pool:
+            assert mempool.numpy.is_installed()
+            assert mempool.numpy.installed() is pool
+            assert owns(pool, np.ones(1000))
+        assert not mempool.numpy.is_installed()
+        assert not owns(pool, np.ones(1000))
+        assert pool.report().to_dict()["allocations"] > 0
+
+    @pytest.mark.parametrize("end", [lambda _: mempool.numpy.uninstall(), lambda pool: pool.close()])
+    def test_uninstall_and_close_both_end_it(self, end: Callable[[mempool.Pool], None]) -> None:
+        pool = mempool.numpy.install()
+        end(pool)
+        assert not mempool.numpy.is_installed()
+        assert not owns(pool, np.ones(1000))
+
+    def test_a_second_install_is_a_clear_error_and_changes_nothing(self) -> None:
+        with mempool.numpy.install() as pool:
+            with pytest.raises(mempool.UsageError, match="uninstall"):
+                mempool.numpy.install()
+            assert owns(pool, np.ones(1000))
+
+    def test_uninstall_without_install_warns(self) -> None:
+        with pytest.warns(RuntimeWarning, match="no pool is installed"):
+            mempool.numpy.uninstall()
+
+    def test_closing_an_older_pool_leaves_the_installed_one(self) -> None:
+        old = mempool.numpy.install()
+        old.close()
+        with mempool.numpy.install() as new:
+            old.close()
+            assert owns(new, np.ones(1000))
+
+    @pytest.mark.parametrize(
+        "options", [{"device": "moon"}, {"device": _core.SimulatedDevice()}, {"sized": 1}]
+    )
+    def test_impossible_options_install_nothing(self, options: dict[str, Any]) -> None:
+        with pytest.raises(mempool.UsageError):
+            mempool.numpy.install(**options)
+        assert not mempool.numpy.is_installed()
+
+    def test_switched_off_it_leaves_numpy_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MEMPOOL", "off")
+        with mempool.numpy.install() as pool:
+            assert not owns(pool, np.ones(1000))
+
+    def test_installing_hundreds_of_times_leaves_no_thread_and_no_client(self) -> None:
+        threads, held = threading.active_count(), _core.numpy_held()
+        for _ in range(300):
+            with mempool.numpy.install():
+                assert np.ones(1000).all()
+        gc.collect()
+        assert threading.active_count() == threads
+        assert _core.numpy_held() <= held
+
+    def test_an_error_inside_ends_it(self) -> None:
+        with pytest.raises(ZeroDivisionError), mempool.numpy.install():
+            _ = 1 // 0
+        assert not mempool.numpy.is_installed()
+
+
+def test_a_loop_with_marks_is_replayed_with_the_same_results() -> None:
+    def train(steps: int, pool: mempool.Pool | None) -> bytes:
+        weights = np.linspace(-1, 1, 200 * 200).reshape(200, 200)
+        for _ in range(steps):
+            hidden = np.maximum(weights @ weights.T, 0)
+            gradient = hidden.mean(axis=0) * weights
+            weights = weights - 0.01 * gradient / np.abs(gradient).max()
+            if pool is not None:
+                pool.step()
+        return weights.tobytes()
+
+    with mempool.numpy.install(background=False) as pool:
+        first = train(4, pool)
+        pool.plan_now()
+        second = train(40, pool)
+        report = pool.report().to_dict()
+    assert first == train(4, None)
+    assert second == train(40, None)
+    assert report["hits"] > 0
+
+
+class TestMemoryError:
+    def test_numpys_own_error_carries_the_numbers(self) -> None:
+        with mempool.numpy.install(max_reserved=64 * MIB):
+            with pytest.raises(MemoryError) as raised:
+                np.empty(100 * MIB)
+            text = str(raised.value)
+            assert "Unable to allocate 800. MiB for an array with shape" in text
+            assert "reserved" in text
+            assert "limited to 67,108,864" in text
+            assert np.ones(1000).all()
+
+    def test_without_a_pool_it_reads_as_ever(self) -> None:
+        with mempool.numpy.install():
+            pass
+        with pytest.raises(MemoryError) as raised:
+            np.empty(1 << 60, np.uint8)
+        assert str(raised.value).endswith("data type uint8")
+
+
+class TestTheEnd:
+    """The interpreter ends with arrays alive; whatever still runs then must not find its memory gone."""
+
+    def test_with_arrays_in_modules_cycles_and_nowhere(self) -> None:
+        out = run("""
+            import atexit, builtins, sys
+            import numpy as np, mempool.numpy
+
+            class Late:
+                def __init__(self): self.me, self.array = self, np.full(5000, 3.0)
+                def __del__(self): print(self.array.sum(), np.ones(100).sum())
+
+            pool = mempool.numpy.install()
+            builtins.kept = [np.ones(n) for n in (3, 1000, 300_000)]
+            cycle = Late()
+            atexit.register(lambda: print(np.arange(1000).sum()))
+            np.mempool_test_array = np.ones(1000)
+        """)
+        assert out.split() == ["499500", "15000.0", "100.0"]
+
+    def test_with_a_thread_that_goes_on(self) -> None:
+        run("""
+            import threading, time
+            import numpy as np, mempool.numpy
+
+            def work():
+                kept = []
+                while True:
+                    kept.append(np.ones(len(kept) % 5000))
+                    del kept[:-50]
+
+            mempool.numpy.install()
+            for _ in range(3): threading.Thread(target=work, daemon=True).start()
+            time.sleep(0.2)
+        """)
+
+    def test_after_uninstall_with_arrays_alive(self) -> None:
+        run("""
+            import numpy as np, mempool.numpy
+            arrays = []
+            for _ in range(20):
+                with mempool.numpy.install(): arrays.append(np.ones(1000))
+        """)
+
+    def test_without_a_word_in_development_mode(self) -> None:
+        run(
+            """
+            import numpy as np, mempool.numpy
+            with mempool.numpy.install() as pool:
+                kept = [np.ones(1000 + n) for n in range(50)]
+            """,
+            "-X",
+            "dev",
+            "-W",
+            "error",
+        )
+
+
+class TestChildren:
+    SCRIPT = """
+        import os, sys, threading, warnings
+        import numpy as np, mempool.numpy
+        warnings.simplefilter("ignore", DeprecationWarning)
+
+        pool = mempool.numpy.install()
+        kept = [np.arange(n) for n in (3, 1000, 300_000)]
+        def busy():
+            while True: np.ones(3000).sum()
+        for _ in range(2): threading.Thread(target=busy, daemon=True).start()
+    """
+
+    def test_a_forked_child_uses_frees_and_resizes_what_it_inherited(self) -> None:
+        out = run(
+            self.SCRIPT
+            + """
+        for turn in range(15):
+            child = os.fork()
+            if child == 0:
+                for array in kept:
+                    n = len(array)
+                    array.resize(2 * n, refcheck=False)
+                    assert (array[:n] == np.arange(n)).all() and not array[n:].any()
+                kept.clear()
+                assert np.zeros(100_000).sum() == 0
+                mempool.numpy.uninstall()
+                with mempool.numpy.install():
+                    assert np.ones(1000).sum() == 1000
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert all((array == np.arange(len(array))).all() for array in kept)
+        print("well")
+            """
+        )
+        assert out == "well\n"
+
+    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    def test_multiprocessing(self, method: str, tmp_path: Any) -> None:
+        script = tmp_path / "program.py"
+        script.write_text(
+            textwrap.dedent(f"""
+            import multiprocessing, warnings
+            import numpy as np, mempool.numpy
+
+            def square(array): return array * array
+
+            if __name__ == "__main__":
+                warnings.simplefilter("ignore", DeprecationWarning)
+                with mempool.numpy.install() as pool:
+                    arrays = [np.arange(n) for n in range(0, 40_000, 4_000)]
+                    with multiprocessing.get_context({method!r}).Pool(2) as workers:
+                        for given, got in zip(arrays, workers.map(square, arrays)):
+                            assert (got == given * given).all()
+                    print("well")
+            """)
+        )
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "well\n", "")

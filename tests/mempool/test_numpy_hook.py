@@ -1,0 +1,437 @@
+"""NumPy's default handler changed in place: every allocation of every thread, each address to its maker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import ctypes
+import gc
+import importlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mempool import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warm_up() -> None:
+    """NumPy and pytest keep arrays of their own from the first use of some functions: not in a pool."""
+    np.testing.assert_array_equal(numbers(3), numbers(3))
+    gc.collect()
+
+
+@contextlib.contextmanager
+def serving(**options: Any) -> Iterator[_core.Pool]:
+    """A pool without a planner that serves NumPy."""
+    pool = _core.Pool(device=_core.HostDevice(), **options)
+    client = _core.Client(pool, "numpy")
+    _core.numpy_serve(client)
+    try:
+        yield pool
+    finally:
+        _core.numpy_stop()
+
+
+@pytest.fixture
+def held() -> Callable[[], int]:
+    """How many pools the arrays of this test hold; libraries keep arrays from earlier ones."""
+    gc.collect()
+    before = _core.numpy_held()
+    return lambda: _core.numpy_held() - before
+
+
+def owns(pool: _core.Pool, array: np.ndarray[Any, Any]) -> bool:
+    return bool(pool.owns(array.ctypes.data))
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:  # noqa: PTH123
+        return int(statm.read().split()[1]) * 4096
+
+
+def numbers(size: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(0, 1 << 60, size)
+
+
+class TestEveryThread:
+    def make(self) -> np.ndarray[Any, Any]:
+        return np.arange(1000.0) + 1
+
+    def test_this_thread_and_its_small_arrays_and_scalars(self) -> None:
+        with serving() as pool:
+            assert owns(pool, self.make())
+            assert owns(pool, np.zeros(3))
+            assert owns(pool, np.array("text"))
+
+    def test_a_new_thread_which_has_an_empty_context(self) -> None:
+        with serving() as pool, ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(lambda _: owns(pool, self.make()), range(16)))
+
+    def test_a_thread_that_runs_in_a_copied_context(self) -> None:
+        with serving() as pool, ThreadPoolExecutor(1) as threads:
+            context = contextvars.copy_context()
+            assert threads.submit(context.run, lambda: owns(pool, self.make())).result()
+
+    def test_a_context_copied_before(self) -> None:
+        context = contextvars.copy_context()
+        with serving() as pool:
+            assert context.run(lambda: owns(pool, self.make()))
+
+    def test_tasks_and_threads_of_asyncio(self) -> None:
+        async def task(pool: _core.Pool) -> bool:
+            await asyncio.sleep(0)
+            return owns(pool, self.make()) and await asyncio.to_thread(lambda: owns(pool, self.make()))
+
+        async def tasks(pool: _core.Pool) -> list[bool]:
+            return await asyncio.gather(*(task(pool) for _ in range(8)))
+
+        with serving() as pool:
+            assert all(asyncio.run(tasks(pool)))
+
+    def test_a_thread_that_python_did_not_start(self) -> None:
+        seen = []
+        kept = []
+        libc = ctypes.CDLL(None)
+        thread = ctypes.c_ulong()
+        with serving() as pool:
+
+            @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+            def body(_: int | None) -> None:
+                kept.append(self.make())
+                seen.append(owns(pool, kept[0]))
+
+            assert libc.pthread_create(ctypes.byref(thread), None, body, None) == 0
+            assert libc.pthread_join(thread, None) == 0
+        assert seen == [True]
+        assert kept[0].sum() == 500500
+
+    def test_many_threads_keep_each_other_out_of_their_arrays(self) -> None:
+        """32 threads fill arrays with their number, resize and exchange them, and find what was written."""
+        shared: list[np.ndarray[Any, Any]] = []
+        errors: list[set[int]] = []
+
+        def work(me: int) -> None:
+            random = np.random.default_rng(me)
+            mine: list[np.ndarray[Any, Any]] = []
+            for turn in range(120):
+                mine.append(_filled(int(2 ** random.uniform(0, 15)), me, turn))
+                if turn % 4 == 0:
+                    shared.append(mine.pop(0))
+                if turn % 4 == 1:
+                    with contextlib.suppress(IndexError):
+                        mine.append(shared.pop())
+                errors.extend(set(one.tolist()) for one in mine[-4:] if (one != one[0]).any())
+                del mine[:-6]
+
+        with serving() as pool:
+            threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 33)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert errors == []
+            assert all((one == one[0]).all() for one in shared)
+            shared.clear()
+            gc.collect()
+        assert pool.stats()["live_blocks"] <= 8  # what NumPy itself keeps
+
+
+def _filled(size: int, value: int, turn: int) -> np.ndarray[Any, Any]:
+    array = np.full(size, value) if turn % 3 else np.zeros(size, int) + value
+    if turn % 5 == 0:
+        array.resize(size * 2, refcheck=False)
+        array[size:] = value
+    return array
+
+
+class TestForeignAddresses:
+    def test_an_array_made_before_is_resized_and_freed_after(self) -> None:
+        for size in (3, 1000, 300_000):
+            array, expected = numbers(size), numbers(size)
+            with serving() as pool:
+                assert not owns(pool, array)
+                array.resize(2 * size, refcheck=False)
+                np.testing.assert_array_equal(array[:size], expected)
+                assert not array[size:].any()
+                before = pool.stats()["live_blocks"]
+                del array
+                assert pool.stats()["live_blocks"] == before
+
+    @pytest.mark.parametrize("size", [3, 1000, 300_000])
+    def test_an_array_outlives_its_pool_and_is_resized_and_freed_after(
+        self, held: Callable[[], int], size: int
+    ) -> None:
+        with serving() as pool:
+            array, other = numbers(size), numbers(size)
+        expected = numbers(size)
+        assert owns(pool, array)
+        array.resize(2 * size, refcheck=False)
+        assert not owns(pool, array)
+        np.testing.assert_array_equal(array[:size], expected)
+        np.testing.assert_array_equal(other, expected)
+        other.resize(max(size // 2, 1), refcheck=False)
+        np.testing.assert_array_equal(other, expected[: max(size // 2, 1)])
+        del array, other
+        assert held() == 0
+
+    def test_an_array_of_one_pool_moves_to_the_next_when_it_is_resized(self) -> None:
+        with serving() as first:
+            array = numbers(5000)
+        with serving() as second:
+            array.resize(9000, refcheck=False)
+            assert owns(second, array)
+            assert not owns(first, array)
+            np.testing.assert_array_equal(array[:5000], numbers(5000))
+        assert first.stats()["live_blocks"] == 0
+
+    def test_every_pool_gets_back_what_it_made(self, held: Callable[[], int]) -> None:
+        pools, arrays = [], []
+        for seed in range(12):
+            with serving() as pool:
+                pools.append(pool)
+                arrays.append(numbers(100 * (seed + 1), seed))
+        assert held() == 12
+        for seed in np.random.default_rng(1).permutation(12).tolist():
+            np.testing.assert_array_equal(arrays[seed], numbers(100 * (seed + 1), seed))
+            arrays[seed] = np.empty(0)
+            assert pools[seed].stats()["live_blocks"] == 0
+        assert held() == 0
+
+    def test_a_thread_that_bypasses_the_pool_frees_and_resizes_what_others_made(self) -> None:
+        results = []
+
+        def work(array: np.ndarray[Any, Any]) -> None:
+            with _core.Bypass():
+                array.resize(4000, refcheck=False)
+                results.append((owns(pool, np.ones(1000)), owns(pool, array), array[:1000].copy()))
+
+        with serving() as pool:
+            thread = threading.Thread(target=work, args=(numbers(1000),))
+            thread.start()
+            thread.join()
+        assert results[0][:2] == (False, False)
+        np.testing.assert_array_equal(results[0][2], numbers(1000))
+
+
+class TestZeros:
+    @pytest.mark.parametrize("size", [1, 60, 513, 5000, 300_000, 10_000_000])
+    def test_zeros_are_zeros_in_memory_that_was_written(self, size: int) -> None:
+        with serving() as pool:
+            pool.set_retained_limit(1 << 30)
+            anchor = np.ones(size)
+            for _ in range(3):
+                dirty = np.full(size, np.nan)
+                del dirty
+                assert not np.zeros(size).any()
+                assert not np.zeros((size, 1), "f4").any()
+            assert anchor.all()
+
+    def test_many_gigabytes_of_zeros_touched_sparsely_stay_small(self) -> None:
+        with serving() as pool:
+            before = resident_bytes()
+            zeros = np.zeros(12 << 30, np.uint8)
+            zeros[:: 64 * MIB] = 1
+            assert owns(pool, zeros)
+            assert int(zeros[:: 32 * MIB].sum()) == 192
+            assert resident_bytes() - before < 8 * MIB
+            del zeros
+
+    def test_zeros_in_large_memory_that_was_written_take_none_until_they_are_touched(self) -> None:
+        with serving() as pool:
+            pool.set_retained_limit(1 << 30)
+            del_me = np.ones(256 * MIB, np.uint8)
+            del del_me
+            before = resident_bytes()
+            zeros = np.zeros(256 * MIB, np.uint8)
+            assert resident_bytes() - before < 8 * MIB
+            assert not zeros[::4096].any()
+
+    def test_a_size_that_overflows_is_refused(self) -> None:
+        """The handler's own calloc, called as a C extension would."""
+        calloc, free = _handler_functions()
+        with serving():
+            assert calloc(None, 1 << 40, 1 << 40) is None
+            assert calloc(None, (1 << 64) - 1, 1) is None
+            address = calloc(None, 0, 8)
+            assert address is not None
+            free(None, address, 0)
+
+
+def _handler_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """NumPy's calloc and free: entry 306 of its C interface, then 128 bytes of name and version."""
+    name = "numpy._core" if np.__version__ >= "2" else "numpy.core"
+    umath = importlib.import_module(f"{name}._multiarray_umath")
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    table = ctypes.cast(pointer(umath._ARRAY_API, None), ctypes.POINTER(ctypes.POINTER(ctypes.py_object)))
+    handler = pointer(table[306][0], b"mem_handler")
+    functions = ctypes.cast(handler + 128, ctypes.POINTER(ctypes.c_void_p))
+    size, void = ctypes.c_size_t, ctypes.c_void_p
+    calloc = ctypes.CFUNCTYPE(void, void, size, size)(functions[2])
+    free = ctypes.CFUNCTYPE(None, void, void, size)(functions[4])
+    return calloc, free
+
+
+class TestMemoryError:
+    def test_the_pool_goes_on_after_a_request_beyond_its_limit(self) -> None:
+        with serving(max_reserved=64 * MIB) as pool:
+            kept = numbers(1 * MIB)
+            for attempt in (np.empty, np.zeros, np.ones):
+                with pytest.raises(MemoryError):
+                    attempt(100 * MIB)
+            assert owns(pool, np.ones(2 * MIB))
+            np.testing.assert_array_equal(kept, numbers(1 * MIB))
+
+    def test_a_resize_that_fails_leaves_the_old_array_as_it_was(self) -> None:
+        with serving(max_reserved=64 * MIB):
+            array = numbers(1 * MIB)
+            with pytest.raises(MemoryError):
+                array.resize(100 * MIB, refcheck=False)
+            np.testing.assert_array_equal(array, numbers(1 * MIB))
+            array.resize(2 * MIB, refcheck=False)
+            np.testing.assert_array_equal(array[: 1 * MIB], numbers(1 * MIB))
+
+
+class TestManyTimes:
+    def test_serving_thousands_of_times_takes_no_memory(self, held: Callable[[], int]) -> None:
+        def often(times: int) -> None:
+            for seed in range(times):
+                with serving():
+                    assert numbers(2000, seed).any()
+
+        often(200)
+        before = resident_bytes()
+        often(3000)
+        assert held() == 0
+        assert resident_bytes() - before < 4 * MIB
+
+    def test_arrays_that_outlive_thousands_of_pools_hold_only_theirs(self, held: Callable[[], int]) -> None:
+        kept: list[np.ndarray[Any, Any]] = []
+        for seed in range(2000):
+            with serving():
+                kept.append(numbers(100, seed))
+            if len(kept) == 5:
+                np.testing.assert_array_equal(kept.pop(0), numbers(100, seed - 4))
+            assert held() <= 5
+        kept.clear()
+        assert held() == 0
+
+    def test_the_same_client_serves_again(self, held: Callable[[], int]) -> None:
+        client = _core.Client(_core.Pool(device=_core.HostDevice()), "numpy")
+        kept = []
+        for _ in range(100):
+            _core.numpy_serve(client)
+            kept.append(np.ones(1000))
+            _core.numpy_stop()
+        assert held() == 1
+        assert all(a.all() for a in kept)
+
+    def test_pools_come_and_go_while_threads_allocate(self, held: Callable[[], int]) -> None:
+        stop = threading.Event()
+        errors: list[int] = []
+
+        def work(me: int) -> None:
+            arrays: list[np.ndarray[Any, Any]] = []
+            while not stop.is_set():
+                arrays.append(np.full(500 + me, me))
+                arrays[0].resize(700, refcheck=False)
+                if not (arrays[-1][:500] == me).all():
+                    errors.append(me)
+                del arrays[:-8]
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(150):
+            with serving():
+                np.ones(1000).sum()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert held() == 0
+
+    def test_a_second_client_is_refused_while_one_serves(self) -> None:
+        with serving(), pytest.raises(RuntimeError, match="another client"), serving():
+            pass
+        _core.numpy_stop()
+        assert not _core.numpy_serving()
+
+
+def test_arrays_in_cycles_are_freed_by_a_collection_inside_an_allocation() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.me = self
+            self.array = np.full(400, 7.0)
+
+    old = gc.get_threshold()
+    gc.set_threshold(5, 2, 2)
+    try:
+        with serving() as pool:
+            for _ in range(2000):
+                node = Node()
+                assert (node.array == 7).all()
+            del node
+            gc.collect()
+            assert pool.stats()["live_blocks"] <= 8
+    finally:
+        gc.set_threshold(*old)
+
+
+def _grow(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
+    array.resize(size, refcheck=False)
+    return array
+
+
+OPERATIONS: dict[str, Callable[[np.ndarray[Any, Any], int], np.ndarray[Any, Any]]] = {
+    "resize": _grow,
+    "zeros": lambda _, n: np.zeros(n),
+    "copy": lambda a, _: a.copy(),
+    "tile": lambda a, n: np.tile(a, 1 + n % 3)[:70_000],
+    "sum": lambda a, _: a.sum(keepdims=True),
+    "sort": lambda a, _: np.sort(a),
+    "text": lambda a, _: a[:9].astype(str).astype(float),
+    "iterate": lambda a, _: np.fromiter((x + 1 for x in a[:3000]), float),
+    "reverse": lambda a, n: np.concatenate([a[::-1][:30_000], np.arange(n % 50)]),
+    "objects": lambda a, _: np.array([a[:2], None], object)[0],
+    "save": lambda a, _: np.frombuffer(bytearray(a.tobytes())).copy(),
+}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([*OPERATIONS, "serve", "stop"]), st.integers(0, 5), st.integers(0, 60_000)),
+        max_size=40,
+    )
+)
+def test_any_sequence_of_operations_gives_the_same_with_and_without_a_pool(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    """Whatever is made, resized and dropped, and wherever pools begin and end in between."""
+
+    def run(*, with_pools: bool) -> list[bytes]:
+        slots = [np.arange(n) * 1.5 for n in (1, 10, 63, 64, 1000, 40_000)]
+        with contextlib.ExitStack() as stack:
+            for name, slot, size in steps:
+                if name in OPERATIONS:
+                    result = OPERATIONS[name](slots[slot], size)
+                    slots[slot] = result if result.flags.owndata else result.copy()
+                elif with_pools:
+                    stack.close()
+                    if name == "serve":
+                        stack.enter_context(serving())
+        return [a.tobytes() for a in slots]
+
+    assert run(with_pools=True) == run(with_pools=False)

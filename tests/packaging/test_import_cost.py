@@ -1,0 +1,72 @@
+"""What `import mempool` brings with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+#: Packages that only the functions which need them may import.
+HEAVY = ("ortools", "pyarrow", "pandas", "typer", "click", "rich", "torch", "cupy", "hypothesis")
+#: So many modules on top of NumPy's take well under 30 ms; a gate on time would depend on the machine.
+MOST_MODULES = 60
+
+
+def fresh(code: str, cwd: object) -> str:
+    """What a Python of its own prints; warnings are errors there too."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=str(cwd),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("package", ["traces", "solvers", "mempool"])
+def test_an_import_adds_few_modules_and_no_heavy_ones(package: str, tmp_path: object) -> None:
+    """Importing a package beside NumPy loads some tens of small modules, no optional or slow ones."""
+    code = (
+        "import sys, numpy\n"
+        "before = set(sys.modules)\n"
+        f"import {package}\n"
+        "print(*sorted(set(sys.modules) - before))\n"
+    )
+    added = fresh(code, tmp_path).split()
+    assert not [name for name in added if name.partition(".")[0] in HEAVY]
+    assert len(added) <= MOST_MODULES, added
+
+
+def test_an_import_prints_starts_and_installs_nothing(tmp_path: object) -> None:
+    """Importing mempool starts no thread, registers no handler with NumPy and prints nothing."""
+    code = (
+        "import threading, warnings, numpy as np\n"
+        "from numpy._core.multiarray import get_handler_name\n"
+        "import mempool\n"
+        "assert threading.active_count() == 1\n"
+        "assert get_handler_name() == 'default_allocator', get_handler_name()\n"
+    )
+    if not hasattr(__import__("numpy"), "_core"):
+        code = code.replace("numpy._core", "numpy.core")
+    assert fresh(code, tmp_path) == ""
+
+
+def test_plans_are_made_without_or_tools(tmp_path: object) -> None:
+    """Where OR-Tools cannot be imported, mempool imports and small cases are planned all the same."""
+    code = (
+        "import sys\n"
+        "sys.modules['ortools'] = None\n"
+        "import mempool, numpy as np\n"
+        "from solvers import Stop, check, solve\n"
+        "from traces import Buffers\n"
+        "for seed in range(20):\n"
+        "    rng = np.random.default_rng(seed)\n"
+        "    start = rng.integers(0, 20, 12)\n"
+        "    buffers = Buffers.of(start, start + rng.integers(1, 9, 12), rng.integers(1, 99, 12))\n"
+        "    check(solve(buffers, stop=Stop(nodes=10_000)), buffers)\n"
+    )
+    assert fresh(code, tmp_path) == ""
