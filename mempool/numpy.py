@@ -13,6 +13,8 @@ ever; while no pool is installed they only call the ones that were there before.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import threading
 import warnings
@@ -48,8 +50,8 @@ def install(**options: Any) -> Pool:
         pool = _ArrayPool(**options)
         try:
             if pool.settings.mode != "off":
-                _core.numpy_serve(pool.client)
                 _explain_memory_errors()
+                _core.numpy_serve(pool.client)
         except BaseException:
             pool.close()
             raise
@@ -97,13 +99,7 @@ class _ArrayPool(Pool):
 
 def _explain_memory_errors() -> None:
     """Add the pool's numbers to NumPy's own MemoryError, which says only what was asked for."""
-    import importlib
-
-    import numpy as np
-
-    package = "numpy._core" if hasattr(np, "_core") else "numpy.core"
-    _exceptions = importlib.import_module(f"{package}._exceptions")
-    kind = getattr(_exceptions, "_ArrayMemoryError", None)
+    kind = _memory_error()
     if kind is None or hasattr(kind, "_mempool"):
         return
     plain_init, plain_str = kind.__init__, kind.__str__
@@ -120,6 +116,14 @@ def _explain_memory_errors() -> None:
         return f"{plain_str(self)}{self._mempool}"
 
     kind.__init__, kind.__str__, kind._mempool = init, text, ""
+
+
+def _memory_error() -> Any:
+    """The class that NumPy raises when an array cannot be allocated; None if it has another name here."""
+    for module in ("numpy._core._exceptions", "numpy.core._exceptions"):  # the second before NumPy 2
+        with contextlib.suppress(ImportError):
+            return getattr(importlib.import_module(module), "_ArrayMemoryError", None)
+    return None
 
 
 def _after_fork_in_child() -> None:

@@ -119,7 +119,8 @@ class Planner:
                     self._drain()
                 if work:
                     self._idle.clear()
-                    self.look()
+                    if self.look():
+                        _core.give_back_host_heap()
                 else:
                     self._perhaps_resume()
             except Exception:

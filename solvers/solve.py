@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from solvers.jobs import Jobs, jobs_of
 from solvers.pieces import pieces_of
 from solvers.plan import Plan, Status, Stop
 from solvers.registry import SOLVERS
+from solvers.rotation import columns_to_try, part_of
 from solvers.task import Task, Watch
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 #: A buffer alive over more periods than this piles up; it does not belong in a plan.
 MOST_INSTANCES = 64
+#: Solvers that try several numbers of columns.
+ROTATING = ("auto", "greedy")
 
 
 def solve(
@@ -33,6 +37,7 @@ def solve(
     stop: Stop | None = None,
     seed: int = 0,
     solver: str = "auto",
+    columns: int | None = None,
     on_improvement: Callable[[Plan], None] | None = None,
 ) -> Plan:
     """Find offsets for all buffers, in an arena as small as can be.
@@ -46,10 +51,13 @@ def solve(
         stop: when to stop; the default is a budget of nodes and no clock.
         seed: of the search.
         solver: "auto", "greedy" (no OR-Tools), "first_fit", "best_fit", "exact".
+        columns: after how many iterations addresses repeat, at least `Buffers.max_instances`; by default a
+            few numbers are tried where a buffer outlives its iteration.
         on_improvement: called from this thread with every plan that is better than the last.
 
     Raises:
-        ValueError: no such solver, a buffer alive over more than 64 periods, or absurdly many bytes.
+        ValueError: no such solver, too few columns, a buffer alive over more than 64 periods, or absurdly
+            many bytes.
         ModuleNotFoundError: "exact" without OR-Tools.
         KeyboardInterrupt: before there was any plan.
     """
@@ -57,7 +65,52 @@ def solve(
         raise ValueError(f"no solver {solver!r}; there are {', '.join(SOLVERS)}")
     if buffers.max_instances > MOST_INSTANCES:
         raise ValueError(f"a buffer lives {buffers.max_instances} periods, more than {MOST_INSTANCES}")
-    return _Solve(buffers, capacity, stop or Stop(), seed, solver, on_improvement).run()
+    if columns is not None and columns < buffers.max_instances:
+        raise ValueError(
+            f"{columns} columns are fewer than the {buffers.max_instances} instances of a buffer"
+        )
+    tried = (
+        [columns or buffers.max_instances] if columns or solver not in ROTATING else columns_to_try(buffers)
+    )
+    return _solve_each(tried, buffers, capacity, stop or Stop(), seed, solver, on_improvement)
+
+
+def _solve_each(
+    tried: list[int],
+    buffers: Buffers,
+    capacity: int | None,
+    stop: Stop,
+    seed: int,
+    solver: str,
+    on_improvement: Callable[[Plan], None] | None,
+) -> Plan:
+    """The best of the plans with these numbers of columns; the first that is good enough ends the search."""
+    best: Plan | None = None
+
+    def better(plan: Plan) -> None:
+        if on_improvement is not None and (best is None or plan.arena_bytes < best.arena_bytes):
+            on_improvement(plan)
+
+    enough, seconds = max(stop.target_bytes or 0, capacity or 0), 0.0
+    for k, columns in enumerate(tried):
+        part = stop if len(tried) == 1 else part_of(stop, seconds, len(tried) - k)
+        plan = _Solve(buffers, capacity, part, seed, solver, better, columns).run()
+        seconds += plan.seconds
+        if (
+            best is None
+            or best.offset is None
+            or (plan.offset is not None and plan.arena_bytes < best.arena_bytes)
+        ):
+            best = plan
+        done = plan.offset is not None and plan.arena_bytes <= max(plan.lower_bound_bytes, enough)
+        if (
+            done
+            or plan.stopped_by == "interrupt"
+            or (plan.status is Status.INFEASIBLE and plan.stopped_by == "bound")
+        ):
+            break
+    assert best is not None
+    return dataclasses.replace(best, seconds=seconds)
 
 
 class _Solve:
@@ -71,6 +124,7 @@ class _Solve:
         seed: int,
         solver: str,
         on_improvement: Callable[[Plan], None] | None,
+        columns: int,
     ) -> None:
         self._buffers, self._capacity, self._seed, self._solver = buffers, capacity, seed, solver
         self._on_improvement = on_improvement
@@ -79,7 +133,7 @@ class _Solve:
         self._target = max(stop.target_bytes or 0, capacity or 0)
         # What is not packed: persistent buffers have no offset, those without memory keep theirs or take 0.
         start = np.where(buffers.persistent, -1, np.maximum(buffers.offset, 0))
-        self._offset = np.repeat(start[:, None], buffers.max_instances, axis=1)
+        self._offset = np.repeat(start[:, None], columns, axis=1)
         self._groups = _groups(buffers)
         self._arena = 0
 

@@ -12,6 +12,8 @@ using namespace mempool;
 
 namespace {
 
+using Table = nb::typed<nb::dict, nb::str, nb::any>;
+
 nb::dict gauge(const Gauge& g) {
   nb::dict d;
   d["current"] = g.current;
@@ -27,9 +29,9 @@ nb::dict outcomes(const Counts& counts) {
   return d;
 }
 
-nb::dict stats(Client& client) {
+Table stats(Client& client) {
   const ClientStats s = client.stats();
-  nb::dict d;
+  Table d;
   d["requested"] = gauge(s.requested);
   d["live"] = gauge(s.live);
   d["blocks"] = gauge(s.blocks);
@@ -42,9 +44,9 @@ nb::dict stats(Client& client) {
   return d;
 }
 
-nb::dict state(Client& client) {
+Table state(Client& client) {
   const Client::State s = client.state();
-  nb::dict d;
+  Table d;
   d["recording"] = s.recording;
   d["tape"] = s.tape;
   d["marked"] = s.marked;
@@ -61,8 +63,8 @@ nb::dict state(Client& client) {
   return d;
 }
 
-nb::list divergences(Client& client) {
-  nb::list list;
+nb::typed<nb::list, Table> divergences(Client& client) {
+  nb::typed<nb::list, Table> list;
   for (const Divergence& one : client.divergences()) {
     nb::dict d;
     d["iteration"] = one.iteration;
@@ -102,7 +104,7 @@ void bind_client(nb::module_& m) {
       .def("free", [](Client& c, Address address, Stream stream) { return c.free(address, stream); }, "address"_a,
            "stream"_a = 0, "False: not a live buffer of this pool.")
       .def("reallocate",
-           [](Client& c, Address address, std::size_t bytes, Stream stream) {
+           [](Client& c, Address address, std::size_t bytes, Stream stream) -> nb::typed<nb::tuple, Address, bool> {
              bool foreign = false;
              const Address moved = c.reallocate(address, bytes, stream, &foreign);
              return nb::make_tuple(moved, foreign);
@@ -113,7 +115,7 @@ void bind_client(nb::module_& m) {
       .def("set_recording", &Client::set_recording, "on"_a)
       .def("set_tape", &Client::set_tape, "on"_a)
       .def("recording",
-           [](Client& c) {
+           [](Client& c) -> nb::typed<nb::tuple, nb::bytes, std::vector<std::uint64_t>, bool> {
              const Client::Recording r = c.recording();
              return nb::make_tuple(as_bytes(r.events), r.counts, r.whole);
            },
@@ -134,9 +136,9 @@ void bind_client(nb::module_& m) {
       .def("stats", &stats)
       .def("reset_peaks", &Client::reset_peaks)
       .def("divergences", &divergences)
-      .def_static("last_out_of_memory", [] {
+      .def_static("last_out_of_memory", []() -> nb::typed<nb::dict, nb::str, std::size_t> {
         const OutOfMemory o = Client::last_out_of_memory();
-        nb::dict d;
+        nb::typed<nb::dict, nb::str, std::size_t> d;
         d["asked_bytes"] = o.asked;
         d["requested_bytes"] = o.requested;
         d["live_bytes"] = o.live;
@@ -154,5 +156,6 @@ void bind_client(nb::module_& m) {
   nb::class_<Client::Bypass>(m, "Bypass", "While entered, this thread's allocations bypass the adapters: the pool must not record itself.")
       .def(nb::init<>())
       .def("__enter__", [](Client::Bypass& b) -> Client::Bypass& { b.enter(); return b; }, nb::rv_policy::reference)
-      .def("__exit__", [](Client::Bypass& b, nb::args) { b.leave(); });
+      .def("__exit__", [](Client::Bypass& b, nb::args) { b.leave(); },
+           nb::sig("def __exit__(self, *args: object) -> None"));
 }

@@ -1,3 +1,4 @@
+#include <malloc.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -51,10 +52,10 @@ nb::dict gauge(const Gauge& g) {
   return d;
 }
 
-nb::dict stats(Pool& pool) {
+nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
   const Guarded guard(pool.lock);
   const ArenaStats arena = pool.arena_stats();
-  nb::dict d;
+  nb::typed<nb::dict, nb::str, nb::any> d;
   d["reserved"] = gauge(pool.source().reserved());
   d["arena_bytes"] = arena.bytes;
   d["arena_alive"] = arena.alive;
@@ -73,6 +74,15 @@ nb::dict stats(Pool& pool) {
 }  // namespace
 
 void bind_pool(nb::module_& m) {
+  m.def("give_back_host_heap",
+        [] {
+#ifdef __GLIBC__
+          const nb::gil_scoped_release release;
+          malloc_trim(0);
+#endif
+        },
+        "Return what planning left behind in the C library's heap.");
+
   nb::class_<Pool>(m, "Pool", "One device's memory: arena, guard, fallback.")
       .def(
           "__init__",

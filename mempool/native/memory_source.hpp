@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device.hpp"
+#include "guards.hpp"
 #include "stats.hpp"
 
 namespace mempool {
@@ -32,7 +33,7 @@ class MemorySource {
   void decommit(Address address, std::size_t bytes) noexcept {
     if (traits_.page == 0 || bytes == 0) return;
     ++calls_;
-    device_.synchronize();  // host order is not device order: its last users may still be running
+    device_.synchronize();  // its last users may still be running
     device_.decommit(address, bytes);
     reserved_.sub(bytes);
   }
@@ -42,6 +43,14 @@ class MemorySource {
     device_.synchronize();
     device_.release(address, bytes);
     reserved_.sub(traits_.page == 0 ? bytes : committed);
+  }
+
+  // Host order is not device order: what is queued on `then` from now on runs after all that is queued on `first` now.
+  void order(Stream first, Stream then) noexcept {
+    if (!MEMPOOL_GUARDED("stream")) return;
+    const Event event = device_.record(first);
+    device_.wait(then, event);
+    device_.forget(event);
   }
 
   std::size_t round_to_page(std::size_t bytes) const noexcept {

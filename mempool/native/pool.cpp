@@ -185,13 +185,13 @@ Pool::Freed Pool::free(Address address, Stream stream) noexcept {
     const Occupancy::Range range = occupancy_.release(address - arena_base_);
     if (range.end == 0) return {Freed::dead, 0, 0};
     --live_blocks_;
-    if (stream != arena_stream_) order(stream, arena_stream_);
+    if (stream != arena_stream_) source_.order(stream, arena_stream_);
     return {Freed::arena, range.requested, round_up(range.requested)};
   }
   if (Block* block = segments_.find(address)) {
     const Freed freed{Freed::segment, block->requested, block->size};
     const Stream owner = block->stream;
-    if (!segments_.free(block, stream)) order(stream, owner);
+    if (!segments_.free(block, stream)) source_.order(stream, owner);
     --live_blocks_;
     return freed;
   }
@@ -201,16 +201,8 @@ Pool::Freed Pool::free(Address address, Stream stream) noexcept {
     return {dead ? Freed::dead : Freed::foreign, 0, 0};
   }
   --live_blocks_;
-  if (stream != freed.stream) order(stream, freed.stream);
+  if (stream != freed.stream) source_.order(stream, freed.stream);
   return {Freed::small, freed.requested, freed.rounded};
-}
-
-// What is queued on `then` from now on runs after all that is queued on `first` now.
-void Pool::order(Stream first, Stream then) noexcept {
-  if (!MEMPOOL_GUARDED("stream")) return;
-  const Event event = device_->record(first);
-  device_->wait(then, event);
-  device_->forget(event);
 }
 
 std::size_t Pool::size_of(Address address, bool& ours) const noexcept {

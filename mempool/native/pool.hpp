@@ -106,7 +106,6 @@ class Pool {
 
  private:
   bool reserve_arena(std::size_t bytes) noexcept;
-  void order(Stream first, Stream then) noexcept;
   Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);
   Given from_hole(std::size_t bytes, Stream stream);
   Given last_resort(std::size_t bytes, Stream stream);

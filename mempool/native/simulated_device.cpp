@@ -28,7 +28,7 @@ Address SimulatedDevice::reserve(std::size_t bytes, std::size_t alignment) noexc
     if (refuse(bytes)) return 0;
     add(bytes);
   }
-  const std::size_t step = std::max(alignment, options_.alignment);
+  const std::size_t step = std::max({alignment, options_.alignment, options_.page});
   const Address address = (next_ + step - 1) / step * step;
   next_ = address + bytes + step;
   reservations_[address] = {bytes, {}};

@@ -73,6 +73,7 @@ SmallBlocks::Page* SmallBlocks::fresh_page(std::size_t size_class, Stream stream
   Region& region = *region_of(page->address);
   if (!commit_granule(region, *page)) return nullptr;
   ++region.in_use;
+  if (page->stream != stream) source_.order(page->stream, stream);  // who used it last, if anybody did
   page->size_class = static_cast<std::uint8_t>(size_class);
   page->stream = stream;
   page->used = 0;

@@ -48,3 +48,14 @@ def test_the_readme_has_the_two_commands() -> None:
     """The only two commands that a fresh machine needs stand in the README, in this order."""
     found = re.findall(r"^ *(python3 -m venv .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert tuple(found) == COMMANDS
+
+
+def test_every_test_that_the_docs_name_exists() -> None:
+    """Pages that say where something is tested name tests that are there."""
+    text = "".join(page.read_text() for page in PAGES)
+    missing = []
+    for file, test in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text):
+        path = ROOT / file
+        if not path.exists() or (test and f"def {test}(" not in path.read_text()):
+            missing.append(f"{file}::{test}")
+    assert not missing

@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import ctypes
 import gc
+import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -212,9 +213,9 @@ class TestForeignAddresses:
         results = []
 
         def work(array: np.ndarray[Any, Any]) -> None:
-            _core.bypass_this_thread()
-            array.resize(4000, refcheck=False)
-            results.append((owns(pool, np.ones(1000)), owns(pool, array), array[:1000].copy()))
+            with _core.Bypass():
+                array.resize(4000, refcheck=False)
+                results.append((owns(pool, np.ones(1000)), owns(pool, array), array[:1000].copy()))
 
         with serving() as pool:
             thread = threading.Thread(target=work, args=(numbers(1000),))
@@ -270,7 +271,8 @@ class TestZeros:
 
 def _handler_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """NumPy's calloc and free: entry 306 of its C interface, then 128 bytes of name and version."""
-    umath = pytest.importorskip("numpy._core._multiarray_umath" if np.__version__ >= "2" else "numpy.core")
+    name = "numpy._core" if np.__version__ >= "2" else "numpy.core"
+    umath = importlib.import_module(f"{name}._multiarray_umath")
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     table = ctypes.cast(pointer(umath._ARRAY_API, None), ctypes.POINTER(ctypes.POINTER(ctypes.py_object)))

@@ -62,7 +62,7 @@ def test_every_plan_passes_the_check_and_is_as_good_as_it_says(
         assert "fixed offset" in plan.reason
         return
     check(plan, buffers)
-    assert plan.columns == buffers.max_instances
+    assert plan.columns >= buffers.max_instances
     assert plan.lower_bound_bytes >= peak_load(buffers)
     assert (plan.status is Status.OPTIMAL) == (plan.arena_bytes == plan.lower_bound_bytes)
     assert (plan.stopped_by == "bound") <= (plan.status is Status.OPTIMAL)
@@ -82,7 +82,9 @@ def test_the_exact_solver_and_auto_find_what_brute_force_finds(buffers: Buffers)
     check(plan, one_group)
     assert plan.status is Status.OPTIMAL
     assert plan.arena_bytes == smallest
-    assert solve(one_group, stop=FAST).arena_bytes == smallest
+    least = one_group.max_instances
+    assert solve(one_group, stop=FAST, columns=least).arena_bytes == smallest
+    assert solve(one_group, stop=FAST).arena_bytes <= smallest
     below = solve(one_group, solver="exact", capacity=max(plan.arena_bytes - 1, 0))
     assert below.status is (Status.INFEASIBLE if plan.arena_bytes else Status.OPTIMAL)
 
@@ -307,3 +309,20 @@ def test_public_instances_are_packed_within_a_quarter_of_the_bound(bench: Path, 
     plan = solve(buffers, solver="greedy", stop=Stop(nodes=30_000_000))
     check(plan, buffers)
     assert plan.gap < 0.25
+
+
+def test_buffers_that_move_up_into_each_others_places_need_one_place_more_than_there_are() -> None:
+    """Three buffers replaced one after the other: two columns need six places, four need four."""
+    start = np.arange(3)
+    buffers = Buffers.of(start, start + 4, 100, period=3)
+    assert solve(buffers, columns=2, stop=FAST).arena_bytes == 600
+    plan = solve(buffers, stop=FAST)
+    check(plan, buffers)
+    assert plan.arena_bytes == peak_load(buffers) == 400
+    assert plan.columns == 4
+
+
+def test_fewer_columns_than_instances_are_refused() -> None:
+    buffers = Buffers.of([0], [5], 100, period=2)
+    with pytest.raises(ValueError, match="2 columns are fewer than the 3 instances"):
+        solve(buffers, columns=2)

@@ -1,0 +1,249 @@
+"""
+Native core of the pool: devices, arena and guard, fallback, state machine, adapters' entry points.
+"""
+
+from collections.abc import Sequence
+import enum
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+
+class Device:
+    """What memory and streams belong to."""
+
+    @property
+    def alignment(self) -> int:
+        """Bytes."""
+
+    @property
+    def page(self) -> int:
+        """
+        Bytes committed and returned at a time; 0: a reservation is memory, all or nothing.
+        """
+
+    @property
+    def large(self) -> int:
+        """Requests of at least this many bytes get a segment of their own."""
+
+class HostDevice(Device):
+    """Host memory by mmap."""
+
+    def __init__(self) -> None: ...
+
+class SimulatedCounts:
+    """What a simulated device has been asked for."""
+
+    @property
+    def committed(self) -> int: ...
+
+    @property
+    def peak_committed(self) -> int: ...
+
+    @property
+    def reserves(self) -> int: ...
+
+    @property
+    def commits(self) -> int: ...
+
+    @property
+    def decommits(self) -> int: ...
+
+    @property
+    def releases(self) -> int: ...
+
+    @property
+    def refusals(self) -> int: ...
+
+    @property
+    def live_reservations(self) -> int: ...
+
+    @property
+    def events_alive(self) -> int: ...
+
+    @property
+    def errors(self) -> int: ...
+
+class SimulatedDevice(Device):
+    """Addresses without memory, of a given capacity."""
+
+    def __init__(self, *, capacity: int = 1099511627776, page: int = 0, alignment: int = 512, shared_segment: int = 2097152, large: int = 1048576) -> None: ...
+
+    def counts(self) -> SimulatedCounts: ...
+
+    def finish(self, stream: int) -> None:
+        """All work queued on the stream is done."""
+
+    def set_capacity(self, capacity: int) -> None: ...
+
+    def fail_after(self, calls: int) -> None:
+        """Refuse every request for memory after this many more."""
+
+class Pattern:
+    """
+    One recurring iteration: expected sizes in order, and their planned offsets.
+    """
+
+    def __init__(self, *, cyclic: bool = True, unroll: int = 1, arena_bytes: int) -> None: ...
+
+    def add_table(self, *, sequence: int, stream: int, sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], phase: int = 0, marks: Sequence[int] = []) -> None:
+        """
+        Positions of one sequence: sizes int64[n] in bytes, offsets int64[n, unroll] in bytes (-1: dynamic). phase: the count of the sequence's allocations at which position 0 was due. The first table added decides where iterations end.
+        """
+
+    @property
+    def arena_bytes(self) -> int: ...
+
+def give_back_host_heap() -> None:
+    """Return what planning left behind in the C library's heap."""
+
+class Pool:
+    """One device's memory: arena, guard, fallback."""
+
+    def __init__(self, *, device: object, small_bytes: int = 512, max_reserved: int = 18446744073709551615, recorded_events: int = 262144) -> None: ...
+
+    def stats(self) -> dict: ...
+
+    def trim(self) -> None:
+        """Give free memory back to the device."""
+
+    def release_arena(self) -> bool:
+        """
+        Give the arena back if nothing in it is alive; True if there is none afterwards.
+        """
+
+    def set_retained_limit(self, bytes: int) -> None:
+        """Free segments beyond this go back to the device at once."""
+
+    def set_max_reserved(self, bytes: int) -> None: ...
+
+    def owns(self, address: int) -> bool: ...
+
+    def arena_ranges(self) -> list[tuple[int, int]]:
+        """Live (begin, end) offsets in the arena, in order."""
+
+class Mark(enum.Enum):
+    """Where an iteration begins and ends."""
+
+    STEP = 0
+
+    BEGIN = 1
+
+    END = 2
+
+class Client:
+    """
+    One adapter's view of a pool: sequences, recording, patterns, statistics.
+    """
+
+    def __init__(self, pool: Pool, name: str) -> None: ...
+
+    @property
+    def handle(self) -> int:
+        """
+        What the plain C entry points mempool_alloc and mempool_free take as their client.
+        """
+
+    def allocate(self, bytes: int, stream: int = 0, zeroed: bool = False) -> int:
+        """An address; 0: out of memory."""
+
+    def free(self, address: int, stream: int = 0) -> bool:
+        """False: not a live buffer of this pool."""
+
+    def reallocate(self, address: int, bytes: int, stream: int = 0) -> tuple:
+        """(new address or 0, whether the old one is not ours)."""
+
+    def mark(self, mark: Mark) -> None: ...
+
+    def enter_dynamic(self) -> None: ...
+
+    def leave_dynamic(self) -> None: ...
+
+    def set_recording(self, on: bool) -> None: ...
+
+    def set_tape(self, on: bool) -> None: ...
+
+    def recording(self) -> tuple:
+        """
+        The planner's ring: (packed records, see EVENT_FIELDS; allocations ever by sequence; nothing was lost).
+        """
+
+    def take_tape(self) -> bytes:
+        """The tape since the last call, as packed records."""
+
+    def install(self, pattern: Pattern, iterations_seen: int = 0) -> None:
+        """
+        Takes up a pattern that was recorded here; it takes effect at the next boundary.
+        """
+
+    def load(self, warmup: Pattern | None, steady: Pattern) -> None:
+        """Replays a pattern from elsewhere, from the next allocation on."""
+
+    def drop_patterns(self) -> None: ...
+
+    def wait_for_work(self, seconds: float) -> bool:
+        """True when there may be something to plan."""
+
+    def wake(self) -> None: ...
+
+    def check_again_after(self, events: int) -> None: ...
+
+    def patterns(self) -> int: ...
+
+    def state(self) -> dict: ...
+
+    def stats(self) -> dict: ...
+
+    def reset_peaks(self) -> None: ...
+
+    def divergences(self) -> list: ...
+
+    @staticmethod
+    def last_out_of_memory() -> dict: ...
+
+EVENT_FIELDS: tuple = ...
+
+class Bypass:
+    """
+    While entered, this thread's allocations bypass the adapters: the pool must not record itself.
+    """
+
+    def __init__(self) -> None: ...
+
+    def __enter__(self) -> Bypass: ...
+
+    def __exit__(self, *args) -> None: ...
+
+def numpy_serve(client: object) -> None:
+    """This client serves NumPy's arrays of all threads from now on."""
+
+def numpy_stop() -> None:
+    """
+    NumPy allocates as without us; arrays of the client that served go back to it when they are freed.
+    """
+
+def numpy_serving() -> bool: ...
+
+def numpy_held() -> int:
+    """How many clients serve or have arrays alive."""
+
+class Occupancy:
+    """The guard alone."""
+
+    def __init__(self) -> None: ...
+
+    def set_cells(self, starts: Sequence[int]) -> None: ...
+
+    def is_free(self, begin: int, end: int) -> bool: ...
+
+    def take(self, begin: int, end: int, requested: int) -> None: ...
+
+    def release(self, begin: int) -> int:
+        """The end of what lived there; 0 if nothing did."""
+
+    def find_hole(self, bytes: int, alignment: int, limit: int) -> int: ...
+
+    def end_of_last(self) -> int: ...
+
+    def live_ranges(self) -> list[tuple[int, int]]: ...

@@ -1,0 +1,84 @@
+"""Builds the native test programs from the core's sources, without Python in them; objects are kept by content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CORE = HERE.parents[1] / "mempool" / "native"
+SANITIZERS = {
+    "none": [],
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-fsanitize=thread"],
+}
+
+
+def compiler() -> str:
+    """The C++ compiler: $CXX, or c++."""
+    return os.environ.get("CXX", "c++")
+
+
+def flags(sanitizer: str, mutations: bool) -> list[str]:
+    """Compiler flags of one kind of build."""
+    optimisation = ["-O2"] if sanitizer == "none" else ["-O1", "-g", "-fno-omit-frame-pointer"]
+    extra = ["-DMEMPOOL_MUTATIONS"] if mutations else []
+    common = ["-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{CORE}"]
+    return [*common, *optimisation, *SANITIZERS[sanitizer], *extra]
+
+
+def has_sanitizer(sanitizer: str) -> bool:
+    """Whether the compiler links, and the machine runs, a program with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = Path(folder, "a.cpp"), Path(folder, "a")
+        source.write_text("int main() { return 0; }\n")
+        build = [compiler(), *SANITIZERS[sanitizer], str(source), "-o", str(program)]
+        done = subprocess.run(build, capture_output=True, check=False)
+        return done.returncode == 0 and subprocess.run([program], capture_output=True, check=False).returncode == 0
+
+
+def build(program: str, folder: Path, *, sanitizer: str = "none", mutations: bool = False) -> Path:
+    """Compile tests/native/PROGRAM.cpp with the core.
+
+    Raises:
+        RuntimeError: with the compiler's output.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = [
+        p for p in sorted(CORE.glob("*.cpp")) if not p.name.startswith(("bind_", "module", "numpy_"))
+    ]
+    headers = b"".join(p.read_bytes() for p in sorted([*CORE.glob("*.h*"), *HERE.glob("*.h*")]))
+    options = flags(sanitizer, mutations)
+
+    def compiled(source: Path) -> Path:
+        key = hashlib.sha256(repr((compiler(), options)).encode() + headers + source.read_bytes()).hexdigest()[:20]
+        target = folder / f"{source.stem}-{key}.o"
+        if not target.exists():
+            _run([compiler(), *options, "-c", str(source), "-o", f"{target}.part"])
+            Path(f"{target}.part").replace(target)
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        objects = list(workers.map(compiled, [HERE / f"{program}.cpp", *sources]))
+    key = hashlib.sha256("".join(map(str, objects)).encode()).hexdigest()[:20]
+    target = folder / f"{program}-{key}"
+    if not target.exists():
+        _run([compiler(), *options, *map(str, objects), "-o", f"{target}.part"])
+        Path(f"{target}.part").replace(target)
+    return target
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+
+
+if __name__ == "__main__":
+    kind = sys.argv[2] if len(sys.argv) > 2 else "none"
+    print(build(sys.argv[1], Path("build/native"), sanitizer=kind, mutations="mutations" in sys.argv))

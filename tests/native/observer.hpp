@@ -1,0 +1,191 @@
+// What the stress harness knows without asking the pool: who owns which addresses, what the device has committed, and
+// which stream's work a stream has waited for. Shares no data structure with the pool.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "device.hpp"
+
+namespace stress {
+
+using mempool::Address;
+using mempool::Event;
+using mempool::Stream;
+
+[[noreturn]] inline void fail(const char* what, Address address, std::size_t bytes) {
+  std::fprintf(stderr, "FAILED: %s (address %#zx, %zu bytes)\n", what, static_cast<std::size_t>(address), bytes);
+  std::fflush(stderr);
+  std::_Exit(1);
+}
+
+// Passes everything on, and remembers what memory there is and how streams are ordered.
+class WatchedDevice final : public mempool::Device {
+ public:
+  explicit WatchedDevice(std::unique_ptr<mempool::Device> real) : real_(std::move(real)), page_(real_->traits().page) {}
+
+  mempool::DeviceTraits traits() const noexcept override { return real_->traits(); }
+  Address reserve(std::size_t bytes, std::size_t alignment) noexcept override {
+    const Address address = real_->reserve(bytes, alignment);
+    if (blind_) return address;
+    const std::lock_guard guard(mutex_);
+    if (address != 0) reservations_[address] = bytes;
+    return address;
+  }
+  bool commit(Address address, std::size_t bytes) noexcept override {
+    if (!real_->commit(address, bytes)) return false;
+    if (blind_) return true;
+    const std::lock_guard guard(mutex_);
+    if (address % page_ != 0 || bytes % page_ != 0) fail("a part of a page is committed", address, bytes);
+    for (std::size_t page = address / page_; page < (address + bytes) / page_; ++page) {
+      if (!pages_.insert(page).second) fail("a page is committed twice", address, bytes);
+    }
+    return true;
+  }
+  void decommit(Address address, std::size_t bytes) noexcept override {
+    if (!blind_) {
+      const std::lock_guard guard(mutex_);
+      for (std::size_t page = address / page_; page < (address + bytes) / page_; ++page) {
+        if (pages_.erase(page) == 0) fail("a page is decommitted that was not committed", address, bytes);
+      }
+    }
+    real_->decommit(address, bytes);
+  }
+  void release(Address address, std::size_t bytes) noexcept override {
+    if (!blind_) {
+      const std::lock_guard guard(mutex_);
+      const auto found = reservations_.find(address);
+      if (found == reservations_.end() || found->second != bytes) fail("a foreign reservation is released", address, bytes);
+      reservations_.erase(found);
+      if (page_ != 0) pages_.erase(pages_.lower_bound(address / page_), pages_.lower_bound((address + bytes) / page_));
+    }
+    real_->release(address, bytes);
+  }
+  void copy(Address to, Address from, std::size_t bytes, Stream stream) noexcept override {
+    real_->copy(to, from, bytes, stream);
+  }
+  void zero(Address address, std::size_t bytes, Stream stream) noexcept override { real_->zero(address, bytes, stream); }
+  Event record(Stream stream) noexcept override {
+    if (blind_) return 1;
+    const std::lock_guard guard(mutex_);
+    events_[next_event_] = {stream, ++clock_};
+    return next_event_++;
+  }
+  bool query(Event) noexcept override { return false; }
+  void wait(Stream stream, Event event) noexcept override {
+    if (blind_) return;
+    const std::lock_guard guard(mutex_);
+    const auto& [other, time] = events_.at(event);
+    waited_[{stream, other}] = time;
+  }
+  void forget(Event event) noexcept override {
+    if (blind_) return;
+    const std::lock_guard guard(mutex_);
+    if (events_.erase(event) == 0) fail("an unknown event is forgotten", event, 0);
+  }
+  void synchronize() noexcept override {
+    if (blind_) return;
+    const std::lock_guard guard(mutex_);
+    synchronized_ = ++clock_;
+  }
+
+  // The program stops using the range: its last use is queued on `stream`.
+  void used(Address address, std::size_t bytes, Stream stream) {
+    if (blind_) return;
+    const std::lock_guard guard(mutex_);
+    uses_[address] = {address + bytes, stream, ++clock_};
+  }
+  // The program is about to use the range on `stream`: it must be committed, and earlier uses must be over by then.
+  void begin_use(Address address, std::size_t bytes, Stream stream) {
+    if (blind_) return;
+    const std::lock_guard guard(mutex_);
+    if (!holds(address, bytes)) fail("memory that the device has not committed", address, bytes);
+    auto use = uses_.upper_bound(address);
+    if (use != uses_.begin() && std::prev(use)->second.end > address) --use;
+    while (use != uses_.end() && use->first < address + bytes) {
+      const Use& last = use->second;
+      const auto waited = waited_.find({stream, last.stream});
+      const bool over = last.stream == stream || last.time <= synchronized_ ||
+                        (waited != waited_.end() && waited->second >= last.time);
+      if (!over) fail("memory that another stream still uses", address, bytes);
+      use = uses_.erase(use);
+    }
+  }
+  std::size_t committed() {
+    const std::lock_guard guard(mutex_);
+    std::size_t bytes = pages_.size() * page_;
+    for (const auto& [address, size] : reservations_) bytes += page_ == 0 ? size : 0;
+    return bytes;
+  }
+  // In a forked child, which inherits the books in any state.
+  void look_away() noexcept { blind_ = true; }
+
+ private:
+  struct Use {
+    Address end;
+    Stream stream;
+    std::uint64_t time;
+  };
+
+  bool holds(Address address, std::size_t bytes) const {
+    const auto after = reservations_.upper_bound(address);
+    if (after == reservations_.begin() || std::prev(after)->first + std::prev(after)->second < address + bytes) return false;
+    for (std::size_t page = page_ == 0 ? 1 : address / page_; page_ != 0 && page * page_ < address + bytes; ++page) {
+      if (pages_.count(page) == 0) return false;
+    }
+    return true;
+  }
+
+  std::unique_ptr<mempool::Device> real_;
+  std::size_t page_;
+  bool blind_ = false;
+  std::mutex mutex_;
+  std::map<Address, std::size_t> reservations_;
+  std::set<std::size_t> pages_;
+  std::map<Event, std::pair<Stream, std::uint64_t>> events_;
+  Event next_event_ = 1;
+  std::uint64_t clock_ = 0, synchronized_ = 0;
+  std::map<std::pair<Stream, Stream>, std::uint64_t> waited_;  // (waiter, awaited): up to this time
+  std::map<Address, Use> uses_;                                // ended ones, by address
+};
+
+// All live buffers of the program.
+class Ledger {
+ public:
+  void insert(Address address, std::size_t bytes) {
+    const std::lock_guard guard(mutex);
+    const auto after = live_.lower_bound(address);
+    if (after != live_.end() && after->first < address + bytes) fail("two live buffers overlap", address, bytes);
+    if (after != live_.begin() && std::prev(after)->first + std::prev(after)->second > address) {
+      fail("two live buffers overlap", address, bytes);
+    }
+    live_[address] = bytes;
+    bytes_ += bytes;
+  }
+  void erase(Address address) {
+    const std::lock_guard guard(mutex);
+    const auto found = live_.find(address);
+    bytes_ -= found->second;
+    live_.erase(found);
+  }
+  std::size_t bytes() {
+    const std::lock_guard guard(mutex);
+    return bytes_;
+  }
+  std::size_t count() {
+    const std::lock_guard guard(mutex);
+    return live_.size();
+  }
+
+  std::mutex mutex;  // held over a fork, so that the child finds a whole ledger
+
+ private:
+  std::map<Address, std::size_t> live_;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace stress

@@ -1,0 +1,362 @@
+// Seeded random programs on several threads against the core without Python, watched by observers that share nothing
+// with it. Usage: stress DEVICE SEED ROUNDS THREADS [fork], DEVICE one of host, pages, whole (the simulated device with and
+// without pages). Prints one JSON object; exit status 1 and one line on stderr where something that must hold did not.
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#include "c_api.h"
+#include "client.hpp"
+#include "host_device.hpp"
+#include "observer.hpp"
+#include "program.hpp"
+#include "simulated_device.hpp"
+
+using namespace mempool;
+using namespace stress;
+
+namespace {
+
+constexpr Stream kStreams = 3;
+
+struct Setting {
+  bool host = false;
+  unsigned threads = 0;
+  std::shared_ptr<Pool> pool;
+  WatchedDevice* device = nullptr;
+  SimulatedDevice* simulated = nullptr;
+  std::vector<std::unique_ptr<Client>> clients;
+  std::vector<Program> programs;
+  Ledger ledger;
+  std::atomic<bool> stop{false};
+  bool child = false;  // of a fork, where only one thread goes on
+};
+
+struct Buffer {
+  Address address = 0;
+  std::size_t bytes = 0;
+  Stream stream = 0;
+  std::uint64_t key = 0;  // what its contents are made from
+};
+
+// A worker: its buffers, its random numbers, and how to allocate with everything checked.
+class Worker {
+ public:
+  Worker(Setting& setting, unsigned number, std::uint64_t seed)
+      : s_(setting), client_(*s_.clients[number % s_.clients.size()]), number_(number), random_(seed) {}
+
+  void run(unsigned iterations) {
+    for (unsigned i = 0; i < iterations && !s_.stop.load(std::memory_order_relaxed); ++i) {
+      if (number_ == 0 && chance(random_, 30)) client_.mark(chance(random_, 70) ? Mark::step : any_mark());
+      const bool dynamic = chance(random_, 5);
+      if (dynamic) client_.enter_dynamic();
+      const std::size_t which = chance(random_, 85) ? number_ : random_();  // at times another thread's role
+      iteration(s_.programs[which % s_.programs.size()], which % kStreams == 2 ? 1 : 0);
+      if (dynamic) client_.leave_dynamic();
+      if (chance(random_, 20)) anything();
+      if (kept_.size() > 8) release_some(kept_);
+    }
+  }
+  void finish() {
+    while (!kept_.empty()) release_some(kept_);
+  }
+  void verify_kept() const {
+    for (const Buffer& buffer : kept_) verify(buffer);
+  }
+
+ private:
+  Mark any_mark() { return chance(random_, 50) ? Mark::begin : Mark::end; }
+
+  void iteration(const Program& program, Stream stream) {
+    std::vector<Buffer> live(program.sizes.size());
+    const std::size_t count = live.size();
+    const std::size_t until = chance(random_, 10) ? below(random_, count) : count;  // an exception half-way
+    for (std::size_t k = 0; k < until; ++k) {
+      if (chance(random_, 2)) kept_.push_back(allocate(any_size(random_), stream));  // an extra one
+      const std::uint64_t size = chance(random_, 2) ? any_size(random_) : program.sizes[k];
+      live[k] = allocate(size, stream);
+      for (std::size_t i = 0; i <= k; ++i) {
+        if (live[i].address != 0 && i + program.lives[i] <= k + 1) release(live[i]);
+      }
+    }
+    for (Buffer& buffer : live) {
+      if (buffer.address == 0) continue;
+      if (chance(random_, 5)) {
+        kept_.push_back(buffer);
+      } else {
+        release(buffer);
+      }
+    }
+  }
+
+  void anything() {
+    for (unsigned i = 0; i < 20; ++i) {
+      if (kept_.empty() || chance(random_, 50)) {
+        kept_.push_back(allocate(any_size(random_), static_cast<Stream>(below(random_, kStreams))));
+      } else if (chance(random_, 30)) {
+        resize(kept_[below(random_, kept_.size())]);
+      } else {
+        release_some(kept_);
+      }
+    }
+  }
+
+  void release_some(std::vector<Buffer>& buffers) {
+    std::swap(buffers[below(random_, buffers.size())], buffers.back());
+    Buffer buffer = buffers.back();
+    buffers.pop_back();
+    if (buffer.address != 0) release(buffer);
+  }
+
+  Buffer allocate(std::size_t bytes, Stream stream) {
+    const bool zeroed = chance(random_, 5);
+    Buffer buffer{0, std::max<std::size_t>(1, bytes), stream, random_()};
+    buffer.address = zeroed || chance(random_, 50)
+                         ? client_.allocate(bytes, stream, zeroed)
+                         : reinterpret_cast<Address>(mempool_alloc(&client_, bytes, 0, static_cast<intptr_t>(stream)));
+    if (buffer.address == 0) return buffer;
+    accept(buffer);
+    if (zeroed && s_.host) check_zero(buffer);
+    fill(buffer);
+    return buffer;
+  }
+  void accept(const Buffer& buffer) {
+    if (buffer.address % s_.device->traits().alignment != 0) fail("misaligned", buffer.address, buffer.bytes);
+    s_.device->begin_use(buffer.address, buffer.bytes, buffer.stream);
+    if (!s_.child) s_.ledger.insert(buffer.address, buffer.bytes);
+  }
+
+  void release(Buffer& buffer) {
+    verify(buffer);
+    if (client_.free(buffer.address + 1, buffer.stream)) fail("an address within a buffer is freed", buffer.address, buffer.bytes);
+    const Stream last = chance(random_, 90) ? buffer.stream : static_cast<Stream>(below(random_, kStreams));
+    s_.device->used(buffer.address, buffer.bytes, last);
+    if (!s_.child) s_.ledger.erase(buffer.address);
+    if (!client_.free(buffer.address, last)) fail("a live buffer is not freed", buffer.address, buffer.bytes);
+    buffer.address = 0;
+  }
+
+  void resize(Buffer& buffer) {
+    if (buffer.address == 0) return;
+    verify(buffer);
+    const std::size_t bytes = std::max<std::size_t>(1, any_size(random_));
+    s_.device->used(buffer.address, buffer.bytes, buffer.stream);
+    if (!s_.child) s_.ledger.erase(buffer.address);
+    bool foreign = true;
+    const Address moved = client_.reallocate(buffer.address, bytes, buffer.stream, &foreign);
+    if (foreign) fail("a live buffer is foreign to realloc", buffer.address, buffer.bytes);
+    const std::size_t before = buffer.bytes;
+    if (moved != 0) buffer.address = moved, buffer.bytes = bytes;
+    accept(buffer);
+    if (moved != 0) {
+      check_prefix(buffer, std::min(before, bytes));
+      fill(buffer);
+    }
+  }
+
+  // Every byte of what is small, and of what is large a byte each cache line and both ends.
+  template <class Visit>
+  void visit(const Buffer& buffer, std::size_t bytes, Visit visit) const {
+    if (!s_.host || buffer.address == 0) return;
+    auto* const data = reinterpret_cast<unsigned char*>(buffer.address);
+    const std::size_t step = bytes <= 1024 ? 1 : 64;
+    for (std::size_t i = 0; i < bytes; i += step) visit(data[i], i);
+    if (bytes > 0) visit(data[bytes - 1], bytes - 1);
+  }
+  static unsigned char expected(const Buffer& buffer, std::size_t i) {
+    return static_cast<unsigned char>((buffer.key + i * 0x9E37) >> 8);
+  }
+  void fill(const Buffer& buffer) const {
+    visit(buffer, buffer.bytes, [&](unsigned char& byte, std::size_t i) { byte = expected(buffer, i); });
+  }
+  void verify(const Buffer& buffer) const {
+    visit(buffer, buffer.bytes, [&](unsigned char& byte, std::size_t i) {
+      if (byte != expected(buffer, i)) fail("contents were overwritten", buffer.address, buffer.bytes);
+    });
+  }
+  // What realloc kept: the bytes that `fill` had written in the old one, before its last.
+  void check_prefix(const Buffer& buffer, std::size_t bytes) const {
+    auto* const data = reinterpret_cast<const unsigned char*>(buffer.address);
+    for (std::size_t i = 0; s_.host && i + 1 < bytes; i += 64) {
+      if (data[i] != expected(buffer, i)) fail("realloc lost contents", buffer.address, buffer.bytes);
+    }
+  }
+  void check_zero(const Buffer& buffer) const {
+    visit(buffer, buffer.bytes, [&](unsigned char& byte, std::size_t) {
+      if (byte != 0) fail("zeros are not zero", buffer.address, buffer.bytes);
+    });
+  }
+
+  Setting& s_;
+  Client& client_;
+  unsigned number_;
+  Random random_;
+  std::vector<Buffer> kept_;
+};
+
+std::unique_ptr<Pattern> any_pattern(Setting& s, Random& random, bool cyclic) {
+  auto pattern = std::make_unique<Pattern>();
+  pattern->cyclic = cyclic;
+  const bool lies = chance(random, 40);
+  const Stream main = chance(random, 80) ? 0 : 1;
+  std::size_t base = 0;
+  for (unsigned i = 0; i < s.programs.size(); ++i) {
+    const std::size_t which = chance(random, 90) ? i : below(random, s.programs.size());
+    const Stream stream = which % kStreams == 2 ? 1 - main : main;
+    Planned part = plan(s.programs[which], i, stream, base, s.device->traits().alignment, lies, random);
+    base = part.bytes;
+    if (!cyclic) part.table.marks = {0, part.table.length() / 2, part.table.length()};
+    pattern->tables.push_back(std::move(part.table));
+    pattern->arena_bytes = std::max(pattern->arena_bytes, part.bytes);
+  }
+  return pattern;
+}
+
+// Plans come and go, memory becomes scarce, somebody looks, all while the workers go on.
+void meddle(Setting& s, Random random) {
+  while (!s.stop.load(std::memory_order_relaxed)) {
+    Client& client = *s.clients[below(random, s.clients.size())];
+    switch (below(random, 16)) {
+      case 0: case 1: case 2: client.install(any_pattern(s, random, true), below(random, 10)); break;
+      case 3: client.load(chance(random, 50) ? any_pattern(s, random, false) : nullptr, any_pattern(s, random, true)); break;
+      case 4: if (chance(random, 20)) client.drop_patterns(); break;
+      case 5: client.set_recording(chance(random, 70)); break;
+      case 6: client.recording(); break;
+      case 7: client.set_tape(chance(random, 50)); client.take_tape(); break;
+      case 8: { const Guarded guard(s.pool->lock); s.pool->trim(); break; }
+      case 9: { const Guarded guard(s.pool->lock); s.pool->release_arena(); break; }
+      case 10: {
+        const Guarded guard(s.pool->lock);
+        s.pool->source().set_limit(chance(random, 30) ? s.pool->source().reserved().current + below(random, 1 << 20) : ~0ull);
+        break;
+      }
+      case 11: { const Guarded guard(s.pool->lock); s.pool->segments().set_retained_limit(below(random, 1 << 22)); break; }
+      case 12: client.stats(); client.state(); client.divergences(); client.reset_peaks(); break;
+      case 13: if (s.simulated != nullptr) s.simulated->fail_after(chance(random, 20) ? below(random, 50) : ~0ull); break;
+      case 14: client.check_again_after(below(random, 100)); client.wake(); break;
+      default: break;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(below(random, 500)));
+  }
+}
+
+// A forked child has its parent's buffers, serves requests, and gets no planned address.
+void fork_once(Setting& s, Worker& worker) {
+  pid_t pid = 0;
+  {
+    const std::lock_guard whole(s.ledger.mutex);
+    pid = fork();
+  }
+  if (pid == 0) {
+    alarm(5);
+    s.child = true;
+    s.device->look_away();
+    std::uint64_t before = 0, after = 0;
+    for (const auto& client : s.clients) before += client->stats().outcomes[0];
+    worker.verify_kept();
+    worker.run(20);
+    worker.finish();
+    for (const auto& client : s.clients) after += client->stats().outcomes[0];
+    if (before != after) fail("a forked child got planned addresses", 0, after - before);
+    std::_Exit(0);
+  }
+  int status = 0;
+  if (pid < 0 || waitpid(pid, &status, 0) != pid) fail("fork", 0, 0);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fail("a forked child did not end well", 0, static_cast<std::size_t>(status));
+}
+
+// Nothing runs: the books must agree.
+void check_books(Setting& s) {
+  std::size_t requested = 0, live = 0, blocks = 0;
+  for (const auto& client : s.clients) {
+    const ClientStats stats = client->stats();
+    requested += stats.requested.current;
+    live += stats.live.current;
+    blocks += stats.blocks.current;
+  }
+  const Guarded guard(s.pool->lock);
+  const std::size_t reserved = s.pool->source().reserved().current;
+  if (requested != s.ledger.bytes()) fail("requested bytes are wrong", 0, requested);
+  if (blocks != s.ledger.count() || blocks != s.pool->live_blocks()) fail("the count of buffers is wrong", 0, blocks);
+  if (live < requested || reserved < live) fail("requested <= live <= reserved does not hold", 0, live);
+  if (reserved != s.device->committed()) fail("reserved bytes are not what the device has committed", 0, reserved);
+}
+
+void run_round(Setting& s, std::uint64_t seed, bool forks, std::vector<std::unique_ptr<Worker>>& workers) {
+  Random random(seed);
+  s.stop = false;
+  std::thread meddler(meddle, std::ref(s), Random(random()));
+  std::vector<std::thread> threads;
+  for (unsigned i = 1; i < s.threads; ++i) threads.emplace_back([&workers, i] { workers[i]->run(60); });
+  workers[0]->run(30);
+  if (forks) fork_once(s, *workers[0]);
+  workers[0]->run(30);
+  for (std::thread& thread : threads) thread.join();
+  s.stop = true;
+  meddler.join();
+  check_books(s);
+}
+
+void check_empty(Setting& s) {
+  for (const auto& client : s.clients) client->drop_patterns();
+  const Guarded guard(s.pool->lock);
+  s.pool->trim();
+  s.pool->release_arena();
+  if (s.device->committed() != 0) fail("memory is left although everything was given back", 0, s.device->committed());
+  if (s.simulated != nullptr && s.simulated->counts().errors != 0) fail("calls that the device refused as wrong", 0, 0);
+}
+
+std::unique_ptr<Device> any_device(Setting& s, const std::string& name, Random& random) {
+  if (s.host) return std::make_unique<HostDevice>();
+  SimulatedOptions options;
+  options.page = name == "pages" ? std::size_t{4096} << below(random, 6) : 0;
+  options.capacity = chance(random, 50) ? std::size_t{12} << 20 : std::size_t{1} << 40;
+  options.shared_segment = std::size_t{1} << 20;
+  options.large = std::size_t{256} << 10;
+  options.alignment = std::size_t{64} << below(random, 4);
+  auto device = std::make_unique<SimulatedDevice>(options);
+  s.simulated = device.get();
+  return device;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 5) return 2;
+  const std::string name = argv[1];
+  const std::uint64_t seed = std::strtoull(argv[2], nullptr, 10);
+  const unsigned rounds = static_cast<unsigned>(std::atoi(argv[3]));
+  const bool forks = argc > 5;
+  pthread_atfork(Client::prepare_fork, Client::after_fork_in_parent, Client::after_fork_in_child);
+  Random random(seed);
+  Setting s;
+  s.host = name == "host";
+  s.threads = static_cast<unsigned>(std::atoi(argv[4]));
+  auto device = std::make_unique<WatchedDevice>(any_device(s, name, random));
+  s.device = device.get();
+  s.pool = std::make_shared<Pool>(std::move(device), PoolOptions{512, ~std::size_t{0}, 4096});
+  for (unsigned i = 0; i < 2; ++i) s.clients.push_back(std::make_unique<Client>(s.pool, "stress"));
+  for (unsigned i = 0; i < s.threads + 1; ++i) s.programs.push_back(Program::make(random));
+
+  std::vector<std::unique_ptr<Worker>> workers;
+  for (unsigned i = 0; i < s.threads; ++i) workers.push_back(std::make_unique<Worker>(s, i, random()));
+  for (unsigned round = 0; round < rounds; ++round) run_round(s, random(), forks && round % 4 == 1, workers);
+  for (auto& worker : workers) worker->finish();
+  check_books(s);
+  check_empty(s);
+  ClientStats sum;
+  for (const auto& client : s.clients) {
+    const ClientStats stats = client->stats();
+    for (std::size_t i = 0; i < sum.outcomes.size(); ++i) sum.outcomes[i] += stats.outcomes[i];
+    sum.out_of_memory += stats.out_of_memory;
+  }
+  std::printf("{\"seed\": %llu", static_cast<unsigned long long>(seed));
+  for (std::size_t i = 0; i < sum.outcomes.size(); ++i) {
+    std::printf(", \"%s\": %llu", kOutcomeNames[i], static_cast<unsigned long long>(sum.outcomes[i]));
+  }
+  std::printf(", \"out_of_memory\": %llu}\n", static_cast<unsigned long long>(sum.out_of_memory));
+}
