@@ -124,6 +124,8 @@ class Planner:
                 else:
                     self._perhaps_resume()
             except Exception:
+                if self._stop.is_set() or not threading.main_thread().is_alive():
+                    return  # the interpreter is shutting down: modules may fail to import
                 log.exception("the planner failed; the pool goes on without a new plan")
                 self._client.set_recording(False)
             self._idle.set()
