@@ -119,7 +119,9 @@ def main(epochs):
                 p += v
             losses.append(loss)
         guess = network.forward(held_out).argmax(axis=1)
-        print(f"epoch {epoch}: loss {np.mean(losses[-20:]):.4f}, accuracy {(guess == held_out_labels).mean():.3f}")
+        print(
+            f"epoch {epoch}: loss {np.mean(losses[-20:]):.4f}, accuracy {(guess == held_out_labels).mean():.3f}"
+        )
     for loss in losses[::7]:
         print(float(loss).hex())
     digest = hashlib.sha256()
