@@ -4,7 +4,7 @@ Native core of the pool: devices, arena and guard, fallback, state machine, adap
 
 from collections.abc import Sequence
 import enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy
 from numpy.typing import NDArray
@@ -103,7 +103,7 @@ class Pool:
 
     def __init__(self, *, device: object, small_bytes: int = 512, max_reserved: int = 18446744073709551615, recorded_events: int = 262144) -> None: ...
 
-    def stats(self) -> dict: ...
+    def stats(self) -> dict[str, Any]: ...
 
     def trim(self) -> None:
         """Give free memory back to the device."""
@@ -151,7 +151,7 @@ class Client:
     def free(self, address: int, stream: int = 0) -> bool:
         """False: not a live buffer of this pool."""
 
-    def reallocate(self, address: int, bytes: int, stream: int = 0) -> tuple:
+    def reallocate(self, address: int, bytes: int, stream: int = 0) -> tuple[int, bool]:
         """(new address or 0, whether the old one is not ours)."""
 
     def mark(self, mark: Mark) -> None: ...
@@ -164,7 +164,7 @@ class Client:
 
     def set_tape(self, on: bool) -> None: ...
 
-    def recording(self) -> tuple:
+    def recording(self) -> tuple[bytes, list[int], bool]:
         """
         The planner's ring: (packed records, see EVENT_FIELDS; allocations ever by sequence; nothing was lost).
         """
@@ -182,6 +182,11 @@ class Client:
 
     def drop_patterns(self) -> None: ...
 
+    def give_back(self, force: bool = False) -> bool:
+        """
+        Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or by force. True: no arena is left.
+        """
+
     def wait_for_work(self, seconds: float) -> bool:
         """True when there may be something to plan."""
 
@@ -191,16 +196,16 @@ class Client:
 
     def patterns(self) -> int: ...
 
-    def state(self) -> dict: ...
+    def state(self) -> dict[str, Any]: ...
 
-    def stats(self) -> dict: ...
+    def stats(self) -> dict[str, Any]: ...
 
     def reset_peaks(self) -> None: ...
 
-    def divergences(self) -> list: ...
+    def divergences(self) -> list[dict[str, Any]]: ...
 
     @staticmethod
-    def last_out_of_memory() -> dict: ...
+    def last_out_of_memory() -> dict[str, int]: ...
 
 EVENT_FIELDS: tuple = ...
 
@@ -213,7 +218,7 @@ class Bypass:
 
     def __enter__(self) -> Bypass: ...
 
-    def __exit__(self, *args) -> None: ...
+    def __exit__(self, *args: object) -> None: ...
 
 def numpy_serve(client: object) -> None:
     """This client serves NumPy's arrays of all threads from now on."""
