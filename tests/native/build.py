@@ -1,4 +1,4 @@
-"""Builds the native test programs from the core's sources, without Python in them; objects are kept by content."""
+"""Builds the native test programs from the core's sources, without Python; objects are kept by content."""
 
 from __future__ import annotations
 
