@@ -1,4 +1,4 @@
-"""What a departure from the plan costs in hits; that it never costs results, the observer in ``Core`` sees to."""
+"""What a departure from the plan costs in hits; that it never costs results, ``Core`` sees to."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_patterns_with_a_shared_prefix_switch_at_the_first_difference(marks: boo
     core = Core()
     core.client.load(None, pattern(A))
     core.client.load(None, pattern(B))
-    for number, sizes in enumerate([A, B, A, A, B, B, A, B, A, B]):
+    for sizes in [A, B, A, A, B, B, A, B, A, B]:
         if marks:
             core.step()
         assert core.run(sizes) == 40

@@ -27,7 +27,7 @@ def pattern(
 ) -> _core.Pattern:
     """A pattern of one sequence, or more: ``others`` are (sequence, stream, sizes, offsets).
 
-    Without offsets every position has a place of its own; rows of offsets are one for each unrolled iteration.
+    Without offsets every position has a place of its own. A row of offsets: one for each unrolled iteration.
     """
     if offsets is None:
         offsets = np.concatenate([[0], np.cumsum([-(-size // 512) * 512 for size in sizes])[:-1]]).tolist()
