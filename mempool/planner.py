@@ -125,6 +125,8 @@ class Planner:
                     self._perhaps_resume()
                 self._tell()
             except Exception:
+                if self._stop.is_set() or not threading.main_thread().is_alive():
+                    return  # the interpreter is shutting down: modules may fail to import
                 log.exception("the planner failed; the pool goes on without a new plan")
                 self._client.set_recording(False)
 
