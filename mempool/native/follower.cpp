@@ -8,6 +8,7 @@ constexpr std::uint32_t kPatience = 64;
 }  // namespace
 
 void Follower::enter(Pattern* pattern, const Table* table, std::uint32_t position) noexcept {
+  if (upcoming_ == pattern) upcoming_ = nullptr;
   pattern_ = pattern;
   table_ = table;
   role_ = table->sequence;
@@ -19,6 +20,7 @@ void Follower::enter(Pattern* pattern, const Table* table, std::uint32_t positio
 void Follower::begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iteration) noexcept {
   iteration_ = iteration;
   finished_ = pattern_;
+  upcoming_ = nullptr;
   const Table* table = pattern == nullptr ? nullptr : own_table(pattern);
   if (table == nullptr) {
     table_ = nullptr;
@@ -34,25 +36,39 @@ void Follower::begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iterati
 void Follower::begin_next() noexcept {
   Pattern* const next = pattern_->next != nullptr ? pattern_->next : pattern_;
   boundary_ = table_ == &pattern_->tables.front();
+  Pattern* const upcoming = upcoming_;
   begin(next, ~std::uint64_t{0}, iteration_ + 1);
+  // The allocation at hand is the first of the new iteration.
+  if (upcoming != nullptr && !align(upcoming, count_ - 1)) upcoming_ = upcoming;
 }
 
 void Follower::replace(const Pattern* old, Pattern* fresh) noexcept {
   if (finished_ == old) finished_ = fresh;
+  if (upcoming_ == old) upcoming_ = fresh;
   if (pattern_ != old) return;
   pattern_ = fresh;
   column_ = static_cast<std::uint32_t>(iteration_ % fresh->unroll);
   if (table_ != nullptr) table_ = &fresh->tables[static_cast<std::size_t>(table_ - old->tables.data())];
 }
 
-bool Follower::align(Pattern* pattern) noexcept {
+void Follower::take_up(Pattern* pattern) noexcept {
+  if (in_step()) {
+    if (pattern_ != pattern) upcoming_ = pattern;
+  } else if (!align(pattern, count_)) {
+    leave();
+  }
+}
+
+// `count`: the allocations before the one that the position is for.
+bool Follower::align(Pattern* pattern, std::uint64_t count) noexcept {
   const Table* table = own_table(pattern);
-  if (table == nullptr || table->length() == 0 || count_ < table->phase) return false;
+  if (table == nullptr || table->length() == 0 || count < table->phase) return false;
   const std::uint32_t length = table->length();
-  const auto position = static_cast<std::uint32_t>((count_ - table->phase) % length);
-  for (std::uint32_t back = 1; back <= kWindow && back <= count_; ++back) {
+  const auto position = static_cast<std::uint32_t>((count - table->phase) % length);
+  // The last kWindow sizes are remembered; of those, the one at hand is not looked at.
+  for (std::uint32_t back = 1; back <= kWindow - (count_ - count) && back <= count; ++back) {
     const std::uint64_t expected = table->sizes[(position + std::uint64_t{length} * kWindow - back) % length];
-    if (recent_[(count_ - back) % kWindow] != expected) return false;
+    if (recent_[(count - back) % kWindow] != expected) return false;
   }
   enter(pattern, table, position);
   clean_ = false;
@@ -99,7 +115,7 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
   if (table_ != nullptr && position_ == table_->length() && strays_ == 0) {
     if (marked && pattern_->cyclic) return {nullptr, Outcome::exhausted, false};
     begin_next();
-    if (table_ != nullptr && table_->length() != 0 && table_->sizes[0] == size) return matched(position_++);
+    if (table_ != nullptr && position_ < table_->length() && table_->sizes[position_] == size) return matched(position_++);
   }
   if (table_ != nullptr) {
     if (strays_ == 0 && clean_ && switch_table(size, known)) return matched(position_++);
