@@ -126,6 +126,29 @@ def test_a_longer_period_takes_over_where_its_predecessor_ends(pool: Pool, seed:
     assert report["misses"] == 0, pool.explain()
 
 
+def test_a_plan_of_an_epoch_is_not_replaced_by_one_of_its_steps(tmp_path: Path) -> None:
+    """Replaying an epoch from the start, the pool sees only its steps for a while, and keeps to the epoch."""
+
+    def epochs(pool: Pool, count: int) -> None:
+        memory = programs.Watched(pool)
+        memory.allocate(123_456)
+        for _ in range(count):
+            for _ in range(12):
+                programs.layers(memory)
+                pool.plan_now()
+            programs.layers(memory, count=3, scale=8192)
+
+    with Pool(simulated(), background=False) as first:
+        epochs(first, 8)
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=str(tmp_path / "plan")) as second:
+        epochs(second, 2)
+        report = second.report().to_dict()
+        assert report["planned_buffers"] == 12 * 60 + 9
+        assert second.plans == 0
+        assert report["misses"] <= 1
+
+
 def test_a_saved_plan_hits_from_the_first_iteration(tmp_path: Path) -> None:
     with Pool(simulated(), background=False) as first:
         run(first, programs.training(programs.Watched(first)), 12, marks=True)
