@@ -26,6 +26,7 @@ from mempool import _core
 from mempool.errors import OutOfMemoryError, UsageError
 from mempool.faults import Fault
 from mempool.pool import Pool
+from mempool.versions import warn_if_untested
 
 if TYPE_CHECKING:
     from mempool.report import Report
@@ -56,6 +57,7 @@ def install(**options: Any) -> ArrayPool:
     with _lock:
         if _installed is not None:
             raise UsageError("NumPy has a pool already: mempool.numpy.uninstall() it first")
+        warn_if_untested("numpy")
         pool = ArrayPool(**options)
         try:
             if pool.settings.mode != "off":

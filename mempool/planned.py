@@ -242,7 +242,11 @@ def _warm_up(text: str, buffers: int) -> WarmUp | None:
 def make_plan(
     pattern: Pattern, *, alignment: int, interrupt: Callable[[], bool] | None = None, seed: int = 0
 ) -> Planned | None:
-    """Plan a pattern and check the plan; None if it was interrupted before there was one."""
+    """Plan a pattern and check the plan; None if it was interrupted before there was one.
+
+    By the native search alone: OR-Tools would bring hundreds of modules, a second and some 100 MB into a program
+    that asked for none of them.
+    """
     from solvers import Stop, check, lower_bound, solve
 
     rows = pattern.buffers
@@ -250,7 +254,8 @@ def make_plan(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
     )
     enough = int(lower_bound(buffers) * CLOSE_ENOUGH)
-    plan = solve(buffers, stop=Stop(nodes=POOL_NODES, target_bytes=enough, interrupt=interrupt), seed=seed)
+    stop = Stop(nodes=POOL_NODES, target_bytes=enough, interrupt=interrupt)
+    plan = solve(buffers, stop=stop, seed=seed, solver="greedy")
     if plan.offset is None:
         return None
     check(plan, buffers)

@@ -51,6 +51,11 @@ def call(arguments: Sequence[str]) -> int:
             list(arguments) or ["--help"], prog_name="mempool", standalone_mode=False
         )
         sys.stdout.flush()
+    except SystemExit as end:
+        # Of typer's own, which makes 1 of a closed pipe; 1 is an answer here.
+        if isinstance(end.__context__, BrokenPipeError):
+            return ExitCode.PIPE
+        raise
     except BrokenPipeError:
         # Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

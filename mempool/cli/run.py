@@ -119,10 +119,17 @@ def _path(before: str | None) -> str:
 
 
 def _interpreter_flags() -> list[str]:
-    """The flags that this Python was started with, without those that keep the environment out."""
-    from subprocess import _args_from_interpreter_flags as flags  # type: ignore[attr-defined]
-
-    return [flag for flag in flags() if flag not in ("-I", "-E", "-S")]
+    """The flags on the command line of this Python, without those that keep the environment or `site` out."""
+    found: list[str] = []
+    rest = iter(sys.orig_argv[1:])
+    for flag in rest:
+        if flag[:1] != "-" or flag[:2] in ("-", "-c", "-m"):
+            break
+        if flag[:2] in ("-W", "-X"):
+            found += [flag] if len(flag) > 2 else [flag, next(rest, "")]
+        elif kept := flag.translate(dict.fromkeys(map(ord, "-EIS"))):
+            found.append(f"-{kept}")
+    return found
 
 
 def _check_program(program: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -32,6 +33,7 @@ def flags(sanitizer: str, mutations: bool) -> list[str]:
     return [*common, *optimisation, *SANITIZERS[sanitizer], *extra]
 
 
+@functools.cache
 def has_sanitizer(sanitizer: str) -> bool:
     """Whether the compiler links, and the machine runs, a program with it."""
     with tempfile.TemporaryDirectory() as folder:
