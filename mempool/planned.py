@@ -58,7 +58,7 @@ class Planned:
         return self._holds(pattern, 1)
 
     def repeats(self, pattern: Pattern) -> bool:
-        """Whether this one, such as an epoch, has the other pattern several times in a row, such as its steps."""
+        """Whether this one, such as an epoch, has the other pattern, such as its step, twice in a row."""
         return 2 * len(pattern.buffers) <= len(self.buffers) and self._holds(pattern, 2)
 
     def _holds(self, pattern: Pattern, times: int) -> bool:
@@ -77,8 +77,8 @@ class Planned:
     def is_close_to(self, pattern: Pattern) -> bool:
         """Whether the other pattern differs in one short stretch only.
 
-        Such a pattern (an epoch's end, a log) is better served by following this one: the difference misses, and
-        the buffers that both keep alive across the boundary stay where they are.
+        Such a pattern (an epoch's end, a log) is better served by following this one: the difference misses,
+        and the buffers that both keep alive across the boundary stay where they are.
         """
         mine, theirs = self.buffers.size, pattern.buffers.size
         shorter, longer = sorted((len(mine), len(theirs)))
@@ -252,8 +252,8 @@ def make_plan(
 ) -> Planned | None:
     """Plan a pattern and check the plan; None if it was interrupted before there was one.
 
-    By the native search alone: OR-Tools would bring hundreds of modules, a second and some 100 MB into a program
-    that asked for none of them.
+    By the native search alone: OR-Tools would bring hundreds of modules, a second and some 100 MB into a
+    program that asked for none of them.
     """
     from solvers import Stop, check, lower_bound, solve
 
