@@ -58,7 +58,7 @@ class Planned:
         return self._holds(pattern, 1)
 
     def repeats(self, pattern: Pattern) -> bool:
-        """Whether this one, such as an epoch, has the other pattern several times in a row, such as its steps."""
+        """Whether this one, such as an epoch, has the other pattern, such as its step, twice in a row."""
         return 2 * len(pattern.buffers) <= len(self.buffers) and self._holds(pattern, 2)
 
     def _holds(self, pattern: Pattern, times: int) -> bool:

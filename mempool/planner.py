@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from mempool import _core
+from mempool.report import NOT_MISSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,9 +181,7 @@ class Planner:
     def _misses(self) -> int:
         """How often an allocation found no plan or did not follow it, ever."""
         outcomes = self._client.stats()["outcomes"]
-        return sum(
-            count for outcome, count in outcomes.items() if outcome not in ("hit", "dynamic", "outside")
-        )
+        return sum(count for outcome, count in outcomes.items() if outcome not in NOT_MISSES)
 
     def _patterns(self, packed: bytes, *, whole: bool) -> list[Pattern]:
         from mempool.recording import Recording

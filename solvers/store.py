@@ -18,6 +18,7 @@ import numpy as np
 from solvers.errors import PlanError
 from solvers.plan import Plan, Status
 from solvers.solve import MOST_INSTANCES
+from traces.arrow import from_numpy, from_texts, to_numpy
 from traces.buffers import Buffers
 from traces.errors import TraceError
 from traces.files import KIND_KEY, VERSION_KEY, atomic, expect, one_line, read_schema, string_metadata
@@ -140,17 +141,17 @@ def _table(offset: NDArray[np.int64], buffers: Buffers) -> Any:
     columns = np.full(len(buffers), offset.shape[1])
 
     def lists(counts: NDArray[np.int64], values: NDArray[np.int64]) -> Any:
-        ends = pa.array(np.append(0, np.cumsum(counts)).astype(np.int32))
-        return pa.ListArray.from_arrays(ends, pa.array(values))
+        ends = from_numpy(np.append(0, np.cumsum(counts)).astype(np.int32))
+        return pa.ListArray.from_arrays(ends, from_numpy(values))
 
-    table = {name: pa.array(getattr(buffers, name)) for name in (*_NUMBERS, "persistent")}
-    table["fixed"] = pa.array(buffers.offset)
+    table = {name: from_numpy(getattr(buffers, name)) for name in (*_NUMBERS, "persistent")}
+    table["fixed"] = from_numpy(buffers.offset)
     table["gap_start"] = lists(gaps, buffers.gap_start)
     table["gap_end"] = lists(gaps, buffers.gap_end)
     table["offset"] = lists(columns, offset.ravel())
     if buffers.ids is not None:
-        table["id"] = pa.array(buffers.ids, pa.string())
-    return pa.table(table)
+        table["id"] = from_texts(buffers.ids)
+    return pa.Table.from_arrays(list(table.values()), names=list(table))
 
 
 @contextlib.contextmanager
@@ -209,7 +210,7 @@ def _flat(table: Any, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     if values.null_count:
         raise PlanError(f"column {name!r} has empty fields")
     counts = pc.list_value_length(table.column(name))
-    return counts.to_numpy().astype(np.int64), values.to_numpy()
+    return to_numpy(counts).astype(np.int64), to_numpy(values)
 
 
 def _buffers(table: Any, period: int | None) -> Buffers:
@@ -218,8 +219,8 @@ def _buffers(table: Any, period: int | None) -> Buffers:
     if (starts != ends).any():
         raise PlanError("a gap without a start or an end")
     return Buffers(
-        **{name: table.column(name).to_numpy() for name in (*_NUMBERS, "persistent")},
-        offset=table.column("fixed").to_numpy(),
+        **{name: to_numpy(table.column(name)) for name in (*_NUMBERS, "persistent")},
+        offset=to_numpy(table.column("fixed")),
         gap_buffer=np.repeat(np.arange(len(starts)), starts),
         gap_start=gap_start,
         gap_end=gap_end,

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from traces.arrow import from_numpy, from_texts, to_numpy
 from traces.columns import column
 from traces.errors import TraceError
 from traces.files import KIND_KEY, VERSION_KEY, atomic, expect, one_line, read_schema, string_metadata
 from traces.trace import COLUMNS, Kind, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from types import TracebackType
 
     from _typeshed import StrPath
@@ -185,40 +186,19 @@ def _utf8(text: str) -> str:
 def _table(piece: Trace) -> Any:
     import pyarrow as pa
 
-    table = {name: _numbers(getattr(piece, name)) for name in COLUMNS if name not in _TEXT}
-    table["kind"] = pa.DictionaryArray.from_arrays(_numbers(piece.kind.astype(np.int32)), _texts(_KINDS))
+    table = {name: from_numpy(getattr(piece, name)) for name in COLUMNS if name not in _TEXT}
+    table["kind"] = pa.DictionaryArray.from_arrays(
+        from_numpy(piece.kind.astype(np.int32)), from_texts(_KINDS)
+    )
     for name in _NAMES:
         index = getattr(piece, name)
         used = np.flatnonzero(np.bincount(index[index >= 0], minlength=1))
         rank = np.zeros(len(piece.names) + 1, np.int32)
         rank[used[used < len(piece.names)]] = np.arange(len(used))[used < len(piece.names)]
-        texts = _texts([_utf8(piece.names[i]) for i in used if i < len(piece.names)])
-        table[name] = pa.DictionaryArray.from_arrays(_numbers(rank[index], known=index >= 0), texts)
+        texts = from_texts([_utf8(piece.names[i]) for i in used if i < len(piece.names)])
+        table[name] = pa.DictionaryArray.from_arrays(from_numpy(rank[index], known=index >= 0), texts)
     plain = _schema({})
     return pa.Table.from_arrays([table[name] for name in COLUMNS], schema=plain)
-
-
-def _numbers(values: NDArray[Any], known: NDArray[np.bool_] | None = None) -> Any:
-    """A column as an Arrow array; null where not known.
-
-    By its buffers, for ``pa.array`` imports pandas wherever that is installed: time and memory that a program
-    which is only being recorded should not pay, and impossible while the interpreter shuts down.
-    """
-    import pyarrow as pa
-
-    bits = None if known is None else pa.py_buffer(np.packbits(known, bitorder="little"))
-    numbers = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [bits, numbers])
-
-
-def _texts(texts: Sequence[str]) -> Any:
-    """An Arrow array of strings, by its buffers too."""
-    import pyarrow as pa
-
-    encoded = [text.encode() for text in texts]
-    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 
 @contextlib.contextmanager
@@ -262,14 +242,14 @@ def _columns(batch: Any, names: dict[str, int]) -> dict[str, NDArray[Any]]:
         if name not in _NAMES and values.null_count:
             raise TraceError(f"column {name!r} has empty fields")
         if name not in _TEXT:
-            result[name] = column(values.to_numpy(zero_copy_only=False), dtype, name)
+            result[name] = column(to_numpy(values), dtype, name)
             continue
         texts = values.dictionary.to_pylist()
         if name == "kind":
             index = [_KINDS.index(text) if text in _KINDS else 255 for text in texts]
         else:
             index = [-1 if text is None else names.setdefault(text, len(names)) for text in texts]
-        chosen = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        chosen = to_numpy(values.indices.fill_null(-1))
         if chosen.size and (chosen.min() < -1 or chosen.max() >= len(index)):
             raise TraceError(f"column {name!r} points beyond its dictionary")
         result[name] = np.array([*index, -1], np.int32)[chosen].astype(dtype)  # -1, empty, is the last entry

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: A position whose buffers live longer than this many iterations is left to the fallback.
 MOST_ITERATIONS_ALIVE = 16
+#: Later than all times of a warm-up.
+_NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +86,8 @@ def find_patterns(
         trace: events in host order; its ``thread`` column names sequences.
         small_bytes: allocations up to this size are left out.
         whole_recording: the trace begins with the program, so what comes first is its warm-up.
-        anywhere: the trace is finished: take the longest stretch of iterations in it, for a program does other
-            things at last.
+        anywhere: the trace is finished: take the longest stretch of iterations in it, for a program does
+            other things at last.
 
     Raises:
         TraceError: the trace contradicts itself.
@@ -151,7 +153,7 @@ class _Builder:
             first_event=int(self._w.event[self._w.bounds[self._w.alike[0], 0]]),
             unresolved=unresolved,
             coverage=self._coverage(stays),
-            warm_up=self._warm_up(stays) if whole_recording else None,
+            warm_up=self._warm_up(buffers) if whole_recording else None,
         )
 
     def _lifetimes(self, group: int, count: int) -> _Lifetimes:
@@ -202,44 +204,67 @@ class _Builder:
         peak = int(everything.argmax())
         return float(load(planned)[peak] / everything[peak]) if everything[peak] else 1.0
 
-    def _warm_up(self, stays: NDArray[np.bool_]) -> WarmUp:
+    def _warm_up(self, buffers: Buffers) -> WarmUp:
         w = self._w
         steady_from = max(self._strange, default=-1) + 1
         starts = [int(w.bounds[window, 0]) for window in w.alike]
         before = np.arange(next((start for start in starts if start >= steady_from), starts[-1]))
         position = np.full(len(before), -1, np.int64)
+        when = np.full(len(before), _NEVER, np.int64)
         # What lives on past an iteration and a half was made to stay, whatever its size looks like.
         life = np.where(w.freed_before[before] < 0, len(w.sequence), w.freed_before[before]) - before
         passing = life <= 1.5 * len(self._rows)
-        own = self._w.sequence[self._rows]
+        own = w.sequence[self._rows]
         for sequence in np.unique(own):
             rows = before[(w.sequence[before] == sequence) & passing]
-            steady = np.flatnonzero((own == sequence) & ~stays)
-            position[rows] = _aligned(w.size[rows], w.size[self._rows[steady]], steady)
+            steady = np.flatnonzero((own == sequence) & ~buffers.persistent)
+            position[rows], when[rows] = _aligned(w.size[rows], w.size[self._rows[steady]], steady, len(own))
+        position[self._outlives(buffers, before, position, when)] = -1
         return WarmUp(w.sequence[before], w.size[before], position, w.marks[w.marks <= len(before)])
+
+    def _outlives(
+        self,
+        buffers: Buffers,
+        before: NDArray[np.int64],
+        position: NDArray[np.int64],
+        when: NDArray[np.int64],
+    ) -> NDArray[np.bool_]:
+        """Which of the warm-up's buffers live longer than planned for their position: they would be in the way.
+
+        Time is the steady state's, as far as the warm-up follows it: what it has besides does not count.
+        """
+        n = len(before)
+        freed = self._w.freed_before[before]
+        following = np.minimum.accumulate(np.append(when, 0)[::-1])[::-1]  # of this and all later ones
+        gone = np.where(freed < n, following[np.minimum(freed, n)], freed - n)
+        planned = np.where(position < 0, 0, buffers.lengths[position])
+        outlives: NDArray[np.bool_] = (position >= 0) & ((freed < 0) | (gone - when > planned))
+        return outlives
 
 
 def _aligned(
-    sizes: NDArray[np.int64], steady: NDArray[np.int64], rows: NDArray[np.int64]
-) -> NDArray[np.int64]:
+    sizes: NDArray[np.int64], steady: NDArray[np.int64], rows: NDArray[np.int64], period: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The steady row of each warm-up size, following the steady sequence over and over; -1 for extras.
 
     Backwards from the end, where the warm-up runs into the steady state: a size that is not expected within
-    the next few places is an extra.
+    the next few places is an extra. With it the time, in the steady state's allocations before its beginning.
     """
     result = np.full(len(sizes), -1, np.int64)
+    when = np.full(len(sizes), _NEVER, np.int64)
     if len(steady) == 0:
-        return result
+        return result, when
     look = min(len(steady), 32)
-    cursor = len(steady) - 1
+    cursor = len(steady) - 1  # counts down, past 0 into earlier iterations
     steady_sizes = steady.tolist()
     count = len(steady_sizes)
     for i in range(len(sizes) - 1, -1, -1):
         size = int(sizes[i])
         for ahead in range(look):
-            at = (cursor - ahead) % count
+            turn, at = divmod(cursor - ahead, count)
             if steady_sizes[at] == size:
                 result[i] = rows[at]
-                cursor = (at - 1) % count
+                when[i] = int(rows[at]) + (turn - 1) * period
+                cursor -= ahead + 1
                 break
-    return result
+    return result, when

@@ -72,8 +72,8 @@ def test_plans_are_made_without_or_tools(tmp_path: object) -> None:
     assert fresh(code, tmp_path) == ""
 
 
-def test_recording_and_planning_in_a_program_load_neither_pandas_nor_or_tools(tmp_path: object) -> None:
-    """What the pool does inside somebody's program loads no large package that it can spare."""
+def test_the_pool_loads_neither_pandas_nor_or_tools_into_a_program(tmp_path: object) -> None:
+    """Recording, planning, saving and replaying load no package of hundreds of modules that can be spared."""
     code = (
         "import sys, numpy as np, mempool\n"
         "rng = np.random.default_rng(0)\n"
@@ -87,7 +87,9 @@ def test_recording_and_planning_in_a_program_load_neither_pandas_nor_or_tools(tm
         "    until = k + int(kept_for[k % 40])\n"
         "    alive.setdefault(until, []).append(pool.allocate(int(sizes[k % 40])))\n"
         "assert pool.plan_now()\n"
+        "pool.save('plan')\n"
         "pool.close()\n"
+        "mempool.Pool(plan='plan', background=False).close()\n"
         "print(*sorted(set(sys.modules)))\n"
     )
     loaded = fresh(code, tmp_path).split()

@@ -22,7 +22,7 @@ def charges(n):
 
 
 def conjugate_gradients(apply, b, tolerance, most):
-    """x with apply(x) = b, and the norm of the residual after each iteration."""
+    """Solve apply(x) = b: x, and the norm of the residual after each iteration."""
     x = np.zeros_like(b)
     r = b - apply(x)
     p = r.copy()

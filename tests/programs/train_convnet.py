@@ -1,4 +1,4 @@
-"""Train a small convolutional network on synthetic digits: momentum, minibatches, shuffled every epoch."""
+"""Train a small convolutional network on synthetic digits: momentum, minibatches, shuffled in place."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def main(epochs):
         for start in range(0, len(order), 128):
             batch = order[start : start + 128]
             loss, gradients = network.loss_and_gradients(images[batch], labels[batch])
-            for p, v, g in zip(network.parameters(), velocity, gradients):
+            for p, v, g in zip(network.parameters(), velocity, gradients, strict=True):
                 v *= 0.9
                 v -= 0.05 * g
                 p += v
             losses.append(loss)
         guess = network.forward(held_out).argmax(axis=1)
-        right = (guess == held_out_labels).mean()
-        print(f"epoch {epoch}: loss {np.mean(losses[-20:]):.4f}, accuracy {right:.3f}")
+        accuracy = (guess == held_out_labels).mean()
+        print(f"epoch {epoch}: loss {np.mean(losses[-20:]):.4f}, accuracy {accuracy:.3f}")
     for loss in losses[::7]:
         print(float(loss).hex())
     digest = hashlib.sha256()
@@ -130,4 +130,4 @@ def main(epochs):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 16)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
