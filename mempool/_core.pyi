@@ -182,6 +182,11 @@ class Client:
 
     def drop_patterns(self) -> None: ...
 
+    def give_back(self, force: bool = False) -> bool:
+        """
+        Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or by force. True: no arena is left.
+        """
+
     def wait_for_work(self, seconds: float) -> bool:
         """True when there may be something to plan."""
 

@@ -23,6 +23,7 @@ from typing import Any
 from mempool import _core
 from mempool.errors import OutOfMemoryError, UsageError
 from mempool.pool import Pool
+from mempool.versions import warn_if_untested
 
 _lock = threading.RLock()
 _installed: _ArrayPool | None = None
@@ -47,6 +48,7 @@ def install(**options: Any) -> Pool:
     with _lock:
         if _installed is not None:
             raise UsageError("NumPy has a pool already: mempool.numpy.uninstall() it first")
+        warn_if_untested("numpy")
         pool = _ArrayPool(**options)
         try:
             if pool.settings.mode != "off":

@@ -69,8 +69,8 @@ class Planned:
     def is_close_to(self, pattern: Pattern) -> bool:
         """Whether the other pattern differs in one short stretch only.
 
-        Such a pattern (an epoch's end, a log) is better served by following this one: the difference misses, and
-        the buffers that both keep alive across the boundary stay where they are.
+        Such a pattern (an epoch's end, a log) is better served by following this one: the difference misses,
+        and the buffers that both keep alive across the boundary stay where they are.
         """
         mine, theirs = self.buffers.size, pattern.buffers.size
         shorter, longer = sorted((len(mine), len(theirs)))
@@ -145,8 +145,7 @@ class Planned:
         """Offset of each warm-up allocation: its position's, in the column that leads into the steady state.
 
         The core counts an iteration when the warm-up is loaded and one at each of its marks, so the steady
-        state begins in
-        the column after that; earlier instances of a position take the columns before.
+        state begins in the column after that; earlier instances of a position take the columns before.
         """
         assert self.plan.offset is not None
         offset = np.full(len(warm_up.size), -1, np.int64)
@@ -242,7 +241,11 @@ def _warm_up(text: str, buffers: int) -> WarmUp | None:
 def make_plan(
     pattern: Pattern, *, alignment: int, interrupt: Callable[[], bool] | None = None, seed: int = 0
 ) -> Planned | None:
-    """Plan a pattern and check the plan; None if it was interrupted before there was one."""
+    """Plan a pattern and check the plan; None if it was interrupted before there was one.
+
+    By the native search alone: OR-Tools would bring hundreds of modules, a second and some 100 MB into a
+    program that asked for none of them.
+    """
     from solvers import Stop, check, lower_bound, solve
 
     rows = pattern.buffers
@@ -250,7 +253,8 @@ def make_plan(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
     )
     enough = int(lower_bound(buffers) * CLOSE_ENOUGH)
-    plan = solve(buffers, stop=Stop(nodes=POOL_NODES, target_bytes=enough, interrupt=interrupt), seed=seed)
+    stop = Stop(nodes=POOL_NODES, target_bytes=enough, interrupt=interrupt)
+    plan = solve(buffers, stop=stop, seed=seed, solver="greedy")
     if plan.offset is None:
         return None
     check(plan, buffers)

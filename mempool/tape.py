@@ -33,10 +33,21 @@ class Tape:
         client.set_tape(True)
 
     def drain(self) -> None:
-        """Write what has come since the last call."""
+        """Write what has come since the last call.
+
+        What cannot be written is lost, and a trace with a hole is worse than none: the first failure ends the
+        recording and leaves no file.
+        """
         with self._lock:
-            if self._open and (packed := self._client.take_tape()):
+            if not self._open or not (packed := self._client.take_tape()):
+                return
+            try:
                 self._writer.write(self._recording.trace(packed))
+            except BaseException as error:
+                self._open = False
+                self._client.set_tape(False)
+                self._writer.__exit__(type(error), error, error.__traceback__)
+                raise
 
     def close(self) -> None:
         """Stop recording and finish the file."""

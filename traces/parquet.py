@@ -19,7 +19,7 @@ from traces.files import KIND_KEY, VERSION_KEY, atomic, expect, one_line, read_s
 from traces.trace import COLUMNS, Kind, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     from _typeshed import StrPath
@@ -185,18 +185,40 @@ def _utf8(text: str) -> str:
 def _table(piece: Trace) -> Any:
     import pyarrow as pa
 
-    kinds = pa.array(_KINDS, pa.string())
-    table = {name: pa.array(getattr(piece, name)) for name in COLUMNS if name not in _TEXT}
-    table["kind"] = pa.DictionaryArray.from_arrays(pa.array(piece.kind.astype(np.int32)), kinds)
+    table = {name: _numbers(getattr(piece, name)) for name in COLUMNS if name not in _TEXT}
+    table["kind"] = pa.DictionaryArray.from_arrays(_numbers(piece.kind.astype(np.int32)), _texts(_KINDS))
     for name in _NAMES:
         index = getattr(piece, name)
         used = np.flatnonzero(np.bincount(index[index >= 0], minlength=1))
         rank = np.zeros(len(piece.names) + 1, np.int32)
         rank[used[used < len(piece.names)]] = np.arange(len(used))[used < len(piece.names)]
-        texts = pa.array([_utf8(piece.names[i]) for i in used if i < len(piece.names)], pa.string())
-        table[name] = pa.DictionaryArray.from_arrays(pa.array(rank[index], mask=index < 0), texts)
+        texts = _texts([_utf8(piece.names[i]) for i in used if i < len(piece.names)])
+        table[name] = pa.DictionaryArray.from_arrays(_numbers(rank[index], known=index >= 0), texts)
     plain = _schema({})
-    return pa.table([table[name] for name in COLUMNS], schema=plain)
+    return pa.Table.from_arrays([table[name] for name in COLUMNS], schema=plain)
+
+
+def _numbers(values: NDArray[Any], known: NDArray[np.bool_] | None = None) -> Any:
+    """A column as an Arrow array; null where not known.
+
+    By its buffers, for ``pa.array`` imports pandas wherever that is installed: time and memory that a program
+    which is only being recorded should not pay, and impossible while the interpreter shuts down.
+    """
+    import pyarrow as pa
+
+    bits = None if known is None else pa.py_buffer(np.packbits(known, bitorder="little"))
+    numbers = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [bits, numbers])
+
+
+def _texts(texts: Sequence[str]) -> Any:
+    """An Arrow array of strings, by its buffers too."""
+    import pyarrow as pa
+
+    encoded = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 
 @contextlib.contextmanager

@@ -589,6 +589,17 @@ void Client::drop_patterns() noexcept {
   pool_->shrink_arena();
 }
 
+bool Client::give_back(bool force) noexcept {
+  const Guarded guard(pool_->lock);
+  pool_->trim();
+  const bool quiet = gave_back_at_ == iterations_;
+  gave_back_at_ = iterations_;
+  if (!force && !quiet) return pool_->arena_bytes() == 0;
+  if (!pool_->release_arena()) return false;
+  replaying_ = false;
+  return true;
+}
+
 void Client::signal_work() noexcept {
   check_at_ = ~std::uint64_t{0};
   if (work_) return;

@@ -75,6 +75,9 @@ class Client {
   // A pattern from a file: its warm-up first, if there is one. Replays from the next allocation on. Throws as install.
   void load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady);
   void drop_patterns() noexcept;
+  // Gives free memory back. The arena goes too if nothing in it is alive and either no iteration ran since the last call
+  // (so that a loop that asks each time does not thrash) or `force`; the next boundary takes it again. True: no arena left.
+  bool give_back(bool force) noexcept;
   // Waits until there may be something to plan (true) or `seconds` have passed or wake() was called (false).
   bool wait_for_work(double seconds);
   void wake() noexcept;
@@ -168,6 +171,7 @@ class Client {
   decltype(ClientStats::outcomes) before_steady_{};  // when the plan took effect
   std::uint64_t misses_before_ = 0;   // when this iteration began
   std::uint64_t turn_ = 0;            // the number of the iteration in which all followers began together last
+  std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // iteration
   std::uint64_t arena_retry_at_ = 0;  // iteration; 0: the arena was never refused, or has been had since
   std::uint64_t check_at_ = 64;       // ring event
   bool work_ = false;

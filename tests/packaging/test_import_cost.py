@@ -70,3 +70,25 @@ def test_plans_are_made_without_or_tools(tmp_path: object) -> None:
         "    check(solve(buffers, stop=Stop(nodes=10_000)), buffers)\n"
     )
     assert fresh(code, tmp_path) == ""
+
+
+def test_recording_and_planning_in_a_program_load_neither_pandas_nor_or_tools(tmp_path: object) -> None:
+    """What the pool does inside somebody's program loads no large package that it can spare."""
+    code = (
+        "import sys, numpy as np, mempool\n"
+        "rng = np.random.default_rng(0)\n"
+        "sizes = rng.integers(1, 100, 40) * 1024\n"
+        "kept_for = rng.integers(1, 30, 40)\n"
+        "pool = mempool.Pool(record='trace', background=False)\n"
+        "alive = {}\n"
+        "for k in range(200):\n"
+        "    for address in alive.pop(k, []):\n"
+        "        pool.free(address)\n"
+        "    until = k + int(kept_for[k % 40])\n"
+        "    alive.setdefault(until, []).append(pool.allocate(int(sizes[k % 40])))\n"
+        "assert pool.plan_now()\n"
+        "pool.close()\n"
+        "print(*sorted(set(sys.modules)))\n"
+    )
+    loaded = fresh(code, tmp_path).split()
+    assert not {"pandas", "ortools"} & set(loaded)
