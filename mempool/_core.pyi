@@ -220,8 +220,45 @@ class Bypass:
 
     def __exit__(self, *args: object) -> None: ...
 
-def numpy_serve(client: object) -> None:
-    """This client serves NumPy's arrays of all threads from now on."""
+class Checked:
+    """
+    A client with redzones around every buffer and poison in the freed ones; host only.
+    """
+
+    def __init__(self, client: Client) -> None: ...
+
+    def allocate(self, bytes: int, stream: int = 0, zeroed: bool = False) -> int:
+        """An address; 0: out of memory."""
+
+    def free(self, address: int, stream: int = 0) -> bool:
+        """False: not a live buffer, which may be a fault."""
+
+    def verify(self) -> None:
+        """Look at every redzone and all poison now."""
+
+    def flush(self) -> None:
+        """Give all freed buffers back to the client."""
+
+    def faults(self) -> list:
+        """
+        (kind, address, bytes, offset, allocated at, freed at, noticed at), the first few hundred.
+        """
+
+    def faults_found(self) -> int:
+        """How many, ever."""
+
+def set_fault_listener(listener: object) -> None:
+    """
+    Called without arguments by the main thread soon after a fault was found.
+    """
+
+def set_fault_libraries(folders: Sequence[str]) -> None:
+    """Faults name whoever called the code in these folders."""
+
+def numpy_serve(client: Client, checked: Checked | None = None) -> None:
+    """
+    This client serves NumPy's arrays of all threads from now on, through `checked` if that is given.
+    """
 
 def numpy_stop() -> None:
     """

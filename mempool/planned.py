@@ -55,9 +55,17 @@ class Planned:
         """Whether the other pattern is this one, begun at another place."""
         if len(self.buffers) != len(pattern.buffers) or self.same_sequence(pattern):
             return False
+        return self._holds(pattern, 1)
+
+    def repeats(self, pattern: Pattern) -> bool:
+        """Whether this one, such as an epoch, has the other pattern several times in a row, such as its steps."""
+        return 2 * len(pattern.buffers) <= len(self.buffers) and self._holds(pattern, 2)
+
+    def _holds(self, pattern: Pattern, times: int) -> bool:
+        """Whether so many of the other pattern follow each other somewhere on this one's circle."""
         mine, theirs = (np.stack([b.size, q.astype(np.int64)]) for b, q in self._and(pattern))
         doubled = np.concatenate([mine, mine], axis=1).T.tobytes()
-        sought, width = theirs.T.tobytes(), 16
+        sought, width = np.tile(theirs, times).T.tobytes(), 16
         at = doubled.find(sought)
         while at >= 0 and at % width:
             at = doubled.find(sought, at + 1)

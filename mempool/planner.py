@@ -72,6 +72,7 @@ class Planner:
         self._vain = 0
         self._resume_at = 0
         self._dropped = 0
+        self._misses_seen = -1
         self._known: list[Planned] = []
         self.planned: Planned | None = None
         self.plans = 0
@@ -151,6 +152,12 @@ class Planner:
         if state["replaying"] and state["clean_iterations"] >= CLEAN_ITERATIONS:
             self._client.set_recording(False)
             return False
+        misses = self._misses()
+        if state["replaying"] and misses == self._misses_seen:
+            # All has followed the plan since the last look: there is nothing to learn.
+            self._client.check_again_after(max(64, 2 * state["allocations"] // max(state["iterations"], 1)))
+            return False
+        self._misses_seen = misses
         packed, counts, whole = self._client.recording()
         patterns = self._patterns(packed, whole=whole)
         if not patterns:
@@ -164,8 +171,18 @@ class Planner:
             self._client.set_recording(False)
             self._resume_at = 4 * state["allocations"]
         elif patterns:
-            self._client.check_again_after(max(64, 2 * len(patterns[0].buffers)))
+            # What is new shows in a part of what was seen, not in the next few events.
+            kept = len(packed) // 48
+            known = state["replaying"] and not patterns[0].unresolved
+            self._client.check_again_after(max(64, 2 * len(patterns[0].buffers), kept // 8 if known else 0))
         return False
+
+    def _misses(self) -> int:
+        """How often an allocation found no plan or did not follow it, ever."""
+        outcomes = self._client.stats()["outcomes"]
+        return sum(
+            count for outcome, count in outcomes.items() if outcome not in ("hit", "dynamic", "outside")
+        )
 
     def _patterns(self, packed: bytes, *, whole: bool) -> list[Pattern]:
         from mempool.recording import Recording
@@ -182,7 +199,9 @@ class Planner:
             if known.same_sequence(pattern):
                 # The same allocations: plan them again only if something now lives longer.
                 return known.extended(pattern) if known.outlived_by(pattern) else None
-            if not spoilt and (known.rotates_to(pattern) or known.is_close_to(pattern)):
+            if not spoilt and (
+                known.rotates_to(pattern) or known.repeats(pattern) or known.is_close_to(pattern)
+            ):
                 return None
         return pattern
 

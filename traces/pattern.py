@@ -72,7 +72,9 @@ class Pattern:
     warm_up: WarmUp | None
 
 
-def find_patterns(trace: Trace, *, small_bytes: int = 512, whole_recording: bool = True) -> list[Pattern]:
+def find_patterns(
+    trace: Trace, *, small_bytes: int = 512, whole_recording: bool = True, anywhere: bool = False
+) -> list[Pattern]:
     """The iterations that recur in a trace, the one that was seen last first.
 
     Marks (events of kind MARK named "step", "begin" or "end") decide where iterations begin; without any,
@@ -82,13 +84,15 @@ def find_patterns(trace: Trace, *, small_bytes: int = 512, whole_recording: bool
         trace: events in host order; its ``thread`` column names sequences.
         small_bytes: allocations up to this size are left out.
         whole_recording: the trace begins with the program, so what comes first is its warm-up.
+        anywhere: the trace is finished: take the longest stretch of iterations in it, for a program does other
+            things at last.
 
     Raises:
         TraceError: the trace contradicts itself.
     """
     found = [
         _Builder(windows).pattern(whole_recording=whole_recording)
-        for windows in find_windows(trace, small_bytes)
+        for windows in find_windows(trace, small_bytes, anywhere=anywhere)
     ]
     return [pattern for pattern in found if pattern is not None]
 

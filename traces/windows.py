@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces.detect import tail_period
+from traces.detect import Period, tail_period
 from traces.trace import Kind
 
 if TYPE_CHECKING:
@@ -55,8 +55,14 @@ class Windows:
         return {int(s): int((tail == s).sum()) for s in np.unique(self.sequence)}
 
 
-def find_windows(trace: Trace, small_bytes: int) -> list[Windows]:
+def find_windows(trace: Trace, small_bytes: int, *, anywhere: bool = False) -> list[Windows]:
     """Cut a trace into iterations, and sort them by what they do: the latest first, none that came only once.
+
+    Args:
+        trace: events in host order.
+        small_bytes: allocations up to this size are left out.
+        anywhere: without marks, look for the longest stretch of iterations, rather than those that the trace
+            ends with.
 
     Raises:
         TraceError: the trace contradicts itself.
@@ -79,7 +85,7 @@ def find_windows(trace: Trace, small_bytes: int) -> list[Windows]:
     if len(mark_events):
         bounds = _marked(trace, mark_events, event)
     else:
-        bounds = _detected(sequence, size, freed_before)
+        bounds = _detected(sequence, size, freed_before, anywhere=anywhere)
     stream = trace.stream[event]
     if len(bounds) < 2 or bounds[0, 0] == bounds[-1, 1]:
         return []
@@ -111,17 +117,37 @@ def _marked(trace: Trace, marks: NDArray[np.int64], event: NDArray[np.int64]) ->
 
 
 def _detected(
-    sequence: NDArray[np.int32], size: NDArray[np.int64], freed_before: NDArray[np.int64]
+    sequence: NDArray[np.int32], size: NDArray[np.int64], freed_before: NDArray[np.int64], *, anywhere: bool
 ) -> NDArray[np.int64]:
     """Windows from the repeating sizes of the sequence that allocates most bytes lately."""
     main = _heaviest(sequence, size, slice(len(size) // 2, None))
     rows = np.flatnonzero(sequence == main)
-    period = tail_period(size[rows], min_repeats=2)
-    if period is None or period.length < max(LEAST_EVIDENCE, 3 * period.period):
+    stretch = max(
+        (_stretch(size[rows], cut) for cut in (_cuts(len(rows)) if anywhere else [len(rows)])),
+        key=lambda one: 0 if one is None else one.length,
+    )
+    if stretch is None:
         return np.zeros((0, 2), np.int64)
-    first = period.start + _quietest(size[rows], freed_before[rows], rows, period.start, period.period)
-    starts = rows[first :: period.period]
+    rows = rows[: stretch.start + stretch.length]
+    first = stretch.start + _quietest(size[rows], freed_before[rows], rows, stretch.start, stretch.period)
+    starts = rows[first :: stretch.period]
     return np.stack([starts[:-1], starts[1:]], axis=1)
+
+
+def _cuts(n: int) -> list[int]:
+    """Where iterations may end that a program's last lines follow: near the end densely, then everywhere."""
+    near = (n - (1 << power) for power in range(max(n, 1).bit_length()))
+    return sorted({n, *near, *(n * sixteenths // 16 for sixteenths in range(16))} - {0}, reverse=True)
+
+
+def _stretch(values: NDArray[np.int64], cut: int) -> Period | None:
+    """The iterations that lead to the cut and go on behind it; None if there are too few."""
+    period = tail_period(values[:cut], min_repeats=2)
+    if period is None or period.length < max(LEAST_EVIDENCE, 3 * period.period):
+        return None
+    differs = values[cut:] != values[cut - period.period : len(values) - period.period]
+    beyond = int(differs.argmax()) if differs.any() else len(differs)
+    return Period(period.period, period.length + beyond, period.start)
 
 
 def _quietest(

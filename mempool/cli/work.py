@@ -66,7 +66,7 @@ def _of_trace(trace: Trace, *, whole: bool, alignment: int) -> Work:
     from traces import buffers_of
     from traces.pattern import find_patterns
 
-    patterns = [] if whole else find_patterns(trace)
+    patterns = [] if whole else find_patterns(trace, anywhere=True)
     if not patterns:
         return Work("trace", buffers_of(trace, alignment=alignment), trace)
     pattern = max(patterns, key=lambda one: one.iterations * len(one.buffers))  # most of the trace

@@ -443,7 +443,8 @@ bool Client::in_use(const Pattern* pattern) const noexcept {
   if (pattern == current_ || pattern == ended_) return true;
   if (current_ != nullptr && pattern == current_->next) return true;
   return std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& sequence) {
-    return sequence.follower.pattern() == pattern || sequence.follower.finished() == pattern;
+    const Follower& one = sequence.follower;
+    return one.pattern() == pattern || one.finished() == pattern || one.upcoming() == pattern;
   });
 }
 
@@ -547,9 +548,7 @@ void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   if (current_ == nullptr || !marked_) current_ = fresh;
   if (marked_) return;
   if (active_at_ == 0) iterations_ = std::max(iterations_, iterations_seen);
-  for (Sequence& sequence : sequences_) {
-    if (!sequence.follower.align(fresh)) sequence.follower.leave();
-  }
+  for (Sequence& sequence : sequences_) sequence.follower.take_up(fresh);
 }
 
 void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady) {

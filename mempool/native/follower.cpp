@@ -4,10 +4,12 @@ namespace mempool {
 namespace {
 
 constexpr std::uint32_t kPatience = 64;
+constexpr std::uint64_t kForgiven = 64;  // allocations after which a difference no longer counts against the place
 
 }  // namespace
 
 void Follower::enter(Pattern* pattern, const Table* table, std::uint32_t position) noexcept {
+  if (upcoming_ == pattern) upcoming_ = nullptr;
   pattern_ = pattern;
   table_ = table;
   role_ = table->sequence;
@@ -19,6 +21,7 @@ void Follower::enter(Pattern* pattern, const Table* table, std::uint32_t positio
 void Follower::begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iteration) noexcept {
   iteration_ = iteration;
   finished_ = pattern_;
+  upcoming_ = nullptr;
   const Table* table = pattern == nullptr ? nullptr : own_table(pattern);
   if (table == nullptr) {
     table_ = nullptr;
@@ -39,25 +42,39 @@ bool Follower::next_begins_with(const Pattern* ended, std::uint64_t size) const 
 void Follower::begin_next() noexcept {
   Pattern* const next = pattern_->next != nullptr ? pattern_->next : pattern_;
   boundary_ = table_ == &pattern_->tables.front();
+  Pattern* const upcoming = upcoming_;
   begin(next, ~std::uint64_t{0}, iteration_ + 1);
+  // The allocation at hand is the first of the new iteration.
+  if (upcoming != nullptr && !align(upcoming, count_ - 1)) upcoming_ = upcoming;
 }
 
 void Follower::replace(const Pattern* old, Pattern* fresh) noexcept {
   if (finished_ == old) finished_ = fresh;
+  if (upcoming_ == old) upcoming_ = fresh;
   if (pattern_ != old) return;
   pattern_ = fresh;
   column_ = static_cast<std::uint32_t>(iteration_ % fresh->unroll);
   if (table_ != nullptr) table_ = &fresh->tables[static_cast<std::size_t>(table_ - old->tables.data())];
 }
 
-bool Follower::align(Pattern* pattern) noexcept {
+void Follower::take_up(Pattern* pattern) noexcept {
+  if (in_step()) {
+    if (pattern_ != pattern) upcoming_ = pattern;
+  } else if (!align(pattern, count_)) {
+    leave();
+  }
+}
+
+// `count`: the allocations before the one that the position is for.
+bool Follower::align(Pattern* pattern, std::uint64_t count) noexcept {
   const Table* table = own_table(pattern);
-  if (table == nullptr || count_ < table->phase) return false;
+  if (table == nullptr || count < table->phase) return false;
   const std::uint32_t length = table->length();
-  const auto position = static_cast<std::uint32_t>((count_ - table->phase) % length);
-  for (std::uint32_t back = 1; back <= kWindow && back <= count_; ++back) {
+  const auto position = static_cast<std::uint32_t>((count - table->phase) % length);
+  // The last kWindow sizes are remembered; of those, the one at hand is not looked at.
+  for (std::uint32_t back = 1; back <= kWindow - (count_ - count) && back <= count; ++back) {
     const std::uint64_t expected = table->sizes[(position + std::uint64_t{length} * kWindow - back) % length];
-    if (recent_[(count_ - back) % kWindow] != expected) return false;
+    if (recent_[(count - back) % kWindow] != expected) return false;
   }
   enter(pattern, table, position);
   clean_ = false;
@@ -119,7 +136,7 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     if (!(ends_here && next_begins_with(pattern_, size)) && clean_ && switch_table(size, known)) return matched(position_++);
     if (!ends_here) return {nullptr, Outcome::exhausted, false};
     begin_next();
-    if (table_ != nullptr && table_->sizes[0] == size) return matched(position_++);
+    if (table_ != nullptr && position_ < table_->length() && table_->sizes[position_] == size) return matched(position_++);
   }
   if (table_ != nullptr) {
     if (strays_ == 0 && clean_ && switch_table(size, known)) return matched(position_++);
@@ -136,7 +153,14 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     clean_ = false;
   }
   ++strays_;
-  if (table_ != nullptr && strays_ < kWindow) return {nullptr, Outcome::other_size, false};
+  // Differences that keep coming back mean that it stands in the wrong place, however well it gets along there.
+  debt_ = count_ - last_stray_ > kForgiven ? 1 : debt_ + 1;
+  last_stray_ = count_;
+  if (table_ != nullptr && strays_ < kWindow && debt_ < kWindow) return {nullptr, Outcome::other_size, false};
+  if (debt_ >= kWindow) {
+    debt_ = 0;
+    if (resynchronise(known) || table_ != nullptr) return {nullptr, Outcome::other_size, false};
+  }
   // A program that has left for good should not pay for the search each time.
   if (strays_ > kPatience && count_ % kPatience != 0) return {nullptr, Outcome::lost, false};
   // The window ends with this allocation, so what it finds is where the *next* one stands.

@@ -6,7 +6,7 @@
 //   the pattern goes on behind it). Which of the two is told by the next size that matches either.
 // * At the first difference in an iteration: another known pattern, or the part of another thread, that shares the prefix
 //   and expects this size, or that has ended here.
-// * After kWindow strays: the one place in any known pattern that follows the last kWindow sizes.
+// * After kWindow strays in a row, or in short succession: the one place in any known pattern that follows the last kWindow sizes.
 #pragma once
 
 #include <vector>
@@ -49,11 +49,12 @@ class Follower {
   }
   // Iteration number `iteration`: position 0 of `pattern`, or the position that a warm-up has for its `mark`-th mark.
   void begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iteration) noexcept;
-  void leave() noexcept { table_ = nullptr, pattern_ = finished_ = nullptr, strays_ = 0; }
+  void leave() noexcept { table_ = nullptr, pattern_ = finished_ = upcoming_ = nullptr, strays_ = 0; }
   // `fresh` has the same sizes as `old` and takes its place.
   void replace(const Pattern* old, Pattern* fresh) noexcept;
-  // Takes up a pattern that was just planned, if the last sizes are what it expects.
-  bool align(Pattern* pattern) noexcept;
+  // Takes up a pattern that was just planned, if the last sizes are what it expects. Who is in step with another one
+  // goes on in that until its iteration ends: fewest buffers, which may lie where the new plan has others, live then.
+  void take_up(Pattern* pattern) noexcept;
 
   std::uint32_t sequence() const noexcept { return sequence_; }
   Stream stream() const noexcept { return stream_; }
@@ -64,6 +65,8 @@ class Follower {
   }
   std::uint64_t count() const noexcept { return count_; }
   std::uint64_t iteration() const noexcept { return iteration_; }
+  // The pattern that is taken up when this iteration ends; null if the next is the same one or its successor.
+  Pattern* upcoming() const noexcept { return upcoming_; }
   // The pattern of the iteration that ended last; null if none was followed.
   Pattern* finished() const noexcept { return finished_; }
   bool in_step() const noexcept { return table_ != nullptr && strays_ < kWindow; }
@@ -80,6 +83,7 @@ class Follower {
   bool switch_table(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
   bool switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
   bool resynchronise(const std::vector<Pattern*>& known) noexcept;
+  bool align(Pattern* pattern, std::uint64_t count) noexcept;
   void enter(Pattern* pattern, const Table* table, std::uint32_t position) noexcept;
   const Table* own_table(const Pattern* pattern) const noexcept { return pattern->table_of(role_, stream_); }
   void begin_next() noexcept;
@@ -90,10 +94,13 @@ class Follower {
   Stream stream_;
   Pattern* pattern_ = nullptr;
   Pattern* finished_ = nullptr;
+  Pattern* upcoming_ = nullptr;
   const Table* table_ = nullptr;
   std::uint32_t position_ = 0;   // the next expected
   std::uint32_t column_ = 0;     // iteration_ % unroll
   std::uint32_t strays_ = 0;     // allocations since the last match, or since leaving
+  std::uint32_t debt_ = 0;       // differences in short succession
+  std::uint64_t last_stray_ = 0; // count_ at the last difference
   bool clean_ = true;            // everything matched since the iteration began
   bool boundary_ = false;
   std::uint64_t iteration_ = 0;

@@ -156,9 +156,11 @@ PROGRAMS = {
         thread = threading.Thread(target=work); thread.start(); thread.join()
     """,
     "fork": """
-        import os, sys
+        import os, sys, warnings
         import numpy as np
         x = np.arange(100_000.0)
+        # From 3.12 on Python warns of a fork beside any thread, and the planner is one.
+        warnings.simplefilter('ignore', DeprecationWarning)
         pid = os.fork()
         y = x + 1
         if pid == 0:

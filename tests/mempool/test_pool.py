@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
 from typing import TYPE_CHECKING
 
@@ -88,6 +90,63 @@ def test_a_nested_period_gives_way_to_the_longer_one(pool: Pool) -> None:
     after = pool.report().to_dict()
     assert after["misses"] == before["misses"]
     assert after["hits"] - before["hits"] == 40 * 30 + 10 * 21
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_longer_period_takes_over_where_its_predecessor_ends(pool: Pool, seed: int) -> None:
+    """The plan of the epoch finds nothing alive of an iteration that both plan, at different places."""
+    memory = programs.Watched(pool)
+    rng = random.Random(seed)
+    iteration = [(rng.randrange(1_000, 100_000), min(rng.randrange(1, 15), 40 - k)) for k in range(40)]
+    evaluation = [(rng.randrange(50_000, 300_000), min(5, 8 - k)) for k in range(8)]
+    alive: dict[int, list[int]] = {}
+    clock = itertools.count()
+
+    def allocate(size: int, allocations: int) -> None:
+        """A buffer that lives for so many allocations."""
+        now = next(clock)
+        for address in alive.pop(now, ()):
+            memory.free(address)
+        alive.setdefault(now + allocations, []).append(memory.allocate(size))
+
+    def epoch() -> None:
+        for _ in range(12):
+            for position, (size, allocations) in enumerate(iteration):
+                allocate(size, allocations)
+                if position == 20:
+                    pool.plan_now()
+        for size, allocations in evaluation:
+            allocate(size, allocations)
+
+    while pool.plans < 2:
+        epoch()
+    epoch()
+    report = pool.report().to_dict()
+    assert report["planned_buffers"] == 12 * 40 + 8
+    assert report["misses"] == 0, pool.explain()
+
+
+def test_a_plan_of_an_epoch_is_not_replaced_by_one_of_its_steps(tmp_path: Path) -> None:
+    """Replaying an epoch from the start, the pool sees only its steps for a while, and keeps to the epoch."""
+
+    def epochs(pool: Pool, count: int) -> None:
+        memory = programs.Watched(pool)
+        memory.allocate(123_456)
+        for _ in range(count):
+            for _ in range(12):
+                programs.layers(memory)
+                pool.plan_now()
+            programs.layers(memory, count=3, scale=8192)
+
+    with Pool(simulated(), background=False) as first:
+        epochs(first, 8)
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=str(tmp_path / "plan")) as second:
+        epochs(second, 2)
+        report = second.report().to_dict()
+        assert report["planned_buffers"] == 12 * 60 + 9
+        assert second.plans == 0
+        assert report["misses"] <= 1
 
 
 def test_a_saved_plan_hits_from_the_first_iteration(tmp_path: Path) -> None:

@@ -198,3 +198,26 @@ def test_threads_that_come_and_go_never_break_the_search(
     for pattern in find_patterns(r.trace()):
         assert len(pattern.sequence) == len(pattern.buffers)
         assert pattern.iterations >= 2
+
+
+@given(seed=st.integers(0, 10**6), last=st.integers(0, 400), accident=st.integers(0, 5))
+def test_iterations_are_found_whatever_a_finished_program_did_at_last(
+    seed: int, last: int, accident: int
+) -> None:
+    """A report at the end and one odd allocation do not hide the longest stretch of iterations."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1_000, 9_000, 20)
+    program = Recorder()
+    for iteration in range(30):
+        kept = [program.alloc(int(size)) for size in sizes]
+        if iteration == accident:
+            program.free(program.alloc(777))
+        while kept:
+            program.free(kept.pop())
+    for size in rng.integers(10_000, 10**6, last):
+        program.free(program.alloc(int(size)))
+    found = find_patterns(program.trace(), anywhere=True)
+    assert found
+    assert np.array_equal(np.sort(found[0].buffers.size), np.sort(sizes))
+    assert found[0].iterations >= 20
+    assert found[0].coverage == 1
