@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -173,7 +174,6 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
 Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream stream) {
   Outcome outcome = Outcome::outside;
   Pool::Given given;
-  ++allocations_;
   if (!outside() && !pool_->forked()) {
     given.address = serve_planned(sequence, bytes, outcome);
     given.rounded = pool_->round_up(bytes);
@@ -185,7 +185,6 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
   }
   if (given.address != 0) {
     ++stats_.outcomes[static_cast<std::size_t>(outcome)];
-    if (replaying_) ++stats_.steady[static_cast<std::size_t>(outcome)];
   }
   return given;
 }
@@ -214,19 +213,45 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream) noexcept try {
   return {};
 }
 
+// The steady state in a straight line; 0: something is to be recorded, decided or taken from elsewhere. The lock is held.
+Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
+  if (!replaying_ || outside() || recorded() || pool_->forked()) return 0;
+  const Slot* slot = sequence.follower.expected_slot(bytes);
+  if (slot == nullptr || slot->offset == kDynamic) return 0;
+  if (sequence.follower.stream() != pool_->arena_stream() && MEMPOOL_GUARDED("stream")) return 0;
+  const Address address = pool_->take_planned(*slot, bytes);
+  if (address == 0) return 0;
+  sequence.follower.advance(bytes);
+  ++stats_.outcomes[static_cast<std::size_t>(Outcome::hit)];
+  stats_.requested.add(bytes);
+  stats_.live.add(pool_->round_up(bytes));
+  stats_.blocks.add(1);
+  return address;
+}
+
 Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept {
   if (bytes == 0) bytes = 1;
+  const ThreadCache& cache = ThreadCache::mine();
+  Sequence* const cached = cache.client == uid_ && cache.stream == stream ? cache.sequence : nullptr;
   Pool::Given given;
   {
     const Guarded guard(pool_->lock);
-    given = serve(bytes, stream);
+    if (cached != nullptr) given.address = serve_hit(*cached, bytes);
+    if (given.address == 0) given = serve(bytes, stream);
   }
   if (zeroed && given.address != 0 && !given.fresh) pool_->source().device().zero(given.address, bytes, stream);
   return given.address;
 }
 
 bool Client::free(Address address, Stream stream, bool* dead) noexcept {
+  if (dead != nullptr) *dead = false;
   const Guarded guard(pool_->lock);
+  if (const std::size_t bytes = recorded() ? 0 : pool_->free_in_arena(address, stream)) {
+    stats_.requested.sub(bytes);
+    stats_.live.sub(pool_->round_up(bytes));
+    stats_.blocks.sub(1);
+    return true;
+  }
   const Pool::Freed freed = pool_->free(address, stream);
   if (dead != nullptr) *dead = freed.kind == Pool::Freed::dead;
   if (freed.kind == Pool::Freed::foreign || freed.kind == Pool::Freed::dead) {
@@ -292,15 +317,25 @@ void Client::have_arena() noexcept {
   if (replaying_) return;
   replaying_ = true;
   if (active_at_ == 0) active_at_ = iterations_ + 1;
-  stats_.steady = {};
+  begin_steady();
+}
+
+std::uint64_t Client::large_allocations() const noexcept {
+  return std::accumulate(stats_.outcomes.begin(), stats_.outcomes.end(), std::uint64_t{0});
+}
+
+// Counting the steady state begins here. It is a difference, so that a hit pays for one counter.
+void Client::begin_steady() noexcept {
+  before_steady_ = stats_.outcomes;
   misses_before_ = 0;
 }
 
 void Client::judge_iteration() noexcept {
   std::uint64_t misses = 0;
-  for (std::size_t i = 1; i < stats_.steady.size(); ++i) {
+  for (std::size_t i = 1; i < stats_.outcomes.size(); ++i) {
     const auto outcome = static_cast<Outcome>(i);
-    if (outcome != Outcome::dynamic && outcome != Outcome::outside) misses += stats_.steady[i];
+    if (outcome == Outcome::dynamic || outcome == Outcome::outside) continue;
+    misses += stats_.outcomes[i] - before_steady_[i];
   }
   if (replaying_) {
     const bool clean = misses == misses_before_;
@@ -380,7 +415,7 @@ void Client::leave_dynamic() noexcept {
 void Client::set_recording(bool on) noexcept {
   const Guarded guard(pool_->lock);
   if (on && !ring_.on()) {
-    interrupted_ = interrupted_ || allocations_ != 0;
+    interrupted_ = interrupted_ || large_allocations() != 0;
     ring_.clear();
     check_at_ = ring_.seen() + 64;
   }
@@ -508,8 +543,8 @@ void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   supersede(fresh);
   keep_patterns_bounded();
   if (replaying_) have_arena();
-  stats_.steady = {};
-  misses_before_ = clean_ = spoilt_ = 0;
+  begin_steady();
+  clean_ = spoilt_ = 0;
   if (current_ == nullptr || !marked_) current_ = fresh;
   if (marked_) return;
   if (active_at_ == 0) iterations_ = std::max(iterations_, iterations_seen);
@@ -633,12 +668,16 @@ void Client::after_fork_in_child() noexcept {
 Client::State Client::state() {
   const Guarded guard(pool_->lock);
   return {ring_.on(), tape_.on(),  marked_,           replaying_,   iterations_, marks_,
-          active_at_, clean_,      spoilt_,           allocations_, sequences_.size(), ring_.seen(), ring_.dropped()};
+          active_at_, clean_,      spoilt_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped()};
 }
 
 ClientStats Client::stats() {
   const Guarded guard(pool_->lock);
-  return stats_;
+  ClientStats stats = stats_;
+  for (std::size_t i = 0; replaying_ && i < stats.steady.size(); ++i) {
+    stats.steady[i] = stats.outcomes[i] - before_steady_[i];
+  }
+  return stats;
 }
 
 void Client::reset_peaks() noexcept {

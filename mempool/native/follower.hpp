@@ -26,6 +26,18 @@ class Follower {
     bool boundary = false;       // this allocation is the first of a new iteration of the first table
   };
   // The position of the next allocation. `marked`: iterations begin by marks only.
+  // The straight way through next(): the slot of the next allocation if it is the expected one and nothing else happens
+  // there, else null. `advance` goes on behind it.
+  const Slot* expected_slot(std::uint64_t size) const noexcept {
+    if (table_ == nullptr || boundary_ || position_ >= table_->length()) return nullptr;
+    if (table_->sizes[position_] != size && MEMPOOL_GUARDED("own_size")) return nullptr;
+    return &table_->slots[position_ * std::size_t{pattern_->unroll} + column_];
+  }
+  void advance(std::uint64_t size) noexcept {
+    recent_[count_++ % kWindow] = size;
+    ++position_;
+    strays_ = 0;
+  }
   Match next(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
     recent_[count_++ % kWindow] = size;
     if (table_ != nullptr && position_ < table_->length() &&

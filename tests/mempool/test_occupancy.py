@@ -45,7 +45,7 @@ class Guard(RuleBasedStateMachine):
         expected = self.free(begin, end)
         assert self.guard.is_free(begin, end) == expected
         if expected:
-            self.guard.take(begin, end, end - begin)
+            self.guard.take(begin, end)
             self.live[begin] = end
 
     @rule(cells=st.sets(starts, max_size=200), keep=st.booleans())
