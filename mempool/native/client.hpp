@@ -126,12 +126,13 @@ class Client {
   };
   friend class ThreadCache;
 
-  Sequence& sequence(Stream stream);
+  // The hot path is one function when compiled.
+  inline Sequence& sequence(Stream stream);
   Sequence& find_sequence(Stream stream, const void* thread);
   void retire(const void* thread) noexcept;
-  Pool::Given serve(std::size_t bytes, Stream stream) noexcept;
-  Pool::Given serve_large(Sequence& sequence, std::size_t bytes, Stream stream);
-  Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome);
+  inline Pool::Given serve(std::size_t bytes, Stream stream) noexcept;
+  inline Pool::Given serve_large(Sequence& sequence, std::size_t bytes, Stream stream);
+  inline Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome);
   bool outside() const noexcept { return dynamic_ != 0 || between_; }
   void note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept;
   void boundary(Pattern* ended) noexcept;

@@ -5,37 +5,34 @@
 namespace mempool {
 
 void BitSet::resize(std::uint32_t size) {
-  size_ = size;
-  levels_.clear();
+  depth_ = 0;
   std::size_t words = size;
   do {
     words = std::max<std::size_t>(1, (words + 63) / 64);
-    levels_.emplace_back(words, 0);
+    levels_[depth_++].assign(words, 0);
   } while (words > 1);
 }
 
-void BitSet::set(std::uint32_t index) noexcept {
-  for (auto& level : levels_) {
-    std::uint64_t& word = level[index >> 6];
+void BitSet::set_above(std::uint32_t index) noexcept {
+  for (std::size_t level = 1; level < depth_; ++level, index >>= 6) {
+    std::uint64_t& word = levels_[level][index >> 6];
     const bool was_empty = word == 0;
     word |= std::uint64_t{1} << (index & 63);
     if (!was_empty) return;
-    index >>= 6;
   }
 }
 
-void BitSet::clear(std::uint32_t index) noexcept {
-  for (auto& level : levels_) {
-    std::uint64_t& word = level[index >> 6];
+void BitSet::clear_above(std::uint32_t index) noexcept {
+  for (std::size_t level = 1; level < depth_; ++level, index >>= 6) {
+    std::uint64_t& word = levels_[level][index >> 6];
     word &= ~(std::uint64_t{1} << (index & 63));
     if (word != 0) return;
-    index >>= 6;
   }
 }
 
 std::uint32_t BitSet::search_up_to(std::uint32_t index) const noexcept {
   // Up: the first level with a smaller member beside us. Down: its largest.
-  for (std::size_t level = 0; level < levels_.size(); ++level, index = (index >> 6) - 1) {
+  for (std::size_t level = 0; level < depth_; ++level, index = (index >> 6) - 1) {
     std::uint64_t word = levels_[level][index >> 6] & (~std::uint64_t{0} >> (63 - (index & 63)));
     if (word == 0) {
       if (index >> 6 == 0) return kNone;
@@ -52,7 +49,7 @@ std::uint32_t BitSet::search_up_to(std::uint32_t index) const noexcept {
 }
 
 std::uint32_t BitSet::first_from(std::uint32_t index) const noexcept {
-  for (std::size_t level = 0; level < levels_.size(); ++level, index = (index >> 6) + 1) {
+  for (std::size_t level = 0; level < depth_; ++level, index = (index >> 6) + 1) {
     if (index >> 6 >= levels_[level].size()) return kNone;
     std::uint64_t word = levels_[level][index >> 6] & (~std::uint64_t{0} << (index & 63));
     if (word == 0) continue;
@@ -64,19 +61,6 @@ std::uint32_t BitSet::first_from(std::uint32_t index) const noexcept {
     return found;
   }
   return kNone;
-}
-
-std::uint32_t Occupancy::slot_of(Offset start) const noexcept {
-  return static_cast<std::uint32_t>((start * 0x9E3779B97F4A7C15ull) >> shift_);
-}
-
-std::uint32_t Occupancy::cell_of(Offset start) const noexcept {
-  if (index_.empty()) return BitSet::kNone;
-  const auto mask = static_cast<std::uint32_t>(index_.size() - 1);
-  for (std::uint32_t slot = slot_of(start);; slot = (slot + 1) & mask) {
-    const std::uint32_t cell = index_[slot];
-    if (cell == BitSet::kNone || starts_[cell] == start) return cell;
-  }
 }
 
 std::uint32_t Occupancy::cells_before(Offset end) const noexcept {
@@ -130,20 +114,11 @@ void Occupancy::take(Offset begin, Offset end, std::size_t requested) {
   ++alive_;
 }
 
-Occupancy::Range Occupancy::release(Offset begin) noexcept {
-  const std::uint32_t cell = cell_of(begin);
-  Range range;
-  if (cell != BitSet::kNone) {
-    range = ranges_[cell];
-    if (range.end == 0) return range;
-    ranges_[cell].end = 0;
-    live_.clear(cell);
-  } else {
-    const auto found = strangers_.find(begin);
-    if (found == strangers_.end()) return range;
-    range = found->second;
-    strangers_.erase(found);
-  }
+Occupancy::Range Occupancy::release_stranger(Offset begin) noexcept {
+  const auto found = strangers_.find(begin);
+  if (found == strangers_.end()) return {};
+  const Range range = found->second;
+  strangers_.erase(found);
   --alive_;
   return range;
 }

@@ -180,14 +180,7 @@ Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool in_ste
   }
 }
 
-Pool::Freed Pool::free(Address address, Stream stream) noexcept {
-  if (arena_holds(address)) {
-    const Occupancy::Range range = occupancy_.release(address - arena_base_);
-    if (range.end == 0) return {Freed::dead, 0, 0};
-    --live_blocks_;
-    if (stream != arena_stream_) source_.order(stream, arena_stream_);
-    return {Freed::arena, range.requested, round_up(range.requested)};
-  }
+Pool::Freed Pool::free_dynamic(Address address, Stream stream) noexcept {
   if (Block* block = segments_.find(address)) {
     const Freed freed{Freed::segment, block->requested, block->size};
     const Stream owner = block->stream;

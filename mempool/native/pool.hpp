@@ -78,7 +78,14 @@ class Pool {
     std::size_t requested = 0;
     std::size_t rounded = 0;
   };
-  Freed free(Address address, Stream stream) noexcept;
+  Freed free(Address address, Stream stream) noexcept {
+    if (!arena_holds(address)) return free_dynamic(address, stream);
+    const Occupancy::Range range = occupancy_.release(address - arena_base_);
+    if (range.end == 0) return {Freed::dead, 0, 0};
+    --live_blocks_;
+    if (stream != arena_stream_) source_.order(stream, arena_stream_);
+    return {Freed::arena, range.requested, round_up(range.requested)};
+  }
   // The requested size of a live buffer; `ours` false if no such buffer.
   std::size_t size_of(Address address, bool& ours) const noexcept;
 
@@ -88,8 +95,8 @@ class Pool {
   void iteration_boundary() noexcept;  // segments idle for two iterations go back
 
   std::size_t round_up(std::size_t bytes) const noexcept {
-    const std::size_t unit = source_.traits().alignment;
-    return (bytes + unit - 1) / unit * unit;
+    const std::size_t below = source_.traits().alignment - 1;
+    return (bytes + below) & ~below;
   }
   void adopt(Client* client);
   void part(Client* client) noexcept;
@@ -105,6 +112,7 @@ class Pool {
   bool forked() const noexcept { return forked_; }
 
  private:
+  Freed free_dynamic(Address address, Stream stream) noexcept;
   bool reserve_arena(std::size_t bytes) noexcept;
   Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);
   Given from_hole(std::size_t bytes, Stream stream);
