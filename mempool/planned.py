@@ -145,8 +145,7 @@ class Planned:
         """Offset of each warm-up allocation: its position's, in the column that leads into the steady state.
 
         The core counts an iteration when the warm-up is loaded and one at each of its marks, so the steady
-        state begins in
-        the column after that; earlier instances of a position take the columns before.
+        state begins in the column after that; earlier instances of a position take the columns before.
         """
         assert self.plan.offset is not None
         offset = np.full(len(warm_up.size), -1, np.int64)
@@ -244,8 +243,8 @@ def make_plan(
 ) -> Planned | None:
     """Plan a pattern and check the plan; None if it was interrupted before there was one.
 
-    By the native search alone: OR-Tools would bring hundreds of modules, a second and some 100 MB into a program
-    that asked for none of them.
+    By the native search alone: OR-Tools would bring hundreds of modules, a second and some 100 MB into a
+    program that asked for none of them.
     """
     from solvers import Stop, check, lower_bound, solve
 

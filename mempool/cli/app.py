@@ -18,7 +18,7 @@ app = typer.Typer(
     name="mempool",
     help="Record the buffers of a training iteration, plan their addresses, replay them.",
     epilog="Exit codes: 0 ok, 1 the answer is no, 2 usage, 3 a bad file, 4 failed, 130 Ctrl-C.",
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -29,14 +29,12 @@ def info(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what a trace or a plan holds: events, load over time, the largest buffers at the peak, the arena.
+    """Show what a trace or a plan holds: events, load over time, largest buffers at the peak, arena.
 
     For example:
 
         mempool info run.trace
-
         mempool info run.plan --largest 3
-
         mempool info buffers.csv --json
     """
     from mempool.cli.work import read_work

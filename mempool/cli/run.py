@@ -53,7 +53,7 @@ def run(
     program: Annotated[
         list[str],
         typer.Argument(
-            metavar="SCRIPT|-m MODULE|-c CODE [ARGS]...",
+            metavar="SCRIPT|-m MODULE|-c CODE",
             help="The program and its arguments.",
             show_default=False,
         ),
@@ -84,15 +84,14 @@ def run(
 ) -> None:
     """Run an unchanged program with the pool under it; report on stderr when it ends.
 
-    The pool finds the iteration by itself. Options of ours come before the script; everything after it is the
-    program's. The exit status is the program's.
+    The pool finds the iteration by itself. Options of ours come before the
+    script; everything after it is the program's. The exit status is the
+    program's.
 
     For example:
 
         mempool run train.py --epochs 3
-
         mempool run --record run.trace -m package.train
-
         mempool run --plan run.plan --explain train.py
     """
     pythonpath = os.environ.get("PYTHONPATH")

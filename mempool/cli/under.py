@@ -89,9 +89,6 @@ class Run:
         import importlib
 
         first = not self.pools
-        if self.options["record"] is not None:
-            # Its first array imports pandas where there is one, which fails once the interpreter ends.
-            importlib.import_module("pyarrow").array([0])
         adapter = importlib.import_module(ADAPTERS[framework])
         given = {name: self.options[name] for name in ("plan", "max_reserved")}
         self.pools[framework] = adapter.install(record=self._own(self.options["record"]), **given)

@@ -448,6 +448,9 @@ void Client::check(const Pattern& pattern, bool cyclic) const {
   if (pattern.tables.empty()) throw std::invalid_argument("a pattern needs at least one table");
   const std::size_t alignment = pool_->source().traits().alignment;
   for (const Table& table : pattern.tables) {
+    if (table.sizes.empty() || table.slots.size() != table.sizes.size() * pattern.unroll) {
+      throw std::invalid_argument("a table needs at least one position, and a slot for each unrolled iteration");
+    }
     for (const Slot& slot : table.slots) {
       if (slot.offset != kDynamic && slot.offset % alignment != 0) {
         throw std::invalid_argument("an offset is not a multiple of the device's alignment");

@@ -31,6 +31,11 @@ void Follower::begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iterati
   clean_ = true;
 }
 
+bool Follower::next_begins_with(const Pattern* ended, std::uint64_t size) const noexcept {
+  const Table* table = own_table(ended->next != nullptr ? ended->next : ended);
+  return table != nullptr && table->sizes[0] == size;
+}
+
 void Follower::begin_next() noexcept {
   Pattern* const next = pattern_->next != nullptr ? pattern_->next : pattern_;
   boundary_ = table_ == &pattern_->tables.front();
@@ -47,7 +52,7 @@ void Follower::replace(const Pattern* old, Pattern* fresh) noexcept {
 
 bool Follower::align(Pattern* pattern) noexcept {
   const Table* table = own_table(pattern);
-  if (table == nullptr || table->length() == 0 || count_ < table->phase) return false;
+  if (table == nullptr || count_ < table->phase) return false;
   const std::uint32_t length = table->length();
   const auto position = static_cast<std::uint32_t>((count_ - table->phase) % length);
   for (std::uint32_t back = 1; back <= kWindow && back <= count_; ++back) {
@@ -60,7 +65,6 @@ bool Follower::align(Pattern* pattern) noexcept {
 }
 
 bool Follower::switch_table(std::uint64_t size, const std::vector<Pattern*>& known) noexcept {
-  if (position_ >= table_->length()) return false;
   for (const bool own : {true, false}) {
     for (Pattern* pattern : known) {
       if (pattern->cyclic != pattern_->cyclic) continue;
@@ -72,6 +76,19 @@ bool Follower::switch_table(std::uint64_t size, const std::vector<Pattern*>& kno
         return true;
       }
     }
+  }
+  return false;
+}
+
+// Another pattern that begins like this one may be shorter, and have ended here.
+bool Follower::switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& known) noexcept {
+  for (Pattern* pattern : known) {
+    const Table* table = own_table(pattern);
+    if (table == nullptr || !pattern->cyclic || table->length() != position_) continue;
+    if (table->prefixes[position_] != table_->prefixes[position_]) continue;
+    if (!next_begins_with(pattern, size)) continue;
+    enter(pattern, table, position_);
+    return true;
   }
   return false;
 }
@@ -97,12 +114,19 @@ bool Follower::resynchronise(const std::vector<Pattern*>& known) noexcept {
 
 Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
   if (table_ != nullptr && position_ == table_->length() && strays_ == 0) {
-    if (marked && pattern_->cyclic) return {nullptr, Outcome::exhausted, false};
+    const bool ends_here = !marked || !pattern_->cyclic;
+    // Unless the next iteration begins with this size, another pattern may begin like this whole one and go on.
+    if (!(ends_here && next_begins_with(pattern_, size)) && clean_ && switch_table(size, known)) return matched(position_++);
+    if (!ends_here) return {nullptr, Outcome::exhausted, false};
     begin_next();
-    if (table_ != nullptr && table_->length() != 0 && table_->sizes[0] == size) return matched(position_++);
+    if (table_ != nullptr && table_->sizes[0] == size) return matched(position_++);
   }
   if (table_ != nullptr) {
     if (strays_ == 0 && clean_ && switch_table(size, known)) return matched(position_++);
+    if (strays_ == 0 && clean_ && !marked && switch_to_ended(size, known)) {
+      begin_next();
+      return matched(position_++);
+    }
     const std::uint64_t behind = std::uint64_t{position_} + strays_;
     if (strays_ > 0 && behind < table_->length() && table_->sizes[behind] == size) {
       position_ = static_cast<std::uint32_t>(behind) + 1;

@@ -5,7 +5,7 @@
 // * Another size: an extra allocation (stay: the pattern goes on where it was) or one with a changed shape (step over it:
 //   the pattern goes on behind it). Which of the two is told by the next size that matches either.
 // * At the first difference in an iteration: another known pattern, or the part of another thread, that shares the prefix
-//   and expects this size.
+//   and expects this size, or that has ended here.
 // * After kWindow strays: the one place in any known pattern that follows the last kWindow sizes.
 #pragma once
 
@@ -66,10 +66,12 @@ class Follower {
   }
   Match diverged(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept;
   bool switch_table(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
+  bool switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
   bool resynchronise(const std::vector<Pattern*>& known) noexcept;
   void enter(Pattern* pattern, const Table* table, std::uint32_t position) noexcept;
   const Table* own_table(const Pattern* pattern) const noexcept { return pattern->table_of(role_, stream_); }
   void begin_next() noexcept;
+  bool next_begins_with(const Pattern* ended, std::uint64_t size) const noexcept;
 
   std::uint32_t sequence_;
   std::uint32_t role_;  // the recorded sequence whose part this one plays: threads of a pool swap their work

@@ -77,7 +77,7 @@ def test_a_truncated_file_is_refused_wherever_it_is_cut(
 @pytest.mark.parametrize(
     ("command", "code", "says"),
     [
-        (["plan"], 2, "trace"),
+        (["plan"], 2, "issing argument"),
         (["plan", "t.trace", "--frobnicate"], 2, "--frobnicate"),
         (["plan", "t.trace", "--solver", "magic"], 2, "magic"),
         (["plan", "t.trace", "--capacity", "much"], 2, "much"),

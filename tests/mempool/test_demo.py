@@ -55,7 +55,7 @@ def test_every_json_key_is_documented(done: Race) -> None:
 
 def test_the_network_learns() -> None:
     """It is a real network: the loss of seeded data goes down."""
-    network, data = Network(np), Data(np)
+    network, data = Network(np, layers=(LAYERS[0], 64, LAYERS[-1])), Data(np)
     losses = [network.step(*data.batch()) for _ in range(60)]
     assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[:10])
 

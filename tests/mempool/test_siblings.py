@@ -23,9 +23,11 @@ def test_a_foreign_package_that_hides_ours_is_named(tmp_path: Path, name: str, p
     else:
         (tmp_path / f"{name}.py").write_text("")
     # An editable install has a finder that comes before the folders of sys.path; here they come first.
-    code = "import sys\n"
+    code = (
+        "import sys\n"
         "sys.meta_path.sort(key=lambda f: getattr(f, '__name__', '') != 'PathFinder')\n"
         "import mempool"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -73,7 +73,7 @@ def test_plans_are_made_without_or_tools(tmp_path: object) -> None:
 
 
 def test_recording_and_planning_in_a_program_load_neither_pandas_nor_or_tools(tmp_path: object) -> None:
-    """What the pool does inside somebody's program loads no package of hundreds of modules that it can spare."""
+    """What the pool does inside somebody's program loads no large package that it can spare."""
     code = (
         "import sys, numpy as np, mempool\n"
         "rng = np.random.default_rng(0)\n"

@@ -1,4 +1,4 @@
-"""Count bright cells in batches of synthetic microscope images: blur by FFT, threshold, histogram, keep the results."""
+"""Count bright cells in batches of synthetic images: blur by FFT, threshold, histogram, keep the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train a small convolutional network on synthetic digits: momentum, minibatches, a shuffle in place every epoch."""
+"""Train a small convolutional network on synthetic digits: momentum, minibatches, shuffled every epoch."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def main(epochs):
                 p += v
             losses.append(loss)
         guess = network.forward(held_out).argmax(axis=1)
-        print(f"epoch {epoch}: loss {np.mean(losses[-20:]):.4f}, accuracy {(guess == held_out_labels).mean():.3f}")
+        right = (guess == held_out_labels).mean()
+        print(f"epoch {epoch}: loss {np.mean(losses[-20:]):.4f}, accuracy {right:.3f}")
     for loss in losses[::7]:
         print(float(loss).hex())
     digest = hashlib.sha256()
