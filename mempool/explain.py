@@ -51,15 +51,19 @@ class News:
     def __call__(self) -> list[str]:
         """Lines for those that came since the last call."""
         divergences = self._client.divergences()
+        if len(divergences) < self._told:  # a new plan has begun a new list
+            self._told = 0
         fresh, self._told = divergences[self._told :], len(divergences)
         return explained(fresh)
 
 
 def _line(one: dict[str, Any]) -> str:
-    expected = "nothing more" if not one["expected_bytes"] else f"{one['expected_bytes']:,} B"
     times = f", {one['repeats']} times" if one["repeats"] > 1 else ""
+    got = f"{one['actual_bytes']:,} B ({binary(one['actual_bytes'])})"
+    if one["expected_bytes"] != one["actual_bytes"]:
+        expected = f"{one['expected_bytes']:,} B" if one["expected_bytes"] else "nothing more"
+        got = f"expected {expected}, got {got}"
     return (
         f"iteration {one['iteration']}, thread {one['sequence']}, stream {one['stream']}, "
-        f"position {one['position']}: expected {expected}, got {one['actual_bytes']:,} B "
-        f"({binary(one['actual_bytes'])}): {one['outcome']}{times}"
+        f"position {one['position']}: {got}: {one['outcome']}{times}"
     )

@@ -134,9 +134,13 @@ void Client::retire(const void* thread) noexcept {
 // --- the hot path
 
 void Client::note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept {
+  // Where the size was the expected one, the follower has gone on to the next position.
+  const bool expected =
+      outcome == Outcome::occupied || outcome == Outcome::no_arena || outcome == Outcome::other_stream;
+  const std::uint32_t position = follower.position() - (expected && follower.position() != 0 ? 1 : 0);
   if (!divergences_.empty()) {
     Divergence& last = divergences_.back();
-    if (last.position == follower.position() && last.actual == bytes && last.outcome == outcome &&
+    if (last.position == position && last.actual == bytes && last.outcome == outcome &&
         last.sequence == follower.sequence()) {
       ++last.repeats;
       return;
@@ -144,7 +148,7 @@ void Client::note(const Follower& follower, std::size_t bytes, Outcome outcome) 
   }
   if (divergences_.size() == kMostDivergences) return;  // the first ones explain; later ones follow from them
   try {
-    divergences_.push_back({iterations_, follower.sequence(), follower.position(), follower.expected(), bytes,
+    divergences_.push_back({iterations_, follower.sequence(), position, expected ? bytes : follower.expected(), bytes,
                             follower.stream(), outcome, 1});
   } catch (...) {  // an explanation less
   }
@@ -328,6 +332,7 @@ std::uint64_t Client::large_allocations() const noexcept {
 void Client::begin_steady() noexcept {
   before_steady_ = stats_.outcomes;
   misses_before_ = 0;
+  divergences_.clear();  // they belonged to another plan
 }
 
 void Client::judge_iteration() noexcept {
@@ -655,6 +660,7 @@ void Client::after_fork_in_child() noexcept {
   bell_slot() = new Bell;  // the old one may be held by a thread that no longer exists
   for (Pool* pool : all_pools()) pool->set_forked();
   for (const auto& [uid, client] : registry().clients) {
+    client->replaying_ = false;
     client->ring_.set_on(false);
     client->ring_.clear();
     client->tape_.set_on(false);

@@ -164,39 +164,40 @@ bool Occupancy::strangers_free(Offset begin, Offset end) const noexcept {
 std::vector<std::pair<Offset, Offset>> Occupancy::live_ranges() const {
   std::vector<std::pair<Offset, Offset>> ranges;
   ranges.reserve(alive_);
-  auto stranger = strangers_.begin();
-  const auto next_cell = [&](std::uint32_t from) {
-    return from >= cells_.size() ? BitSet::kNone : live_.first_from(from);
-  };
-  for (std::uint32_t cell = next_cell(0); cell != BitSet::kNone || stranger != strangers_.end();) {
-    if (cell != BitSet::kNone && (stranger == strangers_.end() || cells_[cell].start < stranger->first)) {
-      ranges.emplace_back(cells_[cell].start, cells_[cell].end);
-      cell = next_cell(cell + 1);
-    } else {
-      ranges.emplace_back(stranger->first, stranger->second);
-      ++stranger;
-    }
-  }
+  walk(0, [&](Offset begin, Offset end) {
+    ranges.emplace_back(begin, end);
+    return true;
+  });
   return ranges;
 }
 
-Offset Occupancy::find_hole(std::size_t bytes, std::size_t alignment, Offset limit) const {
+Offset Occupancy::find_hole(std::size_t bytes, std::size_t alignment, Offset limit) {
   Offset best = limit;
   Offset best_size = ~Offset{0};
-  Offset edge = 0;
   const auto consider = [&](Offset begin, Offset end) {
     const Offset aligned = (begin + alignment - 1) / alignment * alignment;
     if (aligned > end || end - aligned < bytes || end - aligned >= best_size) return;
     best = aligned;
     best_size = end - aligned;
   };
-  const auto ranges = MEMPOOL_GUARDED("hole") ? live_ranges() : decltype(live_ranges()){};
-  for (const auto& [begin, end] : ranges) {
-    if (begin >= limit) break;
-    if (begin > edge) consider(edge, begin);
-    edge = end;
+  if (!MEMPOOL_GUARDED("hole")) {
+    consider(0, limit);
+    return best;
   }
-  if (edge < limit) consider(edge, limit);
+  if (end_of_last() < limit) consider(end_of_last(), limit);
+  // Where much is alive, each search goes on where the last one stopped: no search is long.
+  const bool all = alive_ <= kHolesLookedAt;
+  const Offset from = all ? 0 : hole_cursor_;
+  Offset edge = 0;
+  bool edge_known = from == 0;
+  std::size_t looked = 0;
+  walk(from, [&](Offset begin, Offset end) {
+    if (edge_known && begin > edge && edge < limit) consider(edge, std::min(begin, limit));
+    edge = end;
+    edge_known = true;
+    return begin < limit && (all || ++looked < kHolesLookedAt);
+  });
+  hole_cursor_ = looked == kHolesLookedAt ? edge : 0;
   return best;
 }
 

@@ -83,7 +83,9 @@ class Occupancy {
   Offset end_at(Offset begin) const noexcept;
 
   // The start of the smallest free range of at least `bytes` below `limit`, at a multiple of `alignment`; `limit` if none.
-  Offset find_hole(std::size_t bytes, std::size_t alignment, Offset limit) const;
+  // Where more than kHolesLookedAt ranges are alive, the smallest of the next so many, and of what lies behind the last.
+  Offset find_hole(std::size_t bytes, std::size_t alignment, Offset limit);
+  static constexpr std::size_t kHolesLookedAt = 256;
   std::size_t alive() const noexcept { return alive_; }
   std::size_t strangers() const noexcept { return strangers_.size(); }
   Offset end_of_last() const noexcept;  // the arena may shrink down to this
@@ -96,6 +98,9 @@ class Occupancy {
     Offset end = 0;  // of what lives here; 0: nothing does
   };
 
+  // Calls visit(begin, end) for live ranges that start at `from` or later, in order, until it returns false.
+  template <class Visit>
+  void walk(Offset from, Visit&& visit) const;
   bool strangers_free(Offset begin, Offset end) const noexcept;
   std::uint32_t slot_of(Offset start) const noexcept;
 
@@ -105,6 +110,28 @@ class Occupancy {
   BitSet live_;
   std::map<Offset, Offset> strangers_;   // begin -> end
   std::size_t alive_ = 0;
+  Offset hole_cursor_ = 0;               // where the next search for a hole begins
 };
+
+template <class Visit>
+void Occupancy::walk(Offset from, Visit&& visit) const {
+  auto stranger = strangers_.lower_bound(from);
+  const auto next_cell = [&](std::uint32_t cell) {
+    return cell >= cells_.size() ? BitSet::kNone : live_.first_from(cell);
+  };
+  for (std::uint32_t cell = next_cell(cells_before(from)); cell != BitSet::kNone || stranger != strangers_.end();) {
+    Offset begin = 0, end = 0;
+    if (cell != BitSet::kNone && (stranger == strangers_.end() || cells_[cell].start < stranger->first)) {
+      begin = cells_[cell].start;
+      end = cells_[cell].end;
+      cell = next_cell(cell + 1);
+    } else {
+      begin = stranger->first;
+      end = stranger->second;
+      ++stranger;
+    }
+    if (!visit(begin, end)) return;
+  }
+}
 
 }  // namespace mempool
