@@ -229,8 +229,7 @@ class _Builder:
         position: NDArray[np.int64],
         when: NDArray[np.int64],
     ) -> NDArray[np.bool_]:
-        """Which of the warm-up's buffers live longer than planned for their position: they would be in the
-        way.
+        """Which of the warm-up's buffers live longer than planned, and so would be in the way.
 
         Time is the steady state's, as far as the warm-up follows it: what it has besides does not count.
         """

@@ -188,8 +188,8 @@ Offset Occupancy::find_hole(std::size_t bytes, std::size_t alignment, Offset lim
   // Where much is alive, each search goes on where the last one stopped: no search is long.
   const bool all = alive_ <= kHolesLookedAt;
   const Offset from = all ? 0 : hole_cursor_;
-  Offset edge = 0;
-  bool edge_known = from == 0;
+  Offset edge = from;
+  bool edge_known = is_free(from, from + 1, cells_before(from + 1));  // something may live there since
   std::size_t looked = 0;
   walk(from, [&](Offset begin, Offset end) {
     if (edge_known && begin > edge && edge < limit) consider(edge, std::min(begin, limit));

@@ -1,7 +1,7 @@
 """One process of a benchmark: a workload under one allocator, some steps at a time, as its stdin tells it.
 
-Arguments: WORKLOAD ("network" or "wander"), ALLOCATOR ("default" or "pool"). Lines in: ``steps N``, ``timed N``,
-``end``. Lines out: one JSON object for each.
+Arguments: WORKLOAD ("network" or "wander"), ALLOCATOR ("default" or "pool"). Lines in: ``steps N``,
+``timed N``, ``end``. Lines out: one JSON object for each.
 """
 
 from __future__ import annotations

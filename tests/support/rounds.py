@@ -60,9 +60,7 @@ def ratio(one: Contender, other: Contender, key: str = "seconds") -> float:
 
 
 def race(contenders: Sequence[Contender], workload: str, *, steps: int, warm_up: int, rounds: int) -> None:
-    """Let all take turns of `steps`: `warm_up` turns untimed, then `rounds`, every second one in reverse
-    order.
-    """
+    """Let all take turns of `steps`, `warm_up` untimed and then `rounds`, every second in reverse order."""
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(_Process(workload, one)) for one in contenders]
         for turn in range(warm_up + rounds):
