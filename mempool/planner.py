@@ -92,6 +92,8 @@ class Planner:
 
     def start_draining(self) -> None:
         """Start the thread, which writes the trace file out if there is one."""
+        # NumPy does not bear being imported by two threads at once, and the program's may be about to do it.
+        importlib.import_module("numpy")
         self._thread = threading.Thread(target=self._run, name="mempool-planner", daemon=True)
         self._thread.start()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -450,3 +452,17 @@ def test_news_of_divergences_are_told_once(pool: Pool) -> None:
     memory.free(memory.allocate(12_345))
     assert any("12,345" in line for line in news())
     assert news() == []
+
+
+def test_numpy_is_there_before_the_planner_and_the_program_can_both_import_it() -> None:
+    code = (
+        "import mempool.numpy\n"
+        "with mempool.numpy.install() as pool:\n"
+        "    import numpy as np\n"
+        "    for _ in range(40):\n"
+        "        np.ones(5000).sum()\n"
+        "    assert pool.wait(60)\n"
+    )
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
