@@ -69,7 +69,7 @@ class Pool:
             explain=self._news() if self.settings.explain else None,
         )
         self._begin()
-        atexit.register(_close_if_alive, weakref.ref(self))
+        _open.add(self)
 
     def _begin(self) -> None:
         with _core.Bypass():
@@ -199,11 +199,11 @@ class Pool:
     @property
     def state(self) -> str:
         """One of "closed", "off", "recording", "dynamic", "armed" (waits for a boundary), "replaying"."""
+        if self._closed:
+            return "closed"
         state = self.client.state()
         if state["replaying"]:
             return "replaying"
-        if self._closed:
-            return "closed"
         if self.settings.mode == "off":
             return "off"
         if self.client.patterns():
@@ -256,6 +256,7 @@ class Pool:
         if self._closed:
             return
         self._closed = True
+        self.leave_open_at_exit()
         if self._pid != os.getpid():
             return  # a forked child has neither the planner nor the file
         self._planner.stop()
@@ -267,6 +268,10 @@ class Pool:
             import logging
 
             logging.getLogger("mempool").warning("%s", self.explain())
+
+    def leave_open_at_exit(self) -> None:
+        """Do not close when Python exits: whoever calls this does, later."""
+        _open.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -291,7 +296,11 @@ def _device(device: str | _core.Device) -> _core.Device:
     raise UsageError(f"no device {device!r}; there is 'host'")
 
 
-def _close_if_alive(reference: weakref.ref[Pool]) -> None:
-    pool = reference()
-    if pool is not None:
+#: Pools to close when Python exits.
+_open: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_open() -> None:
+    for pool in list(_open):
         pool.close()

@@ -91,7 +91,9 @@ class Run:
         first = not self.pools
         adapter = importlib.import_module(ADAPTERS[framework])
         given = {name: self.options[name] for name in ("plan", "max_reserved")}
-        self.pools[framework] = adapter.install(record=self._own(self.options["record"]), **given)
+        pool = adapter.install(record=self._own(self.options["record"]), **given)
+        pool.leave_open_at_exit()  # it would be closed before `finish`, which reports and closes it
+        self.pools[framework] = pool
         if first:
             # Only now, so that it runs after the adapter has put its own state right.
             os.register_at_fork(after_in_child=self._after_fork)

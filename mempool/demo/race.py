@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 #: Steps of a turn, and turns; the first turns, in which the pool records and plans, are not timed.
 STEPS, TURNS, WARM_UP = 10, 14, 4
-WORKER = ("-m", "mempool.demo.worker")
+#: -P: not from the current folder, which may be the clone, whose packages lack the native modules.
+WORKER = ("-P", "-m", "mempool.demo.worker")
 _ONE_THREAD = dict.fromkeys(
     ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS"), "1"
 )

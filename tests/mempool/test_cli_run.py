@@ -395,6 +395,22 @@ def test_a_framework_that_is_not_imported_is_not_imported_by_us(tmp_path: Path) 
     assert done.stderr.count("\n") == 1
 
 
+def test_the_report_is_of_the_pool_as_the_program_left_it(tmp_path: Path) -> None:
+    """A program without a loop leaves a pool that is not closed, and its own end is served by it still."""
+    program = """
+        import atexit
+        import numpy as np
+        atexit.register(lambda: print(mempool.numpy.installed() is not None))
+        import mempool.numpy
+        x = np.ones(50_000)
+    """
+    write(tmp_path / "script.py", program)
+    done = outcome(start(tmp_path, *MEMPOOL, "--json", "r.json", "script.py"))
+    assert done.status == 0, done.stderr
+    assert done.stdout == "True\n"
+    assert json.loads((tmp_path / "r.json").read_text())["pools"]["numpy"]["state"] == "recording"
+
+
 def test_a_recorded_plan_serves_the_next_run(tmp_path: Path) -> None:
     """record, plan, run --plan: the results stay, and the plan is in effect from the first iterations."""
     write(tmp_path / "script.py", ITERATE.format(count=400))

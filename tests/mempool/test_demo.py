@@ -86,3 +86,12 @@ def test_a_process_that_fails_is_one_line(
         race("numpy", marks=True, steps=1, turns=5, show=lambda _: None)
     assert call(["demo"]) == 4
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_current_folder_does_not_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's command runs in the clone, whose folder mempool/ has no native module."""
+    for name in ("mempool", "json", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
+    monkeypatch.chdir(tmp_path)
+    done = race("numpy", marks=True, steps=1, turns=5, show=lambda _: None)
+    assert len(done.pool.losses) == 5

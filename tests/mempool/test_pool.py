@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import itertools
 import random
 import subprocess
 import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 import programs
 import pytest
 
 from mempool import OutOfMemoryError, Pool, UsageError, _core
+from mempool import pool as module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -388,6 +392,28 @@ def test_impossible_settings_are_refused_in_one_line(options: dict[str, object])
     with pytest.raises(UsageError) as caught:
         Pool(simulated(), background=False, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_closed_pool_says_so_even_while_its_plan_is_in_effect(pool: Pool) -> None:
+    run(pool, programs.replaced(programs.Watched(pool)), 10, marks=True)
+    assert pool.state == "replaying"
+    pool.close()
+    assert pool.state == "closed"
+
+
+def test_pools_leave_nothing_behind_for_the_end_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a pool that was closed nor one that was forgotten keeps a place in a list of things to do."""
+    registered: list[object] = []
+    monkeypatch.setattr(atexit, "register", lambda *function: registered.append(function))
+    before = set(module._open)
+    closed = Pool(simulated(), background=False)
+    assert set(module._open) == before | {closed}
+    closed.close()
+    forgotten = weakref.ref(Pool(simulated(), background=False))
+    gc.collect()
+    assert forgotten() is None
+    assert set(module._open) == before
+    assert not registered
 
 
 def test_a_background_planner_plans_by_itself() -> None:
