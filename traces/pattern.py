@@ -232,9 +232,10 @@ class _Builder:
         position: NDArray[np.int64],
         when: NDArray[np.int64],
     ) -> NDArray[np.bool_]:
-        """Which of the warm-up's buffers live longer than planned for their position: they would be in the way.
+        """Which of the warm-up's buffers live longer than was planned for their position.
 
         Time is the steady state's, as far as the warm-up follows it: what it has besides does not count.
+        Such buffers would be in the way of those of later iterations.
         """
         n = len(before)
         freed = self._w.freed_before[before]
