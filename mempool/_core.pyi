@@ -4,7 +4,7 @@ Native core of the pool: devices, arena and guard, fallback, state machine, adap
 
 from collections.abc import Sequence
 import enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy
 from numpy.typing import NDArray
@@ -103,7 +103,7 @@ class Pool:
 
     def __init__(self, *, device: object, small_bytes: int = 512, max_reserved: int = 18446744073709551615, recorded_events: int = 262144) -> None: ...
 
-    def stats(self) -> dict: ...
+    def stats(self) -> dict[str, Any]: ...
 
     def trim(self) -> None:
         """Give free memory back to the device."""
@@ -151,7 +151,7 @@ class Client:
     def free(self, address: int, stream: int = 0) -> bool:
         """False: not a live buffer of this pool."""
 
-    def reallocate(self, address: int, bytes: int, stream: int = 0) -> tuple:
+    def reallocate(self, address: int, bytes: int, stream: int = 0) -> tuple[int, bool]:
         """(new address or 0, whether the old one is not ours)."""
 
     def mark(self, mark: Mark) -> None: ...
@@ -164,7 +164,7 @@ class Client:
 
     def set_tape(self, on: bool) -> None: ...
 
-    def recording(self) -> tuple:
+    def recording(self) -> tuple[bytes, list[int], bool]:
         """
         The planner's ring: (packed records, see EVENT_FIELDS; allocations ever by sequence; nothing was lost).
         """
@@ -182,6 +182,11 @@ class Client:
 
     def drop_patterns(self) -> None: ...
 
+    def give_back(self, force: bool = False) -> bool:
+        """
+        Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or by force. True: no arena is left.
+        """
+
     def wait_for_work(self, seconds: float) -> bool:
         """True when there may be something to plan."""
 
@@ -191,16 +196,16 @@ class Client:
 
     def patterns(self) -> int: ...
 
-    def state(self) -> dict: ...
+    def state(self) -> dict[str, Any]: ...
 
-    def stats(self) -> dict: ...
+    def stats(self) -> dict[str, Any]: ...
 
     def reset_peaks(self) -> None: ...
 
-    def divergences(self) -> list: ...
+    def divergences(self) -> list[dict[str, Any]]: ...
 
     @staticmethod
-    def last_out_of_memory() -> dict: ...
+    def last_out_of_memory() -> dict[str, int]: ...
 
 EVENT_FIELDS: tuple = ...
 
@@ -213,10 +218,47 @@ class Bypass:
 
     def __enter__(self) -> Bypass: ...
 
-    def __exit__(self, *args) -> None: ...
+    def __exit__(self, *args: object) -> None: ...
 
-def numpy_serve(client: object) -> None:
-    """This client serves NumPy's arrays of all threads from now on."""
+class Checked:
+    """
+    A client with redzones around every buffer and poison in the freed ones; host only.
+    """
+
+    def __init__(self, client: Client) -> None: ...
+
+    def allocate(self, bytes: int, stream: int = 0, zeroed: bool = False) -> int:
+        """An address; 0: out of memory."""
+
+    def free(self, address: int, stream: int = 0) -> bool:
+        """False: not a live buffer, which may be a fault."""
+
+    def verify(self) -> None:
+        """Look at every redzone and all poison now."""
+
+    def flush(self) -> None:
+        """Give all freed buffers back to the client."""
+
+    def faults(self) -> list:
+        """
+        (kind, address, bytes, offset, allocated at, freed at, noticed at), the first few hundred.
+        """
+
+    def faults_found(self) -> int:
+        """How many, ever."""
+
+def set_fault_listener(listener: object) -> None:
+    """
+    Called without arguments by the main thread soon after a fault was found.
+    """
+
+def set_fault_libraries(folders: Sequence[str]) -> None:
+    """Faults name whoever called the code in these folders."""
+
+def numpy_serve(client: Client, checked: Checked | None = None) -> None:
+    """
+    This client serves NumPy's arrays of all threads from now on, through `checked` if that is given.
+    """
 
 def numpy_stop() -> None:
     """
@@ -237,7 +279,7 @@ class Occupancy:
 
     def is_free(self, begin: int, end: int) -> bool: ...
 
-    def take(self, begin: int, end: int, requested: int) -> None: ...
+    def take(self, begin: int, end: int) -> None: ...
 
     def release(self, begin: int) -> int:
         """The end of what lived there; 0 if nothing did."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mempool.report import binary
 
 if TYPE_CHECKING:
+    from mempool import _core
     from mempool.pool import Pool
 
 _REMEDIES = {
@@ -25,23 +26,44 @@ _REMEDIES = {
 
 def explain(pool: Pool) -> str:
     """The first divergences from the plan, one a line, and the remedy for each kind."""
-    divergences = pool.client.divergences()
-    if not divergences:
-        state = pool.client.state()
-        if state["replaying"]:
-            return "no divergences: every allocation followed the plan"
-        return f"no plan in effect: {pool.state}"
-    lines = [_line(one) for one in divergences]
+    lines = explained(pool.client.divergences())
+    if lines:
+        return "\n".join(lines)
+    if pool.client.state()["replaying"]:
+        return "no divergences: every allocation followed the plan"
+    return f"no plan in effect: {pool.state}"
+
+
+def explained(divergences: list[dict[str, Any]]) -> list[str]:
+    """One line for each divergence, then one for each kind that can be helped."""
     kinds = dict.fromkeys(one["outcome"] for one in divergences)
-    lines += [f"{kind}: {_REMEDIES[kind]}" for kind in kinds if kind in _REMEDIES]
-    return "\n".join(lines)
+    remedies = [f"{kind}: {_REMEDIES[kind]}" for kind in kinds if kind in _REMEDIES]
+    return [*map(_line, divergences), *remedies]
+
+
+class News:
+    """The divergences of a client that have not been told yet."""
+
+    def __init__(self, client: _core.Client) -> None:
+        """Begin with all of them."""
+        self._client, self._told = client, 0
+
+    def __call__(self) -> list[str]:
+        """Lines for those that came since the last call."""
+        divergences = self._client.divergences()
+        if len(divergences) < self._told:  # a new plan has begun a new list
+            self._told = 0
+        fresh, self._told = divergences[self._told :], len(divergences)
+        return explained(fresh)
 
 
 def _line(one: dict[str, Any]) -> str:
-    expected = "nothing more" if not one["expected_bytes"] else f"{one['expected_bytes']:,} B"
     times = f", {one['repeats']} times" if one["repeats"] > 1 else ""
+    got = f"{one['actual_bytes']:,} B ({binary(one['actual_bytes'])})"
+    if one["expected_bytes"] != one["actual_bytes"]:
+        expected = f"{one['expected_bytes']:,} B" if one["expected_bytes"] else "nothing more"
+        got = f"expected {expected}, got {got}"
     return (
         f"iteration {one['iteration']}, thread {one['sequence']}, stream {one['stream']}, "
-        f"position {one['position']}: expected {expected}, got {one['actual_bytes']:,} B "
-        f"({binary(one['actual_bytes'])}): {one['outcome']}{times}"
+        f"position {one['position']}: {got}: {one['outcome']}{times}"
     )

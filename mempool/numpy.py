@@ -15,23 +15,33 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import threading
 import warnings
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mempool import _core
 from mempool.errors import OutOfMemoryError, UsageError
+from mempool.faults import Fault
 from mempool.pool import Pool
+from mempool.versions import warn_if_untested
+
+if TYPE_CHECKING:
+    from mempool.report import Report
 
 _lock = threading.RLock()
-_installed: _ArrayPool | None = None
+_installed: ArrayPool | None = None
+log = logging.getLogger("mempool")
 
 
-def install(**options: Any) -> Pool:
+def install(**options: Any) -> ArrayPool:
     """Serve the arrays of this process from a new pool, until it is closed.
 
-    With the setting ``MEMPOOL=off`` the pool stays empty and NumPy as it is.
+    With the setting ``MEMPOOL=off`` the pool stays empty and NumPy as it is. With ``check=True`` every array
+    lies between redzones, and freed ones are poisoned and held back for a while: wrong writes and frees are
+    logged when they come out, and listed by `ArrayPool.faults`. It costs some microseconds an array.
 
     Args:
         options: as for `mempool.Pool`; the device is the host.
@@ -47,11 +57,12 @@ def install(**options: Any) -> Pool:
     with _lock:
         if _installed is not None:
             raise UsageError("NumPy has a pool already: mempool.numpy.uninstall() it first")
-        pool = _ArrayPool(**options)
+        warn_if_untested("numpy")
+        pool = ArrayPool(**options)
         try:
             if pool.settings.mode != "off":
                 _explain_memory_errors()
-                _core.numpy_serve(pool.client)
+                _core.numpy_serve(pool.client, pool.checked)
         except BaseException:
             pool.close()
             raise
@@ -68,7 +79,7 @@ def uninstall() -> None:
         pool.close()
 
 
-def installed() -> Pool | None:
+def installed() -> ArrayPool | None:
     """The pool that serves NumPy, or None."""
     return _installed
 
@@ -78,23 +89,72 @@ def is_installed() -> bool:
     return _installed is not None
 
 
-class _ArrayPool(Pool):
-    """A pool that leaves NumPy when it is closed."""
+class ArrayPool(Pool):
+    """A pool that leaves NumPy when it is closed.
+
+    Attributes:
+        checked: what stands between NumPy and the client with ``check=True``, else None.
+    """
 
     def __init__(self, **options: Any) -> None:
         device = options.get("device", "host")
         if device != "host" and not isinstance(device, _core.HostDevice):
             raise UsageError(f"NumPy's arrays live on the host, not on {device!r}")
         super().__init__(**{"name": "numpy", **options})
+        self.checked = _checked(self.client) if self.settings.check else None
+        self._logged = 0
+
+    def faults(self) -> tuple[Fault, ...]:
+        """What is wrong so far, after a look at every redzone; the first 256. None without ``check=True``."""
+        if self.checked is None:
+            return ()
+        self.checked.verify()
+        return self._faults()
+
+    def _faults(self) -> tuple[Fault, ...]:
+        return () if self.checked is None else tuple(Fault(*fault) for fault in self.checked.faults())
+
+    def report(self) -> Report:
+        """Counts and sizes, and the faults that were found."""
+        report = super().report()
+        if self.checked is not None:
+            report.values["faults"] = [str(fault) for fault in self.faults()]
+        return report
+
+    def log_faults(self) -> None:
+        """Log what was found since the last time."""
+        with _lock:
+            faults = self._faults()
+            fresh, self._logged = faults[self._logged :], len(faults)
+        for fault in fresh:
+            log.error("%s: %s", self.name, fault)
 
     def close(self) -> None:
         """Leave NumPy and stop planning. Arrays stay valid."""
         global _installed
         with _lock:
             if _installed is self:
+                if self.checked is not None:
+                    self.checked.verify()
+                    self.checked.flush()
                 _core.numpy_stop()
                 _installed = None
+        self.log_faults()
         super().close()
+
+
+def _checked(client: _core.Client) -> _core.Checked:
+    import numpy as np
+
+    _core.set_fault_libraries([f"{Path(file).parent}/" for file in (__file__, np.__file__)])
+    _core.set_fault_listener(_log_faults)
+    return _core.Checked(client)
+
+
+def _log_faults() -> None:
+    pool = _installed
+    if pool is not None:
+        pool.log_faults()
 
 
 def _explain_memory_errors() -> None:

@@ -153,8 +153,7 @@ class Planned:
         """Offset of each warm-up allocation: its position's, in the column that leads into the steady state.
 
         The core counts an iteration when the warm-up is loaded and one at each of its marks, so the steady
-        state begins in
-        the column after that; earlier instances of a position take the columns before.
+        state begins in the column after that; earlier instances of a position take the columns before.
         """
         assert self.plan.offset is not None
         offset = np.full(len(warm_up.size), -1, np.int64)

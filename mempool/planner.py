@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import threading
@@ -33,6 +34,9 @@ CLEAN_ITERATIONS = 32
 LEAST_NEWS = 16
 #: Plans remembered, as many as the core keeps.
 MOST_KNOWN = 8
+#: With ``explain``, so many lines at most, and so often.
+MOST_LINES = 8
+SECONDS_BETWEEN_LINES = 5.0
 _LEAST_CACHE = 32 << 20
 
 
@@ -57,14 +61,17 @@ class Planner:
         small_bytes: int,
         alignment: int,
         drain: Callable[[], None] | None = None,
+        explain: Callable[[], list[str]] | None = None,
     ) -> None:
         self._core, self._client = core, client
         self._small_bytes, self._alignment = small_bytes, alignment
         self._drain = drain
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._idle = threading.Event()
         self._pid = os.getpid()
+        self._explain = explain
+        self._tell_at = 0.0
+        self._told_refused = False
         self._vain = 0
         self._resume_at = 0
         self._dropped = 0
@@ -90,13 +97,7 @@ class Planner:
         self._thread = threading.Thread(target=self._run, name="mempool-planner", daemon=True)
         self._thread.start()
 
-    def forget(self) -> None:
-        """Begin again with an empty recording."""
-        self.planned, self._known = None, []
-        self._client.set_recording(False)
-        self._client.set_recording(True)
-
-    def stop(self, seconds: float = 2.0) -> None:
+    def stop(self, seconds: float = 5.0) -> None:
         """End the thread; a solve that runs is interrupted."""
         self._stop.set()
         self._client.wake()
@@ -110,8 +111,8 @@ class Planner:
 
     def _work(self) -> None:
         # What planning needs is imported now, so that it does not delay the first plan.
-        import traces.pattern  # noqa: F401
-
+        for module in ("traces.pattern", "solvers", "mempool.planned", "mempool.recording"):
+            importlib.import_module(module)
         with contextlib.suppress(OSError):  # a sandbox may forbid it; the solver is brief
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while not self._stop.is_set():
@@ -122,17 +123,28 @@ class Planner:
                 if self._drain is not None:
                     self._drain()
                 if work:
-                    self._idle.clear()
                     if self.look():
                         _core.give_back_host_heap()
                 else:
                     self._perhaps_resume()
+                self._tell()
             except Exception:
                 if self._stop.is_set() or not threading.main_thread().is_alive():
                     return  # the interpreter is shutting down: modules may fail to import
                 log.exception("the planner failed; the pool goes on without a new plan")
                 self._client.set_recording(False)
-            self._idle.set()
+
+    def _tell(self) -> None:
+        """Say once that the arena cannot be had, and with ``explain`` what has newly gone off the plan."""
+        if not self._told_refused and self._core.stats()["arena_refused"]:
+            self._told_refused = True
+            log.warning(
+                "the arena cannot be had from the device; going on without the plan, trying again later"
+            )
+        if self._explain is not None and time.monotonic() >= self._tell_at:
+            for line in self._explain()[:MOST_LINES]:
+                log.warning("%s", line)
+            self._tell_at = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def look(self) -> bool:
         """Look at the recording once; True if a plan was handed to the core."""

@@ -15,7 +15,7 @@ from mempool.planner import Planner
 from mempool.settings import Settings, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import TracebackType
 
@@ -28,10 +28,8 @@ class Pool:
     """Memory of one device for one client, such as NumPy.
 
     With marks (`iteration` or `step`) or without any, the pool finds the iteration, plans its buffers in
-    the background
-    and from the next boundary on serves each of them at its planned address. Whatever does not follow the
-    plan is
-    served too. All methods may be called by any thread.
+    the background and from the next boundary on serves each of them at its planned address. Whatever does
+    not follow the plan is served too. All methods may be called by any thread.
     """
 
     def __init__(self, device: str | _core.Device = "host", *, name: str = "pool", **options: Any) -> None:
@@ -68,6 +66,7 @@ class Pool:
             small_bytes=self.settings.small_bytes,
             alignment=self.device.alignment,
             drain=self._drain,
+            explain=self._news() if self.settings.explain else None,
         )
         self._begin()
         atexit.register(_close_if_alive, weakref.ref(self))
@@ -84,6 +83,11 @@ class Pool:
                 self._planner.begin(self._loaded)
         elif self._tape is not None and self.settings.background:
             self._planner.start_draining()
+
+    def _news(self) -> Callable[[], list[str]]:
+        from mempool.explain import News
+
+        return News(self.client)
 
     def _load_files(self) -> None:
         if self.settings.plan is not None:
@@ -166,17 +170,19 @@ class Pool:
             raise ValueError(f"{address:#x} is not a live buffer of this pool")
 
     def trim(self) -> None:
-        """Give free segments back to the device; the arena stays."""
-        self.core.trim()
+        """Give free segments back to the device.
+
+        The arena goes too if nothing in it is alive and no iteration ran since the last call, so a loop that
+        calls this in every iteration keeps it.
+        """
+        self.client.give_back()
 
     def release(self) -> bool:
-        """Give everything back that is free, the arena and its plan included; True if no arena is left."""
-        self.client.drop_patterns()
-        self.core.trim()
-        released: bool = self.core.release_arena()
-        if self.settings.mode == "replay" and not self._closed:
-            self._planner.forget()
-        return released
+        """Give everything back that is free, the arena included; True if no arena is left.
+
+        The plan stays, and the next iteration takes the arena again.
+        """
+        return self.client.give_back(force=True)
 
     # --- what is known
 
@@ -192,7 +198,7 @@ class Pool:
 
     @property
     def state(self) -> str:
-        """One of "closed", "off", "recording", "dynamic", "armed" (a plan waits for its boundary), "replaying"."""
+        """One of "closed", "off", "recording", "dynamic", "armed" (waits for a boundary), "replaying"."""
         state = self.client.state()
         if state["replaying"]:
             return "replaying"

@@ -22,8 +22,7 @@ class Recording:
     """Turns pieces of a recording into pieces of one trace: buffers keep their ids across pieces.
 
     The core tells buffers by address; a trace by ids that are never used twice. Frees of buffers that were
-    allocated
-    before the recording began are left out.
+    allocated before the recording began are left out.
     """
 
     def __init__(self, alignment: int) -> None:

@@ -49,6 +49,7 @@ class Report:
         reasons = {k: v for k, v in self.values["misses_by_reason"].items() if v}
         if reasons:
             rows.insert(5, ("misses by reason", ", ".join(f"{k} {v:,}" for k, v in reasons.items())))
+        rows.extend(("fault", fault) for fault in self.values.get("faults", ()))
         return rows
 
     def __str__(self) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("traces", "solvers", "mempool")
@@ -27,6 +32,13 @@ def pytest_report_header() -> str:
     if found == ROOT / "mempool":
         return f"mempool: {found} (editable)"
     return f"mempool: {found} (installed; changes in {ROOT} count after the next install)"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run in an empty folder: a child `python -c` has its current folder first on sys.path."""
+    with contextlib.chdir(tmp_path_factory.mktemp("elsewhere")):
+        yield
 
 
 def _advice(package: str, error: ImportError) -> str:

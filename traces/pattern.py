@@ -1,10 +1,8 @@
 """The recurring iteration of a trace: what is allocated in which order, and how long each buffer lives.
 
 Time inside a pattern counts allocations, not events: a free matters only by the allocation that it comes
-before. So a
-free that wanders between two allocations changes nothing, and of several iterations the latest free of
-each position
-is taken.
+before. So a free that wanders between two allocations changes nothing, and of several iterations the latest
+free of each position is taken.
 """
 
 from __future__ import annotations
@@ -51,11 +49,11 @@ class Pattern:
     """One iteration that was seen at least twice.
 
     Attributes:
-        buffers: n rows in order of allocation, on a circle whose period is n allocations. ``persistent``
-        rows are left
-            to the fallback: they pile up, live too long, or belong to a sequence that varies.
+        buffers: n rows in order of allocation, on a circle whose period is n allocations. Those that
+            are ``persistent`` are left to the fallback: they pile up, live too long, or belong to a sequence
+            that varies.
         sequence: int32[n], the sequence (thread and stream) of each allocation, named as in the trace's
-        ``thread``.
+            ``thread``.
         since: for each sequence, how many of its allocations came since the last iteration seen began.
         iterations: how many agreed.
         iterations_seen: how many there were in the recording, with those that were different.
@@ -172,9 +170,8 @@ class _Builder:
         age = clock[np.where(is_open, len(clock), freed_before) - 1] - (clock[rows] - 1)
         life = np.where(is_open, 0, age).max(axis=0)
         # An open instance that is older than any other ever got did not come and go with its kin: one such
-        # is an accident
-        # of the warm-up (a parameter of the same size in the same place), several mean that the position
-        # keeps.
+        # is an accident of the warm-up (a parameter of the same size in the same place), several mean that
+        # the position keeps.
         strange = is_open & (age > life + count)
         never = is_open.all(axis=0)
         keeps = ((strange.sum(axis=0) >= 2) & ~never) | (never & (age.max(axis=0) > 4 * count))
@@ -232,10 +229,9 @@ class _Builder:
         position: NDArray[np.int64],
         when: NDArray[np.int64],
     ) -> NDArray[np.bool_]:
-        """Which of the warm-up's buffers live longer than was planned for their position.
+        """Which of the warm-up's buffers live longer than planned, and so would be in the way.
 
         Time is the steady state's, as far as the warm-up follows it: what it has besides does not count.
-        Such buffers would be in the way of those of later iterations.
         """
         n = len(before)
         freed = self._w.freed_before[before]

@@ -87,11 +87,19 @@ def find_windows(trace: Trace, small_bytes: int, *, anywhere: bool = False) -> l
     else:
         bounds = _detected(sequence, size, freed_before, anywhere=anywhere)
     stream = trace.stream[event]
+    if len(bounds) < 2 or bounds[0, 0] == bounds[-1, 1]:
+        return []
+    main = _heaviest(sequence, size, slice(bounds[0, 0], bounds[-1, 1]))
     return [
         Windows(event, sequence, stream, size, freed_before, marks, bounds, alike, groups)
-        for alike in _alike(sequence, size, bounds)
-        for groups in [_groups(sequence, stream, size, bounds, alike)]
+        for alike in _alike(sequence, size, bounds, main)
+        for groups in [_groups(sequence, stream, size, bounds, alike, main)]
     ]
+
+
+def _heaviest(sequence: NDArray[np.int32], size: NDArray[np.int64], rows: slice) -> int:
+    """The sequence that allocates most bytes in these rows."""
+    return int(np.bincount(sequence[rows], weights=size[rows].astype(np.float64)).argmax())
 
 
 def _mark_name(trace: Trace, event: int) -> str:
@@ -112,8 +120,7 @@ def _detected(
     sequence: NDArray[np.int32], size: NDArray[np.int64], freed_before: NDArray[np.int64], *, anywhere: bool
 ) -> NDArray[np.int64]:
     """Windows from the repeating sizes of the sequence that allocates most bytes lately."""
-    half = len(size) // 2
-    main = int(np.bincount(sequence[half:], weights=size[half:].astype(np.float64)).argmax())
+    main = _heaviest(sequence, size, slice(len(size) // 2, None))
     rows = np.flatnonzero(sequence == main)
     stretch = max(
         (_stretch(size[rows], cut) for cut in (_cuts(len(rows)) if anywhere else [len(rows)])),
@@ -163,13 +170,9 @@ def _quietest(
 
 
 def _alike(
-    sequence: NDArray[np.int32], size: NDArray[np.int64], bounds: NDArray[np.int64]
+    sequence: NDArray[np.int32], size: NDArray[np.int64], bounds: NDArray[np.int64], main: int
 ) -> list[tuple[int, ...]]:
-    """Windows that are twins, by the sequence that has most bytes; the set with the latest window first."""
-    if len(bounds) < 2 or bounds[0, 0] == bounds[-1, 1]:
-        return []
-    inside = slice(bounds[0, 0], bounds[-1, 1])
-    main = int(np.bincount(sequence[inside], weights=size[inside].astype(np.float64)).argmax())
+    """Windows in which the main sequence does the same; the set with the latest window first."""
     twins: dict[bytes, list[int]] = {}
     for window, (first, end) in enumerate(bounds):
         if key := size[first:end][sequence[first:end] == main].tobytes():
@@ -184,15 +187,14 @@ def _groups(
     size: NDArray[np.int64],
     bounds: NDArray[np.int64],
     alike: tuple[int, ...],
+    main: int,
 ) -> dict[int, int]:
     """See `Windows.groups`. Sequences of another stream than the main one's are never in its group."""
     last = slice(*bounds[alike[-1]])
     present = np.unique(sequence[last])
-    weight = [float(size[last][sequence[last] == s].sum()) for s in present]
-    order = [
-        int(s) for _, s in sorted(zip(weight, present, strict=True), key=lambda pair: (-pair[0], pair[1]))
-    ]
-    main_stream = stream[last][sequence[last] == order[0]][0]
+    weight = {int(s): float(size[last][sequence[last] == s].sum()) for s in present}
+    others = sorted((s for s in weight if s != main), key=lambda s: (-weight[s], s))
+    main_stream = stream[last][sequence[last] == main][0]
     windows = [slice(*bounds[w]) for w in alike]
 
     def same_in_all(chosen: list[int]) -> bool:
@@ -202,8 +204,8 @@ def _groups(
             keys.add((sequence[window][keep].tobytes(), size[window][keep].tobytes()))
         return len(keys) == 1
 
-    together, groups = [order[0]], {order[0]: 0}
-    for s in order[1:]:
+    together, groups = [main], {main: 0}
+    for s in others:
         if stream[last][sequence[last] == s][0] != main_stream or not same_in_all([s]):
             continue
         if same_in_all([*together, s]):

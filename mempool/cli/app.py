@@ -18,7 +18,7 @@ app = typer.Typer(
     name="mempool",
     help="Record the buffers of a training iteration, plan their addresses, replay them.",
     epilog="Exit codes: 0 ok, 1 the answer is no, 2 usage, 3 a bad file, 4 failed, 130 Ctrl-C.",
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -51,6 +51,11 @@ def call(arguments: Sequence[str]) -> int:
             list(arguments) or ["--help"], prog_name="mempool", standalone_mode=False
         )
         sys.stdout.flush()
+    except SystemExit as end:
+        # Of typer's own, which makes 1 of a closed pipe; 1 is an answer here.
+        if isinstance(end.__context__, BrokenPipeError):
+            return ExitCode.PIPE
+        raise
     except BrokenPipeError:
         # Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -26,12 +26,12 @@ def check(
 ) -> None:
     """Check that a plan holds for a trace: no two buffers alive together overlap, and all else it claims.
 
-    The check shares no code with the solvers. Exit code 0: the plan holds; 1: it does not.
+    The check shares no code with the solvers. Exit code 0: the plan holds; 1:
+    it does not.
 
     For example:
 
         mempool check run.plan run.trace
-
         mempool check solved.csv buffers.csv --json
     """
     from mempool.cli.work import read_work

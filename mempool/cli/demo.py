@@ -24,16 +24,14 @@ def demo(
 ) -> None:
     """Train a small network with the default allocator and with the pool, and compare.
 
-    A perceptron of 784-1024-1024-10 with Adam, batches of 64, on one thread: the same training in three
-    processes that take turns, two with the default allocator, which must agree with each other, and one with
-    the pool.
+    A perceptron of 784-1024-1024-10 with Adam, batches of 64, on one thread:
+    the same training in three processes that take turns, two with the default
+    allocator, which must agree with each other, and one with the pool.
 
     For example:
 
         mempool demo
-
         mempool demo --no-marks
-
         mempool demo --json
     """
     from mempool.demo.race import STEPS, TURNS, WorkerError, race

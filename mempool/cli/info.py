@@ -12,6 +12,8 @@ from mempool.cli.output import console, facts, percent, print_json, progress, ta
 from mempool.report import binary
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from mempool.cli.work import Work
     from traces import Buffers, Trace
 
@@ -27,14 +29,12 @@ def info(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what a trace or a plan holds: events, load over time, the largest buffers at the peak, the arena.
+    """Show what a trace or a plan holds: events, load over time, largest buffers at the peak, arena.
 
     For example:
 
         mempool info run.trace
-
         mempool info run.plan --largest 3
-
         mempool info buffers.csv --json
     """
     from mempool.cli.work import read_work
@@ -126,14 +126,25 @@ def _largest_at_peak(work: Work, count: int) -> list[dict[str, Any]]:
     ]
 
 
-def _instances(buffers: Buffers, time: int) -> Any:
-    """How many instances of each buffer that is planned are alive at a time: int64[n]. Gaps do not count."""
-    if buffers.period is None:
-        alive = ((buffers.start <= time) & (time < buffers.end)).astype(np.int64)
-    else:
-        since = (time - buffers.start) % buffers.period
-        alive = np.maximum(-((since - buffers.lengths) // buffers.period), 0)
-    return np.where(buffers.persistent, 0, alive)
+def _instances(buffers: Buffers, time: int) -> NDArray[np.int64]:
+    """How many instances of each buffer that is planned need memory at a time, int64[n]."""
+    alive = _covering(buffers.start, buffers.end, time, buffers.period)
+    np.subtract.at(
+        alive, buffers.gap_buffer, _covering(buffers.gap_start, buffers.gap_end, time, buffers.period)
+    )
+    alive[buffers.persistent] = 0
+    return alive
+
+
+def _covering(
+    start: NDArray[np.int64], end: NDArray[np.int64], time: int, period: int | None
+) -> NDArray[np.int64]:
+    """How many times each of the half-open intervals, or arcs on a circle, covers a time."""
+    if period is None:
+        return ((start <= time) & (time < end)).astype(np.int64)
+    since = (time - start) % period
+    turns: NDArray[np.int64] = np.maximum(-((since - (end - start)) // period), 0)
+    return turns
 
 
 def _where(work: Work, row: int) -> dict[str, Any]:
@@ -179,7 +190,7 @@ def _facts(work: Work, said: dict[str, Any]) -> list[tuple[str, str]]:
         )
         rows += [
             ("events", f"{said['events']:,}: {kinds or 'none'}"),
-            ("from", f"{said['threads']} threads, {said['streams']} streams, {said['devices']} devices"),
+            ("from", f"threads {said['threads']}, streams {said['streams']}, devices {said['devices']}"),
             ("requested", binary(said["requested_bytes"])),
             ("seconds", f"{said['duration_ns'] / 1e9:.3f}"),
         ]

@@ -53,15 +53,14 @@ def plan(
 ) -> None:
     """Give every buffer of a trace an offset, in an arena as small as can be.
 
-    Of a trace that repeats an iteration, that iteration is planned. The plan is checked by independent code
-    before it is written. Ctrl-C writes the best plan so far.
+    Of a trace that repeats an iteration, that iteration is planned. The plan
+    is checked by independent code before it is written. Ctrl-C writes the
+    best plan so far.
 
     For example:
 
         mempool plan run.trace -o run.plan
-
         mempool plan buffers.csv -o solved.csv --time-limit 10
-
         mempool plan run.trace --whole --capacity 2GiB --json
     """
     from mempool.cli.work import read_work

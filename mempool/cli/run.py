@@ -53,7 +53,7 @@ def run(
     program: Annotated[
         list[str],
         typer.Argument(
-            metavar="SCRIPT|-m MODULE|-c CODE [ARGS]...",
+            metavar="SCRIPT|-m MODULE|-c CODE",
             help="The program and its arguments.",
             show_default=False,
         ),
@@ -84,15 +84,14 @@ def run(
 ) -> None:
     """Run an unchanged program with the pool under it; report on stderr when it ends.
 
-    The pool finds the iteration by itself. Options of ours come before the script; everything after it is the
-    program's. The exit status is the program's.
+    The pool finds the iteration by itself. Options of ours come before the
+    script; everything after it is the program's. The exit status is the
+    program's.
 
     For example:
 
         mempool run train.py --epochs 3
-
         mempool run --record run.trace -m package.train
-
         mempool run --plan run.plan --explain train.py
     """
     pythonpath = os.environ.get("PYTHONPATH")
@@ -119,10 +118,17 @@ def _path(before: str | None) -> str:
 
 
 def _interpreter_flags() -> list[str]:
-    """The flags that this Python was started with, without those that keep the environment out."""
-    from subprocess import _args_from_interpreter_flags as flags  # type: ignore[attr-defined]
-
-    return [flag for flag in flags() if flag not in ("-I", "-E", "-S")]
+    """The flags on the command line of this Python, without those that keep the environment or `site` out."""
+    found: list[str] = []
+    rest = iter(sys.orig_argv[1:])
+    for flag in rest:
+        if flag[:1] != "-" or flag[:2] in ("-", "-c", "-m"):
+            break
+        if flag[:2] in ("-W", "-X"):
+            found += [flag] if len(flag) > 2 else [flag, next(rest, "")]
+        elif kept := flag.translate(dict.fromkeys(map(ord, "-EIS"))):
+            found.append(f"-{kept}")
+    return found
 
 
 def _check_program(program: list[str]) -> None:

@@ -7,6 +7,7 @@ the framework. Nothing here may change what the program does, so no exception le
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import signal
@@ -72,6 +73,7 @@ class Run:
         """Wait for frameworks, signals and the end."""
         sys.meta_path.insert(0, AfterImport(self.install))
         atexit.register(self.finish)  # the first to register is the last to run
+        os.register_at_fork(after_in_child=self._after_fork_without_pools)
         for number in DEADLY:
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, self._on_signal)
@@ -112,6 +114,8 @@ class Run:
             _say(f"no report: {type(error).__name__}: {error}")
         if self._killed_by:
             _die(self._killed_by)
+        if getattr(sys, "last_type", None) is KeyboardInterrupt:
+            _interrupted()
 
     def _report(self) -> None:
         reports = {name: pool.report() for name, pool in self.pools.items()}
@@ -157,6 +161,12 @@ class Run:
         for framework in pools:
             self.install(framework)
         self._finish_with_multiprocessing()
+
+    def _after_fork_without_pools(self) -> None:
+        """In a forked child: a pool may come yet (the children of multiprocessing's fork server are such)."""
+        if self.options["children"] and not self.pools:
+            self._pid = os.getpid()
+            self._finish_with_multiprocessing()
 
     def _finish_with_multiprocessing(self) -> None:
         """Its forked processes leave by ``os._exit``, which runs its own list of things to do at the end."""
@@ -213,6 +223,15 @@ class _Loader:
 def _die(number: int) -> None:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+def _interrupted() -> None:
+    """Let Python end by SIGINT, as it does after an interrupt that nobody caught.
+
+    It remembers one until the next `exec` of a string, and the report may import one (dataclasses).
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        exec("raise KeyboardInterrupt")  # noqa: S102
 
 
 def _say(message: str) -> None:

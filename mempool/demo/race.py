@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 #: Steps of a turn, and turns; the first turns, in which the pool records and plans, are not timed.
 STEPS, TURNS, WARM_UP = 10, 14, 4
+WORKER = ("-m", "mempool.demo.worker")
 _ONE_THREAD = dict.fromkeys(
     ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS"), "1"
 )
@@ -158,7 +159,7 @@ class Process:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMPOOL")}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "mempool.demo.worker", *arguments],
+            [sys.executable, *WORKER, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

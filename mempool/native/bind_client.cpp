@@ -127,6 +127,9 @@ void bind_client(nb::module_& m) {
       .def("load", [](Client& c, Pattern* warmup, Pattern& steady) { c.load(owned(warmup), owned(&steady)); },
            "warmup"_a.none(), "steady"_a, "Replays a pattern from elsewhere, from the next allocation on.")
       .def("drop_patterns", &Client::drop_patterns)
+      .def("give_back", &Client::give_back, "force"_a = false,
+           "Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or "
+           "by force. True: no arena is left.")
       .def("wait_for_work", &Client::wait_for_work, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
            "True when there may be something to plan.")
       .def("wake", &Client::wake)

@@ -15,8 +15,8 @@ void bind_harness(nb::module_& m) {
       .def("set_cells", &Occupancy::set_cells, "starts"_a)
       .def("is_free", [](const Occupancy& o, Offset begin, Offset end) { return o.is_free(begin, end, o.cells_before(end)); },
            "begin"_a, "end"_a)
-      .def("take", &Occupancy::take, "begin"_a, "end"_a, "requested"_a)
-      .def("release", [](Occupancy& o, Offset begin) { return o.release(begin).end; }, "begin"_a,
+      .def("take", &Occupancy::take, "begin"_a, "end"_a)
+      .def("release", &Occupancy::release, "begin"_a,
            "The end of what lived there; 0 if nothing did.")
       .def("find_hole", &Occupancy::find_hole, "bytes"_a, "alignment"_a, "limit"_a)
       .def("end_of_last", &Occupancy::end_of_last)

@@ -42,8 +42,7 @@ void release_reclaimed() {
   for (void* owner : numpy_hook::reclaim()) Py_DECREF(static_cast<PyObject*>(owner));
 }
 
-void serve(nb::object object) {
-  auto& client = nb::cast<Client&>(object);
+void serve(Client& client, Checked* checked) {
   numpy_hook::Handler& handler = default_handler();
   if (!numpy_hook::attach(handler)) {
     const std::string name(handler.name, strnlen(handler.name, sizeof handler.name));
@@ -54,15 +53,17 @@ void serve(nb::object object) {
   release_reclaimed();
   // Arrays may be alive when the interpreter ends, and then their client is too.
   nb::set_leak_warnings(false);
-  const numpy_hook::Served served = numpy_hook::serve(client, object.ptr());
+  nb::tuple owner = nb::make_tuple(nb::find(client), checked == nullptr ? nb::none() : nb::find(*checked));
+  const numpy_hook::Served served = numpy_hook::serve(client, checked, owner.ptr());
   if (served == numpy_hook::Served::no) throw std::runtime_error("another client serves NumPy");
-  if (served == numpy_hook::Served::anew) object.release();
+  if (served == numpy_hook::Served::anew) owner.release();
 }
 
 }  // namespace
 
 void bind_numpy(nb::module_& m) {
-  m.def("numpy_serve", &serve, "client"_a, "This client serves NumPy's arrays of all threads from now on.");
+  m.def("numpy_serve", &serve, "client"_a, "checked"_a.none() = nb::none(),
+        "This client serves NumPy's arrays of all threads from now on, through `checked` if that is given.");
   m.def("numpy_stop", [] { numpy_hook::stop(); release_reclaimed(); },
         "NumPy allocates as without us; arrays of the client that served go back to it when they are freed.");
   m.def("numpy_serving", [] { return numpy_hook::serving() != nullptr; });

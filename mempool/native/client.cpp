@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -133,9 +134,13 @@ void Client::retire(const void* thread) noexcept {
 // --- the hot path
 
 void Client::note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept {
+  // Where the size was the expected one, the follower has gone on to the next position.
+  const bool expected =
+      outcome == Outcome::occupied || outcome == Outcome::no_arena || outcome == Outcome::other_stream;
+  const std::uint32_t position = follower.position() - (expected && follower.position() != 0 ? 1 : 0);
   if (!divergences_.empty()) {
     Divergence& last = divergences_.back();
-    if (last.position == follower.position() && last.actual == bytes && last.outcome == outcome &&
+    if (last.position == position && last.actual == bytes && last.outcome == outcome &&
         last.sequence == follower.sequence()) {
       ++last.repeats;
       return;
@@ -143,7 +148,7 @@ void Client::note(const Follower& follower, std::size_t bytes, Outcome outcome) 
   }
   if (divergences_.size() == kMostDivergences) return;  // the first ones explain; later ones follow from them
   try {
-    divergences_.push_back({iterations_, follower.sequence(), follower.position(), follower.expected(), bytes,
+    divergences_.push_back({iterations_, follower.sequence(), position, expected ? bytes : follower.expected(), bytes,
                             follower.stream(), outcome, 1});
   } catch (...) {  // an explanation less
   }
@@ -173,7 +178,6 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
 Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream stream) {
   Outcome outcome = Outcome::outside;
   Pool::Given given;
-  ++allocations_;
   if (!outside() && !pool_->forked()) {
     given.address = serve_planned(sequence, bytes, outcome);
     given.rounded = pool_->round_up(bytes);
@@ -185,7 +189,6 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
   }
   if (given.address != 0) {
     ++stats_.outcomes[static_cast<std::size_t>(outcome)];
-    if (replaying_) ++stats_.steady[static_cast<std::size_t>(outcome)];
   }
   return given;
 }
@@ -214,19 +217,45 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream) noexcept try {
   return {};
 }
 
+// The steady state in a straight line; 0: something is to be recorded, decided or taken from elsewhere. The lock is held.
+Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
+  if (!replaying_ || outside() || recorded() || pool_->forked()) return 0;
+  const Slot* slot = sequence.follower.expected_slot(bytes);
+  if (slot == nullptr || slot->offset == kDynamic) return 0;
+  if (sequence.follower.stream() != pool_->arena_stream() && MEMPOOL_GUARDED("stream")) return 0;
+  const Address address = pool_->take_planned(*slot, bytes);
+  if (address == 0) return 0;
+  sequence.follower.advance(bytes);
+  ++stats_.outcomes[static_cast<std::size_t>(Outcome::hit)];
+  stats_.requested.add(bytes);
+  stats_.live.add(pool_->round_up(bytes));
+  stats_.blocks.add(1);
+  return address;
+}
+
 Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept {
   if (bytes == 0) bytes = 1;
+  const ThreadCache& cache = ThreadCache::mine();
+  Sequence* const cached = cache.client == uid_ && cache.stream == stream ? cache.sequence : nullptr;
   Pool::Given given;
   {
     const Guarded guard(pool_->lock);
-    given = serve(bytes, stream);
+    if (cached != nullptr) given.address = serve_hit(*cached, bytes);
+    if (given.address == 0) given = serve(bytes, stream);
   }
   if (zeroed && given.address != 0 && !given.fresh) pool_->source().device().zero(given.address, bytes, stream);
   return given.address;
 }
 
 bool Client::free(Address address, Stream stream, bool* dead) noexcept {
+  if (dead != nullptr) *dead = false;
   const Guarded guard(pool_->lock);
+  if (const std::size_t bytes = recorded() ? 0 : pool_->free_in_arena(address, stream)) {
+    stats_.requested.sub(bytes);
+    stats_.live.sub(pool_->round_up(bytes));
+    stats_.blocks.sub(1);
+    return true;
+  }
   const Pool::Freed freed = pool_->free(address, stream);
   if (dead != nullptr) *dead = freed.kind == Pool::Freed::dead;
   if (freed.kind == Pool::Freed::foreign || freed.kind == Pool::Freed::dead) {
@@ -292,15 +321,26 @@ void Client::have_arena() noexcept {
   if (replaying_) return;
   replaying_ = true;
   if (active_at_ == 0) active_at_ = iterations_ + 1;
-  stats_.steady = {};
+  begin_steady();
+}
+
+std::uint64_t Client::large_allocations() const noexcept {
+  return std::accumulate(stats_.outcomes.begin(), stats_.outcomes.end(), std::uint64_t{0});
+}
+
+// Counting the steady state begins here. It is a difference, so that a hit pays for one counter.
+void Client::begin_steady() noexcept {
+  before_steady_ = stats_.outcomes;
   misses_before_ = 0;
+  divergences_.clear();  // they belonged to another plan
 }
 
 void Client::judge_iteration() noexcept {
   std::uint64_t misses = 0;
-  for (std::size_t i = 1; i < stats_.steady.size(); ++i) {
+  for (std::size_t i = 1; i < stats_.outcomes.size(); ++i) {
     const auto outcome = static_cast<Outcome>(i);
-    if (outcome != Outcome::dynamic && outcome != Outcome::outside) misses += stats_.steady[i];
+    if (outcome == Outcome::dynamic || outcome == Outcome::outside) continue;
+    misses += stats_.outcomes[i] - before_steady_[i];
   }
   if (replaying_) {
     const bool clean = misses == misses_before_;
@@ -380,7 +420,7 @@ void Client::leave_dynamic() noexcept {
 void Client::set_recording(bool on) noexcept {
   const Guarded guard(pool_->lock);
   if (on && !ring_.on()) {
-    interrupted_ = interrupted_ || allocations_ != 0;
+    interrupted_ = interrupted_ || large_allocations() != 0;
     ring_.clear();
     check_at_ = ring_.seen() + 64;
   }
@@ -449,6 +489,9 @@ void Client::check(const Pattern& pattern, bool cyclic) const {
   if (pattern.tables.empty()) throw std::invalid_argument("a pattern needs at least one table");
   const std::size_t alignment = pool_->source().traits().alignment;
   for (const Table& table : pattern.tables) {
+    if (table.sizes.empty() || table.slots.size() != table.sizes.size() * pattern.unroll) {
+      throw std::invalid_argument("a table needs at least one position, and a slot for each unrolled iteration");
+    }
     for (const Slot& slot : table.slots) {
       if (slot.offset != kDynamic && slot.offset % alignment != 0) {
         throw std::invalid_argument("an offset is not a multiple of the device's alignment");
@@ -505,8 +548,8 @@ void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   supersede(fresh);
   keep_patterns_bounded();
   if (replaying_) have_arena();
-  stats_.steady = {};
-  misses_before_ = clean_ = spoilt_ = 0;
+  begin_steady();
+  clean_ = spoilt_ = 0;
   if (current_ == nullptr || !marked_) current_ = fresh;
   if (marked_) return;
   if (active_at_ == 0) iterations_ = std::max(iterations_, iterations_seen);
@@ -548,6 +591,17 @@ void Client::drop_patterns() noexcept {
   } catch (...) {  // the old cells stay: right, and a little larger than needed
   }
   pool_->shrink_arena();
+}
+
+bool Client::give_back(bool force) noexcept {
+  const Guarded guard(pool_->lock);
+  pool_->trim();
+  const bool quiet = gave_back_at_ == iterations_;
+  gave_back_at_ = iterations_;
+  if (!force && !quiet) return pool_->arena_bytes() == 0;
+  if (!pool_->release_arena()) return false;
+  replaying_ = false;
+  return true;
 }
 
 void Client::signal_work() noexcept {
@@ -606,6 +660,7 @@ void Client::after_fork_in_child() noexcept {
   bell_slot() = new Bell;  // the old one may be held by a thread that no longer exists
   for (Pool* pool : all_pools()) pool->set_forked();
   for (const auto& [uid, client] : registry().clients) {
+    client->replaying_ = false;
     client->ring_.set_on(false);
     client->ring_.clear();
     client->tape_.set_on(false);
@@ -619,12 +674,16 @@ void Client::after_fork_in_child() noexcept {
 Client::State Client::state() {
   const Guarded guard(pool_->lock);
   return {ring_.on(), tape_.on(),  marked_,           replaying_,   iterations_, marks_,
-          active_at_, clean_,      spoilt_,           allocations_, sequences_.size(), ring_.seen(), ring_.dropped()};
+          active_at_, clean_,      spoilt_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped()};
 }
 
 ClientStats Client::stats() {
   const Guarded guard(pool_->lock);
-  return stats_;
+  ClientStats stats = stats_;
+  for (std::size_t i = 0; replaying_ && i < stats.steady.size(); ++i) {
+    stats.steady[i] = stats.outcomes[i] - before_steady_[i];
+  }
+  return stats;
 }
 
 void Client::reset_peaks() noexcept {

@@ -75,6 +75,9 @@ class Client {
   // A pattern from a file: its warm-up first, if there is one. Replays from the next allocation on. Throws as install.
   void load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady);
   void drop_patterns() noexcept;
+  // Gives free memory back. The arena goes too if nothing in it is alive and either no iteration ran since the last call
+  // (so that a loop that asks each time does not thrash) or `force`; the next boundary takes it again. True: no arena left.
+  bool give_back(bool force) noexcept;
   // Waits until there may be something to plan (true) or `seconds` have passed or wake() was called (false).
   bool wait_for_work(double seconds);
   void wake() noexcept;
@@ -126,12 +129,16 @@ class Client {
   Sequence& sequence(Stream stream);
   Sequence& find_sequence(Stream stream, const void* thread);
   void retire(const void* thread) noexcept;
+  Address serve_hit(Sequence& sequence, std::size_t bytes) noexcept;
   Pool::Given serve(std::size_t bytes, Stream stream) noexcept;
   Pool::Given serve_large(Sequence& sequence, std::size_t bytes, Stream stream);
   Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome);
   bool outside() const noexcept { return dynamic_ != 0 || between_; }
+  bool recorded() const noexcept { return ring_.on() || tape_.on(); }
   void note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept;
   void boundary(Pattern* ended) noexcept;
+  std::uint64_t large_allocations() const noexcept;
+  void begin_steady() noexcept;
   void judge_iteration() noexcept;
   void begin_everywhere(std::uint64_t mark) noexcept;
   void have_arena() noexcept;
@@ -160,9 +167,11 @@ class Client {
   unsigned dynamic_ = 0;              // depth of dynamic scopes
   bool between_ = false;              // between the end of a marked region and the next one's beginning
   bool marked_ = false, replaying_ = false;
-  std::uint64_t iterations_ = 0, marks_ = 0, active_at_ = 0, clean_ = 0, spoilt_ = 0, allocations_ = 0;
+  std::uint64_t iterations_ = 0, marks_ = 0, active_at_ = 0, clean_ = 0, spoilt_ = 0;
+  decltype(ClientStats::outcomes) before_steady_{};  // when the plan took effect
   std::uint64_t misses_before_ = 0;   // when this iteration began
   std::uint64_t turn_ = 0;            // the number of the iteration in which all followers began together last
+  std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // iteration
   std::uint64_t arena_retry_at_ = 0;  // iteration; 0: the arena was never refused, or has been had since
   std::uint64_t check_at_ = 64;       // ring event
   bool work_ = false;

@@ -11,7 +11,7 @@ using Stream = std::int64_t;  // a framework's stream handle; 0 is the default s
 using Event = std::uint64_t;  // 0 is "nothing to wait for"
 
 struct DeviceTraits {
-  std::size_t alignment;       // bytes; every address handed out is a multiple of it
+  std::size_t alignment;       // bytes, a power of two; every address handed out is a multiple of it
   std::size_t page;            // bytes committed and returned at a time; 0: a reservation is memory, all or nothing
   std::size_t shared_segment;  // bytes of a segment that several blocks share
   std::size_t large;           // requests of at least this many bytes get a segment of their own

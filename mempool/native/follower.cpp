@@ -4,6 +4,7 @@ namespace mempool {
 namespace {
 
 constexpr std::uint32_t kPatience = 64;
+constexpr std::uint64_t kForgiven = 64;  // allocations after which a difference no longer counts against the place
 
 }  // namespace
 
@@ -31,6 +32,11 @@ void Follower::begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iterati
   const bool warming = !pattern->cyclic && mark < table->marks.size();
   enter(pattern, table, warming ? table->marks[mark] : 0);
   clean_ = true;
+}
+
+bool Follower::next_begins_with(const Pattern* ended, std::uint64_t size) const noexcept {
+  const Table* table = own_table(ended->next != nullptr ? ended->next : ended);
+  return table != nullptr && table->sizes[0] == size;
 }
 
 void Follower::begin_next() noexcept {
@@ -62,7 +68,7 @@ void Follower::take_up(Pattern* pattern) noexcept {
 // `count`: the allocations before the one that the position is for.
 bool Follower::align(Pattern* pattern, std::uint64_t count) noexcept {
   const Table* table = own_table(pattern);
-  if (table == nullptr || table->length() == 0 || count < table->phase) return false;
+  if (table == nullptr || count < table->phase) return false;
   const std::uint32_t length = table->length();
   const auto position = static_cast<std::uint32_t>((count - table->phase) % length);
   // The last kWindow sizes are remembered; of those, the one at hand is not looked at.
@@ -76,7 +82,6 @@ bool Follower::align(Pattern* pattern, std::uint64_t count) noexcept {
 }
 
 bool Follower::switch_table(std::uint64_t size, const std::vector<Pattern*>& known) noexcept {
-  if (position_ >= table_->length()) return false;
   for (const bool own : {true, false}) {
     for (Pattern* pattern : known) {
       if (pattern->cyclic != pattern_->cyclic) continue;
@@ -88,6 +93,19 @@ bool Follower::switch_table(std::uint64_t size, const std::vector<Pattern*>& kno
         return true;
       }
     }
+  }
+  return false;
+}
+
+// Another pattern that begins like this one may be shorter, and have ended here.
+bool Follower::switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& known) noexcept {
+  for (Pattern* pattern : known) {
+    const Table* table = own_table(pattern);
+    if (table == nullptr || !pattern->cyclic || table->length() != position_) continue;
+    if (table->prefixes[position_] != table_->prefixes[position_]) continue;
+    if (!next_begins_with(pattern, size)) continue;
+    enter(pattern, table, position_);
+    return true;
   }
   return false;
 }
@@ -113,12 +131,19 @@ bool Follower::resynchronise(const std::vector<Pattern*>& known) noexcept {
 
 Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
   if (table_ != nullptr && position_ == table_->length() && strays_ == 0) {
-    if (marked && pattern_->cyclic) return {nullptr, Outcome::exhausted, false};
+    const bool ends_here = !marked || !pattern_->cyclic;
+    // Unless the next iteration begins with this size, another pattern may begin like this whole one and go on.
+    if (!(ends_here && next_begins_with(pattern_, size)) && clean_ && switch_table(size, known)) return matched(position_++);
+    if (!ends_here) return {nullptr, Outcome::exhausted, false};
     begin_next();
     if (table_ != nullptr && position_ < table_->length() && table_->sizes[position_] == size) return matched(position_++);
   }
   if (table_ != nullptr) {
     if (strays_ == 0 && clean_ && switch_table(size, known)) return matched(position_++);
+    if (strays_ == 0 && clean_ && !marked && switch_to_ended(size, known)) {
+      begin_next();
+      return matched(position_++);
+    }
     const std::uint64_t behind = std::uint64_t{position_} + strays_;
     if (strays_ > 0 && behind < table_->length() && table_->sizes[behind] == size) {
       position_ = static_cast<std::uint32_t>(behind) + 1;
@@ -128,7 +153,14 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     clean_ = false;
   }
   ++strays_;
-  if (table_ != nullptr && strays_ < kWindow) return {nullptr, Outcome::other_size, false};
+  // Differences that keep coming back mean that it stands in the wrong place, however well it gets along there.
+  debt_ = count_ - last_stray_ > kForgiven ? 1 : debt_ + 1;
+  last_stray_ = count_;
+  if (table_ != nullptr && strays_ < kWindow && debt_ < kWindow) return {nullptr, Outcome::other_size, false};
+  if (debt_ >= kWindow) {
+    debt_ = 0;
+    if (resynchronise(known) || table_ != nullptr) return {nullptr, Outcome::other_size, false};
+  }
   // A program that has left for good should not pay for the search each time.
   if (strays_ > kPatience && count_ % kPatience != 0) return {nullptr, Outcome::lost, false};
   // The window ends with this allocation, so what it finds is where the *next* one stands.

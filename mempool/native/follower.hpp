@@ -5,8 +5,8 @@
 // * Another size: an extra allocation (stay: the pattern goes on where it was) or one with a changed shape (step over it:
 //   the pattern goes on behind it). Which of the two is told by the next size that matches either.
 // * At the first difference in an iteration: another known pattern, or the part of another thread, that shares the prefix
-//   and expects this size.
-// * After kWindow strays: the one place in any known pattern that follows the last kWindow sizes.
+//   and expects this size, or that has ended here.
+// * After kWindow strays in a row, or in short succession: the one place in any known pattern that follows the last kWindow sizes.
 #pragma once
 
 #include <vector>
@@ -26,6 +26,18 @@ class Follower {
     bool boundary = false;       // this allocation is the first of a new iteration of the first table
   };
   // The position of the next allocation. `marked`: iterations begin by marks only.
+  // The straight way through next(): the slot of the next allocation if it is the expected one and nothing else happens
+  // there, else null. `advance` goes on behind it.
+  const Slot* expected_slot(std::uint64_t size) const noexcept {
+    if (table_ == nullptr || boundary_ || position_ >= table_->length()) return nullptr;
+    if (table_->sizes[position_] != size && MEMPOOL_GUARDED("own_size")) return nullptr;
+    return &table_->slots[position_ * std::size_t{pattern_->unroll} + column_];
+  }
+  void advance(std::uint64_t size) noexcept {
+    recent_[count_++ % kWindow] = size;
+    ++position_;
+    strays_ = 0;
+  }
   Match next(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
     recent_[count_++ % kWindow] = size;
     if (table_ != nullptr && position_ < table_->length() &&
@@ -69,11 +81,13 @@ class Follower {
   }
   Match diverged(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept;
   bool switch_table(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
+  bool switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
   bool resynchronise(const std::vector<Pattern*>& known) noexcept;
   bool align(Pattern* pattern, std::uint64_t count) noexcept;
   void enter(Pattern* pattern, const Table* table, std::uint32_t position) noexcept;
   const Table* own_table(const Pattern* pattern) const noexcept { return pattern->table_of(role_, stream_); }
   void begin_next() noexcept;
+  bool next_begins_with(const Pattern* ended, std::uint64_t size) const noexcept;
 
   std::uint32_t sequence_;
   std::uint32_t role_;  // the recorded sequence whose part this one plays: threads of a pool swap their work
@@ -85,6 +99,8 @@ class Follower {
   std::uint32_t position_ = 0;   // the next expected
   std::uint32_t column_ = 0;     // iteration_ % unroll
   std::uint32_t strays_ = 0;     // allocations since the last match, or since leaving
+  std::uint32_t debt_ = 0;       // differences in short succession
+  std::uint64_t last_stray_ = 0; // count_ at the last difference
   bool clean_ = true;            // everything matched since the iteration began
   bool boundary_ = false;
   std::uint64_t iteration_ = 0;

@@ -9,6 +9,7 @@ namespace mempool {
 namespace {
 
 const std::size_t kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+constexpr std::size_t kOwnMapping = std::size_t{4} << 20;
 constexpr int kAnonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 void* at(Address address) { return reinterpret_cast<void*>(address); }
@@ -39,8 +40,10 @@ bool HostDevice::commit(Address address, std::size_t bytes) noexcept {
 }
 
 void HostDevice::decommit(Address address, std::size_t bytes) noexcept {
-  // Mapping afresh returns the pages and their commit charge in one call.
-  mmap(at(address), bytes, PROT_NONE, kAnonymous | MAP_FIXED, -1, 0);
+  // Mapping afresh returns the pages and their commit charge, but each hole is a mapping of its own, and a process has
+  // only some 65,000. Small holes therefore stay accessible: their pages go back, and the kernel merges the mapping.
+  if (bytes >= kOwnMapping && mmap(at(address), bytes, PROT_NONE, kAnonymous | MAP_FIXED, -1, 0) != MAP_FAILED) return;
+  madvise(at(address), bytes, MADV_DONTNEED);
 }
 
 void HostDevice::release(Address address, std::size_t bytes) noexcept { munmap(at(address), bytes); }

@@ -33,14 +33,14 @@ class MemorySource {
   void decommit(Address address, std::size_t bytes) noexcept {
     if (traits_.page == 0 || bytes == 0) return;
     ++calls_;
-    device_.synchronize();  // its last users may still be running
+    wait_for_users();
     device_.decommit(address, bytes);
     reserved_.sub(bytes);
   }
   // `committed`: how many of its bytes are committed now (all of them where the device has no pages).
   void release(Address address, std::size_t bytes, std::size_t committed) noexcept {
     ++calls_;
-    device_.synchronize();
+    wait_for_users();
     device_.release(address, bytes);
     reserved_.sub(traits_.page == 0 ? bytes : committed);
   }
@@ -65,6 +65,10 @@ class MemorySource {
   void set_limit(std::size_t bytes) noexcept { limit_ = bytes; }
 
  private:
+  // Memory goes back when no queued work can still touch it.
+  void wait_for_users() noexcept {
+    if (MEMPOOL_GUARDED("wait")) device_.synchronize();
+  }
   bool allowed(std::size_t bytes) const noexcept {
     return bytes <= limit_ && reserved_.current <= limit_ - bytes;
   }

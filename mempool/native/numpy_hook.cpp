@@ -14,9 +14,32 @@ namespace {
 // A client that serves or served.
 struct Entry {
   Client* client;
-  void* owner;          // keeps the client in existence
+  Checked* checked;     // before the client; or null
+  void* owner;          // keeps both in existence
   Atomic<Entry*> next;  // older ones
   Entry* also_unlinked = nullptr;
+
+  Address allocate(std::size_t bytes, bool zeroed) noexcept {
+    return checked == nullptr ? client->allocate(bytes, 0, zeroed) : checked->allocate(bytes, 0, zeroed);
+  }
+  bool free(Address address, bool* dead) noexcept {
+    return checked == nullptr ? client->free(address, 0, dead) : checked->free(address, 0, dead);
+  }
+  Address reallocate(Address address, std::size_t bytes) noexcept {
+    bool foreign = false;
+    return checked == nullptr ? client->reallocate(address, bytes, 0, &foreign)
+                              : checked->reallocate(address, bytes, 0, &foreign);
+  }
+  std::size_t size_of(Address address, bool& ours) noexcept {
+    if (checked != nullptr) return checked->size_of(address, ours);
+    const Guarded guard(client->pool().lock);
+    return client->pool().size_of(address, ours);
+  }
+  bool nothing_alive() noexcept {
+    if (checked != nullptr) checked->flush();
+    const Guarded guard(client->pool().lock);
+    return client->pool().live_blocks() == 0;
+  }
 };
 
 // Constant-initialised and never destroyed: arrays outlive every static.
@@ -46,7 +69,7 @@ bool nobody_serves() noexcept { return hook.serving.load(std::memory_order_relax
 void* hook_malloc(void* ctx, std::size_t bytes) {
   if (!nobody_serves()) {
     const Presence::Here here;
-    if (Entry* entry = serving_here()) return bytes > kLargest ? nullptr : at(entry->client->allocate(bytes, 0));
+    if (Entry* entry = serving_here()) return bytes > kLargest ? nullptr : at(entry->allocate(bytes, false));
   }
   return hook.saved.malloc(ctx, bytes);
 }
@@ -57,7 +80,7 @@ void* hook_calloc(void* ctx, std::size_t count, std::size_t each) {
     if (Entry* entry = serving_here()) {
       std::size_t bytes = 0;
       if (__builtin_mul_overflow(count, each, &bytes) || bytes > kLargest) return nullptr;
-      return at(entry->client->allocate(bytes, 0, true));
+      return at(entry->allocate(bytes, true));
     }
   }
   return hook.saved.calloc(ctx, count, each);
@@ -70,7 +93,7 @@ void hook_free(void* ctx, void* old, std::size_t bytes) {
     for (Entry* entry = hook.entries.load(std::memory_order_acquire); entry != nullptr;
          entry = entry->next.load(std::memory_order_acquire)) {
       bool dead = false;
-      if (entry->client->free(address_of(old), 0, &dead) || dead) return;
+      if (entry->free(address_of(old), &dead) || dead) return;
     }
   }
   hook.saved.free(ctx, old, bytes);
@@ -81,9 +104,7 @@ Entry* owner_of(const void* old, std::size_t& bytes) noexcept {
   for (Entry* entry = hook.entries.load(std::memory_order_acquire); entry != nullptr;
        entry = entry->next.load(std::memory_order_acquire)) {
     bool ours = false;
-    Pool& pool = entry->client->pool();
-    const Guarded guard(pool.lock);
-    bytes = pool.size_of(address_of(old), ours);
+    bytes = entry->size_of(address_of(old), ours);
     if (ours) return entry;
   }
   return nullptr;
@@ -94,7 +115,7 @@ void* move_out(void* ctx, Entry* from, void* old, std::size_t old_bytes, std::si
   void* const fresh = hook_malloc(ctx, bytes);
   if (fresh == nullptr) return nullptr;
   std::memcpy(fresh, old, std::min(old_bytes, bytes));
-  from->client->free(address_of(old), 0);
+  from->free(address_of(old), nullptr);
   return fresh;
 }
 
@@ -106,8 +127,7 @@ void* hook_realloc(void* ctx, void* old, std::size_t bytes) {
     if (Entry* entry = owner_of(old, old_bytes)) {
       if (bytes > kLargest) return nullptr;
       if (entry != serving_here()) return move_out(ctx, entry, old, old_bytes, bytes);
-      bool foreign = false;
-      return at(entry->client->reallocate(address_of(old), bytes, 0, &foreign));
+      return at(entry->reallocate(address_of(old), bytes));
     }
   }
   return hook.saved.realloc(ctx, old, bytes);  // foreign memory stays so, for we do not know how much to copy
@@ -116,11 +136,6 @@ void* hook_realloc(void* ctx, void* old, std::size_t bytes) {
 void after_fork_in_child() {
   Presence::after_fork_in_child();
   hook.lock.unlock();  // whoever held it does not exist here
-}
-
-bool nothing_alive(Client& client) noexcept {
-  const Guarded guard(client.pool().lock);
-  return client.pool().live_blocks() == 0;
 }
 
 }  // namespace
@@ -132,24 +147,24 @@ bool attach(Handler& handler) noexcept {
   Presence::prepare();
   pthread_atfork(nullptr, nullptr, after_fork_in_child);
   hook.saved = handler.allocator;
-  std::atomic_thread_fence(std::memory_order_seq_cst);
   // One at a time, while other threads may call: each of ours works with each of the old ones, by address.
-  handler.allocator.free = hook_free;
-  handler.allocator.realloc = hook_realloc;
-  handler.allocator.calloc = hook_calloc;
-  handler.allocator.malloc = hook_malloc;
+  Allocator& functions = handler.allocator;
+  __atomic_store_n(&functions.free, &hook_free, __ATOMIC_RELEASE);
+  __atomic_store_n(&functions.realloc, &hook_realloc, __ATOMIC_RELEASE);
+  __atomic_store_n(&functions.calloc, &hook_calloc, __ATOMIC_RELEASE);
+  __atomic_store_n(&functions.malloc, &hook_malloc, __ATOMIC_RELEASE);
   hook.attached = true;
   return true;
 }
 
-Served serve(Client& client, void* owner) {
+Served serve(Client& client, Checked* checked, void* owner) {
   const Guarded guard(hook.lock);
   if (hook.serving.load(std::memory_order_relaxed) != nullptr) return Served::no;
   Entry* entry = hook.entries.load(std::memory_order_relaxed);
-  while (entry != nullptr && entry->client != &client) entry = entry->next.load(std::memory_order_relaxed);
+  while (entry != nullptr && (entry->client != &client || entry->checked != checked)) entry = entry->next.load(std::memory_order_relaxed);
   const bool anew = entry == nullptr;
   if (anew) {
-    entry = new Entry{&client, owner, {hook.entries.load(std::memory_order_relaxed)}, nullptr};
+    entry = new Entry{&client, checked, owner, {hook.entries.load(std::memory_order_relaxed)}, nullptr};
     hook.entries.store(entry, std::memory_order_release);
   }
   hook.serving.store(entry, std::memory_order_release);
@@ -176,7 +191,7 @@ std::vector<void*> reclaim() {
   std::size_t count = 0;
   Atomic<Entry*>* link = &hook.entries;
   while (Entry* entry = link->load(std::memory_order_relaxed)) {
-    if (entry != hook.serving.load(std::memory_order_relaxed) && nothing_alive(*entry->client)) {
+    if (entry != hook.serving.load(std::memory_order_relaxed) && entry->nothing_alive()) {
       link->store(entry->next.load(std::memory_order_relaxed), std::memory_order_release);
       entry->also_unlinked = hook.unlinked;
       hook.unlinked = entry;
@@ -198,8 +213,8 @@ std::vector<void*> reclaim() {
 std::size_t held() noexcept {
   const Guarded guard(hook.lock);
   std::size_t count = 0;
-  for (Entry* e = hook.entries.load(std::memory_order_relaxed); e != nullptr; e = e->next.load(std::memory_order_relaxed))
-    ++count;
+  const Entry* entry = hook.entries.load(std::memory_order_relaxed);
+  for (; entry != nullptr; entry = entry->next.load(std::memory_order_relaxed)) ++count;
   return count;
 }
 

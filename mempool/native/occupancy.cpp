@@ -5,31 +5,29 @@
 namespace mempool {
 
 void BitSet::resize(std::uint32_t size) {
-  size_ = size;
   levels_.clear();
   std::size_t words = size;
   do {
     words = std::max<std::size_t>(1, (words + 63) / 64);
     levels_.emplace_back(words, 0);
   } while (words > 1);
+  ground_ = levels_[0].data();
 }
 
-void BitSet::set(std::uint32_t index) noexcept {
-  for (auto& level : levels_) {
-    std::uint64_t& word = level[index >> 6];
-    const bool was_empty = word == 0;
-    word |= std::uint64_t{1} << (index & 63);
-    if (!was_empty) return;
-    index >>= 6;
+void BitSet::set_above(std::uint32_t word) noexcept {
+  for (std::size_t level = 1; level < levels_.size(); ++level, word >>= 6) {
+    std::uint64_t& summary = levels_[level][word >> 6];
+    const bool known = summary != 0;
+    summary |= std::uint64_t{1} << (word & 63);
+    if (known) return;
   }
 }
 
-void BitSet::clear(std::uint32_t index) noexcept {
-  for (auto& level : levels_) {
-    std::uint64_t& word = level[index >> 6];
-    word &= ~(std::uint64_t{1} << (index & 63));
-    if (word != 0) return;
-    index >>= 6;
+void BitSet::clear_above(std::uint32_t word) noexcept {
+  for (std::size_t level = 1; level < levels_.size(); ++level, word >>= 6) {
+    std::uint64_t& summary = levels_[level][word >> 6];
+    summary &= ~(std::uint64_t{1} << (word & 63));
+    if (summary != 0) return;
   }
 }
 
@@ -75,35 +73,38 @@ std::uint32_t Occupancy::cell_of(Offset start) const noexcept {
   const auto mask = static_cast<std::uint32_t>(index_.size() - 1);
   for (std::uint32_t slot = slot_of(start);; slot = (slot + 1) & mask) {
     const std::uint32_t cell = index_[slot];
-    if (cell == BitSet::kNone || starts_[cell] == start) return cell;
+    if (cell == BitSet::kNone || cells_[cell].start == start) return cell;
   }
 }
 
 std::uint32_t Occupancy::cells_before(Offset end) const noexcept {
-  return static_cast<std::uint32_t>(std::lower_bound(starts_.begin(), starts_.end(), end) - starts_.begin());
+  const auto first = std::lower_bound(cells_.begin(), cells_.end(), end,
+                                      [](const Cell& cell, Offset offset) { return cell.start < offset; });
+  return static_cast<std::uint32_t>(first - cells_.begin());
 }
 
-void Occupancy::set_cells(std::vector<Offset> starts) {
+void Occupancy::set_cells(const std::vector<Offset>& starts) {
   // Everything is made before anything is changed: running out of host memory here leaves the guard whole.
-  std::vector<Range> ranges(starts.size());
+  std::vector<Cell> cells;
+  cells.reserve(starts.size());
+  for (const Offset start : starts) cells.push_back({start, 0});
   unsigned bits = 1;
   while ((std::size_t{1} << bits) < starts.size() * 2) ++bits;
   std::vector<std::uint32_t> index(std::size_t{1} << bits, BitSet::kNone);
   BitSet live;
   live.resize(static_cast<std::uint32_t>(starts.size()));
-  std::map<Offset, Range> everything = strangers_;
-  for (std::size_t cell = 0; cell < starts_.size(); ++cell) {
-    if (ranges_[cell].end != 0) everything.emplace(starts_[cell], ranges_[cell]);
+  std::map<Offset, Offset> everything = strangers_;
+  for (const Cell& cell : cells_) {
+    if (cell.end != 0) everything.emplace(cell.start, cell.end);
   }
 
-  starts_ = std::move(starts);
-  ranges_ = std::move(ranges);
+  cells_ = std::move(cells);
   index_ = std::move(index);
   live_ = std::move(live);
   shift_ = 64 - bits;
   const auto mask = static_cast<std::uint32_t>(index_.size() - 1);
-  for (std::uint32_t cell = 0; cell < starts_.size(); ++cell) {
-    std::uint32_t slot = slot_of(starts_[cell]);
+  for (std::uint32_t cell = 0; cell < cells_.size(); ++cell) {
+    std::uint32_t slot = slot_of(cells_[cell].start);
     while (index_[slot] != BitSet::kNone) slot = (slot + 1) & mask;
     index_[slot] = cell;
   }
@@ -113,104 +114,104 @@ void Occupancy::set_cells(std::vector<Offset> starts) {
       ++it;
       continue;
     }
-    ranges_[cell] = it->second;
+    cells_[cell].end = it->second;
     live_.set(cell);
     it = everything.erase(it);
   }
   strangers_ = std::move(everything);
 }
 
-void Occupancy::take(Offset begin, Offset end, std::size_t requested) {
+void Occupancy::take(Offset begin, Offset end) {
   const std::uint32_t cell = cell_of(begin);
   if (cell != BitSet::kNone) {
-    take_cell(cell, end, requested);
+    take_cell(cell, end);
     return;
   }
-  strangers_.emplace(begin, Range{end, requested});
+  strangers_.emplace(begin, end);
   ++alive_;
 }
 
-Occupancy::Range Occupancy::release(Offset begin) noexcept {
+Offset Occupancy::release(Offset begin) noexcept {
   const std::uint32_t cell = cell_of(begin);
-  Range range;
+  Offset end = 0;
   if (cell != BitSet::kNone) {
-    range = ranges_[cell];
-    if (range.end == 0) return range;
-    ranges_[cell].end = 0;
+    end = cells_[cell].end;
+    if (end == 0) return 0;
+    cells_[cell].end = 0;
     live_.clear(cell);
   } else {
     const auto found = strangers_.find(begin);
-    if (found == strangers_.end()) return range;
-    range = found->second;
+    if (found == strangers_.end()) return 0;
+    end = found->second;
     strangers_.erase(found);
   }
   --alive_;
-  return range;
+  return end;
 }
 
-std::size_t Occupancy::requested_at(Offset begin) const noexcept {
+Offset Occupancy::end_at(Offset begin) const noexcept {
   const std::uint32_t cell = cell_of(begin);
-  if (cell != BitSet::kNone) return ranges_[cell].end != 0 ? ranges_[cell].requested : 0;
+  if (cell != BitSet::kNone) return cells_[cell].end;
   const auto found = strangers_.find(begin);
-  return found != strangers_.end() ? found->second.requested : 0;
+  return found != strangers_.end() ? found->second : 0;
 }
 
 bool Occupancy::strangers_free(Offset begin, Offset end) const noexcept {
   auto after = strangers_.lower_bound(end);
-  return after == strangers_.begin() || (--after)->second.end <= begin;
+  return after == strangers_.begin() || (--after)->second <= begin;
 }
 
 std::vector<std::pair<Offset, Offset>> Occupancy::live_ranges() const {
   std::vector<std::pair<Offset, Offset>> ranges;
   ranges.reserve(alive_);
-  auto stranger = strangers_.begin();
-  const auto next_cell = [&](std::uint32_t from) {
-    return starts_.empty() || from >= starts_.size() ? BitSet::kNone : live_.first_from(from);
-  };
-  for (std::uint32_t cell = next_cell(0); cell != BitSet::kNone || stranger != strangers_.end();) {
-    if (cell != BitSet::kNone && (stranger == strangers_.end() || starts_[cell] < stranger->first)) {
-      ranges.emplace_back(starts_[cell], ranges_[cell].end);
-      cell = next_cell(cell + 1);
-    } else {
-      ranges.emplace_back(stranger->first, stranger->second.end);
-      ++stranger;
-    }
-  }
+  walk(0, [&](Offset begin, Offset end) {
+    ranges.emplace_back(begin, end);
+    return true;
+  });
   return ranges;
 }
 
-Offset Occupancy::find_hole(std::size_t bytes, std::size_t alignment, Offset limit) const {
+Offset Occupancy::find_hole(std::size_t bytes, std::size_t alignment, Offset limit) {
   Offset best = limit;
   Offset best_size = ~Offset{0};
-  Offset edge = 0;
   const auto consider = [&](Offset begin, Offset end) {
     const Offset aligned = (begin + alignment - 1) / alignment * alignment;
     if (aligned > end || end - aligned < bytes || end - aligned >= best_size) return;
     best = aligned;
     best_size = end - aligned;
   };
-  const auto ranges = MEMPOOL_GUARDED("hole") ? live_ranges() : decltype(live_ranges()){};
-  for (const auto& [begin, end] : ranges) {
-    if (begin >= limit) break;
-    if (begin > edge) consider(edge, begin);
-    edge = end;
+  if (!MEMPOOL_GUARDED("hole")) {
+    consider(0, limit);
+    return best;
   }
-  if (edge < limit) consider(edge, limit);
+  if (end_of_last() < limit) consider(end_of_last(), limit);
+  // Where much is alive, each search goes on where the last one stopped: no search is long.
+  const bool all = alive_ <= kHolesLookedAt;
+  const Offset from = all ? 0 : hole_cursor_;
+  Offset edge = from;
+  bool edge_known = is_free(from, from + 1, cells_before(from + 1));  // something may live there since
+  std::size_t looked = 0;
+  walk(from, [&](Offset begin, Offset end) {
+    if (edge_known && begin > edge && edge < limit) consider(edge, std::min(begin, limit));
+    edge = end;
+    edge_known = true;
+    return begin < limit && (all || ++looked < kHolesLookedAt);
+  });
+  hole_cursor_ = looked == kHolesLookedAt ? edge : 0;
   return best;
 }
 
 Offset Occupancy::end_of_last() const noexcept {
-  Offset end = strangers_.empty() ? 0 : strangers_.rbegin()->second.end;
-  if (!starts_.empty()) {
-    const std::uint32_t last = live_.last_up_to(static_cast<std::uint32_t>(starts_.size() - 1));
-    if (last != BitSet::kNone) end = std::max(end, ranges_[last].end);
+  Offset end = strangers_.empty() ? 0 : strangers_.rbegin()->second;
+  if (!cells_.empty()) {
+    const std::uint32_t last = live_.last_up_to(static_cast<std::uint32_t>(cells_.size() - 1));
+    if (last != BitSet::kNone) end = std::max(end, cells_[last].end);
   }
   return end;
 }
 
 std::size_t Occupancy::table_bytes() const noexcept {
-  return starts_.capacity() * sizeof(Offset) + ranges_.capacity() * sizeof(Range) +
-         index_.capacity() * sizeof(std::uint32_t) + starts_.size() / 7;
+  return cells_.capacity() * sizeof(Cell) + index_.capacity() * sizeof(std::uint32_t) + cells_.size() / 7;
 }
 
 }  // namespace mempool

@@ -23,13 +23,23 @@ class BitSet {
  public:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
-  void resize(std::uint32_t size);
-  void set(std::uint32_t index) noexcept;
-  void clear(std::uint32_t index) noexcept;
-  bool test(std::uint32_t index) const noexcept { return levels_[0][index >> 6] >> (index & 63) & 1; }
+  BitSet() { resize(0); }
+  BitSet(BitSet&&) = default;
+  BitSet& operator=(BitSet&&) = default;
+  void resize(std::uint32_t size);  // to the empty set
+  void set(std::uint32_t index) noexcept {
+    std::uint64_t& word = ground_[index >> 6];
+    if (word == 0) set_above(index >> 6);
+    word |= std::uint64_t{1} << (index & 63);
+  }
+  void clear(std::uint32_t index) noexcept {
+    std::uint64_t& word = ground_[index >> 6];
+    word &= ~(std::uint64_t{1} << (index & 63));
+    if (word == 0) clear_above(index >> 6);
+  }
   // The largest member <= index, or kNone.
   std::uint32_t last_up_to(std::uint32_t index) const noexcept {
-    const std::uint64_t word = levels_[0][index >> 6] & (~std::uint64_t{0} >> (63 - (index & 63)));
+    const std::uint64_t word = ground_[index >> 6] & (~std::uint64_t{0} >> (63 - (index & 63)));
     if (word != 0) return (index & ~63u) + 63 - static_cast<std::uint32_t>(__builtin_clzll(word));
     return search_up_to(index);
   }
@@ -39,19 +49,17 @@ class BitSet {
  private:
   std::uint32_t search_up_to(std::uint32_t index) const noexcept;
 
-  std::uint32_t size_ = 0;
-  std::vector<std::vector<std::uint64_t>> levels_{{0}};  // bit i of level l+1: word i of level l is not zero
+  void set_above(std::uint32_t word) noexcept;
+  void clear_above(std::uint32_t word) noexcept;
+
+  std::vector<std::vector<std::uint64_t>> levels_;  // bit i of level l+1: word i of level l is not zero
+  std::uint64_t* ground_ = nullptr;                 // level 0
 };
 
 class Occupancy {
  public:
-  struct Range {
-    Offset end = 0;           // 0: nothing lives here
-    std::size_t requested = 0;
-  };
-
   // Makes the sorted, distinct `starts` the cells. Ranges alive stay alive. O(cells + live).
-  void set_cells(std::vector<Offset> starts);
+  void set_cells(const std::vector<Offset>& starts);
   std::uint32_t cell_of(Offset start) const noexcept;        // BitSet::kNone if it is none
   std::uint32_t cells_before(Offset end) const noexcept;     // number of cells that start below `end`
 
@@ -59,24 +67,25 @@ class Occupancy {
   bool is_free(Offset begin, Offset end, std::uint32_t cells_before_end) const noexcept {
     if (MEMPOOL_GUARDED("cells") && cells_before_end != 0) {
       const std::uint32_t last = live_.last_up_to(cells_before_end - 1);
-      if (last != BitSet::kNone && ranges_[last].end > begin) return false;
+      if (last != BitSet::kNone && cells_[last].end > begin) return false;
     }
     return strangers_.empty() || !MEMPOOL_GUARDED("strangers") || strangers_free(begin, end);
   }
-  void take_cell(std::uint32_t cell, Offset end, std::size_t requested) noexcept {
-    ranges_[cell] = {end, requested};
+  void take_cell(std::uint32_t cell, Offset end) noexcept {
+    cells_[cell].end = end;
     live_.set(cell);
     ++alive_;
   }
-  void take(Offset begin, Offset end, std::size_t requested);
-  // The range that starts at `begin` is over; its description, or {0, 0} if nothing lives there.
-  Range release(Offset begin) noexcept;
-
-  // The requested size of what lives at `begin`; 0 if nothing does.
-  std::size_t requested_at(Offset begin) const noexcept;
+  void take(Offset begin, Offset end);
+  // The range that starts at `begin` is over; where it ended, or 0 if nothing lives there.
+  Offset release(Offset begin) noexcept;
+  // The end of what lives at `begin`; 0 if nothing does.
+  Offset end_at(Offset begin) const noexcept;
 
   // The start of the smallest free range of at least `bytes` below `limit`, at a multiple of `alignment`; `limit` if none.
-  Offset find_hole(std::size_t bytes, std::size_t alignment, Offset limit) const;
+  // Where more than kHolesLookedAt ranges are alive, the smallest of the next so many, and of what lies behind the last.
+  Offset find_hole(std::size_t bytes, std::size_t alignment, Offset limit);
+  static constexpr std::size_t kHolesLookedAt = 256;
   std::size_t alive() const noexcept { return alive_; }
   std::size_t strangers() const noexcept { return strangers_.size(); }
   Offset end_of_last() const noexcept;  // the arena may shrink down to this
@@ -84,16 +93,45 @@ class Occupancy {
   std::vector<std::pair<Offset, Offset>> live_ranges() const;
 
  private:
+  struct Cell {
+    Offset start = 0;
+    Offset end = 0;  // of what lives here; 0: nothing does
+  };
+
+  // Calls visit(begin, end) for live ranges that start at `from` or later, in order, until it returns false.
+  template <class Visit>
+  void walk(Offset from, Visit&& visit) const;
   bool strangers_free(Offset begin, Offset end) const noexcept;
   std::uint32_t slot_of(Offset start) const noexcept;
 
-  std::vector<Offset> starts_;           // of the cells, sorted
-  std::vector<Range> ranges_;            // what lives at each cell
+  std::vector<Cell> cells_;              // sorted by start
   std::vector<std::uint32_t> index_;     // open-addressing hash: start -> cell
   unsigned shift_ = 63;
   BitSet live_;
-  std::map<Offset, Range> strangers_;
+  std::map<Offset, Offset> strangers_;   // begin -> end
   std::size_t alive_ = 0;
+  Offset hole_cursor_ = 0;               // where the next search for a hole begins
 };
+
+template <class Visit>
+void Occupancy::walk(Offset from, Visit&& visit) const {
+  auto stranger = strangers_.lower_bound(from);
+  const auto next_cell = [&](std::uint32_t cell) {
+    return cell >= cells_.size() ? BitSet::kNone : live_.first_from(cell);
+  };
+  for (std::uint32_t cell = next_cell(cells_before(from)); cell != BitSet::kNone || stranger != strangers_.end();) {
+    Offset begin = 0, end = 0;
+    if (cell != BitSet::kNone && (stranger == strangers_.end() || cells_[cell].start < stranger->first)) {
+      begin = cells_[cell].start;
+      end = cells_[cell].end;
+      cell = next_cell(cell + 1);
+    } else {
+      begin = stranger->first;
+      end = stranger->second;
+      ++stranger;
+    }
+    if (!visit(begin, end)) return;
+  }
+}
 
 }  // namespace mempool

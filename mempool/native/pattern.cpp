@@ -21,12 +21,13 @@ bool Pattern::same_sizes(const Pattern& other) const noexcept {
 
 void Table::build_index(bool cyclic) {
   const std::uint32_t count = length();
-  prefixes.resize(count);
+  prefixes.resize(count + std::size_t{1});
   std::uint64_t hash = 0;
   for (std::uint32_t i = 0; i < count; ++i) {
     prefixes[i] = hash;
     hash = mix(hash, sizes[i]);
   }
+  prefixes[count] = hash;
   std::size_t capacity = 16;
   while (capacity < count * std::size_t{2}) capacity *= 2;
   places_.assign(capacity, Place{});

@@ -23,9 +23,9 @@ struct Slot {
 struct Table {
   std::uint32_t sequence = 0;           // the sequence that was recorded; a loaded pattern counts threads from 0
   Stream stream = 0;
-  std::vector<std::uint64_t> sizes;     // bytes requested, by position
+  std::vector<std::uint64_t> sizes;     // bytes requested, by position; at least one
   std::vector<Slot> slots;              // [position * unroll + iteration % unroll]
-  std::vector<std::uint64_t> prefixes;  // hash of all sizes before each position
+  std::vector<std::uint64_t> prefixes;  // hash of all sizes before each position, and of all
   std::vector<std::uint32_t> marks;     // warm-up: the position at each mark
   std::uint64_t phase = 0;              // the count of the sequence's allocations at which position 0 was last due
 

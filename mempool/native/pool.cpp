@@ -103,8 +103,7 @@ void Pool::rebuild_cells() {
   }
   std::sort(starts.begin(), starts.end());
   starts.erase(std::unique(starts.begin(), starts.end()), starts.end());
-  starts.shrink_to_fit();
-  occupancy_.set_cells(std::move(starts));
+  occupancy_.set_cells(starts);
   for (const Client* client : clients_) {
     for (Pattern* pattern : client->patterns()) {
       for (Table& table : pattern->tables) {
@@ -127,7 +126,6 @@ Pool::Given Pool::allocate_small(std::size_t bytes, Stream stream) noexcept {
       address = small_.allocate(bytes, stream);
     }
     if (address == 0) return {};
-    ++live_blocks_;
     return {address, small_.rounded(bytes), false};
   } catch (...) {
     return {};
@@ -148,7 +146,7 @@ Pool::Given Pool::from_hole(std::size_t bytes, Stream stream) {
   const Offset end = begin + std::max<std::size_t>(bytes, 1);
   const bool free = occupancy_.is_free(begin, end, occupancy_.cells_before(end)) || !MEMPOOL_GUARDED("hole");
   if (end > arena_bytes_ || !free) return {};
-  occupancy_.take(begin, end, bytes);
+  occupancy_.take(begin, end);
   return {arena_base_ + begin, round_up(bytes), false};
 }
 
@@ -173,7 +171,6 @@ Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool in_ste
     if (given.address == 0 && !in_step) given = from_hole(bytes, stream);
     if (given.address == 0) given = from_segments(bytes, stream, Segments::Effort::normal);
     if (given.address == 0) given = last_resort(bytes, stream);
-    if (given.address != 0) ++live_blocks_;
     return given;
   } catch (...) {
     return {};
@@ -182,17 +179,13 @@ Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool in_ste
 
 Pool::Freed Pool::free(Address address, Stream stream) noexcept {
   if (arena_holds(address)) {
-    const Occupancy::Range range = occupancy_.release(address - arena_base_);
-    if (range.end == 0) return {Freed::dead, 0, 0};
-    --live_blocks_;
-    if (stream != arena_stream_) source_.order(stream, arena_stream_);
-    return {Freed::arena, range.requested, round_up(range.requested)};
+    const std::size_t requested = free_in_arena(address, stream);
+    return {requested != 0 ? Freed::arena : Freed::dead, requested, round_up(requested)};
   }
   if (Block* block = segments_.find(address)) {
     const Freed freed{Freed::segment, block->requested, block->size};
     const Stream owner = block->stream;
     if (!segments_.free(block, stream)) source_.order(stream, owner);
-    --live_blocks_;
     return freed;
   }
   const SmallBlocks::Freed freed = small_.free(address);
@@ -200,7 +193,6 @@ Pool::Freed Pool::free(Address address, Stream stream) noexcept {
     const bool dead = small_.owns(address) || segments_.owns(address);
     return {dead ? Freed::dead : Freed::foreign, 0, 0};
   }
-  --live_blocks_;
   if (stream != freed.stream) source_.order(stream, freed.stream);
   return {Freed::small, freed.requested, freed.rounded};
 }
@@ -208,9 +200,10 @@ Pool::Freed Pool::free(Address address, Stream stream) noexcept {
 std::size_t Pool::size_of(Address address, bool& ours) const noexcept {
   ours = true;
   if (arena_holds(address)) {
-    const std::size_t requested = occupancy_.requested_at(address - arena_base_);
-    ours = requested != 0;
-    return requested;
+    const Offset begin = address - arena_base_;
+    const Offset end = occupancy_.end_at(begin);
+    ours = end != 0;
+    return ours ? end - begin : 0;
   }
   if (const Block* block = segments_.find(address)) return block->requested;
   const std::size_t requested = small_.size_of(address);

@@ -51,8 +51,7 @@ class Pool {
     const Offset end = slot.offset + bytes;
     if (end > arena_bytes_ && MEMPOOL_GUARDED("arena_end")) return 0;
     if (!occupancy_.is_free(slot.offset, end, slot.cells_before_end)) return 0;
-    occupancy_.take_cell(slot.cell, end, bytes);
-    ++live_blocks_;
+    occupancy_.take_cell(slot.cell, end);
     return arena_base_ + slot.offset;
   }
   Stream arena_stream() const noexcept { return arena_stream_; }
@@ -79,6 +78,15 @@ class Pool {
     std::size_t rounded = 0;
   };
   Freed free(Address address, Stream stream) noexcept;
+  // The straight way for what lives in the arena: its requested size; 0: nothing lives there.
+  std::size_t free_in_arena(Address address, Stream stream) noexcept {
+    if (!arena_holds(address)) return 0;
+    const Offset begin = address - arena_base_;
+    const Offset end = occupancy_.release(begin);
+    if (end == 0) return 0;
+    if (stream != arena_stream_) source_.order(stream, arena_stream_);
+    return end - begin;
+  }
   // The requested size of a live buffer; `ours` false if no such buffer.
   std::size_t size_of(Address address, bool& ours) const noexcept;
 
@@ -89,7 +97,7 @@ class Pool {
 
   std::size_t round_up(std::size_t bytes) const noexcept {
     const std::size_t unit = source_.traits().alignment;
-    return (bytes + unit - 1) / unit * unit;
+    return (bytes + unit - 1) & ~(unit - 1);  // a power of two
   }
   void adopt(Client* client);
   void part(Client* client) noexcept;
@@ -100,7 +108,7 @@ class Pool {
   Segments& segments() noexcept { return segments_; }
   Occupancy& occupancy() noexcept { return occupancy_; }
   ArenaStats arena_stats() const noexcept;
-  std::size_t live_blocks() const noexcept { return live_blocks_; }
+  std::size_t live_blocks() const noexcept { return occupancy_.alive() + segments_.blocks() + small_.blocks(); }
   void set_forked() noexcept { forked_ = true; }
   bool forked() const noexcept { return forked_; }
 
@@ -122,7 +130,6 @@ class Pool {
   std::size_t arena_space_ = 0;     // reserved address space
   Stream arena_stream_ = 0;
   std::uint64_t arena_refused_ = 0;
-  std::size_t live_blocks_ = 0;
   bool forked_ = false;             // a forked child gets no planned addresses
   std::vector<Client*> clients_;
 };

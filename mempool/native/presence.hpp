@@ -28,11 +28,11 @@ class Presence {
    public:
     Here() noexcept : slot_(mine()) {
       if (slot_ == nullptr) return;
-      slot_->depth.store(slot_->depth.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
       if (waiter_pays()) {
+        slot_->depth.store(slot_->depth.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
         std::atomic_signal_fence(std::memory_order_seq_cst);
       } else {
-        std::atomic_thread_fence(std::memory_order_seq_cst);
+        slot_->depth.fetch_add(1, std::memory_order_acq_rel);
       }
     }
     ~Here() {
@@ -49,10 +49,11 @@ class Presence {
   // True: everybody who was here when this was called has left. False: not within about ten milliseconds.
   static bool everybody_left() noexcept {
     if (uncounted().load(std::memory_order_relaxed)) return false;
-    std::atomic_thread_fence(std::memory_order_seq_cst);
     if (waiter_pays() && syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0) return false;
     for (Slot* slot = slots().load(std::memory_order_acquire); slot != nullptr; slot = slot->next) {
-      for (int tries = 0; slot->depth.load(std::memory_order_acquire) != 0; ++tries) {
+      // Adding nothing puts this look before or after the reader's arrival, and never beside it: who arrives after it
+      // sees what was unlinked before it.
+      for (int tries = 0; slot->depth.fetch_add(0, std::memory_order_acq_rel) != 0; ++tries) {
         if (tries == 100) return false;
         const timespec pause{0, 100000};
         nanosleep(&pause, nullptr);

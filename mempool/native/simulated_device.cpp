@@ -1,6 +1,7 @@
 #include "simulated_device.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 namespace mempool {
 
@@ -55,10 +56,11 @@ bool SimulatedDevice::commit(Address address, std::size_t bytes) noexcept {
   if (options_.page == 0) return true;
   const std::size_t first = (address - found->first) / options_.page;
   const std::size_t last = (address + bytes - found->first + options_.page - 1) / options_.page;
-  std::size_t fresh = 0;
-  for (std::size_t page = first; page < last; ++page) fresh += found->second.pages.count(page) == 0;
+  std::set<std::size_t>& pages = found->second.pages;
+  const auto there = std::distance(pages.lower_bound(first), pages.lower_bound(last));
+  const std::size_t fresh = last - first - static_cast<std::size_t>(there);
   if (refuse(fresh * options_.page)) return false;
-  for (std::size_t page = first; page < last; ++page) found->second.pages.insert(page);
+  for (std::size_t page = first; page < last; ++page) pages.insert(page);
   add(fresh * options_.page);
   return true;
 }

@@ -103,6 +103,7 @@ Address SmallBlocks::allocate(std::size_t bytes, Stream stream) {
   while (page.free[word] == 0) ++word;
   const unsigned block = word * 64 + static_cast<unsigned>(__builtin_ctzll(page.free[word]));
   page.free[word] &= page.free[word] - 1;
+  ++live_;
   page.requested[block] = static_cast<std::uint16_t>(bytes);
   if (++page.used == page.blocks) {  // full: leave the list
     page.listed = false;
@@ -128,6 +129,7 @@ SmallBlocks::Freed SmallBlocks::free(Address address) noexcept {
   if (page == nullptr) return {};
   page->free[block / 64] |= std::uint64_t{1} << (block % 64);
   --page->used;
+  --live_;
   if (!page->listed) {
     Page*& room = stocks_.find(page->stream)->second.room[page->size_class];
     page->next = room;

@@ -38,6 +38,7 @@ class SmallBlocks {
   Freed free(Address address) noexcept;
   bool owns(Address address) const noexcept { return region_of(address) != nullptr; }
   std::size_t rounded(std::size_t bytes) const noexcept { return (class_of(bytes) + 1) * unit_; }
+  std::size_t blocks() const noexcept { return live_; }  // live ones
   std::size_t largest() const noexcept { return largest_; }
   // The requested size of a live block; 0 if nothing lives there.
   std::size_t size_of(Address address) const noexcept;
@@ -82,6 +83,7 @@ class SmallBlocks {
   std::size_t first_spare_ = 0;  // regions before this one have no page to spare
   AddressMap<Region> regions_by_base_;
   std::map<Stream, Stock> stocks_;
+  std::size_t live_ = 0;
   Stock* last_stock_ = nullptr;
   Stream last_stream_ = 0;
 };

@@ -46,7 +46,7 @@ struct ClientStats {
   Gauge blocks;     // allocations
   Gauge small;      // allocations below the threshold, counted in `blocks` too
   std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> outcomes{};
-  std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> steady{};  // since the plan took effect
+  std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> steady{};  // since the plan took effect; filled in when asked for
   std::uint64_t foreign_frees = 0;  // of addresses that are not ours; refused
   std::uint64_t double_frees = 0;   // of ours where nothing lives; refused
   std::uint64_t out_of_memory = 0;

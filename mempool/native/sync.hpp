@@ -22,6 +22,14 @@ class Lock {
  public:
   void lock() noexcept {
     if (!MEMPOOL_GUARDED("lock") || !held_.exchange(true, std::memory_order_acquire)) return;
+    contend();
+  }
+  void unlock() noexcept { held_.store(false, std::memory_order_release); }
+
+ private:
+  static constexpr unsigned kMostPauses = 1024;
+
+  [[gnu::noinline, gnu::cold]] void contend() noexcept {
     unsigned pauses = 4;
     for (unsigned round = 0;; ++round) {
       wait(round, pauses);
@@ -29,11 +37,6 @@ class Lock {
       if (!held_.load(std::memory_order_relaxed) && !held_.exchange(true, std::memory_order_acquire)) return;
     }
   }
-  void unlock() noexcept { held_.store(false, std::memory_order_release); }
-
- private:
-  static constexpr unsigned kMostPauses = 1024;
-
   static void wait(unsigned round, unsigned pauses) noexcept {
     for (unsigned i = 0; i < pauses; ++i) {
 #if defined(__x86_64__) || defined(__i386__)

@@ -351,15 +351,17 @@ class TestManyTimes:
                     errors.append(me)
                 del arrays[:-8]
 
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(4)]
         for thread in threads:
             thread.start()
-        for _ in range(150):
-            with serving():
-                np.ones(1000).sum()
-        stop.set()
-        for thread in threads:
-            thread.join()
+        try:
+            for _ in range(150):
+                with serving():
+                    np.ones(1000).sum()
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
         assert errors == []
         assert held() == 0
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mempool import _core
 
 LIMIT = 1 << 13
-#: Most starts are multiples of 64, as in a plan; a few are not, and some lie dense enough to fill bitmap words.
+#: Most starts are multiples of 64, as in a plan; a few are not.
 starts = st.one_of(st.integers(0, LIMIT // 64 - 1).map(lambda n: n * 64), st.integers(0, LIMIT - 1))
 lengths = st.one_of(st.integers(1, 300), st.integers(1, LIMIT))
 
@@ -45,7 +45,7 @@ class Guard(RuleBasedStateMachine):
         expected = self.free(begin, end)
         assert self.guard.is_free(begin, end) == expected
         if expected:
-            self.guard.take(begin, end, end - begin)
+            self.guard.take(begin, end)
             self.live[begin] = end
 
     @rule(cells=st.sets(starts, max_size=200), keep=st.booleans())

@@ -417,3 +417,51 @@ def test_a_background_planner_plans_by_itself() -> None:
             iteration(run_on)
             run_on += 1
         assert pool.state == "replaying"
+
+
+def test_a_loop_that_trims_each_time_keeps_its_arena_and_one_that_rests_gives_it_back(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    iteration = programs.layers
+    for _ in range(10):
+        pool.step()
+        iteration(memory)
+        pool.plan_now()
+        pool.trim()
+    assert pool.report().to_dict()["arena_bytes"] > 0
+    assert pool.report().to_dict()["misses"] == 0
+    pool.trim()
+    assert pool.report().to_dict()["arena_bytes"] == 0
+    run(pool, lambda _: iteration(memory), 2, marks=True)
+    report = pool.report().to_dict()
+    assert report["state"] == "replaying"
+    assert report["misses"] == 0
+
+
+def test_release_forces_the_arena_out_unless_something_in_it_is_alive(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    run(pool, programs.replaced(memory), 10, marks=True)
+    assert pool.release() is False
+    memory.free_all()
+    assert pool.release() is True
+    assert pool.device.counts().committed == 0
+
+
+def test_what_misses_is_explained_with_sizes_and_a_remedy(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    run(pool, lambda _: programs.layers(memory), 10, marks=True)
+    memory.free(memory.allocate(12_345))
+    text = pool.explain()
+    assert "got 12,345 B" in text
+    assert "exhausted: more allocations than the recorded iteration" in text
+
+
+def test_news_of_divergences_are_told_once(pool: Pool) -> None:
+    from mempool.explain import News
+
+    memory = programs.Watched(pool)
+    news = News(pool.client)
+    run(pool, lambda _: programs.layers(memory), 10, marks=True)
+    assert news() == []
+    memory.free(memory.allocate(12_345))
+    assert any("12,345" in line for line in news())
+    assert news() == []

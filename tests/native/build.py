@@ -1,7 +1,8 @@
-"""Builds the native test programs from the core's sources, without Python in them; objects are kept by content."""
+"""Builds the native test programs from the core's sources, without Python; objects are kept by content."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -32,6 +33,7 @@ def flags(sanitizer: str, mutations: bool) -> list[str]:
     return [*common, *optimisation, *SANITIZERS[sanitizer], *extra]
 
 
+@functools.cache
 def has_sanitizer(sanitizer: str) -> bool:
     """Whether the compiler links, and the machine runs, a program with it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -39,7 +41,10 @@ def has_sanitizer(sanitizer: str) -> bool:
         source.write_text("int main() { return 0; }\n")
         build = [compiler(), *SANITIZERS[sanitizer], str(source), "-o", str(program)]
         done = subprocess.run(build, capture_output=True, check=False)
-        return done.returncode == 0 and subprocess.run([program], capture_output=True, check=False).returncode == 0
+        return (
+            done.returncode == 0
+            and subprocess.run([program], capture_output=True, check=False).returncode == 0
+        )
 
 
 def build(program: str, folder: Path, *, sanitizer: str = "none", mutations: bool = False) -> Path:
@@ -49,14 +54,14 @@ def build(program: str, folder: Path, *, sanitizer: str = "none", mutations: boo
         RuntimeError: with the compiler's output.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    sources = [
-        p for p in sorted(CORE.glob("*.cpp")) if not p.name.startswith(("bind_", "module", "numpy_"))
-    ]
+    sources = [p for p in sorted(CORE.glob("*.cpp")) if not p.name.startswith(("bind_", "module", "numpy_"))]
     headers = b"".join(p.read_bytes() for p in sorted([*CORE.glob("*.h*"), *HERE.glob("*.h*")]))
     options = flags(sanitizer, mutations)
 
     def compiled(source: Path) -> Path:
-        key = hashlib.sha256(repr((compiler(), options)).encode() + headers + source.read_bytes()).hexdigest()[:20]
+        key = hashlib.sha256(
+            repr((compiler(), options)).encode() + headers + source.read_bytes()
+        ).hexdigest()[:20]
         target = folder / f"{source.stem}-{key}.o"
         if not target.exists():
             _run([compiler(), *options, "-c", str(source), "-o", f"{target}.part"])

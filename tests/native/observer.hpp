@@ -49,6 +49,7 @@ class WatchedDevice final : public mempool::Device {
   void decommit(Address address, std::size_t bytes) noexcept override {
     if (!blind_) {
       const std::lock_guard guard(mutex_);
+      check_unused(address, bytes);
       for (std::size_t page = address / page_; page < (address + bytes) / page_; ++page) {
         if (pages_.erase(page) == 0) fail("a page is decommitted that was not committed", address, bytes);
       }
@@ -60,6 +61,7 @@ class WatchedDevice final : public mempool::Device {
       const std::lock_guard guard(mutex_);
       const auto found = reservations_.find(address);
       if (found == reservations_.end() || found->second != bytes) fail("a foreign reservation is released", address, bytes);
+      check_unused(address, bytes);
       reservations_.erase(found);
       if (page_ != 0) pages_.erase(pages_.lower_bound(address / page_), pages_.lower_bound((address + bytes) / page_));
     }
@@ -131,6 +133,11 @@ class WatchedDevice final : public mempool::Device {
     std::uint64_t time;
   };
 
+  void check_unused(Address address, std::size_t bytes) const {
+    for (auto use = uses_.lower_bound(address); use != uses_.end() && use->first < address + bytes; ++use) {
+      if (use->second.time > synchronized_) fail("memory in use is given back", use->first, use->second.end - use->first);
+    }
+  }
   bool holds(Address address, std::size_t bytes) const {
     const auto after = reservations_.upper_bound(address);
     if (after == reservations_.begin() || std::prev(after)->first + std::prev(after)->second < address + bytes) return false;

@@ -238,7 +238,7 @@ void meddle(Setting& s, Random random) {
       case 12: client.stats(); client.state(); client.divergences(); client.reset_peaks(); break;
       case 13: if (s.simulated != nullptr) s.simulated->fail_after(chance(random, 20) ? below(random, 50) : ~0ull); break;
       case 14: client.check_again_after(below(random, 100)); client.wake(); break;
-      default: break;
+      default: client.give_back(chance(random, 30)); break;
     }
     std::this_thread::sleep_for(std::chrono::microseconds(below(random, 500)));
   }

@@ -176,6 +176,30 @@ def test_nothing_recurs_in_a_program_that_never_repeats() -> None:
     assert find_patterns(Trace.of([], [], [])) == []
 
 
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 2), st.sampled_from([600, 5000, 90_000])), max_size=5),
+        min_size=2,
+        max_size=9,
+    ),
+    st.booleans(),
+)
+def test_threads_that_come_and_go_never_break_the_search(
+    iterations: list[list[tuple[int, int]]], marks: bool
+) -> None:
+    """Whichever thread is the heaviest, in all iterations or in the last one."""
+    r = Recorder()
+    for iteration in iterations:
+        if marks:
+            r.mark()
+        for buffer in [r.alloc(size, thread) for thread, size in iteration]:
+            r.free(buffer)
+    r.mark()
+    for pattern in find_patterns(r.trace()):
+        assert len(pattern.sequence) == len(pattern.buffers)
+        assert pattern.iterations >= 2
+
+
 @given(seed=st.integers(0, 10**6), last=st.integers(0, 400), accident=st.integers(0, 5))
 def test_iterations_are_found_whatever_a_finished_program_did_at_last(
     seed: int, last: int, accident: int

@@ -1,0 +1,99 @@
+// A client under suspicion: redzones around every buffer, poison in the freed ones, and who did what, where.
+//
+//   what the client gives:  | 64 bytes of redzone | the buffer | redzone to the next multiple of 64, and 64 more |
+//
+// A freed buffer is filled with poison and kept in quarantine, the oldest making room, before the client has it back.
+// Redzones are looked at when a buffer is freed, poison when it leaves the quarantine, and both by verify(). What is
+// found is collected and told to a listener; the program goes on. Host memory only.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "client.hpp"
+
+namespace mempool {
+
+// Where in the program a thing was done: a number that a front end gives and can explain; 0: not known.
+using Site = std::uint32_t;
+
+struct Fault {
+  enum Kind : std::uint8_t { past_end, before_begin, after_free, double_free, inside } kind;
+  Address address;        // the buffer's
+  std::size_t bytes;      // its size
+  std::ptrdiff_t offset;  // from its address: the first byte that was written, or what was freed
+  Site allocated, freed;  // freed: 0 while it lives
+  Site noticed;           // where it came out
+};
+
+class Checked {
+ public:
+  struct FrontEnd {  // called without locks held, by any thread
+    Site (*here)() = nullptr;
+    void (*found)() = nullptr;
+  };
+  Checked(Client& client, const FrontEnd& front_end);
+  ~Checked();  // the quarantine goes back; live buffers stay the client's
+  Checked(const Checked&) = delete;
+  Checked& operator=(const Checked&) = delete;
+
+  // As the client's own.
+  Address allocate(std::size_t bytes, Stream stream, bool zeroed = false) noexcept;
+  bool free(Address address, Stream stream, bool* dead = nullptr) noexcept;
+  Address reallocate(Address address, std::size_t bytes, Stream stream, bool* foreign) noexcept;
+  std::size_t size_of(Address address, bool& ours) noexcept;
+
+  void verify() noexcept;  // looks at everything now
+  void flush() noexcept;   // ends the quarantine
+  std::vector<Fault> faults();
+  std::uint64_t faults_found();  // the list is bounded, this is not
+  Client& client() noexcept { return client_; }
+
+ private:
+  struct Record {
+    std::size_t bytes;
+    Stream stream;
+    Site allocated, freed;
+    bool live;
+  };
+  using Records = std::map<Address, Record>;
+
+  bool fault(Fault::Kind kind, const Records::value_type& record, std::ptrdiff_t offset, Site noticed) noexcept;
+  bool inspect(const Records::value_type& record, Site noticed) noexcept;
+  bool wrong_free(Address address, Site here) noexcept;
+  struct Released {  // what the client gets back once the lock is free; no memory needed to free memory
+    static constexpr std::size_t kMost = 16;
+    Address base[kMost];
+    Stream stream[kMost];
+    std::size_t count = 0;
+    bool full() const noexcept { return count == kMost; }
+    void add(Address address, Stream of) noexcept {
+      base[count] = address;
+      stream[count++] = of;
+    }
+  };
+  void bury(Records::iterator record, Stream stream, Site here, Released& released);
+  void discharge(bool all, Site here, Released& released) noexcept;
+  void make_room(bool all, Site here) noexcept;
+  void give_back(const Released& released) noexcept;
+  Site here() const noexcept { return front_end_.here == nullptr ? 0 : front_end_.here(); }
+  void tell(bool found) const noexcept {
+    if (found && front_end_.found != nullptr) front_end_.found();
+  }
+
+  Client& client_;
+  FrontEnd front_end_;
+  Lock lock_;                        // never held while the client is called
+  Records records_;                  // live and in quarantine, by the buffer's address
+  std::deque<Address> quarantine_;   // oldest first
+  std::size_t quarantined_ = 0;      // bytes
+  std::vector<Fault> faults_;
+  std::uint64_t found_ = 0;
+
+  friend struct CheckedFork;
+};
+
+}  // namespace mempool

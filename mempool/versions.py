@@ -1,0 +1,30 @@
+"""Versions of the frameworks that the tests have run on; docs/versions.md shows the same table."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+
+#: Oldest and newest (major, minor) that were tested.
+TESTED = {"numpy": ((1, 26), (2, 5))}
+_warned: set[str] = set()
+
+
+def warn_if_untested(framework: str) -> None:
+    """Warn once a process if the installed version of a framework is outside the tested range."""
+    if framework in _warned:
+        return
+    _warned.add(framework)
+    text = importlib.metadata.version(framework)
+    numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+    oldest, newest = TESTED[framework]
+    if not oldest <= numbers <= newest:
+        warnings.warn(
+            f"mempool was tested with {framework} {_dotted(oldest)} to {_dotted(newest)}, not with {text}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))

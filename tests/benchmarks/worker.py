@@ -1,0 +1,107 @@
+"""One process of a benchmark: a workload under one allocator, some steps at a time, as its stdin tells it.
+
+Arguments: WORKLOAD ("network" or "wander"), ALLOCATOR ("default" or "pool"). Lines in: ``steps N``,
+``timed N``, ``end``. Lines out: one JSON object for each.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import mmap
+import random
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import mempool.numpy
+from mempool.demo.network import Data, Network
+from mempool.demo.worker import forget_peak, page_faults, resident_bytes, warm_up
+
+
+class Training:
+    """The demonstration's network, 784-1024-1024-10, batch 64, Adam."""
+
+    def __init__(self) -> None:
+        self._data, self._network = Data(np), Network(np)
+
+    def step(self) -> str:
+        return self._network.step(*self._data.batch()).hex()
+
+
+class Wandering:
+    """A program that never repeats: 64 operations a step on arrays of random sizes and lifetimes."""
+
+    SMALLEST, LARGEST, ALIVE = 600, 8_000_000, 100  # bytes, bytes, arrays
+
+    def __init__(self) -> None:
+        self._random = random.Random(1)
+        # Not from malloc: the same in every process, and no part of what is compared.
+        self._source = np.frombuffer(mmap.mmap(-1, self.LARGEST), np.float32)
+        self._alive = [self._make() for _ in range(self.ALIVE)]
+
+    def _make(self) -> Any:
+        size = self.SMALLEST * (self.LARGEST / self.SMALLEST) ** self._random.random()
+        part = self._source[: int(size) // 4]
+        return np.sqrt(part * part + 1) - part
+
+    def step(self) -> str:
+        total = 0.0
+        for _ in range(64):
+            at = int(self.ALIVE * math.sqrt(self._random.random()))  # some live much longer than others
+            fresh = self._make()
+            total += float(self._alive[at].sum()) + float((fresh > 0.5).sum())
+            self._alive[at] = fresh
+        return total.hex()
+
+
+WORKLOADS = {"network": Training, "wander": Wandering}
+
+
+class Worker:
+    """A workload under an allocator."""
+
+    def __init__(self, workload: str, allocator: str) -> None:
+        # What a planner will import, so that it counts as baseline in every process.
+        for name in ("mempool.planned", "mempool.report", "solvers", "traces.pattern", "traces.workload"):
+            importlib.import_module(name)
+        warm_up(np)
+        self.baseline_bytes = resident_bytes("VmRSS")
+        self.pool = mempool.numpy.install() if allocator == "pool" else None
+        self.workload = WORKLOADS[workload]()
+
+    def steps(self, count: int) -> dict[str, list[Any]]:
+        """Seconds by the wall's clock and by this process's, page faults, and results, of every step."""
+        said: dict[str, list[Any]] = {"seconds": [], "cpu_seconds": [], "page_faults": [], "results": []}
+        for _ in range(count):
+            begun = time.perf_counter(), time.process_time(), page_faults()
+            said["results"].append(self.workload.step())
+            said["seconds"].append(time.perf_counter() - begun[0])
+            said["cpu_seconds"].append(time.process_time() - begun[1])
+            said["page_faults"].append(page_faults() - begun[2])
+        return said
+
+    def end(self) -> dict[str, Any]:
+        """Most memory resident since the first timed step, above the baseline; what the pool reports."""
+        resident = max(resident_bytes("VmHWM") - self.baseline_bytes, 0)
+        report = None if self.pool is None else self.pool.report().to_dict()
+        return {"resident_bytes": resident, "report": report}
+
+
+def main(workload: str, allocator: str) -> None:
+    """Do what stdin says until it ends."""
+    worker, timed = Worker(workload, allocator), False
+    for line in sys.stdin:
+        what, *count = line.split()
+        if what == "timed" and not timed:
+            forget_peak()
+            timed = True
+        answer = worker.end() if what == "end" else worker.steps(int(count[0]))
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,338 @@
+"""Redzones, poison and quarantine: each wrong write or free is found, named with both places, survived."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mempool.numpy
+from mempool import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def checked() -> _core.Checked:
+    return _core.Checked(_core.Client(_core.Pool(device=_core.HostDevice()), "checked"))
+
+
+@pytest.fixture
+def pool() -> Iterator[mempool.numpy.ArrayPool]:
+    with mempool.numpy.install(check=True, background=False) as pool:
+        yield pool
+
+
+def poke(address: int, value: int = 65) -> None:
+    ctypes.memset(address, value, 1)
+
+
+def kinds(checked: _core.Checked) -> list[str]:
+    return [fault[0] for fault in checked.faults()]
+
+
+class TestBuffers:
+    def test_correct_use_has_no_faults(self, checked: _core.Checked) -> None:
+        live = []
+        for n in range(3000):
+            live.append((address := checked.allocate(n), n))
+            ctypes.memset(address, n % 251, n)
+            if n % 3 == 0:
+                assert checked.free(live.pop(n % len(live))[0])
+        checked.verify()
+        for address, n in live:
+            assert ctypes.string_at(address, n) == bytes([n % 251]) * n
+            assert checked.free(address)
+        checked.flush()
+        assert checked.faults_found() == 0
+
+    @given(size=st.integers(0, 300), offset=st.integers(-64, 400), value=st.integers(0, 255))
+    def test_one_byte_beside_a_buffer_is_found_where_it_is(self, size: int, offset: int, value: int) -> None:
+        client = _core.Client(_core.Pool(device=_core.HostDevice()), "checked")
+        checked = _core.Checked(client)
+        address = checked.allocate(size)
+        assert address % 64 == 0
+        if offset >= size + 64:
+            offset = size + 63
+        before = ctypes.string_at(address + offset, 1)[0]
+        poke(address + offset, value)
+        outside = not 0 <= offset < size and value != before
+        checked.free(address)
+        expected = [("past_end" if offset >= 0 else "before_begin", address, size, offset)] if outside else []
+        assert [fault[:4] for fault in checked.faults()] == expected
+
+    @given(size=st.integers(1, 100_000), where=st.floats(0, 1), value=st.integers(0, 255))
+    def test_a_write_after_the_free_is_found_before_the_memory_is_used_again(
+        self, size: int, where: float, value: int
+    ) -> None:
+        core = _core.Pool(device=_core.HostDevice())
+        checked = _core.Checked(_core.Client(core, "checked"))
+        address, offset = checked.allocate(size), int(where * (size - 1))
+        checked.free(address)
+        poison = ctypes.string_at(address + offset, 1)[0]
+        poke(address + offset, value)
+        checked.flush()
+        assert core.stats()["live_blocks"] == 0
+        expected = [] if value == poison else [("after_free", address, size, offset)]
+        assert [fault[:4] for fault in checked.faults()] == expected
+
+    def test_a_double_free_is_refused_and_found(self, checked: _core.Checked) -> None:
+        address = checked.allocate(1000)
+        assert checked.free(address)
+        assert not checked.free(address)
+        assert kinds(checked) == ["double_free"]
+
+    @pytest.mark.parametrize("offset", [-64, -1, 1, 500, 1000, 1063])
+    def test_the_free_of_an_address_inside_is_refused_and_found(
+        self, checked: _core.Checked, offset: int
+    ) -> None:
+        address = checked.allocate(1000)
+        assert not checked.free(address + offset)
+        assert [fault[3] for fault in checked.faults()] == [offset]
+        assert kinds(checked) == ["inside"]
+        assert checked.free(address)
+
+    def test_a_foreign_free_is_not_ours_to_judge(self, checked: _core.Checked) -> None:
+        checked.allocate(1000)
+        mine = ctypes.create_string_buffer(100)
+        assert not checked.free(ctypes.addressof(mine))
+        assert checked.faults_found() == 0
+
+    def test_each_fault_is_found_once_and_the_list_is_bounded(self, checked: _core.Checked) -> None:
+        addresses = [checked.allocate(10) for _ in range(1000)]
+        for address in addresses:
+            poke(address + 10)
+        for _ in range(3):
+            checked.verify()
+        assert checked.faults_found() == 1000
+        assert len(checked.faults()) == 256
+
+    def test_the_quarantine_is_bounded_and_no_address_comes_back_too_soon(self) -> None:
+        core = _core.Pool(device=_core.HostDevice())
+        checked = _core.Checked(_core.Client(core, "checked"))
+        seen: list[int] = []
+        for _ in range(10_000):
+            address = checked.allocate(100)
+            assert address not in seen[-1000:]
+            seen.append(address)
+            checked.free(address)
+        assert core.stats()["live_blocks"] <= 4097
+        for _ in range(40):
+            checked.free(checked.allocate(4 * MIB))
+            checked.free(checked.allocate(40 * MIB))
+        assert core.stats()["reserved"]["current"] < 80 * MIB
+
+    def test_the_quarantine_makes_room_before_a_request_is_refused(self) -> None:
+        core = _core.Pool(device=_core.HostDevice(), max_reserved=32 * MIB)
+        checked = _core.Checked(_core.Client(core, "checked"))
+        for _ in range(20):
+            address = checked.allocate(8 * MIB)
+            assert address != 0
+            checked.free(address)
+        assert checked.allocate(64 * MIB) == 0
+
+    def test_many_threads(self, checked: _core.Checked) -> None:
+        def work(me: int) -> None:
+            live = []
+            for turn in range(1500):
+                live.append(address := checked.allocate(turn))
+                ctypes.memset(address, me, turn)
+                if turn % 2:
+                    assert checked.free(live.pop(0))
+            for address in live:
+                assert checked.free(address)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        checked.verify()
+        checked.flush()
+        assert checked.faults_found() == 0
+
+
+def line(offset: int = 0) -> str:
+    """The caller's file and line, as faults name them."""
+    frame = sys._getframe(1)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno + offset}"
+
+
+class TestArrays:
+    def test_a_write_past_the_end_names_allocation_and_free(self, pool: mempool.numpy.ArrayPool) -> None:
+        allocated, array = line(), np.ones(100)
+        address = array.ctypes.data
+        poke(address + 800)
+        noticed = line(+1)
+        del array
+        (fault,) = pool.faults()
+        assert (fault.kind, fault.address, fault.size_bytes, fault.offset_bytes) == (
+            "past_end",
+            address,
+            800,
+            800,
+        )
+        assert (fault.allocated_at, fault.freed_at, fault.noticed_at) == (allocated, None, noticed)
+        assert str(fault).startswith(f"write past the end, at byte 800, noticed at {noticed}: 800 bytes")
+
+    def test_a_write_after_the_free_names_both(self, pool: mempool.numpy.ArrayPool) -> None:
+        allocated, array = line(), np.zeros((10, 10))
+        address = array.ctypes.data
+        freed = line(+1)
+        del array
+        poke(address + 5)
+        (fault,) = pool.faults()
+        assert (fault.kind, fault.offset_bytes) == ("after_free", 5)
+        assert (fault.allocated_at, fault.freed_at) == (allocated, freed)
+
+    def test_the_report_and_the_log_tell(
+        self, pool: mempool.numpy.ArrayPool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.ERROR, "mempool"):
+            array = np.ones(100)
+            poke(array.ctypes.data - 1)
+            del array
+            for _ in range(1000):  # the main thread gets to it soon
+                pass
+            told = [record.getMessage() for record in caplog.records]
+        assert len(told) == 1
+        assert "write before the beginning, at byte -1" in told[0]
+        report = pool.report()
+        assert len(report.to_dict()["faults"]) == 1
+        assert "write before the beginning" in str(report)
+        assert "write before the beginning" in report._repr_html_()
+        pool.close()
+        assert len(caplog.records) == 1
+
+    def test_faults_of_living_arrays_come_out_at_the_end(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.ERROR, "mempool"), mempool.numpy.install(check=True) as pool:
+            array = np.ones(100)
+            poke(array.ctypes.data + 801)
+        assert ["write past the end" in record.getMessage() for record in caplog.records] == [True]
+        del array
+        assert len(pool.faults()) == 1
+
+    def test_threads_and_collections_without_a_fault(self, pool: mempool.numpy.ArrayPool) -> None:
+        class Node:
+            def __init__(self) -> None:
+                self.me, self.array = self, np.ones(400)
+
+        def work() -> None:
+            for size in range(300):
+                array = np.arange(size)
+                array.resize(2 * size + 1, refcheck=False)
+                assert array[:size].tolist() == list(range(size))
+                assert not np.zeros(size).any()
+                Node()
+
+        old = gc.get_threshold()
+        gc.set_threshold(7, 2, 2)
+        try:
+            threads = [threading.Thread(target=work) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            gc.set_threshold(*old)
+        gc.collect()
+        assert pool.faults() == ()
+
+    def test_an_exception_on_its_way_passes_an_array_that_dies(self, pool: mempool.numpy.ArrayPool) -> None:
+        def fails() -> None:
+            np.ones(100)[:50] + np.ones(50)
+            raise KeyError("mine")
+
+        for _ in range(50):
+            with pytest.raises(KeyError, match="mine"):
+                fails()
+        assert pool.faults() == ()
+
+    def test_results_are_the_same_and_a_plan_is_followed(self) -> None:
+        def loop(pool: mempool.Pool | None) -> bytes:
+            x = np.linspace(-1, 1, 10_000).reshape(100, 100)
+            for _ in range(60):
+                x = np.tanh(x @ x.T + np.roll(x, 1, axis=0)) * 1.01
+                if pool is not None:
+                    pool.step()
+                    pool.plan_now()
+            return x.tobytes()
+
+        with mempool.numpy.install(check=True, background=False) as pool:
+            result = loop(pool)
+            assert pool.faults() == ()
+        assert result == loop(None)
+
+    def test_hundreds_of_checked_pools_leave_nothing(self) -> None:
+        held = _core.numpy_held()
+        for _ in range(200):
+            with mempool.numpy.install(check=True, background=False):
+                assert np.ones(1000).all()
+        assert _core.numpy_held() <= held
+
+    def test_without_check_there_are_no_faults_to_see(self) -> None:
+        with mempool.numpy.install() as pool:
+            assert pool.faults() == ()
+            assert "faults" not in pool.report().to_dict()
+
+
+def run(script: str, **environment: str) -> Any:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+def test_without_code_faults_go_to_stderr() -> None:
+    done = run(
+        """
+        import ctypes
+        import numpy as np, mempool.numpy
+        pool = mempool.numpy.install()
+        kept = np.ones(100)
+        ctypes.memset(kept.ctypes.data + 800, 0, 8)
+        """,
+        MEMPOOL_CHECK="1",
+    )
+    assert done.returncode == 0
+    assert done.stderr.startswith("numpy: write past the end, at byte 800")
+    assert "allocated at <string>:5" in done.stderr
+
+
+def test_a_forked_child_and_the_end_of_the_interpreter_are_quiet() -> None:
+    done = run("""
+        import os, threading, warnings
+        import numpy as np, mempool.numpy
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pool = mempool.numpy.install(check=True, background=False)
+        kept = [np.arange(n) for n in range(100)]
+        def busy():
+            while True: np.ones(300).sum()
+        for _ in range(2): threading.Thread(target=busy, daemon=True).start()
+        for _ in range(10):
+            child = os.fork()
+            if child == 0:
+                kept[50].resize(200, refcheck=False)
+                kept.clear()
+                os._exit(len(pool.faults()))
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,154 @@
+"""Errors of the command line: the documented exit code, one line, nothing half written; help, completion."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mempool.cli.app import call
+from traces import Buffers
+from traces.minimalloc import write_csv
+from traces.parquet import write_trace
+from traces.workload import generate
+
+COMMAND = str(Path(sysconfig.get_path("scripts"), "mempool"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder with a trace of some iterations and a CSV."""
+    monkeypatch.chdir(tmp_path)
+    write_trace(generate(60, 1), "t.trace")
+    write_csv(Buffers.of([0, 1, 2], [3, 4, 5], [10, 20, 30]), "b.csv")
+    return tmp_path
+
+
+BAD = {
+    "nothing": b"",
+    "text": b"hello\nworld\n",
+    "zeros": bytes(4096),
+    "parquet_stub": b"PAR1PAR1",
+    "no_size": b"id,lower,upper\n1,2,3\n",
+    "end_before_start": b"id,lower,upper,size\na,5,2,10\n",
+    "negative": b"id,lower,upper,size\na,0,2,-10\n",
+    "huge": b"id,lower,upper,size\na,0,2,99999999999999999999\n",
+    "twice": b"id,lower,upper,size\na,0,2,1\na,0,2,1\n",
+    "short_row": b"id,lower,upper,size\na,0,2\n",
+}
+
+
+@pytest.mark.parametrize("content", BAD)
+@pytest.mark.parametrize("verb", ["plan", "check", "info"])
+def test_a_bad_file_is_one_line_that_names_it(
+    folder: Path, verb: str, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 3, one line with the file's name, nothing on stdout, no file written."""
+    Path("bad").write_bytes(BAD[content])
+    extra = {"plan": ["-o", "out"], "check": ["b.csv"], "info": []}[verb]
+    before = sorted(folder.iterdir())
+    assert call([verb, "bad", *extra, "--json"]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("mempool: bad")
+    assert err.count("\n") == 1
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("verb", ["plan", "info"])
+def test_a_truncated_file_is_refused_wherever_it_is_cut(
+    folder: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Traces and plans cut at any place give exit code 3."""
+    assert call(["plan", "t.trace", "-o", "p.plan"]) == 0
+    for name in ("t.trace", "p.plan"):
+        content = Path(name).read_bytes()
+        for cut in np.linspace(0, len(content) - 1, 12).astype(int):
+            Path("cut").write_bytes(content[:cut])
+            assert call([verb, "cut"]) == 3
+            assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        (["plan"], 2, "issing argument"),
+        (["plan", "t.trace", "--frobnicate"], 2, "--frobnicate"),
+        (["plan", "t.trace", "--solver", "magic"], 2, "magic"),
+        (["plan", "t.trace", "--capacity", "much"], 2, "much"),
+        (["plan", "t.trace", "--alignment", "3"], 2, "power of two"),
+        (["plan", "t.trace", "--seed", "x"], 2, "--seed"),
+        (["plan", "t.trace", "-o", "t.trace"], 2, "overwrite"),
+        (["plan", "t.trace", "-o", "no/folder/p"], 2, "no/folder"),
+        (["plan", "t.trace", "-o", "p.csv"], 2, "--whole"),
+        (["plan", "nowhere"], 3, "nowhere"),
+        (["plan", "."], 3, "."),
+        (["check", "t.trace", "t.trace"], 3, "not a plan"),
+        (["check", "b.csv", "b.csv"], 3, "without offsets"),
+        (["info", "nowhere"], 3, "nowhere"),
+        (["frobnicate"], 2, "frobnicate"),
+        (["--frobnicate"], 2, "--frobnicate"),
+        (["demo", "--framework", "fortran"], 2, "fortran"),
+    ],
+)
+def test_a_wrong_command_is_one_line(
+    folder: Path, command: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Usage errors and missing files: the documented code, one line that names the culprit, no traceback."""
+    assert call(command) == code
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert says in err
+
+
+def test_a_plan_is_not_a_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan given where a trace belongs is a bad file."""
+    assert call(["plan", "t.trace", "-o", "p.plan"]) == 0
+    assert call(["plan", "p.plan"]) == 3
+    assert call(["check", "p.plan", "p.plan"]) == 3
+
+
+def test_output_to_a_closed_pipe_is_silent(folder: Path) -> None:
+    """``mempool info ... | head -1`` prints no error."""
+    done = subprocess.run(
+        f"{COMMAND} info t.trace | true; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.returncode in (0, 141)
+
+
+@pytest.mark.parametrize("verb", ["plan", "check", "info", "run", "demo"])
+def test_every_verb_has_help_with_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--help succeeds and shows commands that one can copy."""
+    assert call([verb, "--help"]) == 0
+    assert f"mempool {verb}" in capsys.readouterr().out.split("For example")[1]
+
+
+def test_completion_offers_verbs_and_solvers() -> None:
+    """The shell completes verbs and the names of solvers."""
+    for words, place, offered in (("mempool pl", "1", "plan"), ("mempool plan --solver f", "3", "first_fit")):
+        environment = {"_MEMPOOL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": place}
+        done = subprocess.run(
+            [COMMAND], env=os.environ | environment, capture_output=True, text=True, check=True
+        )
+        assert offered in done.stdout.split()
+
+
+def test_the_command_starts_quickly_without_what_it_does_not_need() -> None:
+    """Help needs neither a solver nor Parquet."""
+    code = (
+        "import sys; from mempool.cli.app import call; call(['--help']);"
+        "sys.exit(' '.join({'ortools', 'pyarrow', 'pandas'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""

@@ -1,0 +1,212 @@
+"""``mempool plan``, ``check`` and ``info``: answers, files written whole."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mempool.cli.app import call
+from solvers import check, peak_load, read_plan
+from traces import Buffers, Trace
+from traces.minimalloc import write_csv
+from traces.parquet import write_trace
+from traces.workload import generate
+
+COMMAND = str(Path(sysconfig.get_path("scripts"), "mempool"))
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+BENCH = Path(__file__).parents[2] / "../shared/bench/minimalloc"
+INPUTS = sorted(BENCH.glob("*.csv"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder with a trace of three iterations and a CSV."""
+    monkeypatch.chdir(tmp_path)
+    write_trace(generate(60, 1), "t.trace")
+    rng = np.random.default_rng(3)
+    start = rng.integers(0, 50, 20)
+    buffers = Buffers.of(
+        start, start + rng.integers(1, 20, 20), rng.integers(1, 99, 20), ids=[f"b{i}" for i in range(20)]
+    )
+    write_csv(buffers, "b.csv")
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *command: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and the one object on stdout."""
+    capsys.readouterr()
+    code = call(command)
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_trace_is_planned_checked_and_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan of the steady iteration passes the independent check, and is what the file says."""
+    code, planned = said(capsys, "plan", "t.trace", "-o", "p.plan", "--json")
+    assert code == 0
+    assert {"status", "arena_bytes", "lower_bound_bytes", "solver", "seconds"} <= planned.keys()
+    assert planned["iterations"] > 1
+    plan, buffers, *_ = read_plan("p.plan")
+    check(plan, buffers)
+    assert planned["peak_load_bytes"] == peak_load(buffers) <= planned["arena_bytes"] == plan.arena_bytes
+    assert planned["period"] == buffers.period
+    assert said(capsys, "check", "p.plan", "t.trace", "--json")[1]["ok"] is True
+    shown = said(capsys, "info", "p.plan", "--json")[1]
+    assert shown["arena_bytes"] == planned["arena_bytes"]
+    assert 0 <= shown["fragmentation"] < 1
+
+
+def test_a_whole_trace_is_planned_on_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--whole plans every buffer of the file, into Parquet or CSV, and both pass the check."""
+    for name in ("w.plan", "w.csv"):
+        code, planned = said(capsys, "plan", "t.trace", "--whole", "-o", name, "--json")
+        assert (code, planned["period"], planned["iterations"]) == (0, None, 1)
+        assert said(capsys, "check", name, "t.trace", "--json")[0] == 0
+
+
+def test_a_csv_is_planned_into_a_csv_that_any_order_of_rows_matches(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plans in CSV are matched by id, so the rows may be in another order."""
+    assert call(["plan", "b.csv", "-o", "s.csv"]) == 0
+    header, *rows = Path("s.csv").read_text().splitlines()
+    Path("r.csv").write_text("\n".join([header, *reversed(rows)]) + "\n")
+    assert call(["check", "s.csv", "b.csv"]) == 0
+    assert call(["check", "r.csv", "b.csv"]) == 0
+
+
+def test_a_wrong_plan_is_refused_with_the_two_buffers(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two buffers at one place: exit code 1, the reason on stderr in one line and in the object."""
+    Path("s.csv").write_text("id,lower,upper,size,offset\na,0,5,10,0\nb,4,9,10,9\n")
+    code = call(["check", "s.csv", "s.csv", "--json"])
+    out, err = capsys.readouterr()
+    assert code == 1
+    assert json.loads(out)["ok"] is False
+    assert "a" in err
+    assert err.count("\n") == 1
+
+
+def test_a_plan_for_another_trace_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan is held against the lifetimes and sizes of the trace, not against its own."""
+    write_trace(generate(60, 2), "other.trace")
+    assert call(["plan", "t.trace", "-o", "p.plan"]) == 0
+    capsys.readouterr()
+    assert call(["check", "p.plan", "other.trace"]) == 1
+    assert "another trace" in capsys.readouterr().err
+
+
+def test_same_seed_and_nodes_give_the_same_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan that no clock stopped is the same in the next run."""
+    for name in ("one.csv", "two.csv"):
+        assert call(["plan", "b.csv", "-o", name, "--seed", "7", "--nodes", "5000"]) == 0
+    assert Path("one.csv").read_bytes() == Path("two.csv").read_bytes()
+
+
+def test_too_small_a_capacity_is_a_negative_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Infeasible: exit code 1, no file, and the object says why."""
+    code, planned = said(capsys, "plan", "b.csv", "-o", "s.csv", "--capacity", "1", "--json")
+    assert (code, planned["status"], planned["arena_bytes"]) == (1, "infeasible", None)
+    assert planned["reason"]
+    assert not Path("s.csv").exists()
+
+
+@pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.name)
+def test_published_instances_are_planned_and_checked(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every MiniMalloc instance gets a plan that passes the check, at a ratio of at least 1."""
+    solved = str(tmp_path / "s.csv")
+    code, planned = said(capsys, "plan", str(path), "-o", solved, "--nodes", "1000000", "--json")
+    assert code == 0
+    assert planned["ratio"] >= 1
+    assert call(["check", solved, str(path)]) == 0
+
+
+def test_ctrl_c_keeps_the_best_plan(folder: Path) -> None:
+    """SIGINT in the middle of a search: exit code 130, the plan so far is written and passes the check."""
+    rng = np.random.default_rng(0)
+    start = rng.integers(0, 3000, 3000)
+    write_csv(
+        Buffers.of(start, start + rng.integers(1, 400, 3000), rng.integers(1, 1 << 20, 3000)), "big.csv"
+    )
+    process = subprocess.Popen(
+        [COMMAND, "plan", "big.csv", "-o", "s.csv", "--solver", "greedy", "--time-limit", "100", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert json.loads(out)["stopped_by"] == "interrupt"
+    assert err.count("\n") == 1
+    assert call(["check", "s.csv", "big.csv"]) == 0
+
+
+def test_info_counts_what_a_trace_holds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Events, buffers and the load agree with the trace."""
+    trace = Trace.of(
+        [0, 0, 1, 0, 4, 1],
+        [0, 1, 0, 2, -1, 2],
+        [100, 50, 0, 30, 0, 0],
+        operation=[0, -1, -1, -1, -1, -1],
+        names=("matmul",),
+    )
+    write_trace(trace, "small.trace")
+    code, shown = said(capsys, "info", "small.trace", "--json")
+    assert code == 0
+    counts = {"events": 6, "allocs": 3, "frees": 2, "marks": 1, "buffers": 3, "requested_bytes": 180}
+    assert {key: shown[key] for key in counts} == counts
+    assert shown["peak_load_bytes"] == 150
+    largest = shown["largest_at_peak"]
+    assert [(entry["size_bytes"], entry.get("operation")) for entry in largest] == [
+        (100, "matmul"),
+        (50, None),
+    ]
+
+
+def test_the_largest_buffers_at_the_peak_add_up_to_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sizes times instances of everything alive at the peak are the peak load, on a line and on a circle."""
+    assert call(["plan", "t.trace", "-o", "p.plan"]) == 0
+    for name in ("b.csv", "t.trace", "p.plan"):
+        shown = said(capsys, "info", name, "--largest", "100000", "--json")[1]
+        total = sum(entry["size_bytes"] * entry["instances"] for entry in shown["largest_at_peak"])
+        assert total == shown["peak_load_bytes"]
+
+
+def test_an_empty_trace_is_no_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No events: planned into no bytes, checked, and shown."""
+    write_trace(Trace.of([], [], []), "empty.trace")
+    assert call(["plan", "empty.trace", "-o", "empty.plan"]) == 0
+    assert call(["check", "empty.plan", "empty.trace"]) == 0
+    assert call(["info", "empty.trace"]) == 0
+    assert call(["info", "empty.plan"]) == 0
+
+
+def test_every_json_key_is_documented(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys are an interface: docs/cli.md has each of them, and they are snake case."""
+    documented = set(re.findall(r"`([a-z0-9_]+)`", DOCS.read_text()))
+    assert call(["plan", "t.trace", "-o", "p.plan"]) == 0
+    for command in (
+        ["plan", "t.trace"],
+        ["check", "p.plan", "t.trace"],
+        ["info", "t.trace"],
+        ["info", "p.plan"],
+        ["info", "b.csv"],
+    ):
+        answer = said(capsys, *command, "--json")[1]
+        keys = set(answer) | {key for entry in answer.get("largest_at_peak", ()) for key in entry}
+        assert keys <= documented, command

@@ -1,0 +1,106 @@
+"""Terminal pictures show what is there: every cell of a picture is right, and it fits."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from mempool.cli.plot import (
+    address_grid,
+    address_letters,
+    address_picture,
+    load_plot,
+    show_addresses,
+    show_load,
+)
+from solvers import Stop, peak_load, solve
+from traces import Buffers
+from traces.workload import buffers as steady
+
+
+@st.composite
+def _buffers(draw: st.DrawFn) -> Buffers:
+    period = draw(st.one_of(st.none(), st.integers(4, 20)))
+    count = draw(st.integers(1, 12))
+    start = draw(st.lists(st.integers(0, (period or 20) - 1), min_size=count, max_size=count))
+    length = draw(st.lists(st.integers(0, 2 * (period or 20)), min_size=count, max_size=count))
+    size = draw(st.lists(st.integers(0, 50), min_size=count, max_size=count))
+    return Buffers.of(start, np.add(start, length), size, period=period)
+
+
+@given(_buffers())
+def test_a_cell_shows_the_buffer_that_holds_its_middle(buffers: Buffers) -> None:
+    """Each cell's buffer is alive at the cell's time and covers its address; free ones are held by none."""
+    plan = solve(buffers, stop=Stop(nodes=1000), solver="first_fit")
+    assert plan.offset is not None
+    width, height = 17, 13
+    grid = address_grid(buffers, plan, width=width, height=height)
+    if plan.arena_bytes == 0:
+        assert (grid == -1).all()
+        return
+    period = buffers.period
+    first, last = (int(buffers.start.min()), int(buffers.end.max())) if period is None else (0, period)
+    for column in range(width):
+        time = first + (last - first) * (column + 0.5) / width
+        for row in range(height):
+            address = (height - row - 0.5) * plan.arena_bytes / height
+            holders = [
+                at
+                for at in range(len(buffers))
+                for turn in range(4 if period else 1)
+                if buffers.start[at] <= time + turn * (period or 0) < buffers.end[at]
+                and 0 <= address - plan.offset[at, -turn % plan.columns] < buffers.size[at]
+            ]
+            assert holders == ([] if grid[row, column] < 0 else [grid[row, column]])
+
+
+@given(_buffers(), st.integers(1, 60), st.integers(1, 12), st.booleans())
+def test_the_load_curve_fits_and_reaches_the_top_only_at_the_peak(
+    buffers: Buffers, width: int, height: int, ascii_only: bool
+) -> None:
+    """It has as many lines and columns as asked for, and the peak is a full column."""
+    lines = load_plot(buffers, width=width, height=height, ascii_only=ascii_only).split("\n")
+    assert len(lines) == height + 1
+    assert max(len(line) for line in lines[:-1]) <= width + 13
+    full = "#" if ascii_only else "█"
+    assert (full in lines[0]) == (peak_load(buffers) > 0)
+    assert "\n".join(lines).isascii() == ascii_only
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("width", [30, 80, 300])
+def test_pictures_fit_the_terminal_and_its_encoding(
+    encoding: str, terminal: bool, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Coloured half blocks on a UTF-8 terminal, plain ASCII elsewhere, never wider than the terminal."""
+    buffers = steady(200, 0)
+    plan = solve(buffers, stop=Stop(nodes=10_000))
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
+    monkeypatch.setattr("sys.stdout", stream)
+    console = Console(
+        file=stream, force_terminal=terminal, width=width, color_system="truecolor" if terminal else None
+    )
+    show_load(console, buffers)
+    show_addresses(console, buffers, plan)
+    stream.flush()
+    text = raw.getvalue().decode(encoding)
+    coloured = terminal and encoding == "utf-8"
+    assert ("▀" in text) == coloured
+    assert text.isascii() != coloured
+    if not terminal:
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_large_plan_is_drawn_quickly() -> None:
+    """30,000 buffers are drawn without a loop over buffers, and neighbours differ."""
+    buffers = steady(30_000, 0)
+    plan = solve(buffers, solver="first_fit")
+    assert len(address_picture(buffers, plan, width=100, height=16)) >= 1600
+    assert len(set(address_letters(buffers, plan, width=80, height=16))) > 10

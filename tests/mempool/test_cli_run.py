@@ -1,0 +1,433 @@
+"""``mempool run`` against plain Python: the same program, the same output, the same end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import time
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from traces.parquet import read_trace
+from traces.trace import Kind
+
+COMMAND = str(Path(sysconfig.get_path("scripts"), "mempool"))
+MEMPOOL = (COMMAND, "run")
+ITERATE = """
+import numpy as np
+x = np.arange(40_000.0)
+for _ in range({count}):
+    y = x * 2 + np.sqrt(x)
+    z = y[::-1] @ x
+print(repr(float(z)))
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    stdout: str
+    stderr: str
+    status: int
+
+
+def start(
+    folder: Path, *command: str, flags: tuple[str, ...] = (), **environment: str
+) -> subprocess.Popen[str]:
+    """Plain Python in a folder; the environment is this one, with PYTHONPATH left out."""
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and not k.startswith("MEMPOOL")}
+    return subprocess.Popen(
+        [sys.executable, *flags, *command],
+        cwd=folder,
+        env=inherited | environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def outcome(process: subprocess.Popen[str], given: str = "") -> Outcome:
+    """Output, errors and status; addresses are left out, they are different in every process."""
+    texts = (re.sub("0x[0-9a-f]+", "0x", text) for text in process.communicate(given, timeout=120))
+    return Outcome(*texts, process.returncode)
+
+
+def both(
+    folder: Path, *command: str, given: str = "", flags: tuple[str, ...] = (), **environment: str
+) -> tuple[Outcome, Outcome]:
+    """What plain Python and the pool make of the same command line."""
+    plain = start(folder, *command, flags=flags, **environment)
+    pooled = start(folder, *MEMPOOL, "--quiet", *command, flags=flags, **environment)
+    return outcome(plain, given), outcome(pooled, given)
+
+
+def write(path: Path, program: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(program))
+    return path
+
+
+PROGRAMS = {
+    "arguments": "import sys; print(sys.argv, sys.orig_argv[1:])",
+    "main": """
+        import sys
+        print(__name__, __file__, __spec__, __package__, __doc__, __cached__, __loader__.__class__)
+        print(sys.path, vars(sys.modules["__main__"]) is globals(), sorted(globals()))
+    """,
+    "environment": "import os; print(sorted(os.environ.items()))",
+    "no_sitecustomize": "import sitecustomize",
+    "exit_none": "import sys; sys.exit()",
+    "exit_number": "import sys; sys.exit(7)",
+    "exit_large": "import sys; sys.exit(300)",
+    "exit_negative": "import sys; sys.exit(-1)",
+    "exit_text": "import sys; sys.exit('went wrong')",
+    "exit_object": "import sys; sys.exit({'a': 1})",
+    "exit_at_once": "import os; print('lost'); os._exit(4)",
+    "exception": """
+        def outer():
+            inner()
+        def inner():
+            try:
+                1 / 0
+            except ZeroDivisionError as error:
+                raise ValueError('deep') from error
+        outer()
+    """,
+    "exception_after_numpy": "import numpy as np; np.zeros(3).reshape(2, 2)",
+    "syntax_error": "print(1\nif",
+    "missing_import": "import numpy.no_such_module",
+    "recursion": "def f(): f()\nf()",
+    "keyboard_interrupt": "raise KeyboardInterrupt",
+    "keyboard_interrupt_after_numpy": "import numpy; raise KeyboardInterrupt",
+    "at_exit": """
+        import atexit, sys
+        atexit.register(print, 'first', file=sys.stderr)
+        atexit.register(lambda: 1 / 0)
+        print('body')
+    """,
+    "thread_exception": """
+        import threading
+        thread = threading.Thread(target=lambda: [][1], name='worker')
+        thread.start(); thread.join()
+    """,
+    "threads_wait": """
+        import threading, time
+        threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()
+        print('main is done')
+    """,
+    "input": "print(input()[::-1]); import sys; print(sys.stdin.read())",
+    "stderr": "import sys; print('err', file=sys.stderr); sys.stderr.write('half')",
+    "closed_streams": "import sys; sys.stdout.close(); sys.stderr = None",
+    "pickle": """
+        import pickle
+        class Point:
+            def __init__(self, x): self.x = x
+        data = pickle.dumps(Point(3))
+        print(data, pickle.loads(data).x, Point.__module__)
+    """,
+    "warnings": "import warnings; warnings.warn('mind this')",
+    "subprocess": """
+        import subprocess, sys
+        code = "import sys, os; print(sys.path[1:], sorted(os.environ), sorted(sys.modules))"
+        print(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True))
+    """,
+    "numpy": ITERATE.format(count=200),
+    "numpy_spec": """
+        import importlib.util, sys
+        print(importlib.util.find_spec('numpy').name, 'numpy' in sys.modules)
+        import numpy
+        print(numpy.__spec__, numpy.__loader__, numpy.__spec__.loader is numpy.__loader__)
+        print(importlib.reload(numpy) is numpy)
+    """,
+    "numpy_in_a_thread": """
+        import threading
+        def work():
+            import numpy
+            print(numpy.ones(10_000).sum())
+        thread = threading.Thread(target=work); thread.start(); thread.join()
+    """,
+    "fork": """
+        import os, sys, warnings
+        import numpy as np
+        x = np.arange(100_000.0)
+        # From 3.12 on Python warns of a fork beside any thread, and the planner is one.
+        warnings.simplefilter('ignore', DeprecationWarning)
+        pid = os.fork()
+        y = x + 1
+        if pid == 0:
+            print('child', y.sum()); sys.exit(3)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), y.sum())
+    """,
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_is_as_under_plain_python(tmp_path: Path, program: str) -> None:
+    """Output, errors and exit status of a script are Python's own, to the byte."""
+    write(tmp_path / "script.py", PROGRAMS[program])
+    plain, pooled = both(tmp_path, "script.py", "-m", "--json", "x y", given="one\ntwo\n")
+    assert pooled == plain
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_multiprocessing_is_as_under_plain_python(tmp_path: Path, method: str) -> None:
+    """Functions and classes of ``__main__`` reach worker processes, and their results come back."""
+    program = """
+        import multiprocessing, sys
+        import numpy as np
+
+        class Job:
+            def __init__(self, n): self.n = n
+
+        def work(job):
+            return __name__, float(np.arange(job.n * 10_000.0).sum())
+
+        if __name__ == '__main__':
+            with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
+                print(pool.map(work, [Job(n) for n in range(5)]))
+    """
+    write(tmp_path / "script.py", program)
+    plain, pooled = both(tmp_path, "script.py", method)
+    assert pooled == plain
+    assert plain.status == 0
+
+
+def test_modules_code_folders_archives_and_stdin_run_as_under_plain_python(tmp_path: Path) -> None:
+    """``-m``, ``-c``, a folder, a zip file and ``-`` are taken as Python takes them."""
+    show = "import sys; print(__name__, __spec__ and __spec__.name, __package__, sys.argv, sys.path[0])\n"
+    write(tmp_path / "package" / "__init__.py", "")
+    write(tmp_path / "package" / "__main__.py", "from . import part\n" + show)
+    write(tmp_path / "package" / "part.py", show)
+    write(tmp_path / "package" / "interrupted.py", "import numpy; raise KeyboardInterrupt")
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
+        archive.writestr("__main__.py", show)
+    for command in (
+        ("-m", "package", "--record", "x"),
+        ("-m", "package.part", "-h"),
+        ("-mpackage.part",),
+        ("-m", "no_such_module"),
+        ("-m", "package.interrupted"),
+        ("-c", "import numpy; raise KeyboardInterrupt"),
+        ("-c", show, "-q"),
+        ("package", "a"),
+        ("archive.zip", "a"),
+        ("-", "a"),
+    ):
+        plain, pooled = both(tmp_path, *command, given=show)
+        assert pooled == plain, command
+
+
+def test_a_module_that_fails_while_numpy_is_imported_shows_no_frame_of_ours(tmp_path: Path) -> None:
+    """A broken file named numpy.py gives the traceback that it gives without us."""
+    write(tmp_path / "script.py", "import numpy")
+    for broken in ("1 / 0", "import no_such_module", "def"):
+        write(tmp_path / "numpy.py", broken)
+        plain, pooled = both(tmp_path, "script.py")
+        assert pooled == plain, broken
+
+
+def test_the_users_own_sitecustomize_runs(tmp_path: Path) -> None:
+    """A sitecustomize on PYTHONPATH runs once, and PYTHONPATH is what it was."""
+    write(tmp_path / "site" / "sitecustomize.py", "print('custom')")
+    write(
+        tmp_path / "script.py",
+        "import os, sys; print(os.environ['PYTHONPATH'], sys.path, sys.modules['sitecustomize'])",
+    )
+    plain, pooled = both(tmp_path, "script.py", PYTHONPATH=str(tmp_path / "site"))
+    assert plain.stdout.startswith("custom\n")
+    assert (
+        pooled.stdout == "custom\n" + plain.stdout
+    )  # the command is a Python too, before it becomes the program
+    assert (pooled.stderr, pooled.status) == (plain.stderr, plain.status)
+
+
+def test_the_interpreters_flags_are_kept(tmp_path: Path) -> None:
+    """A program run with -W error and -O runs with them under the pool too."""
+    write(
+        tmp_path / "script.py",
+        "import sys, warnings; print(sys.flags.optimize, __debug__); warnings.warn('x')",
+    )
+    plain, pooled = both(tmp_path, "script.py", flags=("-O", "-W", "error"))
+    assert pooled == plain
+    assert plain.status == 1
+
+
+SLEEPER = """
+import signal, sys, time
+{setup}
+try:
+    print('ready', flush=True)
+    while True:
+        time.sleep(0.05)
+finally:
+    print('finally', flush=True)
+"""
+HANDLERS = {
+    "default": "",
+    "own": "signal.signal(signal.{name}, lambda *_: sys.exit('own handler'))",
+    "ignored": "signal.signal(signal.{name}, signal.SIG_IGN); signal.alarm(1)",
+    "reset": "signal.signal(signal.{name}, signal.SIG_DFL)",
+    "numpy": "import numpy",
+}
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_signals_end_a_program_as_under_plain_python(tmp_path: Path, name: str, handler: str) -> None:
+    """A signal kills, interrupts or is handled as without us, and the parent sees the same status."""
+    write(tmp_path / "script.py", SLEEPER.format(setup=HANDLERS[handler].format(name=name)))
+    processes = [start(tmp_path, *command, "script.py") for command in ((), (*MEMPOOL, "--quiet"))]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    time.sleep(0.1)  # until they sleep
+    for process in processes:
+        process.send_signal(getattr(signal, name))
+    plain, pooled = map(outcome, processes)
+    assert pooled == plain
+
+
+ENDINGS = {
+    "normal": ("", 0),
+    "exit": ("import sys; sys.exit(5)", 5),
+    "exception": ("raise RuntimeError", 1),
+    "terminated": (
+        "import os, signal; os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(60)",
+        -15,
+    ),
+    "hung_up": ("import os, signal; os.kill(os.getpid(), signal.SIGHUP); import time; time.sleep(60)", -1),
+    "interrupted": (
+        "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(60)",
+        -2,
+    ),
+    "terminated_in_a_thread_of_work": (
+        "import os, signal, threading\n"
+        "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
+        "while True: x * 2",
+        -15,
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_trace_is_whole_however_the_program_ends(tmp_path: Path, ending: str) -> None:
+    """The trace is valid and holds every allocation; the status is the ending's; nothing is left over."""
+    code, status = ENDINGS[ending]
+    write(tmp_path / "script.py", ITERATE.format(count=300) + code)
+    done = outcome(start(tmp_path, *MEMPOOL, "--record", "t.trace", "--json", "r.json", "script.py"))
+    assert done.status == status, done.stderr
+    trace = read_trace(tmp_path / "t.trace")
+    assert (trace.kind == Kind.ALLOC).sum() >= 900
+    assert "mempool: numpy" in done.stderr
+    report = json.loads((tmp_path / "r.json").read_text())["pools"]["numpy"]
+    assert report["allocations"] >= 900
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "script.py", "t.trace"]
+
+
+def test_a_second_signal_while_the_trace_is_written_does_not_tear_it(tmp_path: Path) -> None:
+    """SIGTERM twice, at once: the trace is whole and the status is SIGTERM's."""
+    write(tmp_path / "script.py", ITERATE.format(count=3000) + SLEEPER.format(setup=""))
+    process = start(tmp_path, *MEMPOOL, "--record", "t.trace", "script.py")
+    assert process.stdout is not None
+    while process.stdout.readline() != "ready\n":
+        pass
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.002)
+    process.send_signal(signal.SIGTERM)
+    assert outcome(process).status == -15
+    assert len(read_trace(tmp_path / "t.trace")) > 9000
+
+
+CHILDREN = """
+import multiprocessing, os, subprocess, sys
+import numpy as np
+
+def work(n):
+    for _ in range(50):
+        y = np.arange(40_000.0) * n
+    return float(y.sum())
+
+if __name__ == '__main__':
+    if sys.argv[1] == 'subprocess':
+        subprocess.run([sys.executable, '-c', 'import numpy; numpy.ones(99_999)'], check=True)
+    elif sys.argv[1] == 'os.fork':
+        if os.fork() == 0:
+            work(1); sys.exit()
+        os.wait()
+    else:
+        process = multiprocessing.get_context(sys.argv[1]).Process(target=work, args=(2,))
+        process.start(); process.join()
+    print(work(3))
+"""
+
+
+@pytest.mark.parametrize("way", ["spawn", "fork", "forkserver", "subprocess", "os.fork"])
+def test_children_have_a_trace_of_their_own_only_if_asked(tmp_path: Path, way: str) -> None:
+    """With --children each process that allocates writes one whole trace; without, only the first does."""
+    write(tmp_path / "script.py", CHILDREN)
+    alone = outcome(start(tmp_path, *MEMPOOL, "--record", "a.trace", "script.py", way))
+    asked = outcome(start(tmp_path, *MEMPOOL, "--children", "--record", "b.trace", "script.py", way))
+    assert alone.status == asked.status == 0, asked.stderr
+    assert alone.stdout == asked.stdout
+    assert [path.name for path in tmp_path.glob("a*")] == ["a.trace"]
+    traces = list(tmp_path.glob("b*"))
+    assert len(traces) >= 2
+    assert all(len(read_trace(path)) for path in traces)
+    assert alone.stderr.count("mempool: numpy") == 1
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_framework_that_is_not_imported_is_not_imported_by_us(tmp_path: Path) -> None:
+    """A program without NumPy runs without it, and is told that there is nothing to report."""
+    write(tmp_path / "script.py", "import sys; print('numpy' in sys.modules, 'mempool' in sys.modules)")
+    done = outcome(start(tmp_path, *MEMPOOL, "script.py"))
+    assert done.stdout == "False False\n"
+    assert done.stderr.startswith("mempool: nothing to report")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_recorded_plan_serves_the_next_run(tmp_path: Path) -> None:
+    """record, plan, run --plan: the results stay, and the plan is in effect from the first iterations."""
+    write(tmp_path / "script.py", ITERATE.format(count=400))
+    first = outcome(start(tmp_path, *MEMPOOL, "--record", "t.trace", "script.py"))
+    planned = outcome(start(tmp_path, COMMAND, "plan", "t.trace", "-o", "t.plan"))
+    assert planned.status == 0, planned.stderr
+    again = outcome(start(tmp_path, *MEMPOOL, "--plan", "t.plan", "--json", "r.json", "script.py"))
+    assert again.status == 0, again.stderr
+    assert again.stdout == first.stdout
+    report = json.loads((tmp_path / "r.json").read_text())["pools"]["numpy"]
+    assert report["state"] == "replaying"
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "says"),
+    [
+        ((), 2, "Missing argument"),
+        (("--frobnicate", "script.py"), 2, "--frobnicate"),
+        (("nowhere.py",), 3, "nowhere.py"),
+        (("--record", "no/folder/t", "script.py"), 3, "no/folder/t"),
+        (("--plan", "script.py", "script.py"), 3, "script.py"),
+        (("--max-reserved", "lots", "script.py"), 2, "lots"),
+        (("hidden/script.py",), 2, "traces"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_nothing_runs(
+    tmp_path: Path, command: tuple[str, ...], status: int, says: str
+) -> None:
+    """Errors of ours come before the program, in one line, with the documented exit code."""
+    write(tmp_path / "script.py", "print('ran')")
+    write(tmp_path / "hidden" / "script.py", "print('ran')")
+    write(tmp_path / "hidden" / "traces.py", "")
+    done = outcome(start(tmp_path, *MEMPOOL, *command))
+    assert (done.stdout, done.status) == ("", status), done.stderr
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1

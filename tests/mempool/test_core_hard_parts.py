@@ -1,0 +1,380 @@
+"""What a literal reading gets wrong, at the level of the native client: see "The hard parts" in the docs."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from cores import Core, pattern
+
+from mempool import _core
+
+MIB = 1 << 20
+
+
+def test_a_plan_is_refused_where_anything_alive_intersects_it_neighbour_or_not() -> None:
+    """P0 is kept alive, P1 is rejected for it, and then K lies over both."""
+    core = Core()
+    core.client.load(None, pattern([1000, 1500, 2500], [0, 512, 0]))
+    p0 = core.allocate(1000)
+    p1 = core.allocate(1500)
+    assert core.outcomes["occupied"] == 1
+    k = core.allocate(2500)
+    assert core.outcomes["occupied"] == 2
+    assert len({p0, p1, k}) == 3
+    assert core.arena_alive == 1
+
+
+def test_buffers_of_one_plan_stay_whole_while_another_replays() -> None:
+    core = Core()
+    core.client.load(None, pattern([1000, 2000, 3000], [0, 1024, 3072]))
+    kept = [core.allocate(size) for size in (1000, 2000, 3000)]
+    core.client.load(None, pattern([9000, 800, 700], [0, 512, 16384]))
+    core.allocate(9000)
+    core.allocate(800)
+    core.allocate(700)
+    assert core.outcomes["occupied"] == 2
+    assert core.hits == 4
+    for address in kept:
+        core.free(address)
+    core.client.drop_patterns()
+    core.give_everything_back()
+
+
+def test_a_buffer_of_a_dropped_plan_still_guards_its_place() -> None:
+    core = Core()
+    core.client.load(None, pattern([5000], [0]))
+    old = core.allocate(5000)
+    core.client.drop_patterns()
+    core.client.load(None, pattern([600, 600], [4608, 5120]))
+    core.allocate(600)
+    core.allocate(600)
+    assert core.outcomes["occupied"] == 1
+    assert core.hits == 2
+    core.free(old)
+    core.give_everything_back()
+
+
+# --- where a request goes that is not planned
+
+
+def arena_of(core: Core, address: int) -> bool:
+    """Whether an address lies in the arena, told by what freeing it does."""
+    before = core.arena_alive
+    core.free(address)
+    return core.arena_alive < before
+
+
+def test_the_fallback_takes_free_segments_first_then_holes_then_the_device() -> None:
+    core = Core()
+    core.pool.set_retained_limit(1 << 30)
+    core.client.load(None, pattern([600_000, 700], [0, 700_416]))
+    spare = core.allocate(300_000)
+    core.free(spare)
+    core.run(range(2000, 11_000, 1000))  # far out of step
+    assert core.allocate(300_000) == spare  # a free segment
+    committed = core.committed
+    hole = core.allocate(300_000)
+    assert core.committed == committed
+    assert arena_of(core, hole)
+    core.allocate(900_000)  # fits no hole
+    assert core.committed > committed
+
+
+def test_a_program_in_step_keeps_out_of_the_holes_it_is_about_to_use() -> None:
+    core = Core()
+    core.client.load(None, pattern([600_000, 700_000]))
+    core.allocate(600_000)
+    extra = core.allocate(300_000)
+    assert not arena_of(core, extra)
+    core.allocate(700_000)
+    assert core.hits == 2
+
+
+def test_after_the_last_planned_allocation_the_holes_are_free_until_the_mark() -> None:
+    core = Core()
+    core.client.load(None, pattern([600_000]))
+    core.step()
+    core.free(core.allocate(600_000))
+    assert arena_of(core, core.allocate(300_000))
+
+
+def test_before_memory_runs_out_even_holes_in_step_are_used() -> None:
+    core = Core(capacity=3 * MIB // 2, page=0)
+    core.client.load(None, pattern([600_000, 700_000]))
+    core.allocate(600_000)
+    extra = core.allocate(690_000)
+    assert arena_of(core, extra)
+
+
+def test_what_other_streams_left_is_used_before_memory_runs_out() -> None:
+    core = Core(capacity=1 * MIB, page=0)
+    core.pool.set_retained_limit(1 << 30)
+    core.free(core.allocate(900_000, stream=1), stream=1)
+    core.free(core.allocate(900_000, stream=2), stream=2)
+    core.allocate(900_000, stream=3)
+
+
+def test_unused_plans_are_dropped_before_memory_runs_out() -> None:
+    core = Core(capacity=6 * MIB)
+    core.client.load(None, pattern([4 * MIB, 1000]))
+    core.client.load(None, pattern([2000, 3000]))
+    for _ in range(3):
+        assert core.run([2000, 3000]) == 2
+    kept = core.allocate(2000)
+    core.client.enter_dynamic()
+    core.allocate(5 * MIB)
+    assert core.client.patterns() == 1
+    core.free(kept)
+    core.give_everything_back()
+
+
+def test_running_out_leaves_everything_as_it_was() -> None:
+    core = Core(capacity=4 * MIB)
+    core.client.load(None, pattern([MIB, MIB]))
+    core.allocate(MIB)
+    assert core.client.allocate(40 * MIB) == 0
+    assert core.client.last_out_of_memory()["asked_bytes"] == 40 * MIB
+    core.allocate(700)
+    assert core.hits == 1
+    for address in list(core.live):
+        core.free(address)
+    assert core.run([MIB, MIB]) + core.run([MIB, MIB]) + core.run([MIB, MIB]) >= 2
+    core.give_everything_back()
+
+
+# --- the arena
+
+
+@pytest.mark.parametrize("page", [0, 4096])
+def test_an_arena_that_cannot_be_had_is_tried_again_later(page: int) -> None:
+    core = Core(capacity=3 * MIB, page=page)
+    stays = core.allocate(2 * MIB)
+    core.client.load(None, pattern([MIB, MIB + 512]))
+    core.step()
+    assert core.run([MIB]) == 0
+    assert core.outcomes["no_arena"] == 1
+    core.free(stays)
+    for _ in range(6):
+        core.step()
+        core.run([MIB, MIB + 512]) if core.client.state()["replaying"] else core.run([MIB])
+    core.step()
+    assert core.run([MIB, MIB + 512]) == 2
+    core.give_everything_back()
+
+
+def test_a_larger_plan_grows_an_arena_of_pages_under_live_buffers() -> None:
+    core = Core(page=4096)
+    core.client.load(None, pattern([MIB]))
+    kept = core.allocate(MIB)
+    core.client.load(None, pattern([600, 2 * MIB], [3 * MIB, MIB]))
+    core.step()
+    assert core.run([600, 2 * MIB]) == 2
+    assert kept in core.live
+
+
+def test_a_larger_plan_waits_until_nothing_lives_where_the_arena_cannot_grow() -> None:
+    core = Core(page=0)
+    small, large = [MIB, MIB + 512], [MIB, MIB + 512, 3 * MIB]
+    core.client.load(None, pattern(small))
+    core.step()
+    kept = core.allocate(MIB)
+    core.client.install(pattern(large, [0, MIB, 4 * MIB]))
+    for _ in range(2):
+        core.step()
+        assert core.run(small) == 1  # the first is occupied by the kept one
+    assert core.client.state()["replaying"]
+    core.free(kept)
+    for _ in range(6):
+        core.step()
+        core.run(large)
+    core.step()
+    assert core.run(large) == 3
+
+
+def test_where_the_larger_arena_is_refused_the_smaller_goes_on() -> None:
+    core = Core(page=0, capacity=4 * MIB)
+    core.client.load(None, pattern([MIB, MIB + 512]))
+    core.step()
+    assert core.run([MIB, MIB + 512]) == 2
+    core.client.install(pattern([5 * MIB, 600]))
+    for _ in range(8):
+        core.step()
+        assert core.run([MIB, MIB + 512]) == 2
+    core.give_everything_back()
+
+
+def test_an_arena_given_back_is_taken_again_at_the_next_boundary() -> None:
+    core = Core()
+    core.client.load(None, pattern([MIB, 700]))
+    core.step()
+    assert core.run([MIB, 700]) == 2
+    assert core.pool.release_arena()
+    core.step()
+    assert core.run([MIB, 700]) == 2
+
+
+def test_an_arena_changes_its_stream_only_while_nothing_in_it_lives() -> None:
+    core = Core()
+    core.client.load(None, pattern([MIB, 700]))
+    kept = core.allocate(MIB)
+    core.client.load(None, pattern([MIB + 8, 800], stream=3, sequence=1))
+    core.step()
+    assert core.run([MIB + 8, 800], stream=3) == 0
+    core.free(kept)
+    for _ in range(5):
+        core.step()
+    assert core.run([MIB + 8, 800], stream=3) == 2
+
+
+def test_a_clients_arena_ends_with_it() -> None:
+    core = Core()
+    other = _core.Client(core.pool, "other")
+    other.load(None, pattern([8 * MIB]))
+    assert core.committed >= 8 * MIB
+    del other
+    assert core.committed == 0
+
+
+@pytest.mark.parametrize("page", [0, 4096])
+def test_training_fits_memory_barely_larger_than_its_load(page: int) -> None:
+    """1.05 x (peak load + persistent), from the warm-up on, with everything that stays made in its middle."""
+    sizes = [MIB * k for k in (3, 1, 4, 1, 5, 2, 6, 5)]
+    offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]]).tolist()
+    sizes = [size - 4096 * k for k, size in enumerate(sizes)]  # all different
+    parameters = [MIB // 2, MIB, MIB // 4]
+    core = Core(capacity=int(1.05 * (27 * MIB + sum(parameters))), page=page)
+    for size in parameters[:2]:
+        core.allocate(size)
+    core.step()
+    core.run(sizes[:4])
+    core.allocate(parameters[2])
+    core.run(sizes)
+    core.step()
+    core.run(sizes)
+    core.client.install(pattern(sizes, offsets))
+    for _ in range(10):
+        core.step()
+        assert core.run(sizes) == len(sizes)
+
+
+# --- what nobody should hand in
+
+
+def test_patterns_that_cannot_be_replayed_are_refused() -> None:
+    core = Core()
+    good = pattern([1000])
+    with pytest.raises(ValueError, match="at least one table"):
+        core.client.install(_core.Pattern(arena_bytes=0))
+    with pytest.raises(ValueError, match="alignment"):
+        core.client.install(pattern([1000], [64]))
+    with pytest.raises(ValueError, match="cyclic"):
+        core.client.install(pattern([1000], cyclic=False))
+    with pytest.raises(ValueError, match="cyclic"):
+        core.client.load(good, good)
+    assert core.client.patterns() == 0
+    core.client.install(_core_huge())
+    core.step()
+    core.step()
+    assert core.run([1000]) == 0
+    assert not core.client.state()["replaying"]
+
+
+def _core_huge() -> _core.Pattern:
+    huge = _core.Pattern(arena_bytes=(1 << 64) - 1)
+    huge.add_table(sequence=0, stream=0, sizes=np.array([1000]), offsets=np.array([[0]]))
+    return huge
+
+
+def test_double_and_foreign_frees_are_told_apart() -> None:
+    core = Core()
+    core.pool.set_retained_limit(1 << 30)
+    core.client.load(None, pattern([1000]))
+    for number, size in enumerate([1000, 300, 5000, MIB], 1):
+        address = core.allocate(size)
+        core.free(address)
+        assert not core.client.free(address)
+        assert core.client.stats()["double_frees"] == number
+    assert not core.client.free(0)
+    assert not core.client.free(12345)
+    assert core.client.stats()["foreign_frees"] == 2
+
+
+def test_blocks_freed_on_several_streams_do_not_strand_their_segment() -> None:
+    for page in (0, 4096):
+        core = Core(page=page)
+        core.pool.set_retained_limit(1 << 30)
+        blocks = [core.allocate(10_000) for _ in range(30)]
+        for number, address in enumerate(blocks):
+            core.free(address, stream=number % 3)
+        core.give_everything_back()
+
+
+def test_thousands_of_holes_of_one_size_do_not_make_the_fallback_slow() -> None:
+    client = _core.Client(_core.Pool(device=_core.SimulatedDevice(page=4096)), "test")
+    blocks = [client.allocate(1536) for _ in range(60_000)]
+    for address in blocks[::2]:
+        client.free(address)
+    begin = time.perf_counter()
+    for _ in range(30_000):
+        client.allocate(1500)
+    assert time.perf_counter() - begin < 2
+
+
+# --- small allocations
+
+
+@pytest.mark.parametrize("page", [0, 4096, 1 << 16, 1 << 21, 1 << 22])
+@pytest.mark.parametrize("alignment", [64, 512, 1 << 14, 1 << 15])
+@pytest.mark.parametrize("small", [0, 512, 1 << 20])
+def test_any_threshold_alignment_and_page_size_serve_small_requests(
+    page: int, alignment: int, small: int
+) -> None:
+    device = _core.SimulatedDevice(page=page, alignment=alignment)
+    pool = _core.Pool(device=device, small_bytes=small)
+    client = _core.Client(pool, "test")
+    live = {}
+    for size in [*range(1, 700, 13), 1000, 5000, 16384, 16385, 70_000]:
+        address = client.allocate(size)
+        assert address % alignment == 0
+        assert all(address + size <= a or a + b <= address for a, b in live.items())
+        live[address] = size
+    for address in list(live)[::2]:
+        client.free(address)
+    pool.trim()
+    assert (
+        pool.stats()["reserved"]["current"] == device.counts().committed >= client.stats()["live"]["current"]
+    )
+    for address in list(live)[1::2]:
+        assert client.free(address)
+    pool.trim()
+    counts = device.counts()
+    assert (counts.committed, counts.live_reservations, counts.errors) == (0, 0, 0)
+
+
+# --- statistics and recording
+
+
+def test_realloc_is_recorded_as_a_new_buffer_and_then_the_end_of_the_old() -> None:
+    core = Core()
+    core.client.set_recording(True)
+    old = core.client.allocate(5000)
+    new, foreign = core.client.reallocate(old, 9000)
+    assert not foreign
+    core.client.free(new)
+    packed, _, whole = core.client.recording()
+    events = np.frombuffer(packed, np.dtype(list(_core.EVENT_FIELDS)))
+    assert whole
+    assert events["kind"].tolist() == [0, 0, 1, 1]
+    assert events["address"].tolist() == [old, new, old, new]
+    assert events["size"].tolist() == [5000, 9000, 0, 0]
+
+
+def test_a_failed_realloc_leaves_the_old_buffer_valid() -> None:
+    core = Core(capacity=2 * MIB)
+    old = core.allocate(MIB)
+    assert core.client.reallocate(old, 8 * MIB) == (0, False)
+    assert core.client.reallocate(12345, 8) == (0, True)
+    assert core.pool.owns(old)
+    core.give_everything_back()

@@ -1,0 +1,47 @@
+"""What the core asks of the kernel and of its own tables stays bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mempool import _core
+
+
+def mappings() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
+def test_pages_given_back_between_live_buffers_do_not_become_mappings() -> None:
+    pool = _core.Pool(device=_core.HostDevice())
+    client = _core.Client(pool, "test")
+    buffers = [client.allocate(4096) for _ in range(20_000)]
+    for buffer in buffers[::2]:
+        client.free(buffer)
+    before, reserved = mappings(), pool.stats()["reserved"]["current"]
+    pool.trim()
+    assert pool.stats()["reserved"]["current"] < 0.6 * reserved
+    assert mappings() - before < 500
+    again = [client.allocate(4096) for _ in range(10_000)]
+    for buffer in buffers[1::2] + again:
+        assert client.free(buffer)
+
+
+def test_a_hole_is_found_in_time_where_everything_is_full_of_them() -> None:
+    """A search looks at a bounded number of ranges, goes on where the last one stopped, and comes round."""
+    guard = _core.Occupancy()
+    for begin in range(0, 1 << 20, 256):
+        guard.take(begin, begin + 192)
+    limit = 1 << 20
+    found = set()
+    for _ in range(200):
+        begin = guard.find_hole(64, 64, limit - 64)
+        if begin == limit - 64:
+            continue
+        assert guard.is_free(begin, begin + 64)
+        found.add(begin)
+    assert len(found) >= 8
+    guard.release(512 * 256)
+    assert any(guard.find_hole(200, 64, limit - 64) == 512 * 256 - 64 for _ in range(64))

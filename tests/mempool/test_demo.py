@@ -1,0 +1,88 @@
+"""The demonstration: the pool changes nothing but memory and time."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mempool.cli.app import call
+from mempool.demo import race as module
+from mempool.demo.network import LAYERS, Data, Network
+from mempool.demo.race import Race, WorkerError, race
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["marks", "no-marks"])
+def done(request: pytest.FixtureRequest) -> Race:
+    return race("numpy", marks=request.param, steps=10, turns=8, show=lambda _: None)
+
+
+def test_results_are_identical_to_the_bit(done: Race) -> None:
+    """All losses and the parameters agree between two runs of the default allocator, and with the pool."""
+    assert done.repeatable
+    assert done.identical
+    assert len(done.pool.losses) == 80
+
+
+def test_the_steady_state_has_no_misses(done: Race) -> None:
+    """Once the plan is in effect, every allocation that it covers is at its planned address."""
+    answer = done.answer()
+    assert answer["state"] == "replaying"
+    assert answer["hits"] > 0
+    assert answer["misses"] == 0
+    assert answer["coverage"] >= 0.99
+
+
+def test_memory_is_the_peak_load_and_what_stays(done: Race) -> None:
+    """Reserved memory is at most 2 % above peak load and persistent buffers, and Linux sees little on top."""
+    answer = done.answer()
+    needed = answer["peak_load_bytes"] + answer["persistent_bytes"]
+    assert answer["lower_bound_bytes"] <= answer["arena_bytes"] <= answer["reserved_bytes"]
+    assert needed <= answer["reserved_bytes"] <= 1.02 * needed
+    assert answer["resident_bytes"]["pool"] <= 1.15 * answer["reserved_peak_bytes"]
+
+
+def test_every_json_key_is_documented(done: Race) -> None:
+    """Keys are an interface: docs/cli.md has each of them, and the object is JSON."""
+    documented = set(re.findall(r"`([a-z0-9_]+)`", DOCS.read_text()))
+    assert json.loads(json.dumps(done.answer())).keys() <= documented
+
+
+def test_the_network_learns() -> None:
+    """It is a real network: the loss of seeded data goes down."""
+    network, data = Network(np, layers=(LAYERS[0], 64, LAYERS[-1])), Data(np)
+    losses = [network.step(*data.batch()) for _ in range(60)]
+    assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[:10])
+
+
+def test_the_gradients_are_those_of_the_loss() -> None:
+    """Backpropagation agrees with finite differences in the direction of the gradient itself."""
+    network, data = Network(np, layers=(LAYERS[0], 20, LAYERS[-1])), Data(np)
+    network.parameters = [values.astype(np.float64) for values in network.parameters]
+    images, labels = data.batch()
+    layers, _, slope = network.forward(images.astype(np.float64), labels)
+    gradients = network.backward(layers, slope)
+    start, step = network.parameters, 1e-6
+
+    def moved(by: float) -> float:
+        network.parameters = [values + by * grad for values, grad in zip(start, gradients, strict=True)]
+        return network.forward(images, labels)[1]
+
+    slope_found = (moved(step) - moved(-step)) / (2 * step)
+    assert slope_found == pytest.approx(sum(float((grad**2).sum()) for grad in gradients), rel=1e-4)
+
+
+def test_a_process_that_fails_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 4 and the last words of the process."""
+    monkeypatch.setattr(module, "WORKER", ("-c", "raise SystemExit('no such luck')"))
+    with pytest.raises(WorkerError, match="no such luck"):
+        race("numpy", marks=True, steps=1, turns=5, show=lambda _: None)
+    assert call(["demo"]) == 4
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,288 @@
+"""What a departure from the plan costs in hits; that it never costs results, ``Core`` sees to."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from cores import Core, pattern
+from hypothesis import given
+from hypothesis import strategies as st
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WINDOW = 8
+#: All different, so that every window is unique.
+SIZES = [1000 + 700 * k for k in range(40)]
+
+
+@pytest.fixture
+def core() -> Core:
+    made = Core()
+    made.client.load(None, pattern(SIZES))
+    return made
+
+
+def in_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_a_loaded_plan_hits_from_the_first_allocation_on(core: Core, marks: bool) -> None:
+    for _ in range(5):
+        if marks:
+            core.step()
+        assert core.run(SIZES) == len(SIZES)
+    assert core.misses == 0
+
+
+@pytest.mark.parametrize("marks", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("place", [0, 1, 20, 39])
+def test_extra_allocations_cost_only_themselves(core: Core, marks: bool, count: int, place: int) -> None:
+    for _ in range(3):
+        if marks:
+            core.step()
+        assert core.run(SIZES[:place] + [999_000] * count + SIZES[place:]) == len(SIZES)
+    assert core.misses == 3 * count
+
+
+@pytest.mark.parametrize("marks", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("place", [0, 1, 20])
+def test_changed_shapes_cost_only_themselves(core: Core, marks: bool, count: int, place: int) -> None:
+    for _ in range(3):
+        if marks:
+            core.step()
+        changed = SIZES[:place] + [size + 8 for size in SIZES[place : place + count]] + SIZES[place + count :]
+        assert core.run(changed) == len(SIZES) - count
+    assert core.misses == 3 * count
+
+
+@given(place=st.integers(0, 39), gone=st.integers(1, 20), extra=st.lists(st.integers(513, 900), max_size=30))
+def test_whatever_is_cut_out_and_put_in_the_pool_realigns_within_two_windows(
+    place: int, gone: int, extra: list[int]
+) -> None:
+    core = Core()
+    core.client.load(None, pattern(SIZES))
+    assert core.run(SIZES) == 40
+    rest = SIZES[place + gone :]
+    core.run(SIZES[:place] + extra)
+    for _ in range(2):  # nothing tells where an iteration begins
+        core.run(rest)
+        rest = SIZES
+    assert core.run(SIZES) == 40
+
+
+def test_an_evaluation_in_the_middle_costs_itself_and_one_window(core: Core) -> None:
+    evaluation = [50_000 + 100 * k for k in range(25)]
+    for _ in range(3):
+        core.step()
+        assert core.run(SIZES[:20]) == 20
+        assert core.run(evaluation) == 0
+        assert core.run(SIZES[20:]) >= 20 - WINDOW
+
+
+def test_an_evaluation_in_a_dynamic_scope_costs_nothing(core: Core) -> None:
+    for _ in range(3):
+        core.step()
+        assert core.run(SIZES[:20]) == 20
+        core.client.enter_dynamic()
+        assert core.run(SIZES[3:30]) == 0
+        core.client.leave_dynamic()
+        assert core.run(SIZES[20:]) == 20
+    assert core.misses == 0
+
+
+def test_an_exception_half_way_costs_nothing_after_the_next_mark(core: Core) -> None:
+    for until in (40, 13, 40, 1, 40):
+        core.step()
+        assert core.run(SIZES[:until]) == until
+    assert core.misses == 0
+
+
+def test_an_exception_half_way_without_marks_costs_a_window(core: Core) -> None:
+    core.run(SIZES)
+    core.run(SIZES[:13])
+    assert core.run(SIZES) >= 40 - 2 * WINDOW
+    assert core.run(SIZES) == 40
+
+
+A = SIZES
+B = SIZES[:20] + [90_000 + 1000 * k for k in range(20)]
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_patterns_with_a_shared_prefix_switch_at_the_first_difference(marks: bool) -> None:
+    core = Core()
+    core.client.load(None, pattern(A))
+    core.client.load(None, pattern(B))
+    for sizes in [A, B, A, A, B, B, A, B, A, B]:
+        if marks:
+            core.step()
+        assert core.run(sizes) == 40
+    assert core.misses == 0
+
+
+def test_alternating_patterns_begin_with_the_predicted_successor() -> None:
+    # Nothing is shared but the first size, and the two plans put it at different places.
+    one, two = SIZES, [SIZES[0], *(size + 8 for size in SIZES[1:])]
+    core = Core()
+    core.client.load(None, pattern(one))
+    core.client.load(None, pattern(two, [1 << 20, *(512 * 128 * k for k in range(1, 40))]))
+    first = {}
+    for number in range(8):
+        core.step()
+        sizes = (one, two)[number % 2]
+        before = core.allocate(sizes[0])
+        core.free(before)
+        core.run(sizes[1:])
+        first.setdefault(number % 2, []).append(before)
+    assert len(set(first[0][2:])) == len(set(first[1][2:])) == 1
+    assert first[0][-1] != first[1][-1]
+
+
+def test_threads_that_swap_their_work_lose_nothing_with_marks() -> None:
+    other = [size + 8 for size in SIZES]
+    offsets = [(1 << 20) + 65536 * k for k in range(40)]
+    core = Core(capacity=1 << 30)
+    core.client.load(None, pattern(SIZES, others=[(1, 0, other, offsets)]))
+    work = {"main": SIZES, "worker": other}
+    turn = {"main": threading.Semaphore(0), "worker": threading.Semaphore(0)}
+    done = threading.Semaphore(0)
+    hits: list[int] = []
+
+    def loop(name: str) -> None:
+        for _ in range(6):
+            turn[name].acquire()
+            hits.append(core.run(work[name]))
+            done.release()
+
+    threads = [threading.Thread(target=loop, args=(name,)) for name in work]
+    for thread in threads:
+        thread.start()
+    core.run([600])
+    for _ in range(6):
+        core.step()
+        for name in work:
+            turn[name].release()
+            done.acquire()
+        work["main"], work["worker"] = work["worker"], work["main"]
+    for thread in threads:
+        thread.join()
+    assert hits[2:] == [40] * 10
+
+
+def test_a_new_thread_each_iteration_takes_over_the_sequence_of_the_one_that_ended(core: Core) -> None:
+    core.step()
+    assert core.run(SIZES) == 40
+    both = Core()
+    other = [size + 8 for size in SIZES]
+    both.client.load(None, pattern(SIZES, others=[(1, 0, other, [(1 << 20) + 65536 * k for k in range(40)])]))
+    both.step()
+    for _ in range(5):
+        in_thread(lambda: both.run(other))
+        both.run(SIZES)
+        both.step()
+    assert both.misses == 0
+    assert both.client.state()["sequences"] == 2
+
+
+def test_a_program_that_left_is_found_again_when_it_comes_back(core: Core) -> None:
+    core.run(SIZES)
+    core.run([513 + 3 * k for k in range(1000)])
+    for _ in range(10):
+        core.run(SIZES)
+    assert core.run(SIZES) == 40
+
+
+def test_rotating_addresses_let_a_value_be_replaced_after_the_new_one_exists() -> None:
+    core = Core()
+    core.client.load(None, pattern([40_000, 600], [[0, 41_472], [40_448, 81_920]]))
+    held = None
+    for _ in range(10):
+        new = core.allocate(40_000)
+        if held is not None:
+            core.free(held)
+        held = new
+        core.free(core.allocate(600))
+    assert core.misses == 0
+
+
+def test_threads_agree_on_the_iteration_whenever_they_began() -> None:
+    """Rotating addresses of two threads fit only if both count iterations alike."""
+    core = Core()
+    offsets = [[0, 1024], [2048, 3072]]
+    made = pattern([600, 700], offsets, others=[(1, 0, [800, 900], [[1024, 0], [3072, 2048]])])
+    core.client.load(None, made)
+    for number in range(7):
+        core.step()
+        held = [core.allocate(600), core.allocate(700)]
+        if (
+            number >= 3
+        ):  # the other thread comes late, and its share is free only in the same iteration's column
+            in_thread(lambda: core.run([800, 900]))
+        for address in held:
+            core.free(address)
+    assert core.misses == 0
+
+
+def test_what_follows_the_last_planned_allocation_waits_for_the_mark(core: Core) -> None:
+    core.step()
+    core.run(SIZES)
+    assert core.run(SIZES) == 0
+    assert core.outcomes["exhausted"] == 40
+    core.step()
+    assert core.run(SIZES) == 40
+
+
+def test_a_mark_begun_twice_does_not_shut_the_client_out(core: Core) -> None:
+    from mempool._core import Mark
+
+    core.client.mark(Mark.BEGIN)
+    core.client.mark(Mark.BEGIN)
+    assert core.run(SIZES) == 40
+    core.client.mark(Mark.END)
+    assert core.run(SIZES) == 0
+    core.client.mark(Mark.END)
+    core.client.mark(Mark.BEGIN)
+    assert core.run(SIZES) == 40
+    core.client.leave_dynamic()
+    core.client.mark(Mark.STEP)
+    assert core.run(SIZES) == 40
+
+
+def test_a_warm_up_leads_into_its_steady_pattern() -> None:
+    core = Core()
+    warm = pattern([700, 800, *SIZES], [-1, -1, *range(0, 40 * 65536, 65536)], cyclic=False, marks=[2, 42])
+    core.client.load(warm, pattern(SIZES, list(range(0, 40 * 65536, 65536))))
+    core.allocate(700)
+    core.allocate(800)
+    for _ in range(4):
+        core.step()
+        assert core.run(SIZES) == 40
+    assert core.misses == 0
+
+
+def test_other_streams_than_the_arenas_are_served_elsewhere() -> None:
+    core = Core()
+    core.client.load(None, pattern(SIZES, others=[(1, 5, SIZES, [(1 << 21) + 65536 * k for k in range(40)])]))
+    core.run([600])
+    assert core.run(SIZES, stream=5) == 0
+    assert core.outcomes["other_stream"] == 40
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_a_pattern_that_is_the_beginning_of_another_gives_way_to_it(marks: bool) -> None:
+    core = Core()
+    core.client.load(None, pattern(SIZES))
+    core.client.load(None, pattern(SIZES[:25]))
+    for count in (25, 40, 40, 25, 40, 25, 25, 40):
+        if marks:
+            core.step()
+        assert core.run(SIZES[:count]) == count
+    assert core.misses == 0

@@ -1,0 +1,110 @@
+"""The core without Python, under sanitizers and without its guards: see tests/native/stress.cpp."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "native"))
+
+import build  # noqa: E402
+
+DEVICES = ["host", "pages", "whole"]
+GUARDS = ["cells", "strangers", "hole", "arena_end", "own_size", "lock", "stream", "wait", "fork"]
+#: MEMPOOL_STRESS_SECONDS: how long a full run goes on for each build and device.
+FULL_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where objects are kept from one run to the next; a temporary folder where the tree is read-only."""
+    kept = ROOT / "build" / "native"
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return tmp_path_factory.mktemp("native")
+    return kept if os.access(kept, os.W_OK) else tmp_path_factory.mktemp("native")
+
+
+def harness(folder: Path, sanitizer: str, *, mutations: bool = False) -> Path:
+    if not build.has_sanitizer(sanitizer):
+        pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")
+    return build.build("stress", folder, sanitizer=sanitizer, mutations=mutations)
+
+
+def stress(
+    program: Path, device: str, seed: int, rounds: int, *, removed: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ, TSAN_OPTIONS="halt_on_error=1")
+    if removed is not None:
+        environment["MEMPOOL_REMOVED_GUARD"] = removed
+    command = [str(program), device, str(seed), str(rounds), "3", "fork"]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=200, check=False, errors="replace"
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+def test_random_programs_on_threads_keep_every_promise(folder: Path, sanitizer: str, device: str) -> None:
+    program = harness(folder, sanitizer)
+    hits = 0
+    for seed in range(2):
+        done = stress(program, device, seed, 3)
+        assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
+        hits += json.loads(done.stdout)["hit"]
+    assert hits > 0
+
+
+@pytest.mark.full
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sanitizer", ["none", "address", "thread"])
+def test_many_random_programs_on_threads_keep_every_promise(
+    folder: Path, sanitizer: str, device: str
+) -> None:
+    program = harness(folder, sanitizer)
+    seed = time.time_ns()
+    until = time.monotonic() + FULL_SECONDS
+    while time.monotonic() < until:
+        done = stress(program, device, seed, 12)
+        assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
+        seed += 1
+
+
+@pytest.mark.mutation
+@pytest.mark.timeout(0)
+def test_the_harness_notices_each_guard_that_is_taken_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = harness(folder, "none", mutations=True)
+    survived = []
+    rows = []
+    for guard in [None, *GUARDS]:
+        runs = [
+            stress(program, device, seed, 4, removed=guard)
+            for seed in range(1 if guard == "fork" else 3)
+            for device in DEVICES
+        ]
+        failed = [run for run in runs if run.returncode != 0]
+        reason = failed[0].stderr.strip().splitlines()[-1:] if failed else []
+        said = "".join(reason) or (f"signal {-failed[0].returncode}" if failed else "")
+        rows.append(f"{guard or '(none)':10} {len(failed)}/{len(runs)}  {said}")
+        if bool(failed) != (guard is not None):
+            survived.append(guard)
+    with capsys.disabled():
+        print("\nguard      failed  by", *rows, sep="\n")
+    assert survived == []
+
+
+def test_without_the_guard_of_the_arena_live_buffers_overlap(folder: Path) -> None:
+    program = harness(folder, "none", mutations=True)
+    assert stress(program, "pages", 2, 4).returncode == 0
+    assert any("overlap" in stress(program, "pages", seed, 4, removed="cells").stderr for seed in range(3))

@@ -1,0 +1,115 @@
+"""The native client alone, with plans made by hand, watched by an observer that trusts nobody."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mempool import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STEP = _core.Mark.STEP
+
+
+def pattern(
+    sizes: Sequence[int],
+    offsets: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    *,
+    cyclic: bool = True,
+    others: Sequence[tuple[int, int, Sequence[int], Sequence[int]]] = (),
+    stream: int = 0,
+    sequence: int = 0,
+    marks: Sequence[int] = (),
+    phase: int = 0,
+) -> _core.Pattern:
+    """A pattern of one sequence, or more: ``others`` are (sequence, stream, sizes, offsets).
+
+    Without offsets every position has a place of its own. A row of offsets: one for each unrolled iteration.
+    """
+    if offsets is None:
+        offsets = np.concatenate([[0], np.cumsum([-(-size // 512) * 512 for size in sizes])[:-1]]).tolist()
+    tables = [(sequence, stream, sizes, offsets), *others]
+    unroll = np.array(offsets).reshape(len(sizes), -1).shape[1]
+    rows = [np.array(o, np.int64).reshape(len(s), unroll) for *_, s, o in tables]
+    arena = max(int((o.max(axis=1) + s).max()) for o, (_, _, s, _) in zip(rows, tables, strict=True))
+    made = _core.Pattern(cyclic=cyclic, unroll=unroll, arena_bytes=arena)
+    for o, (number, on, s, _) in zip(rows, tables, strict=True):
+        made.add_table(
+            sequence=number, stream=on, sizes=np.array(s, np.int64), offsets=o, marks=list(marks), phase=phase
+        )
+    return made
+
+
+class Core:
+    """A simulated device, a pool and a client; no two live buffers may overlap."""
+
+    def __init__(
+        self, *, page: int = 4096, capacity: int = 1 << 40, large: int = 256 << 10, shared: int = 1 << 20
+    ) -> None:
+        self.device = _core.SimulatedDevice(
+            capacity=capacity, page=page, alignment=512, shared_segment=shared, large=large
+        )
+        self.pool = _core.Pool(device=self.device)
+        self.client = _core.Client(self.pool, "test")
+        self.live: dict[int, int] = {}
+
+    def allocate(self, size: int, stream: int = 0) -> int:
+        address = self.client.allocate(size, stream)
+        assert address != 0, "out of memory"
+        for other, length in self.live.items():
+            assert address + size <= other or other + length <= address, "two live buffers overlap"
+        self.live[address] = size
+        return address
+
+    def free(self, address: int, stream: int = 0) -> None:
+        del self.live[address]
+        assert self.client.free(address, stream)
+
+    def run(self, sizes: Sequence[int], stream: int = 0) -> int:
+        """Allocate all, then free all; how many hit."""
+        before = self.hits
+        addresses = [self.allocate(size, stream) for size in sizes]
+        hit = self.hits - before
+        for address in reversed(addresses):
+            self.free(address, stream)
+        return hit
+
+    def step(self) -> None:
+        self.client.mark(STEP)
+
+    @property
+    def hits(self) -> int:
+        return self.outcomes["hit"]
+
+    @property
+    def misses(self) -> int:
+        return sum(
+            count for name, count in self.outcomes.items() if name not in {"hit", "dynamic", "outside"}
+        )
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        outcomes: dict[str, int] = self.client.stats()["outcomes"]
+        return outcomes
+
+    @property
+    def arena_alive(self) -> int:
+        alive: int = self.pool.stats()["arena_alive"]
+        return alive
+
+    @property
+    def committed(self) -> int:
+        committed: int = self.device.counts().committed
+        return committed
+
+    def give_everything_back(self) -> None:
+        for address in list(self.live):
+            self.free(address)
+        self.client.drop_patterns()
+        self.pool.trim()
+        assert self.pool.release_arena()
+        assert self.committed == 0
+        assert self.device.counts().errors == 0

@@ -1,0 +1,120 @@
+"""Contenders in processes of their own that take turns, and the table of what they did."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WORKER = Path(__file__).parents[1] / "benchmarks" / "worker.py"
+_ONE_THREAD = dict.fromkeys(
+    ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS"), "1"
+)
+#: Name -> the shared library of Debian's package.
+PEERS = {"jemalloc": "jemalloc", "tcmalloc": "tcmalloc_minimal", "mimalloc": "mimalloc"}
+
+
+@dataclass
+class Contender:
+    """One process: which allocator it has, and what it answered.
+
+    Attributes:
+        preload: file name of a library to preload, or "".
+        turns: one dict for each timed turn, of lists with one value for each step.
+        end: its last answer.
+    """
+
+    name: str
+    allocator: str = "default"
+    preload: str = ""
+    turns: list[dict[str, list[Any]]] = field(default_factory=list)
+    end: dict[str, Any] = field(default_factory=dict)
+
+    def median(self, key: str) -> float:
+        """The median over all timed steps."""
+        return median(value for turn in self.turns for value in turn[key])
+
+    def rounds(self, key: str) -> list[float]:
+        """The median of each round."""
+        return [median(turn[key]) for turn in self.turns]
+
+
+def preload(name: str) -> str | None:
+    """The library of a peer, or None: not installed."""
+    return ctypes.util.find_library(PEERS[name])
+
+
+def ratio(one: Contender, other: Contender, key: str = "seconds") -> float:
+    """How many times as long `one` took: the median of the rounds' ratios, each of neighbours in time."""
+    return median(a / b for a, b in zip(one.rounds(key), other.rounds(key), strict=True))
+
+
+def race(contenders: Sequence[Contender], workload: str, *, steps: int, warm_up: int, rounds: int) -> None:
+    """Let all take turns of `steps`, `warm_up` untimed and then `rounds`, every second in reverse order."""
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(_Process(workload, one)) for one in contenders]
+        for turn in range(warm_up + rounds):
+            timed = turn >= warm_up
+            order = list(zip(contenders, processes, strict=True))
+            for one, process in reversed(order) if turn % 2 else order:
+                answer = process.ask(f"{'timed' if timed else 'steps'} {steps}")
+                if timed:
+                    one.turns.append(answer)
+        for one, process in zip(contenders, processes, strict=True):
+            one.end = process.ask("end")
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table in Markdown, columns aligned, floats with three digits."""
+    cells = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    width = [max(len(row[i]) for row in [list(columns), *cells]) for i in range(len(columns))]
+    line = "| " + " | ".join(f"{{:<{w}}}" for w in width) + " |"
+    rule = "|" + "|".join("-" * (w + 2) for w in width) + "|"
+    return "\n".join(["", title, "", line.format(*columns), rule, *(line.format(*row) for row in cells), ""])
+
+
+class _Process:
+    def __init__(self, workload: str, contender: Contender) -> None:
+        # The settings of this process's environment are not those of the benchmark.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("MEMPOOL", "LD_PRELOAD"))}
+        if contender.preload:
+            environment["LD_PRELOAD"] = contender.preload
+        self._name = contender.name
+        self._process = subprocess.Popen(
+            [sys.executable, str(WORKER), workload, contender.allocator],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment | _ONE_THREAD,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def ask(self, line: str) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, f"{self._name} ended early"
+        said: dict[str, Any] = json.loads(answer)
+        return said
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process.wait()
