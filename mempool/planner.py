@@ -30,6 +30,8 @@ PATIENT_ITERATIONS = 5
 SPOILT = 12
 #: Recording goes on until so many iterations in a row were without a miss: a longer period may yet show.
 CLEAN_ITERATIONS = 32
+#: Events that must have come before another look; a look at so few takes less than a millisecond or two.
+LEAST_NEWS = 16
 #: Plans remembered, as many as the core keeps.
 MOST_KNOWN = 8
 #: With ``explain``, so many lines at most, and so often.
@@ -177,7 +179,9 @@ class Planner:
             # What is new shows in a part of what was seen, not in the next few events.
             kept = len(packed) // 48
             known = state["replaying"] and not patterns[0].unresolved
-            self._client.check_again_after(max(64, 2 * len(patterns[0].buffers), kept // 8 if known else 0))
+            self._client.check_again_after(
+                max(LEAST_NEWS, 2 * len(patterns[0].buffers), kept // 8 if known else 0)
+            )
         return False
 
     def _misses(self) -> int:
@@ -226,7 +230,7 @@ class Planner:
         self._vain += 1
         if self._vain == LOOKS_BEFORE_CACHING and self.planned is None:
             self._core.set_retained_limit(max(_LEAST_CACHE, self._core.stats()["reserved"]["peak"] // 8))
-        self._client.check_again_after(max(64, kept // 3))
+        self._client.check_again_after(max(LEAST_NEWS, kept // 4))
 
     def _perhaps_resume(self) -> None:
         """Record again when the pattern has changed for good, or, without one, after a long pause."""

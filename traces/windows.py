@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from traces.trace import Trace
 
 #: Without marks, so many allocations must agree, whatever the period.
-LEAST_EVIDENCE = 32
+LEAST_EVIDENCE = 24
 
 
 @dataclass(frozen=True, eq=False)

@@ -262,6 +262,7 @@ void Segments::put_back(Block* block) noexcept {
     bins_of(before).remove(before);
     block = merge(before, block);
   }
+  block->idle_since = epoch_;
   bins_of(block).add(block);
   if (block->before != nullptr || block->after != nullptr) return;
   Segment& segment = *block->segment;
@@ -297,6 +298,8 @@ void Segments::gather(Segment& segment) noexcept {
 
 void Segments::trim(std::uint64_t idle_before) noexcept {
   const bool everything = idle_before == ~std::uint64_t{0};
+  const bool pages = everything || epoch_ >= sweep_at_;
+  if (pages) sweep_at_ = epoch_ + 2 + blocks_.size() / 256;
   for (auto it = segments_.begin(); it != segments_.end();) {
     Segment& segment = (it++)->second;
     if (everything) gather(segment);
@@ -305,9 +308,9 @@ void Segments::trim(std::uint64_t idle_before) noexcept {
       drop(segment);
       continue;
     }
-    if (segment.large || !everything) continue;
+    if (segment.large || !pages) continue;
     for (Block* block = segment.first; block != nullptr; block = block->after) {
-      if (block->free) return_pages(block);
+      if (block->free && block->idle_since < idle_before) return_pages(block);
     }
   }
 }

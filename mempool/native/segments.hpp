@@ -29,6 +29,7 @@ struct Block {
   Block* bin_before = nullptr;  // neighbours in the free list
   Block* bin_after = nullptr;
   Stream stream = 0;
+  std::uint64_t idle_since = 0;  // the epoch in which it, or a neighbour that joined it, was freed
   bool free = false;
   bool fresh = false;  // never used since its pages were committed: reads as zeros where the device says so
 };
@@ -80,7 +81,8 @@ class Segments {
   bool free(Block* block, Stream stream) noexcept;
 
   void set_retained_limit(std::size_t bytes) noexcept { retained_limit_ = bytes; }
-  // Gives back free segments, and free pages of shared ones. `idle_before`: only segments idle since an earlier epoch.
+  // Gives back free segments, and free pages of shared ones. `idle_before`: only what is idle since an earlier epoch;
+  // pages then not in every epoch, for that takes a look at all blocks.
   void trim(std::uint64_t idle_before = ~std::uint64_t{0}) noexcept;
   void next_epoch() noexcept { ++epoch_; }
   std::uint64_t epoch() const noexcept { return epoch_; }
@@ -120,6 +122,7 @@ class Segments {
   std::size_t retained_ = 0;
   std::size_t retained_limit_ = 0;
   std::uint64_t epoch_ = 1;
+  std::uint64_t sweep_at_ = 1;  // the epoch in which idle pages go back next
 };
 
 }  // namespace mempool

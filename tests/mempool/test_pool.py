@@ -75,6 +75,21 @@ def test_reserved_memory_is_the_arena_and_what_stays(
         assert report["reserved_bytes"] <= 1.02 * ideal + 4096 * (2 + len(memory.live))
 
 
+def test_what_an_odd_iteration_took_beside_what_stays_goes_back() -> None:
+    """Free pages between small buffers that stay do not stay with them."""
+    device = simulated()
+    with Pool(device, background=False) as pool:
+        memory = programs.Watched(pool)
+        run(pool, programs.training(memory), 20, marks=True)
+        before = device.counts().committed
+        pool.step()
+        odd = [memory.allocate(size) for size in (5_000, 100_000, 6_000, 200_000, 7_000)]
+        for address in odd[1::2]:
+            memory.free(address)
+        run(pool, lambda _: programs.layers(memory), 10, marks=True)
+        assert device.counts().committed <= before + 4 * 8192
+
+
 def test_what_piles_up_is_served_outside_the_arena(pool: Pool) -> None:
     memory = programs.Watched(pool)
     run(pool, programs.piling(memory), 30, marks=True)

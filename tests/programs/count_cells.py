@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-HEIGHT, WIDTH = 192, 256
+HEIGHT, WIDTH = 144, 192
 
 
 def take_images(count, rng):
@@ -52,7 +52,7 @@ def main(batches):
     fine, coarse = gaussian(1.5), gaussian(12.0)
     counts, histograms, previews = [], [], []
     for _ in range(batches):
-        images = take_images(8, rng).astype(np.float64)
+        images = take_images(6, rng).astype(np.float64)
         flat = blur(images, fine) - blur(images, coarse)
         mask = foreground(flat)
         counts.append(corners(mask))
@@ -65,4 +65,4 @@ def main(batches):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 80)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 220)

@@ -39,9 +39,9 @@ def conjugate_gradients(apply, b, tolerance, most):
     return x, history
 
 
-def main(n):
+def main(n, most):
     b = charges(n)
-    x, history = conjugate_gradients(laplacian, b, 1e-6 * np.linalg.norm(b), 260)
+    x, history = conjugate_gradients(laplacian, b, 1e-6 * np.linalg.norm(b), most)
     print(len(history), "iterations, residual", float(history[-1]).hex())
     for value in history[::20]:
         print(float(value).hex())
@@ -50,4 +50,5 @@ def main(n):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 512)
+    size, iterations = map(int, sys.argv[1:] or (512, 260))
+    main(size, iterations)

@@ -110,8 +110,8 @@ def main(epochs):
     losses = []
     for epoch in range(epochs):
         rng.shuffle(order)
-        for start in range(0, len(order), 128):
-            batch = order[start : start + 128]
+        for start in range(0, len(order), 64):
+            batch = order[start : start + 64]
             loss, gradients = network.loss_and_gradients(images[batch], labels[batch])
             for p, v, g in zip(network.parameters(), velocity, gradients, strict=True):
                 v *= 0.9
