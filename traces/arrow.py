@@ -49,7 +49,8 @@ def to_numpy(values: Any) -> NDArray[Any]:
 
 def dtype_of(kind: Any) -> np.dtype[Any]:
     """The NumPy type of the values of an Arrow type of numbers or truth values."""
-    return np.dtype(np.bool_ if kind.bit_width == 1 else kind.to_pandas_dtype())
+    name = str(kind)  # to_pandas_dtype() imports pandas in older versions
+    return np.dtype({"float": "float32", "double": "float64"}.get(name, name))
 
 
 def _piece(values: Any) -> NDArray[Any]:
