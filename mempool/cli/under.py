@@ -198,9 +198,11 @@ class Ours:
         self, name: str, _: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of a package of ours."""
+        if name not in OURS:
+            return None
         from importlib.machinery import PathFinder
 
-        return PathFinder.find_spec(name, self._places, target) if name in OURS else None
+        return PathFinder.find_spec(name, self._places, target)
 
 
 class AfterImport:
