@@ -433,6 +433,17 @@ def test_a_trace_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert caught.value.filename == path
 
 
+def test_the_fragmentation_in_a_report_is_that_of_the_numbers_beside_it(pool: Pool) -> None:
+    """The arena held is rounded up to pages, which is not the plan's doing; both are shown."""
+    run(pool, programs.replaced(programs.Watched(pool)), 10, marks=True)
+    report = pool.report()
+    values, rows = report.to_dict(), dict(report.rows())
+    arena = values["planned_arena_bytes"]
+    assert values["fragmentation"] == pytest.approx(1 - values["peak_load_bytes"] / arena)
+    assert rows["arena as planned"].startswith(f"{arena:,} B")
+    assert rows["arena held now"].startswith(f"{values['arena_bytes']:,} B")
+
+
 def test_a_closed_pool_says_so_even_while_its_plan_is_in_effect(pool: Pool) -> None:
     run(pool, programs.replaced(programs.Watched(pool)), 10, marks=True)
     assert pool.state == "replaying"
