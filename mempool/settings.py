@@ -13,6 +13,7 @@ the default
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Mode = Literal["off", "record", "replay"]
+#: The core's size classes reach no further.
+MOST_SMALL_BYTES = 1024
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
@@ -38,7 +41,7 @@ class Settings:
         plan: a plan file to start from, or None.
         record: a trace file to write, or None.
         max_reserved: bytes that the arena and all segments together may hold, or None.
-        small_bytes: requests up to this size never enter a plan.
+        small_bytes: requests up to this size never enter a plan; at most 1024.
         check: find buffer overruns, use after free, double and foreign frees; slow, on the host only.
         explain: log the first divergences.
         background: plan in a thread; without it, `Pool.plan_now` does.
@@ -60,18 +63,8 @@ def settings(**given: Any) -> Settings:
     Raises:
         UsageError: an unknown name or an impossible value.
     """
-    known = {name: _plain(name, value) for name, value in given.items() if value is not None}
-    try:
-        merged = replace(Settings(**_from_environment()), **known)
-    except TypeError as error:
-        raise UsageError(str(error).replace("Settings.__init__()", "the pool")) from None
-    if merged.mode not in ("off", "record", "replay"):
-        raise UsageError(f"MEMPOOL is {merged.mode!r}, not off, record or replay")
-    if not 0 <= merged.small_bytes <= 4096:
-        raise UsageError(f"small_bytes is {merged.small_bytes}, not between 0 and 4096")
-    if merged.max_reserved is not None and merged.max_reserved <= 0:
-        raise UsageError("max_reserved is not positive")
-    return merged
+    known = {name: _checked(name, value) for name, value in given.items() if value is not None}
+    return replace(Settings(**_from_environment()), **known)
 
 
 def parse_bytes(text: str | int) -> int:
@@ -88,19 +81,61 @@ def parse_bytes(text: str | int) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _plain(name: str, value: Any) -> Any:
+def _checked(name: str, value: Any) -> Any:
+    """The value of a field, as `Settings` holds it."""
+    if name not in Settings.__dataclass_fields__:
+        raise UsageError(f"the pool has no setting {name!r}")
+    if name == "mode":
+        return _mode(value)
     if name in ("plan", "record"):
-        return os.fspath(value)
-    return parse_bytes(value) if name == "max_reserved" else value
+        return _path(name, value)
+    if name == "max_reserved":
+        return _max_reserved(value)
+    if name == "small_bytes":
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise UsageError(f"small_bytes is {value!r}, not a number of bytes")
+        if not 0 <= operator.index(value) <= MOST_SMALL_BYTES:
+            raise UsageError(f"small_bytes is {value}, not between 0 and {MOST_SMALL_BYTES}")
+        return operator.index(value)
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is {value!r}, neither True nor False")
+    return value
+
+
+def _mode(value: Any) -> Any:
+    mode = value.strip().lower() if isinstance(value, str) else value
+    if mode not in ("off", "record", "replay"):
+        raise UsageError(f"MEMPOOL is {value!r}, not off, record or replay")
+    return mode
+
+
+def _path(name: str, value: Any) -> str:
+    if not isinstance(value, (str, bytes, os.PathLike)):
+        raise UsageError(f"{name} is {value!r}, not a path")
+    if not (path := os.fsdecode(value)):
+        raise UsageError(f"{name} is an empty path")
+    return path
+
+
+def _max_reserved(value: Any) -> int:
+    """Bytes; a float such as 8e9 is a number of them too, if it is a whole one."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not (isinstance(value, str) or hasattr(value, "__index__")):
+        raise UsageError(f"max_reserved is {value!r}, not a size in bytes")
+    size = parse_bytes(value if isinstance(value, str) else operator.index(value))
+    if not 0 < size < 2**63:
+        raise UsageError(f"max_reserved is {value!r}, not a positive number of bytes that fits in 63 bits")
+    return size
 
 
 def _from_environment() -> dict[str, Any]:
     found: dict[str, Any] = {}
     converters: dict[str, Callable[[str], Any]] = {
-        "": str.lower,
+        "": _mode,
         "_PLAN": str,
         "_RECORD": str,
-        "_MAX_RESERVED": parse_bytes,
+        "_MAX_RESERVED": _max_reserved,
         "_CHECK": _flag,
         "_EXPLAIN": _flag,
     }

@@ -29,7 +29,10 @@ class Tape:
         self._writer = TraceWriter(path, metadata={"alignment": str(alignment)})
         self._lock = threading.Lock()
         self._open = True
-        self._writer.__enter__()
+        try:
+            self._writer.__enter__()
+        except OSError as error:  # of the file beside it, whose name nobody knows
+            raise OSError(error.errno, error.strerror, path) from None
         client.set_tape(True)
 
     def drain(self) -> None:

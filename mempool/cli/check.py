@@ -77,7 +77,7 @@ def _matched(plan: Plan, planned: Buffers, given: Work) -> tuple[Plan, Buffers]:
 
     buffers = given.buffers
     if plan.period != buffers.period:
-        raise PlanError(f"a plan for another trace: period {plan.period}, not {buffers.period}")
+        raise PlanError(f"a plan for another trace: {_called(plan.period)}, not {_called(buffers.period)}")
     if len(planned) != len(buffers):
         raise PlanError(f"a plan for another trace: {len(planned)} buffers, not {len(buffers)}")
     if planned.ids is not None and buffers.ids is not None:
@@ -95,6 +95,10 @@ def _matched(plan: Plan, planned: Buffers, given: Work) -> tuple[Plan, Buffers]:
             )
     # A plan may keep a stricter alignment than its trace asks for; then it is held to that.
     return plan, dataclasses.replace(buffers, alignment=np.maximum(buffers.alignment, planned.alignment))
+
+
+def _called(period: int | None) -> str:
+    return "a linear trace" if period is None else f"a trace of period {period}"
 
 
 def _rows(planned: tuple[str, ...], wanted: tuple[str, ...]) -> list[int]:

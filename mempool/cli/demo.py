@@ -69,7 +69,11 @@ def _show(done: Race, said: dict[str, Any]) -> None:
             ("hits, misses since", f"{said['hits']:,}, {said['misses']:,}"),
             ("peak load", binary(said["peak_load_bytes"] or 0)),
             ("lower bound", binary(said["lower_bound_bytes"] or 0)),
-            ("arena", f"{binary(said['arena_bytes'])}, fragmentation {percent(said['fragmentation'] or 0)}"),
+            (
+                "arena as planned",
+                f"{binary(said['planned_arena_bytes'] or 0)}, "
+                f"fragmentation {percent(said['fragmentation'] or 0)}",
+            ),
             ("persistent", binary(said["persistent_bytes"])),
         ],
     )

@@ -18,12 +18,10 @@ import typer
 from typer.core import TyperCommand
 
 from mempool.cli.output import ExitCode, Stop
-from mempool.cli.under import VARIABLE
+from mempool.cli.under import OURS, VARIABLE
 
 CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}
 _STARTUP = Path(__file__).parent / "startup"
-#: Packages of ours that a file beside the script would hide from us.
-_OURS = ("mempool", "solvers", "traces")
 
 
 class RunCommand(TyperCommand):
@@ -142,18 +140,20 @@ def _check_program(program: list[str]) -> None:
         raise Stop(ExitCode.FILE, f"{script}: No such file or directory")
     else:
         place = script if script.is_dir() else script.resolve().parent
-    for name in _OURS:
+    for name in OURS:
         found = PathFinder.find_spec(name, [str(place)])
-        if found is not None and Path(str(found.origin)) != _own(name):
-            raise Stop(
-                ExitCode.USAGE,
-                f"{found.origin or place / name} hides the package {name!r} of mempool; rename it",
-            )
+        if found is None or found.origin is None:
+            continue  # a folder of data, which hides nothing
+        file = Path(found.origin)
+        # The script itself is `__main__`, not a module of its name. Another copy of ours, such as the clone
+        # that ours was installed from, is not asked: see `mempool.cli.under.Ours`.
+        if file != script.resolve() and not (file.parent / _mark(name)).exists():
+            raise Stop(ExitCode.USAGE, f"{file} hides the package {name!r} of mempool; rename it")
 
 
-def _own(name: str) -> Path:
-    found = PathFinder.find_spec(name)
-    return Path(str(found.origin)) if found is not None else Path()
+def _mark(name: str) -> str:
+    """A file that only our package of that name has."""
+    return "_siblings.py" if name == "mempool" else "_mempool_sibling"
 
 
 def _writable(path: Path | None) -> str | None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 VARIABLE = "MEMPOOL_RUN"
 #: Module of the framework -> adapter, whose ``install`` takes the options of a pool.
 ADAPTERS = {"numpy": "mempool.numpy"}
+#: Packages of ours, whose names are common words.
+OURS = ("mempool", "solvers", "traces")
 #: Signals whose default is to end the process.
 DEADLY = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 #: This is what Python takes for a frame of the import system, which it leaves out of tracebacks.
@@ -89,7 +91,9 @@ class Run:
         import importlib
 
         first = not self.pools
-        adapter = importlib.import_module(ADAPTERS[framework])
+        with Ours():
+            for name in (*OURS, ADAPTERS[framework]):
+                adapter = importlib.import_module(name)
         given = {name: self.options[name] for name in ("plan", "max_reserved")}
         pool = adapter.install(record=self._own(self.options["record"]), **given)
         pool.leave_open_at_exit()  # it would be closed before `finish`, which reports and closes it
@@ -175,6 +179,30 @@ class Run:
         util: Any = sys.modules.get("multiprocessing.util")
         if util is not None:
             util.register_after_fork(self, lambda me: util.Finalize(me, me.finish, exitpriority=-1000))
+
+
+class Ours:
+    """While entered, our packages are found where this file is, whatever lies beside the program's script."""
+
+    def __init__(self) -> None:
+        here = os.path.abspath(__file__)  # noqa: PTH100 - without another import
+        self._places = [os.path.dirname(os.path.dirname(os.path.dirname(here)))]  # noqa: PTH120
+
+    def __enter__(self) -> None:
+        sys.meta_path.insert(0, self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, _: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a package of ours."""
+        if name not in OURS:
+            return None
+        from importlib.machinery import PathFinder
+
+        return PathFinder.find_spec(name, self._places, target)
 
 
 class AfterImport:

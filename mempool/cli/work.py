@@ -79,9 +79,23 @@ def _read_csv(path: Path) -> Work:
     from traces.minimalloc import read_csv
 
     buffers = read_csv(path)
+    _check_sums(path, buffers)
     if len(buffers) and (buffers.offset >= 0).all():
         return Work("csv", buffers, plan=solution(buffers))
     return Work("csv", buffers)
+
+
+def _check_sums(path: Path, buffers: Buffers) -> None:
+    """Loads and addresses are int64: what they can add up to must fit.
+
+    Raises:
+        TraceError: it does not.
+    """
+    from traces import TraceError
+
+    needed = sum(buffers.size.tolist()) + sum(buffers.alignment.tolist())
+    if needed + int(buffers.offset.max(initial=0)) >= 2**63:
+        raise TraceError(f"{path}: sizes and offsets add up to 2**63 bytes or more")
 
 
 def solution(buffers: Buffers) -> Plan:

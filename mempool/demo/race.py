@@ -85,6 +85,7 @@ class Race:
             "plan_active_at_iteration",
             "peak_load_bytes",
             "lower_bound_bytes",
+            "planned_arena_bytes",
             "arena_bytes",
             "fragmentation",
             "persistent_bytes",

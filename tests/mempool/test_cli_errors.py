@@ -38,6 +38,8 @@ BAD = {
     "end_before_start": b"id,lower,upper,size\na,5,2,10\n",
     "negative": b"id,lower,upper,size\na,0,2,-10\n",
     "huge": b"id,lower,upper,size\na,0,2,99999999999999999999\n",
+    "sum": b"id,lower,upper,size\na,0,2,4611686018427387904\nb,0,2,4611686018427387904\n",
+    "end": b"id,lower,upper,size,offset\na,0,2,4611686018427387904,4611686018427387904\n",
     "twice": b"id,lower,upper,size\na,0,2,1\na,0,2,1\n",
     "short_row": b"id,lower,upper,size\na,0,2\n",
 }
@@ -125,6 +127,17 @@ def test_output_to_a_closed_pipe_is_silent(folder: Path) -> None:
     )
     assert done.stderr == ""
     assert done.returncode in (0, 141)
+
+
+def test_the_package_is_the_command(tmp_path: Path) -> None:
+    """``python -m mempool`` where there is no script of that name on the path."""
+    commands = ([COMMAND], [sys.executable, "-m", "mempool"])
+    script, package = (
+        subprocess.run([*command, "info", "no.trace"], capture_output=True, text=True, cwd=tmp_path)
+        for command in commands
+    )
+    assert (package.returncode, package.stderr) == (script.returncode, script.stderr)
+    assert package.returncode == 3
 
 
 @pytest.mark.parametrize("verb", ["plan", "check", "info", "run", "demo"])

@@ -103,6 +103,9 @@ def test_a_plan_for_another_trace_is_refused(folder: Path, capsys: pytest.Captur
     capsys.readouterr()
     assert call(["check", "p.plan", "other.trace"]) == 1
     assert "another trace" in capsys.readouterr().err
+    assert call(["check", "p.plan", "b.csv"]) == 1
+    period = read_plan("p.plan")[1].period
+    assert f"of period {period}, not a linear trace" in capsys.readouterr().err
 
 
 def test_same_seed_and_nodes_give_the_same_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+import mempool.cli
+import traces
 from traces.parquet import read_trace
 from traces.trace import Kind
 
@@ -409,6 +411,45 @@ def test_the_report_is_of_the_pool_as_the_program_left_it(tmp_path: Path) -> Non
     assert done.status == 0, done.stderr
     assert done.stdout == "True\n"
     assert json.loads((tmp_path / "r.json").read_text())["pools"]["numpy"]["state"] == "recording"
+
+
+@pytest.mark.parametrize("name", ["traces", "solvers"])
+@pytest.mark.parametrize("beside", ["script", "data", "clone"])
+def test_names_of_ours_that_hide_nothing_are_no_obstacle(tmp_path: Path, name: str, beside: str) -> None:
+    """A script of such a name, a folder of data, and our own sources without their native modules."""
+    script = f"{name}.py" if beside == "script" else "script.py"
+    write(tmp_path / script, ITERATE.format(count=100))
+    if beside == "data":
+        write(tmp_path / name / "data.csv", "")
+    if beside == "clone":
+        write(tmp_path / name / "__init__.py", "raise SystemExit('the wrong one')")
+        write(tmp_path / name / "_mempool_sibling", "")
+    done = outcome(start(tmp_path, *MEMPOOL, "--record", "t", "--json", "r.json", script))
+    assert done.status == 0, done.stderr
+    assert "no pool" not in done.stderr
+    assert "numpy" in json.loads((tmp_path / "r.json").read_text())["pools"]
+    assert len(read_trace(tmp_path / "t"))
+
+
+def test_ours_are_found_before_what_lies_beside_the_script(tmp_path: Path) -> None:
+    """Only while the pool is installed; what the program imports is its own affair."""
+    write(tmp_path / "traces.py", "hidden = True")
+    under = str(Path(mempool.cli.__file__).with_name("under.py"))
+    program = f"""
+        import importlib.util, sys
+        # Without the finders of editable installs, which find ours first anyway.
+        sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]
+        spec = importlib.util.spec_from_file_location("under", {under!r})
+        under = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(under)
+        before = list(sys.meta_path)
+        with under.Ours():
+            print(importlib.util.find_spec("traces").origin)
+        print(sys.meta_path == before, importlib.util.find_spec("traces").origin)
+    """
+    write(tmp_path / "script.py", program)
+    done = outcome(start(tmp_path, "script.py"))
+    assert done.stdout.split() == [traces.__file__, "True", str(tmp_path / "traces.py")], done.stderr
 
 
 def test_a_recorded_plan_serves_the_next_run(tmp_path: Path) -> None:
