@@ -164,7 +164,8 @@ class Planned:
         for i in range(len(planned) - 1, -1, -1):
             later[i] = seen.get(int(position[i]), 0)
             seen[int(position[i])] = int(later[i]) + 1
-        column = (1 + len(warm_up.marks) - later) % self.plan.columns
+        marks = int((warm_up.marks < len(warm_up.size)).sum())  # the last one may begin the steady state
+        column = (1 + marks - later) % self.plan.columns
         offset[planned] = self.plan.offset[position, column]
         return offset
 

@@ -559,3 +559,30 @@ def test_numpy_is_there_before_the_planner_and_the_program_can_both_import_it() 
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("program", [programs.replaced, programs.last_three, programs.training])
+@pytest.mark.parametrize("mark", ["before", "after"])
+def test_a_saved_plan_hits_from_the_second_iteration_on_wherever_the_mark_stands(
+    tmp_path: Path, program: Callable[..., Callable[[int], None]], mark: str
+) -> None:
+    def iterate(pool: Pool, iteration: Callable[[int], None], numbers: range) -> None:
+        for number in numbers:
+            if mark == "before":
+                pool.step()
+            iteration(number)
+            if mark == "after":
+                pool.step()
+            pool.plan_now()
+
+    with Pool(simulated(), background=False) as first:
+        iterate(first, program(programs.Watched(first)), range(14))
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
+        iteration = program(programs.Watched(second))
+        iterate(second, iteration, range(1))
+        early = second.report().to_dict()
+        iterate(second, iteration, range(1, 12))
+        late = second.report().to_dict()
+    assert early["hits"] >= 0.95 * (early["hits"] + early["misses"])
+    assert late["misses"] == early["misses"]
