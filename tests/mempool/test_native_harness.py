@@ -56,11 +56,14 @@ def stress(
 def test_random_programs_on_threads_keep_every_promise(folder: Path, sanitizer: str, device: str) -> None:
     program = harness(folder, sanitizer)
     hits = 0
-    for seed in range(2):
+    # Two seeds at least; whether one of them comes to replay a plan is up to the threads' schedule.
+    for seed in range(12):
         done = stress(program, device, seed, 3)
         assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
         hits += json.loads(done.stdout)["hit"]
-    assert hits > 0
+        if seed >= 1 and hits:
+            return
+    pytest.fail("no program ever replayed a plan")
 
 
 @pytest.mark.full
