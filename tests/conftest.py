@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,3 +50,9 @@ def _advice(package: str, error: ImportError) -> str:
         "it has the compiled module. Run plain `pytest`, not `python -m pytest`, and without PYTHONPATH, or "
         "install by `pip install -e .`"
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hang_up_ends_a_program() -> None:
+    """Children begin with the default for SIGHUP, also where the tests run under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
