@@ -114,7 +114,12 @@ class Pool:
         """
 
     def set_retained_limit(self, bytes: int) -> None:
-        """Free segments beyond this go back to the device at once."""
+        """Free memory beyond this goes back to the device at once."""
+
+    def return_idle(self) -> None:
+        """
+        What was idle through the last two calls goes back; iterations call it too.
+        """
 
     def set_max_reserved(self, bytes: int) -> None: ...
 
@@ -164,9 +169,14 @@ class Client:
 
     def set_tape(self, on: bool) -> None: ...
 
-    def recording(self) -> tuple[bytes, list[int], bool]:
+    def recording(self) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)], list[int], bool]:
         """
         The planner's ring: (packed records, see EVENT_FIELDS; allocations ever by sequence; nothing was lost).
+        """
+
+    def outline(self) -> tuple[Annotated[NDArray[numpy.uint32], dict(shape=(None,), writable=False)], Annotated[NDArray[numpy.uint64], dict(shape=(None,), writable=False)], bool]:
+        """
+        The planner's ring in brief: (sequences and sizes of its allocations, oldest first; whether it has marks).
         """
 
     def take_tape(self) -> bytes:

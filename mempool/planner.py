@@ -10,6 +10,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mempool import _core
 from mempool.report import NOT_MISSES
 
@@ -163,10 +165,9 @@ class Planner:
             self._client.check_again_after(max(64, 2 * state["allocations"] // max(state["iterations"], 1)))
             return False
         self._misses_seen = misses
-        packed, counts, whole = self._client.recording()
-        patterns = self._patterns(packed, whole=whole)
+        patterns, counts = self._patterns()
         if not patterns:
-            self._nothing_found(len(packed) // 48)
+            self._nothing_found(state["events_kept"])
         for pattern in patterns:
             if chosen := self._worth_planning(pattern, spoilt=state["spoilt"] >= SPOILT):
                 return self._plan(chosen, counts)
@@ -177,7 +178,7 @@ class Planner:
             self._resume_at = 4 * state["allocations"]
         elif patterns:
             # What is new shows in a part of what was seen, not in the next few events.
-            kept = len(packed) // 48
+            kept = state["events_kept"]
             known = state["replaying"] and not patterns[0].unresolved
             self._client.check_again_after(
                 max(LEAST_NEWS, 2 * len(patterns[0].buffers), kept // 8 if known else 0)
@@ -189,12 +190,19 @@ class Planner:
         outcomes = self._client.stats()["outcomes"]
         return sum(count for outcome, count in outcomes.items() if outcome not in NOT_MISSES)
 
-    def _patterns(self, packed: bytes, *, whole: bool) -> list[Pattern]:
+    def _patterns(self) -> tuple[list[Pattern], list[int]]:
+        """What recurs in the recording, and how many allocations each sequence had made by then."""
         from mempool.recording import Recording
         from traces.pattern import find_patterns
+        from traces.windows import may_end_in_iterations
 
+        sequence, size, marks = self._client.outline()
+        large = size > self._small_bytes
+        if not marks and not may_end_in_iterations(sequence[large], size[large].astype(np.int64)):
+            return [], []
+        packed, counts, whole = self._client.recording()
         trace = Recording(self._alignment).trace(packed)
-        return find_patterns(trace, small_bytes=self._small_bytes, whole_recording=whole)
+        return find_patterns(trace, small_bytes=self._small_bytes, whole_recording=whole), counts
 
     def _worth_planning(self, pattern: Pattern, *, spoilt: bool) -> Pattern | None:
         """The pattern to plan: this one, or with longer lifetimes; None if it is planned or too young."""

@@ -12,6 +12,8 @@ from traces.trace import Kind, Trace
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Packed = bytes | NDArray[np.uint8]
+
 RECORD = np.dtype([(name, kind) for name, kind in EVENT_FIELDS])
 #: Names of the marks in traces, by the core's kind of event.
 MARKS = ("step", "begin", "end")
@@ -30,7 +32,7 @@ class Recording:
         self._next_id = 0
         self._alive: dict[int, int] = {}  # address -> id
 
-    def trace(self, packed: bytes) -> Trace:
+    def trace(self, packed: Packed) -> Trace:
         """The next piece.
 
         Args:
@@ -40,17 +42,17 @@ class Recording:
         kind = records["kind"]
         buffer = self._ids(records)
         mark = kind >= _FIRST_MARK
-        keep = mark | (buffer >= 0)
-        records, buffer, mark = records[keep], buffer[keep], mark[keep]
-        event = np.where(mark, Kind.MARK, records["kind"]).astype(np.uint8)
+        rows = np.flatnonzero(mark | (buffer >= 0))
+        kind, buffer, mark = kind[rows], buffer[rows], mark[rows]
+        event = np.where(mark, Kind.MARK, kind).astype(np.uint8)
         return Trace.of(
             event,
             buffer,
-            np.where(event == Kind.ALLOC, records["size"], 0).astype(np.int64),
-            stream=records["stream"],
-            thread=records["sequence"].astype(np.int32),
-            time_ns=records["time_ns"].astype(np.int64),
-            operation=np.where(mark, records["kind"].astype(np.int32) - _FIRST_MARK, -1),
+            np.where(event == Kind.ALLOC, records["size"][rows], 0).astype(np.int64),
+            stream=records["stream"][rows],
+            thread=records["sequence"][rows].astype(np.int32),
+            time_ns=records["time_ns"][rows].astype(np.int64),
+            operation=np.where(mark, kind.astype(np.int32) - _FIRST_MARK, -1),
             names=MARKS,
             metadata=self._metadata,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -97,9 +97,24 @@ def find_windows(trace: Trace, small_bytes: int, *, anywhere: bool = False) -> l
     ]
 
 
-def _heaviest(sequence: NDArray[np.int32], size: NDArray[np.int64], rows: slice) -> int:
+def _heaviest(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64], rows: slice) -> int:
     """The sequence that allocates most bytes in these rows."""
     return int(np.bincount(sequence[rows], weights=size[rows].astype(np.float64)).argmax())
+
+
+def _main_rows(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64]) -> NDArray[np.intp]:
+    return np.flatnonzero(sequence == _heaviest(sequence, size, slice(len(size) // 2, None)))
+
+
+def may_end_in_iterations(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64]) -> bool:
+    """Whether a trace with these allocations and no marks has windows; False saves making the trace.
+
+    Args:
+        sequence: integer[m], of each allocation above the small size.
+        size: int64[m], bytes.
+    """
+    rows = _main_rows(sequence, size) if len(size) else np.zeros(0, np.intp)
+    return _stretch(size[rows], len(rows)) is not None
 
 
 def _mark_name(trace: Trace, event: int) -> str:
@@ -120,8 +135,7 @@ def _detected(
     sequence: NDArray[np.int32], size: NDArray[np.int64], freed_before: NDArray[np.int64], *, anywhere: bool
 ) -> NDArray[np.int64]:
     """Windows from the repeating sizes of the sequence that allocates most bytes lately."""
-    main = _heaviest(sequence, size, slice(len(size) // 2, None))
-    rows = np.flatnonzero(sequence == main)
+    rows = _main_rows(sequence, size)
     stretch = max(
         (_stretch(size[rows], cut) for cut in (_cuts(len(rows)) if anywhere else [len(rows)])),
         key=lambda one: 0 if one is None else one.length,

@@ -1,3 +1,4 @@
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -60,6 +61,7 @@ Table state(Client& client) {
   d["sequences"] = s.sequences;
   d["events_seen"] = s.seen;
   d["events_dropped"] = s.dropped;
+  d["events_kept"] = s.kept;
   return d;
 }
 
@@ -82,6 +84,20 @@ nb::typed<nb::list, Table> divergences(Client& client) {
 
 nb::bytes as_bytes(const std::vector<RecordedEvent>& events) {
   return nb::bytes(events.data(), events.size() * sizeof(RecordedEvent));
+}
+
+template <class T>
+using Array = nb::ndarray<nb::numpy, const T, nb::ndim<1>>;
+
+// The values as T, without a copy: the array owns them.
+template <class T, class Value>
+Array<T> as_array(std::vector<Value> values) {
+  auto kept = std::make_unique<std::vector<Value>>(std::move(values));
+  const std::size_t count = kept->size() * sizeof(Value) / sizeof(T);
+  const void* data = kept->data();
+  const nb::capsule owner(kept.get(), [](void* p) noexcept { delete static_cast<std::vector<Value>*>(p); });
+  kept.release();
+  return Array<T>(data, {count}, owner);
 }
 
 std::unique_ptr<Pattern> owned(Pattern* pattern) {
@@ -115,11 +131,18 @@ void bind_client(nb::module_& m) {
       .def("set_recording", &Client::set_recording, "on"_a)
       .def("set_tape", &Client::set_tape, "on"_a)
       .def("recording",
-           [](Client& c) -> nb::typed<nb::tuple, nb::bytes, std::vector<std::uint64_t>, bool> {
-             const Client::Recording r = c.recording();
-             return nb::make_tuple(as_bytes(r.events), r.counts, r.whole);
+           [](Client& c) -> nb::typed<nb::tuple, Array<std::uint8_t>, std::vector<std::uint64_t>, bool> {
+             Client::Recording r = c.recording();
+             return nb::make_tuple(as_array<std::uint8_t>(std::move(r.events)), r.counts, r.whole);
            },
            "The planner's ring: (packed records, see EVENT_FIELDS; allocations ever by sequence; nothing was lost).")
+      .def("outline",
+           [](Client& c) -> nb::typed<nb::tuple, Array<std::uint32_t>, Array<std::uint64_t>, bool> {
+             Client::Outline o = c.outline();
+             return nb::make_tuple(as_array<std::uint32_t>(std::move(o.sequences)),
+                                   as_array<std::uint64_t>(std::move(o.sizes)), o.marks);
+           },
+           "The planner's ring in brief: (sequences and sizes of its allocations, oldest first; whether it has marks).")
       .def("take_tape", [](Client& c) { return as_bytes(c.take_tape()); }, "The tape since the last call, as packed records.")
       .def("install", [](Client& c, Pattern& p, std::uint64_t seen) { c.install(owned(&p), seen); }, "pattern"_a,
            "iterations_seen"_a = 0,

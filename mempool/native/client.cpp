@@ -439,6 +439,18 @@ Client::Recording Client::recording() {
   return recording;
 }
 
+Client::Outline Client::outline() {
+  Outline outline;
+  const Guarded guard(pool_->lock);
+  ring_.each([&](const RecordedEvent& event) {
+    outline.marks = outline.marks || event.kind > RecordedEvent::free;
+    if (event.kind != RecordedEvent::alloc) return;
+    outline.sequences.push_back(event.sequence);
+    outline.sizes.push_back(event.size);
+  });
+  return outline;
+}
+
 std::vector<RecordedEvent> Client::take_tape() {
   const Guarded guard(pool_->lock);
   return tape_.take(true);
@@ -674,7 +686,8 @@ void Client::after_fork_in_child() noexcept {
 Client::State Client::state() {
   const Guarded guard(pool_->lock);
   return {ring_.on(), tape_.on(),  marked_,           replaying_,   iterations_, marks_,
-          active_at_, clean_,      spoilt_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped()};
+          active_at_, clean_,      spoilt_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped(),
+          ring_.kept()};
 }
 
 ClientStats Client::stats() {

@@ -68,6 +68,13 @@ class Client {
     bool whole = true;                  // nothing was lost since the client began
   };
   Recording recording();
+  // A tenth of the memory, enough to tell that nothing repeats.
+  struct Outline {
+    std::vector<std::uint32_t> sequences;  // of the allocations, oldest first
+    std::vector<std::uint64_t> sizes;      // bytes
+    bool marks = false;
+  };
+  Outline outline();
   std::vector<RecordedEvent> take_tape();
   // A cyclic pattern that was recorded here, in which so many iterations were seen. May throw std::bad_alloc, or
   // std::invalid_argument for one that this pool cannot replay; then nothing has changed.
@@ -100,7 +107,7 @@ class Client {
     std::uint64_t spoilt = 0;            // a score: up with every iteration that missed, down with every clean one
     std::uint64_t allocations = 0;       // of at least the small-size threshold
     std::size_t sequences = 0;
-    std::uint64_t seen = 0, dropped = 0; // events of the ring
+    std::uint64_t seen = 0, dropped = 0, kept = 0;  // events of the ring
   };
   State state();
   ClientStats stats();

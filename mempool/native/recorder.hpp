@@ -61,6 +61,12 @@ class Recorder {
     if (clear) this->clear();
     return events;
   }
+  // Calls `use` with each kept event, oldest first.
+  template <class Use>
+  void each(Use use) const {
+    for (std::size_t i = oldest_; i < events_.size(); ++i) use(events_[i]);
+    for (std::size_t i = 0; i < oldest_; ++i) use(events_[i]);
+  }
   void clear() noexcept {
     std::vector<RecordedEvent>().swap(events_);
     oldest_ = 0;
