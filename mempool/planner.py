@@ -10,8 +10,6 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mempool import _core
 from mempool.report import NOT_MISSES
 
@@ -23,8 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mempool")
 
-#: Free segments kept while the program has shown no iteration: none at first, since nobody knows what will
-#: stay.
+#: Looks in vain after which a device without pages keeps some free segments: none at first, since nobody
+#: knows what will stay and hold them.
 LOOKS_BEFORE_CACHING = 6
 #: With marks, how many iterations to wait for the frees of buffers that outlive theirs.
 PATIENT_ITERATIONS = 5
@@ -40,11 +38,23 @@ MOST_KNOWN = 8
 MOST_LINES = 8
 SECONDS_BETWEEN_LINES = 5.0
 _LEAST_CACHE = 32 << 20
+_EVERYTHING = 1 << 62
+#: Free memory that was idle for one to two of these goes back.
+SECONDS_IDLE = 1.0
 
 
 def cache_bytes(planned: Planned) -> int:
     """Free segments to keep for what does not follow the plan."""
     return max(_LEAST_CACHE, planned.plan.arena_bytes // 8)
+
+
+def first_cache_bytes(page: int) -> int:
+    """Free memory to keep before there is a plan, on a device with pages of so many bytes (0: none).
+
+    Pages go back one by one when the plan takes effect, whatever stays beside them, so keeping them costs
+    nothing.
+    """
+    return _EVERYTHING if page else 0
 
 
 class Planner:
@@ -62,17 +72,18 @@ class Planner:
         *,
         small_bytes: int,
         alignment: int,
+        paged: bool,
         drain: Callable[[], None] | None = None,
         explain: Callable[[], list[str]] | None = None,
     ) -> None:
         self._core, self._client = core, client
-        self._small_bytes, self._alignment = small_bytes, alignment
+        self._small_bytes, self._alignment, self._paged = small_bytes, alignment, paged
         self._drain = drain
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._pid = os.getpid()
         self._explain = explain
-        self._tell_at = 0.0
+        self._tell_at = self._return_at = 0.0
         self._told_refused = False
         self._vain = 0
         self._resume_at = 0
@@ -87,7 +98,8 @@ class Planner:
         self.planned = loaded
         self._known = [] if loaded is None else [loaded]
         self._client.set_recording(True)
-        self._core.set_retained_limit(0 if loaded is None else cache_bytes(loaded))
+        if loaded is not None:
+            self._core.set_retained_limit(cache_bytes(loaded))
 
     def start(self, loaded: Planned | None = None) -> None:
         """Begin recording, and plan in a thread of low priority."""
@@ -132,11 +144,17 @@ class Planner:
                 else:
                     self._perhaps_resume()
                 self._tell()
+                self._return_idle()
             except Exception:
                 if self._stop.is_set() or not threading.main_thread().is_alive():
                     return  # the interpreter is shutting down: modules may fail to import
                 log.exception("the planner failed; the pool goes on without a new plan")
                 self._client.set_recording(False)
+
+    def _return_idle(self) -> None:
+        if time.monotonic() >= self._return_at:
+            self._core.return_idle()
+            self._return_at = time.monotonic() + SECONDS_IDLE
 
     def _tell(self) -> None:
         """Say once that the arena cannot be had, and with ``explain`` what has newly gone off the plan."""
@@ -198,7 +216,7 @@ class Planner:
 
         sequence, size, marks = self._client.outline()
         large = size > self._small_bytes
-        if not marks and not may_end_in_iterations(sequence[large], size[large].astype(np.int64)):
+        if not marks and not may_end_in_iterations(sequence[large], size[large].astype("int64")):
             return [], []
         packed, counts, whole = self._client.recording()
         trace = Recording(self._alignment).trace(packed)
@@ -236,7 +254,7 @@ class Planner:
 
     def _nothing_found(self, kept: int) -> None:
         self._vain += 1
-        if self._vain == LOOKS_BEFORE_CACHING and self.planned is None:
+        if self._vain == LOOKS_BEFORE_CACHING and self.planned is None and not self._paged:
             self._core.set_retained_limit(max(_LEAST_CACHE, self._core.stats()["reserved"]["peak"] // 8))
         self._client.check_again_after(max(LEAST_NEWS, kept // 4))
 

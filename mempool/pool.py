@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mempool import _core
 from mempool.errors import OutOfMemoryError, UsageError
-from mempool.planner import Planner
+from mempool.planner import Planner, first_cache_bytes
 from mempool.settings import Settings, settings
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Pool:
             small_bytes=self.settings.small_bytes,
             **({} if limit is None else {"max_reserved": limit}),
         )
+        self.core.set_retained_limit(first_cache_bytes(self.device.page))
         self.client = _core.Client(self.core, name)
         self._in_iteration: int | None = None
         self._lock = threading.Lock()
@@ -65,6 +66,7 @@ class Pool:
             self.client,
             small_bytes=self.settings.small_bytes,
             alignment=self.device.alignment,
+            paged=self.device.page != 0,
             drain=self._drain,
             explain=self._news() if self.settings.explain else None,
         )

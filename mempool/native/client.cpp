@@ -364,7 +364,8 @@ void Client::boundary(Pattern* ended) noexcept {
     ended->last_used = iterations_;
   }
   have_arena();
-  pool_->iteration_boundary();
+  // Without a plan nobody knows what the next iteration takes.
+  if (replaying_) pool_->return_idle();
 }
 
 void Client::begin_everywhere(std::uint64_t mark) noexcept {
@@ -424,6 +425,7 @@ void Client::set_recording(bool on) noexcept {
     ring_.clear();
     check_at_ = ring_.seen() + 64;
   }
+  if (!on) ring_.clear();
   ring_.set_on(on);
 }
 

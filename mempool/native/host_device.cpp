@@ -17,7 +17,7 @@ void* at(Address address) { return reinterpret_cast<void*>(address); }
 }  // namespace
 
 DeviceTraits HostDevice::traits() const noexcept {
-  return {64, kPage, std::size_t{1} << 20, std::size_t{256} << 10, true};
+  return {64, kPage, std::size_t{64} << 20, std::size_t{16} << 20, true};
 }
 
 // Reserved pages are inaccessible, so address space costs nothing even where the kernel does not overcommit.

@@ -216,7 +216,7 @@ void Pool::trim() noexcept {
   small_.trim();
 }
 
-void Pool::iteration_boundary() noexcept {
+void Pool::return_idle() noexcept {
   segments_.next_epoch();
   segments_.trim(segments_.epoch() - 2);
 }

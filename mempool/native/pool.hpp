@@ -93,7 +93,7 @@ class Pool {
   // --- giving back
   void trim() noexcept;                // free segments and small pages
   bool release_arena() noexcept;       // true if there is none afterwards
-  void iteration_boundary() noexcept;  // segments idle for two iterations go back
+  void return_idle() noexcept;         // what was idle through the last two calls goes back
 
   std::size_t round_up(std::size_t bytes) const noexcept {
     const std::size_t unit = source_.traits().alignment;

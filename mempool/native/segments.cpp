@@ -5,56 +5,6 @@
 
 namespace mempool {
 
-unsigned FreeBins::bin_of(std::size_t bytes) noexcept {
-  const unsigned power = 63 - static_cast<unsigned>(__builtin_clzll(bytes | 8));
-  return power * 8 + static_cast<unsigned>(bytes >> (power - 3) & 7);
-}
-
-void FreeBins::add(Block* block) noexcept {
-  const unsigned bin = bin_of(block->size);
-  block->bin_before = nullptr;
-  block->bin_after = heads_[bin];
-  if (heads_[bin] != nullptr) heads_[bin]->bin_before = block;
-  heads_[bin] = block;
-  nonempty_[bin / 64] |= std::uint64_t{1} << (bin % 64);
-}
-
-void FreeBins::remove(Block* block) noexcept {
-  const unsigned bin = bin_of(block->size);
-  if (block->bin_after != nullptr) block->bin_after->bin_before = block->bin_before;
-  if (block->bin_before != nullptr) {
-    block->bin_before->bin_after = block->bin_after;
-  } else {
-    heads_[bin] = block->bin_after;
-    if (heads_[bin] == nullptr) nonempty_[bin / 64] &= ~(std::uint64_t{1} << (bin % 64));
-  }
-}
-
-Block* FreeBins::best_of(unsigned bin, std::size_t bytes, unsigned most) const noexcept {
-  Block* best = nullptr;
-  for (Block* block = heads_[bin]; block != nullptr && most > 0; block = block->bin_after, --most) {
-    if (block->size < bytes) continue;
-    if (best == nullptr || block->size < best->size || (block->size == best->size && block->address < best->address)) {
-      best = block;
-    }
-  }
-  return best;
-}
-
-Block* FreeBins::best_fit(std::size_t bytes) const noexcept {
-  constexpr unsigned kFew = 32;  // a program may leave thousands of holes of one size; looking at all is quadratic
-  const unsigned first = bin_of(bytes);
-  for (unsigned word = first / 64; word < nonempty_.size(); ++word) {
-    std::uint64_t bits = nonempty_[word];
-    if (word == first / 64) bits &= ~std::uint64_t{0} << (first % 64);
-    for (; bits != 0; bits &= bits - 1) {
-      Block* best = best_of(word * 64 + static_cast<unsigned>(__builtin_ctzll(bits)), bytes, kFew);
-      if (best != nullptr) return best;
-    }
-  }
-  return best_of(first, bytes, ~0u);  // all larger bins are empty
-}
-
 Segments::~Segments() {
   for (const auto& [base, segment] : segments_) source_.release(base, segment.size, segment.committed);
 }
@@ -80,44 +30,74 @@ Block* Segments::new_block() {
 
 void Segments::delete_block(Block* block) noexcept { spare_.push_back(block); }
 
-bool Segments::commit_pages(Segment* segment, Address address, std::size_t bytes) noexcept {
+std::pair<std::size_t, std::size_t> Segments::pages_of(const Segment& segment, Address address, std::size_t bytes,
+                                                       bool inside) const noexcept {
   const std::size_t page = source_.traits().page;
-  if (page == 0 || segment->large) return true;
-  const std::size_t first = (address - segment->base) / page;
-  const std::size_t last = (address + bytes - segment->base + page - 1) / page;
-  for (std::size_t i = first; i < last;) {
-    const auto committed = [&](std::size_t p) { return segment->pages[p / 64] >> (p % 64) & 1; };
-    if (committed(i)) {
-      ++i;
-      continue;
-    }
-    std::size_t end = i;
-    while (end < last && !committed(end)) ++end;
-    if (!source_.commit(segment->base + i * page, (end - i) * page)) return false;
-    segment->committed += (end - i) * page;
-    for (; i < end; ++i) segment->pages[i / 64] |= std::uint64_t{1} << (i % 64);
+  const std::size_t begin = address - segment.base, end = begin + bytes;
+  if (!inside) return {begin / page, (end + page - 1) / page};
+  return {(begin + page - 1) / page, end / page};
+}
+
+bool Segments::committed(const Block& block, std::size_t bytes) const noexcept {
+  const Segment& segment = *block.segment;
+  if (!paged(segment)) return true;
+  const auto [first, last] = pages_of(segment, block.address, bytes, false);
+  return segment.pages.find(first, last, false) == last;
+}
+
+std::size_t Segments::returnable(const Block& block) const noexcept {
+  const Segment& segment = *block.segment;
+  if (!paged(segment)) return is_whole(block) ? segment.size : 0;
+  const auto [first, last] = pages_of(segment, block.address, block.size, true);
+  return segment.pages.count(first, last) * source_.traits().page;
+}
+
+bool Segments::commit_pages(Block* block) noexcept {
+  Segment& segment = *block->segment;
+  if (!paged(segment)) return true;
+  const std::size_t page = source_.traits().page;
+  const auto [first, last] = pages_of(segment, block->address, block->size, false);
+  for (std::size_t i = segment.pages.find(first, last, false); i < last; i = segment.pages.find(i, last, false)) {
+    const std::size_t end = segment.pages.find(i, last, true);
+    if (!source_.commit(segment.base + i * page, (end - i) * page)) return false;
+    segment.committed += (end - i) * page;
+    segment.pages.assign(i, end, true);
   }
   return true;
 }
 
 void Segments::return_pages(Block* block) noexcept {
+  Segment& segment = *block->segment;
   const std::size_t page = source_.traits().page;
-  Segment* segment = block->segment;
-  if (page == 0 || segment->large) return;
-  const std::size_t first = (block->address - segment->base + page - 1) / page;
-  const std::size_t last = (block->address + block->size - segment->base) / page;
-  for (std::size_t i = first; i < last;) {
-    const auto committed = [&](std::size_t p) { return segment->pages[p / 64] >> (p % 64) & 1; };
-    if (!committed(i)) {
-      ++i;
-      continue;
-    }
-    std::size_t end = i;
-    while (end < last && committed(end)) ++end;
-    source_.decommit(segment->base + i * page, (end - i) * page);
-    segment->committed -= (end - i) * page;
-    for (; i < end; ++i) segment->pages[i / 64] &= ~(std::uint64_t{1} << (i % 64));
+  const auto [first, last] = pages_of(segment, block->address, block->size, true);
+  for (std::size_t i = segment.pages.find(first, last, true); i < last; i = segment.pages.find(i, last, true)) {
+    const std::size_t end = segment.pages.find(i, last, false);
+    source_.decommit(segment.base + i * page, (end - i) * page);
+    segment.committed -= (end - i) * page;
+    segment.pages.assign(i, end, false);
   }
+}
+
+// Idle memory goes back to the device, and its segment too if nothing lives there.
+void Segments::give_back(Block* block) noexcept {
+  if (is_whole(*block)) {
+    drop(*block->segment);
+    return;
+  }
+  unshelve(block);
+  return_pages(block);
+  shelve(block);
+}
+
+void Segments::shelve(Block* block) noexcept {
+  bins_of(block).add(block);
+  block->idle = returnable(*block);
+  if (block->idle != 0) idle_.add(block);
+}
+
+void Segments::unshelve(Block* block) noexcept {
+  bins_of(block).remove(block);
+  if (block->idle != 0) idle_.remove(block);
 }
 
 Block* Segments::take_segment(std::size_t bytes, bool large, Stream stream) {
@@ -128,7 +108,7 @@ Block* Segments::take_segment(std::size_t bytes, bool large, Stream stream) {
   Segment& segment = made[0];
   segment.size = size;
   segment.large = large;
-  if (!large && traits.page != 0) segment.pages.resize((size / traits.page + 63) / 64);
+  if (!large && traits.page != 0) segment.pages.resize(size / traits.page);
   stream_bins(stream);
   Block* block = new_block();
 
@@ -151,21 +131,20 @@ Block* Segments::take_segment(std::size_t bytes, bool large, Stream stream) {
   block->stream = stream;
   block->free = true;
   block->fresh = true;
+  block->idle_since = epoch_;
   segment.first = block;
-  segment.idle_since = epoch_;
   auto node = made.extract(made.begin());
   node.key() = segment.base;
   segments_.insert(std::move(node));
-  retained_ += size;
-  bins_of(block).add(block);
+  shelve(block);
   return block;
 }
 
 Block* Segments::reuse(std::size_t bytes, bool large, Stream stream, Effort effort) const noexcept {
   const auto bins = bins_.find(stream);
   if (bins == bins_.end()) return nullptr;
-  if (!large) return bins->second.shared.best_fit(bytes);
-  Block* block = bins->second.large.best_fit(bytes);
+  Block* block = (large ? bins->second.large : bins->second.shared).best_fit(bytes);
+  if (!large) return block != nullptr && effort == Effort::reuse && !committed(*block, bytes) ? nullptr : block;
   if (block == nullptr || effort == Effort::last_resort) return block;
   // A much larger block is left for a larger request, unless the rest can be split off and used.
   const std::size_t rest = block->size - bytes;
@@ -185,10 +164,11 @@ void Segments::split(Block* block, std::size_t bytes) {
   rest->stream = block->stream;
   rest->free = true;
   rest->fresh = block->fresh;
+  rest->idle_since = block->idle_since;
   if (rest->after != nullptr) rest->after->before = rest;
   block->after = rest;
   block->size = bytes;
-  bins_of(rest).add(rest);
+  shelve(rest);
 }
 
 Block* Segments::allocate(std::size_t bytes, Stream stream, Effort effort) {
@@ -201,25 +181,24 @@ Block* Segments::allocate(std::size_t bytes, Stream stream, Effort effort) {
   if (block == nullptr) return nullptr;
 
   blocks_.insert(block->address, block);
-  bins_of(block).remove(block);
-  const bool was_whole = block->before == nullptr && block->after == nullptr;
+  unshelve(block);
   try {
     split(block, rounded);
   } catch (...) {  // keep it whole: wasteful and right
   }
-  if (!commit_pages(block->segment, block->address, block->size)) {
+  if (!commit_pages(block)) {
     blocks_.erase(block->address);
-    if (was_whole) retained_ -= block->segment->size;
     put_back(block);
     return nullptr;
   }
-  if (was_whole) retained_ -= block->segment->size;
   block->free = false;
   block->requested = bytes;
   return block;
 }
 
 Block* Segments::merge(Block* left, Block* right) noexcept {
+  if (right->idle > left->idle) left->idle_since = right->idle_since;
+  left->idle += right->idle;
   left->size += right->size;
   left->fresh = left->fresh && right->fresh;
   left->after = right->after;
@@ -252,29 +231,25 @@ bool Segments::free(Block* block, Stream stream) noexcept {
 
 // A free block that is in no list joins its free neighbours of the same stream and goes into theirs.
 void Segments::put_back(Block* block) noexcept {
+  block->idle = block->size;
+  block->idle_since = epoch_;
   Block* const after = block->after;
   if (after != nullptr && after->free && after->stream == block->stream) {
-    bins_of(after).remove(after);
+    unshelve(after);
     block = merge(block, after);
   }
   Block* const before = block->before;
   if (before != nullptr && before->free && before->stream == block->stream) {
-    bins_of(before).remove(before);
+    unshelve(before);
     block = merge(before, block);
   }
-  block->idle_since = epoch_;
-  bins_of(block).add(block);
-  if (block->before != nullptr || block->after != nullptr) return;
-  Segment& segment = *block->segment;
-  segment.idle_since = epoch_;
-  retained_ += segment.size;
-  if (retained_ > retained_limit_) drop(segment);
+  shelve(block);
+  while (idle_.bytes() > retained_limit_) give_back(idle_.first());
 }
 
 void Segments::drop(Segment& segment) noexcept {
-  bins_of(segment.first).remove(segment.first);
+  unshelve(segment.first);
   delete_block(segment.first);
-  retained_ -= segment.size;
   source_.release(segment.base, segment.size, segment.committed);
   segments_.erase(segment.base);
 }
@@ -287,31 +262,25 @@ void Segments::gather(Segment& segment) noexcept {
     if (!block->free) return;
   }
   if (first->after == nullptr) return;
-  bins_of(first).remove(first);
+  unshelve(first);
   while (first->after != nullptr) {
-    bins_of(first->after).remove(first->after);
+    unshelve(first->after);
     merge(first, first->after);
   }
-  bins_of(first).add(first);
-  retained_ += segment.size;
+  shelve(first);
 }
 
 void Segments::trim(std::uint64_t idle_before) noexcept {
   const bool everything = idle_before == ~std::uint64_t{0};
-  const bool pages = everything || epoch_ >= sweep_at_;
-  if (pages) sweep_at_ = epoch_ + 2 + blocks_.size() / 256;
-  for (auto it = segments_.begin(); it != segments_.end();) {
+  for (auto it = segments_.begin(); everything && it != segments_.end();) {
     Segment& segment = (it++)->second;
-    if (everything) gather(segment);
-    const bool whole = segment.first->free && segment.first->after == nullptr;
-    if (whole && segment.idle_since < idle_before) {
-      drop(segment);
-      continue;
-    }
-    if (segment.large || !pages) continue;
-    for (Block* block = segment.first; block != nullptr; block = block->after) {
-      if (block->free && block->idle_since < idle_before) return_pages(block);
-    }
+    gather(segment);
+    if (segment.first->free && is_whole(*segment.first)) drop(segment);
+  }
+  for (Block* block = idle_.first(); block != nullptr;) {
+    Block* const next = block->idle_after;
+    if (block->idle_since < idle_before) give_back(block);
+    block = next;
   }
 }
 
@@ -320,15 +289,13 @@ void Segments::give_free_blocks_to(Stream stream) {
   for (auto& [base, segment] : segments_) {
     for (Block* block = segment.first; block != nullptr; block = block->after) {
       if (!block->free) continue;
-      const bool was_whole = block->before == nullptr && block->after == nullptr;
-      bins_of(block).remove(block);
+      unshelve(block);
       while (block->after != nullptr && block->after->free) {
-        bins_of(block->after).remove(block->after);
+        unshelve(block->after);
         merge(block, block->after);
       }
       block->stream = stream;
-      bins_of(block).add(block);
-      if (!was_whole && block->before == nullptr && block->after == nullptr) retained_ += segment.size;
+      shelve(block);
     }
   }
 }

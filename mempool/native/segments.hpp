@@ -1,64 +1,27 @@
 // The dynamic fallback: best fit with coalescing on segments taken from the device.
 //
 // A request of at least `traits.large` bytes gets a segment of its own, so that what stays for good never holds the
-// memory of temporaries; smaller ones share segments, whose pages are committed when first used and can be returned one
-// by one. Free blocks belong to the stream they were freed on and serve only that stream, because host order is not
+// memory of temporaries; smaller ones share segments. Where the device has pages, a shared segment is little more than
+// address space: its pages are committed when first used and returned one by one, so it may be wide, and free memory
+// coalesces whatever it was used for.
+//
+// Free memory that could be returned is *idle*. It is kept up to a limit, beyond which the longest idle goes back first.
+//
+// Free blocks belong to the stream they were freed on and serve only that stream, because host order is not
 // device order; `give_free_blocks_to` (after the device has been synchronised) lifts that.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "address_map.hpp"
+#include "blocks.hpp"
 #include "memory_source.hpp"
 
 namespace mempool {
-
-struct Segment;
-
-struct Block {
-  Address address = 0;
-  std::size_t size = 0;       // bytes, a multiple of the device's alignment
-  std::size_t requested = 0;  // bytes asked for; meaningful while in use
-  Segment* segment = nullptr;
-  Block* before = nullptr;    // neighbours in address order within the segment
-  Block* after = nullptr;
-  Block* bin_before = nullptr;  // neighbours in the free list
-  Block* bin_after = nullptr;
-  Stream stream = 0;
-  std::uint64_t idle_since = 0;  // the epoch in which it, or a neighbour that joined it, was freed
-  bool free = false;
-  bool fresh = false;  // never used since its pages were committed: reads as zeros where the device says so
-};
-
-struct Segment {
-  Address base = 0;
-  std::size_t size = 0;
-  bool large = false;
-  std::uint64_t idle_since = 0;       // the epoch in which its last block was freed
-  std::vector<std::uint64_t> pages;   // shared segments: a bit for each committed page
-  std::size_t committed = 0;          // bytes
-  Block* first = nullptr;             // the block at `base`
-};
-
-// Free blocks by size: 8 bins for each power of two, smallest sufficient block first.
-class FreeBins {
- public:
-  void add(Block* block) noexcept;
-  void remove(Block* block) noexcept;
-  // The smallest sufficient block, the lowest of equals; in a crowded bin, of the first few.
-  Block* best_fit(std::size_t bytes) const noexcept;
-
- private:
-  Block* best_of(unsigned bin, std::size_t bytes, unsigned most) const noexcept;
-  static unsigned bin_of(std::size_t bytes) noexcept;
-  static constexpr unsigned kBins = 64 * 8;
-  std::array<Block*, kBins> heads_{};
-  std::array<std::uint64_t, kBins / 64> nonempty_{};
-};
 
 class Segments {
  public:
@@ -68,7 +31,7 @@ class Segments {
   Segments& operator=(const Segments&) = delete;
 
   enum class Effort {
-    reuse,       // free blocks only
+    reuse,       // free memory only
     normal,      // then the device
     last_resort  // the same, however badly a free block fits
   };
@@ -81,14 +44,13 @@ class Segments {
   bool free(Block* block, Stream stream) noexcept;
 
   void set_retained_limit(std::size_t bytes) noexcept { retained_limit_ = bytes; }
-  // Gives back free segments, and free pages of shared ones. `idle_before`: only what is idle since an earlier epoch;
-  // pages then not in every epoch, for that takes a look at all blocks.
+  // Gives back free segments, and free pages of shared ones. `idle_before`: only what is idle since an earlier epoch.
   void trim(std::uint64_t idle_before = ~std::uint64_t{0}) noexcept;
   void next_epoch() noexcept { ++epoch_; }
   std::uint64_t epoch() const noexcept { return epoch_; }
   void give_free_blocks_to(Stream stream);  // only after Device::synchronize()
 
-  std::size_t retained() const noexcept { return retained_; }  // bytes in segments in which nothing lives
+  std::size_t retained() const noexcept { return idle_.bytes(); }  // free and returnable
   std::size_t segments() const noexcept { return segments_.size(); }
   std::size_t blocks() const noexcept { return blocks_.size(); }  // live ones
   // Free bytes that are committed, and the largest free block: what fragmentation strands.
@@ -101,10 +63,20 @@ class Segments {
   };
   FreeBins& bins_of(const Block* block) noexcept;
   Bins& stream_bins(Stream stream);
+  bool paged(const Segment& segment) const noexcept { return source_.traits().page != 0 && !segment.large; }
+  // Pages that lie wholly (`inside`) or partly in a range of a shared segment: [first, second).
+  std::pair<std::size_t, std::size_t> pages_of(const Segment& segment, Address address, std::size_t bytes,
+                                               bool inside) const noexcept;
+  static bool is_whole(const Block& block) noexcept { return block.before == nullptr && block.after == nullptr; }
+  bool committed(const Block& block, std::size_t bytes) const noexcept;  // its first bytes
+  std::size_t returnable(const Block& block) const noexcept;
+  void shelve(Block* block) noexcept;    // a free block goes into its lists
+  void unshelve(Block* block) noexcept;
   Block* reuse(std::size_t bytes, bool large, Stream stream, Effort effort) const noexcept;
   Block* take_segment(std::size_t bytes, bool large, Stream stream);
-  bool commit_pages(Segment* segment, Address address, std::size_t bytes) noexcept;
+  bool commit_pages(Block* block) noexcept;
   void return_pages(Block* block) noexcept;
+  void give_back(Block* block) noexcept;
   void split(Block* block, std::size_t bytes);
   Block* merge(Block* left, Block* right) noexcept;
   void put_back(Block* block) noexcept;
@@ -119,10 +91,9 @@ class Segments {
   std::map<Stream, Bins> bins_;
   std::deque<Block> storage_;
   std::vector<Block*> spare_;  // always has room for every block of storage_, so that freeing never allocates
-  std::size_t retained_ = 0;
+  IdleList idle_;
   std::size_t retained_limit_ = 0;
   std::uint64_t epoch_ = 1;
-  std::uint64_t sweep_at_ = 1;  // the epoch in which idle pages go back next
 };
 
 }  // namespace mempool

@@ -1,0 +1,71 @@
+// What segments are made of, and the lists of what is free.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "device.hpp"
+#include "page_set.hpp"
+
+namespace mempool {
+
+struct Segment;
+
+struct Block {
+  Address address = 0;
+  std::size_t size = 0;       // bytes, a multiple of the device's alignment
+  std::size_t requested = 0;  // bytes asked for; meaningful while in use
+  Segment* segment = nullptr;
+  Block* before = nullptr;    // neighbours in address order within the segment
+  Block* after = nullptr;
+  Block* bin_before = nullptr;  // neighbours in the free list
+  Block* bin_after = nullptr;
+  Block* idle_before = nullptr;  // neighbours in the list of idle blocks
+  Block* idle_after = nullptr;
+  std::size_t idle = 0;          // bytes that could be returned; meaningful while free
+  std::uint64_t idle_since = 0;  // the epoch in which most of them were freed
+  Stream stream = 0;
+  bool free = false;
+  bool fresh = false;  // never used since its pages were committed: reads as zeros where the device says so
+};
+
+struct Segment {
+  Address base = 0;
+  std::size_t size = 0;
+  bool large = false;
+  PageSet pages;                      // shared segments: those committed
+  std::size_t committed = 0;          // bytes
+  Block* first = nullptr;             // the block at `base`
+};
+
+// Free blocks by size: 8 bins for each power of two, smallest sufficient block first.
+class FreeBins {
+ public:
+  void add(Block* block) noexcept;
+  void remove(Block* block) noexcept;
+  // The smallest sufficient block, the lowest of equals; in a crowded bin, of the first few.
+  Block* best_fit(std::size_t bytes) const noexcept;
+
+ private:
+  Block* best_of(unsigned bin, std::size_t bytes, unsigned most) const noexcept;
+  static unsigned bin_of(std::size_t bytes) noexcept;
+  static constexpr unsigned kBins = 64 * 8;
+  std::array<Block*, kBins> heads_{};
+  std::array<std::uint64_t, kBins / 64> nonempty_{};
+};
+
+// Free blocks with idle memory, as they came.
+class IdleList {
+ public:
+  void add(Block* block) noexcept;
+  void remove(Block* block) noexcept;
+  Block* first() const noexcept { return first_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+
+ private:
+  Block* first_ = nullptr;
+  Block* last_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace mempool
