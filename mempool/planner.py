@@ -28,10 +28,10 @@ LOOKS_BEFORE_CACHING = 6
 PATIENT_ITERATIONS = 5
 #: The core's score of spoilt iterations at which the pattern has changed for good.
 SPOILT = 12
-#: Recording goes on until so many iterations in a row were without a miss: a longer period may yet show.
-CLEAN_ITERATIONS = 32
 #: Events that must have come before another look; a look at so few takes less than a millisecond or two.
 LEAST_NEWS = 16
+#: One miss in so many allocations is worth no second thought.
+FEW_MISSES = 1000
 #: Plans remembered, as many as the core keeps.
 MOST_KNOWN = 8
 #: With ``explain``, so many lines at most, and so often.
@@ -87,6 +87,7 @@ class Planner:
         self._told_refused = False
         self._vain = 0
         self._resume_at = 0
+        self._settled = 0, 0  # misses and allocations when recording last ended for being clean
         self._dropped = 0
         self._misses_seen = -1
         self._known: list[Planned] = []
@@ -174,10 +175,11 @@ class Planner:
         if not state["recording"]:
             self._perhaps_resume()
             return False
-        if state["replaying"] and state["clean_iterations"] >= CLEAN_ITERATIONS:
-            self._client.set_recording(False)
-            return False
         misses = self._misses()
+        if state["replaying"] and state["settled"]:
+            self._client.set_recording(False)
+            self._settled = misses, state["allocations"]
+            return False
         if state["replaying"] and misses == self._misses_seen:
             # All has followed the plan since the last look: there is nothing to learn.
             self._client.check_again_after(max(64, 2 * state["allocations"] // max(state["iterations"], 1)))
@@ -263,8 +265,17 @@ class Planner:
         state = self._client.state()
         if state["recording"] or (self.planned is None and not self._resume_at):
             return
+        if state["allocations"] < self._resume_at:
+            return
         changed = state["spoilt"] >= SPOILT or not state["replaying"]
-        if changed and state["allocations"] >= self._resume_at:
+        misses, allocations = (
+            now - then
+            for now, then in zip((self._misses(), state["allocations"]), self._settled, strict=True)
+        )
+        rough = misses * FEW_MISSES > allocations
+        if rough and not changed:
+            self._resume_at = 2 * state["allocations"]  # or it may miss a little for ever
+        if changed or rough:
             log.info("recording again")
             self._client.set_recording(True)
 

@@ -55,7 +55,7 @@ Table state(Client& client) {
   d["iterations"] = s.iterations;
   d["marks"] = s.marks;
   d["plan_active_at_iteration"] = s.plan_active_at_iteration;
-  d["clean_iterations"] = s.clean_iterations;
+  d["settled"] = s.settled;
   d["spoilt"] = s.spoilt;
   d["allocations"] = s.allocations;
   d["sequences"] = s.sequences;

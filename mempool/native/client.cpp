@@ -16,8 +16,7 @@ namespace {
 
 constexpr std::size_t kMostPatterns = 8;
 constexpr std::size_t kMostDivergences = 64;
-constexpr std::uint64_t kCleanIterations = 32;  // after which the planner is asked to stop recording
-constexpr std::uint64_t kSpoilt = 12;           // score at which it is asked to record again
+constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest, the planner stops recording
 
 // Clients by number, so that a thread that ends can find those that still exist. Never destroyed: threads may outlive
 // every static.
@@ -330,10 +329,23 @@ std::uint64_t Client::large_allocations() const noexcept {
 
 // Counting the steady state begins here. It is a difference, so that a hit pays for one counter.
 void Client::begin_steady() noexcept {
+  coming_ = nullptr;
+  clean_ = longest_clean_ = spoilt_ = 0;
   before_steady_ = stats_.outcomes;
   misses_before_ = 0;
   divergences_.clear();  // they belonged to another plan
 }
+
+// At a boundary: whether the pattern installed last is followed from here on.
+void Client::perhaps_in_effect() noexcept {
+  if (coming_ == nullptr || !replaying_) return;
+  for (const Sequence& sequence : sequences_) {
+    if (sequence.follower.pattern() == coming_) return begin_steady();
+  }
+}
+
+// A difference at every hundredth iteration is part of a period of a hundred, and shows when it has come several times.
+bool Client::settled() const noexcept { return clean_ >= std::max(kCleanIterations, 4 * longest_clean_); }
 
 void Client::judge_iteration() noexcept {
   std::uint64_t misses = 0;
@@ -344,11 +356,12 @@ void Client::judge_iteration() noexcept {
   }
   if (replaying_) {
     const bool clean = misses == misses_before_;
+    if (!clean) longest_clean_ = std::max(longest_clean_, clean_);
     clean_ = clean ? clean_ + 1 : 0;
     // One iteration in six may miss a little for ever (a log, a checkpoint); more than that is a change.
     if (!clean) spoilt_ += 6;
     if (clean && spoilt_ > 0) --spoilt_;
-    if (ring_.on() ? clean_ >= kCleanIterations : spoilt_ >= kSpoilt) signal_work();
+    if (ring_.on() ? settled() && clean_ % kCleanIterations == 0 : !clean) signal_work();
   }
   misses_before_ = misses;
 }
@@ -364,6 +377,7 @@ void Client::boundary(Pattern* ended) noexcept {
     ended->last_used = iterations_;
   }
   have_arena();
+  perhaps_in_effect();
   // Without a plan nobody knows what the next iteration takes.
   if (replaying_) pool_->return_idle();
 }
@@ -376,6 +390,7 @@ void Client::begin_everywhere(std::uint64_t mark) noexcept {
   if (current_ == nullptr && !known_.empty()) current_ = known_.front();
   ++turn_;
   for (Sequence& sequence : sequences_) sequence.follower.begin(current_, mark, turn_);
+  perhaps_in_effect();
 }
 
 // The pattern of whichever sequence came furthest in its iteration; null if none came anywhere.
@@ -459,7 +474,7 @@ std::vector<RecordedEvent> Client::take_tape() {
 }
 
 bool Client::in_use(const Pattern* pattern) const noexcept {
-  if (pattern == current_ || pattern == ended_) return true;
+  if (pattern == current_ || pattern == ended_ || pattern == coming_) return true;
   if (current_ != nullptr && pattern == current_->next) return true;
   return std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& sequence) {
     const Follower& one = sequence.follower;
@@ -546,6 +561,7 @@ void Client::supersede(Pattern* fresh) noexcept {
     if (fresh->next == nullptr && old->next != old) fresh->next = old->next;
     if (ended_ == old) ended_ = fresh;
     if (current_ == old) current_ = fresh;
+    if (coming_ == old) coming_ = fresh;
     known_.erase(std::remove(known_.begin(), known_.end(), old), known_.end());
     it = patterns_.erase(it);
   }
@@ -562,8 +578,7 @@ void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   supersede(fresh);
   keep_patterns_bounded();
   if (replaying_) have_arena();
-  begin_steady();
-  clean_ = spoilt_ = 0;
+  coming_ = fresh;
   if (current_ == nullptr || !marked_) current_ = fresh;
   if (marked_) return;
   if (active_at_ == 0) iterations_ = std::max(iterations_, iterations_seen);
@@ -596,7 +611,7 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
 void Client::drop_patterns() noexcept {
   const Guarded guard(pool_->lock);
   for (Sequence& sequence : sequences_) sequence.follower.leave();
-  current_ = ended_ = nullptr;
+  current_ = ended_ = coming_ = nullptr;
   replaying_ = false;
   known_.clear();
   patterns_.clear();
@@ -688,7 +703,7 @@ void Client::after_fork_in_child() noexcept {
 Client::State Client::state() {
   const Guarded guard(pool_->lock);
   return {ring_.on(), tape_.on(),  marked_,           replaying_,   iterations_, marks_,
-          active_at_, clean_,      spoilt_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped(),
+          active_at_, settled(),   spoilt_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped(),
           ring_.kept()};
 }
 

@@ -103,7 +103,7 @@ class Client {
     std::uint64_t iterations = 0;        // boundaries seen
     std::uint64_t marks = 0;
     std::uint64_t plan_active_at_iteration = 0;  // 0: not yet
-    std::uint64_t clean_iterations = 0;  // in a row without a miss, since the plan took effect
+    bool settled = false;                // so many iterations without a miss that no longer period is to be expected
     std::uint64_t spoilt = 0;            // a score: up with every iteration that missed, down with every clean one
     std::uint64_t allocations = 0;       // of at least the small-size threshold
     std::size_t sequences = 0;
@@ -146,6 +146,8 @@ class Client {
   void boundary(Pattern* ended) noexcept;
   std::uint64_t large_allocations() const noexcept;
   void begin_steady() noexcept;
+  void perhaps_in_effect() noexcept;
+  bool settled() const noexcept;
   void judge_iteration() noexcept;
   void begin_everywhere(std::uint64_t mark) noexcept;
   void have_arena() noexcept;
@@ -169,12 +171,15 @@ class Client {
   std::vector<Pattern*> known_;       // the same, most recently used first
   Pattern* current_ = nullptr;        // where a new iteration or thread begins
   Pattern* ended_ = nullptr;          // of the last iteration that ended
+  Pattern* coming_ = nullptr;         // installed, and not in effect before a sequence begins an iteration in it
   ClientStats stats_;
   std::deque<Divergence> divergences_;
   unsigned dynamic_ = 0;              // depth of dynamic scopes
   bool between_ = false;              // between the end of a marked region and the next one's beginning
   bool marked_ = false, replaying_ = false;
-  std::uint64_t iterations_ = 0, marks_ = 0, active_at_ = 0, clean_ = 0, spoilt_ = 0;
+  std::uint64_t iterations_ = 0, marks_ = 0, active_at_ = 0, spoilt_ = 0;
+  std::uint64_t clean_ = 0;           // iterations in a row without a miss, since the plan took effect
+  std::uint64_t longest_clean_ = 0;   // of those before a miss
   decltype(ClientStats::outcomes) before_steady_{};  // when the plan took effect
   std::uint64_t misses_before_ = 0;   // when this iteration began
   std::uint64_t turn_ = 0;            // the number of the iteration in which all followers began together last

@@ -113,6 +113,27 @@ def test_a_nested_period_gives_way_to_the_longer_one(pool: Pool) -> None:
     assert after["hits"] - before["hits"] == 40 * 30 + 10 * 21
 
 
+def test_a_difference_that_comes_back_late_is_planned_too(pool: Pool) -> None:
+    """Steps that are clean for so long that recording stopped, and an evaluation after each forty of them."""
+    memory = programs.Watched(pool)
+
+    def epoch() -> None:
+        for _ in range(40):
+            programs.layers(memory)
+            pool.plan_now()
+        for layer in range(12):
+            memory.free(memory.allocate(50_000 + 3_000 * layer))
+            pool.plan_now()
+
+    for _ in range(8):
+        epoch()
+    before = sum(pool.report().to_dict()["misses_by_reason"].values())
+    hits = pool.report().to_dict()["hits"]
+    epoch()
+    assert sum(pool.report().to_dict()["misses_by_reason"].values()) == before
+    assert pool.report().to_dict()["hits"] == hits + 40 * 60 + 12
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_longer_period_takes_over_where_its_predecessor_ends(pool: Pool, seed: int) -> None:
     """The plan of the epoch finds nothing alive of an iteration that both plan, at different places."""
