@@ -1,0 +1,144 @@
+// Marks and boundaries: where iterations begin, which pattern they follow, and whether that goes well.
+#include <algorithm>
+#include <numeric>
+
+#include "client.hpp"
+
+namespace mempool {
+namespace {
+
+constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest, the planner stops recording
+
+}  // namespace
+
+// Sees to the arena that the patterns need, at a boundary. Where it cannot be had, or not so large, the pool goes on with
+// what there is, and tries again some iterations later.
+void Client::have_arena() noexcept {
+  if (known_.empty() || pool_->forked()) return;
+  std::size_t bytes = 0;
+  for (const Pattern* pattern : known_) bytes = std::max(bytes, pattern->arena_bytes);
+  const Stream stream = known_.front()->tables.front().stream;
+  if (pool_->arena_bytes() < bytes || pool_->arena_stream() != stream) {
+    if (iterations_ < arena_retry_at_) return;
+    if (!pool_->take_arena(bytes, stream)) {
+      arena_retry_at_ = iterations_ + 4;
+      replaying_ = replaying_ && pool_->arena_bytes() != 0;
+      return;
+    }
+  }
+  arena_retry_at_ = 0;
+  if (replaying_) return;
+  replaying_ = true;
+  if (active_at_ == 0) active_at_ = iterations_ + 1;
+  begin_steady();
+}
+
+std::uint64_t Client::large_allocations() const noexcept {
+  return std::accumulate(stats_.outcomes.begin(), stats_.outcomes.end(), std::uint64_t{0});
+}
+
+// Counting the steady state begins here. It is a difference, so that a hit pays for one counter.
+void Client::begin_steady() noexcept {
+  coming_ = nullptr;
+  clean_ = longest_clean_ = spoilt_ = 0;
+  before_steady_ = stats_.outcomes;
+  misses_before_ = 0;
+  divergences_.clear();  // they belonged to another plan
+}
+
+// At a boundary: whether the pattern installed last is followed from here on.
+void Client::perhaps_in_effect() noexcept {
+  if (coming_ == nullptr || !replaying_) return;
+  for (const Sequence& sequence : sequences_) {
+    if (sequence.follower.pattern() == coming_) return begin_steady();
+  }
+}
+
+// A difference at every hundredth iteration is part of a period of a hundred, and shows when it has come several times.
+bool Client::settled() const noexcept { return clean_ >= std::max(kCleanIterations, 4 * longest_clean_); }
+
+void Client::judge_iteration() noexcept {
+  std::uint64_t misses = 0;
+  for (std::size_t i = 1; i < stats_.outcomes.size(); ++i) {
+    const auto outcome = static_cast<Outcome>(i);
+    if (outcome == Outcome::dynamic || outcome == Outcome::outside) continue;
+    misses += stats_.outcomes[i] - before_steady_[i];
+  }
+  if (replaying_) {
+    const bool clean = misses == misses_before_;
+    if (!clean) longest_clean_ = std::max(longest_clean_, clean_);
+    clean_ = clean ? clean_ + 1 : 0;
+    // One iteration in six may miss a little for ever (a log, a checkpoint); more than that is a change.
+    if (!clean) spoilt_ += 6;
+    if (clean && spoilt_ > 0) --spoilt_;
+    if (ring_.on() ? settled() && clean_ % kCleanIterations == 0 : !clean) signal_work();
+  }
+  misses_before_ = misses;
+}
+
+void Client::boundary(Pattern* ended) noexcept {
+  judge_iteration();
+  ++iterations_;
+  if (ended != nullptr) {
+    // What follows what is learned one iteration at a time; a warm-up is always followed by its steady pattern.
+    if (ended_ != nullptr && ended_->cyclic && ended->cyclic) ended_->next = ended;
+    ended_ = ended;
+    ++ended->iterations;
+    ended->last_used = iterations_;
+  }
+  have_arena();
+  perhaps_in_effect();
+  // Without a plan nobody knows what the next iteration takes.
+  if (replaying_) pool_->return_idle();
+}
+
+void Client::begin_everywhere(std::uint64_t mark) noexcept {
+  Pattern* const ended = ended_;
+  const bool warming = current_ != nullptr && !current_->cyclic && mark < current_->tables.front().marks.size();
+  if (!warming && ended != nullptr) current_ = ended->next != nullptr ? ended->next : ended;
+  if (!warming && ended == nullptr && current_ != nullptr && !current_->cyclic) current_ = current_->next;
+  if (current_ == nullptr && !known_.empty()) current_ = known_.front();
+  ++turn_;
+  for (Sequence& sequence : sequences_) sequence.follower.begin(current_, mark, turn_);
+  perhaps_in_effect();
+}
+
+// The pattern of whichever sequence came furthest in its iteration; null if none came anywhere.
+Pattern* Client::followed() const noexcept {
+  const Follower* furthest = nullptr;
+  for (const Sequence& sequence : sequences_) {
+    const Follower& one = sequence.follower;
+    if (one.pattern() == nullptr || one.position() == 0) continue;
+    if (furthest == nullptr || one.position() > furthest->position()) furthest = &one;
+  }
+  return furthest == nullptr ? nullptr : furthest->pattern();
+}
+
+void Client::mark(Mark kind) {
+  const Guarded guard(pool_->lock);
+  Sequence& mine = sequence(0);
+  marked_ = true;
+  between_ = kind == Mark::end;
+  const RecordedEvent::Kind event = kind == Mark::step    ? RecordedEvent::step
+                                    : kind == Mark::begin ? RecordedEvent::begin
+                                                          : RecordedEvent::end;
+  if (ring_.on()) ring_.add(event, 0, 0, 0, mine.follower.sequence());
+  if (tape_.on()) tape_.add(event, 0, 0, 0, mine.follower.sequence());
+  if (kind != Mark::end) {
+    boundary(followed());
+    begin_everywhere(marks_++);
+  }
+  if (ring_.on() && kind != Mark::begin) signal_work();
+}
+
+void Client::enter_dynamic() noexcept {
+  const Guarded guard(pool_->lock);
+  ++dynamic_;
+}
+
+void Client::leave_dynamic() noexcept {
+  const Guarded guard(pool_->lock);
+  if (dynamic_ != 0) --dynamic_;
+}
+
+}  // namespace mempool

@@ -1,0 +1,175 @@
+// Patterns come and go: from the planner, from files, one in place of another.
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "client.hpp"
+
+namespace mempool {
+namespace {
+
+constexpr std::size_t kMostPatterns = 8;
+
+}  // namespace
+
+bool Client::in_use(const Pattern* pattern) const noexcept {
+  if (pattern == current_ || pattern == ended_ || pattern == coming_) return true;
+  if (current_ != nullptr && pattern == current_->next) return true;
+  return std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& sequence) {
+    const Follower& one = sequence.follower;
+    return one.pattern() == pattern || one.finished() == pattern || one.upcoming() == pattern;
+  });
+}
+
+void Client::forget(Pattern* pattern) noexcept {
+  for (const auto& other : patterns_) {
+    if (other->next == pattern) other->next = nullptr;
+  }
+  known_.erase(std::remove(known_.begin(), known_.end(), pattern), known_.end());
+  patterns_.erase(std::find_if(patterns_.begin(), patterns_.end(), [&](const auto& p) { return p.get() == pattern; }));
+}
+
+void Client::keep_patterns_bounded() noexcept {
+  while (known_.size() > kMostPatterns) {
+    Pattern* oldest = nullptr;
+    for (Pattern* pattern : known_) {
+      if (in_use(pattern) || pattern == known_.front()) continue;
+      if (oldest == nullptr || pattern->last_used < oldest->last_used) oldest = pattern;
+    }
+    if (oldest == nullptr) return;
+    forget(oldest);
+  }
+}
+
+void Client::forget_unused() noexcept {
+  std::size_t needed = 0;
+  for (const Pattern* pattern : known_) {
+    if (in_use(pattern)) needed = std::max(needed, pattern->arena_bytes);
+  }
+  for (std::size_t i = known_.size(); i-- > 0;) {
+    if (!in_use(known_[i]) && known_[i]->arena_bytes > needed) forget(known_[i]);
+  }
+}
+
+// Patterns come from files too; what the hot path takes for granted is made sure here.
+void Client::check(const Pattern& pattern, bool cyclic) const {
+  if (pattern.cyclic != cyclic) throw std::invalid_argument("a steady pattern is cyclic and a warm-up is not");
+  if (pattern.tables.empty()) throw std::invalid_argument("a pattern needs at least one table");
+  const std::size_t alignment = pool_->source().traits().alignment;
+  for (const Table& table : pattern.tables) {
+    if (table.sizes.empty() || table.slots.size() != table.sizes.size() * pattern.unroll) {
+      throw std::invalid_argument("a table needs at least one position, and a slot for each unrolled iteration");
+    }
+    for (const Slot& slot : table.slots) {
+      if (slot.offset != kDynamic && slot.offset % alignment != 0) {
+        throw std::invalid_argument("an offset is not a multiple of the device's alignment");
+      }
+    }
+  }
+}
+
+// Makes patterns known, all of them or none.
+void Client::admit(std::vector<std::unique_ptr<Pattern>> fresh) {
+  patterns_.reserve(patterns_.size() + fresh.size());
+  std::vector<Pattern*> known;
+  known.reserve(known_.size() + fresh.size());
+  for (const auto& pattern : fresh) known.push_back(pattern.get());
+  known.insert(known.end(), known_.begin(), known_.end());
+  known_.swap(known);
+  try {
+    pool_->rebuild_cells();
+  } catch (...) {
+    known_.swap(known);
+    throw;
+  }
+  for (auto& pattern : fresh) patterns_.push_back(std::move(pattern));
+}
+
+// An older plan of the same sizes has had its day: whoever follows it goes on in the fresh one, where it stood.
+void Client::supersede(Pattern* fresh) noexcept {
+  for (auto it = patterns_.begin(); it != patterns_.end();) {
+    Pattern* const old = it->get();
+    if (old == fresh || !old->same_sizes(*fresh)) {
+      ++it;
+      continue;
+    }
+    for (Sequence& sequence : sequences_) sequence.follower.replace(old, fresh);
+    for (const auto& pattern : patterns_) {
+      if (pattern->next == old) pattern->next = fresh;
+    }
+    if (fresh->next == nullptr && old->next != old) fresh->next = old->next;
+    if (ended_ == old) ended_ = fresh;
+    if (current_ == old) current_ = fresh;
+    if (coming_ == old) coming_ = fresh;
+    known_.erase(std::remove(known_.begin(), known_.end(), old), known_.end());
+    it = patterns_.erase(it);
+  }
+}
+
+void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen) {
+  check(*pattern, true);
+  for (Table& table : pattern->tables) table.build_index(true);
+  Pattern* const fresh = pattern.get();
+  std::vector<std::unique_ptr<Pattern>> one;
+  one.push_back(std::move(pattern));
+  const Guarded guard(pool_->lock);
+  admit(std::move(one));
+  supersede(fresh);
+  keep_patterns_bounded();
+  if (replaying_) have_arena();
+  coming_ = fresh;
+  if (current_ == nullptr || !marked_) current_ = fresh;
+  if (marked_) return;
+  if (active_at_ == 0) iterations_ = std::max(iterations_, iterations_seen);
+  for (Sequence& sequence : sequences_) sequence.follower.take_up(fresh);
+}
+
+void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady) {
+  if (warmup != nullptr) check(*warmup, false);
+  check(*steady, true);
+  steady->next = steady.get();
+  std::vector<std::unique_ptr<Pattern>> both;
+  if (warmup != nullptr) {
+    warmup->next = steady.get();
+    both.push_back(std::move(warmup));
+  }
+  both.push_back(std::move(steady));
+  for (const auto& pattern : both) {
+    for (Table& table : pattern->tables) table.build_index(pattern->cyclic);
+  }
+  const Guarded guard(pool_->lock);
+  Pattern* const first = both.front().get();
+  admit(std::move(both));
+  current_ = first;
+  ended_ = nullptr;
+  have_arena();
+  turn_ = 1;
+  for (Sequence& sequence : sequences_) sequence.follower.begin(first, ~std::uint64_t{0}, turn_);
+}
+
+void Client::drop_patterns() noexcept {
+  const Guarded guard(pool_->lock);
+  for (Sequence& sequence : sequences_) sequence.follower.leave();
+  current_ = ended_ = coming_ = nullptr;
+  replaying_ = false;
+  known_.clear();
+  patterns_.clear();
+  try {
+    pool_->rebuild_cells();
+  } catch (...) {  // the old cells stay: right, and a little larger than needed
+  }
+  pool_->shrink_arena();
+}
+
+bool Client::give_back(bool force) noexcept {
+  const Guarded guard(pool_->lock);
+  pool_->trim();
+  const bool quiet = gave_back_at_ == iterations_;
+  gave_back_at_ = iterations_;
+  if (!force && !quiet) return pool_->arena_bytes() == 0;
+  if (!pool_->release_arena()) return false;
+  replaying_ = false;
+  return true;
+}
+
+}  // namespace mempool

@@ -1,0 +1,89 @@
+// The recording, and how the planner hears that there may be something to plan.
+#include <chrono>
+#include <utility>
+
+#include "bell.hpp"
+#include "client.hpp"
+
+namespace mempool {
+
+void Client::set_recording(bool on) noexcept {
+  const Guarded guard(pool_->lock);
+  if (on && !ring_.on()) {
+    interrupted_ = interrupted_ || large_allocations() != 0;
+    ring_.clear();
+    check_at_ = ring_.seen() + 64;
+  }
+  if (!on) ring_.clear();
+  ring_.set_on(on);
+}
+
+void Client::set_tape(bool on) noexcept {
+  const Guarded guard(pool_->lock);
+  tape_.set_on(on);
+}
+
+Client::Recording Client::recording() {
+  const Guarded guard(pool_->lock);
+  Recording recording{ring_.take(false), {}, ring_.dropped() == 0 && !interrupted_};
+  for (const Sequence& sequence : sequences_) recording.counts.push_back(sequence.follower.count());
+  return recording;
+}
+
+Client::Outline Client::outline() {
+  Outline outline;
+  const Guarded guard(pool_->lock);
+  ring_.each([&](const RecordedEvent& event) {
+    outline.marks = outline.marks || event.kind > RecordedEvent::free;
+    if (event.kind != RecordedEvent::alloc) return;
+    outline.sequences.push_back(event.sequence);
+    outline.sizes.push_back(event.size);
+  });
+  return outline;
+}
+
+std::vector<RecordedEvent> Client::take_tape() {
+  const Guarded guard(pool_->lock);
+  return tape_.take(true);
+}
+
+void Client::signal_work() noexcept {
+  check_at_ = ~std::uint64_t{0};
+  if (work_) return;
+  work_ = true;
+  Bell::one().rung.notify_all();
+}
+
+bool Client::wait_for_work(double seconds) {
+  using Clock = std::chrono::steady_clock;
+  const auto patience = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  const Clock::time_point deadline = Clock::now() + patience;
+  std::unique_lock<std::mutex> waiting(Bell::one().mutex);
+  for (;;) {
+    {
+      const Guarded guard(pool_->lock);
+      if (std::exchange(woken_, false)) return false;
+      if (std::exchange(work_, false)) return true;
+    }
+    // A bell rung between the look and the wait is missed, so no wait is long.
+    const Clock::time_point now = Clock::now();
+    if (now >= deadline) return false;
+    const Clock::time_point slice = std::min<Clock::time_point>(deadline, now + std::chrono::milliseconds(20));
+    Bell::one().rung.wait_until(waiting, slice);
+  }
+}
+
+void Client::wake() noexcept {
+  {
+    const Guarded guard(pool_->lock);
+    woken_ = true;
+  }
+  Bell::one().rung.notify_all();
+}
+
+void Client::check_again_after(std::uint64_t events) noexcept {
+  const Guarded guard(pool_->lock);
+  check_at_ = ring_.seen() + events;
+}
+
+}  // namespace mempool
