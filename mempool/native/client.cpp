@@ -43,6 +43,7 @@ Client::Sequence& Client::find_sequence(Stream stream, const void* thread) {
   }
   if (idle != nullptr) {
     idle->thread = thread;
+    idle->follower.set_idle(false);
     return *idle;
   }
   sequences_.emplace_back(static_cast<std::uint32_t>(sequences_.size()), stream, thread);
@@ -65,7 +66,9 @@ Client::Sequence& Client::sequence(Stream stream) {
 void Client::retire(const void* thread) noexcept {
   const Guarded guard(pool_->lock);
   for (Sequence& sequence : sequences_) {
-    if (sequence.thread == thread) sequence.thread = nullptr;
+    if (sequence.thread != thread) continue;
+    sequence.thread = nullptr;
+    sequence.follower.set_idle(true);
   }
 }
 
@@ -122,8 +125,10 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
     if (given.address == 0 && replaying_ && outcome != Outcome::dynamic) note(sequence.follower, bytes, outcome);
   }
   if (given.address == 0) {
-    const bool in_step = replaying_ && outcome != Outcome::exhausted && sequence.follower.in_step();
-    given = pool_->allocate_dynamic(bytes, stream, in_step);
+    const bool in_step = (outcome != Outcome::exhausted && sequence.follower.in_step()) ||
+                         std::any_of(sequences_.begin(), sequences_.end(),
+                                     [&](const Sequence& other) { return &other != &sequence && other.follower.plays(); });
+    given = pool_->allocate_dynamic(bytes, stream, replaying_ && in_step);
   }
   if (given.address != 0) {
     ++stats_.outcomes[static_cast<std::size_t>(outcome)];

@@ -4,6 +4,7 @@ namespace mempool {
 namespace {
 
 constexpr std::uint32_t kPatience = 64;
+constexpr std::uint64_t kStandstill = 4096;  // allocations; an interpreter's lock lets threads run in bursts
 constexpr std::uint64_t kForgiven = 64;  // allocations after which a difference no longer counts against the place
 
 }  // namespace
@@ -13,9 +14,23 @@ void Follower::enter(Pattern* pattern, const Table* table, std::uint32_t positio
   pattern_ = pattern;
   table_ = table;
   role_ = table->sequence;
+  if (position != 0) table->player = this;
   position_ = position;
   column_ = static_cast<std::uint32_t>(iteration_ % pattern->unroll);
   strays_ = 0;
+}
+
+// Whether another one has begun the part. One that stands still while this one goes on does not play, and one that has come
+// to the end is given little time to begin again.
+bool Follower::played(const Table& table) noexcept {
+  const Follower* other = table.player;
+  if (other == nullptr || other == this || !other->plays(table)) return false;
+  if (rival_ != other || rival_count_ != other->count_) {
+    rival_ = other;
+    rival_count_ = other->count_;
+    rival_since_ = count_;
+  }
+  return count_ - rival_since_ < (other->position_ == table.length() ? kWindow : kStandstill);
 }
 
 void Follower::begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iteration) noexcept {
@@ -54,7 +69,9 @@ void Follower::replace(const Pattern* old, Pattern* fresh) noexcept {
   if (pattern_ != old) return;
   pattern_ = fresh;
   column_ = static_cast<std::uint32_t>(iteration_ % fresh->unroll);
-  if (table_ != nullptr) table_ = &fresh->tables[static_cast<std::size_t>(table_ - old->tables.data())];
+  if (table_ == nullptr) return;
+  table_ = &fresh->tables[static_cast<std::size_t>(table_ - old->tables.data())];
+  table_->player = this;
 }
 
 void Follower::take_up(Pattern* pattern) noexcept {
@@ -68,7 +85,7 @@ void Follower::take_up(Pattern* pattern) noexcept {
 // `count`: the allocations before the one that the position is for.
 bool Follower::align(Pattern* pattern, std::uint64_t count) noexcept {
   const Table* table = own_table(pattern);
-  if (table == nullptr || count < table->phase) return false;
+  if (table == nullptr || count < table->phase || played(*table)) return false;
   const std::uint32_t length = table->length();
   const auto position = static_cast<std::uint32_t>((count - table->phase) % length);
   // The last kWindow sizes are remembered; of those, the one at hand is not looked at.
@@ -88,7 +105,7 @@ bool Follower::switch_table(std::uint64_t size, const std::vector<Pattern*>& kno
       for (const Table& table : pattern->tables) {
         if (&table == table_ || table.stream != stream_ || (table.sequence == role_) != own) continue;
         if (position_ >= table.length() || table.sizes[position_] != size) continue;
-        if (table.prefixes[position_] != table_->prefixes[position_]) continue;
+        if (table.prefixes[position_] != table_->prefixes[position_] || played(table)) continue;
         enter(pattern, &table, position_);
         return true;
       }
@@ -119,7 +136,7 @@ bool Follower::resynchronise(const std::vector<Pattern*>& known) noexcept {
       for (const Table& table : pattern->tables) {
         if (table.stream != stream_ || (table.sequence == role_) != own) continue;
         const std::uint32_t position = table.place_after(window);
-        if (position == table.length()) continue;
+        if (position == table.length() || played(table)) continue;
         enter(pattern, &table, position);
         clean_ = false;
         return true;
@@ -129,6 +146,15 @@ bool Follower::resynchronise(const std::vector<Pattern*>& known) noexcept {
   return false;
 }
 
+// Another one has begun the part first: there may be one that nobody plays.
+Follower::Match Follower::yield_part(std::uint64_t size, const std::vector<Pattern*>& known) noexcept {
+  if (strays_ == 0 && switch_table(size, known)) return matched(position_++);
+  leave();
+  boundary_ = false;
+  strays_ = kWindow;
+  return {nullptr, Outcome::lost, false};
+}
+
 Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
   if (table_ != nullptr && position_ == table_->length() && strays_ == 0) {
     const bool ends_here = !marked || !pattern_->cyclic;
@@ -136,13 +162,14 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     if (!(ends_here && next_begins_with(pattern_, size)) && clean_ && switch_table(size, known)) return matched(position_++);
     if (!ends_here) return {nullptr, Outcome::exhausted, false};
     begin_next();
+    if (table_ != nullptr && position_ == 0 && played(*table_)) return yield_part(size, known);
     if (table_ != nullptr && position_ < table_->length() && table_->sizes[position_] == size) return matched(position_++);
   }
   if (table_ != nullptr) {
     if (strays_ == 0 && clean_ && switch_table(size, known)) return matched(position_++);
     if (strays_ == 0 && clean_ && !marked && switch_to_ended(size, known)) {
       begin_next();
-      return matched(position_++);
+      return played(*table_) ? yield_part(size, known) : matched(position_++);
     }
     const std::uint64_t behind = std::uint64_t{position_} + strays_;
     if (strays_ > 0 && behind < table_->length() && table_->sizes[behind] == size) {

@@ -6,7 +6,10 @@
 //   the pattern goes on behind it). Which of the two is told by the next size that matches either.
 // * At the first difference in an iteration: another known pattern, or the part of another thread, that shares the prefix
 //   and expects this size, or that has ended here.
-// * After kWindow strays in a row, or in short succession: the one place in any known pattern that follows the last kWindow sizes.
+// * After kWindow strays in a row, or in short succession: the one place in any known pattern that follows the last kWindow
+//   sizes.
+//
+// A part has one player at a time: of several threads that do the same work, one replays and the others do not disturb it.
 #pragma once
 
 #include <vector>
@@ -29,17 +32,17 @@ class Follower {
   // The straight way through next(): the slot of the next allocation if it is the expected one and nothing else happens
   // there, else null. `advance` goes on behind it.
   const Slot* expected_slot(std::uint64_t size) const noexcept {
-    if (table_ == nullptr || boundary_ || position_ >= table_->length()) return nullptr;
+    if (table_ == nullptr || boundary_ || strays_ != 0 || position_ == 0 || position_ >= table_->length()) return nullptr;
     if (table_->sizes[position_] != size && MEMPOOL_GUARDED("own_size")) return nullptr;
     return &table_->slots[position_ * std::size_t{pattern_->unroll} + column_];
   }
   void advance(std::uint64_t size) noexcept {
     recent_[count_++ % kWindow] = size;
     ++position_;
-    strays_ = 0;
   }
   Match next(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
     recent_[count_++ % kWindow] = size;
+    if (table_ != nullptr && (strays_ != 0 || position_ == 0) && played(*table_)) return yield_part(size, known);
     if (table_ != nullptr && position_ < table_->length() &&
         (table_->sizes[position_] == size || !MEMPOOL_GUARDED("own_size"))) {
       strays_ = 0;
@@ -69,16 +72,22 @@ class Follower {
   Pattern* upcoming() const noexcept { return upcoming_; }
   // The pattern of the iteration that ended last; null if none was followed.
   Pattern* finished() const noexcept { return finished_; }
+  // While its thread has ended and no other has taken its place, it plays no part.
+  void set_idle(bool idle) noexcept { idle_ = idle; }
+  // It has begun its part, so that the places it is about to use should stay free.
+  bool plays() const noexcept { return table_ != nullptr && plays(*table_); }
   bool in_step() const noexcept { return table_ != nullptr && strays_ < kWindow; }
 
  private:
   Match matched(std::uint32_t position) noexcept {
+    table_->player = this;
     return {&table_->slots[position * std::size_t{pattern_->unroll} + column_], Outcome::hit, boundary_ && take_boundary()};
   }
   bool take_boundary() noexcept {
     boundary_ = false;
     return true;
   }
+  Match yield_part(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
   Match diverged(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept;
   bool switch_table(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
   bool switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
@@ -86,6 +95,10 @@ class Follower {
   bool align(Pattern* pattern, std::uint64_t count) noexcept;
   void enter(Pattern* pattern, const Table* table, std::uint32_t position) noexcept;
   const Table* own_table(const Pattern* pattern) const noexcept { return pattern->table_of(role_, stream_); }
+  bool plays(const Table& table) const noexcept {
+    return table_ == &table && !idle_ && strays_ == 0 && position_ != 0;
+  }
+  bool played(const Table& table) noexcept;
   void begin_next() noexcept;
   bool next_begins_with(const Pattern* ended, std::uint64_t size) const noexcept;
 
@@ -103,9 +116,13 @@ class Follower {
   std::uint64_t last_stray_ = 0; // count_ at the last difference
   bool clean_ = true;            // everything matched since the iteration began
   bool boundary_ = false;
+  bool idle_ = false;
   std::uint64_t iteration_ = 0;
   std::uint64_t count_ = 0;      // allocations ever
   std::uint64_t recent_[kWindow] = {};
+  // Another one that plays a part which this one would take, how far it was, and this one's count then.
+  const Follower* rival_ = nullptr;
+  std::uint64_t rival_count_ = 0, rival_since_ = 0;
 };
 
 }  // namespace mempool

@@ -19,6 +19,8 @@ struct Slot {
   std::uint32_t cells_before_end = 0;  // cells that start below offset + size
 };
 
+class Follower;
+
 // What one sequence (the allocations of one thread on one stream) does in the pattern.
 struct Table {
   std::uint32_t sequence = 0;           // the sequence that was recorded; a loaded pattern counts threads from 0
@@ -28,6 +30,7 @@ struct Table {
   std::vector<std::uint64_t> prefixes;  // hash of all sizes before each position, and of all
   std::vector<std::uint32_t> marks;     // warm-up: the position at each mark
   std::uint64_t phase = 0;              // the count of the sequence's allocations at which position 0 was last due
+  mutable const Follower* player = nullptr;  // who was the last to follow it
 
   // Fills `prefixes` and the index behind `place_after`. `cyclic`: position 0 follows the last.
   void build_index(bool cyclic);

@@ -68,7 +68,7 @@ class Pool {
     bool fresh = false;       // reads as zeros
   };
   Given allocate_small(std::size_t bytes, Stream stream) noexcept;
-  // `in_step`: the sequence follows its plan, so the arena's holes are about to be used; keep out of them if possible.
+  // `in_step`: a sequence follows its plan, so the arena's holes are about to be used; keep out of them if possible.
   Given allocate_dynamic(std::size_t bytes, Stream stream, bool in_step) noexcept;
 
   // --- free, for all three kinds

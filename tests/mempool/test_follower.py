@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,9 +29,13 @@ def core() -> Core:
 
 
 def in_thread(work: Callable[[], object]) -> None:
+    """In a thread that has quite gone: it is joined before its thread-local state is destroyed."""
     thread = threading.Thread(target=work)
     thread.start()
+    task = Path(f"/proc/self/task/{thread.native_id}")
     thread.join()
+    while task.exists():
+        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("marks", [True, False])
@@ -175,6 +182,45 @@ def test_threads_that_swap_their_work_lose_nothing_with_marks() -> None:
     for thread in threads:
         thread.join()
     assert hits[2:] == [40] * 10
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_of_threads_that_do_the_same_work_one_replays_and_none_disturbs_it(workers: int) -> None:
+    """Without marks, each a little behind the one before, allocation by allocation."""
+    core = Core()
+    core.client.load(None, pattern(SIZES))
+    together, alone = threading.Barrier(workers), threading.Lock()
+    found: dict[int, dict[str, int]] = {}
+
+    def loop(worker: int) -> None:
+        counts = found.setdefault(worker, {})
+        lag = 3 * worker
+        kept: list[int] = []
+        for step in range(8 * 40 + lag):
+            together.wait()
+            if step < lag:
+                continue
+            with alone:
+                before = core.outcomes
+                address = core.allocate(SIZES[(step - lag) % 40])
+                for name, count in core.outcomes.items():
+                    counts[name] = counts.get(name, 0) + count - before[name]
+                kept.append(address)
+                if len(kept) > 10:  # longer than the lag, so that two in one part are in each other's way
+                    core.free(kept.pop(0))
+        together.abort()
+
+    def until_one_is_through(worker: int) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            loop(worker)
+
+    threads = [threading.Thread(target=until_one_is_through, args=(k,)) for k in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(counts["occupied"] == 0 for counts in found.values()), found
+    assert sum(counts["hit"] for counts in found.values()) >= 7 * 40
 
 
 def test_a_new_thread_each_iteration_takes_over_the_sequence_of_the_one_that_ended(core: Core) -> None:
