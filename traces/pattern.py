@@ -111,14 +111,19 @@ class _Builder:
 
     def __init__(self, windows: Windows) -> None:
         self._w = windows
-        last = windows.alike[-1]
-        self._last = np.arange(
-            *windows.bounds[last]
-        )  # allocations of the last window that agreed, merged order
-        group = np.array([windows.groups.get(int(s), -1) for s in windows.sequence[self._last]], np.int64)
-        # Sequences that vary are not part of the pattern.
-        self._rows, self._group = self._last[group >= 0], group[group >= 0]
-
+        #: The allocations of the last window that agreed, in merged order.
+        self._last = np.arange(*windows.bounds[windows.alike[-1]])
+        common = max(windows.groups.values()) + 1
+        self._apart = {common + k: s for k, s in enumerate(windows.apart)}  # group -> sequence
+        groups = windows.groups | {s: group for group, s in self._apart.items()}
+        every = np.arange(int(windows.sequence.max()) + 1)
+        #: Of each allocation. Sequences that vary are not part of the pattern.
+        self._groups = np.array([groups.get(s, -1) for s in every.tolist()], np.int64)[windows.sequence]
+        group = self._groups[self._last]
+        together = self._last[(group >= 0) & (group < common)]
+        # Who has an iteration of its own shares no addresses with others, so it may stand anywhere.
+        self._rows = np.concatenate([together, *(windows.apart[s][-1] for s in self._apart.values())])
+        self._group = self._groups[self._rows]
         self._strange: list[int] = []  # allocations in the windows that were made to stay
 
     def pattern(self, *, whole_recording: bool) -> Pattern | None:
@@ -159,12 +164,13 @@ class _Builder:
     def _lifetimes(self, group: int, count: int) -> _Lifetimes:
         """Of each position, in allocations of the group."""
         w = self._w
-        in_group = np.array([w.groups.get(s, -1) == group for s in range(int(w.sequence.max()) + 1)])[
-            w.sequence
-        ]
+        in_group = self._groups == group
         clock = np.cumsum(in_group)  # the group's allocations up to and including each
-        windows = [np.arange(*w.bounds[window]) for window in w.alike]
-        rows = np.stack([inside[in_group[inside]] for inside in windows])  # [window, position]
+        if group in self._apart:
+            rows = w.apart[self._apart[group]]  # [iteration, position]
+        else:
+            windows = [np.arange(*w.bounds[window]) for window in w.alike]
+            rows = np.stack([inside[in_group[inside]] for inside in windows])
         freed_before = w.freed_before[rows]
         is_open = freed_before < 0
         age = clock[np.where(is_open, len(clock), freed_before) - 1] - (clock[rows] - 1)
@@ -175,7 +181,8 @@ class _Builder:
         strange = is_open & (age > life + count)
         never = is_open.all(axis=0)
         keeps = ((strange.sum(axis=0) >= 2) & ~never) | (never & (age.max(axis=0) > 4 * count))
-        self._strange.extend(rows[strange & ~never].tolist())
+        if group not in self._apart:
+            self._strange.extend(rows[strange & ~never].tolist())
         life = np.maximum(life, np.where(is_open & ~strange, age, 0).max(axis=0))
         return _Lifetimes(life, never & ~keeps, keeps)
 
@@ -185,10 +192,20 @@ class _Builder:
         merged: NDArray[np.int64] = turn * n + at[position]
         return merged
 
+    def _instances_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows that are planned: the common ones of the last window, and all of those that are apart."""
+        rows, group = self._rows[positions], self._group[positions]
+        common = rows[~np.isin(group, list(self._apart))]
+        apart = [
+            self._w.apart[s][:, positions[group == g] - int(np.flatnonzero(self._group == g)[0])].ravel()
+            for g, s in self._apart.items()
+        ]
+        return np.concatenate([common, *apart])
+
     def _coverage(self, stays: NDArray[np.bool_]) -> float:
         """Planned / all passing bytes at the peak of the last iteration that agreed."""
         w, rows = self._w, self._last
-        planned = np.isin(rows, self._rows[~stays])
+        planned = np.isin(rows, self._instances_of(np.flatnonzero(~stays)))
         passing = (w.freed_before[rows] >= 0) | planned
         end = rows[-1] + 1
         free_at = np.where(w.freed_before[rows] < 0, end, np.minimum(w.freed_before[rows], end)) - rows[0]
@@ -215,7 +232,7 @@ class _Builder:
         life = np.where(w.freed_before[before] < 0, len(w.sequence), w.freed_before[before]) - before
         passing = life <= 1.5 * len(self._rows)
         own = w.sequence[self._rows]
-        for sequence in np.unique(own):
+        for sequence in w.groups:
             rows = before[(w.sequence[before] == sequence) & passing]
             steady = np.flatnonzero((own == sequence) & ~buffers.persistent)
             position[rows], when[rows] = _aligned(w.size[rows], w.size[self._rows[steady]], steady, len(own))

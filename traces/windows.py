@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.detect import Period, tail_period
+from traces.cycles import Cycle, ends_in_a_cycle, find_cycle
 from traces.trace import Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from traces.trace import Trace
-
-#: Without marks, so many allocations must agree, whatever the period.
-LEAST_EVIDENCE = 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +35,8 @@ class Windows:
         groups: of the sequences that repeat: 0 for those whose common order is the same in every window,
         then one
             for each sequence that only keeps its own order. Sequences that are not here vary.
+        apart: of the others, those with iterations of their own, such as threads that nobody synchronises:
+            int64[iteration, position], rows.
     """
 
     event: NDArray[np.int64]
@@ -48,11 +48,15 @@ class Windows:
     bounds: NDArray[np.int64]
     alike: tuple[int, ...]
     groups: dict[int, int]
+    apart: dict[int, NDArray[np.int64]]
 
     def since(self) -> dict[int, int]:
-        """For each sequence, how many of its rows came since the last alike window began."""
-        tail = self.sequence[self.bounds[self.alike[-1], 0] :]
-        return {int(s): int((tail == s).sum()) for s in np.unique(self.sequence)}
+        """For each sequence, how many of its rows came since its last iteration began."""
+        begin = int(self.bounds[self.alike[-1], 0])
+        return {
+            s: int((self.sequence[int(self.apart[s][-1, 0]) if s in self.apart else begin :] == s).sum())
+            for s in np.unique(self.sequence).tolist()
+        }
 
 
 def find_windows(trace: Trace, small_bytes: int, *, anywhere: bool = False) -> list[Windows]:
@@ -85,25 +89,27 @@ def find_windows(trace: Trace, small_bytes: int, *, anywhere: bool = False) -> l
     if len(mark_events):
         bounds = _marked(trace, mark_events, event)
     else:
-        bounds = _detected(sequence, size, freed_before, anywhere=anywhere)
+        main = _heaviest(sequence, size, slice(len(size) // 2, None))
+        rows = np.flatnonzero(sequence == main)
+        bounds = _detected(find_cycle(rows, size, freed_before, anywhere=anywhere))
     stream = trace.stream[event]
     if len(bounds) < 2 or bounds[0, 0] == bounds[-1, 1]:
         return []
-    main = _heaviest(sequence, size, slice(bounds[0, 0], bounds[-1, 1]))
-    return [
-        Windows(event, sequence, stream, size, freed_before, marks, bounds, alike, groups)
-        for alike in _alike(sequence, size, bounds, main)
-        for groups in [_groups(sequence, stream, size, bounds, alike, main)]
-    ]
+    if len(mark_events):
+        main = _heaviest(sequence, size, slice(bounds[0, 0], bounds[-1, 1]))
+    found = []
+    for alike in _alike(sequence, size, bounds, main):
+        groups = _groups(sequence, stream, size, bounds, alike, main)
+        windows = Windows(event, sequence, stream, size, freed_before, marks, bounds, alike, groups, {})
+        if len(mark_events) == 0:
+            windows = dataclasses.replace(windows, apart=_apart(windows, main, anywhere=anywhere))
+        found.append(windows)
+    return found
 
 
 def _heaviest(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64], rows: slice) -> int:
     """The sequence that allocates most bytes in these rows."""
     return int(np.bincount(sequence[rows], weights=size[rows].astype(np.float64)).argmax())
-
-
-def _main_rows(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64]) -> NDArray[np.intp]:
-    return np.flatnonzero(sequence == _heaviest(sequence, size, slice(len(size) // 2, None)))
 
 
 def may_end_in_iterations(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64]) -> bool:
@@ -113,8 +119,9 @@ def may_end_in_iterations(sequence: NDArray[np.integer[Any]], size: NDArray[np.i
         sequence: integer[m], of each allocation above the small size.
         size: int64[m], bytes.
     """
-    rows = _main_rows(sequence, size) if len(size) else np.zeros(0, np.intp)
-    return _stretch(size[rows], len(rows)) is not None
+    return len(size) > 0 and ends_in_a_cycle(
+        size[sequence == _heaviest(sequence, size, slice(len(size) // 2, None))]
+    )
 
 
 def _mark_name(trace: Trace, event: int) -> str:
@@ -131,56 +138,24 @@ def _marked(trace: Trace, marks: NDArray[np.int64], event: NDArray[np.int64]) ->
     return np.array(bounds, np.int64).reshape(-1, 2)
 
 
-def _detected(
-    sequence: NDArray[np.int32], size: NDArray[np.int64], freed_before: NDArray[np.int64], *, anywhere: bool
-) -> NDArray[np.int64]:
-    """Windows from the repeating sizes of the sequence that allocates most bytes lately."""
-    rows = _main_rows(sequence, size)
-    stretch = max(
-        (_stretch(size[rows], cut) for cut in (_cuts(len(rows)) if anywhere else [len(rows)])),
-        key=lambda one: 0 if one is None else one.length,
-    )
-    if stretch is None:
+def _detected(cycle: Cycle | None) -> NDArray[np.int64]:
+    """Windows from one beginning of an iteration to the next."""
+    if cycle is None:
         return np.zeros((0, 2), np.int64)
-    rows = rows[: stretch.start + stretch.length]
-    first = stretch.start + _quietest(size[rows], freed_before[rows], rows, stretch.start, stretch.period)
-    starts = rows[first :: stretch.period]
-    return np.stack([starts[:-1], starts[1:]], axis=1)
+    return np.stack([cycle.starts[:-1], cycle.starts[1:]], axis=1)
 
 
-def _cuts(n: int) -> list[int]:
-    """Where iterations may end that a program's last lines follow: near the end densely, then everywhere."""
-    near = (n - (1 << power) for power in range(max(n, 1).bit_length()))
-    return sorted({n, *near, *(n * sixteenths // 16 for sixteenths in range(16))} - {0}, reverse=True)
-
-
-def _stretch(values: NDArray[np.int64], cut: int) -> Period | None:
-    """The iterations that lead to the cut and go on behind it; None if there are too few."""
-    period = tail_period(values[:cut], min_repeats=2)
-    if period is None or period.length < max(LEAST_EVIDENCE, 3 * period.period):
-        return None
-    differs = values[cut:] != values[cut - period.period : len(values) - period.period]
-    beyond = int(differs.argmax()) if differs.any() else len(differs)
-    return Period(period.period, period.length + beyond, period.start)
-
-
-def _quietest(
-    size: NDArray[np.int64],
-    freed_before: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    start: int,
-    period: int,
-) -> int:
-    """The place in the period at which least of what comes and goes is alive: the best place to begin."""
-    born = np.arange(start, len(rows))
-    gone = np.searchsorted(rows, np.where(freed_before[born] < 0, rows[born], freed_before[born]))
-    change = np.zeros(len(rows) + 1, np.int64)
-    np.add.at(change, born + 1, size[born])
-    np.add.at(change, np.maximum(gone, born + 1), -size[born])
-    load = np.cumsum(change)[start:]
-    folds = len(load) // period
-    # The median over the iterations: what one of them leaves behind does not count.
-    return int(np.median(load[: folds * period].reshape(-1, period), axis=0).argmin())
+def _apart(windows: Windows, main: int, *, anywhere: bool) -> dict[int, NDArray[np.int64]]:
+    """See `Windows.apart`. A sequence that has long made no allocation is over."""
+    w, found = windows, {}
+    main_stream = w.stream[w.sequence == main][-1]
+    for s in np.unique(w.sequence[len(w.sequence) // 2 :]).tolist():
+        rows = np.flatnonzero(w.sequence == s)
+        if s in w.groups or w.stream[rows[-1]] != main_stream:
+            continue
+        if (cycle := find_cycle(rows, w.size, w.freed_before, anywhere=anywhere)) is not None:
+            found[s] = cycle.whole
+    return found
 
 
 def _alike(

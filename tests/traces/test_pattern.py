@@ -147,6 +147,44 @@ def test_a_thread_that_varies_is_left_out() -> None:
     assert set(pattern.sequence.tolist()) == {0}
 
 
+@given(
+    periods=st.lists(st.integers(9, 40), min_size=2, max_size=4),
+    lifetime=st.integers(1, 60),
+    seed=st.integers(0, 10**6),
+)
+def test_threads_that_nobody_synchronises_are_planned_as_if_each_were_alone(
+    periods: list[int], lifetime: int, seed: int
+) -> None:
+    """In bursts of any length: each has the buffers of a trace of its own, in a group of its own."""
+    rng = np.random.default_rng(seed)
+    sizes = [rng.permutation(1000) + 600 for _ in periods]
+    together, alone = Recorder(), [Recorder() for _ in periods]
+    alive: list[list[tuple[int, int]]] = [[] for _ in periods]
+    done = [0] * len(periods)
+    while min(d / p for d, p in zip(done, periods, strict=True)) < 8:
+        thread = int(rng.integers(len(periods)))
+        for _ in range(int(rng.integers(1, 30))):
+            size = int(sizes[thread][done[thread] % periods[thread]])
+            alive[thread].append((together.alloc(size, thread), alone[thread].alloc(size)))
+            if len(alive[thread]) > lifetime:
+                both = alive[thread].pop(0)
+                together.free(both[0])
+                alone[thread].free(both[1])
+            done[thread] += 1
+    pattern = find_patterns(together.trace())[0]
+    assert pattern.buffers.period == sum(periods)
+    groups = [set(pattern.buffers.group[pattern.sequence == k].tolist()) for k in range(len(periods))]
+    assert sorted(groups, key=min) == [{k} for k in range(len(periods))]
+    for thread, recorder in enumerate(alone):
+        own = find_patterns(recorder.trace())[0].buffers
+        rows = np.flatnonzero(pattern.sequence == thread)
+        begin = int(np.flatnonzero(own.size == pattern.buffers.size[rows[0]])[0])
+        assert np.array_equal(pattern.buffers.size[rows], np.roll(own.size, -begin))
+        turn, place = np.divmod(pattern.buffers.end[rows], sum(periods))
+        lives = turn * len(rows) + np.searchsorted(rows, place) - np.arange(len(rows))
+        assert np.array_equal(lives, np.roll(own.lengths, -begin))
+
+
 def test_two_kinds_of_iteration_are_two_patterns_the_latest_first() -> None:
     r = Recorder()
     for size in (3000, 4000, 3000, 4000, 3000):

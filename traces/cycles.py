@@ -1,0 +1,106 @@
+"""The iterations of one sequence of allocations, from its sizes alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traces.detect import Period, tail_period
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: So many allocations must agree, whatever the period.
+LEAST_EVIDENCE = 24
+
+
+@dataclass(frozen=True, eq=False)
+class Cycle:
+    """What one sequence does over and over.
+
+    Attributes:
+        rows: int64[m], the sequence's allocations as rows of the trace's, up to the end of the last
+            iteration, which may be partial.
+        first: index into them at which an iteration begins.
+        period: allocations in one.
+    """
+
+    rows: NDArray[np.int64]
+    first: int
+    period: int
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Rows at which iterations begin, a partial last one included."""
+        return self.rows[self.first :: self.period]
+
+    @property
+    def whole(self) -> NDArray[np.int64]:
+        """int64[iteration, position], the rows of whole iterations."""
+        count = (len(self.rows) - self.first) // self.period
+        return self.rows[self.first : self.first + count * self.period].reshape(count, self.period)
+
+
+def find_cycle(
+    rows: NDArray[np.int64], size: NDArray[np.int64], freed_before: NDArray[np.int64], *, anywhere: bool
+) -> Cycle | None:
+    """The iterations that a sequence ends with, or None if it does not repeat.
+
+    Args:
+        rows: of the sequence's allocations among all, in order.
+        size: int64[n], bytes, of all allocations.
+        freed_before: int64[n], how many allocations came before each one's free; -1 if it was not freed.
+        anywhere: the trace is finished: take the longest stretch of iterations in it.
+    """
+    values = size[rows]
+    cuts = _cuts(len(rows)) if anywhere else [len(rows)]
+    found = [one for one in (_stretch(values, cut) for cut in cuts) if one is not None]
+    if not found:
+        return None
+    stretch = max(found, key=lambda one: one.length)
+    rows = rows[: stretch.start + stretch.length]
+    values = values[: len(rows)]
+    first = stretch.start + _quietest(values, freed_before[rows], rows, stretch.start, stretch.period)
+    return Cycle(rows, first, stretch.period)
+
+
+def ends_in_a_cycle(values: NDArray[np.int64]) -> bool:
+    """Whether a sequence with these sizes ends with iterations."""
+    return _stretch(values, len(values)) is not None
+
+
+def _cuts(n: int) -> list[int]:
+    """Where iterations may end that a program's last lines follow: near the end densely, then everywhere."""
+    near = (n - (1 << power) for power in range(max(n, 1).bit_length()))
+    return sorted({n, *near, *(n * sixteenths // 16 for sixteenths in range(16))} - {0}, reverse=True)
+
+
+def _stretch(values: NDArray[np.int64], cut: int) -> Period | None:
+    """The iterations that lead to the cut and go on behind it; None if there are too few."""
+    period = tail_period(values[:cut], min_repeats=2)
+    if period is None or period.length < max(LEAST_EVIDENCE, 3 * period.period):
+        return None
+    differs = values[cut:] != values[cut - period.period : len(values) - period.period]
+    beyond = int(differs.argmax()) if differs.any() else len(differs)
+    return Period(period.period, period.length + beyond, period.start)
+
+
+def _quietest(
+    size: NDArray[np.int64],
+    freed_before: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    start: int,
+    period: int,
+) -> int:
+    """The place in the period at which least of what comes and goes is alive: the best place to begin."""
+    born = np.arange(start, len(rows))
+    gone = np.searchsorted(rows, np.where(freed_before[born] < 0, rows[born], freed_before[born]))
+    change = np.zeros(len(rows) + 1, np.int64)
+    np.add.at(change, born + 1, size[born])
+    np.add.at(change, np.maximum(gone, born + 1), -size[born])
+    load = np.cumsum(change)[start:]
+    folds = len(load) // period
+    # The median over the iterations: what one of them leaves behind does not count.
+    return int(np.median(load[: folds * period].reshape(-1, period), axis=0).argmin())
