@@ -19,17 +19,12 @@ import logging
 import os
 import threading
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mempool import _core
 from mempool.errors import OutOfMemoryError, UsageError
-from mempool.faults import Fault
 from mempool.pool import Pool
 from mempool.versions import warn_if_untested
-
-if TYPE_CHECKING:
-    from mempool.report import Report
 
 _lock = threading.RLock()
 _installed: ArrayPool | None = None
@@ -62,7 +57,7 @@ def install(**options: Any) -> ArrayPool:
         try:
             if pool.settings.mode != "off":
                 _explain_memory_errors()
-                _core.numpy_serve(pool.client, pool.checked)
+                pool.serve()
         except BaseException:
             pool.close()
             raise
@@ -90,71 +85,28 @@ def is_installed() -> bool:
 
 
 class ArrayPool(Pool):
-    """A pool that leaves NumPy when it is closed.
-
-    Attributes:
-        checked: what stands between NumPy and the client with ``check=True``, else None.
-    """
+    """A pool that leaves NumPy when it is closed."""
 
     def __init__(self, **options: Any) -> None:
         device = options.get("device", "host")
         if device != "host" and not isinstance(device, _core.HostDevice):
             raise UsageError(f"NumPy's arrays live on the host, not on {device!r}")
         super().__init__(**{"name": "numpy", **options})
-        self.checked = _checked(self.client) if self.settings.check else None
-        self._logged = 0
 
-    def faults(self) -> tuple[Fault, ...]:
-        """What is wrong so far, after a look at every redzone; the first 256. None without ``check=True``."""
-        if self.checked is None:
-            return ()
-        self.checked.verify()
-        return self._faults()
-
-    def _faults(self) -> tuple[Fault, ...]:
-        return () if self.checked is None else tuple(Fault(*fault) for fault in self.checked.faults())
-
-    def report(self) -> Report:
-        """Counts and sizes, and the faults that were found."""
-        report = super().report()
-        if self.checked is not None:
-            report.values["faults"] = [str(fault) for fault in self.faults()]
-        return report
-
-    def log_faults(self) -> None:
-        """Log what was found since the last time."""
-        with _lock:
-            faults = self._faults()
-            fresh, self._logged = faults[self._logged :], len(faults)
-        for fault in fresh:
-            log.error("%s: %s", self.name, fault)
+    def serve(self) -> None:
+        """Take NumPy over."""
+        _core.numpy_serve(self.client, None if self._checking is None else self._checking.core)
 
     def close(self) -> None:
         """Leave NumPy and stop planning. Arrays stay valid."""
         global _installed
         with _lock:
             if _installed is self:
-                if self.checked is not None:
-                    self.checked.verify()
-                    self.checked.flush()
+                if self._checking is not None:
+                    self._checking.end()
                 _core.numpy_stop()
                 _installed = None
-        self.log_faults()
         super().close()
-
-
-def _checked(client: _core.Client) -> _core.Checked:
-    import numpy as np
-
-    _core.set_fault_libraries([f"{Path(file).parent}/" for file in (__file__, np.__file__)])
-    _core.set_fault_listener(_log_faults)
-    return _core.Checked(client)
-
-
-def _log_faults() -> None:
-    pool = _installed
-    if pool is not None:
-        pool.log_faults()
 
 
 def _explain_memory_errors() -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from mempool.checking import Checking
+    from mempool.faults import Fault
     from mempool.planned import Planned
     from mempool.report import Report
     from mempool.tape import Tape
@@ -55,6 +57,8 @@ class Pool:
         )
         self.core.set_retained_limit(first_cache_bytes(self.device.page))
         self.client = _core.Client(self.core, name)
+        self._checking = self._check() if self.settings.check else None
+        self._server = self.client if self._checking is None else self._checking.core
         self._in_iteration: int | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -72,6 +76,13 @@ class Pool:
         )
         self._begin()
         _open.add(self)
+
+    def _check(self) -> Checking:
+        if not isinstance(self.device, _core.HostDevice):
+            raise UsageError("check=True writes around every buffer: on the host only")
+        from mempool.checking import Checking
+
+        return Checking(self.client, self.name)
 
     def _begin(self) -> None:
         with _core.Bypass():
@@ -157,7 +168,7 @@ class Pool:
         """
         if size < 0:
             raise ValueError(f"size {size} is negative")
-        address: int = self.client.allocate(size, stream)
+        address: int = self._server.allocate(size, stream)
         if address == 0:
             raise OutOfMemoryError(_core.Client.last_out_of_memory())
         return address
@@ -168,7 +179,7 @@ class Pool:
         Raises:
             ValueError: no live buffer of this pool begins there.
         """
-        if not self.client.free(address, stream):
+        if not self._server.free(address, stream):
             raise ValueError(f"{address:#x} is not a live buffer of this pool")
 
     def trim(self) -> None:
@@ -217,7 +228,14 @@ class Pool:
         with _core.Bypass():
             from mempool.report import make_report
 
-            return make_report(self)
+            report = make_report(self)
+        if self._checking is not None:
+            report.values["faults"] = [str(fault) for fault in self.faults()]
+        return report
+
+    def faults(self) -> tuple[Fault, ...]:
+        """What ``check=True`` found so far, after a look at every redzone; the first 256. Else nothing."""
+        return () if self._checking is None else self._checking.faults()
 
     def explain(self) -> str:
         """The first divergences from the plan and what would help against them."""
@@ -263,6 +281,9 @@ class Pool:
             return  # a forked child has neither the planner nor the file
         self._planner.stop()
         self.client.set_recording(False)
+        if self._checking is not None:
+            self._checking.end()
+            self._checking.log()
         if self._tape is not None:
             with _core.Bypass():
                 self._tape.close()

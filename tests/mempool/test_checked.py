@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mempool.numpy
-from mempool import _core
+from mempool import Pool, UsageError, _core
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -336,3 +336,24 @@ def test_a_forked_child_and_the_end_of_the_interpreter_are_quiet() -> None:
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     """)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class TestPool:
+    """Without a framework: addresses, from a pool of its own."""
+
+    def test_what_is_wrong_is_named_and_survived(self, caplog: pytest.LogCaptureFixture) -> None:
+        with Pool(check=True, background=False) as pool:
+            address = pool.allocate(1000)
+            poke(address + 1000)
+            pool.free(address)
+            with pytest.raises(ValueError, match="not a live buffer"):
+                pool.free(address)
+            assert [fault.kind for fault in pool.faults()] == ["past_end", "double_free"]
+            assert all(__file__ in str(fault.allocated_at) for fault in pool.faults())
+            assert len(pool.report().to_dict()["faults"]) == 2
+            pool.free(pool.allocate(1000))
+        assert "past the end" in caplog.text
+
+    def test_memory_that_is_only_addresses_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="host"):
+            Pool(_core.SimulatedDevice(), check=True, background=False)
