@@ -169,9 +169,9 @@ class Client:
 
     def set_tape(self, on: bool) -> None: ...
 
-    def recording(self) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)], list[int], bool]:
+    def recording(self, allocations: int = 18446744073709551615) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)], list[int], list[int], bool]:
         """
-        The planner's ring: (packed records, see EVENT_FIELDS; allocations ever by sequence; nothing was lost).
+        The planner's ring, or its last so many allocations and what came between: (packed records, see BRIEF_FIELDS; streams by sequence; allocations ever by sequence; nothing was lost or left out).
         """
 
     def outline(self) -> tuple[Annotated[NDArray[numpy.uint32], dict(shape=(None,), writable=False)], Annotated[NDArray[numpy.uint64], dict(shape=(None,), writable=False)], bool]:
@@ -218,6 +218,8 @@ class Client:
     def last_out_of_memory() -> dict[str, int]: ...
 
 EVENT_FIELDS: tuple = ...
+
+BRIEF_FIELDS: tuple = ...
 
 class Bypass:
     """

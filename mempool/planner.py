@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from mempool import _core
+from mempool.budget import Budget
 from mempool.report import NOT_MISSES
 
 if TYPE_CHECKING:
@@ -39,8 +40,18 @@ MOST_LINES = 8
 SECONDS_BETWEEN_LINES = 5.0
 _LEAST_CACHE = 32 << 20
 _EVERYTHING = 1 << 62
+#: What looking and planning may cost: seconds of processor time at once, enough for a program that repeats,
+#: then this share of the time that passes. One long solve counts as so many seconds at most.
+ALLOWANCE_SECONDS = 0.1
+SHARE = 0.01
+MOST_DEBT_SECONDS = 0.2
+#: A longer warm-up, in allocations, is not learned: looking at it again and again would cost too much.
+MOST_WARM_UP = 1 << 13
 #: Free memory that was idle for one to two of these goes back.
 SECONDS_IDLE = 1.0
+#: What planning leaves in the C library's heap goes back with what the program keeps there for its next
+#: allocations, so not often.
+SECONDS_BETWEEN_TRIMS = 10.0
 
 
 def cache_bytes(planned: Planned) -> int:
@@ -73,17 +84,15 @@ class Planner:
         small_bytes: int,
         alignment: int,
         paged: bool,
-        drain: Callable[[], None] | None = None,
         explain: Callable[[], list[str]] | None = None,
     ) -> None:
         self._core, self._client = core, client
         self._small_bytes, self._alignment, self._paged = small_bytes, alignment, paged
-        self._drain = drain
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._pid = os.getpid()
         self._explain = explain
-        self._tell_at = self._return_at = 0.0
+        self._tell_at = self._return_at = self._trim_at = 0.0
         self._told_refused = False
         self._vain = 0
         self._resume_at = 0
@@ -105,10 +114,10 @@ class Planner:
     def start(self, loaded: Planned | None = None) -> None:
         """Begin recording, and plan in a thread of low priority."""
         self.begin(loaded)
-        self.start_draining()
+        self.start_watching()
 
-    def start_draining(self) -> None:
-        """Start the thread, which writes the trace file out if there is one."""
+    def start_watching(self) -> None:
+        """Start the thread, which without a recording does no more than give idle memory back."""
         # NumPy does not bear being imported by two threads at once, and the program's may be about to do it.
         importlib.import_module("numpy")
         self._thread = threading.Thread(target=self._run, name="mempool-planner", daemon=True)
@@ -132,17 +141,19 @@ class Planner:
             importlib.import_module(module)
         with contextlib.suppress(OSError):  # a sandbox may forbid it; the solver is brief
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        budget = Budget(allowance=ALLOWANCE_SECONDS, share=SHARE, most_debt=MOST_DEBT_SECONDS)
+        work = False
         while not self._stop.is_set():
-            work = self._client.wait_for_work(0.25)
+            work = self._client.wait_for_work(0.25) or work
             if self._stop.is_set():
                 return
             try:
-                if self._drain is not None:
-                    self._drain()
-                if work:
-                    if self.look():
-                        _core.give_back_host_heap()
-                else:
+                if work and budget.has_some():
+                    work = False
+                    with budget.charged():
+                        if self.look():
+                            self._trim()
+                elif not work:
                     self._perhaps_resume()
                 self._tell()
                 self._return_idle()
@@ -151,6 +162,11 @@ class Planner:
                     return  # the interpreter is shutting down: modules may fail to import
                 log.exception("the planner failed; the pool goes on without a new plan")
                 self._client.set_recording(False)
+
+    def _trim(self) -> None:
+        if time.monotonic() >= self._trim_at:
+            _core.give_back_host_heap()
+            self._trim_at = time.monotonic() + SECONDS_BETWEEN_TRIMS
 
     def _return_idle(self) -> None:
         if time.monotonic() >= self._return_at:
@@ -214,14 +230,16 @@ class Planner:
         """What recurs in the recording, and how many allocations each sequence had made by then."""
         from mempool.recording import Recording
         from traces.pattern import find_patterns
-        from traces.windows import may_end_in_iterations
+        from traces.windows import iterations_begin
 
-        sequence, size, marks = self._client.outline()
-        large = size > self._small_bytes
-        if not marks and not may_end_in_iterations(sequence[large], size[large].astype("int64")):
+        sequence, size, marks = self._client.outline()  # of what is not small
+        begin = 0 if marks else iterations_begin(sequence, size.view("int64"))
+        if begin is None:
             return [], []
-        packed, counts, whole = self._client.recording()
-        trace = Recording(self._alignment).trace(packed)
+        wanted = {} if begin <= MOST_WARM_UP else {"allocations": len(size) - begin}
+        del sequence, size
+        packed, streams, counts, whole = self._client.recording(**wanted)
+        trace = Recording(self._alignment).brief(packed, streams)
         return find_patterns(trace, small_bytes=self._small_bytes, whole_recording=whole), counts
 
     def _worth_planning(self, pattern: Pattern, *, spoilt: bool) -> Pattern | None:

@@ -71,7 +71,6 @@ class Pool:
             small_bytes=self.settings.small_bytes,
             alignment=self.device.alignment,
             paged=self.device.page != 0,
-            drain=self._drain,
             explain=self._news() if self.settings.explain else None,
         )
         self._begin()
@@ -94,8 +93,10 @@ class Pool:
                 self._planner.start(self._loaded)
             else:
                 self._planner.begin(self._loaded)
-        elif self._tape is not None and self.settings.background:
-            self._planner.start_draining()
+        elif self.settings.mode == "record" and self.settings.background:
+            self._planner.start_watching()
+        if self._tape is not None and self.settings.background:
+            self._tape.start()
 
     def _news(self) -> Callable[[], list[str]]:
         from mempool.explain import News
@@ -265,11 +266,6 @@ class Pool:
     def wait(self, seconds: float = 10.0) -> bool:
         """Wait until there is a plan; False if there is none after that time."""
         return self._planner.wait(seconds)
-
-    def _drain(self) -> None:
-        tape = self._tape
-        if tape is not None:
-            tape.drain()
 
     def close(self) -> None:
         """Stop planning and finish the trace file. Buffers stay valid, and requests are still served."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mempool._core import EVENT_FIELDS
+from mempool._core import BRIEF_FIELDS, EVENT_FIELDS
 from traces.trace import Kind, Trace
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     Packed = bytes | NDArray[np.uint8]
 
 RECORD = np.dtype([(name, kind) for name, kind in EVENT_FIELDS])
+BRIEF = np.dtype([(name, kind) for name, kind in BRIEF_FIELDS])
 #: Names of the marks in traces, by the core's kind of event.
 MARKS = ("step", "begin", "end")
 _ALLOC, _FREE, _FIRST_MARK = 0, 1, 2
@@ -36,9 +37,23 @@ class Recording:
         """The next piece.
 
         Args:
-            packed: records as `mempool._core.Client.recording` or ``take_tape`` gives them.
+            packed: records as `mempool._core.Client.take_tape` gives them.
         """
         records = np.frombuffer(packed, RECORD)
+        return self._trace(records, records["stream"], records["time_ns"])
+
+    def brief(self, packed: Packed, streams: list[int]) -> Trace:
+        """The next piece, of a recording that has neither the time nor the stream of a free.
+
+        Args:
+            packed: records as `mempool._core.Client.recording` gives them.
+            streams: of each sequence.
+        """
+        records = np.frombuffer(packed, BRIEF)
+        stream = np.array(streams or [0], np.int64)[records["sequence"]]
+        return self._trace(records, stream, np.zeros(len(records), np.int64))
+
+    def _trace(self, records: NDArray[Any], stream: NDArray[Any], time_ns: NDArray[Any]) -> Trace:
         kind = records["kind"]
         buffer = self._ids(records)
         mark = kind >= _FIRST_MARK
@@ -49,9 +64,9 @@ class Recording:
             event,
             buffer,
             np.where(event == Kind.ALLOC, records["size"][rows], 0).astype(np.int64),
-            stream=records["stream"][rows],
+            stream=stream[rows],
             thread=records["sequence"][rows].astype(np.int32),
-            time_ns=records["time_ns"][rows].astype(np.int64),
+            time_ns=time_ns[rows].astype(np.int64),
             operation=np.where(mark, kind.astype(np.int32) - _FIRST_MARK, -1),
             names=MARKS,
             metadata=self._metadata,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
-from typing import TYPE_CHECKING
 
+from mempool import _core
 from mempool.recording import Recording
 
-if TYPE_CHECKING:
-    from mempool import _core
+log = logging.getLogger("mempool")
+
+#: How long events wait in memory: a program that does little else makes some 10 MB of them in this time.
+SECONDS_BETWEEN_DRAINS = 0.1
 
 
 class Tape:
@@ -29,22 +33,46 @@ class Tape:
         self._writer = TraceWriter(path, metadata={"alignment": str(alignment)})
         self._lock = threading.Lock()
         self._open = True
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._pid = os.getpid()
         try:
             self._writer.__enter__()
         except OSError as error:  # of the file beside it, whose name nobody knows
             raise OSError(error.errno, error.strerror, path) from None
         client.set_tape(True)
 
+    def start(self) -> None:
+        """Drain in a thread of its own: the planner's may be in a solve for seconds."""
+        self._thread = threading.Thread(target=self._run, name="mempool-tape", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with _core.Bypass():
+            while not self._stop.wait(SECONDS_BETWEEN_DRAINS):
+                try:
+                    self.drain()
+                except Exception:
+                    if not self._stop.is_set() and threading.main_thread().is_alive():
+                        log.exception("the trace cannot be written; recording it has ended")
+                    return
+
     def drain(self) -> None:
         """Write what has come since the last call.
 
-        What cannot be written is lost, and a trace with a hole is worse than none: the first failure ends the
-        recording and leaves no file.
+        What cannot be kept or written is lost, and a trace with a hole is worse than none: the first failure
+        ends the recording and leaves no file.
+
+        Raises:
+            MemoryError: there was none to keep events until now.
+            OSError: the file cannot be written.
         """
         with self._lock:
             if not self._open or not (packed := self._client.take_tape()):
                 return
             try:
+                if lost := self._client.state()["tape_lost"]:
+                    raise MemoryError(f"no memory for {lost} events of the trace")
                 self._writer.write(self._recording.trace(packed))
             except BaseException as error:
                 self._open = False
@@ -55,6 +83,9 @@ class Tape:
     def close(self) -> None:
         """Stop recording and finish the file."""
         self._client.set_tape(False)
+        self._stop.set()
+        if self._thread is not None and self._pid == os.getpid():
+            self._thread.join()
         self.drain()
         with self._lock:
             if self._open:

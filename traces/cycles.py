@@ -66,9 +66,10 @@ def find_cycle(
     return Cycle(rows, first, stretch.period)
 
 
-def ends_in_a_cycle(values: NDArray[np.int64]) -> bool:
-    """Whether a sequence with these sizes ends with iterations."""
-    return _stretch(values, len(values)) is not None
+def cycle_begins(values: NDArray[np.int64]) -> int | None:
+    """Where the iterations begin that a sequence with these sizes ends with; None if it does not repeat."""
+    stretch = _stretch(values, len(values))
+    return None if stretch is None else stretch.start
 
 
 def _cuts(n: int) -> list[int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.cycles import Cycle, ends_in_a_cycle, find_cycle
+from traces.cycles import Cycle, cycle_begins, find_cycle
 from traces.trace import Kind
 
 if TYPE_CHECKING:
@@ -112,16 +112,24 @@ def _heaviest(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64], rows:
     return int(np.bincount(sequence[rows], weights=size[rows].astype(np.float64)).argmax())
 
 
-def may_end_in_iterations(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64]) -> bool:
-    """Whether a trace with these allocations and no marks has windows; False saves making the trace.
+def iterations_begin(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64]) -> int | None:
+    """Before which allocation a trace without marks says nothing of the iterations it ends with; None: no windows.
+
+    It saves making the trace, or its beginning.
 
     Args:
         sequence: integer[m], of each allocation above the small size.
         size: int64[m], bytes.
     """
-    return len(size) > 0 and ends_in_a_cycle(
-        size[sequence == _heaviest(sequence, size, slice(len(size) // 2, None))]
-    )
+    if len(size) == 0:
+        return None
+    main = _heaviest(sequence, size, slice(len(size) // 2, None))
+    begins = {}
+    for s in np.unique(sequence[len(size) // 2 :]).tolist():
+        rows = np.flatnonzero(sequence == s)
+        if (begin := cycle_begins(size[rows])) is not None:
+            begins[s] = int(rows[begin])
+    return min(begins.values()) if main in begins else None
 
 
 def _mark_name(trace: Trace, event: int) -> str:

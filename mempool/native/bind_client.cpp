@@ -62,6 +62,7 @@ Table state(Client& client) {
   d["events_seen"] = s.seen;
   d["events_dropped"] = s.dropped;
   d["events_kept"] = s.kept;
+  d["tape_lost"] = s.lost;
   return d;
 }
 
@@ -131,11 +132,13 @@ void bind_client(nb::module_& m) {
       .def("set_recording", &Client::set_recording, "on"_a)
       .def("set_tape", &Client::set_tape, "on"_a)
       .def("recording",
-           [](Client& c) -> nb::typed<nb::tuple, Array<std::uint8_t>, std::vector<std::uint64_t>, bool> {
-             Client::Recording r = c.recording();
-             return nb::make_tuple(as_array<std::uint8_t>(std::move(r.events)), r.counts, r.whole);
-           },
-           "The planner's ring: (packed records, see EVENT_FIELDS; allocations ever by sequence; nothing was lost).")
+           [](Client& c, std::size_t allocations)
+               -> nb::typed<nb::tuple, Array<std::uint8_t>, std::vector<Stream>, std::vector<std::uint64_t>, bool> {
+             Client::Recording r = c.recording(allocations);
+             return nb::make_tuple(as_array<std::uint8_t>(std::move(r.events)), r.streams, r.counts, r.whole);
+           }, "allocations"_a = ~std::size_t{0},
+           "The planner's ring, or its last so many allocations and what came between: (packed records, see BRIEF_FIELDS; "
+           "streams by sequence; allocations ever by sequence; nothing was lost or left out).")
       .def("outline",
            [](Client& c) -> nb::typed<nb::tuple, Array<std::uint32_t>, Array<std::uint64_t>, bool> {
              Client::Outline o = c.outline();
@@ -178,6 +181,9 @@ void bind_client(nb::module_& m) {
       nb::make_tuple("index", "<u8"), nb::make_tuple("address", "<u8"), nb::make_tuple("size", "<u8"),
       nb::make_tuple("time_ns", "<u8"), nb::make_tuple("stream", "<i8"), nb::make_tuple("sequence", "<u4"),
       nb::make_tuple("kind", "<u4"));
+
+  m.attr("BRIEF_FIELDS") = nb::make_tuple(nb::make_tuple("address", "<u8"), nb::make_tuple("size", "<u8"),
+                                          nb::make_tuple("sequence", "<u4"), nb::make_tuple("kind", "<u4"));
 
   nb::class_<Client::Bypass>(m, "Bypass", "While entered, this thread's allocations bypass the adapters: the pool must not record itself.")
       .def(nb::init<>())

@@ -63,11 +63,12 @@ class Client {
   void set_recording(bool on) noexcept;       // the planner's ring
   void set_tape(bool on) noexcept;            // everything, for a trace file
   struct Recording {
-    std::vector<RecordedEvent> events;  // oldest first
+    std::vector<BriefEvent> events;     // oldest first
+    std::vector<Stream> streams;        // by sequence
     std::vector<std::uint64_t> counts;  // by sequence: allocations ever, at the same moment
-    bool whole = true;                  // nothing was lost since the client began
+    bool whole = true;                  // nothing was lost or left out since the client began
   };
-  Recording recording();
+  Recording recording(std::size_t allocations = ~std::size_t{0});  // the last so many, and what came between
   // A tenth of the memory, enough to tell that nothing repeats.
   struct Outline {
     std::vector<std::uint32_t> sequences;  // of the allocations, oldest first
@@ -108,6 +109,7 @@ class Client {
     std::uint64_t allocations = 0;       // of at least the small-size threshold
     std::size_t sequences = 0;
     std::uint64_t seen = 0, dropped = 0, kept = 0;  // events of the ring
+    std::uint64_t lost = 0;              // events of the tape for which there was no memory
   };
   State state();
   ClientStats stats();
@@ -165,8 +167,8 @@ class Client {
   std::string name_;
   std::uint64_t uid_;
   std::deque<Sequence> sequences_;
-  Recorder ring_;
-  Recorder tape_{Recorder::kUnbounded};
+  Recorder<BriefEvent> ring_;
+  Recorder<RecordedEvent> tape_{Recorder<RecordedEvent>::kUnbounded};
   std::vector<std::unique_ptr<Pattern>> patterns_;
   std::vector<Pattern*> known_;       // the same, most recently used first
   Pattern* current_ = nullptr;        // where a new iteration or thread begins

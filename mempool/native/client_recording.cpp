@@ -23,17 +23,25 @@ void Client::set_tape(bool on) noexcept {
   tape_.set_on(on);
 }
 
-Client::Recording Client::recording() {
+Client::Recording Client::recording(std::size_t allocations) {
   const Guarded guard(pool_->lock);
-  Recording recording{ring_.take(false), {}, ring_.dropped() == 0 && !interrupted_};
-  for (const Sequence& sequence : sequences_) recording.counts.push_back(sequence.follower.count());
+  std::size_t first = ring_.kept();
+  for (std::size_t left = allocations; first != 0 && left != 0; --first) {
+    if (ring_[first - 1].kind == RecordedEvent::alloc) --left;
+  }
+  if (allocations == ~std::size_t{0}) first = 0;
+  Recording recording{ring_.from(first), {}, {}, first == 0 && ring_.dropped() == 0 && !interrupted_};
+  for (const Sequence& sequence : sequences_) {
+    recording.streams.push_back(sequence.follower.stream());
+    recording.counts.push_back(sequence.follower.count());
+  }
   return recording;
 }
 
 Client::Outline Client::outline() {
   Outline outline;
   const Guarded guard(pool_->lock);
-  ring_.each([&](const RecordedEvent& event) {
+  ring_.each([&](const BriefEvent& event) {
     outline.marks = outline.marks || event.kind > RecordedEvent::free;
     if (event.kind != RecordedEvent::alloc) return;
     outline.sequences.push_back(event.sequence);
@@ -44,7 +52,7 @@ Client::Outline Client::outline() {
 
 std::vector<RecordedEvent> Client::take_tape() {
   const Guarded guard(pool_->lock);
-  return tape_.take(true);
+  return tape_.take();
 }
 
 void Client::signal_work() noexcept {

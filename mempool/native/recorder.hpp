@@ -1,10 +1,11 @@
 // Events as they happen, in fixed-size records: a bounded ring for the planner, an unbounded tape for a trace file.
-// Tens of nanoseconds an event, most of them the clock's.
+// Tens of nanoseconds an event of the tape, most of them the clock's; a few of the ring, which asks for no time.
 #pragma once
 
 #include <time.h>
 
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "device.hpp"
@@ -23,6 +24,15 @@ struct RecordedEvent {
   std::uint32_t kind;
 };
 
+// What the planner needs of an event: half the memory.
+struct BriefEvent {
+  std::uint64_t address;
+  std::uint64_t size;
+  std::uint32_t sequence;  // of the allocation, whose stream follows from it
+  std::uint32_t kind;
+};
+
+template <class Event>
 class Recorder {
  public:
   static constexpr std::size_t kUnbounded = ~std::size_t{0};
@@ -34,9 +44,14 @@ class Recorder {
   void set_on(bool on) noexcept { on_ = on; }
 
   // Never throws: an event that cannot be kept is counted as dropped.
-  void add(RecordedEvent::Kind kind, Address address, std::size_t size, Stream stream,
+  void add(RecordedEvent::Kind kind, Address address, std::size_t size, [[maybe_unused]] Stream stream,
            std::uint32_t sequence) noexcept {
-    const RecordedEvent event{seen_, address, size, now_ns(), stream, sequence, kind};
+    Event event;
+    if constexpr (std::is_same_v<Event, BriefEvent>) {
+      event = {address, size, sequence, kind};
+    } else {
+      event = {seen_, address, size, now_ns(), stream, sequence, kind};
+    }
     ++seen_;
     if (events_.size() < capacity_) {
       try {
@@ -52,14 +67,24 @@ class Recorder {
     ++dropped_;
   }
 
-  // All kept events, oldest first; `clear` forgets them.
-  std::vector<RecordedEvent> take(bool clear) {
-    std::vector<RecordedEvent> events;
-    events.reserve(events_.size());
-    events.insert(events.end(), events_.begin() + static_cast<std::ptrdiff_t>(oldest_), events_.end());
-    events.insert(events.end(), events_.begin(), events_.begin() + static_cast<std::ptrdiff_t>(oldest_));
-    if (clear) this->clear();
+  // The kept events from the `first`-th on, oldest first.
+  std::vector<Event> from(std::size_t first) const {
+    std::vector<Event> events;
+    events.reserve(events_.size() - first);
+    for (std::size_t i = first; i < events_.size(); ++i) events.push_back((*this)[i]);
     return events;
+  }
+  // All kept events, where nothing was ever dropped; forgets them.
+  std::vector<Event> take() noexcept {
+    std::vector<Event> events;
+    events.swap(events_);
+    oldest_ = 0;
+    return events;
+  }
+  // The i-th oldest of those kept.
+  const Event& operator[](std::size_t i) const noexcept {
+    const std::size_t at = oldest_ + i;
+    return events_[at < events_.size() ? at : at - events_.size()];
   }
   // Calls `use` with each kept event, oldest first.
   template <class Use>
@@ -68,7 +93,7 @@ class Recorder {
     for (std::size_t i = 0; i < oldest_; ++i) use(events_[i]);
   }
   void clear() noexcept {
-    std::vector<RecordedEvent>().swap(events_);
+    std::vector<Event>().swap(events_);
     oldest_ = 0;
   }
 
@@ -86,7 +111,7 @@ class Recorder {
   bool on_ = false;
   std::size_t capacity_;
   std::size_t oldest_ = 0;
-  std::vector<RecordedEvent> events_;
+  std::vector<Event> events_;
   std::uint64_t seen_ = 0;
   std::uint64_t dropped_ = 0;
 };

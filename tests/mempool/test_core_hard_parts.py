@@ -363,8 +363,8 @@ def test_realloc_is_recorded_as_a_new_buffer_and_then_the_end_of_the_old() -> No
     new, foreign = core.client.reallocate(old, 9000)
     assert not foreign
     core.client.free(new)
-    packed, _, whole = core.client.recording()
-    events = np.frombuffer(packed, np.dtype(list(_core.EVENT_FIELDS)))
+    packed, _, _, whole = core.client.recording()
+    events = np.frombuffer(packed, np.dtype(list(_core.BRIEF_FIELDS)))
     assert whole
     assert events["kind"].tolist() == [0, 0, 1, 1]
     assert events["address"].tolist() == [old, new, old, new]

@@ -229,8 +229,8 @@ class Core(RuleBasedStateMachine):
     def record(self, on: bool) -> None:
         self.client.set_recording(on)
         self.client.set_tape(on)
-        packed, counts, _ = self.client.recording()
-        assert len(packed) % 48 == 0
+        packed, _, counts, _ = self.client.recording()
+        assert len(packed) % 24 == 0
         assert sum(counts) <= self.blocks.total + self.out_of_memory
 
     # --- what the device and the operator do

@@ -1,0 +1,56 @@
+"""How much of the processor's time may go to something that runs beside the program."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Budget:
+    """Seconds of processor time to spend: some at once, then a share of the time that passes.
+
+    What is begun is finished, so a budget can be overdrawn; how far that counts is bounded, lest one long
+    solve forbid the next look for minutes.
+    """
+
+    def __init__(
+        self,
+        *,
+        allowance: float,
+        share: float,
+        most_debt: float,
+        clock: Callable[[], float] = time.monotonic,
+        spent: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """Begin with all of the allowance.
+
+        Args:
+            allowance: seconds that can be spent at once; what is not spent does not grow beyond them.
+            share: of the time that passes.
+            most_debt: seconds.
+            clock: what passes, in seconds.
+            spent: processor time of the calling thread, in seconds.
+        """
+        self._allowance, self._share, self._most_debt = allowance, share, most_debt
+        self._clock, self._spent = clock, spent
+        self._left, self._then = allowance, clock()
+
+    def has_some(self) -> bool:
+        """Whether something may be spent now."""
+        now = self._clock()
+        self._left = min(self._allowance, self._left + self._share * (now - self._then))
+        self._then = now
+        return self._left > 0
+
+    @contextmanager
+    def charged(self) -> Iterator[None]:
+        """Spend what the calling thread takes inside."""
+        before = self._spent()
+        try:
+            yield
+        finally:
+            self._left = max(-self._most_debt, self._left - (self._spent() - before))

@@ -1,0 +1,48 @@
+"""What runs beside the program spends a bounded share of time."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mempool.budget import Budget
+
+
+class Times:
+    """A wall's clock and a processor's, set by hand."""
+
+    def __init__(self) -> None:
+        self.now = self.spent = 0.0
+
+    def budget(self, **how: float) -> Budget:
+        return Budget(**how, clock=lambda: self.now, spent=lambda: self.spent)
+
+
+@given(
+    passing=st.lists(st.floats(0, 10), min_size=1, max_size=50),
+    costs=st.lists(st.floats(0, 0.5), min_size=50, max_size=50),
+)
+def test_what_is_spent_stays_within_allowance_share_and_one_piece_of_work(
+    passing: list[float], costs: list[float]
+) -> None:
+    """Whoever asks before each piece spends the allowance, the share of the time and the last piece at most."""
+    times = Times()
+    budget = times.budget(allowance=0.1, share=0.01, most_debt=10.0)
+    for wait, cost in zip(passing, costs, strict=False):
+        times.now += wait
+        if budget.has_some():
+            with budget.charged():
+                times.spent += cost
+    assert times.spent <= 0.1 + 0.01 * times.now + max(costs) + 1e-9
+
+
+def test_a_debt_is_forgiven_in_bounded_time() -> None:
+    """However long one piece of work took, there is something again after debt / share seconds."""
+    times = Times()
+    budget = times.budget(allowance=0.1, share=0.01, most_debt=0.2)
+    with budget.charged():
+        times.spent += 1000
+    times.now = 19.0
+    assert not budget.has_some()
+    times.now = 21.0
+    assert budget.has_some()
