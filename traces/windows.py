@@ -113,7 +113,7 @@ def _heaviest(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64], rows:
 
 
 def iterations_begin(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64]) -> int | None:
-    """Before which allocation a trace without marks says nothing of the iterations it ends with; None: no windows.
+    """Before which allocation a trace without marks says nothing of its last iterations; None: no windows.
 
     It saves making the trace, or its beginning.
 

@@ -25,7 +25,7 @@ class Times:
 def test_what_is_spent_stays_within_allowance_share_and_one_piece_of_work(
     passing: list[float], costs: list[float]
 ) -> None:
-    """Whoever asks before each piece spends the allowance, the share of the time and the last piece at most."""
+    """Whoever asks before each piece spends allowance, share of the time and last piece at most."""
     times = Times()
     budget = times.budget(allowance=0.1, share=0.01, most_debt=10.0)
     for wait, cost in zip(passing, costs, strict=False):
