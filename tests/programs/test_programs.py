@@ -101,7 +101,7 @@ def test_a_recorded_trace_replays_from_the_first_iteration(ran: Ran) -> None:
 def test_a_plan_is_in_effect_by_the_eighth_iteration(tmp_path: Path) -> None:
     """Where an iteration is long enough for the planner to look beside it."""
     report_file = tmp_path / "report.json"
-    run(MEMPOOL, "run", "--quiet", "--json", report_file, "solve_poisson.py", 1024, 40)
+    run(MEMPOOL, "run", "--quiet", "--json", report_file, "solve_poisson.py", 2048, 20)
     report = reported(report_file)
     assert report["plan_active_at_iteration"] <= 8
     assert report["misses"] == 0
