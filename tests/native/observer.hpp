@@ -2,6 +2,7 @@
 // which stream's work a stream has waited for. Shares no data structure with the pool.
 #pragma once
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -74,15 +75,19 @@ class WatchedDevice final : public mempool::Device {
   Event record(Stream stream) noexcept override {
     if (blind_) return 1;
     const std::lock_guard guard(mutex_);
-    events_[next_event_] = {stream, ++clock_};
+    Past past = known_[stream];
+    past[stream] = ++clock_;
+    events_[next_event_] = std::move(past);
     return next_event_++;
   }
   bool query(Event) noexcept override { return false; }
   void wait(Stream stream, Event event) noexcept override {
     if (blind_) return;
     const std::lock_guard guard(mutex_);
-    const auto& [other, time] = events_.at(event);
-    waited_[{stream, other}] = time;
+    for (const auto& [other, time] : events_.at(event)) {
+      std::uint64_t& known = known_[stream][other];
+      known = std::max(known, time);
+    }
   }
   void forget(Event event) noexcept override {
     if (blind_) return;
@@ -110,9 +115,7 @@ class WatchedDevice final : public mempool::Device {
     if (use != uses_.begin() && std::prev(use)->second.end > address) --use;
     while (use != uses_.end() && use->first < address + bytes) {
       const Use& last = use->second;
-      const auto waited = waited_.find({stream, last.stream});
-      const bool over = last.stream == stream || last.time <= synchronized_ ||
-                        (waited != waited_.end() && waited->second >= last.time);
+      const bool over = last.stream == stream || last.time <= std::max(synchronized_, known_[stream][last.stream]);
       if (!over) fail("memory that another stream still uses", address, bytes);
       use = uses_.erase(use);
     }
@@ -132,6 +135,9 @@ class WatchedDevice final : public mempool::Device {
     Stream stream;
     std::uint64_t time;
   };
+  // A vector clock: everything queued on a stream up to its time is over. Who waits for a stream also waits for all that
+  // the stream had waited for.
+  using Past = std::map<Stream, std::uint64_t>;
 
   void check_unused(Address address, std::size_t bytes) const {
     for (auto use = uses_.lower_bound(address); use != uses_.end() && use->first < address + bytes; ++use) {
@@ -153,11 +159,11 @@ class WatchedDevice final : public mempool::Device {
   std::mutex mutex_;
   std::map<Address, std::size_t> reservations_;
   std::set<std::size_t> pages_;
-  std::map<Event, std::pair<Stream, std::uint64_t>> events_;
+  std::map<Event, Past> events_;
   Event next_event_ = 1;
   std::uint64_t clock_ = 0, synchronized_ = 0;
-  std::map<std::pair<Stream, Stream>, std::uint64_t> waited_;  // (waiter, awaited): up to this time
-  std::map<Address, Use> uses_;                                // ended ones, by address
+  std::map<Stream, Past> known_;  // what a stream's next work comes after
+  std::map<Address, Use> uses_;   // ended ones, by address
 };
 
 // All live buffers of the program.
