@@ -25,7 +25,7 @@ DEFAULT_NODES = 300_000_000
 class Status(enum.StrEnum):
     """What a plan claims. Running out of time or nodes is never `INFEASIBLE`."""
 
-    OPTIMAL = "optimal"  #: no plan has a smaller arena
+    OPTIMAL = "optimal"  #: no plan with any of the numbers of columns tried has a smaller arena
     FEASIBLE = "feasible"  #: a plan, perhaps not the smallest
     INFEASIBLE = "infeasible"  #: proven: no plan exists (within the capacity)
     UNKNOWN = "unknown"  #: none was found (within the capacity)
@@ -65,7 +65,7 @@ class Plan:
             the number of iterations after which addresses repeat: 1 unless a buffer lives longer than the
             period. The instance that iteration i allocates uses column ``i % U``. -1 for persistent buffers.
         arena_bytes: size of the arena; 0 when there is no plan.
-        lower_bound_bytes: no arena of a plan with as many columns can be smaller.
+        lower_bound_bytes: no arena of a plan with as many columns, or as another number tried, can be smaller.
         status: see `Status`.
         solver: name of the solver.
         seed: seed of its random numbers.

@@ -84,25 +84,30 @@ def _solve_each(
     solver: str,
     on_improvement: Callable[[Plan], None] | None,
 ) -> Plan:
-    """The best of the plans with these numbers of columns; the first that is good enough ends the search."""
+    """The best of the plans with these numbers of columns; the first that is good enough ends the search.
+
+    What is proven for one number of columns says nothing of another: optimal is what no number tried can beat.
+    """
     best: Plan | None = None
 
     def better(plan: Plan) -> None:
         if on_improvement is not None and (best is None or plan.arena_bytes < best.arena_bytes):
             on_improvement(plan)
 
-    enough, seconds = max(stop.target_bytes or 0, capacity or 0), 0.0
+    bound, bounds = lower_bound(buffers), list[int]()
+    enough, seconds = max(stop.target_bytes or 0, capacity or 0, bound), 0.0
     for k, columns in enumerate(tried):
         part = stop if len(tried) == 1 else part_of(stop, seconds, len(tried) - k)
         plan = _Solve(buffers, capacity, part, seed, solver, better, columns).run()
         seconds += plan.seconds
+        bounds.append(plan.lower_bound_bytes)
         if (
             best is None
             or best.offset is None
             or (plan.offset is not None and plan.arena_bytes < best.arena_bytes)
         ):
             best = plan
-        done = plan.offset is not None and plan.arena_bytes <= max(plan.lower_bound_bytes, enough)
+        done = plan.offset is not None and plan.arena_bytes <= enough
         if (
             done
             or plan.stopped_by == "interrupt"
@@ -110,7 +115,21 @@ def _solve_each(
         ):
             break
     assert best is not None
-    return dataclasses.replace(best, seconds=seconds)
+    return _of_all(best, min(bounds) if len(bounds) == len(tried) else bound, seconds)
+
+
+def _of_all(best: Plan, bound: int, seconds: float) -> Plan:
+    """The best of several plans, judged by the bound that holds for all of them."""
+    if best.offset is None or best.lower_bound_bytes <= bound:
+        return dataclasses.replace(best, seconds=seconds)
+    proven = best.arena_bytes <= bound
+    return dataclasses.replace(
+        best,
+        lower_bound_bytes=bound,
+        status=Status.OPTIMAL if proven else Status.FEASIBLE,
+        stopped_by=best.stopped_by if proven or best.stopped_by != "proof" else "finished",
+        seconds=seconds,
+    )
 
 
 class _Solve:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from solvers import SOLVERS, Plan, Status, Stop, check, lower_bound, peak_load, solve
@@ -68,8 +68,13 @@ def test_every_plan_passes_the_check_and_is_as_good_as_it_says(
     assert (plan.stopped_by == "bound") <= (plan.status is Status.OPTIMAL)
 
 
-@settings(max_examples=40, deadline=None, phases=[Phase.reuse, Phase.generate])
+#: Two buffers that need 29 bytes where addresses repeat after four iterations, and 25 where after three.
+ROTATED = Buffers.of([1, 4], [22, 24], [5, 5], alignment=[4, 1], gaps=[(1, 6, 24)], period=7)
+
+
+@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.from_type(Buffers))
+@example(ROTATED)
 def test_the_exact_solver_and_auto_find_what_brute_force_finds(buffers: Buffers) -> None:
     few = buffers.select(np.arange(min(len(buffers), 4 if buffers.max_instances == 1 else 2)))
     one_group = dataclasses.replace(few, group=np.zeros(len(few), np.int64))
