@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from mempool import _core
 
 #: Packages that only the functions which need them may import.
 HEAVY = ("ortools", "pyarrow", "pandas", "typer", "click", "rich", "torch", "cupy", "hypothesis")
@@ -94,3 +98,14 @@ def test_the_pool_loads_neither_pandas_nor_or_tools_into_a_program(tmp_path: obj
     )
     loaded = fresh(code, tmp_path).split()
     assert not {"pandas", "ortools"} & set(loaded)
+
+
+def test_the_native_module_takes_little_of_the_room_for_thread_local_words() -> None:
+    """An import fails where all libraries together take more than glibc keeps for those loaded late."""
+    elf = Path(_core.__file__).read_bytes()
+    if elf[:5] != b"\x7fELF\x02":
+        pytest.skip("no 64-bit ELF file")
+    table, entry, count = struct.unpack_from("=Q14xHH", elf, 32)
+    headers = [struct.unpack_from("=II5Q", elf, table + entry * at) for at in range(count)]
+    thread_local = [header[6] for header in headers if header[0] == 7]
+    assert 0 < sum(thread_local) <= 256
