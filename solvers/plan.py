@@ -65,7 +65,7 @@ class Plan:
             the number of iterations after which addresses repeat: 1 unless a buffer lives longer than the
             period. The instance that iteration i allocates uses column ``i % U``. -1 for persistent buffers.
         arena_bytes: size of the arena; 0 when there is no plan.
-        lower_bound_bytes: no arena of a plan with as many columns, or as another number tried, can be smaller.
+        lower_bound_bytes: no arena of a plan with as many columns, or another number tried, can be smaller.
         status: see `Status`.
         solver: name of the solver.
         seed: seed of its random numbers.

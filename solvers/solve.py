@@ -86,7 +86,7 @@ def _solve_each(
 ) -> Plan:
     """The best of the plans with these numbers of columns; the first that is good enough ends the search.
 
-    What is proven for one number of columns says nothing of another: optimal is what no number tried can beat.
+    What is proven for one number of columns says nothing of another: optimal is what none tried can beat.
     """
     best: Plan | None = None
 
