@@ -7,6 +7,10 @@ import sys
 
 def main() -> None:
     """Run the command line and exit with one of its documented codes."""
+    if sys.argv[1:2] == ["run"]:
+        from mempool.cli.launch import launch
+
+        launch(sys.argv[2:])
     from mempool.cli.app import call
 
     sys.exit(call(sys.argv[1:]))

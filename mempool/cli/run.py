@@ -7,21 +7,16 @@ The command replaces itself by a plain Python that runs the program, so that arg
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from mempool.cli import launch
 from mempool.cli.output import ExitCode, Stop
-from mempool.cli.under import OURS, VARIABLE
 
 CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}
-_STARTUP = Path(__file__).parent / "startup"
 
 
 class RunCommand(TyperCommand):
@@ -92,75 +87,35 @@ def run(
         mempool run --record run.trace -m package.train
         mempool run --plan run.plan --explain train.py
     """
-    pythonpath = os.environ.get("PYTHONPATH")
-    options = {
-        "pid": os.getpid(),
-        "record": _writable(record),
-        "plan": _plan(plan),
-        "json": _writable(json_file),
-        "max_reserved": _settings(max_reserved),
-        "explain": explain,
-        "children": children,
-        "quiet": quiet,
-        "pythonpath": pythonpath,
-    }
     _check_program(program)
-    environment = os.environ | {VARIABLE: json.dumps(options), "PYTHONPATH": _path(pythonpath)}
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, *_interpreter_flags(), *program], environment)  # noqa: S606
-
-
-def _path(before: str | None) -> str:
-    return str(_STARTUP) if before is None else os.pathsep.join((str(_STARTUP), before))
-
-
-def _interpreter_flags() -> list[str]:
-    """The flags on the command line of this Python, without those that keep the environment or `site` out."""
-    found: list[str] = []
-    rest = iter(sys.orig_argv[1:])
-    for flag in rest:
-        if flag[:1] != "-" or flag[:2] in ("-", "-c", "-m"):
-            break
-        if flag[:2] in ("-W", "-X"):
-            found += [flag] if len(flag) > 2 else [flag, next(rest, "")]
-        elif kept := flag.translate(dict.fromkeys(map(ord, "-EIS"))):
-            found.append(f"-{kept}")
-    return found
+    launch.start(
+        program,
+        record=_writable(record),
+        plan=_plan(plan),
+        json_file=_writable(json_file),
+        max_reserved=_settings(max_reserved),
+        explain=explain,
+        children=children,
+        quiet=quiet,
+    )
 
 
 def _check_program(program: list[str]) -> None:
     """Find out here what would otherwise fail inside the program: names that hide ours."""
     if program[0].startswith("-") and program[0][:2] not in ("-m", "-c") and program[0] != "-":
         raise typer.BadParameter(f"no such option: {program[0]}")
-    script = Path(program[0])
-    if program[0].startswith("-"):
-        place = Path.cwd()
-    elif not script.exists():
-        raise Stop(ExitCode.FILE, f"{script}: No such file or directory")
-    else:
-        place = script if script.is_dir() else script.resolve().parent
-    for name in OURS:
-        found = PathFinder.find_spec(name, [str(place)])
-        if found is None or found.origin is None:
-            continue  # a folder of data, which hides nothing
-        file = Path(found.origin)
-        # The script itself is `__main__`, not a module of its name. Another copy of ours, such as the clone
-        # that ours was installed from, is not asked: see `mempool.cli.under.Ours`.
-        if file != script.resolve() and not (file.parent / _mark(name)).exists():
-            raise Stop(ExitCode.USAGE, f"{file} hides the package {name!r} of mempool; rename it")
-
-
-def _mark(name: str) -> str:
-    """A file that only our package of that name has."""
-    return "_siblings.py" if name == "mempool" else "_mempool_sibling"
+    if not program[0].startswith("-") and not Path(program[0]).exists():
+        raise Stop(ExitCode.FILE, f"{program[0]}: No such file or directory")
+    if (hidden := launch.hidden_by(program)) is not None:
+        name, file = hidden
+        raise Stop(ExitCode.USAGE, f"{file} hides the package {name!r} of mempool; rename it")
 
 
 def _writable(path: Path | None) -> str | None:
     """The path from the root, since the program may change its folder; refused now if not writable."""
     if path is None:
         return None
-    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+    if not launch.is_writable(path):
         raise Stop(ExitCode.FILE, f"{path}: cannot be written")
     return str(path.absolute())
 

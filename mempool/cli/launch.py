@@ -1,0 +1,151 @@
+"""The straight way into ``mempool run``: a command line without anything to explain starts at once.
+
+What the command imports is time before the program begins, so what typer would make of such a command line
+is done here without it. Help, errors and the unusual are for the long way, which begins from the command line
+again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mempool.cli.under import OURS, VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: The options of `mempool run` and whether a value follows.
+OPTIONS = {
+    "--record": True,
+    "--plan": True,
+    "--max-reserved": True,
+    "--explain": False,
+    "--children": False,
+    "--quiet": False,
+    "--json": True,
+}
+_STARTUP = Path(__file__).parent / "startup"
+
+
+def launch(arguments: Sequence[str]) -> None:
+    """Become the program of this command line of ``run``; return if there is anything to say about it."""
+    given = parsed(arguments)
+    if given is None or given["--plan"] is not None or given["--max-reserved"] is not None:
+        return
+    program = given["program"]
+    if hidden_by(program) is not None or not _exists(program[0]):
+        return
+    files = [None if given[name] is None else Path(given[name]) for name in ("--record", "--json")]
+    if not all(file is None or is_writable(file) for file in files):
+        return
+    from mempool.errors import UsageError
+    from mempool.settings import settings
+
+    try:
+        settings()
+    except UsageError:
+        return
+    # From the root, since the program may change its folder.
+    record, json_file = (None if file is None else str(file.absolute()) for file in files)
+    flags = {name: given[f"--{name}"] for name in ("explain", "children", "quiet")}
+    start(program, record=record, json_file=json_file, **flags)
+
+
+def parsed(arguments: Sequence[str]) -> dict[str, Any] | None:
+    """Options and "program"; None for a command line that is not plainly right."""
+    given: dict[str, Any] = {name: None if value else False for name, value in OPTIONS.items()}
+    rest = list(arguments)
+    while rest and rest[0] in OPTIONS:
+        name = rest.pop(0)
+        if OPTIONS[name] and (not rest or rest[0].startswith("-")):
+            return None
+        given[name] = rest.pop(0) if OPTIONS[name] else True
+    if not rest or (rest[0].startswith("-") and not (rest[0] in ("-m", "-c") and len(rest) > 1)):
+        return None
+    return {**given, "program": rest}
+
+
+def start(
+    program: Sequence[str],
+    *,
+    record: str | None,
+    json_file: str | None,
+    explain: bool,
+    children: bool,
+    quiet: bool,
+    plan: str | None = None,
+    max_reserved: int | None = None,
+) -> None:
+    """Become a plain Python that runs the program, with `mempool.cli.under` waiting in it."""
+    pythonpath = os.environ.get("PYTHONPATH")
+    options = {
+        "pid": os.getpid(),
+        "record": record,
+        "plan": plan,
+        "json": json_file,
+        "max_reserved": max_reserved,
+        "explain": explain,
+        "children": children,
+        "quiet": quiet,
+        "pythonpath": pythonpath,
+    }
+    environment = os.environ | {VARIABLE: json.dumps(options), "PYTHONPATH": _path(pythonpath)}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *_interpreter_flags(), *program], environment)  # noqa: S606
+
+
+def _path(before: str | None) -> str:
+    return str(_STARTUP) if before is None else os.pathsep.join((str(_STARTUP), before))
+
+
+def _interpreter_flags() -> list[str]:
+    """The flags on the command line of this Python, without those that keep the environment or `site` out."""
+    found: list[str] = []
+    rest = iter(sys.orig_argv[1:])
+    for flag in rest:
+        if flag[:1] != "-" or flag[:2] in ("-", "-c", "-m"):
+            break
+        if flag[:2] in ("-W", "-X"):
+            found += [flag] if len(flag) > 2 else [flag, next(rest, "")]
+        elif kept := flag.translate(dict.fromkeys(map(ord, "-EIS"))):
+            found.append(f"-{kept}")
+    return found
+
+
+def _exists(script: str) -> bool:
+    return script.startswith("-") or Path(script).exists()
+
+
+def is_writable(path: Path) -> bool:
+    """Whether a file can be put there."""
+    return not path.is_dir() and os.access(path.absolute().parent, os.W_OK)
+
+
+def hidden_by(program: Sequence[str]) -> tuple[str, Path] | None:
+    """A package of ours that something beside the program hides, and what hides it."""
+    script = Path(program[0])
+    if program[0].startswith("-"):
+        place = Path.cwd()
+    else:
+        place = script if script.is_dir() else script.resolve().parent
+    for name in OURS:
+        found = PathFinder.find_spec(name, [str(place)])
+        if found is None or found.origin is None:
+            continue  # a folder of data, which hides nothing
+        file = Path(found.origin)
+        # The script itself is `__main__`, not a module of its name. Another copy of ours, such as the clone
+        # that ours was installed from, is not asked: see `mempool.cli.under.Ours`.
+        if file != script.resolve() and not (file.parent / _mark(name)).exists():
+            return name, file
+    return None
+
+
+def _mark(name: str) -> str:
+    """A file that only our package of that name has."""
+    return "_siblings.py" if name == "mempool" else "_mempool_sibling"

@@ -1,0 +1,91 @@
+"""The straight way into a program is the long way without its imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mempool.cli import launch
+from mempool.cli.app import call
+
+
+class Started(BaseException):
+    """The program would have begun."""
+
+
+def started(how: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...] | None:
+    """What the program would have been started with; None if it was not."""
+    seen: list[tuple[Any, ...]] = []
+
+    def start(*program: Any, **options: Any) -> None:
+        seen.append((*map(list, program), options))
+        raise Started
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "start", start)
+        try:
+            how()
+        except Started:
+            return seen[0][0], {k: v for k, v in seen[0][1].items() if v is not None}
+    return None
+
+
+WORDS = (
+    *launch.OPTIONS,
+    *("-m", "-c", "--", "-", "-q", "--help", "-h", "--record=t", "there.py", "not there", "a/b", "pass", ""),
+)
+
+
+@given(words=st.lists(st.sampled_from(WORDS), max_size=6))
+def test_it_starts_what_the_long_way_starts_or_nothing(
+    words: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Any command line: the same program and options, or it is left to the long way."""
+    folder = tmp_path_factory.mktemp("launch")
+    (folder / "there.py").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        straight = started(lambda: launch.launch(words), patch)
+        if straight is not None:
+            assert straight == started(lambda: call(["run", *words]), patch)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["there.py"],
+        ["-m", "there", "--x"],
+        ["--quiet", "--json", "out", "-c", "pass"],
+        ["--record", "t", "there.py"],
+    ],
+)
+def test_plain_command_lines_go_straight(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripts, modules and code, with flags and files."""
+    (tmp_path / "there.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert started(lambda: launch.launch(words), monkeypatch) is not None
+
+
+def test_nothing_heavy_is_imported_before_the_program_begins(tmp_path: Path) -> None:
+    """Neither what reads command lines nor NumPy."""
+    code = (
+        "import os, sys\n"
+        "os.execve = lambda *_: sys.exit(' '.join(sys.modules))\n"
+        "sys.argv = ['mempool', 'run', '-c', 'pass']\n"
+        "from mempool.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    loaded = done.stderr.split()
+    assert "mempool.cli.launch" in loaded
+    assert not {"typer", "click", "rich", "pydantic", "numpy"} & set(loaded)
