@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,9 @@ from hypothesis import strategies as st
 
 from mempool.cli import launch
 from mempool.cli.app import call
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Started(BaseException):
