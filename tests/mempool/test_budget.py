@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mempool.budget import Budget
+from mempool.budget import HANDOVER_SECONDS, Budget, cost_of_thread
 
 
 class Times:
@@ -46,3 +48,12 @@ def test_a_debt_is_forgiven_in_bounded_time() -> None:
     assert not budget.has_some()
     times.now = 21.0
     assert budget.has_some()
+
+
+def test_waiting_for_the_interpreter_is_paid_too() -> None:
+    """Each time that the thread gives its processor up costs the program a hand-over."""
+    before, processor = cost_of_thread(), time.thread_time()
+    for _ in range(50):
+        time.sleep(1e-6)
+    spent = time.thread_time() - processor
+    assert cost_of_thread() - before >= spent + 40 * HANDOVER_SECONDS
