@@ -33,6 +33,9 @@ SPOILT = 12
 LEAST_NEWS = 16
 #: One miss in so many allocations is worth no second thought.
 FEW_MISSES = 1000
+#: After so many allocations off the plan, and fewer than this share of them on it, the plans are dropped.
+MOST_STRAYS, LEAST_HITS = 1 << 14, 0.01
+STRAYS = ("other_size", "occupied", "exhausted", "lost")
 #: Plans remembered, as many as the core keeps.
 MOST_KNOWN = 8
 #: With ``explain``, so many lines at most, and so often.
@@ -43,7 +46,7 @@ _EVERYTHING = 1 << 62
 #: What looking and planning may cost: seconds of processor time at once, enough for a program that repeats,
 #: then this share of the time that passes. One long solve counts as so many seconds at most.
 ALLOWANCE_SECONDS = 0.1
-SHARE = 0.01
+SHARE = 0.005
 MOST_DEBT_SECONDS = 0.2
 #: A longer warm-up, in allocations, is not learned: looking at it again and again would cost too much.
 MOST_WARM_UP = 1 << 13
@@ -99,6 +102,8 @@ class Planner:
         self._settled = 0, 0  # misses and allocations when recording last ended for being clean
         self._dropped = 0
         self._misses_seen = -1
+        self._followed = 0, 0  # hits and strays when there were enough hits last
+        self._loaded = False
         self._known: list[Planned] = []
         self.planned: Planned | None = None
         self.plans = 0
@@ -106,6 +111,7 @@ class Planner:
     def begin(self, loaded: Planned | None = None) -> None:
         """Begin recording; whoever calls `look` plans. A loaded plan replays already."""
         self.planned = loaded
+        self._loaded = loaded is not None
         self._known = [] if loaded is None else [loaded]
         self._client.set_recording(True)
         if loaded is not None:
@@ -113,6 +119,11 @@ class Planner:
 
     def start(self, loaded: Planned | None = None) -> None:
         """Begin recording, and plan in a thread of low priority."""
+        # What planning needs is imported before the program is at work: a thread beside it would take turns
+        # with it hundreds of times for that, and the first plan would wait.
+        with _core.Bypass():
+            for module in ("traces.pattern", "solvers", "mempool.planned", "mempool.recording"):
+                importlib.import_module(module)
         self.begin(loaded)
         self.start_watching()
 
@@ -136,9 +147,6 @@ class Planner:
             self._work()
 
     def _work(self) -> None:
-        # What planning needs is imported now, so that it does not delay the first plan.
-        for module in ("traces.pattern", "solvers", "mempool.planned", "mempool.recording"):
-            importlib.import_module(module)
         with contextlib.suppress(OSError):  # a sandbox may forbid it; the solver is brief
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         budget = Budget(allowance=ALLOWANCE_SECONDS, share=SHARE, most_debt=MOST_DEBT_SECONDS)
@@ -148,13 +156,16 @@ class Planner:
             if self._stop.is_set():
                 return
             try:
-                if work and budget.has_some():
+                if work and not self._may_learn():
+                    work = False
+                elif work and budget.has_some():
                     work = False
                     with budget.charged():
-                        if self.look():
+                        if self._learn():
                             self._trim()
                 elif not work:
                     self._perhaps_resume()
+                self._perhaps_desert()
                 self._tell()
                 self._return_idle()
             except Exception:
@@ -187,6 +198,11 @@ class Planner:
 
     def look(self) -> bool:
         """Look at the recording once; True if a plan was handed to the core."""
+        self._perhaps_desert()
+        return self._may_learn() and self._learn()
+
+    def _may_learn(self) -> bool:
+        """Whether the recording may hold anything new; it ends when all has long followed the plan."""
         state = self._client.state()
         if not state["recording"]:
             self._perhaps_resume()
@@ -200,7 +216,11 @@ class Planner:
             # All has followed the plan since the last look: there is nothing to learn.
             self._client.check_again_after(max(64, 2 * state["allocations"] // max(state["iterations"], 1)))
             return False
-        self._misses_seen = misses
+        return True
+
+    def _learn(self) -> bool:
+        state = self._client.state()
+        self._misses_seen = self._misses()
         patterns, counts = self._patterns()
         if not patterns:
             self._nothing_found(state["events_kept"])
@@ -296,6 +316,22 @@ class Planner:
         if changed or rough:
             log.info("recording again")
             self._client.set_recording(True)
+
+    def _perhaps_desert(self) -> None:
+        """Drop the plans if hardly anything follows them: they cost time and an arena, and help nobody.
+
+        A plan from a file stays: its program may be about to begin with what was planned.
+        """
+        outcomes = self._client.stats()["outcomes"]
+        hits, strays = outcomes["hit"], sum(outcomes[kind] for kind in STRAYS)
+        strayed = strays - self._followed[1]
+        if self._loaded or self.planned is None or hits - self._followed[0] >= strayed * LEAST_HITS:
+            self._followed = hits, strays
+        elif strayed >= MOST_STRAYS:
+            log.info("the plan is not followed any more")
+            self._client.drop_patterns()
+            self.planned, self._known = None, []
+            self._resume_at = 2 * self._client.state()["allocations"]
 
     def wait(self, seconds: float) -> bool:
         """Wait until a plan is in effect; False if there is none after that time."""

@@ -55,7 +55,7 @@ class Pattern:
         sequence: int32[n], the sequence (thread and stream) of each allocation, named as in the trace's
             ``thread``.
         since: for each sequence, how many of its allocations came since the last iteration seen began.
-        iterations: how many agreed.
+        iterations: how many agreed, of those looked at.
         iterations_seen: how many there were in the recording, with those that were different.
         first_event: row of the trace at which the first of them begins.
         unresolved: positions whose free was not seen, too young to say that they stay.
@@ -154,7 +154,7 @@ class _Builder:
             sequence=self._w.sequence[self._rows],
             since=self._w.since(),
             iterations=len(self._w.alike),
-            iterations_seen=len(self._w.bounds),
+            iterations_seen=self._w.seen,
             first_event=int(self._w.event[self._w.bounds[self._w.alike[0], 0]]),
             unresolved=unresolved,
             coverage=self._coverage(stays),

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from traces.trace import Trace
 
 
+#: Of a trace that goes on, so many iterations at its beginning and at its end are looked at: the beginning
+#: tells the warm-up, the end what is done now.
+FIRST_WINDOWS, LAST_WINDOWS = 16, 1024
+
+
 @dataclass(frozen=True, eq=False)
 class Windows:
     """The allocations of a trace, cut into iterations. Rows are allocations above the small size, in order.
@@ -30,7 +35,8 @@ class Windows:
         freed_before: int64[m], how many rows came before its free (m: after the last); -1 if it was not
         freed.
         marks: int64[k], how many rows came before each mark.
-        bounds: int64[w, 2], first row and end of each window.
+        seen: how many windows there were.
+        bounds: int64[w, 2], first row and end of each window that was looked at.
         alike: windows that agree, latest last; at least two.
         groups: of the sequences that repeat: 0 for those whose common order is the same in every window,
         then one
@@ -45,6 +51,7 @@ class Windows:
     size: NDArray[np.int64]
     freed_before: NDArray[np.int64]
     marks: NDArray[np.int64]
+    seen: int
     bounds: NDArray[np.int64]
     alike: tuple[int, ...]
     groups: dict[int, int]
@@ -97,10 +104,13 @@ def find_windows(trace: Trace, small_bytes: int, *, anywhere: bool = False) -> l
         return []
     if len(mark_events):
         main = _heaviest(sequence, size, slice(bounds[0, 0], bounds[-1, 1]))
+    seen = len(bounds)
+    if not anywhere and seen > FIRST_WINDOWS + LAST_WINDOWS:
+        bounds = np.concatenate([bounds[:FIRST_WINDOWS], bounds[-LAST_WINDOWS:]])
     found = []
     for alike in _alike(sequence, size, bounds, main):
         groups = _groups(sequence, stream, size, bounds, alike, main)
-        windows = Windows(event, sequence, stream, size, freed_before, marks, bounds, alike, groups, {})
+        windows = Windows(event, sequence, stream, size, freed_before, marks, seen, bounds, alike, groups, {})
         if len(mark_events) == 0:
             windows = dataclasses.replace(windows, apart=_apart(windows, main, anywhere=anywhere))
         found.append(windows)

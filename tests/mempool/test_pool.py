@@ -9,13 +9,14 @@ import random
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING
 
 import programs
 import pytest
 
-from mempool import OutOfMemoryError, Pool, UsageError, _core
+from mempool import OutOfMemoryError, Pool, UsageError, _core, planner
 from mempool import pool as module
 
 if TYPE_CHECKING:
@@ -189,6 +190,32 @@ def test_a_plan_of_an_epoch_is_not_replaced_by_one_of_its_steps(tmp_path: Path) 
         assert report["planned_buffers"] == 12 * 60 + 9
         assert second.plans == 0
         assert report["misses"] <= 1
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["made here", "loaded"])
+def test_a_plan_that_nothing_follows_is_dropped_with_its_arena(tmp_path: Path, loaded: bool) -> None:
+    """A script that repeated something while it was imported, and then never again; a file's plan stays."""
+    device, plan = simulated(), tmp_path / "it.plan"
+    with Pool(device, background=False) as first:
+        run(first, lambda _: programs.layers(programs.Watched(first)), 10, marks=False)
+        first.save(plan)
+    sizes = random.Random(7)
+    with Pool(device, background=False, plan=plan if loaded else None) as pool:
+        memory = programs.Watched(pool)
+        run(pool, lambda _: programs.layers(memory), 10, marks=False)
+        assert pool.state == "replaying"
+        arena = pool.core.stats()["arena_bytes"]
+
+        def never_the_same(_: int) -> None:
+            for _ in range(1000):
+                memory.free(memory.allocate(sizes.randrange(1024, 100_000)))
+
+        run(pool, never_the_same, 20, marks=False)
+        assert pool.core.stats()["arena_bytes"] == (arena if loaded else 0)
+        assert (pool.planned is not None) == loaded
+        run(pool, lambda _: programs.layers(memory), 1000, marks=False)
+        assert pool.state == "replaying"
+        assert pool.report().to_dict()["hit_rate"] > (0.0 if loaded else 0.99)
 
 
 def test_a_saved_plan_hits_from_the_first_iteration(tmp_path: Path) -> None:
@@ -502,6 +529,23 @@ def test_pools_leave_nothing_behind_for_the_end_of_python(monkeypatch: pytest.Mo
     assert forgotten() is None
     assert set(module._open) == before
     assert not registered
+
+
+def test_recording_ends_when_all_is_learned_even_if_planning_has_cost_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "ALLOWANCE_SECONDS", -1.0)
+    monkeypatch.setattr(planner, "SHARE", 0.0)
+    plan = tmp_path / "it.plan"
+    with Pool(simulated(), background=False) as first:
+        run(first, lambda _: programs.layers(programs.Watched(first)), 10, marks=False)
+        first.save(plan)
+    with Pool(simulated(), plan=plan) as pool:
+        memory = programs.Watched(pool)
+        deadline = time.monotonic() + 60
+        while pool.client.state()["recording"] and time.monotonic() < deadline:
+            programs.layers(memory)
+        assert not pool.client.state()["recording"]
 
 
 def test_a_background_planner_plans_by_itself() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from traces import Kind, Trace, workload
 from traces.pattern import find_patterns
+from traces.windows import FIRST_WINDOWS, LAST_WINDOWS, find_windows
 
 
 class Recorder:
@@ -71,6 +72,21 @@ def _peak(buffers: object) -> int:
             low, high = max(start - turn * period, 0), min(end - turn * period, period)
             load[low:high] += size
     return int(load.max())
+
+
+def test_of_very_many_iterations_a_bounded_number_is_looked_at() -> None:
+    """The search must not take longer the later it comes; the warm-up is still told."""
+    record = Recorder()
+    for size in (5000, 7000, 9000):
+        record.alloc(size)
+    for _ in range(5000):
+        record.free(record.alloc(1000))
+    (windows,) = find_windows(record.trace(), 512)
+    assert len(windows.bounds) <= FIRST_WINDOWS + LAST_WINDOWS < windows.seen == 4999
+    (pattern,) = find_patterns(record.trace())
+    assert pattern.iterations_seen == 4999
+    assert pattern.warm_up is not None
+    assert pattern.warm_up.size.tolist() == [5000, 7000, 9000]
 
 
 def test_the_latest_free_of_all_iterations_counts() -> None:
