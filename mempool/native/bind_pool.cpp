@@ -66,7 +66,7 @@ nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
   d["segment_largest_free_bytes"] = pool.segments().largest_free();
   d["live_blocks"] = pool.live_blocks();
   d["device_calls"] = pool.source().calls();
-  d["table_bytes"] = pool.occupancy().table_bytes();
+  d["table_bytes"] = pool.table_bytes();
   d["max_reserved_bytes"] = pool.source().limit();
   return d;
 }

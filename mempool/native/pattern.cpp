@@ -44,6 +44,11 @@ void Table::build_index(bool cyclic) {
   }
 }
 
+std::size_t Table::bytes() const noexcept {
+  return sizeof(Table) + sizes.capacity() * sizeof(sizes[0]) + slots.capacity() * sizeof(Slot) +
+         prefixes.capacity() * sizeof(prefixes[0]) + marks.capacity() * sizeof(marks[0]) + places_.capacity() * sizeof(Place);
+}
+
 std::uint32_t Table::place_after(const std::uint64_t* window) const noexcept {
   std::uint64_t hash = 0;
   for (std::uint32_t i = 0; i < kWindow; ++i) hash = mix(hash, window[i]);

@@ -37,6 +37,7 @@ struct Table {
   // The only position that follows these kWindow sizes (oldest first), or the number of positions if none or several.
   std::uint32_t place_after(const std::uint64_t* window) const noexcept;
   std::uint32_t length() const noexcept { return static_cast<std::uint32_t>(sizes.size()); }
+  std::size_t bytes() const noexcept;  // of host memory
 
  private:
   struct Place {

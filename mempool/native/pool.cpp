@@ -90,6 +90,16 @@ void Pool::shrink_arena() noexcept {
   arena_bytes_ = needed;
 }
 
+std::size_t Pool::table_bytes() const noexcept {
+  std::size_t bytes = occupancy_.table_bytes();
+  for (const Client* client : clients_) {
+    for (const Pattern* pattern : client->patterns()) {
+      for (const Table& table : pattern->tables) bytes += table.bytes();
+    }
+  }
+  return bytes;
+}
+
 void Pool::rebuild_cells() {
   std::vector<Offset> starts;
   for (const Client* client : clients_) {

@@ -108,6 +108,7 @@ class Pool {
   Segments& segments() noexcept { return segments_; }
   Occupancy& occupancy() noexcept { return occupancy_; }
   ArenaStats arena_stats() const noexcept;
+  std::size_t table_bytes() const noexcept;  // host memory of all plans and of the guard
   std::size_t live_blocks() const noexcept { return occupancy_.alive() + segments_.blocks() + small_.blocks(); }
   void set_forked() noexcept { forked_ = true; }
   bool forked() const noexcept { return forked_; }

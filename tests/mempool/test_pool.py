@@ -91,6 +91,15 @@ def test_what_an_odd_iteration_took_beside_what_stays_goes_back() -> None:
         assert device.counts().committed <= before + 4 * 8192
 
 
+@pytest.mark.parametrize("count", [100, 1000])
+def test_a_plan_takes_at_most_256_bytes_of_tables_a_buffer(pool: Pool, count: int) -> None:
+    """The guard's and the replay's together, of a plan with an address for each buffer."""
+    memory = programs.Watched(pool)
+    run(pool, lambda _: programs.layers(memory, count=count), 4, marks=True)
+    assert pool.planned is not None
+    assert pool.core.stats()["table_bytes"] <= 256 * len(pool.planned.buffers)
+
+
 def test_what_piles_up_is_served_outside_the_arena(pool: Pool) -> None:
     memory = programs.Watched(pool)
     run(pool, programs.piling(memory), 30, marks=True)

@@ -126,5 +126,5 @@ int main(int argc, char** argv) {
   for (const auto count : stats.steady) all += count;
   std::printf("], \"hits\": %llu, \"allocations\": %llu, \"table_bytes_per_buffer\": %.1f}\n",
               static_cast<unsigned long long>(hits), static_cast<unsigned long long>(all),
-              static_cast<double>(pool->occupancy().table_bytes()) / buffers);
+              static_cast<double>(pool->table_bytes()) / buffers);
 }

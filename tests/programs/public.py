@@ -1,11 +1,11 @@
-"""Public programs under the pool: parts of their own test suites, with and without it, side by side.
+"""Public programs with and without the pool, side by side: parts of their own test suites, and an example.
 
     python tests/programs/public.py [--rounds N] [--only NAME] [--python PYTHON]
 
 Makes a virtual environment in a temporary folder with this checkout and the programs in it (a C++17 compiler
 and a package index are needed; `--python` takes a Python that has everything already), and runs each part
 alternately under plain Python and under ``mempool run``. Prints a table of medians and exits with 1 if a test
-came out otherwise than under plain Python.
+came out otherwise than under plain Python, or if the example's numbers differ in a bit.
 """
 
 from __future__ import annotations
@@ -32,18 +32,40 @@ TOOLS = ("pytest", "hypothesis")
 
 @dataclass(frozen=True)
 class Program:
-    """A package and the part of its own tests that is run, as arguments of pytest."""
+    """A package, the part of its own tests that is run, as arguments of pytest, and an example.
+
+    The example is code that leaves its results in ``results``, a list of arrays.
+    """
 
     package: str
     what: str
     tests: tuple[str, ...]
+    example: str
 
+
+#: What the examples' results have in common with each other between runs: every bit.
+DIGEST = """
+import hashlib, numpy
+for result in results:
+    print(hashlib.sha256(numpy.ascontiguousarray(result)).hexdigest())
+"""
 
 PROGRAMS = (
     Program(
         "scikit-learn",
         "matrix factorisation, clustering",
         ("--pyargs", "sklearn.decomposition.tests.test_nmf", "sklearn.cluster.tests.test_k_means"),
+        """
+from sklearn.cluster import KMeans
+from sklearn.datasets import load_digits
+from sklearn.decomposition import NMF, PCA
+from sklearn.linear_model import LogisticRegression
+digits, labels = load_digits(return_X_y=True)
+parts = NMF(16, init="nndsvda", max_iter=300, random_state=0)
+results = [parts.fit_transform(digits), parts.components_, PCA(10, random_state=0).fit_transform(digits)]
+results.append(KMeans(10, n_init=4, random_state=0).fit(digits).cluster_centers_)
+results.append(LogisticRegression(max_iter=200).fit(digits / 16, labels).coef_)
+""",
     ),
     Program(
         "statsmodels",
@@ -53,6 +75,18 @@ PROGRAMS = (
             "statsmodels.regression.tests.test_regression",
             "statsmodels.tsa.tests.test_exponential_smoothing",
         ),
+        """
+import warnings
+import statsmodels.api as sm
+from statsmodels.tsa.api import SARIMAX, ExponentialSmoothing
+warnings.simplefilter("ignore")
+co2 = sm.datasets.co2.load_pandas().data["co2"].resample("MS").mean().ffill()[:300]
+longley = sm.datasets.longley.load_pandas()
+results = [sm.OLS(longley.endog, sm.add_constant(longley.exog)).fit().params.to_numpy()]
+results.append(ExponentialSmoothing(co2, trend="add", seasonal="add").fit().fittedvalues.to_numpy())
+arima = SARIMAX(co2, order=(1, 1, 1), seasonal_order=(0, 1, 1, 12)).fit(disp=0, maxiter=10)
+results.append(arima.params.to_numpy())
+""",
     ),
     Program(
         "scipy",
@@ -64,6 +98,16 @@ PROGRAMS = (
             "-k",
             "test_filters or TestFFTConvolve or TestOAConvolve",
         ),
+        """
+import numpy
+from scipy import fft, linalg, ndimage, signal
+random, results = numpy.random.default_rng(0), []
+for side in (63, 200, 641):
+    image = random.normal(size=(side, 2 * side))
+    blurred = ndimage.gaussian_filter(image, 3)
+    results += [blurred, ndimage.median_filter(image, 5), fft.dctn(image)]
+    results += [signal.fftconvolve(image, blurred[:20, :20]), linalg.svdvals(blurred)]
+""",
     ),
 )
 
@@ -78,6 +122,8 @@ class Runs:
         wall: seconds.
         peak: bytes, largest resident set.
         reports: of the pool.
+        same: every test came out alike in all rounds.
+        digests: what the example printed.
     """
 
     outcome: dict[str, str] = field(default_factory=dict)
@@ -86,6 +132,7 @@ class Runs:
     peak: list[int] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
     same: bool = True
+    digests: set[str] = field(default_factory=set)
 
 
 def environment() -> dict[str, str]:
@@ -107,8 +154,8 @@ def run_once(python: Path, program: Program, way: str, runs: Runs, folder: Path)
     """Run the tests once and add what was measured."""
     results, report = folder / "results.xml", folder / "report.json"
     pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:warnings", f"--junit-xml={results}")
-    pool = (python.with_name("mempool"), "run", "--quiet", "--json", report)
-    command = [*((python,) if way == PLAIN else pool), *pytest, *program.tests]
+    runs.digests.add(run_example(python, program, way, folder))
+    command = [*command_of(python, way, "--json", report), *pytest, *program.tests]
     for old in (results, report):
         old.unlink(missing_ok=True)
     with (folder / "output").open("w+b") as output:
@@ -126,6 +173,18 @@ def run_once(python: Path, program: Program, way: str, runs: Runs, folder: Path)
     runs.outcome = outcome
     if report.exists():
         runs.reports.append(json.loads(report.read_text())["pools"]["numpy"])
+
+
+def command_of(python: Path, way: str, *options: str | Path) -> list[str | Path]:
+    """What the arguments of Python follow."""
+    return [python] if way == PLAIN else [python.with_name("mempool"), "run", "--quiet", *options]
+
+
+def run_example(python: Path, program: Program, way: str, folder: Path) -> str:
+    """What the example printed: a digest of each result."""
+    command = [*command_of(python, way), "-c", program.example + DIGEST]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, check=True, text=True)
+    return done.stdout
 
 
 def outcomes(results: Path) -> dict[str, str]:
@@ -149,8 +208,9 @@ def compare(python: Path, program: Program, rounds: int, folder: Path) -> dict[s
 
 
 def identical(runs: dict[str, Runs]) -> bool:
-    """Every test the same in all runs, both ways."""
-    return runs[PLAIN].same and runs[POOL].same and runs[PLAIN].outcome == runs[POOL].outcome
+    """Every test the same in all runs, both ways, and every bit of the example's results."""
+    tests = runs[PLAIN].same and runs[POOL].same and runs[PLAIN].outcome == runs[POOL].outcome
+    return tests and len(runs[PLAIN].digests | runs[POOL].digests) == 1
 
 
 def row(program: Program, runs: dict[str, Runs]) -> str:
@@ -167,7 +227,7 @@ def row(program: Program, runs: dict[str, Runs]) -> str:
 
 
 HEAD = """\
-| program | passed, plain / pool | all tests alike | CPU s | wall s | peak RSS MiB | allocations |
+| program | passed, plain / pool | all alike | CPU s | wall s | peak RSS MiB | allocations |
 | --- | ---: | --- | ---: | ---: | ---: | ---: |"""
 
 
