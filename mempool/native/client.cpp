@@ -136,31 +136,49 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
   return given;
 }
 
-// The lock is held.
-Pool::Given Client::serve(std::size_t bytes, Stream stream) noexcept try {
-  Sequence& mine = sequence(stream);
-  const bool small = bytes <= pool_->options().small_bytes;
-  const Pool::Given given = small ? pool_->allocate_small(bytes, stream) : serve_large(mine, bytes, stream);
+// The lock is held, here and below.
+void Client::served(const Pool::Given& given, std::size_t bytes) noexcept {
+  stats_.requested.add(bytes);
+  stats_.live.add(given.rounded);
+  stats_.blocks.add(1);
+}
+
+Pool::Given Client::serve_small(std::size_t bytes, Stream stream) noexcept try {
+  const std::uint32_t recorded_as = tape_.on() ? sequence(stream).follower.sequence() : 0;
+  const Pool::Given given = pool_->allocate_small(bytes, stream);
   if (given.address == 0) {
     refuse(bytes);
     return given;
   }
-  if (small) stats_.small.add(1);
-  stats_.requested.add(bytes);
-  stats_.live.add(given.rounded);
-  stats_.blocks.add(1);
-  if (!small && ring_.on() && !outside()) {
-    ring_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
-    if (!marked_ && ring_.seen() >= check_at_) signal_work();
-  }
-  if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
+  stats_.small.add(1);
+  served(given, bytes);
+  if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   return given;
 } catch (...) {  // the host has no memory for a new thread's sequence
   refuse(bytes);
   return {};
 }
 
-// The steady state in a straight line; 0: something is to be recorded, decided or taken from elsewhere. The lock is held.
+Pool::Given Client::serve(std::size_t bytes, Stream stream) noexcept try {
+  Sequence& mine = sequence(stream);
+  const Pool::Given given = serve_large(mine, bytes, stream);
+  if (given.address == 0) {
+    refuse(bytes);
+    return given;
+  }
+  served(given, bytes);
+  if (ring_.on() && !outside()) {
+    ring_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
+    if (!marked_ && ring_.seen() >= check_at_) signal_work();
+  }
+  if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
+  return given;
+} catch (...) {
+  refuse(bytes);
+  return {};
+}
+
+// The steady state in a straight line; 0: something is to be recorded, decided or taken from elsewhere.
 Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
   if (!replaying_ || outside() || recorded() || pool_->forked()) return 0;
   const Slot* slot = sequence.follower.expected_slot(bytes);
@@ -183,8 +201,12 @@ Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept
   Pool::Given given;
   {
     const Guarded guard(pool_->lock);
-    if (cached != nullptr) given.address = serve_hit(*cached, bytes);
-    if (given.address == 0) given = serve(bytes, stream);
+    if (bytes <= pool_->options().small_bytes) {
+      given = serve_small(bytes, stream);
+    } else {
+      if (cached != nullptr) given.address = serve_hit(*cached, bytes);
+      if (given.address == 0) given = serve(bytes, stream);
+    }
   }
   if (zeroed && given.address != 0 && !given.fresh) pool_->source().device().zero(given.address, bytes, stream);
   return given.address;

@@ -139,6 +139,8 @@ class Client {
   Sequence& find_sequence(Stream stream, const void* thread);
   void retire(const void* thread) noexcept;
   Address serve_hit(Sequence& sequence, std::size_t bytes) noexcept;
+  void served(const Pool::Given& given, std::size_t bytes) noexcept;
+  Pool::Given serve_small(std::size_t bytes, Stream stream) noexcept;
   Pool::Given serve(std::size_t bytes, Stream stream) noexcept;
   Pool::Given serve_large(Sequence& sequence, std::size_t bytes, Stream stream);
   Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome);

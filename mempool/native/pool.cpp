@@ -192,19 +192,19 @@ Pool::Freed Pool::free(Address address, Stream stream) noexcept {
     const std::size_t requested = free_in_arena(address, stream);
     return {requested != 0 ? Freed::arena : Freed::dead, requested, round_up(requested)};
   }
+  if (small_.owns(address)) {
+    const SmallBlocks::Freed freed = small_.free(address);
+    if (!freed.ours) return {Freed::dead, 0, 0};
+    if (stream != freed.stream) source_.order(stream, freed.stream);
+    return {Freed::small, freed.requested, freed.rounded};
+  }
   if (Block* block = segments_.find(address)) {
     const Freed freed{Freed::segment, block->requested, block->size};
     const Stream owner = block->stream;
     if (!segments_.free(block, stream)) source_.order(stream, owner);
     return freed;
   }
-  const SmallBlocks::Freed freed = small_.free(address);
-  if (!freed.ours) {
-    const bool dead = small_.owns(address) || segments_.owns(address);
-    return {dead ? Freed::dead : Freed::foreign, 0, 0};
-  }
-  if (stream != freed.stream) source_.order(stream, freed.stream);
-  return {Freed::small, freed.requested, freed.rounded};
+  return {segments_.owns(address) ? Freed::dead : Freed::foreign, 0, 0};
 }
 
 std::size_t Pool::size_of(Address address, bool& ours) const noexcept {

@@ -46,9 +46,8 @@ class SmallBlocks {
   void trim() noexcept;
 
  private:
-  struct Page {
+  struct alignas(64) Page {  // what every call needs fits a cache line
     std::array<std::uint64_t, 4> free{};  // a bit for each free block; 16 KiB hold at most 256 of 64 bytes
-    std::array<std::uint16_t, 256> requested{};
     std::uint16_t blocks = 0, used = 0;
     std::uint8_t size_class = 0;
     bool committed = false;  // the same for all pages of a granule
@@ -56,6 +55,7 @@ class SmallBlocks {
     Stream stream = 0;
     Address address = 0;
     Page* next = nullptr;
+    std::array<std::uint16_t, 256> requested{};
   };
   struct Region {
     Address base = 0;
