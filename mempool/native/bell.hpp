@@ -1,24 +1,35 @@
-// One bell for all planners: rung rarely, so that it may be a heavy one.
+// Wakes a planner: rung rarely, under the pool's lock, and never missed. It holds no kernel object, so a fork cannot
+// break it.
 #pragma once
 
-#include <condition_variable>
-#include <mutex>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <climits>
+
+#include "sync.hpp"
 
 namespace mempool {
 
-struct Bell {
-  std::mutex mutex;
-  std::condition_variable rung;
-
-  static Bell& one() { return *slot(); }
-  // In a forked child: the old one may be held by a thread that no longer exists.
-  static void replace() { slot() = new Bell; }
+class Bell {
+ public:
+  void ring() noexcept {
+    rings_.fetch_add(1, std::memory_order_release);
+    syscall(SYS_futex, &rings_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  }
+  std::uint32_t rings() const noexcept { return rings_.load(std::memory_order_acquire); }
+  // Returns when it has been rung since it had rung so many times, when the time is over, or for no reason at all.
+  void wait(std::uint32_t rings, std::chrono::nanoseconds patience) noexcept {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience);
+    const timespec limit{static_cast<time_t>(seconds.count()), static_cast<long>((patience - seconds).count())};
+    syscall(SYS_futex, &rings_, FUTEX_WAIT_PRIVATE, rings, &limit, nullptr, 0);
+  }
 
  private:
-  static Bell*& slot() {
-    static Bell* bell = new Bell;
-    return bell;
-  }
+  static_assert(sizeof(Atomic<std::uint32_t>) == sizeof(std::uint32_t));
+  Atomic<std::uint32_t> rings_{0};
 };
 
 }  // namespace mempool

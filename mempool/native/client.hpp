@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "bell.hpp"
 #include "follower.hpp"
 #include "pool.hpp"
 #include "recorder.hpp"
@@ -190,6 +191,7 @@ class Client {
   std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // iteration
   std::uint64_t arena_retry_at_ = 0;  // iteration; 0: the arena was never refused, or has been had since
   std::uint64_t check_at_ = 64;       // ring event
+  Bell bell_;
   bool work_ = false;
   bool woken_ = false;                // wake() came, perhaps before the wait
   bool interrupted_ = false;          // the ring was off for a while

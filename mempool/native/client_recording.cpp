@@ -2,7 +2,6 @@
 #include <chrono>
 #include <utility>
 
-#include "bell.hpp"
 #include "client.hpp"
 
 namespace mempool {
@@ -59,25 +58,23 @@ void Client::signal_work() noexcept {
   check_at_ = ~std::uint64_t{0};
   if (work_) return;
   work_ = true;
-  Bell::one().rung.notify_all();
+  bell_.ring();
 }
 
 bool Client::wait_for_work(double seconds) {
   using Clock = std::chrono::steady_clock;
   const auto patience = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   const Clock::time_point deadline = Clock::now() + patience;
-  std::unique_lock<std::mutex> waiting(Bell::one().mutex);
   for (;;) {
+    const std::uint32_t rings = bell_.rings();
     {
       const Guarded guard(pool_->lock);
       if (std::exchange(woken_, false)) return false;
       if (std::exchange(work_, false)) return true;
     }
-    // A bell rung between the look and the wait is missed, so no wait is long.
     const Clock::time_point now = Clock::now();
     if (now >= deadline) return false;
-    const Clock::time_point slice = std::min<Clock::time_point>(deadline, now + std::chrono::milliseconds(20));
-    Bell::one().rung.wait_until(waiting, slice);
+    bell_.wait(rings, deadline - now);
   }
 }
 
@@ -86,7 +83,7 @@ void Client::wake() noexcept {
     const Guarded guard(pool_->lock);
     woken_ = true;
   }
-  Bell::one().rung.notify_all();
+  bell_.ring();
 }
 
 void Client::check_again_after(std::uint64_t events) noexcept {

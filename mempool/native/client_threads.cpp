@@ -3,7 +3,6 @@
 #include <map>
 #include <vector>
 
-#include "bell.hpp"
 #include "client.hpp"
 #include "thread_cache.hpp"
 
@@ -69,7 +68,6 @@ void Client::after_fork_in_parent() noexcept {
 
 void Client::after_fork_in_child() noexcept {
   if (!MEMPOOL_GUARDED("fork")) return;
-  Bell::replace();
   for (Pool* pool : all_pools()) pool->set_forked();
   for (const auto& [uid, client] : registry().clients) {
     client->replaying_ = false;
