@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from solvers import Plan
@@ -134,7 +134,7 @@ def race(framework: str, *, marks: bool, steps: int, turns: int, show: Callable[
         sides = [Side(), Side(), Side()]
         commands = [("default",), ("default",), (pool, str(path))]
         with contextlib.ExitStack() as stack:
-            processes = [stack.enter_context(Process(framework, *command)) for command in commands]
+            processes = [stack.enter_context(Process([*WORKER, framework, *command])) for command in commands]
             for turn in range(turns):
                 show(f"training, {turn * steps} of {turns * steps} iterations")
                 for side, process in zip(sides, processes, strict=True):
@@ -154,19 +154,24 @@ def _turn(side: Side, process: Process, steps: int, *, timed: bool) -> None:
 
 
 class Process:
-    """A worker in a process of its own, with one thread for linear algebra."""
+    """A worker in a process of its own, with one thread for linear algebra; answers lines in JSON."""
 
-    def __init__(self, *arguments: str) -> None:
-        # The settings of this process's environment are not those of the demonstration.
+    def __init__(self, arguments: Sequence[str], **variables: str) -> None:
+        """Start it.
+
+        Args:
+            arguments: of Python.
+            variables: of its environment, beside this process's own that are no settings of ours.
+        """
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMPOOL")}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, *WORKER, *arguments],
+            [sys.executable, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=environment | _ONE_THREAD,
+            env=environment | _ONE_THREAD | variables,
         )
 
     def __enter__(self) -> Self:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes.util
-import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
+
+from mempool.demo.race import Process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WORKER = Path(__file__).parents[1] / "benchmarks" / "worker.py"
-_ONE_THREAD = dict.fromkeys(
-    ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS"), "1"
-)
 #: Name -> the shared library of Debian's package.
 PEERS = {"jemalloc": "jemalloc", "tcmalloc": "tcmalloc_minimal", "mimalloc": "mimalloc"}
 
@@ -62,7 +57,10 @@ def ratio(one: Contender, other: Contender, key: str = "seconds") -> float:
 def race(contenders: Sequence[Contender], workload: str, *, steps: int, warm_up: int, rounds: int) -> None:
     """Let all take turns of `steps`, `warm_up` untimed and then `rounds`, every second in reverse order."""
     with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(_Process(workload, one)) for one in contenders]
+        processes = [
+            stack.enter_context(Process([str(WORKER), workload, one.allocator], LD_PRELOAD=one.preload))
+            for one in contenders
+        ]
         for turn in range(warm_up + rounds):
             timed = turn >= warm_up
             order = list(zip(contenders, processes, strict=True))
@@ -81,40 +79,3 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     line = "| " + " | ".join(f"{{:<{w}}}" for w in width) + " |"
     rule = "|" + "|".join("-" * (w + 2) for w in width) + "|"
     return "\n".join(["", title, "", line.format(*columns), rule, *(line.format(*row) for row in cells), ""])
-
-
-class _Process:
-    def __init__(self, workload: str, contender: Contender) -> None:
-        # The settings of this process's environment are not those of the benchmark.
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("MEMPOOL", "LD_PRELOAD"))}
-        if contender.preload:
-            environment["LD_PRELOAD"] = contender.preload
-        self._name = contender.name
-        self._process = subprocess.Popen(
-            [sys.executable, str(WORKER), workload, contender.allocator],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment | _ONE_THREAD,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def ask(self, line: str) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer, f"{self._name} ended early"
-        said: dict[str, Any] = json.loads(answer)
-        return said
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is not None:
-            self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-        self._process.wait()
