@@ -33,7 +33,7 @@ SPOILT = 12
 LEAST_NEWS = 16
 #: One miss in so many allocations is worth no second thought.
 FEW_MISSES = 1000
-#: After so many allocations off the plan, and fewer than this share of them on it, the plans are dropped.
+#: After so many allocations off the plans, and fewer than this share of them ever on one, they are dropped.
 MOST_STRAYS, LEAST_HITS = 1 << 14, 0.01
 STRAYS = ("other_size", "occupied", "exhausted", "lost")
 #: Plans remembered, as many as the core keeps.
@@ -46,8 +46,8 @@ _EVERYTHING = 1 << 62
 #: What looking and planning may cost: seconds of processor time at once, enough for a program that repeats,
 #: then this share of the time that passes. One long solve counts as so many seconds at most.
 ALLOWANCE_SECONDS = 0.1
-SHARE = 0.005
-MOST_DEBT_SECONDS = 0.2
+SHARE = 0.01
+MOST_DEBT_SECONDS = 0.05
 #: A longer warm-up, in allocations, is not learned: looking at it again and again would cost too much.
 MOST_WARM_UP = 1 << 13
 #: Free memory that was idle for one to two of these goes back.
@@ -102,7 +102,7 @@ class Planner:
         self._settled = 0, 0  # misses and allocations when recording last ended for being clean
         self._dropped = 0
         self._misses_seen = -1
-        self._followed = 0, 0  # hits and strays when there were enough hits last
+        self._dropped_at = 0, 0  # hits and strays when the plans were dropped last
         self._loaded = False
         self._known: list[Planned] = []
         self.planned: Planned | None = None
@@ -303,9 +303,10 @@ class Planner:
         state = self._client.state()
         if state["recording"] or (self.planned is None and not self._resume_at):
             return
-        if state["allocations"] < self._resume_at:
+        changed = state["replaying"] and state["spoilt"] >= SPOILT
+        if not changed and state["allocations"] < self._resume_at:
             return
-        changed = state["spoilt"] >= SPOILT or not state["replaying"]
+        changed = changed or not state["replaying"]
         misses, allocations = (
             now - then
             for now, then in zip((self._misses(), state["allocations"]), self._settled, strict=True)
@@ -318,19 +319,21 @@ class Planner:
             self._client.set_recording(True)
 
     def _perhaps_desert(self) -> None:
-        """Drop the plans if hardly anything follows them: they cost time and an arena, and help nobody.
+        """Drop the plans if hardly anything ever followed them: they cost time and an arena, and help nobody.
 
-        A plan from a file stays: its program may be about to begin with what was planned.
+        What was followed for long stays, for the program may come back to it. So does a plan from a file,
+        whose program may be about to begin with what was planned, and with it what was planned since.
         """
+        if self._loaded or self.planned is None:
+            return
         outcomes = self._client.stats()["outcomes"]
-        hits, strays = outcomes["hit"], sum(outcomes[kind] for kind in STRAYS)
-        strayed = strays - self._followed[1]
-        if self._loaded or self.planned is None or hits - self._followed[0] >= strayed * LEAST_HITS:
-            self._followed = hits, strays
-        elif strayed >= MOST_STRAYS:
-            log.info("the plan is not followed any more")
+        counts = outcomes["hit"], sum(outcomes[kind] for kind in STRAYS)
+        hits, strays = (now - then for now, then in zip(counts, self._dropped_at, strict=True))
+        if strays >= MOST_STRAYS and hits < strays * LEAST_HITS:
+            log.info("nothing follows the plan")
             self._client.drop_patterns()
             self.planned, self._known = None, []
+            self._dropped_at = counts
             self._resume_at = 2 * self._client.state()["allocations"]
 
     def wait(self, seconds: float) -> bool:

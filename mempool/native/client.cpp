@@ -104,6 +104,10 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
     return 0;
   }
   if (match.slot == nullptr) return 0;
+  if (match.size != bytes && MEMPOOL_GUARDED("own_size")) {  // the guard looks at the planned range only
+    outcome = Outcome::other_size;
+    return 0;
+  }
   if (match.slot->offset == kDynamic) {
     outcome = Outcome::dynamic;
   } else if (sequence.follower.stream() != pool_->arena_stream() && MEMPOOL_GUARDED("stream")) {

@@ -152,7 +152,7 @@ Follower::Match Follower::yield_part(std::uint64_t size, const std::vector<Patte
   leave();
   boundary_ = false;
   strays_ = kWindow;
-  return {nullptr, Outcome::lost, false};
+  return Match::none(Outcome::lost);
 }
 
 Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
@@ -160,7 +160,7 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     const bool ends_here = !marked || !pattern_->cyclic;
     // Unless the next iteration begins with this size, another pattern may begin like this whole one and go on.
     if (!(ends_here && next_begins_with(pattern_, size)) && clean_ && switch_table(size, known)) return matched(position_++);
-    if (!ends_here) return {nullptr, Outcome::exhausted, false};
+    if (!ends_here) return Match::none(Outcome::exhausted);
     begin_next();
     if (table_ != nullptr && position_ == 0 && played(*table_)) return yield_part(size, known);
     if (table_ != nullptr && position_ < table_->length() && table_->sizes[position_] == size) return matched(position_++);
@@ -169,7 +169,9 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     if (strays_ == 0 && clean_ && switch_table(size, known)) return matched(position_++);
     if (strays_ == 0 && clean_ && !marked && switch_to_ended(size, known)) {
       begin_next();
-      return played(*table_) ? yield_part(size, known) : matched(position_++);
+      if (played(*table_)) return yield_part(size, known);
+      // What comes next may have been replaced by a plan that was waiting, which stands anywhere.
+      if (position_ < table_->length() && table_->sizes[position_] == size) return matched(position_++);
     }
     const std::uint64_t behind = std::uint64_t{position_} + strays_;
     if (strays_ > 0 && behind < table_->length() && table_->sizes[behind] == size) {
@@ -183,15 +185,15 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
   // Differences that keep coming back mean that it stands in the wrong place, however well it gets along there.
   debt_ = count_ - last_stray_ > kForgiven ? 1 : debt_ + 1;
   last_stray_ = count_;
-  if (table_ != nullptr && strays_ < kWindow && debt_ < kWindow) return {nullptr, Outcome::other_size, false};
+  if (table_ != nullptr && strays_ < kWindow && debt_ < kWindow) return Match::none(Outcome::other_size);
   if (debt_ >= kWindow) {
     debt_ = 0;
-    if (resynchronise(known) || table_ != nullptr) return {nullptr, Outcome::other_size, false};
+    if (resynchronise(known) || table_ != nullptr) return Match::none(Outcome::other_size);
   }
   // A program that has left for good should not pay for the search each time.
-  if (strays_ > kPatience && count_ % kPatience != 0) return {nullptr, Outcome::lost, false};
+  if (strays_ > kPatience && count_ % kPatience != 0) return Match::none(Outcome::lost);
   // The window ends with this allocation, so what it finds is where the *next* one stands.
-  return {nullptr, resynchronise(known) ? Outcome::other_size : Outcome::lost, false};
+  return Match::none(resynchronise(known) ? Outcome::other_size : Outcome::lost);
 }
 
 }  // namespace mempool

@@ -26,7 +26,10 @@ class Follower {
   struct Match {
     const Slot* slot = nullptr;  // null: no position
     Outcome outcome = Outcome::lost;
+    std::uint64_t size = 0;      // that the position was planned for
     bool boundary = false;       // this allocation is the first of a new iteration of the first table
+
+    static Match none(Outcome why) noexcept { return {nullptr, why, 0, false}; }
   };
   // The position of the next allocation. `marked`: iterations begin by marks only.
   // The straight way through next(): the slot of the next allocation if it is the expected one and nothing else happens
@@ -52,7 +55,11 @@ class Follower {
   }
   // Iteration number `iteration`: position 0 of `pattern`, or the position that a warm-up has for its `mark`-th mark.
   void begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iteration) noexcept;
-  void leave() noexcept { table_ = nullptr, pattern_ = finished_ = upcoming_ = nullptr, strays_ = 0; }
+  void leave() noexcept {
+    table_ = nullptr, pattern_ = finished_ = upcoming_ = nullptr;
+    strays_ = 0;
+    boundary_ = false;
+  }
   // `fresh` has the same sizes as `old` and takes its place.
   void replace(const Pattern* old, Pattern* fresh) noexcept;
   // Takes up a pattern that was just planned, if the last sizes are what it expects. Who is in step with another one
@@ -81,7 +88,8 @@ class Follower {
  private:
   Match matched(std::uint32_t position) noexcept {
     table_->player = this;
-    return {&table_->slots[position * std::size_t{pattern_->unroll} + column_], Outcome::hit, boundary_ && take_boundary()};
+    const Slot& slot = table_->slots[position * std::size_t{pattern_->unroll} + column_];
+    return {&slot, Outcome::hit, table_->sizes[position], boundary_ && take_boundary()};
   }
   bool take_boundary() noexcept {
     boundary_ = false;

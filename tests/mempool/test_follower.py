@@ -332,3 +332,26 @@ def test_a_pattern_that_is_the_beginning_of_another_gives_way_to_it(marks: bool)
             core.step()
         assert core.run(SIZES[:count]) == count
     assert core.misses == 0
+
+
+def test_a_plan_that_waits_for_the_end_of_an_iteration_is_not_entered_with_another_size() -> None:
+    """The iteration ends where a shorter known one does, and the waiting plan has another size there."""
+    core = Core()
+    places = [4096 * k for k in range(len(SIZES))]
+    sizes = [2048 + 64 * k for k in range(len(SIZES))]
+    core.client.install(pattern(sizes[:20], places[:20]), 0)
+    core.client.install(pattern(sizes, places), 0)
+    for _ in range(4):
+        core.run(sizes)
+    for size in sizes[:5]:
+        core.free(core.allocate(size))
+    # Aligned by the last eight sizes, its next is the one of 600 bytes, just below a buffer that is kept.
+    begin = 4 * len(sizes) + 20 - WINDOW
+    other = [512 * 1000 + 4096 * k for k in range(WINDOW)]
+    waiting = pattern([*sizes[12:20], 600, 3000], [*other, places[12] - 1024, 512 * 1200], phase=begin)
+    core.client.install(waiting, 0)
+    for k in range(5, 20):
+        address = core.allocate(sizes[k])
+        if k != 12:
+            core.free(address)
+    core.free(core.allocate(sizes[0]))
