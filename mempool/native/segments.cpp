@@ -4,6 +4,11 @@
 #include <iterator>
 
 namespace mempool {
+namespace {
+
+constexpr std::size_t kIdleShare = 8;  // of the high-water mark may be idle where it rises
+
+}  // namespace
 
 Segments::~Segments() {
   for (const auto& [base, segment] : segments_) source_.release(base, segment.size, segment.committed);
@@ -52,6 +57,12 @@ std::size_t Segments::returnable(const Block& block) const noexcept {
   return segment.pages.count(first, last) * source_.traits().page;
 }
 
+// No new high-water mark is set beside much memory that nobody uses, whatever may be retained: the oldest goes first.
+void Segments::make_way(std::size_t bytes) noexcept {
+  const Gauge& reserved = source_.reserved();
+  while (idle_.bytes() > reserved.peak / kIdleShare && reserved.current + bytes > reserved.peak) give_back(idle_.first());
+}
+
 bool Segments::commit_pages(Block* block) noexcept {
   Segment& segment = *block->segment;
   if (!paged(segment)) return true;
@@ -59,6 +70,7 @@ bool Segments::commit_pages(Block* block) noexcept {
   const auto [first, last] = pages_of(segment, block->address, block->size, false);
   for (std::size_t i = segment.pages.find(first, last, false); i < last; i = segment.pages.find(i, last, false)) {
     const std::size_t end = segment.pages.find(i, last, true);
+    make_way((end - i) * page);
     if (!source_.commit(segment.base + i * page, (end - i) * page)) return false;
     segment.committed += (end - i) * page;
     segment.pages.assign(i, end, true);
@@ -112,6 +124,7 @@ Block* Segments::take_segment(std::size_t bytes, bool large, Stream stream) {
   stream_bins(stream);
   Block* block = new_block();
 
+  if (large || traits.page == 0) make_way(size);
   segment.base = source_.reserve(size, traits.alignment);
   if (segment.base == 0) {
     delete_block(block);

@@ -74,6 +74,7 @@ class Segments {
   void unshelve(Block* block) noexcept;
   Block* reuse(std::size_t bytes, bool large, Stream stream, Effort effort) const noexcept;
   Block* take_segment(std::size_t bytes, bool large, Stream stream);
+  void make_way(std::size_t bytes) noexcept;
   bool commit_pages(Block* block) noexcept;
   void return_pages(Block* block) noexcept;
   void give_back(Block* block) noexcept;

@@ -69,10 +69,12 @@ def arena_of(core: Core, address: int) -> bool:
 def test_the_fallback_takes_free_segments_first_then_holes_then_the_device() -> None:
     core = Core()
     core.pool.set_retained_limit(1 << 30)
+    strange = range(2000, 11_000, 1000)
+    core.run(strange)  # there is room for these, so that later they do not raise the high-water mark
     core.client.load(None, pattern([600_000, 700], [0, 700_416]))
     spare = core.allocate(300_000)
     core.free(spare)
-    core.run(range(2000, 11_000, 1000))  # far out of step
+    core.run(strange)  # far out of step
     assert core.allocate(300_000) == spare  # a free segment
     committed = core.committed
     hole = core.allocate(300_000)
@@ -377,4 +379,17 @@ def test_a_failed_realloc_leaves_the_old_buffer_valid() -> None:
     assert core.client.reallocate(old, 8 * MIB) == (0, False)
     assert core.client.reallocate(12345, 8) == (0, True)
     assert core.pool.owns(old)
+    core.give_everything_back()
+
+
+@pytest.mark.parametrize("page", [0, 4096])
+def test_the_high_water_mark_does_not_rise_beside_much_idle_memory(page: int) -> None:
+    """An array that grows and grows is not accompanied by all that it ever was."""
+    core = Core(page=page)
+    core.pool.set_retained_limit(1 << 40)
+    now = core.allocate(300_000)
+    for size in range(400_000, 10_000_000, 100_000):
+        before, now = now, core.allocate(size)
+        core.free(before)
+    assert core.pool.stats()["reserved"]["peak"] <= 2 * 10_000_000 * 9 // 8 + (1 << 20)
     core.give_everything_back()
