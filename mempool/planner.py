@@ -65,8 +65,8 @@ def cache_bytes(planned: Planned) -> int:
 def first_cache_bytes(page: int) -> int:
     """Free memory to keep before there is a plan, on a device with pages of so many bytes (0: none).
 
-    Pages go back one by one, whatever stays beside them: when a plan takes effect, when they were idle for some
-    time, and before more is taken than ever was.
+    Pages go back one by one, whatever stays beside them: when a plan takes effect, when they were idle for
+    some time, and before more is taken than ever was.
     """
     return _EVERYTHING if page else 0
 
