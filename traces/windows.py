@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from traces.trace import Trace
 
 
-#: Of a trace that goes on, so many iterations at its beginning and at its end are looked at: the beginning
-#: tells the warm-up, the end what is done now.
+#: Of a trace that goes on, so many iterations of a kind are looked at, the first and the last ones: the first
+#: tell the warm-up, the last what is done now.
 FIRST_WINDOWS, LAST_WINDOWS = 16, 1024
 
 
@@ -37,7 +37,7 @@ class Windows:
         marks: int64[k], how many rows came before each mark.
         seen: how many windows there were.
         bounds: int64[w, 2], first row and end of each window that was looked at.
-        alike: windows that agree, latest last; at least two.
+        alike: windows that agree, latest last; at least two, and of a trace that goes on not all.
         groups: of the sequences that repeat: 0 for those whose common order is the same in every window,
         then one
             for each sequence that only keeps its own order. Sequences that are not here vary.
@@ -105,8 +105,8 @@ def find_windows(trace: Trace, small_bytes: int, *, anywhere: bool = False) -> l
     if len(mark_events):
         main = _heaviest(sequence, size, slice(bounds[0, 0], bounds[-1, 1]))
     seen = len(bounds)
-    if not anywhere and seen > FIRST_WINDOWS + LAST_WINDOWS:
-        bounds = np.concatenate([bounds[:FIRST_WINDOWS], bounds[-LAST_WINDOWS:]])
+    if not anywhere:
+        bounds = bounds[_worth_a_look(sequence == main, size, bounds)]
     found = []
     for alike in _alike(sequence, size, bounds, main):
         groups = _groups(sequence, stream, size, bounds, alike, main)
@@ -115,6 +115,31 @@ def find_windows(trace: Trace, small_bytes: int, *, anywhere: bool = False) -> l
             windows = dataclasses.replace(windows, apart=_apart(windows, main, anywhere=anywhere))
         found.append(windows)
     return found
+
+
+def _worth_a_look(
+    of_main: NDArray[np.bool_], size: NDArray[np.int64], bounds: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The windows without those that are neither among the first nor the last of their kind, in order.
+
+    Of one kind is what has the same sum of the main sequence's sizes, plain and weighted by their places.
+    """
+    if len(bounds) <= FIRST_WINDOWS + LAST_WINDOWS:
+        return np.arange(len(bounds))
+    main = np.where(of_main, size, 0).astype(np.uint64)
+    place = np.cumsum(of_main).astype(np.uint64)
+    plain, weighted = (np.concatenate([[np.uint64(0)], np.cumsum(x)]) for x in (main, main * place))
+    before = np.concatenate([[np.uint64(0)], place])
+    first, end = bounds.T
+    total = plain[end] - plain[first]
+    kind = np.stack([total, weighted[end] - weighted[first] - before[first] * total])
+    order = np.lexsort([np.arange(len(bounds)), *kind])
+    begins = np.flatnonzero(np.append(True, (np.diff(kind[:, order], axis=1) != 0).any(axis=0)))
+    count = np.diff(np.append(begins, len(bounds)))
+    nth = np.arange(len(bounds)) - np.repeat(begins, count)
+    left = np.repeat(count, count) - nth
+    chosen: NDArray[np.int64] = np.sort(order[(nth < FIRST_WINDOWS) | (left <= LAST_WINDOWS)])
+    return chosen
 
 
 def _heaviest(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64], rows: slice) -> int:

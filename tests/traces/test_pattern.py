@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces import Kind, Trace, workload
+from traces import Kind, Trace, windows, workload
 from traces.pattern import find_patterns
 from traces.windows import FIRST_WINDOWS, LAST_WINDOWS, find_windows
 
@@ -81,12 +81,57 @@ def test_of_very_many_iterations_a_bounded_number_is_looked_at() -> None:
         record.alloc(size)
     for _ in range(5000):
         record.free(record.alloc(1000))
-    (windows,) = find_windows(record.trace(), 512)
-    assert len(windows.bounds) <= FIRST_WINDOWS + LAST_WINDOWS < windows.seen == 4999
+    (cut,) = find_windows(record.trace(), 512)
+    assert len(cut.bounds) <= FIRST_WINDOWS + LAST_WINDOWS < cut.seen == 4999
     (pattern,) = find_patterns(record.trace())
     assert pattern.iterations_seen == 4999
     assert pattern.warm_up is not None
     assert pattern.warm_up.size.tolist() == [5000, 7000, 9000]
+
+
+def test_a_rare_iteration_is_found_among_very_many_others() -> None:
+    record = Recorder()
+    for _ in range(6):
+        for _ in range(1200):
+            record.mark()
+            record.free(record.alloc(1000))
+        record.mark()
+        for buffer in [record.alloc(size) for size in (5000, 7000, 9000)]:
+            record.free(buffer)
+    record.mark()
+    found = find_patterns(record.trace())
+    assert [pattern.buffers.size.tolist() for pattern in found] == [[5000, 7000, 9000], [1000]]
+    assert found[0].iterations == 6
+
+
+@given(
+    sizes=st.lists(st.lists(st.sampled_from([600, 700, 800]), max_size=3), min_size=1, max_size=40),
+    others=st.lists(st.booleans(), min_size=200, max_size=200),
+)
+def test_windows_of_the_same_sizes_are_of_one_kind(sizes: list[list[int]], others: list[bool]) -> None:
+    """Whatever another sequence does between: nothing is lost below the limit for each kind."""
+    main, size, bounds = [], [], []
+    noise = iter(others)
+    for window in sizes:
+        first = len(size)
+        for one in window:
+            if next(noise):
+                main.append(False)
+                size.append(999)
+            main.append(True)
+            size.append(one)
+        bounds.append((first, len(size)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "FIRST_WINDOWS", 1)
+        patch.setattr(windows, "LAST_WINDOWS", 2)
+        chosen = windows._worth_a_look(np.array(main, bool), np.array(size, np.int64), np.array(bounds))
+    kinds: dict[tuple[int, ...], list[int]] = {}
+    for k, window in enumerate(sizes):
+        kinds.setdefault(tuple(window), []).append(k)
+    wanted = {k for same in kinds.values() for k in same[:1] + same[-2:]}
+    assert wanted <= set(chosen.tolist())
+    if len(sizes) > 3:
+        assert len(chosen) <= 3 * len(kinds)
 
 
 def test_the_latest_free_of_all_iterations_counts() -> None:
