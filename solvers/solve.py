@@ -101,11 +101,7 @@ def _solve_each(
         plan = _Solve(buffers, capacity, part, seed, solver, better, columns).run()
         seconds += plan.seconds
         bounds.append(plan.lower_bound_bytes)
-        if (
-            best is None
-            or best.offset is None
-            or (plan.offset is not None and plan.arena_bytes < best.arena_bytes)
-        ):
+        if best is None or _is_better(plan, best):
             best = plan
         done = plan.offset is not None and plan.arena_bytes <= enough
         if (
@@ -118,10 +114,18 @@ def _solve_each(
     return _of_all(best, min(bounds) if len(bounds) == len(tried) else bound, seconds)
 
 
+def _is_better(plan: Plan, than: Plan) -> bool:
+    if than.offset is None:  # that there is none with one number of columns does not settle it
+        return plan.offset is not None or plan.status is Status.UNKNOWN
+    return plan.offset is not None and plan.arena_bytes < than.arena_bytes
+
+
 def _of_all(best: Plan, bound: int, seconds: float) -> Plan:
     """The best of several plans, judged by the bound that holds for all of them."""
     if best.offset is None or best.lower_bound_bytes <= bound:
-        return dataclasses.replace(best, seconds=seconds)
+        return dataclasses.replace(
+            best, lower_bound_bytes=min(best.lower_bound_bytes, bound), seconds=seconds
+        )
     proven = best.arena_bytes <= bound
     return dataclasses.replace(
         best,

@@ -69,8 +69,8 @@ def write_plan(
     metadata |= {_EXTRA + key: value for key, value in (extra or {}).items()}
     metadata |= {_ARRAY + key: _text_of(key, value) for key, value in (extra_columns or {}).items()}
     table = _table(plan.offset, buffers).replace_schema_metadata(metadata)
-    with atomic(path) as beside:
-        pq.write_table(table, beside, compression="zstd")
+    with atomic(path) as beside, beside.open("wb") as file:  # not by name: see `traces.parquet.TraceWriter`
+        pq.write_table(table, file, compression="zstd")
 
 
 def read_plan(path: StrPath) -> tuple[Plan, Buffers, dict[str, str]]:

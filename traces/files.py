@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -28,25 +29,40 @@ def atomic(path: StrPath) -> Iterator[Path]:
     A link is followed. What is neither a file nor absent (a pipe, ``/dev/null``) is written to directly.
 
     Raises:
-        OSError: the folder is missing or not writable, or ``path`` is a folder.
+        OSError: with the name ``path``: the folder is missing or not writable, or ``path`` is a folder, or it
+            cannot be written to the end.
     """
     target = Path(path).resolve()
     mode = target.stat().st_mode if target.exists() else None
     if mode is not None and stat.S_ISDIR(mode):
         raise IsADirectoryError(21, "is a folder", str(path))
     if mode is not None and not stat.S_ISREG(mode):
-        yield target
+        with _named(path, target):
+            yield target
         return
     beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
-    os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    with _named(path, beside):
+        os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        try:
+            yield beside
+            if mode is not None:
+                beside.chmod(stat.S_IMODE(mode))
+            beside.replace(target)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _named(path: StrPath, written: Path) -> Iterator[None]:
+    """Errors of writing say ``path``, not the name beside it nor, as Arrow's do, none at all."""
     try:
-        yield beside
-        if mode is not None:
-            beside.chmod(stat.S_IMODE(mode))
-        beside.replace(target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+        yield
+    except OSError as error:
+        if error.filename not in (None, str(written)):
+            raise
+        reason = os.strerror(error.errno) if error.errno else one_line(error)
+        raise OSError(error.errno or errno.EIO, reason, str(path)) from error
 
 
 def read_schema(path: StrPath) -> Any:

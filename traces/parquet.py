@@ -70,9 +70,10 @@ class TraceWriter:
         import pyarrow.parquet as pq
 
         with self._stack:
+            # Not by name: where writing fails Arrow would remove what has the name, were it a device.
             beside = self._stack.enter_context(atomic(self._path))
             self._writer = pq.ParquetWriter(
-                beside,
+                self._stack.enter_context(beside.open("wb")),
                 _schema(self._metadata),
                 compression="zstd",
                 compression_level=1,

@@ -41,7 +41,10 @@ def launch(arguments: Sequence[str]) -> None:
     if hidden_by(program) is not None or not _exists(program[0]):
         return
     files = [None if given[name] is None else Path(given[name]) for name in ("--record", "--json")]
-    if not all(file is None or is_writable(file) for file in files):
+    if (
+        not all(file is None or is_writable(file) for file in files)
+        or overwritten(program, *files) is not None
+    ):
         return
     from mempool.errors import UsageError
     from mempool.settings import settings
@@ -109,17 +112,34 @@ def _interpreter_flags() -> list[str]:
     found: list[str] = []
     rest = iter(sys.orig_argv[1:])
     for flag in rest:
-        if flag[:1] != "-" or flag[:2] in ("-", "-c", "-m"):
+        if flag[:1] != "-" or flag == "-":
             break
-        if flag[:2] in ("-W", "-X"):
-            found += [flag] if len(flag) > 2 else [flag, next(rest, "")]
-        elif kept := flag.translate(dict.fromkeys(map(ord, "-EIS"))):
-            found.append(f"-{kept}")
+        if flag.startswith("--"):  # --check-hash-based-pycs is the only one that runs a program
+            found += [flag, next(rest, "")]
+            continue
+        letters = iter(flag[1:])
+        for letter in letters:
+            if letter in "cm":
+                return found
+            if letter in "WX":
+                found += [f"-{letter}", "".join(letters) or next(rest, "")]
+            elif letter not in "EIS":
+                found.append(f"-{letter}")
     return found
 
 
 def _exists(script: str) -> bool:
     return script.startswith("-") or Path(script).exists()
+
+
+def overwritten(program: Sequence[str], *outputs: Path | None) -> Path | None:
+    """An output that would overwrite the program or another output."""
+    taken = [Path(program[0]).resolve()]
+    for output in outputs:
+        if output is not None and output.resolve() in taken:
+            return output
+        taken += [] if output is None else [output.resolve()]
+    return None
 
 
 def is_writable(path: Path) -> bool:

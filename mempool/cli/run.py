@@ -88,6 +88,8 @@ def run(
         mempool run --plan run.plan --explain train.py
     """
     _check_program(program)
+    if (output := launch.overwritten(program, record, json_file)) is not None:
+        raise Stop(ExitCode.USAGE, f"{output} would be written over")
     launch.start(
         program,
         record=_writable(record),

@@ -258,9 +258,10 @@ def test_the_interpreters_flags_are_kept(tmp_path: Path) -> None:
         tmp_path / "script.py",
         "import sys, warnings; print(sys.flags.optimize, __debug__); warnings.warn('x')",
     )
-    plain, pooled = both(tmp_path, "script.py", flags=("-O", "-W", "error"))
-    assert pooled == plain
-    assert plain.status == 1
+    for flags in (("-O", "-W", "error"), ("-OW", "error"), ("--check-hash-based-pycs", "always", "-Werror")):
+        plain, pooled = both(tmp_path, "script.py", flags=flags)
+        assert pooled == plain
+        assert plain.status == 1
 
 
 SLEEPER = """
@@ -474,6 +475,9 @@ def test_a_recorded_plan_serves_the_next_run(tmp_path: Path) -> None:
         (("--record", "no/folder/t", "script.py"), 3, "no/folder/t"),
         (("--plan", "script.py", "script.py"), 3, "script.py"),
         (("--max-reserved", "lots", "script.py"), 2, "lots"),
+        (("--record", "script.py", "script.py"), 2, "script.py would be written over"),
+        (("--json", "hidden/../script.py", "script.py"), 2, "would be written over"),
+        (("--record", "same", "--json", "same", "script.py"), 2, "same would be written over"),
         (("hidden/script.py",), 2, "traces"),
     ],
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
-from traces import TraceError
+from traces import Kind, Trace, TraceError
 from traces.files import atomic, sniff
+from traces.parquet import TraceWriter
 
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -50,6 +52,31 @@ def test_a_link_is_followed_and_permissions_are_kept(tmp_path: Path) -> None:
     assert link.is_symlink()
     assert target.read_text() == "new"
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+def to_nobody(pipe: Path, kind: str) -> None:
+    """Write to a pipe whose reader has gone."""
+    reader = threading.Thread(target=lambda: pipe.open("rb").close())
+    reader.start()
+    if kind == "bytes":
+        with atomic(pipe) as path, path.open("wb") as file:
+            reader.join()
+            file.write(b"x")
+    else:
+        with TraceWriter(pipe) as writer:
+            reader.join()
+            writer.write(Trace.of([Kind.ALLOC], [0], [1]))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "trace"])
+def test_a_write_that_fails_names_the_file_and_removes_no_pipe(tmp_path: Path, kind: str) -> None:
+    """Arrow removes by name what it cannot write to, a device as well."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(BrokenPipeError) as raised:
+        to_nobody(pipe, kind)
+    assert raised.value.filename == str(pipe)
+    assert pipe.is_fifo()
 
 
 def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
