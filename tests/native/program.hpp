@@ -42,6 +42,24 @@ struct Program {
     return program;
   }
 
+  // The beginning of this one, which may be all that an iteration does.
+  Program beginning(std::size_t count) const {
+    Program part = *this;
+    part.sizes.resize(count);
+    part.lives.resize(count);
+    for (std::size_t k = 0; k < count; ++k) {
+      part.lives[k] = static_cast<std::uint32_t>(std::min<std::size_t>(part.lives[k], count - k));
+    }
+    return part;
+  }
+  // This one, begun at another place.
+  Program from(std::size_t first) const {
+    Program turned = *this;
+    std::rotate(turned.sizes.begin(), turned.sizes.begin() + static_cast<std::ptrdiff_t>(first), turned.sizes.end());
+    std::rotate(turned.lives.begin(), turned.lives.begin() + static_cast<std::ptrdiff_t>(first), turned.lives.end());
+    return turned;
+  }
+
   bool meet(std::size_t i, std::size_t j) const {  // i < j
     const std::size_t count = sizes.size();
     return i + lives[i] > j || j + lives[j] > count + i;

@@ -229,7 +229,10 @@ std::unique_ptr<Pattern> any_pattern(Setting& s, Random& random, bool cyclic) {
   for (unsigned i = 0; i < s.programs.size(); ++i) {
     const std::size_t which = chance(random, 90) ? i : below(random, s.programs.size());
     const Stream stream = which % kStreams == 2 ? 1 - main : main;
-    Planned part = plan(s.programs[which], i, stream, base, s.device->traits().alignment, lies, random);
+    const Program& program = s.programs[which];
+    const std::size_t first = cyclic && chance(random, 30) ? below(random, program.sizes.size()) : 0;
+    Planned part = plan(program.from(first), i, stream, base, s.device->traits().alignment, lies, random);
+    part.table.phase = cyclic ? below(random, 2 * program.sizes.size()) : 0;
     base = part.bytes;
     if (!cyclic) part.table.marks = {0, part.table.length() / 2, part.table.length()};
     pattern->tables.push_back(std::move(part.table));
@@ -365,7 +368,11 @@ int main(int argc, char** argv) {
   s.device = device.get();
   s.pool = std::make_shared<Pool>(std::move(device), PoolOptions{512, ~std::size_t{0}, 4096});
   for (unsigned i = 0; i < 2; ++i) s.clients.push_back(std::make_unique<Client>(s.pool, "stress"));
-  for (unsigned i = 0; i < s.threads + 1; ++i) s.programs.push_back(Program::make(random));
+  for (unsigned i = 0; i < s.threads + 1; ++i) {
+    const bool part = i != 0 && chance(random, 30);
+    const Program& whole = part ? s.programs[below(random, i)] : s.programs.emplace_back(Program::make(random));
+    if (part) s.programs.push_back(whole.beginning(1 + below(random, whole.sizes.size())));
+  }
 
   std::vector<std::unique_ptr<Worker>> workers;
   for (unsigned i = 0; i < s.threads; ++i) workers.push_back(std::make_unique<Worker>(s, i, random()));
