@@ -58,10 +58,16 @@ class Budget:
         return self._left > 0
 
     @contextmanager
-    def charged(self) -> Iterator[None]:
-        """Spend what the calling thread takes inside."""
-        before = self._spent()
+    def charged(self) -> Iterator[Callable[[], None]]:
+        """Spend what the calling thread takes inside, unless it calls what is yielded: it was worth its cost."""
+        before, charge = self._spent(), True
+
+        def forgive() -> None:
+            nonlocal charge
+            charge = False
+
         try:
-            yield
+            yield forgive
         finally:
-            self._left = max(-self._most_debt, self._left - (self._spent() - before))
+            if charge:
+                self._left = max(-self._most_debt, self._left - (self._spent() - before))

@@ -160,9 +160,11 @@ class Planner:
                     work = False
                 elif work and budget.has_some():
                     work = False
-                    with budget.charged():
+                    with budget.charged() as forgive:
                         if self._learn():
                             self._trim()
+                            if self.plans <= MOST_KNOWN:
+                                forgive()
                 elif not work:
                     self._perhaps_resume()
                 self._perhaps_desert()

@@ -10,7 +10,8 @@ namespace {
 
 const std::size_t kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 constexpr std::size_t kOwnMapping = std::size_t{4} << 20;
-constexpr std::size_t kHuge = std::size_t{4} << 20;
+// From the size on at which NumPy does so, and up to where much is often touched here and there only.
+constexpr std::size_t kLeastHuge = std::size_t{4} << 20, kMostHuge = std::size_t{1} << 30;
 constexpr int kAnonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 void* at(Address address) { return reinterpret_cast<void*>(address); }
@@ -38,8 +39,8 @@ Address HostDevice::reserve(std::size_t bytes, std::size_t alignment) noexcept {
 
 bool HostDevice::commit(Address address, std::size_t bytes) noexcept {
   if (mprotect(at(address), bytes, PROT_READ | PROT_WRITE) != 0) return false;
-  // As NumPy does for arrays of this size: a fault for every 2 MiB where the kernel has huge pages to give.
-  if (bytes >= kHuge) madvise(at(address), bytes, MADV_HUGEPAGE);
+  // A fault for every 2 MiB where the kernel has huge pages to give.
+  if (bytes >= kLeastHuge && bytes <= kMostHuge) madvise(at(address), bytes, MADV_HUGEPAGE);
   return true;
 }
 

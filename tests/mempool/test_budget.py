@@ -50,6 +50,16 @@ def test_a_debt_is_forgiven_in_bounded_time() -> None:
     assert budget.has_some()
 
 
+def test_what_was_worth_its_cost_is_not_charged() -> None:
+    """A plan that was made does not delay the next one."""
+    times = Times()
+    budget = times.budget(allowance=0.1, share=0.0, most_debt=0.2)
+    with budget.charged() as forgive:
+        times.spent += 1000
+        forgive()
+    assert budget.has_some()
+
+
 def test_waiting_for_the_interpreter_is_paid_too() -> None:
     """Each time that the thread gives its processor up costs the program a hand-over."""
     before, processor = cost_of_thread(), time.thread_time()
