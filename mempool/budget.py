@@ -59,7 +59,7 @@ class Budget:
 
     @contextmanager
     def charged(self) -> Iterator[Callable[[], None]]:
-        """Spend what the calling thread takes inside, unless it calls what is yielded: it was worth its cost."""
+        """Spend what the calling thread takes inside, unless it calls what is yielded: it was worth it."""
         before, charge = self._spent(), True
 
         def forgive() -> None:
