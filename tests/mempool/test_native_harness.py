@@ -18,7 +18,7 @@ import build  # noqa: E402
 
 DEVICES = ["host", "pages", "whole"]
 GUARDS = ["cells", "strangers", "hole", "arena_end", "own_size", "lock", "stream", "wait", "fork"]
-#: MEMPOOL_STRESS_SECONDS: how long a full run goes on for each build and device.
+#: MEMPOOL_STRESS_SECONDS: how long a full or soak run goes on for each build and device.
 FULL_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
 
 
@@ -67,6 +67,7 @@ def test_random_programs_on_threads_keep_every_promise(folder: Path, sanitizer: 
 
 
 @pytest.mark.full
+@pytest.mark.soak
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sanitizer", ["none", "address", "thread"])
