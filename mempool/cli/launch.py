@@ -38,7 +38,7 @@ def launch(arguments: Sequence[str]) -> None:
     if given is None or given["--plan"] is not None or given["--max-reserved"] is not None:
         return
     program = given["program"]
-    if hidden_by(program) is not None or not _exists(program[0]):
+    if hidden_by(program) is not None or not exists(program[0]):
         return
     files = [None if given[name] is None else Path(given[name]) for name in ("--record", "--json")]
     if (
@@ -128,7 +128,8 @@ def _interpreter_flags() -> list[str]:
     return found
 
 
-def _exists(script: str) -> bool:
+def exists(script: str) -> bool:
+    """Whether there is such a program; of modules, code and options Python itself says so."""
     return script.startswith("-") or Path(script).exists()
 
 

@@ -7,7 +7,7 @@ The command replaces itself by a plain Python that runs the program, so that arg
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer reads it from the signature
 from typing import Annotated, Any
 
 import typer
@@ -106,7 +106,7 @@ def _check_program(program: list[str]) -> None:
     """Find out here what would otherwise fail inside the program: names that hide ours."""
     if program[0].startswith("-") and program[0][:2] not in ("-m", "-c") and program[0] != "-":
         raise typer.BadParameter(f"no such option: {program[0]}")
-    if not program[0].startswith("-") and not Path(program[0]).exists():
+    if not launch.exists(program[0]):
         raise Stop(ExitCode.FILE, f"{program[0]}: No such file or directory")
     if (hidden := launch.hidden_by(program)) is not None:
         name, file = hidden
