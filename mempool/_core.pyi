@@ -54,6 +54,9 @@ class SimulatedCounts:
     def releases(self) -> int: ...
 
     @property
+    def resizes(self) -> int: ...
+
+    @property
     def refusals(self) -> int: ...
 
     @property

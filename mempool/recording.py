@@ -18,7 +18,7 @@ RECORD = np.dtype([(name, kind) for name, kind in EVENT_FIELDS])
 BRIEF = np.dtype([(name, kind) for name, kind in BRIEF_FIELDS])
 #: Names of the marks in traces, by the core's kind of event.
 MARKS = ("step", "begin", "end")
-_ALLOC, _FREE, _FIRST_MARK = 0, 1, 2
+_ALLOC, _FREE, _HANDOVER, _FIRST_MARK = 0, 1, 2, 3
 
 
 class Recording:
@@ -54,8 +54,10 @@ class Recording:
         return self._trace(records, stream, np.zeros(len(records), np.int64))
 
     def _trace(self, records: NDArray[Any], stream: NDArray[Any], time_ns: NDArray[Any]) -> Trace:
-        kind = records["kind"]
         buffer = self._ids(records)
+        rows = _in_the_programs_order(records["kind"])
+        buffer, records, stream = buffer[rows], records[rows], stream[rows]  # at the times as they were
+        kind = np.where(records["kind"] == _HANDOVER, _FREE, records["kind"])
         mark = kind >= _FIRST_MARK
         rows = np.flatnonzero(mark | (buffer >= 0))
         kind, buffer, mark = kind[rows], buffer[rows], mark[rows]
@@ -79,11 +81,11 @@ class Recording:
         born = np.flatnonzero(kind == _ALLOC)
         ids[born] = self._next_id + np.arange(len(born))
         self._next_id += len(born)
-        rows = np.flatnonzero(kind <= _FREE)
+        rows = np.flatnonzero(kind < _FIRST_MARK)
         order = rows[np.argsort(address[rows], kind="stable")]  # by address, then in time
         same = np.zeros(len(order), np.bool_)
         same[1:] = address[order[1:]] == address[order[:-1]]
-        freed = kind[order] == _FREE
+        freed = kind[order] != _ALLOC
         after_alloc = np.zeros(len(order), np.bool_)
         after_alloc[1:] = same[1:] & ~freed[:-1]
         known = freed & after_alloc
@@ -95,3 +97,12 @@ class Recording:
         for row in order[last & ~freed]:
             self._alive[int(address[row])] = int(ids[row])
         return ids
+
+
+def _in_the_programs_order(kind: NDArray[np.uint32]) -> NDArray[np.intp]:
+    """The rows with each handover behind the allocation that took its memory: for the program both lived."""
+    rows = np.arange(len(kind))
+    before = np.flatnonzero(kind[:-1] == _HANDOVER)
+    before = before[kind[before + 1] == _ALLOC]
+    rows[before], rows[before + 1] = before + 1, before
+    return rows

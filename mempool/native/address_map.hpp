@@ -41,6 +41,14 @@ class AddressMap {
     --size_;
   }
 
+  // What `from` led to is found under `to`.
+  void rekey(Address from, Address to) noexcept {
+    T* const value = find(from);
+    erase(from);
+    place(to, value);
+    ++size_;
+  }
+
   std::size_t size() const noexcept { return size_; }
 
  private:

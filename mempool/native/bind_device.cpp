@@ -25,6 +25,7 @@ void bind_device(nb::module_& m) {
       .def_ro("commits", &SimulatedCounts::commits)
       .def_ro("decommits", &SimulatedCounts::decommits)
       .def_ro("releases", &SimulatedCounts::releases)
+      .def_ro("resizes", &SimulatedCounts::resizes)
       .def_ro("refusals", &SimulatedCounts::refusals)
       .def_ro("live_reservations", &SimulatedCounts::live_reservations)
       .def_ro("events_alive", &SimulatedCounts::events_alive)

@@ -28,6 +28,9 @@ class BorrowedDevice final : public Device {
   Address reserve(std::size_t bytes, std::size_t alignment) noexcept override { return device_.reserve(bytes, alignment); }
   bool commit(Address address, std::size_t bytes) noexcept override { return device_.commit(address, bytes); }
   void decommit(Address address, std::size_t bytes) noexcept override { device_.decommit(address, bytes); }
+  Address resize(Address address, std::size_t from, std::size_t to) noexcept override {
+    return device_.resize(address, from, to);
+  }
   void release(Address address, std::size_t bytes) noexcept override { device_.release(address, bytes); }
   void copy(Address to, Address from, std::size_t bytes, Stream stream) noexcept override {
     device_.copy(to, from, bytes, stream);

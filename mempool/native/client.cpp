@@ -120,13 +120,17 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   return 0;
 }
 
-Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream stream) {
+Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream stream, Resized* resized) {
   Outcome outcome = Outcome::outside;
   Pool::Given given;
   if (!outside() && !pool_->forked()) {
     given.address = serve_planned(sequence, bytes, outcome);
     given.rounded = pool_->round_up(bytes);
     if (given.address == 0 && replaying_ && outcome != Outcome::dynamic) note(sequence.follower, bytes, outcome);
+  }
+  if (given.address == 0 && resized != nullptr) {
+    given = pool_->resize(resized->address, bytes, stream, resized->before);
+    resized->done = given.address != 0;
   }
   if (given.address == 0) {
     const bool in_step = (outcome != Outcome::exhausted && sequence.follower.in_step()) ||
@@ -147,6 +151,12 @@ void Client::served(const Pool::Given& given, std::size_t bytes) noexcept {
   stats_.blocks.add(1);
 }
 
+void Client::ended(const Pool::Freed& freed) noexcept {
+  stats_.requested.sub(freed.requested);
+  stats_.live.sub(freed.rounded);
+  stats_.blocks.sub(1);
+}
+
 Pool::Given Client::serve_small(std::size_t bytes, Stream stream) noexcept try {
   const std::uint32_t recorded_as = tape_.on() ? sequence(stream).follower.sequence() : 0;
   const Pool::Given given = pool_->allocate_small(bytes, stream);
@@ -163,12 +173,17 @@ Pool::Given Client::serve_small(std::size_t bytes, Stream stream) noexcept try {
   return {};
 }
 
-Pool::Given Client::serve(std::size_t bytes, Stream stream) noexcept try {
+Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) noexcept try {
   Sequence& mine = sequence(stream);
-  const Pool::Given given = serve_large(mine, bytes, stream);
+  const Pool::Given given = serve_large(mine, bytes, stream, resized);
   if (given.address == 0) {
     refuse(bytes);
     return given;
+  }
+  if (resized != nullptr && resized->done) {
+    ended(resized->before);
+    if (ring_.on()) ring_.add(outside() ? RecordedEvent::free : RecordedEvent::handover, resized->address, 0, stream, 0);
+    if (tape_.on()) tape_.add(RecordedEvent::handover, resized->address, 0, stream, 0);
   }
   served(given, bytes);
   if (ring_.on() && !outside()) {
@@ -231,9 +246,7 @@ bool Client::free(Address address, Stream stream, bool* dead) noexcept {
     ++(freed.kind == Pool::Freed::dead ? stats_.double_frees : stats_.foreign_frees);
     return false;
   }
-  stats_.requested.sub(freed.requested);
-  stats_.live.sub(freed.rounded);
-  stats_.blocks.sub(1);
+  ended(freed);
   const bool small = freed.kind == Pool::Freed::small;
   if (small) stats_.small.sub(1);
   if (!small && ring_.on()) ring_.add(RecordedEvent::free, address, 0, stream, 0);
@@ -242,19 +255,22 @@ bool Client::free(Address address, Stream stream, bool* dead) noexcept {
 }
 
 Address Client::reallocate(Address address, std::size_t bytes, Stream stream, bool* foreign) noexcept {
-  bool ours = false;
+  if (bytes == 0) bytes = 1;
   std::size_t old = 0;
+  Resized resized{address};
+  Pool::Given given;
   {
     const Guarded guard(pool_->lock);
+    bool ours = false;
     old = pool_->size_of(address, ours);
+    *foreign = !ours;
+    if (!ours) return 0;
+    given = bytes <= pool_->options().small_bytes ? serve_small(bytes, stream) : serve(bytes, stream, &resized);
   }
-  *foreign = !ours;
-  if (!ours) return 0;
-  const Address moved = allocate(bytes, stream);
-  if (moved == 0) return 0;
-  pool_->source().device().copy(moved, address, std::min(old, bytes), stream);
+  if (given.address == 0 || resized.done) return given.address;
+  pool_->source().device().copy(given.address, address, std::min(old, bytes), stream);
   free(address, stream);
-  return moved;
+  return given.address;
 }
 
 void Client::refuse(std::size_t bytes) noexcept {

@@ -142,8 +142,14 @@ class Client {
   Address serve_hit(Sequence& sequence, std::size_t bytes) noexcept;
   void served(const Pool::Given& given, std::size_t bytes) noexcept;
   Pool::Given serve_small(std::size_t bytes, Stream stream) noexcept;
-  Pool::Given serve(std::size_t bytes, Stream stream) noexcept;
-  Pool::Given serve_large(Sequence& sequence, std::size_t bytes, Stream stream);
+  struct Resized {  // of the buffer that a new one replaces
+    Address address = 0;
+    Pool::Freed before{};
+    bool done = false;  // the new one has its memory and contents
+  };
+  Pool::Given serve(std::size_t bytes, Stream stream, Resized* resized = nullptr) noexcept;
+  Pool::Given serve_large(Sequence& sequence, std::size_t bytes, Stream stream, Resized* resized);
+  void ended(const Pool::Freed& freed) noexcept;
   Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome);
   bool outside() const noexcept { return dynamic_ != 0 || between_; }
   bool recorded() const noexcept { return ring_.on() || tape_.on(); }

@@ -41,7 +41,7 @@ Client::Outline Client::outline() {
   Outline outline;
   const Guarded guard(pool_->lock);
   ring_.each([&](const BriefEvent& event) {
-    outline.marks = outline.marks || event.kind > RecordedEvent::free;
+    outline.marks = outline.marks || event.kind >= RecordedEvent::step;
     if (event.kind != RecordedEvent::alloc) return;
     outline.sequences.push_back(event.sequence);
     outline.sizes.push_back(event.size);

@@ -30,6 +30,9 @@ class Device {
   virtual bool commit(Address address, std::size_t bytes) noexcept = 0;
   // Gives the memory of pages back and keeps their address space; committed again, they are fresh.
   virtual void decommit(Address address, std::size_t bytes) noexcept = 0;
+  // A whole reservation, all of it committed, becomes one of `to` bytes that keeps its contents without a copy, perhaps at
+  // another address: the pages are mapped anew. Nothing queued may still use it. 0: cannot be, and nothing changed.
+  virtual Address resize(Address address, std::size_t from, std::size_t to) noexcept = 0;
   // Gives a whole reservation back.
   virtual void release(Address address, std::size_t bytes) noexcept = 0;
 

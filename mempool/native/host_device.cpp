@@ -51,6 +51,11 @@ void HostDevice::decommit(Address address, std::size_t bytes) noexcept {
   madvise(at(address), bytes, MADV_DONTNEED);
 }
 
+Address HostDevice::resize(Address address, std::size_t from, std::size_t to) noexcept {
+  void* const moved = mremap(at(address), from, to, MREMAP_MAYMOVE);
+  return moved == MAP_FAILED ? 0 : reinterpret_cast<Address>(moved);
+}
+
 void HostDevice::release(Address address, std::size_t bytes) noexcept { munmap(at(address), bytes); }
 
 void HostDevice::copy(Address to, Address from, std::size_t bytes, Stream) noexcept {

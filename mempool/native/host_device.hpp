@@ -11,6 +11,7 @@ class HostDevice final : public Device {
   Address reserve(std::size_t bytes, std::size_t alignment) noexcept override;
   bool commit(Address address, std::size_t bytes) noexcept override;
   void decommit(Address address, std::size_t bytes) noexcept override;
+  Address resize(Address address, std::size_t from, std::size_t to) noexcept override;
   void release(Address address, std::size_t bytes) noexcept override;
   void copy(Address to, Address from, std::size_t bytes, Stream stream) noexcept override;
   void zero(Address address, std::size_t bytes, Stream stream) noexcept override;

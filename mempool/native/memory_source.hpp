@@ -37,6 +37,17 @@ class MemorySource {
     device_.decommit(address, bytes);
     reserved_.sub(bytes);
   }
+  // As Device::resize; `to` is a multiple of a page.
+  Address resize(Address address, std::size_t from, std::size_t to) noexcept {
+    if (traits_.page == 0 || (to > from && !allowed(to - from))) return 0;
+    ++calls_;
+    wait_for_users();
+    const Address resized = device_.resize(address, from, to);
+    if (resized == 0) return 0;
+    if (to > from) reserved_.add(to - from);
+    if (to < from) reserved_.sub(from - to);
+    return resized;
+  }
   // `committed`: how many of its bytes are committed now (all of them where the device has no pages).
   void release(Address address, std::size_t bytes, std::size_t committed) noexcept {
     ++calls_;

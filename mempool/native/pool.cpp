@@ -207,6 +207,14 @@ Pool::Freed Pool::free(Address address, Stream stream) noexcept {
   return {segments_.owns(address) ? Freed::dead : Freed::foreign, 0, 0};
 }
 
+Pool::Given Pool::resize(Address old, std::size_t bytes, Stream stream, Freed& before) noexcept {
+  Block* const block = segments_.find(old);
+  if (block == nullptr) return {};
+  before = {Freed::segment, block->requested, block->size};
+  if (!segments_.resize(block, bytes, stream)) return {};
+  return {block->address, block->size, false};
+}
+
 std::size_t Pool::size_of(Address address, bool& ours) const noexcept {
   ours = true;
   if (arena_holds(address)) {

@@ -71,6 +71,11 @@ class Pool {
   // `in_step`: a sequence follows its plan, so the arena's holes are about to be used; keep out of them if possible.
   Given allocate_dynamic(std::size_t bytes, Stream stream, bool in_step) noexcept;
 
+  // The fallback's buffer `old` becomes one of `bytes` with its contents, without a copy, perhaps at another address.
+  // Address 0: it cannot, and is as it was.
+  struct Freed;
+  Given resize(Address old, std::size_t bytes, Stream stream, Freed& before) noexcept;
+
   // --- free, for all three kinds
   struct Freed {
     enum Kind : std::uint8_t { foreign, arena, segment, small, dead } kind = foreign;  // dead: ours, but nothing lives there

@@ -13,7 +13,9 @@
 namespace mempool {
 
 struct RecordedEvent {
-  enum Kind : std::uint32_t { alloc, free, step, begin, end };  // the last three are marks
+  // handover: a free, of a buffer whose memory the next event's allocation has: it grew or shrank in place, and in the
+  // program's eyes the new one was there before the old one's end. The last three are marks.
+  enum Kind : std::uint32_t { alloc, free, handover, step, begin, end };
 
   std::uint64_t index;     // how many events the recorder had seen before this one, dropped ones included
   std::uint64_t address;   // tells which free belongs to which allocation

@@ -6,6 +6,7 @@
 namespace mempool {
 namespace {
 
+constexpr std::size_t kMostBytes = std::size_t{1} << 62;
 constexpr std::size_t kIdleShare = 8;  // of the high-water mark may be idle where it rises
 
 }  // namespace
@@ -184,11 +185,15 @@ void Segments::split(Block* block, std::size_t bytes) {
   shelve(rest);
 }
 
+std::size_t Segments::round_up(std::size_t bytes) const noexcept {
+  const std::size_t unit = source_.traits().alignment;
+  return std::max(unit, (bytes + unit - 1) / unit * unit);
+}
+
 Block* Segments::allocate(std::size_t bytes, Stream stream, Effort effort) {
-  const DeviceTraits& traits = source_.traits();
-  if (bytes > (std::size_t{1} << 62)) return nullptr;
-  const std::size_t rounded = std::max(traits.alignment, (bytes + traits.alignment - 1) / traits.alignment * traits.alignment);
-  const bool large = rounded >= traits.large;
+  if (bytes > kMostBytes) return nullptr;
+  const std::size_t rounded = round_up(bytes);
+  const bool large = rounded >= source_.traits().large;
   Block* block = reuse(rounded, large, stream, effort);
   if (block == nullptr && effort != Effort::reuse) block = take_segment(rounded, large, stream);
   if (block == nullptr) return nullptr;
@@ -218,6 +223,69 @@ Block* Segments::merge(Block* left, Block* right) noexcept {
   if (left->after != nullptr) left->after->before = left;
   delete_block(right);
   return left;
+}
+
+// --- a live block becomes larger or smaller
+
+bool Segments::resize(Block* block, std::size_t bytes, Stream stream) noexcept {
+  if (bytes > kMostBytes || stream != block->stream) return false;
+  const std::size_t rounded = round_up(bytes);
+  Segment& segment = *block->segment;
+  if (segment.large != (rounded >= source_.traits().large)) return false;  // it belongs into the other kind of segment
+  if (segment.large && is_whole(*block) && source_.round_to_page(rounded) != segment.size) {
+    if (!resize_segment(segment, source_.round_to_page(rounded)) && rounded > block->size) return false;
+  } else if (rounded > block->size) {
+    if (!grow_into_neighbour(block, rounded)) return false;
+  } else {
+    shrink(block, rounded);
+  }
+  block->requested = bytes;
+  block->fresh = false;
+  return true;
+}
+
+bool Segments::resize_segment(Segment& segment, std::size_t bytes) noexcept {
+  if (bytes > segment.size) make_way(bytes - segment.size);
+  const Address base = source_.resize(segment.base, segment.size, bytes);
+  if (base == 0) return false;
+  Block* const block = segment.first;
+  if (base != segment.base) {
+    blocks_.rekey(segment.base, base);
+    auto node = segments_.extract(segment.base);  // the segment itself stays where it is
+    node.key() = base;
+    segments_.insert(std::move(node));
+  }
+  segment.base = block->address = base;
+  segment.size = segment.committed = block->size = bytes;
+  return true;
+}
+
+bool Segments::grow_into_neighbour(Block* block, std::size_t bytes) noexcept {
+  Block* const after = block->after;
+  if (after == nullptr || !after->free || after->stream != block->stream || block->size + after->size < bytes) return false;
+  unshelve(after);
+  try {
+    split(after, bytes - block->size);
+  } catch (...) {  // all of it: wasteful and right
+  }
+  if (!commit_pages(after)) {
+    put_back(after);
+    return false;
+  }
+  merge(block, after);
+  return true;
+}
+
+void Segments::shrink(Block* block, std::size_t bytes) noexcept {
+  block->fresh = false;
+  Block* const after = block->after;
+  try {
+    split(block, bytes);
+  } catch (...) {  // as large as before
+  }
+  if (block->after == after) return;
+  unshelve(block->after);
+  put_back(block->after);  // beside what was free there already
 }
 
 bool Segments::owns(Address address) const noexcept {

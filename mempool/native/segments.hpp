@@ -43,6 +43,10 @@ class Segments {
   // list could be made for it, so that the block stays with its own stream, which has to wait.
   bool free(Block* block, Stream stream) noexcept;
 
+  // The live block becomes one of at least `bytes` with the same contents, without a copy, perhaps at another address;
+  // false: it cannot, and is as it was. `stream` has used it last.
+  bool resize(Block* block, std::size_t bytes, Stream stream) noexcept;
+
   void set_retained_limit(std::size_t bytes) noexcept { retained_limit_ = bytes; }
   // Gives back free segments, and free pages of shared ones. `idle_before`: only what is idle since an earlier epoch.
   void trim(std::uint64_t idle_before = ~std::uint64_t{0}) noexcept;
@@ -79,6 +83,10 @@ class Segments {
   void return_pages(Block* block) noexcept;
   void give_back(Block* block) noexcept;
   void split(Block* block, std::size_t bytes);
+  std::size_t round_up(std::size_t bytes) const noexcept;
+  void shrink(Block* block, std::size_t bytes) noexcept;
+  bool grow_into_neighbour(Block* block, std::size_t bytes) noexcept;
+  bool resize_segment(Segment& segment, std::size_t bytes) noexcept;
   Block* merge(Block* left, Block* right) noexcept;
   void put_back(Block* block) noexcept;
   void gather(Segment& segment) noexcept;

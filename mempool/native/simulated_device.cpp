@@ -22,6 +22,13 @@ void SimulatedDevice::add(std::size_t bytes) noexcept {
   counts_.peak_committed = std::max(counts_.peak_committed, counts_.committed);
 }
 
+Address SimulatedDevice::new_address(std::size_t bytes, std::size_t alignment) noexcept {
+  const std::size_t step = std::max({alignment, options_.alignment, options_.page});
+  const Address address = (next_ + step - 1) / step * step;
+  next_ = address + bytes + step;
+  return address;
+}
+
 Address SimulatedDevice::reserve(std::size_t bytes, std::size_t alignment) noexcept {
   const Guarded guard(lock_);
   ++counts_.reserves;
@@ -29,9 +36,7 @@ Address SimulatedDevice::reserve(std::size_t bytes, std::size_t alignment) noexc
     if (refuse(bytes)) return 0;
     add(bytes);
   }
-  const std::size_t step = std::max({alignment, options_.alignment, options_.page});
-  const Address address = (next_ + step - 1) / step * step;
-  next_ = address + bytes + step;
+  const Address address = new_address(bytes, alignment);
   reservations_[address] = {bytes, {}};
   ++counts_.live_reservations;
   return address;
@@ -78,6 +83,32 @@ void SimulatedDevice::decommit(Address address, std::size_t bytes) noexcept {
   for (std::size_t page = first; page < last; ++page) {
     counts_.committed -= found->second.pages.erase(page) * options_.page;
   }
+}
+
+// What grows moves, what shrinks stays.
+Address SimulatedDevice::resize(Address address, std::size_t from, std::size_t to) noexcept {
+  const Guarded guard(lock_);
+  if (options_.page == 0) return 0;
+  const auto found = reservations_.find(address);
+  const bool whole = found != reservations_.end() && found->second.bytes == from && from % options_.page == 0 &&
+                     found->second.pages.size() == from / options_.page;
+  if (!whole || to == 0 || to % options_.page != 0) {
+    ++counts_.errors;
+    return 0;
+  }
+  if (to > from && refuse(to - from)) return 0;
+  auto node = reservations_.extract(found);
+  if (to > from) node.key() = new_address(to, options_.alignment);
+  Reservation& reservation = node.mapped();
+  reservation.bytes = to;
+  reservation.pages.clear();
+  for (std::size_t page = 0; page < to / options_.page; ++page) reservation.pages.insert(page);
+  const Address moved = node.key();
+  reservations_.insert(std::move(node));
+  counts_.committed -= from;
+  add(to);
+  ++counts_.resizes;
+  return moved;
 }
 
 void SimulatedDevice::release(Address address, std::size_t bytes) noexcept {

@@ -21,6 +21,7 @@ struct SimulatedCounts {
   std::size_t committed = 0;       // bytes held now
   std::size_t peak_committed = 0;  // bytes
   std::uint64_t reserves = 0, commits = 0, decommits = 0, releases = 0;
+  std::uint64_t resizes = 0;       // reservations that became larger or smaller
   std::uint64_t refusals = 0;      // requests answered with "out of memory"
   std::uint64_t live_reservations = 0;
   std::uint64_t events_alive = 0;
@@ -36,6 +37,7 @@ class SimulatedDevice final : public Device {
   Address reserve(std::size_t bytes, std::size_t alignment) noexcept override;
   bool commit(Address address, std::size_t bytes) noexcept override;
   void decommit(Address address, std::size_t bytes) noexcept override;
+  Address resize(Address address, std::size_t from, std::size_t to) noexcept override;
   void release(Address address, std::size_t bytes) noexcept override;
   void copy(Address, Address, std::size_t, Stream) noexcept override {}
   void zero(Address, std::size_t, Stream) noexcept override {}
@@ -57,6 +59,7 @@ class SimulatedDevice final : public Device {
   };
   bool refuse(std::size_t bytes) noexcept;
   void add(std::size_t bytes) noexcept;
+  Address new_address(std::size_t bytes, std::size_t alignment) noexcept;
   std::map<Address, Reservation>::iterator find(Address address, std::size_t bytes) noexcept;
 
   mutable Lock lock_;

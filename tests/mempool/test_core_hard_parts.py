@@ -357,30 +357,6 @@ def test_any_threshold_alignment_and_page_size_serve_small_requests(
 # --- statistics and recording
 
 
-def test_realloc_is_recorded_as_a_new_buffer_and_then_the_end_of_the_old() -> None:
-    core = Core()
-    core.client.set_recording(True)
-    old = core.client.allocate(5000)
-    new, foreign = core.client.reallocate(old, 9000)
-    assert not foreign
-    core.client.free(new)
-    packed, _, _, whole = core.client.recording()
-    events = np.frombuffer(packed, np.dtype(list(_core.BRIEF_FIELDS)))
-    assert whole
-    assert events["kind"].tolist() == [0, 0, 1, 1]
-    assert events["address"].tolist() == [old, new, old, new]
-    assert events["size"].tolist() == [5000, 9000, 0, 0]
-
-
-def test_a_failed_realloc_leaves_the_old_buffer_valid() -> None:
-    core = Core(capacity=2 * MIB)
-    old = core.allocate(MIB)
-    assert core.client.reallocate(old, 8 * MIB) == (0, False)
-    assert core.client.reallocate(12345, 8) == (0, True)
-    assert core.pool.owns(old)
-    core.give_everything_back()
-
-
 @pytest.mark.parametrize("page", [0, 4096])
 def test_the_high_water_mark_does_not_rise_beside_much_idle_memory(page: int) -> None:
     """An array that grows and grows is not accompanied by all that it ever was."""

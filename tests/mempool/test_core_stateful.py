@@ -127,13 +127,19 @@ class Core(RuleBasedStateMachine):
     @rule(data=st.data(), size=sizes)
     def reallocate(self, data: st.DataObject, size: int) -> None:
         address = data.draw(st.sampled_from(self.begins))
+        resizes = self.device.counts().resizes
         moved, foreign = self.client.reallocate(address, size)
         assert not foreign
         if moved == 0:
             self.out_of_memory += 1
             return
-        self.insert(moved, max(size, 1))
-        self.remove(address)
+        # In place, or with its pages mapped elsewhere, there never were two.
+        if moved == address or self.device.counts().resizes > resizes:
+            self.remove(address)
+            self.insert(moved, max(size, 1))
+        else:
+            self.insert(moved, max(size, 1))
+            self.remove(address)
 
     @precondition(lambda self: self.dead)
     @rule(data=st.data())

@@ -1,0 +1,245 @@
+"""Buffers that become larger or smaller: in place, by mapping their pages elsewhere, or by a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cores import Core, pattern
+
+import mempool.numpy
+from mempool.recording import Recording
+from traces.buffers import buffers_of
+
+KIB, MIB = 1 << 10, 1 << 20
+PAGE = 4 * KIB
+
+
+def reallocate(core: Core, address: int, size: int, stream: int = 0) -> int:
+    """As the client's, with the observer told."""
+    moved, foreign = core.client.reallocate(address, size, stream)
+    assert not foreign
+    if moved == 0:
+        return 0
+    del core.live[address]
+    for other, length in core.live.items():
+        assert moved + size <= other or other + length <= moved, "two live buffers overlap"
+    core.live[moved] = size
+    return moved
+
+
+def books(core: Core) -> dict[str, Any]:
+    stats: dict[str, Any] = core.client.stats()
+    return stats
+
+
+# --- what the fallback does
+
+
+@pytest.mark.parametrize("page", [0, PAGE])
+def test_a_buffer_grows_into_the_free_memory_behind_it(page: int) -> None:
+    core = Core(page=page)
+    buffer = core.allocate(10_000)
+    for size in range(20_000, 250_000, 10_000):
+        assert reallocate(core, buffer, size) == buffer
+    assert books(core)["requested"] == {
+        "current": 240_000,
+        "peak": 240_000,
+        "total": sum(range(10_000, 250_000, 10_000)),
+    }
+    assert core.pool.stats()["reserved"]["peak"] <= (MIB if page == 0 else 240_000 + page)
+    core.give_everything_back()
+
+
+def test_a_buffer_moves_where_its_neighbour_lives() -> None:
+    core = Core()
+    buffer, neighbour = core.allocate(10_000), core.allocate(10_000)
+    moved = reallocate(core, buffer, 20_000)
+    assert moved not in (buffer, neighbour)
+    core.free(neighbour)
+    assert reallocate(core, moved, 40_000) == moved
+    core.give_everything_back()
+
+
+def test_free_memory_of_another_stream_is_not_grown_into() -> None:
+    core = Core()
+    buffer, neighbour = core.allocate(10_000), core.allocate(10_000)
+    core.allocate(10_000)
+    core.free(neighbour, stream=1)  # work on stream 1 may still use it
+    assert reallocate(core, buffer, 15_000) != buffer
+    core.give_everything_back()
+
+
+def test_another_stream_than_its_own_gets_a_copy() -> None:
+    core = Core()
+    buffer = core.allocate(10_000)
+    assert reallocate(core, buffer, 20_000, stream=1) != buffer
+    core.give_everything_back()
+
+
+def test_what_a_buffer_no_longer_needs_is_free_at_once_and_joins_what_was() -> None:
+    core = Core()
+    buffer = core.allocate(200_000)
+    assert reallocate(core, buffer, 50_000) == buffer
+    assert books(core)["live"]["current"] == 50_176  # a multiple of 512
+    following = core.allocate(240_000)  # more than was given up
+    assert buffer + 50_000 <= following < buffer + 200_000
+    core.give_everything_back()
+
+
+def test_a_segment_of_ones_own_grows_without_a_second_one() -> None:
+    """Its pages are mapped elsewhere: at no time is there memory for two, and nothing is copied."""
+    core = Core(capacity=40 * MIB)
+    buffer = core.allocate(MIB)
+    for size in range(2 * MIB, 33 * MIB, MIB):
+        buffer = reallocate(core, buffer, size)
+        assert buffer != 0
+    assert core.pool.stats()["reserved"]["peak"] == core.device.counts().peak_committed == 32 * MIB
+    assert core.device.counts().resizes == 31
+    assert not core.pool.owns(buffer - MIB)
+    core.give_everything_back()
+
+
+def test_a_segment_of_ones_own_shrinks_and_its_memory_goes_back() -> None:
+    core = Core()
+    buffer = core.allocate(8 * MIB)
+    assert reallocate(core, buffer, 3 * MIB) == buffer
+    assert core.committed == 3 * MIB
+    small = reallocate(core, buffer, 100_000)  # no longer large: where such buffers live
+    assert small != buffer
+    assert core.committed == 25 * PAGE
+    core.give_everything_back()
+
+
+def test_a_shared_buffer_that_becomes_large_gets_a_segment_of_its_own() -> None:
+    core = Core()
+    buffer = core.allocate(200_000)
+    grown = reallocate(core, buffer, 600_000)
+    assert grown != buffer
+    before = core.device.counts().resizes
+    reallocate(core, grown, 900_000)
+    assert core.device.counts().resizes == before + 1
+    core.give_everything_back()
+
+
+def test_growth_that_the_limit_forbids_leaves_everything_as_it_was() -> None:
+    core = Core()
+    buffer = core.allocate(2 * MIB)
+    core.pool.set_max_reserved(3 * MIB)
+    assert reallocate(core, buffer, 4 * MIB) == 0
+    assert core.pool.owns(buffer)
+    assert core.committed == 2 * MIB
+    assert reallocate(core, buffer, 3 * MIB) != 0
+    core.give_everything_back()
+
+
+def test_a_failed_realloc_leaves_the_old_buffer_valid() -> None:
+    core = Core(capacity=2 * MIB)
+    old = core.allocate(MIB)
+    assert core.client.reallocate(old, 8 * MIB) == (0, False)
+    assert core.client.reallocate(12345, 8) == (0, True)
+    assert core.pool.owns(old)
+    core.give_everything_back()
+
+
+def test_pages_that_cannot_be_had_leave_the_neighbour_free_and_whole() -> None:
+    core = Core()
+    buffer = core.allocate(PAGE)
+    core.device.fail_after(0)
+    assert reallocate(core, buffer, 40 * PAGE) == 0
+    core.device.fail_after((1 << 64) - 1)
+    assert reallocate(core, buffer, 60 * PAGE) == buffer
+    core.give_everything_back()
+
+
+# --- plans and recordings
+
+
+def test_a_planned_place_comes_first() -> None:
+    core = Core()
+    core.client.load(None, pattern([10_000, 20_000]))
+    base = core.allocate(10_000)
+    assert reallocate(core, base, 20_000) == base + 10_240
+    assert core.hits == 2
+    core.give_everything_back()
+
+
+def test_growth_in_place_counts_as_an_allocation_for_the_plan() -> None:
+    """The follower sees every realloc, wherever it was served, and so stays in step."""
+    core = Core()
+    core.client.load(None, pattern([10_000, 20_000, 30_000], [0, -1, 512 * 20]))
+    core.allocate(10_000)
+    stray = core.client.allocate(777, 1)
+    core.live[stray] = 777
+    core.client.enter_dynamic()
+    other = core.allocate(5_000)
+    core.client.leave_dynamic()
+    assert reallocate(core, other, 20_000) == other
+    core.allocate(30_000)
+    assert (core.hits, core.outcomes["dynamic"]) == (2, 1)
+    core.give_everything_back()
+
+
+@pytest.mark.parametrize(("old", "new"), [(5000, 9000), (9000, 5000), (300 * KIB, 400 * KIB)])
+def test_the_new_buffer_is_recorded_before_the_end_of_the_old(old: int, new: int) -> None:
+    """In place or not: for the program both were there, and a plan that has no place for both would miss."""
+    core = Core()
+    core.client.set_recording(True)
+    core.client.set_tape(True)
+    first = core.allocate(old)
+    core.free(reallocate(core, first, new))
+    packed, streams, _, whole = core.client.recording()
+    assert whole
+    recording = Recording(512)
+    for trace in (recording.brief(packed, streams), Recording(512).trace(core.client.take_tape())):
+        trace.validate()
+        assert trace.size.tolist() == [old, new, 0, 0]
+        assert trace.kind.tolist() == [0, 0, 1, 1]
+        assert trace.buffer.tolist() == [0, 1, 0, 1]
+        assert (np.diff(trace.time_ns) >= 0).all()
+        assert buffers_of(trace).end.tolist() == [2, 3]
+    core.give_everything_back()
+
+
+def test_a_recording_that_begins_between_the_two_is_read() -> None:
+    core = Core()
+    core.client.set_recording(True)
+    buffer = core.allocate(5000)
+    for size in range(6000, 12_000, 1000):
+        buffer = reallocate(core, buffer, size)
+    packed, streams, _, _ = core.client.recording()
+    for first in range(0, len(packed), 24):
+        trace = Recording(512).brief(packed[first:], streams)
+        trace.validate()
+
+
+def test_in_a_dynamic_scope_only_the_end_of_the_old_is_recorded() -> None:
+    core = Core()
+    core.client.set_recording(True)
+    buffer = core.allocate(5000)
+    core.client.enter_dynamic()
+    buffer = reallocate(core, buffer, 9000)
+    core.client.leave_dynamic()
+    core.allocate(7000)
+    packed, streams, _, _ = core.client.recording()
+    trace = Recording(512).brief(packed, streams)
+    assert trace.kind.tolist() == [0, 1, 0]
+    assert trace.buffer.tolist() == [0, 0, 1]
+
+
+# --- real memory
+
+
+def test_an_array_that_grows_and_grows_is_whole_and_alone() -> None:
+    """60 steps to 120 MiB: every element is there, and there never was memory for two."""
+    step = 1 << 18  # elements, 2 MiB
+    with mempool.numpy.install() as pool:
+        array = np.arange(step, dtype=np.float64)
+        for i in range(1, 60):
+            array.resize((i + 1) * step, refcheck=False)
+            array[i * step :] = np.arange(i * step, (i + 1) * step)
+        assert pool.report().values["reserved_peak_bytes"] < 1.2 * array.nbytes
+        assert (array == np.arange(60 * step)).all()
+        array.resize(40 * step, refcheck=False)
+        assert (array == np.arange(40 * step)).all()
