@@ -27,9 +27,14 @@ using mempool::Stream;
 // Passes everything on, and remembers what memory there is and how streams are ordered.
 class WatchedDevice final : public mempool::Device {
  public:
-  explicit WatchedDevice(std::unique_ptr<mempool::Device> real) : real_(std::move(real)), page_(real_->traits().page) {}
+  // `least_large`: what gets a segment of its own, where that should be less than the device says.
+  explicit WatchedDevice(std::unique_ptr<mempool::Device> real, std::size_t least_large = ~std::size_t{0})
+      : real_(std::move(real)), traits_(real_->traits()), page_(traits_.page) {
+    traits_.large = std::min(traits_.large, least_large);
+    traits_.shared_segment = std::min(traits_.shared_segment, 4 * traits_.large);
+  }
 
-  mempool::DeviceTraits traits() const noexcept override { return real_->traits(); }
+  mempool::DeviceTraits traits() const noexcept override { return traits_; }
   Address reserve(std::size_t bytes, std::size_t alignment) noexcept override {
     const Address address = real_->reserve(bytes, alignment);
     if (blind_) return address;
@@ -56,6 +61,25 @@ class WatchedDevice final : public mempool::Device {
       }
     }
     real_->decommit(address, bytes);
+  }
+  Address resize(Address address, std::size_t from, std::size_t to) noexcept override {
+    if (blind_) return real_->resize(address, from, to);
+    const std::lock_guard guard(mutex_);
+    const auto found = reservations_.find(address);
+    if (found == reservations_.end() || found->second != from) fail("a foreign reservation is resized", address, from);
+    check_unused(address, from);
+    const Address resized = real_->resize(address, from, to);
+    if (resized == 0) return 0;
+    if (to % page_ != 0) fail("a part of a page is committed", address, to);
+    reservations_.erase(found);
+    reservations_[resized] = to;
+    for (std::size_t page = address / page_; page < (address + from) / page_; ++page) {
+      if (pages_.erase(page) == 0) fail("what is resized was not committed", address, from);
+    }
+    for (std::size_t page = resized / page_; page < (resized + to) / page_; ++page) {
+      if (!pages_.insert(page).second) fail("a page is committed twice", resized, to);
+    }
+    return resized;
   }
   void release(Address address, std::size_t bytes) noexcept override {
     if (!blind_) {
@@ -154,6 +178,7 @@ class WatchedDevice final : public mempool::Device {
   }
 
   std::unique_ptr<mempool::Device> real_;
+  mempool::DeviceTraits traits_;
   std::size_t page_;
   bool blind_ = false;
   std::mutex mutex_;

@@ -34,6 +34,8 @@ constexpr bool kForksWait = false;
 
 struct Setting {
   bool host = false;
+  bool marks = true;  // or every iteration must be detected
+  unsigned strays = 2;  // percent of allocations that are not the program's
   unsigned threads = 0;
   std::shared_ptr<Pool> pool;
   WatchedDevice* device = nullptr;
@@ -73,7 +75,7 @@ class Worker {
   void run(unsigned iterations) {
     for (unsigned i = 0; i < iterations && !s_.stop.load(std::memory_order_relaxed); ++i) {
       const AtWork at_work(s_);
-      if (number_ == 0 && chance(random_, 30)) client_.mark(chance(random_, 70) ? Mark::step : any_mark());
+      if (s_.marks && number_ == 0 && chance(random_, 30)) client_.mark(chance(random_, 70) ? Mark::step : any_mark());
       const bool dynamic = chance(random_, 5);
       if (dynamic) client_.enter_dynamic();
       const std::size_t which = chance(random_, 85) ? number_ : random_();  // at times another thread's role
@@ -98,8 +100,8 @@ class Worker {
     const std::size_t count = live.size();
     const std::size_t until = chance(random_, 10) ? below(random_, count) : count;  // an exception half-way
     for (std::size_t k = 0; k < until; ++k) {
-      if (chance(random_, 2)) kept_.push_back(allocate(any_size(random_), stream));  // an extra one
-      const std::uint64_t size = chance(random_, 2) ? any_size(random_) : program.sizes[k];
+      if (chance(random_, s_.strays)) kept_.push_back(allocate(any_size(random_), stream));  // an extra one
+      const std::uint64_t size = chance(random_, s_.strays) ? any_size(random_) : program.sizes[k];
       live[k] = allocate(size, stream);
       for (std::size_t i = 0; i <= k; ++i) {
         if (live[i].address != 0 && i + program.lives[i] <= k + 1) release(live[i]);
@@ -165,7 +167,8 @@ class Worker {
   void resize(Buffer& buffer) {
     if (buffer.address == 0) return;
     verify(buffer);
-    const std::size_t bytes = std::max<std::size_t>(1, any_size(random_));
+    const bool gently = chance(random_, 50);  // which may be done in place
+    const std::size_t bytes = std::max<std::size_t>(1, gently ? below(random_, 2 * buffer.bytes) : any_size(random_));
     s_.device->used(buffer.address, buffer.bytes, buffer.stream);
     if (!s_.child) s_.ledger.erase(buffer.address);
     bool foreign = true;
@@ -220,7 +223,26 @@ class Worker {
   std::vector<Buffer> kept_;
 };
 
-std::unique_ptr<Pattern> any_pattern(Setting& s, Random& random, bool cyclic) {
+// Where a sequence last began the program, by its own count of allocations, as the planner finds it in the recording;
+// anywhere if it has not.
+std::uint64_t phase_of(const Client::Recording& recording, std::uint32_t sequence, const Program& program, Random& random) {
+  std::vector<std::uint64_t> sizes;
+  for (const BriefEvent& event : recording.events) {
+    if (event.kind == RecordedEvent::alloc && event.sequence == sequence) sizes.push_back(event.size);
+  }
+  for (std::size_t count = 1; count <= sizes.size(); ++count) {
+    const std::size_t compared = std::min(count, program.sizes.size());
+    const bool same = std::equal(sizes.end() - static_cast<std::ptrdiff_t>(count),
+                                 sizes.end() - static_cast<std::ptrdiff_t>(count - compared), program.sizes.begin());
+    if (compared >= std::min(kWindow, static_cast<std::uint32_t>(program.sizes.size())) && same) {
+      return recording.counts[sequence] - count;
+    }
+  }
+  return below(random, 2 * program.sizes.size());
+}
+
+std::unique_ptr<Pattern> any_pattern(Setting& s, Client& client, Random& random, bool cyclic) {
+  const Client::Recording recording = client.recording();
   auto pattern = std::make_unique<Pattern>();
   pattern->cyclic = cyclic;
   const bool lies = chance(random, 40);
@@ -232,7 +254,7 @@ std::unique_ptr<Pattern> any_pattern(Setting& s, Random& random, bool cyclic) {
     const Program& program = s.programs[which];
     const std::size_t first = cyclic && chance(random, 30) ? below(random, program.sizes.size()) : 0;
     Planned part = plan(program.from(first), i, stream, base, s.device->traits().alignment, lies, random);
-    part.table.phase = cyclic ? below(random, 2 * program.sizes.size()) : 0;
+    if (cyclic && i < recording.counts.size()) part.table.phase = phase_of(recording, i, program.from(first), random);
     base = part.bytes;
     if (!cyclic) part.table.marks = {0, part.table.length() / 2, part.table.length()};
     pattern->tables.push_back(std::move(part.table));
@@ -247,8 +269,11 @@ void meddle(Setting& s, Random random) {
     std::optional<AtWork> at_work(s);
     Client& client = *s.clients[below(random, s.clients.size())];
     switch (below(random, 16)) {
-      case 0: case 1: case 2: client.install(any_pattern(s, random, true), below(random, 10)); break;
-      case 3: client.load(chance(random, 50) ? any_pattern(s, random, false) : nullptr, any_pattern(s, random, true)); break;
+      case 0: case 1: case 2: client.install(any_pattern(s, client, random, true), below(random, 10)); break;
+      case 3:
+      client.load(chance(random, 50) ? any_pattern(s, client, random, false) : nullptr,
+                  any_pattern(s, client, random, true));
+      break;
       case 4: if (chance(random, 20)) client.drop_patterns(); break;
       case 5: client.set_recording(chance(random, 70)); break;
       case 6: client.recording(); break;
@@ -363,13 +388,15 @@ int main(int argc, char** argv) {
   Random random(seed);
   Setting s;
   s.host = name == "host";
+  s.marks = chance(random, 50);
+  s.strays = chance(random, 50) ? 2 : 0;
   s.threads = static_cast<unsigned>(std::atoi(argv[4]));
-  auto device = std::make_unique<WatchedDevice>(any_device(s, name, random));
+  auto device = std::make_unique<WatchedDevice>(any_device(s, name, random), std::size_t{256} << 10);
   s.device = device.get();
   s.pool = std::make_shared<Pool>(std::move(device), PoolOptions{512, ~std::size_t{0}, 4096});
   for (unsigned i = 0; i < 2; ++i) s.clients.push_back(std::make_unique<Client>(s.pool, "stress"));
   for (unsigned i = 0; i < s.threads + 1; ++i) {
-    const bool part = i != 0 && chance(random, 30);
+    const bool part = i != 0 && chance(random, 50);
     const Program& whole = part ? s.programs[below(random, i)] : s.programs.emplace_back(Program::make(random));
     if (part) s.programs.push_back(whole.beginning(1 + below(random, whole.sizes.size())));
   }
