@@ -1,0 +1,292 @@
+"""Which plans are made, kept, replaced and dropped, and when; plans from files."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import programs
+import pytest
+from pools import run, simulated
+
+from mempool import Pool, planner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def test_a_nested_period_gives_way_to_the_longer_one(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+
+    def accumulate(number: int) -> None:
+        programs.layers(memory, count=10)
+        if number % 4 == 3:
+            programs.layers(memory, count=7, scale=4096)
+
+    run(pool, accumulate, 60, marks=False)
+    before = pool.report().to_dict()
+    run(pool, accumulate, 40, marks=False, first=60)
+    after = pool.report().to_dict()
+    assert after["misses"] == before["misses"]
+    assert after["hits"] - before["hits"] == 40 * 30 + 10 * 21
+
+
+def test_a_difference_that_comes_back_late_is_planned_too(pool: Pool) -> None:
+    """Steps that are clean for so long that recording stopped, and an evaluation after each forty of them."""
+    memory = programs.Watched(pool)
+
+    def epoch() -> None:
+        for _ in range(40):
+            programs.layers(memory)
+            pool.plan_now()
+        for layer in range(12):
+            memory.free(memory.allocate(50_000 + 3_000 * layer))
+            pool.plan_now()
+
+    for _ in range(8):
+        epoch()
+    before = sum(pool.report().to_dict()["misses_by_reason"].values())
+    hits = pool.report().to_dict()["hits"]
+    epoch()
+    assert sum(pool.report().to_dict()["misses_by_reason"].values()) == before
+    assert pool.report().to_dict()["hits"] == hits + 40 * 60 + 12
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_longer_period_takes_over_where_its_predecessor_ends(pool: Pool, seed: int) -> None:
+    """The plan of the epoch finds nothing alive of an iteration that both plan, at different places."""
+    memory = programs.Watched(pool)
+    rng = random.Random(seed)
+    iteration = [(rng.randrange(1_000, 100_000), min(rng.randrange(1, 15), 40 - k)) for k in range(40)]
+    evaluation = [(rng.randrange(50_000, 300_000), min(5, 8 - k)) for k in range(8)]
+    alive: dict[int, list[int]] = {}
+    clock = itertools.count()
+
+    def allocate(size: int, allocations: int) -> None:
+        """A buffer that lives for so many allocations."""
+        now = next(clock)
+        for address in alive.pop(now, ()):
+            memory.free(address)
+        alive.setdefault(now + allocations, []).append(memory.allocate(size))
+
+    def epoch() -> None:
+        for _ in range(12):
+            for position, (size, allocations) in enumerate(iteration):
+                allocate(size, allocations)
+                if position == 20:
+                    pool.plan_now()
+        for size, allocations in evaluation:
+            allocate(size, allocations)
+
+    while pool.plans < 2:
+        epoch()
+    epoch()
+    report = pool.report().to_dict()
+    assert report["planned_buffers"] == 12 * 40 + 8
+    assert report["misses"] == 0, pool.explain()
+
+
+def test_a_plan_of_an_epoch_is_not_replaced_by_one_of_its_steps(tmp_path: Path) -> None:
+    """Replaying an epoch from the start, the pool sees only its steps for a while, and keeps to the epoch."""
+
+    def epochs(pool: Pool, count: int) -> None:
+        memory = programs.Watched(pool)
+        memory.allocate(123_456)
+        for _ in range(count):
+            for _ in range(12):
+                programs.layers(memory)
+                pool.plan_now()
+            programs.layers(memory, count=3, scale=8192)
+
+    with Pool(simulated(), background=False) as first:
+        epochs(first, 8)
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=str(tmp_path / "plan")) as second:
+        epochs(second, 2)
+        report = second.report().to_dict()
+        assert report["planned_buffers"] == 12 * 60 + 9
+        assert second.plans == 0
+        assert report["misses"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("loaded", "iterations", "stays"),
+    [(False, 10, False), (True, 10, True), (False, 100, True)],
+    ids=["hardly used", "loaded", "long used"],
+)
+def test_a_plan_that_nothing_follows_is_dropped_with_its_arena(
+    tmp_path: Path, loaded: bool, iterations: int, stays: bool
+) -> None:
+    """A script that repeated something while it was imported, and then never again.
+
+    A file's plan stays, and so does one that the program comes back to, as training does from an evaluation.
+    """
+    device, plan = simulated(), tmp_path / "it.plan"
+    with Pool(device, background=False) as first:
+        run(first, lambda _: programs.layers(programs.Watched(first)), 10, marks=False)
+        first.save(plan)
+    sizes = random.Random(7)
+    with Pool(device, background=False, plan=plan if loaded else None) as pool:
+        memory = programs.Watched(pool)
+        run(pool, lambda _: programs.layers(memory), iterations, marks=False)
+        assert pool.state == "replaying"
+        arena = pool.core.stats()["arena_bytes"]
+
+        def never_the_same(_: int) -> None:
+            for _ in range(1000):
+                memory.free(memory.allocate(sizes.randrange(1024, 100_000)))
+
+        run(pool, never_the_same, 60, marks=False)
+        assert pool.core.stats()["arena_bytes"] == (arena if stays else 0)
+        assert (pool.planned is not None) == stays
+        before = pool.client.stats()["outcomes"]["hit"]
+        run(pool, lambda _: programs.layers(memory), 2000, marks=False)
+        assert pool.state == "replaying"
+        hits = pool.client.stats()["outcomes"]["hit"] - before
+        assert hits >= (2000 - 5 if stays else 500) * 60
+
+
+def test_a_saved_plan_hits_from_the_first_iteration(tmp_path: Path) -> None:
+    with Pool(simulated(), background=False) as first:
+        run(first, programs.training(programs.Watched(first)), 12, marks=True)
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
+        iteration = programs.training(programs.Watched(second))
+        run(second, iteration, 1, marks=True)
+        early = second.report().to_dict()
+        run(second, iteration, 10, marks=True, first=1)
+        late = second.report().to_dict()
+    assert early["hits"] >= 0.95 * (early["hits"] + early["misses"])
+    assert early["hits"] >= 60
+    assert late["misses"] == early["misses"]
+    assert late["hits"] - early["hits"] == 10 * (60 + 6)
+
+
+def test_a_saved_plan_without_marks_hits_from_the_first_iteration(tmp_path: Path) -> None:
+    with Pool(simulated(), background=False) as first:
+        run(first, programs.training(programs.Watched(first)), 12, marks=False)
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
+        iteration = programs.training(programs.Watched(second))
+        run(second, iteration, 1, marks=False)
+        early = second.report().to_dict()
+        run(second, iteration, 10, marks=False, first=1)
+        late = second.report().to_dict()
+    assert early["hits"] >= 60
+    assert late["misses"] == early["misses"]
+
+
+def test_a_buffer_that_comes_to_live_longer_is_planned_again(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    kept: list[int] = []
+
+    def iteration(number: int) -> None:
+        extra = memory.allocate(70_000)
+        programs.layers(memory)
+        if number < 12:
+            memory.free(extra)
+        else:
+            kept.append(extra)
+            if len(kept) > 1:
+                memory.free(kept.pop(0))
+
+    run(pool, iteration, 40, marks=True)
+    before = pool.report().to_dict()["misses"]
+    run(pool, iteration, 20, marks=True, first=40)
+    assert pool.report().to_dict()["misses"] == before
+    assert pool.plans >= 2
+
+
+def test_recording_ends_when_all_is_learned_even_if_planning_has_cost_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "ALLOWANCE_SECONDS", -1.0)
+    monkeypatch.setattr(planner, "SHARE", 0.0)
+    plan = tmp_path / "it.plan"
+    with Pool(simulated(), background=False) as first:
+        run(first, lambda _: programs.layers(programs.Watched(first)), 10, marks=False)
+        first.save(plan)
+    with Pool(simulated(), plan=plan) as pool:
+        memory = programs.Watched(pool)
+        deadline = time.monotonic() + 60
+        while pool.client.state()["recording"] and time.monotonic() < deadline:
+            programs.layers(memory)
+        assert not pool.client.state()["recording"]
+
+
+@pytest.mark.parametrize("what", ["wake", "work"])
+def test_a_waiting_planner_hears_at_once(what: str) -> None:
+    """However long it would wait: nobody looks in between whether there is something to do."""
+    with Pool(simulated(), background=False) as pool:
+        heard: list[bool] = []
+        waiting = threading.Thread(target=lambda: heard.append(pool.client.wait_for_work(200.0)))
+        waiting.start()
+        for _ in range(40 if what == "work" else 0):
+            pool.free(pool.allocate(5000))
+        if what == "wake":
+            pool.client.wake()
+        waiting.join(100)
+        assert heard == [what == "work"]
+
+
+def test_a_background_planner_plans_by_itself() -> None:
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        iteration = programs.replaced(memory)
+        for number in range(8):
+            pool.step()
+            iteration(number)
+        assert pool.wait(20)
+        run_on = 0
+        while pool.state != "replaying" and run_on < 10:
+            pool.step()
+            iteration(run_on)
+            run_on += 1
+        assert pool.state == "replaying"
+
+
+def test_numpy_is_there_before_the_planner_and_the_program_can_both_import_it() -> None:
+    code = (
+        "import mempool.numpy\n"
+        "with mempool.numpy.install() as pool:\n"
+        "    import numpy as np\n"
+        "    for _ in range(40):\n"
+        "        np.ones(5000).sum()\n"
+        "    assert pool.wait(60)\n"
+    )
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("program", [programs.replaced, programs.last_three, programs.training])
+@pytest.mark.parametrize("mark", ["before", "after"])
+def test_a_saved_plan_hits_from_the_second_iteration_on_wherever_the_mark_stands(
+    tmp_path: Path, program: Callable[..., Callable[[int], None]], mark: str
+) -> None:
+    def iterate(pool: Pool, iteration: Callable[[int], None], numbers: range) -> None:
+        for number in numbers:
+            if mark == "before":
+                pool.step()
+            iteration(number)
+            if mark == "after":
+                pool.step()
+            pool.plan_now()
+
+    with Pool(simulated(), background=False) as first:
+        iterate(first, program(programs.Watched(first)), range(14))
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
+        iteration = program(programs.Watched(second))
+        iterate(second, iteration, range(1))
+        early = second.report().to_dict()
+        iterate(second, iteration, range(1, 12))
+        late = second.report().to_dict()
+    assert early["hits"] >= 0.95 * (early["hits"] + early["misses"])
+    assert late["misses"] == early["misses"]

@@ -1,0 +1,133 @@
+"""Settings, errors, reports and explanations of a pool."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import weakref
+from typing import TYPE_CHECKING
+
+import programs
+import pytest
+from pools import run, simulated
+
+from mempool import Pool, UsageError
+from mempool import pool as module
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_call_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMPOOL_MAX_RESERVED", "8GiB")
+    monkeypatch.setenv("MEMPOOL", "record")
+    with Pool(simulated(), background=False) as pool:
+        assert pool.settings.max_reserved == 8 << 30
+        assert pool.settings.mode == "record"
+    with Pool(simulated(), background=False, max_reserved="1e6", mode="off") as pool:
+        assert pool.settings.max_reserved == 1_000_000
+        assert pool.state == "off"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"small_bytes": -1},
+        {"small_bytes": 1025},
+        {"small_bytes": True},
+        {"small_bytes": 8.0},
+        {"small_bytes": "8"},
+        {"mode": "fast"},
+        {"mode": 1},
+        {"mode": ["off"]},
+        {"max_reserved": "8 bananas"},
+        {"max_reserved": True},
+        {"max_reserved": 0},
+        {"max_reserved": 0.5},
+        {"max_reserved": float("nan")},
+        {"max_reserved": 1 << 64},
+        {"max_reserved": []},
+        {"plan": ""},
+        {"plan": 3},
+        {"record": ""},
+        {"record": True},
+        {"check": 1},
+        {"explain": "yes"},
+        {"background": 0.0},
+        {"colour": 1},
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_refused_in_one_line(options: dict[str, object]) -> None:
+    with pytest.raises(UsageError) as caught:
+        Pool(simulated(), **{"background": False, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_are_taken_as_people_write_them() -> None:
+    """Modes in any case, sizes as floats, and the most that the core's size classes reach."""
+    with Pool(simulated(), background=False, mode="Record", max_reserved=1e9, small_bytes=1024) as pool:
+        assert (pool.settings.mode, pool.settings.max_reserved) == ("record", 10**9)
+        assert type(pool.settings.max_reserved) is int
+
+
+def test_a_trace_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """The error has the name that was asked for, not that of the file which becomes it."""
+    path = str(tmp_path / "nowhere" / "x")
+    with pytest.raises(FileNotFoundError) as caught:
+        Pool(simulated(), background=False, record=path)
+    assert caught.value.filename == path
+
+
+def test_the_fragmentation_in_a_report_is_that_of_the_numbers_beside_it(pool: Pool) -> None:
+    """The arena held is rounded up to pages, which is not the plan's doing; both are shown."""
+    run(pool, programs.replaced(programs.Watched(pool)), 10, marks=True)
+    report = pool.report()
+    values, rows = report.to_dict(), dict(report.rows())
+    arena = values["planned_arena_bytes"]
+    assert values["fragmentation"] == pytest.approx(1 - values["peak_load_bytes"] / arena)
+    assert rows["arena as planned"].startswith(f"{arena:,} B")
+    assert rows["arena held now"].startswith(f"{values['arena_bytes']:,} B")
+
+
+def test_what_misses_is_explained_with_sizes_and_a_remedy(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    run(pool, lambda _: programs.layers(memory), 10, marks=True)
+    memory.free(memory.allocate(12_345))
+    text = pool.explain()
+    assert "got 12,345 B" in text
+    assert "exhausted: more allocations than the recorded iteration" in text
+
+
+def test_news_of_divergences_are_told_once(pool: Pool) -> None:
+    from mempool.explain import News
+
+    memory = programs.Watched(pool)
+    news = News(pool.client)
+    run(pool, lambda _: programs.layers(memory), 10, marks=True)
+    assert news() == []
+    memory.free(memory.allocate(12_345))
+    assert any("12,345" in line for line in news())
+    assert news() == []
+
+
+def test_a_closed_pool_says_so_even_while_its_plan_is_in_effect(pool: Pool) -> None:
+    run(pool, programs.replaced(programs.Watched(pool)), 10, marks=True)
+    assert pool.state == "replaying"
+    pool.close()
+    assert pool.state == "closed"
+
+
+def test_pools_leave_nothing_behind_for_the_end_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a pool that was closed nor one that was forgotten keeps a place in a list of things to do."""
+    registered: list[object] = []
+    monkeypatch.setattr(atexit, "register", lambda *function: registered.append(function))
+    before = set(module._open)
+    closed = Pool(simulated(), background=False)
+    assert set(module._open) == before | {closed}
+    closed.close()
+    forgotten = weakref.ref(Pool(simulated(), background=False))
+    gc.collect()
+    assert forgotten() is None
+    assert set(module._open) == before
+    assert not registered
