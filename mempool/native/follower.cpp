@@ -148,7 +148,7 @@ bool Follower::resynchronise(const std::vector<Pattern*>& known) noexcept {
 
 // Another one has begun the part first: there may be one that nobody plays.
 Follower::Match Follower::yield_part(std::uint64_t size, const std::vector<Pattern*>& known) noexcept {
-  if (strays_ == 0 && switch_table(size, known)) return matched(position_++);
+  if (strays_ == 0 && switch_table(size, known)) return matched();
   leave();
   boundary_ = false;
   strays_ = kWindow;
@@ -159,25 +159,25 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
   if (table_ != nullptr && position_ == table_->length() && strays_ == 0) {
     const bool ends_here = !marked || !pattern_->cyclic;
     // Unless the next iteration begins with this size, another pattern may begin like this whole one and go on.
-    if (!(ends_here && next_begins_with(pattern_, size)) && clean_ && switch_table(size, known)) return matched(position_++);
+    if (!(ends_here && next_begins_with(pattern_, size)) && clean_ && switch_table(size, known)) return matched();
     if (!ends_here) return Match::none(Outcome::exhausted);
     begin_next();
     if (table_ != nullptr && position_ == 0 && played(*table_)) return yield_part(size, known);
-    if (table_ != nullptr && position_ < table_->length() && table_->sizes[position_] == size) return matched(position_++);
+    if (expects(size)) return matched();
   }
   if (table_ != nullptr) {
-    if (strays_ == 0 && clean_ && switch_table(size, known)) return matched(position_++);
+    if (strays_ == 0 && clean_ && switch_table(size, known)) return matched();
     if (strays_ == 0 && clean_ && !marked && switch_to_ended(size, known)) {
       begin_next();
       if (played(*table_)) return yield_part(size, known);
       // What comes next may have been replaced by a plan that was waiting, which stands anywhere.
-      if (position_ < table_->length() && table_->sizes[position_] == size) return matched(position_++);
+      if (expects(size)) return matched();
     }
     const std::uint64_t behind = std::uint64_t{position_} + strays_;
     if (strays_ > 0 && behind < table_->length() && table_->sizes[behind] == size) {
-      position_ = static_cast<std::uint32_t>(behind) + 1;
+      position_ = static_cast<std::uint32_t>(behind);
       strays_ = 0;
-      return matched(position_ - 1);
+      return matched();
     }
     clean_ = false;
   }

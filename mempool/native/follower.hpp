@@ -35,8 +35,7 @@ class Follower {
   // The straight way through next(): the slot of the next allocation if it is the expected one and nothing else happens
   // there, else null. `advance` goes on behind it.
   const Slot* expected_slot(std::uint64_t size) const noexcept {
-    if (table_ == nullptr || boundary_ || strays_ != 0 || position_ == 0 || position_ >= table_->length()) return nullptr;
-    if (table_->sizes[position_] != size && MEMPOOL_GUARDED("own_size")) return nullptr;
+    if (boundary_ || strays_ != 0 || position_ == 0 || !expects(size)) return nullptr;
     return &table_->slots[position_ * std::size_t{pattern_->unroll} + column_];
   }
   void advance(std::uint64_t size) noexcept {
@@ -46,10 +45,9 @@ class Follower {
   Match next(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
     recent_[count_++ % kWindow] = size;
     if (table_ != nullptr && (strays_ != 0 || position_ == 0) && played(*table_)) return yield_part(size, known);
-    if (table_ != nullptr && position_ < table_->length() &&
-        (table_->sizes[position_] == size || !MEMPOOL_GUARDED("own_size"))) {
+    if (expects(size)) {
       strays_ = 0;
-      return matched(position_++);
+      return matched();
     }
     return diverged(size, known, marked);
   }
@@ -86,8 +84,14 @@ class Follower {
   bool in_step() const noexcept { return table_ != nullptr && strays_ < kWindow; }
 
  private:
-  Match matched(std::uint32_t position) noexcept {
+  // Whether the next position is for this size; nothing else may hand one out.
+  bool expects(std::uint64_t size) const noexcept {
+    return table_ != nullptr && position_ < table_->length() &&
+           (table_->sizes[position_] == size || !MEMPOOL_GUARDED("own_size"));
+  }
+  Match matched() noexcept {
     table_->player = this;
+    const std::uint32_t position = position_++;
     const Slot& slot = table_->slots[position * std::size_t{pattern_->unroll} + column_];
     return {&slot, Outcome::hit, table_->sizes[position], boundary_ && take_boundary()};
   }
