@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import logging
@@ -55,6 +56,17 @@ SECONDS_IDLE = 1.0
 #: What planning leaves in the C library's heap goes back with what the program keeps there for its next
 #: allocations, so not often.
 SECONDS_BETWEEN_TRIMS = 10.0
+
+
+#: Those whose threads run, of pools that are held, closed late or forgotten alike.
+_running: set[Planner] = set()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """A thread that is still at work when the interpreter ends would be ended by it, in the middle of anything."""
+    for planner in list(_running):
+        planner.stop()
 
 
 def cache_bytes(planned: Planned) -> int:
@@ -132,19 +144,25 @@ class Planner:
         # NumPy does not bear being imported by two threads at once, and the program's may be about to do it.
         importlib.import_module("numpy")
         self._thread = threading.Thread(target=self._run, name="mempool-planner", daemon=True)
+        _running.add(self)
         self._thread.start()
 
     def stop(self, seconds: float = 5.0) -> None:
-        """End the thread; a solve that runs is interrupted."""
+        """End the thread, waiting for it at most so long; a solve that runs is interrupted."""
+        if self._pid != os.getpid():
+            return  # a forked child has no such thread
         self._stop.set()
         self._client.wake()
-        if self._thread is not None and self._pid == os.getpid() and self._thread.is_alive():
-            self._thread.join(seconds)
-        self._thread = None
+        thread, self._thread = self._thread, None
+        if thread is not None and seconds > 0:
+            thread.join(seconds)
 
     def _run(self) -> None:
-        with _core.Bypass():
-            self._work()
+        try:
+            with _core.Bypass():
+                self._work()
+        finally:
+            _running.discard(self)
 
     def _work(self) -> None:
         with contextlib.suppress(OSError):  # a sandbox may forbid it; the solver is brief

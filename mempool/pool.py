@@ -74,7 +74,11 @@ class Pool:
             explain=self._news() if self.settings.explain else None,
         )
         self._begin()
+        # Of a pool that nobody has closed and nobody has any more. Not waiting: this may be the thread itself.
+        weakref.finalize(self, self._planner.stop, 0.0).atexit = False
         _open.add(self)
+        if self._tape is not None:
+            _recording.add(self)
 
     def _check(self) -> Checking:
         if not isinstance(self.device, _core.HostDevice):
@@ -291,6 +295,7 @@ class Pool:
     def leave_open_at_exit(self) -> None:
         """Do not close when Python exits: whoever calls this does, later."""
         _open.discard(self)
+        _recording.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -317,6 +322,8 @@ def _device(device: str | _core.Device) -> _core.Device:
 
 #: Pools to close when Python exits.
 _open: weakref.WeakSet[Pool] = weakref.WeakSet()
+#: Of these, those that owe somebody a trace file: they do not end before.
+_recording: set[Pool] = set()
 
 
 @atexit.register

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -83,6 +85,24 @@ nb::typed<nb::list, Table> divergences(Client& client) {
   return list;
 }
 
+bool finalizing() noexcept {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+// Once the interpreter ends, its lock is not taken again: Python would end this thread by unwinding it, which noexcept
+// functions on its stack forbid.
+bool wait_for_work(Client& client, double seconds) {
+  PyThreadState* const state = PyEval_SaveThread();
+  const bool work = client.wait_for_work(seconds);
+  while (finalizing()) pause();
+  PyEval_RestoreThread(state);
+  return work;
+}
+
 nb::bytes as_bytes(const std::vector<RecordedEvent>& events) {
   return nb::bytes(events.data(), events.size() * sizeof(RecordedEvent));
 }
@@ -156,7 +176,7 @@ void bind_client(nb::module_& m) {
       .def("give_back", &Client::give_back, "force"_a = false,
            "Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or "
            "by force. True: no arena is left.")
-      .def("wait_for_work", &Client::wait_for_work, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+      .def("wait_for_work", &wait_for_work, "seconds"_a,
            "True when there may be something to plan.")
       .def("wake", &Client::wake)
       .def("check_again_after", &Client::check_again_after, "events"_a)

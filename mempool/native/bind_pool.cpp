@@ -55,22 +55,42 @@ nb::dict gauge(const Gauge& g) {
   return d;
 }
 
-nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
+struct PoolStats {
+  Gauge reserved;
+  ArenaStats arena;
+  std::size_t segments, segment_free, segment_largest_free, live_blocks, table_bytes, limit;
+  std::uint64_t device_calls;
+};
+
+PoolStats taken(Pool& pool) {
   const Guarded guard(pool.lock);
-  const ArenaStats arena = pool.arena_stats();
+  return {pool.source().reserved(),
+          pool.arena_stats(),
+          pool.segments().segments(),
+          pool.segments().free_bytes(),
+          pool.segments().largest_free(),
+          pool.live_blocks(),
+          pool.table_bytes(),
+          pool.source().limit(),
+          pool.source().calls()};
+}
+
+// Python's objects are made without the lock: making one may collect garbage, which frees arrays, which takes the lock.
+nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
+  const PoolStats s = taken(pool);
   nb::typed<nb::dict, nb::str, nb::any> d;
-  d["reserved"] = gauge(pool.source().reserved());
-  d["arena_bytes"] = arena.bytes;
-  d["arena_alive"] = arena.alive;
-  d["arena_strangers"] = arena.strangers;
-  d["arena_refused"] = arena.refused;
-  d["segments"] = pool.segments().segments();
-  d["segment_free_bytes"] = pool.segments().free_bytes();
-  d["segment_largest_free_bytes"] = pool.segments().largest_free();
-  d["live_blocks"] = pool.live_blocks();
-  d["device_calls"] = pool.source().calls();
-  d["table_bytes"] = pool.table_bytes();
-  d["max_reserved_bytes"] = pool.source().limit();
+  d["reserved"] = gauge(s.reserved);
+  d["arena_bytes"] = s.arena.bytes;
+  d["arena_alive"] = s.arena.alive;
+  d["arena_strangers"] = s.arena.strangers;
+  d["arena_refused"] = s.arena.refused;
+  d["segments"] = s.segments;
+  d["segment_free_bytes"] = s.segment_free;
+  d["segment_largest_free_bytes"] = s.segment_largest_free;
+  d["live_blocks"] = s.live_blocks;
+  d["device_calls"] = s.device_calls;
+  d["table_bytes"] = s.table_bytes;
+  d["max_reserved_bytes"] = s.limit;
   return d;
 }
 

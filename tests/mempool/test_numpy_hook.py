@@ -8,6 +8,8 @@ import contextvars
 import ctypes
 import gc
 import importlib
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -390,6 +392,40 @@ def test_arrays_in_cycles_are_freed_by_a_collection_inside_an_allocation() -> No
             assert pool.stats()["live_blocks"] <= 8
     finally:
         gc.set_threshold(*old)
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["pool.core.stats", "client.stats", "client.state", "client.divergences", "client.recording",
+     "client.outline", "client.take_tape", "pool.core.arena_ranges", "pool.report", "pool.explain"],
+)  # fmt: skip
+def test_no_garbage_is_collected_under_the_lock(call: str) -> None:
+    """What a call returns is made without it: until Python 3.12 making a dict may free arrays in cycles."""
+    script = f"""
+import faulthandler, gc
+import numpy as np, mempool.numpy
+faulthandler.dump_traceback_later(20, exit=True)
+pool = mempool.numpy.install(background=False)
+client = pool.client
+pool.report(), pool.explain()
+class Node: pass
+def garbage():
+    for _ in range(50):
+        node = Node()
+        node.me, node.array = node, np.ones(5000)
+call, kept = {call}, []
+gc.disable()
+for number in range(60):  # the first to the sixtieth object that the call makes
+    garbage()
+    kept += [{{}} for _ in range(300)]  # none is left to be used again
+    gc.set_threshold(gc.get_count()[0] + number, 1000, 1000)
+    gc.enable()
+    call()
+    gc.disable()
+print("well")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
 
 
 def _grow(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:

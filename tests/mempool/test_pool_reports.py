@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import gc
+import subprocess
+import sys
 import weakref
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ from pools import run, simulated
 
 from mempool import Pool, UsageError
 from mempool import pool as module
+from traces.parquet import read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,6 +119,55 @@ def test_a_closed_pool_says_so_even_while_its_plan_is_in_effect(pool: Pool) -> N
     assert pool.state == "replaying"
     pool.close()
     assert pool.state == "closed"
+
+
+def test_a_pool_that_is_dropped_unclosed_takes_its_threads_and_memory_along() -> None:
+    script = """
+import gc, os, sys, threading, time
+from mempool import Pool, _core
+
+class Slow:  # what the interpreter ends while threads still wait for work
+    def __del__(self, sleep=time.sleep): sleep(0.5)
+
+for _ in range(5):
+    pool = Pool()
+    pool.free(pool.allocate(5000))
+    device = pool.device
+    del pool
+gc.collect()
+until = time.monotonic() + 20
+while threading.active_count() > 1 and time.monotonic() < until: time.sleep(0.01)
+print(threading.active_count())
+recording = Pool(record="t.trace")
+recording.free(recording.allocate(5000))
+del recording
+sys.slow = Slow()
+last = Pool()
+del last
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+    assert len(read_trace("t.trace")) == 2
+
+
+def test_a_thread_that_still_waits_when_the_interpreter_ends_is_left_alone() -> None:
+    """As where `close` gave up waiting for a long solve."""
+    script = """
+import sys, threading, time
+from mempool import _core
+
+class Slow:
+    def __del__(self, sleep=time.sleep): sleep(0.5)
+
+client = _core.Client(_core.Pool(device=_core.HostDevice()), "test")
+def wait():
+    while True: client.wait_for_work(0.2)
+threading.Thread(target=wait, daemon=True).start()
+time.sleep(0.1)
+sys.slow = Slow()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_pools_leave_nothing_behind_for_the_end_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
