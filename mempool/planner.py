@@ -64,7 +64,7 @@ _running: set[Planner] = set()
 
 @atexit.register
 def _stop_all() -> None:
-    """A thread that is still at work when the interpreter ends would be ended by it, in the middle of anything."""
+    """The interpreter ends threads that are still at work when it ends, in the middle of anything."""
     for planner in list(_running):
         planner.stop()
 

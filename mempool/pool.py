@@ -74,11 +74,9 @@ class Pool:
             explain=self._news() if self.settings.explain else None,
         )
         self._begin()
-        # Of a pool that nobody has closed and nobody has any more. Not waiting: this may be the thread itself.
+        # For a pool that is dropped unclosed. Without waiting: the thread itself may be the one that drops it.
         weakref.finalize(self, self._planner.stop, 0.0).atexit = False
         _open.add(self)
-        if self._tape is not None:
-            _recording.add(self)
 
     def _check(self) -> Checking:
         if not isinstance(self.device, _core.HostDevice):
@@ -116,6 +114,7 @@ class Pool:
             from mempool.tape import Tape
 
             self._tape = Tape(self.client, self.settings.record, self.device.alignment)
+            _recording.add(self)
 
     # --- iterations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 
 from mempool import _core
 from mempool.recording import Recording
@@ -13,6 +14,17 @@ log = logging.getLogger("mempool")
 
 #: How long events wait in memory: a program that does little else makes some 10 MB of them in this time.
 SECONDS_BETWEEN_DRAINS = 0.1
+
+
+_tapes: weakref.WeakSet[Tape] = weakref.WeakSet()
+
+
+def _leave_files_to_the_parent() -> None:
+    for tape in list(_tapes):
+        tape.disown()
+
+
+os.register_at_fork(after_in_child=_leave_files_to_the_parent)
 
 
 class Tape:
@@ -41,6 +53,7 @@ class Tape:
         except OSError as error:  # of the file beside it, whose name nobody knows
             raise OSError(error.errno, error.strerror, path) from None
         client.set_tape(True)
+        _tapes.add(self)
 
     def start(self) -> None:
         """Drain in a thread of its own: the planner's may be in a solve for seconds."""
@@ -79,6 +92,12 @@ class Tape:
                 self._client.set_tape(False)
                 self._writer.__exit__(type(error), error, error.__traceback__)
                 raise
+
+    def disown(self) -> None:
+        """For a forked child, whose parent goes on recording."""
+        self._client.set_tape(False)
+        self._open = False
+        self._writer.disown()
 
     def close(self) -> None:
         """Stop recording and finish the file."""

@@ -27,12 +27,15 @@ def atomic(path: StrPath) -> Iterator[Path]:
     """Yield a path beside ``path`` to write to; renamed to it at the end, removed on any exception.
 
     A link is followed. What is neither a file nor absent (a pipe, ``/dev/null``) is written to directly.
+    A child that was forked meanwhile does nothing at the end, whatever its end: the file is its parent's.
 
     Raises:
-        OSError: with the name ``path``: the folder is missing or not writable, or ``path`` is a folder, or it
-            cannot be written to the end.
+        OSError: with the name ``path``: the folder is missing or not writable, or ``path`` is a folder, or
+            links go round in a circle, or it cannot be written to the end.
     """
-    target = Path(path).resolve()
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     mode = target.stat().st_mode if target.exists() else None
     if mode is not None and stat.S_ISDIR(mode):
         raise IsADirectoryError(21, "is a folder", str(path))
@@ -40,16 +43,18 @@ def atomic(path: StrPath) -> Iterator[Path]:
         with _named(path, target):
             yield target
         return
-    beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    beside, pid = target.with_name(f".{secrets.token_hex(8)}.tmp"), os.getpid()
     with _named(path, beside):
         os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         try:
             yield beside
-            if mode is not None:
-                beside.chmod(stat.S_IMODE(mode))
-            beside.replace(target)
+            if os.getpid() == pid:
+                if mode is not None:
+                    beside.chmod(stat.S_IMODE(mode))
+                beside.replace(target)
         except BaseException:
-            beside.unlink(missing_ok=True)
+            if os.getpid() == pid:
+                beside.unlink(missing_ok=True)
             raise
 
 

@@ -8,6 +8,7 @@ names themselves, null where unknown. The trace's metadata is the schema's, unde
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -63,6 +64,7 @@ class TraceWriter:
         }
         self._pending: list[Any] = []
         self._rows = 0
+        self._file: Any = None
         self._writer: Any = None
         self._stack = contextlib.ExitStack()
 
@@ -72,8 +74,9 @@ class TraceWriter:
         with self._stack:
             # Not by name: where writing fails Arrow would remove what has the name, were it a device.
             beside = self._stack.enter_context(atomic(self._path))
+            self._file = self._stack.enter_context(beside.open("wb"))
             self._writer = pq.ParquetWriter(
-                self._stack.enter_context(beside.open("wb")),
+                self._file,
                 _schema(self._metadata),
                 compression="zstd",
                 compression_level=1,
@@ -93,6 +96,13 @@ class TraceWriter:
         self._rows += len(piece)
         if self._rows >= PIECE_EVENTS:
             self._flush()
+
+    def disown(self) -> None:
+        """For a forked child: the file is its parent's, and what this copy still holds goes nowhere."""
+        if self._file is not None and not self._file.closed:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._file.fileno(), inheritable=False)
+            os.close(nowhere)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

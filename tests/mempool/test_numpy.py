@@ -19,6 +19,7 @@ from mempool import _core
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 MIB = 1 << 20
 
@@ -236,6 +237,47 @@ class TestChildren:
             """
         )
         assert out == "well\n"
+
+    @pytest.mark.parametrize("background", [True, False])
+    def test_a_trace_in_progress_is_the_parents_whatever_a_forked_child_does(
+        self, tmp_path: Path, background: bool
+    ) -> None:
+        out = run(
+            f"""
+        import gc, os, sys, warnings
+        import numpy as np, mempool.numpy
+        from traces.parquet import read_trace
+        warnings.simplefilter("ignore", DeprecationWarning)
+
+        path = {str(tmp_path / "t.trace")!r}
+        pool = mempool.numpy.install(record=path, background={background})
+        made = 0
+        def work(count):
+            global made
+            made += count
+            for _ in range(count): np.ones(5000)
+        work(70_000)  # some of it is in the file, some in its buffer
+        pool._tape.drain()
+        for way in ("exit", "close", "drop"):
+            child = os.fork()
+            if child == 0:
+                work(3000)
+                if way == "close": pool.close()
+                if way == "drop":
+                    mempool.numpy.uninstall()
+                    pool._tape = None
+                    del pool
+                    gc.collect()
+                sys.exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            work(1000)
+        pool.close()
+        trace = read_trace(path)
+        trace.validate()
+        print(int((trace.size == 40_000).sum()) == made, len(os.listdir({str(tmp_path)!r})))
+            """
+        )
+        assert out == "True 1\n"
 
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
     def test_multiprocessing(self, method: str, tmp_path: Any) -> None:
