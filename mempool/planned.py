@@ -206,7 +206,12 @@ class Planned:
 
         plan, buffers, extra = read_plan(path)
         columns = read_plan_columns(path)
-        check(plan, buffers)
+        try:
+            check(plan, buffers)
+        except PlanError as error:
+            raise PlanError(f"{path}: {error}") from None
+        if not len(buffers):
+            raise PlanError(f"{path}: a plan of nothing")
         if buffers.period is None or "sequence" not in columns or plan.offset is None:
             raise PlanError(f"{path}: not a plan of one iteration; make one with `mempool plan`")
         sequence = np.asarray(columns["sequence"], np.int32)

@@ -74,7 +74,7 @@ class Pool:
             explain=self._news() if self.settings.explain else None,
         )
         self._begin()
-        # For a pool that is dropped unclosed. Without waiting: the thread itself may be the one that drops it.
+        # For a pool that is dropped unclosed. Not waiting: the thread itself may be the one that drops it.
         weakref.finalize(self, self._planner.stop, 0.0).atexit = False
         _open.add(self)
 

@@ -14,6 +14,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mempool.cli.outputs import why_not, written_over
 from mempool.cli.under import OURS, VARIABLE
 
 if TYPE_CHECKING:
@@ -38,20 +39,24 @@ def launch(arguments: Sequence[str]) -> None:
     if given is None or given["--plan"] is not None or given["--max-reserved"] is not None:
         return
     program = given["program"]
-    if hidden_by(program) is not None or not exists(program[0]):
-        return
-    files = [None if given[name] is None else Path(given[name]) for name in ("--record", "--json")]
-    if (
-        not all(file is None or is_writable(file) for file in files)
-        or overwritten(program, *files) is not None
-    ):
-        return
     from mempool.errors import UsageError
     from mempool.settings import settings
 
     try:
-        settings()
-    except UsageError:
+        chosen = settings()
+        files = [
+            None if name is None else Path(name)
+            for name in (given["--record"] or chosen.record, given["--json"])
+        ]
+        if (
+            chosen.plan is not None
+            or not exists(program[0])
+            or hidden_by(program) is not None
+            or any(file is not None and why_not(file) for file in files)
+            or written_over(files_of(program), files) is not None
+        ):
+            return
+    except (UsageError, OSError, RuntimeError, ValueError):  # whatever there is to be said
         return
     # From the root, since the program may change its folder.
     record, json_file = (None if file is None else str(file.absolute()) for file in files)
@@ -130,22 +135,13 @@ def _interpreter_flags() -> list[str]:
 
 def exists(script: str) -> bool:
     """Whether there is such a program; of modules, code and options Python itself says so."""
-    return script.startswith("-") or Path(script).exists()
+    return script.startswith("-") or (script != "" and Path(script).exists())
 
 
-def overwritten(program: Sequence[str], *outputs: Path | None) -> Path | None:
-    """An output that would overwrite the program or another output."""
-    taken = [Path(program[0]).resolve()]
-    for output in outputs:
-        if output is not None and output.resolve() in taken:
-            return output
-        taken += [] if output is None else [output.resolve()]
-    return None
-
-
-def is_writable(path: Path) -> bool:
-    """Whether a file can be put there."""
-    return not path.is_dir() and os.access(path.absolute().parent, os.W_OK)
+def files_of(program: Sequence[str]) -> list[Path]:
+    """What the program is read from, as far as its command line tells."""
+    script = Path(program[0])
+    return [] if program[0].startswith("-") else [script, script / "__main__.py"]
 
 
 def hidden_by(program: Sequence[str]) -> tuple[str, Path] | None:
@@ -154,7 +150,7 @@ def hidden_by(program: Sequence[str]) -> tuple[str, Path] | None:
     if program[0].startswith("-"):
         place = Path.cwd()
     else:
-        place = script if script.is_dir() else script.resolve().parent
+        place = script if script.is_dir() else Path(os.path.realpath(script)).parent
     for name in OURS:
         found = PathFinder.find_spec(name, [str(place)])
         if found is None or found.origin is None:
@@ -162,7 +158,7 @@ def hidden_by(program: Sequence[str]) -> tuple[str, Path] | None:
         file = Path(found.origin)
         # The script itself is `__main__`, not a module of its name. Another copy of ours, such as the clone
         # that ours was installed from, is not asked: see `mempool.cli.under.Ours`.
-        if file != script.resolve() and not (file.parent / _mark(name)).exists():
+        if str(file) != os.path.realpath(script) and not (file.parent / _mark(name)).exists():
             return name, file
     return None
 

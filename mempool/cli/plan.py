@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mempool.cli.output import ExitCode, Stop, facts, percent, print_json, progress
+from mempool.cli.outputs import why_not, written_over
 from mempool.report import binary
 
 if TYPE_CHECKING:
@@ -127,12 +128,10 @@ def _check_output(output: Path | None, trace: Path) -> None:
     """Find out before a long search that its result could not be written."""
     if output is None:
         return
-    if output.exists() and trace.exists() and output.samefile(trace):
+    if written_over([trace], [output]) is not None:
         raise typer.BadParameter("the plan would overwrite the trace")
-    if output.is_dir():
-        raise typer.BadParameter(f"{output} is a folder")
-    if not output.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {output.absolute().parent}")
+    if reason := why_not(output):
+        raise Stop(ExitCode.FILE, f"{output}: {reason}")
 
 
 def _check_fits(output: Path | None, work: Work) -> None:

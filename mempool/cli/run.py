@@ -7,14 +7,18 @@ The command replaces itself by a plain Python that runs the program, so that arg
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - typer reads it from the signature
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from mempool.cli import launch
 from mempool.cli.output import ExitCode, Stop
+from mempool.cli.outputs import why_not, written_over
+
+if TYPE_CHECKING:
+    from mempool.settings import Settings
 
 CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}
 
@@ -88,14 +92,17 @@ def run(
         mempool run --plan run.plan --explain train.py
     """
     _check_program(program)
-    if (output := launch.overwritten(program, record, json_file)) is not None:
+    chosen = _settings(record=record, plan=plan, max_reserved=max_reserved)
+    record, plan = (None if name is None else Path(name) for name in (chosen.record, chosen.plan))
+    kept = launch.files_of(program) + ([] if plan is None else [plan])
+    if (output := written_over(kept, (record, json_file))) is not None:
         raise Stop(ExitCode.USAGE, f"{output} would be written over")
     launch.start(
         program,
         record=_writable(record),
         plan=_plan(plan),
         json_file=_writable(json_file),
-        max_reserved=_settings(max_reserved),
+        max_reserved=None if max_reserved is None else chosen.max_reserved,
         explain=explain,
         children=children,
         quiet=quiet,
@@ -117,8 +124,8 @@ def _writable(path: Path | None) -> str | None:
     """The path from the root, since the program may change its folder; refused now if not writable."""
     if path is None:
         return None
-    if not launch.is_writable(path):
-        raise Stop(ExitCode.FILE, f"{path}: cannot be written")
+    if reason := why_not(path):
+        raise Stop(ExitCode.FILE, f"{path}: {reason}")
     return str(path.absolute())
 
 
@@ -132,13 +139,12 @@ def _plan(path: Path | None) -> str | None:
     return str(path.absolute())
 
 
-def _settings(max_reserved: str | None) -> int | None:
-    """Bytes; the environment is looked at too, while its errors can still be told in one line."""
+def _settings(**given: Any) -> Settings:
+    """Of the command line and the environment, while their errors can still be told in one line."""
     from mempool.errors import UsageError
     from mempool.settings import settings
 
     try:
-        settings(max_reserved=max_reserved)
-        return None if max_reserved is None else settings(max_reserved=max_reserved).max_reserved
+        return settings(**given)
     except UsageError as error:
         raise typer.BadParameter(str(error)) from None

@@ -47,6 +47,15 @@ def read_work(path: Path, *, whole: bool = False, alignment: int = 1) -> Work:
         TraceError, PlanError: the file is not what it says it is.
         OSError: the file cannot be opened.
     """
+    try:
+        return _read(path, whole=whole, alignment=alignment)
+    except OSError as error:
+        if error.filename is None:  # of reading, not of opening
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+        raise
+
+
+def _read(path: Path, *, whole: bool, alignment: int) -> Work:
     from traces.files import sniff
 
     kind = sniff(path)

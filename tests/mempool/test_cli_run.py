@@ -479,6 +479,17 @@ def test_a_recorded_plan_serves_the_next_run(tmp_path: Path) -> None:
         (("--json", "hidden/../script.py", "script.py"), 2, "would be written over"),
         (("--record", "same", "--json", "same", "script.py"), 2, "same would be written over"),
         (("hidden/script.py",), 2, "traces"),
+        (("--plan", "x.plan", "--record", "x.plan", "script.py"), 2, "x.plan would be written over"),
+        (("--record", "folder/__main__.py", "folder"), 2, "__main__.py would be written over"),
+        (("MEMPOOL_RECORD=script.py", "script.py"), 2, "script.py would be written over"),
+        (("MEMPOOL_RECORD=folder", "script.py"), 3, "folder: Is a directory"),
+        (("MEMPOOL_RECORD=no/folder/t", "script.py"), 3, "no/folder/t: No such file"),
+        (("MEMPOOL_PLAN=nowhere", "script.py"), 3, "nowhere: No such file"),
+        (("--record", "script.py/t", "script.py"), 3, "script.py/t: Not a directory"),
+        (("--record", "loop", "script.py"), 3, "loop: Too many levels"),
+        (("--record", "n" * 300, "script.py"), 3, "File name too long"),
+        (("loop",), 3, "loop: No such file"),
+        (("",), 3, "No such file"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_nothing_runs(
@@ -488,7 +499,11 @@ def test_a_wrong_command_line_is_one_line_and_nothing_runs(
     write(tmp_path / "script.py", "print('ran')")
     write(tmp_path / "hidden" / "script.py", "print('ran')")
     write(tmp_path / "hidden" / "traces.py", "")
-    done = outcome(start(tmp_path, *MEMPOOL, *command))
+    write(tmp_path / "folder" / "__main__.py", "print('ran')")
+    (tmp_path / "loop").symlink_to("loop")
+    variables = dict(word.split("=", 1) for word in command if word.startswith("MEMPOOL_"))
+    command = tuple(word for word in command if not word.startswith("MEMPOOL_"))
+    done = outcome(start(tmp_path, *MEMPOOL, *command, **variables))
     assert (done.stdout, done.status) == ("", status), done.stderr
     assert says in done.stderr
     assert done.stderr.count("\n") == 1

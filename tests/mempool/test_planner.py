@@ -10,11 +10,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import programs
 import pytest
 from pools import run, simulated
 
 from mempool import Pool, planner
+from solvers import Plan, PlanError, Status, write_plan
+from traces import Buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -263,6 +266,25 @@ def test_numpy_is_there_before_the_planner_and_the_program_can_both_import_it() 
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("buffers", "offset", "says"),
+    [
+        (Buffers.of([], [], [], period=4), [], "a plan of nothing"),
+        (Buffers.of([0, 1], [2, 3], [600, 600], period=4), [[0], [512]], "overlap"),
+    ],
+)
+def test_a_plan_file_that_does_not_hold_is_refused_by_name(
+    tmp_path: Path, buffers: Buffers, offset: list[list[int]], says: str
+) -> None:
+    columns = np.array(offset, np.int64).reshape(len(buffers), -1 if offset else 1)
+    arena = int((columns[:, 0] + buffers.size).max(initial=0))
+    plan = Plan(columns, arena, 0, Status.FEASIBLE, "hand", 0, 0.0, "", period=4)
+    path = tmp_path / "wrong.plan"
+    write_plan(plan, buffers, path, extra_columns={"sequence": np.zeros(len(buffers), np.int32)})
+    with pytest.raises(PlanError, match=f"wrong.plan: .*{says}"):
+        Pool(simulated(), background=False, plan=path)
 
 
 @pytest.mark.parametrize("program", [programs.replaced, programs.last_three, programs.training])
