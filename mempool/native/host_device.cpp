@@ -12,7 +12,8 @@ const std::size_t kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 constexpr std::size_t kOwnMapping = std::size_t{4} << 20;
 // From the size on at which NumPy does so, and up to where much is often touched here and there only.
 constexpr std::size_t kLeastHuge = std::size_t{4} << 20, kMostHuge = std::size_t{1} << 30;
-constexpr int kAnonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+// Inaccessible pages are not counted as committed, and accessible ones are: what malloc would refuse, commit() does too.
+constexpr int kAnonymous = MAP_PRIVATE | MAP_ANONYMOUS;
 
 void* at(Address address) { return reinterpret_cast<void*>(address); }
 

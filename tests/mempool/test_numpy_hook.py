@@ -260,6 +260,19 @@ class TestZeros:
             assert resident_bytes() - before < 8 * MIB
             assert not zeros[::4096].any()
 
+    @pytest.mark.parametrize("size", [1 << 37, 1 << 46])
+    def test_what_the_system_refuses_malloc_is_refused_here_too(self, size: int) -> None:
+        """More than there is, and not only when it is touched."""
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        libc.free.argtypes = [ctypes.c_void_p]
+        given = libc.malloc(size)
+        libc.free(given)
+        with serving():
+            refused = contextlib.nullcontext() if given else pytest.raises(MemoryError)
+            with refused:
+                np.empty(size, np.uint8)
+
     def test_a_size_that_overflows_is_refused(self) -> None:
         """The handler's own calloc, called as a C extension would."""
         calloc, free = _handler_functions()
