@@ -46,6 +46,7 @@ struct Setting {
   std::atomic<bool> stop{false};
   bool child = false;  // of a fork, where only one thread goes on
   std::shared_mutex forking;
+  std::atomic<bool> linger{false};  // no thread ends yet: one that does is in the sanitizer's allocator too
 };
 
 // While it lives, no fork where forks wait.
@@ -344,9 +345,16 @@ void run_round(Setting& s, std::uint64_t seed, bool forks, std::vector<std::uniq
   s.stop = false;
   std::thread meddler(meddle, std::ref(s), Random(random()));
   std::vector<std::thread> threads;
-  for (unsigned i = 1; i < s.threads; ++i) threads.emplace_back([&workers, i] { workers[i]->run(60); });
+  s.linger = forks && kForksWait;
+  for (unsigned i = 1; i < s.threads; ++i) {
+    threads.emplace_back([&s, &workers, i] {
+      workers[i]->run(60);
+      while (s.linger) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+  }
   workers[0]->run(30);
   if (forks) fork_once(s, *workers[0]);
+  s.linger = false;
   workers[0]->run(30);
   for (std::thread& thread : threads) thread.join();
   s.stop = true;
