@@ -46,7 +46,9 @@ struct Setting {
   std::atomic<bool> stop{false};
   bool child = false;  // of a fork, where only one thread goes on
   std::shared_mutex forking;
-  std::atomic<bool> linger{false};  // no thread ends yet: one that does is in the sanitizer's allocator too
+  // A thread that begins or ends is in the sanitizer's allocator too.
+  std::atomic<unsigned> begun{0};
+  std::atomic<bool> linger{false};
 };
 
 // While it lives, no fork where forks wait.
@@ -343,16 +345,22 @@ void check_books(Setting& s) {
 void run_round(Setting& s, std::uint64_t seed, bool forks, std::vector<std::unique_ptr<Worker>>& workers) {
   Random random(seed);
   s.stop = false;
-  std::thread meddler(meddle, std::ref(s), Random(random()));
+  s.begun = 0;
+  std::thread meddler([&s, seed = random()] {
+    ++s.begun;
+    meddle(s, Random(seed));
+  });
   std::vector<std::thread> threads;
   s.linger = forks && kForksWait;
   for (unsigned i = 1; i < s.threads; ++i) {
     threads.emplace_back([&s, &workers, i] {
+      ++s.begun;
       workers[i]->run(60);
       while (s.linger) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     });
   }
   workers[0]->run(30);
+  while (s.linger && s.begun != s.threads) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (forks) fork_once(s, *workers[0]);
   s.linger = false;
   workers[0]->run(30);
