@@ -105,6 +105,14 @@ class Planned:
             warm_up=pattern.warm_up or self.pattern.warm_up,
         )
 
+    def is_blocked_by(self, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Whether a planned buffer lies in one of these ranges of offsets."""
+        offset, size = self.plan.offset, self.buffers.size[:, None]
+        assert offset is not None
+        return any(
+            bool(((offset >= 0) & (offset < end) & (offset + size > begin)).any()) for begin, end in ranges
+        )
+
     def native(self, counts: Sequence[int] | None = None) -> _core.Pattern:
         """What the core installs.
 
@@ -253,23 +261,58 @@ def _warm_up(text: str, buffers: int) -> WarmUp | None:
 
 
 def make_plan(
-    pattern: Pattern, *, alignment: int, interrupt: Callable[[], bool] | None = None, seed: int = 0
+    pattern: Pattern,
+    *,
+    alignment: int,
+    interrupt: Callable[[], bool] | None = None,
+    seed: int = 0,
+    around: Sequence[tuple[int, int]] = (),
 ) -> Planned | None:
     """Plan a pattern and check the plan; None if it was interrupted before there was one.
 
     By the native search alone: OR-Tools would bring hundreds of modules, a second and some 100 MB into a
     program that asked for none of them.
+
+    Args:
+        pattern: what is to be planned.
+        alignment: of every offset, in bytes.
+        interrupt: asked now and then whether to stop.
+        seed: of the search.
+        around: (begin, end) offsets of ranges that the plan must not use; they do not overlap.
     """
-    from solvers import Stop, check, lower_bound, solve
+    from solvers import Status, Stop, check, lower_bound, solve
 
     rows = pattern.buffers
     buffers = dataclasses.replace(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
     )
-    enough = int(lower_bound(buffers) * CLOSE_ENOUGH)
+    everything = _with_kept(buffers, around)
+    enough = int(lower_bound(everything) * CLOSE_ENOUGH)
     stop = Stop(nodes=POOL_NODES, target_bytes=enough, interrupt=interrupt)
-    plan = solve(buffers, stop=stop, seed=seed, solver="greedy")
+    plan = solve(everything, stop=stop, seed=seed, solver="greedy")
     if plan.offset is None:
         return None
-    check(plan, buffers)
+    check(plan, everything)
+    if around:  # what is proven of it holds beside these ranges only
+        bound = lower_bound(buffers)
+        plan = dataclasses.replace(
+            plan, offset=plan.offset[: len(rows)], lower_bound_bytes=bound, status=Status.FEASIBLE
+        )
+        check(plan, buffers)
     return Planned(pattern, buffers, plan)
+
+
+def _with_kept(buffers: Buffers, around: Sequence[tuple[int, int]]) -> Buffers:
+    """The buffers, and behind them one for each range, which lives for ever where it is."""
+    from traces.buffers import COLUMNS, Buffers
+
+    if not around:
+        return buffers
+    begin, end = np.array(around, np.int64).T
+    kept: dict[str, Any] = {"start": 0, "end": buffers.period or 0, "size": end - begin, "alignment": 1}
+    kept |= {"offset": begin, "group": 0, "stream": 0, "persistent": False}
+    table: dict[str, Any] = {
+        name: np.concatenate([getattr(buffers, name), np.broadcast_to(kept[name], len(begin))])
+        for name in COLUMNS
+    }
+    return Buffers.of(**table, period=buffers.period)

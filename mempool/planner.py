@@ -185,6 +185,7 @@ class Planner:
                                 forgive()
                 elif not work:
                     self._perhaps_resume()
+                    self._in_quiet_times(budget)
                 self._perhaps_desert()
                 self._tell()
                 self._return_idle()
@@ -193,6 +194,12 @@ class Planner:
                     return  # the interpreter is shutting down: modules may fail to import
                 log.exception("the planner failed; the pool goes on without a new plan")
                 self._client.set_recording(False)
+
+    def _in_quiet_times(self, budget: Budget) -> None:
+        if budget.has_some() and self._client.blockers():
+            with budget.charged() as forgive:
+                if self._perhaps_plan_around() and self.plans <= MOST_KNOWN:
+                    forgive()
 
     def _trim(self) -> None:
         if time.monotonic() >= self._trim_at:
@@ -219,7 +226,7 @@ class Planner:
     def look(self) -> bool:
         """Look at the recording once; True if a plan was handed to the core."""
         self._perhaps_desert()
-        return self._may_learn() and self._learn()
+        return self._perhaps_plan_around() or (self._may_learn() and self._learn())
 
     def _may_learn(self) -> bool:
         """Whether the recording may hold anything new; it ends when all has long followed the plan."""
@@ -302,14 +309,37 @@ class Planner:
         planned = make_plan(pattern, alignment=self._alignment, interrupt=self._stop.is_set)
         if planned is None or self._stop.is_set():
             return False
+        self._install(planned, counts)
+        self._vain = 0
+        self._client.check_again_after(max(64, 4 * len(pattern.buffers)))
+        return True
+
+    def _install(self, planned: Planned, counts: list[int] | None) -> None:
+        pattern = planned.pattern
         self._client.install(planned.native(counts), pattern.iterations_seen)
         self.planned = planned
         self._known = [planned, *(k for k in self._known if not k.same_sequence(pattern))][:MOST_KNOWN]
         self.plans += 1
-        self._vain = 0
         self._core.set_retained_limit(cache_bytes(planned))
-        self._client.check_again_after(max(64, 4 * len(pattern.buffers)))
         log.info("planned %d buffers into %d bytes", len(pattern.buffers), planned.plan.arena_bytes)
+
+    def _perhaps_plan_around(self) -> bool:
+        """Plan again where something kept lies in the way, time and again. Nothing alive is moved."""
+        blockers = self._client.blockers() if self._known else []
+        if not blockers:
+            return False
+        from mempool.planned import make_plan
+
+        for known in reversed(self._known):  # the one in use last
+            if not known.is_blocked_by(blockers):
+                continue
+            planned = make_plan(
+                known.pattern, alignment=self._alignment, interrupt=self._stop.is_set, around=blockers
+            )
+            if planned is None or self._stop.is_set():
+                return False
+            log.info("planning around %d buffers that stay in the arena", len(blockers))
+            self._install(planned, None)
         return True
 
     def _nothing_found(self, kept: int) -> None:

@@ -184,6 +184,9 @@ void bind_client(nb::module_& m) {
       .def("state", &state)
       .def("stats", &stats)
       .def("reset_peaks", &Client::reset_peaks)
+      .def("blockers", &Client::blockers,
+           "Where something is in the way of a plan iteration after iteration: its range of the arena, (begin, end) offsets, "
+           "and all that were in the way before and are still there.")
       .def("divergences", &divergences)
       .def_static("last_out_of_memory", []() -> nb::typed<nb::dict, nb::str, std::size_t> {
         const OutOfMemory o = Client::last_out_of_memory();

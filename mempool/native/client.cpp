@@ -114,8 +114,11 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
     outcome = Outcome::other_stream;
   } else if (const Address address = pool_->take_planned(*match.slot, bytes)) {
     return address;
+  } else if (match.slot->offset + bytes > pool_->arena_bytes()) {
+    outcome = Outcome::no_arena;
   } else {
-    outcome = match.slot->offset + bytes > pool_->arena_bytes() ? Outcome::no_arena : Outcome::occupied;
+    outcome = Outcome::occupied;
+    note_blocker(pool_->occupancy().in_the_way(match.slot->offset, match.slot->offset + bytes));
   }
   return 0;
 }

@@ -115,6 +115,9 @@ class Client {
   State state();
   ClientStats stats();
   void reset_peaks() noexcept;
+  // Where something is in the way of a plan iteration after iteration: its range of the arena, and all that were in the
+  // way before and are still there.
+  std::vector<std::pair<Offset, Offset>> blockers();
   std::vector<Divergence> divergences();
   static OutOfMemory last_out_of_memory() noexcept;
   const std::string& name() const noexcept { return name_; }
@@ -135,6 +138,10 @@ class Client {
     const void* thread;  // null: its thread has ended; the next new thread takes it over
   };
   friend class ThreadCache;
+  struct Blocker {  // what lies where a plan has another buffer, and the iterations in which it was in the way
+    Occupancy::Range range;
+    std::uint64_t first, last;
+  };
 
   Sequence& sequence(Stream stream);
   Sequence& find_sequence(Stream stream, const void* thread);
@@ -155,6 +162,8 @@ class Client {
   bool recorded() const noexcept { return ring_.on() || tape_.on(); }
   void note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept;
   void boundary(Pattern* ended) noexcept;
+  void note_blocker(const Occupancy::Range& range) noexcept;
+  void watch_blockers() noexcept;
   std::uint64_t large_allocations() const noexcept;
   void begin_steady() noexcept;
   void perhaps_in_effect() noexcept;
@@ -185,6 +194,7 @@ class Client {
   Pattern* coming_ = nullptr;         // installed, and not in effect before a sequence begins an iteration in it
   ClientStats stats_;
   std::deque<Divergence> divergences_;
+  std::vector<Blocker> blockers_;     // alive at every boundary since they were first in the way
   unsigned dynamic_ = 0;              // depth of dynamic scopes
   bool between_ = false;              // between the end of a marked region and the next one's beginning
   bool marked_ = false, replaying_ = false;

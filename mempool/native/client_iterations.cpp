@@ -7,6 +7,8 @@
 namespace mempool {
 namespace {
 
+constexpr std::size_t kMostBlockers = 256;
+constexpr std::uint64_t kPatience = 2;  // iterations that a buffer is in the way before it is taken to stay
 constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest, the planner stops recording
 
 }  // namespace
@@ -46,11 +48,13 @@ void Client::begin_steady() noexcept {
   divergences_.clear();  // they belonged to another plan
 }
 
-// At a boundary: whether the pattern installed last is followed from here on.
+// At a boundary: whether the pattern installed last is followed from here on. Where a shorter one ended in the middle of its
+// iteration, what that one left alive is still in its places, and it is in effect from its next iteration on.
 void Client::perhaps_in_effect() noexcept {
   if (coming_ == nullptr || !replaying_) return;
   for (const Sequence& sequence : sequences_) {
-    if (sequence.follower.pattern() == coming_) return begin_steady();
+    const Follower& one = sequence.follower;
+    if (one.pattern() == coming_ && one.position() <= 1) return begin_steady();
   }
 }
 
@@ -76,6 +80,41 @@ void Client::judge_iteration() noexcept {
   misses_before_ = misses;
 }
 
+void Client::note_blocker(const Occupancy::Range& range) noexcept {
+  for (Blocker& blocker : blockers_) {
+    if (blocker.range.begin != range.begin || blocker.range.end != range.end) continue;
+    blocker.last = iterations_;
+    return;
+  }
+  if (range.end == 0 || blockers_.size() == kMostBlockers) return;
+  try {
+    blockers_.push_back({range, iterations_, iterations_});
+  } catch (...) {  // it will be in the way again
+  }
+}
+
+// At a boundary: what was in the way and is over now came late, and will not stay there.
+void Client::watch_blockers() noexcept {
+  const Occupancy& occupancy = pool_->occupancy();
+  const auto over = [&](const Blocker& blocker) { return occupancy.end_at(blocker.range.begin) != blocker.range.end; };
+  blockers_.erase(std::remove_if(blockers_.begin(), blockers_.end(), over), blockers_.end());
+  for (const Blocker& blocker : blockers_) {
+    if (blocker.first + kPatience <= iterations_) pool_->shut_holes();
+  }
+}
+
+std::vector<std::pair<Offset, Offset>> Client::blockers() {
+  const Guarded guard(pool_->lock);
+  std::vector<std::pair<Offset, Offset>> ranges;
+  bool any = false;
+  for (const Blocker& blocker : blockers_) {
+    if (blocker.last - blocker.first < kPatience) continue;
+    any = any || blocker.last + kPatience > iterations_;
+    ranges.emplace_back(blocker.range.begin, blocker.range.end);
+  }
+  return any ? ranges : std::vector<std::pair<Offset, Offset>>();
+}
+
 void Client::boundary(Pattern* ended) noexcept {
   judge_iteration();
   ++iterations_;
@@ -86,6 +125,7 @@ void Client::boundary(Pattern* ended) noexcept {
     ++ended->iterations;
     ended->last_used = iterations_;
   }
+  if (!blockers_.empty()) watch_blockers();
   have_arena();
   perhaps_in_effect();
   // Without a plan nobody knows what the next iteration takes.

@@ -154,6 +154,7 @@ void Client::drop_patterns() noexcept {
   replaying_ = false;
   known_.clear();
   patterns_.clear();
+  blockers_.clear();
   try {
     pool_->rebuild_cells();
   } catch (...) {  // the old cells stay: right, and a little larger than needed

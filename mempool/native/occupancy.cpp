@@ -161,6 +161,17 @@ bool Occupancy::strangers_free(Offset begin, Offset end) const noexcept {
   return after == strangers_.begin() || (--after)->second <= begin;
 }
 
+Occupancy::Range Occupancy::in_the_way(Offset begin, Offset end) const noexcept {
+  const auto after = strangers_.lower_bound(end);
+  if (after != strangers_.begin() && std::prev(after)->second > begin) {
+    return {std::prev(after)->first, std::prev(after)->second};
+  }
+  const std::uint32_t before = cells_before(end);
+  const std::uint32_t last = before == 0 ? BitSet::kNone : live_.last_up_to(before - 1);
+  if (last == BitSet::kNone || cells_[last].end <= begin) return {};
+  return {cells_[last].start, cells_[last].end};
+}
+
 std::vector<std::pair<Offset, Offset>> Occupancy::live_ranges() const {
   std::vector<std::pair<Offset, Offset>> ranges;
   ranges.reserve(alive_);

@@ -86,6 +86,11 @@ class Occupancy {
   // Where more than kHolesLookedAt ranges are alive, the smallest of the next so many, and of what lies behind the last.
   Offset find_hole(std::size_t bytes, std::size_t alignment, Offset limit);
   static constexpr std::size_t kHolesLookedAt = 256;
+  // A live range that intersects [begin, end); {0, 0} if none does.
+  struct Range {
+    Offset begin = 0, end = 0;
+  };
+  Range in_the_way(Offset begin, Offset end) const noexcept;
   std::size_t alive() const noexcept { return alive_; }
   std::size_t strangers() const noexcept { return strangers_.size(); }
   Offset end_of_last() const noexcept;  // the arena may shrink down to this

@@ -67,6 +67,7 @@ bool Pool::release_arena() noexcept {
   if (occupancy_.alive() != 0) return false;
   source_.release(arena_base_, arena_space_, arena_bytes_);
   arena_base_ = arena_bytes_ = arena_space_ = 0;
+  holes_shut_ = false;
   return true;
 }
 
@@ -178,7 +179,7 @@ Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
 Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool in_step) noexcept {
   try {
     Given given = from_segments(bytes, stream, Segments::Effort::reuse);
-    if (given.address == 0 && !in_step) given = from_hole(bytes, stream);
+    if (given.address == 0 && !in_step && !holes_shut_) given = from_hole(bytes, stream);
     if (given.address == 0) given = from_segments(bytes, stream, Segments::Effort::normal);
     if (given.address == 0) given = last_resort(bytes, stream);
     return given;

@@ -98,6 +98,8 @@ class Pool {
   // --- giving back
   void trim() noexcept;                // free segments and small pages
   bool release_arena() noexcept;       // true if there is none afterwards
+  // Something that stays is in a plan's way, perhaps in a hole of the arena: those are for emergencies from now on.
+  void shut_holes() noexcept { holes_shut_ = true; }
   void return_idle() noexcept;         // what was idle through the last two calls goes back
 
   std::size_t round_up(std::size_t bytes) const noexcept {
@@ -136,6 +138,7 @@ class Pool {
   std::size_t arena_space_ = 0;     // reserved address space
   Stream arena_stream_ = 0;
   std::uint64_t arena_refused_ = 0;
+  bool holes_shut_ = false;
   bool forked_ = false;             // a forked child gets no planned addresses
   std::vector<Client*> clients_;
 };

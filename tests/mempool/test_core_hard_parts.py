@@ -101,6 +101,27 @@ def test_after_the_last_planned_allocation_the_holes_are_free_until_the_mark() -
     assert arena_of(core, core.allocate(300_000))
 
 
+def test_what_stays_in_a_hole_is_told_and_no_other_comes_there() -> None:
+    """A kept buffer is in the plan's way in every iteration: it is named, and holes are left alone then."""
+    core = Core()
+    core.client.load(None, pattern([600_000, 700_000]))
+    core.step()
+    core.run([600_000, 700_000])
+    kept = core.allocate(300_000)  # behind the last planned one: in a hole
+    for number in range(6):
+        core.step()
+        assert number >= 3 or core.client.blockers() == []
+        core.run([600_000, 700_000])
+    ((begin, end),) = core.client.blockers()
+    assert end - begin == 300_000
+    assert (begin, end) in core.pool.arena_ranges()
+    assert not arena_of(core, core.allocate(250_000))
+    core.free(kept)
+    core.step()
+    assert core.client.blockers() == []
+    core.give_everything_back()
+
+
 def test_before_memory_runs_out_even_holes_in_step_are_used() -> None:
     core = Core(capacity=3 * MIB // 2, page=0)
     core.client.load(None, pattern([600_000, 700_000]))

@@ -268,6 +268,28 @@ def test_numpy_is_there_before_the_planner_and_the_program_can_both_import_it() 
         assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_buffer_that_is_kept_in_the_arena_is_planned_around(pool: Pool) -> None:
+    """Copies for a log, parameters of a second network: made while the arena is idle, and kept for good."""
+    memory = programs.Watched(pool)
+    iteration = programs.training(memory)
+    kept: list[int] = []
+
+    def log(number: int) -> None:
+        iteration(number)
+        if number in (12, 20):
+            kept.extend(memory.allocate(size) for size in (30_000, 70_000))
+
+    run(pool, log, 32, marks=True)
+    before = pool.report().to_dict()
+    run(pool, log, 8, marks=True, first=32)
+    after = pool.report().to_dict()
+    assert after["misses"] == before["misses"]
+    assert after["hits"] > before["hits"]
+    assert pool._planner.plans > 1
+    for address in kept:
+        memory.free(address)
+
+
 @pytest.mark.parametrize(
     ("buffers", "offset", "says"),
     [

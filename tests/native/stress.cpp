@@ -289,7 +289,7 @@ void meddle(Setting& s, Random random) {
         break;
       }
       case 11: { const Guarded guard(s.pool->lock); s.pool->segments().set_retained_limit(below(random, 1 << 22)); break; }
-      case 12: client.stats(); client.state(); client.divergences(); client.reset_peaks(); break;
+      case 12: client.stats(); client.state(); client.divergences(); client.blockers(); client.reset_peaks(); break;
       case 13: if (s.simulated != nullptr) s.simulated->fail_after(chance(random, 20) ? below(random, 50) : ~0ull); break;
       case 14: client.check_again_after(below(random, 100)); client.wake(); break;
       default: client.give_back(chance(random, 30)); break;
