@@ -215,6 +215,11 @@ class Client:
 
     def reset_peaks(self) -> None: ...
 
+    def blockers(self) -> list[tuple[int, int]]:
+        """
+        Where something is in the way of a plan iteration after iteration: its range of the arena, (begin, end) offsets, and all that were in the way before and are still there.
+        """
+
     def divergences(self) -> list[dict[str, Any]]: ...
 
     @staticmethod
@@ -270,20 +275,36 @@ def set_fault_listener(listener: object) -> None:
 def set_fault_libraries(folders: Sequence[str]) -> None:
     """Faults name whoever called the code in these folders."""
 
-def numpy_serve(client: Client, checked: Checked | None = None) -> None:
+class Hook:
+    """A framework's allocator, which one client at a time serves."""
+
+    def serve(self, client: Client, checked: Checked | None = None) -> None:
+        """
+        This client serves all threads from now on, through `checked` if that is given.
+        """
+
+    def stop(self) -> None:
+        """
+        The framework allocates as without us; buffers of the client that served go back to it when they are freed.
+        """
+
+    def serving(self) -> bool: ...
+
+    def held(self) -> int:
+        """How many clients serve or have buffers alive."""
+
+def numpy_hook() -> Hook:
     """
-    This client serves NumPy's arrays of all threads from now on, through `checked` if that is given.
+    Who serves NumPy's arrays, whose default handler has our functions from now on.
     """
 
-def numpy_stop() -> None:
-    """
-    NumPy allocates as without us; arrays of the client that served go back to it when they are freed.
-    """
+def torch_cpu_hook() -> Hook:
+    """Who serves PyTorch's tensors on the CPU, through the companion."""
 
-def numpy_serving() -> bool: ...
-
-def numpy_held() -> int:
-    """How many clients serve or have arrays alive."""
+def torch_cpu_functions() -> tuple:
+    """
+    Addresses of what the companion calls: alloc, owns, free, out_of_memory (see c_api.h).
+    """
 
 class Occupancy:
     """The guard alone."""

@@ -15,20 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
-import os
-import threading
-import warnings
 from typing import Any
 
 from mempool import _core
 from mempool.errors import OutOfMemoryError, UsageError
+from mempool.place import Place
 from mempool.pool import Pool
-from mempool.versions import warn_if_untested
-
-_lock = threading.RLock()
-_installed: ArrayPool | None = None
-log = logging.getLogger("mempool")
 
 
 def install(**options: Any) -> ArrayPool:
@@ -48,40 +40,22 @@ def install(**options: Any) -> ArrayPool:
         UsageError: a pool is installed already, or the options make no sense.
         ImportError: this NumPy's allocator is one that we do not know.
     """
-    global _installed
-    with _lock:
-        if _installed is not None:
-            raise UsageError("NumPy has a pool already: mempool.numpy.uninstall() it first")
-        warn_if_untested("numpy")
-        pool = ArrayPool(**options)
-        try:
-            if pool.settings.mode != "off":
-                _explain_memory_errors()
-                pool.serve()
-        except BaseException:
-            pool.close()
-            raise
-        _installed = pool
-    return pool
+    return _place.install(lambda: ArrayPool(**options), ArrayPool.serve)
 
 
 def uninstall() -> None:
     """Close the installed pool: NumPy is as before, living arrays stay valid. Warns if there is none."""
-    pool = _installed
-    if pool is None:
-        warnings.warn("no pool is installed in NumPy", RuntimeWarning, stacklevel=2)
-    else:
-        pool.close()
+    _place.uninstall()
 
 
 def installed() -> ArrayPool | None:
     """The pool that serves NumPy, or None."""
-    return _installed
+    return _place.pool
 
 
 def is_installed() -> bool:
     """Whether a pool serves NumPy."""
-    return _installed is not None
+    return _place.pool is not None
 
 
 class ArrayPool(Pool):
@@ -95,18 +69,22 @@ class ArrayPool(Pool):
 
     def serve(self) -> None:
         """Take NumPy over."""
-        _core.numpy_serve(self.client, None if self._checking is None else self._checking.core)
+        _explain_memory_errors()
+        _core.numpy_hook().serve(self.client, None if self._checking is None else self._checking.core)
 
     def close(self) -> None:
         """Leave NumPy and stop planning. Arrays stay valid."""
-        global _installed
-        with _lock:
-            if _installed is self:
-                if self._checking is not None:
-                    self._checking.end()
-                _core.numpy_stop()
-                _installed = None
+        _place.leave(self, self._stop_serving)
         super().close()
+
+    def _stop_serving(self) -> None:
+        if self._checking is not None:
+            self._checking.end()
+        if self.settings.mode != "off":
+            _core.numpy_hook().stop()
+
+
+_place: Place[ArrayPool] = Place("NumPy", "mempool.numpy")
 
 
 def _explain_memory_errors() -> None:
@@ -119,7 +97,7 @@ def _explain_memory_errors() -> None:
     def init(self: Any, shape: Any, dtype: Any) -> None:
         plain_init(self, shape, dtype)
         self._mempool = ""
-        if _installed is not None:
+        if _place.pool is not None:
             numbers = _core.Client.last_out_of_memory()
             if numbers["asked_bytes"] == self._total_size:
                 self._mempool = "; " + str(OutOfMemoryError(numbers)).partition("; ")[2]
@@ -136,11 +114,3 @@ def _memory_error() -> Any:
         with contextlib.suppress(ImportError):
             return getattr(importlib.import_module(module), "_ArrayMemoryError", None)
     return None
-
-
-def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -6,7 +6,7 @@ import importlib.metadata
 import warnings
 
 #: Oldest and newest (major, minor) that were tested.
-TESTED = {"numpy": ((1, 26), (2, 5))}
+TESTED = {"numpy": ((1, 26), (2, 5)), "torch": ((2, 11), (2, 13))}
 _warned: set[str] = set()
 
 

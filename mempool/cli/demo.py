@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def demo(
     *,
-    framework: Annotated[str, typer.Option(help="The array module to train in: numpy.")] = "numpy",
+    framework: Annotated[str, typer.Option(help="What to train in: numpy or torch.")] = "numpy",
     marks: Annotated[
         bool,
         typer.Option("--marks/--no-marks", help="Tell the pool where iterations begin, or let it find out."),
@@ -24,21 +25,25 @@ def demo(
 ) -> None:
     """Train a small network with the default allocator and with the pool, and compare.
 
-    A perceptron of 784-1024-1024-10 with Adam, batches of 64, on one thread:
-    the same training in three processes that take turns, two with the default
-    allocator, which must agree with each other, and one with the pool.
+    In NumPy a perceptron of 784-1024-1024-10 with Adam, in PyTorch six
+    convolutions with AdamW, on one thread: the same training in three
+    processes that take turns, two with the default allocator, which must
+    agree with each other, and one with the pool.
 
     For example:
 
         mempool demo
+        mempool demo --framework torch
         mempool demo --no-marks
         mempool demo --json
     """
     from mempool.demo.race import STEPS, TURNS, WorkerError, race
-    from mempool.demo.worker import FRAMEWORKS
+    from mempool.demo.worker import FRAMEWORKS, title
 
     if framework not in FRAMEWORKS:
         raise typer.BadParameter(f"no framework {framework!r}; there is {', '.join(FRAMEWORKS)}")
+    if framework == "torch" and importlib.util.find_spec("torch") is None:
+        raise Stop(ExitCode.USAGE, "PyTorch is not installed: pip install 'mempool[torch]'")
     with progress("starting three processes") as show:
         try:
             done = race(framework, marks=marks, steps=STEPS, turns=TURNS, show=show)
@@ -48,7 +53,7 @@ def demo(
     if json:
         print_json(said)
     else:
-        _show(done, said)
+        _show(done, said, title(framework))
     if not done.repeatable:
         raise Stop(
             ExitCode.NEGATIVE, "the default allocator does not give the same results twice on this machine"
@@ -57,12 +62,12 @@ def demo(
         raise Stop(ExitCode.NEGATIVE, "the pool changed the results")
 
 
-def _show(done: Race, said: dict[str, Any]) -> None:
+def _show(done: Race, said: dict[str, Any], trained: str) -> None:
     from mempool.cli.plot import show_addresses, show_load
 
     same = "identical to the bit" if said["identical"] else "DIFFERENT"
     facts(
-        f"{said['iterations']} iterations of a 784-1024-1024-10 network with Adam, batch 64",
+        f"{said['iterations']} iterations of {trained}",
         [
             ("losses", f"{same}: {said['loss_first']:.4f} to {said['loss_last']:.6f}"),
             ("plan in effect", f"from iteration {said['plan_active_at_iteration']}"),

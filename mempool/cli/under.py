@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "MEMPOOL_RUN"
 #: Module of the framework -> adapter, whose ``install`` takes the options of a pool.
-ADAPTERS = {"numpy": "mempool.numpy"}
+ADAPTERS = {"numpy": "mempool.numpy", "torch": "mempool.torch"}
 #: Packages of ours, whose names are common words.
 OURS = ("mempool", "solvers", "traces")
 #: Signals whose default is to end the process.
@@ -138,7 +138,8 @@ class Run:
         if self.options["quiet"]:
             return
         who = f" (process {os.getpid()})" if self.is_child else ""
-        for name, report in reports.items():
+        used = {name: report for name, report in reports.items() if report.values["allocations"]}
+        for name, report in (used or reports).items():
             _write(f"{report}{who}")
             if self.options["explain"]:
                 _write(self.pools[name].explain())

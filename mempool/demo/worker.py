@@ -9,20 +9,26 @@ import contextlib
 import hashlib
 import importlib
 import json
-import mmap
 import resource
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mempool.demo.network import LAYERS, Data, Network
-
 if TYPE_CHECKING:
     from mempool import Pool
 
-#: Framework -> (array module, adapter).
-FRAMEWORKS = {"numpy": ("numpy", "mempool.numpy")}
+#: Framework -> (what trains in it, what it is called with, adapter).
+FRAMEWORKS = {
+    "numpy": ("mempool.demo.network", "numpy", "mempool.numpy"),
+    "torch": ("mempool.demo.torch_network", None, "mempool.torch"),
+}
+
+
+def title(framework: str) -> str:
+    """What is trained, for people."""
+    text: str = importlib.import_module(FRAMEWORKS[framework][0]).TITLE
+    return text
 
 
 class Worker:
@@ -36,16 +42,18 @@ class Worker:
             allocator: "default", "pool" (iterations are marked) or "unmarked" (they are found).
             plan: where the pool's plan goes at the end.
         """
-        module, adapter = (importlib.import_module(name) for name in FRAMEWORKS[framework])
+        network, arrays, adapter = FRAMEWORKS[framework]
+        training, pools = importlib.import_module(network), importlib.import_module(adapter)
+        with_arrays = () if arrays is None else (importlib.import_module(arrays),)
         # What a planner will import, so that it counts as baseline in every process.
         for name in ("mempool.planned", "mempool.report", "solvers", "traces.pattern", "traces.workload"):
             importlib.import_module(name)
-        self.xp, self.plan = module, plan
-        warm_up(module)
+        self.plan = plan
+        training.warm_up(*with_arrays)
         self.baseline_bytes = resident_bytes("VmRSS")
-        self.pool: Pool | None = None if allocator == "default" else adapter.install()
+        self.pool: Pool | None = None if allocator == "default" else pools.install()
         self.marks = allocator == "pool"
-        self.data, self.network = Data(module), Network(module)
+        self.data, self.network = training.Data(*with_arrays), training.Network(*with_arrays)
 
     def steps(self, count: int) -> dict[str, Any]:
         """Train; losses as hexadecimal floats, so that no bit is lost."""
@@ -68,17 +76,6 @@ class Worker:
             if self.pool.planned is not None and self.plan is not None:
                 self.pool.save(self.plan)
         return said
-
-
-def warm_up(xp: Any) -> None:
-    """Load and touch what training will, as baseline, without moving malloc's thresholds."""
-    small, data = Network(xp, layers=(LAYERS[0], 16, LAYERS[-1])), Data(xp)
-    for _ in range(3):
-        small.step(*data.batch())
-    # The library of linear algebra keeps memory for its largest product.
-    side = max(LAYERS)
-    left, right, out = (xp.frombuffer(mmap.mmap(-1, 4 * side * side), xp.float32) for _ in range(3))
-    xp.matmul(left.reshape(side, side), right.reshape(side, side), out=out.reshape(side, side))
 
 
 def page_faults() -> int:

@@ -38,11 +38,7 @@ numpy_hook::Handler& default_handler() {
   return *handler;
 }
 
-void release_reclaimed() {
-  for (void* owner : numpy_hook::reclaim()) Py_DECREF(static_cast<PyObject*>(owner));
-}
-
-void serve(Client& client, Checked* checked) {
+Hook& attached() {
   numpy_hook::Handler& handler = default_handler();
   if (!numpy_hook::attach(handler)) {
     const std::string name(handler.name, strnlen(handler.name, sizeof handler.name));
@@ -50,23 +46,12 @@ void serve(Client& client, Checked* checked) {
                             std::to_string(handler.version) + "; we know 'default_allocator', version 1")
                                .c_str());
   }
-  release_reclaimed();
-  // Arrays may be alive when the interpreter ends, and then their client is too.
-  nb::set_leak_warnings(false);
-  nb::tuple owner = nb::make_tuple(nb::find(client), checked == nullptr ? nb::none() : nb::find(*checked));
-  const numpy_hook::Served served = numpy_hook::serve(client, checked, owner.ptr());
-  if (served == numpy_hook::Served::no) throw std::runtime_error("another client serves NumPy");
-  if (served == numpy_hook::Served::anew) owner.release();
+  return numpy_hook::hook();
 }
 
 }  // namespace
 
 void bind_numpy(nb::module_& m) {
-  m.def("numpy_serve", &serve, "client"_a, "checked"_a.none() = nb::none(),
-        "This client serves NumPy's arrays of all threads from now on, through `checked` if that is given.");
-  m.def("numpy_stop", [] { numpy_hook::stop(); release_reclaimed(); },
-        "NumPy allocates as without us; arrays of the client that served go back to it when they are freed.");
-  m.def("numpy_serving", [] { return numpy_hook::serving() != nullptr; });
-  m.def("numpy_held", [] { release_reclaimed(); return numpy_hook::held(); },
-        "How many clients serve or have arrays alive.");
+  m.def("numpy_hook", &attached, nb::rv_policy::reference,
+        "Who serves NumPy's arrays, whose default handler has our functions from now on.");
 }

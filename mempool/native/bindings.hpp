@@ -8,5 +8,7 @@ void bind_pattern(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_client(nanobind::module_& m);
 void bind_checked(nanobind::module_& m);
+void bind_hook(nanobind::module_& m);
 void bind_numpy(nanobind::module_& m);
+void bind_torch(nanobind::module_& m);
 void bind_harness(nanobind::module_& m);

@@ -16,6 +16,19 @@ __attribute__((visibility("default"))) void* mempool_alloc(void* client, size_t 
 /* 1: freed. 0: not an address of this client's pool; nothing happened. */
 __attribute__((visibility("default"))) int mempool_free(void* client, void* address, size_t bytes, int device, intptr_t stream);
 
+/* PyTorch's CPU tensors, of whichever client serves them now.
+ * NULL with *served 1: out of memory; with *served 0: nobody serves, ask the allocator that was there before. */
+__attribute__((visibility("default"))) void* mempool_torch_cpu_alloc(size_t bytes, int* served);
+
+/* 1: it is alive in a client that serves or served; 0: foreign. */
+__attribute__((visibility("default"))) int mempool_torch_cpu_owns(void* address);
+
+/* 1: freed. 0: foreign; nothing happened. */
+__attribute__((visibility("default"))) int mempool_torch_cpu_free(void* address);
+
+/* What this thread's last failed request found, as text with a zero at its end. */
+__attribute__((visibility("default"))) void mempool_out_of_memory(char* text, size_t size);
+
 #ifdef __cplusplus
 }
 #endif

@@ -12,6 +12,8 @@ NB_MODULE(_core, m) {
   bind_pool(m);
   bind_client(m);
   bind_checked(m);
+  bind_hook(m);
   bind_numpy(m);
+  bind_torch(m);
   bind_harness(m);
 }

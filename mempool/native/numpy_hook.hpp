@@ -8,10 +8,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
-#include "checked.hpp"
-#include "client.hpp"
+#include "hook.hpp"
 
 namespace mempool::numpy_hook {
 
@@ -33,17 +31,7 @@ struct Handler {
 // Puts our functions into the handler; the second time does nothing. False: not a handler we know, nothing happened.
 bool attach(Handler& handler) noexcept;
 
-// From now on `client` serves, through `checked` if that is not null. `owner` is what keeps both in existence, opaque
-// here. Arrays may live for ever and are freed into the client that made them, so it is held until reclaim() gives
-// `owner` back.
-enum class Served { no, again, anew };  // no: another one serves; again: it was still held; anew: `owner` was taken
-Served serve(Client& client, Checked* checked, void* owner);  // may throw std::bad_alloc
-// Nobody serves from now on; arrays made before are freed as they should.
-void stop() noexcept;
-Client* serving() noexcept;
-
-// The owners of clients that do not serve and of whose memory nothing is alive; they are forgotten.
-std::vector<void*> reclaim();
-std::size_t held() noexcept;  // clients
+// Who serves NumPy.
+Hook& hook() noexcept;
 
 }  // namespace mempool::numpy_hook

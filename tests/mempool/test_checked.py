@@ -279,11 +279,11 @@ class TestArrays:
         assert result == loop(None)
 
     def test_hundreds_of_checked_pools_leave_nothing(self) -> None:
-        held = _core.numpy_held()
+        held = _core.numpy_hook().held()
         for _ in range(200):
             with mempool.numpy.install(check=True, background=False):
                 assert np.ones(1000).all()
-        assert _core.numpy_held() <= held
+        assert _core.numpy_hook().held() <= held
 
     def test_without_check_there_are_no_faults_to_see(self) -> None:
         with mempool.numpy.install() as pool:

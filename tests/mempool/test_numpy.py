@@ -89,13 +89,13 @@ class TestInstall:
             assert not owns(pool, np.ones(1000))
 
     def test_installing_hundreds_of_times_leaves_no_thread_and_no_client(self) -> None:
-        threads, held = threading.active_count(), _core.numpy_held()
+        threads, held = threading.active_count(), _core.numpy_hook().held()
         for _ in range(300):
             with mempool.numpy.install():
                 assert np.ones(1000).all()
         gc.collect()
         assert threading.active_count() == threads
-        assert _core.numpy_held() <= held
+        assert _core.numpy_hook().held() <= held
 
     def test_an_error_inside_ends_it(self) -> None:
         with pytest.raises(ZeroDivisionError), mempool.numpy.install():

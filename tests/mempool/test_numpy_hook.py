@@ -39,19 +39,19 @@ def serving(**options: Any) -> Iterator[_core.Pool]:
     """A pool without a planner that serves NumPy."""
     pool = _core.Pool(device=_core.HostDevice(), **options)
     client = _core.Client(pool, "numpy")
-    _core.numpy_serve(client)
+    _core.numpy_hook().serve(client)
     try:
         yield pool
     finally:
-        _core.numpy_stop()
+        _core.numpy_hook().stop()
 
 
 @pytest.fixture
 def held() -> Callable[[], int]:
     """How many pools the arrays of this test hold; libraries keep arrays from earlier ones."""
     gc.collect()
-    before = _core.numpy_held()
-    return lambda: _core.numpy_held() - before
+    before = _core.numpy_hook().held()
+    return lambda: _core.numpy_hook().held() - before
 
 
 def owns(pool: _core.Pool, array: np.ndarray[Any, Any]) -> bool:
@@ -347,9 +347,9 @@ class TestManyTimes:
         client = _core.Client(_core.Pool(device=_core.HostDevice()), "numpy")
         kept = []
         for _ in range(100):
-            _core.numpy_serve(client)
+            _core.numpy_hook().serve(client)
             kept.append(np.ones(1000))
-            _core.numpy_stop()
+            _core.numpy_hook().stop()
         assert held() == 1
         assert all(a.all() for a in kept)
 
@@ -383,8 +383,8 @@ class TestManyTimes:
     def test_a_second_client_is_refused_while_one_serves(self) -> None:
         with serving(), pytest.raises(RuntimeError, match="another client"), serving():
             pass
-        _core.numpy_stop()
-        assert not _core.numpy_serving()
+        _core.numpy_hook().stop()
+        assert not _core.numpy_hook().serving()
 
 
 def test_arrays_in_cycles_are_freed_by_a_collection_inside_an_allocation() -> None:

@@ -81,7 +81,7 @@ struct Served {
 
 int reclaim() {
   int count = 0;
-  for (void* owner : numpy_hook::reclaim()) {
+  for (void* owner : numpy_hook::hook().reclaim()) {
     const std::unique_ptr<Served> served(static_cast<Served*>(owner));
     if (served->checked != nullptr) wrong += static_cast<long>(served->checked->faults_found());
     ++count;
@@ -100,14 +100,14 @@ int main(int arguments, char** argument) {
   for (int round = 0; round < rounds; ++round) {
     auto served = std::make_unique<Served>(arguments > 2);
     Served* const owner = served.release();
-    numpy_hook::serve(owner->client, owner->checked.get(), owner);
+    numpy_hook::hook().serve(owner->client, owner->checked.get(), owner);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    numpy_hook::stop();
+    numpy_hook::hook().stop();
     reclaimed += reclaim();
   }
   over = true;
   for (std::thread& thread : threads) thread.join();
   reclaimed += reclaim();
-  std::printf("%ld wrong, %d of %d clients reclaimed, %zu held\n", wrong.load(), reclaimed, rounds, numpy_hook::held());
-  return wrong == 0 && reclaimed == rounds && numpy_hook::held() == 0 ? 0 : 1;
+  std::printf("%ld wrong, %d of %d clients reclaimed, %zu held\n", wrong.load(), reclaimed, rounds, numpy_hook::hook().held());
+  return wrong == 0 && reclaimed == rounds && numpy_hook::hook().held() == 0 ? 0 : 1;
 }

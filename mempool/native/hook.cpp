@@ -1,0 +1,140 @@
+#include "hook.hpp"
+
+#include <pthread.h>
+
+namespace mempool {
+namespace {
+
+struct Prepared {
+  Lock lock;
+  Hook* hooks = nullptr;
+};
+Prepared prepared;
+
+}  // namespace
+
+// --- entries
+
+Address Hook::Entry::reallocate(Address address, std::size_t bytes) noexcept {
+  bool foreign = false;
+  return checked == nullptr ? client->reallocate(address, bytes, 0, &foreign)
+                            : checked->reallocate(address, bytes, 0, &foreign);
+}
+
+std::size_t Hook::Entry::size_of(Address address, bool& ours) noexcept {
+  if (checked != nullptr) return checked->size_of(address, ours);
+  const Guarded guard(client->pool().lock);
+  return client->pool().size_of(address, ours);
+}
+
+bool Hook::Entry::nothing_alive() noexcept {
+  if (checked != nullptr) checked->flush();
+  const Guarded guard(client->pool().lock);
+  return client->pool().live_blocks() == 0;
+}
+
+// --- installing
+
+void Hook::prepare() {
+  const Guarded guard(prepared.lock);
+  if (prepared_) return;
+  if (prepared.hooks == nullptr) {
+    Presence::prepare();
+    pthread_atfork(nullptr, nullptr, after_fork_in_child);
+  }
+  also_prepared_ = prepared.hooks;
+  prepared.hooks = this;
+  prepared_ = true;
+}
+
+void Hook::after_fork_in_child() {
+  Presence::after_fork_in_child();
+  prepared.lock.unlock();  // whoever held a lock does not exist here
+  for (Hook* hook = prepared.hooks; hook != nullptr; hook = hook->also_prepared_) hook->lock_.unlock();
+}
+
+Hook::Served Hook::serve(Client& client, Checked* checked, void* owner) {
+  const Guarded guard(lock_);
+  if (serving_.load(std::memory_order_relaxed) != nullptr) return Served::no;
+  Entry* entry = entries_.load(std::memory_order_relaxed);
+  while (entry != nullptr && (entry->client != &client || entry->checked != checked)) {
+    entry = entry->next.load(std::memory_order_relaxed);
+  }
+  const bool anew = entry == nullptr;
+  if (anew) {
+    entry = new Entry{&client, checked, owner, {entries_.load(std::memory_order_relaxed)}, nullptr};
+    entries_.store(entry, std::memory_order_release);
+  }
+  serving_.store(entry, std::memory_order_release);
+  return anew ? Served::anew : Served::again;
+}
+
+void Hook::stop() noexcept {
+  const Guarded guard(lock_);
+  serving_.store(nullptr, std::memory_order_release);
+}
+
+Client* Hook::serving() noexcept {
+  const Guarded guard(lock_);
+  Entry* const entry = serving_.load(std::memory_order_relaxed);
+  return entry == nullptr ? nullptr : entry->client;
+}
+
+std::vector<void*> Hook::reclaim() {
+  std::vector<void*> owners;
+  const Guarded guard(lock_);
+  if (entries_.load(std::memory_order_relaxed) == nullptr && unlinked_ == nullptr) return owners;
+  // Who loaded a client while it served may allocate from it for as long as he is present.
+  if (!Presence::everybody_left()) return owners;
+  std::size_t count = 0;
+  Atomic<Entry*>* link = &entries_;
+  while (Entry* entry = link->load(std::memory_order_relaxed)) {
+    if (entry != serving_.load(std::memory_order_relaxed) && entry->nothing_alive()) {
+      link->store(entry->next.load(std::memory_order_relaxed), std::memory_order_release);
+      entry->also_unlinked = unlinked_;
+      unlinked_ = entry;
+    } else {
+      link = &entry->next;
+    }
+  }
+  for (Entry* entry = unlinked_; entry != nullptr; entry = entry->also_unlinked) ++count;
+  owners.reserve(count);
+  if (count == 0 || !Presence::everybody_left()) return owners;
+  while (Entry* entry = unlinked_) {
+    unlinked_ = entry->also_unlinked;
+    owners.push_back(entry->owner);
+    delete entry;
+  }
+  return owners;
+}
+
+std::size_t Hook::held() noexcept {
+  const Guarded guard(lock_);
+  std::size_t count = 0;
+  const Entry* entry = entries_.load(std::memory_order_relaxed);
+  for (; entry != nullptr; entry = entry->next.load(std::memory_order_relaxed)) ++count;
+  return count;
+}
+
+// --- serving
+
+bool Hook::free(Address address) noexcept {
+  for (Entry* entry = entries_.load(std::memory_order_acquire); entry != nullptr;
+       entry = entry->next.load(std::memory_order_acquire)) {
+    bool dead = false;
+    if (entry->free(address, &dead) || dead) return true;
+  }
+  return false;
+}
+
+Hook::Entry* Hook::owner_of(Address address, std::size_t& bytes) noexcept {
+  for (Entry* entry = entries_.load(std::memory_order_acquire); entry != nullptr;
+       entry = entry->next.load(std::memory_order_acquire)) {
+    bool ours = false;
+    bytes = entry->size_of(address, ours);
+    if (ours) return entry;
+  }
+  return nullptr;
+}
+
+}  // namespace mempool

@@ -1,0 +1,83 @@
+"""Where a framework's pool is installed: one at a time, by any thread, and in a forked child too."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from mempool.errors import UsageError
+from mempool.versions import warn_if_untested
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mempool.pool import Pool
+
+P = TypeVar("P", bound="Pool")
+_places: weakref.WeakSet[Place[Any]] = weakref.WeakSet()
+
+
+class Place(Generic[P]):
+    """The place of a pool in one framework.
+
+    Attributes:
+        pool: the one that is installed, or None.
+        lock: held while that changes.
+    """
+
+    def __init__(self, name: str, module: str) -> None:
+        """An empty place.
+
+        Args:
+            name: of the framework, for people.
+            module: ours, which has ``uninstall``.
+        """
+        self.pool: P | None = None
+        self.lock = threading.RLock()
+        self._name, self._module = name, module
+        _places.add(self)
+
+    def install(self, make: Callable[[], P], serve: Callable[[P], None]) -> P:
+        """Make a pool and let it serve, unless its mode is off.
+
+        Raises:
+            UsageError: there is a pool already.
+        """
+        with self.lock:
+            if self.pool is not None:
+                raise UsageError(f"{self._name} has a pool already: {self._module}.uninstall() it first")
+            warn_if_untested(self._module.rpartition(".")[2])
+            pool = make()
+            try:
+                if pool.settings.mode != "off":
+                    serve(pool)
+            except BaseException:
+                pool.close()
+                raise
+            self.pool = pool
+        return pool
+
+    def uninstall(self) -> None:
+        """Close the pool; warn if there is none."""
+        if self.pool is None:
+            warnings.warn(f"no pool is installed in {self._name}", RuntimeWarning, stacklevel=3)
+        else:
+            self.pool.close()
+
+    def leave(self, pool: P, stop: Callable[[], None]) -> None:
+        """If this pool is here, it no longer is."""
+        with self.lock:
+            if self.pool is pool:
+                stop()
+                self.pool = None
+
+
+def _after_fork_in_child() -> None:
+    for place in list(_places):
+        place.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,84 @@
+// PyTorch's CPU allocator, passed on to the pool. Built on the user's machine against the user's torch (companion.py), of
+// which it needs libc10 alone; the pool's core is reached through the four functions of c_api.h that install() is given.
+//
+// Storages keep their allocator for ever, so ours is never destroyed, and while no pool serves it asks the allocator that
+// was there before. Memory is told by its address: what the pool did not give goes back to that one.
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+namespace {
+
+struct Pool {
+  void* (*alloc)(size_t bytes, int* served) = nullptr;
+  int (*owns)(void* address) = nullptr;
+  int (*free)(void* address) = nullptr;
+  void (*out_of_memory)(char* text, size_t size) = nullptr;
+};
+Pool pool;
+c10::Allocator* former = nullptr;
+
+void release(void* address) {
+  if (address == nullptr) return;
+  // Told before it is free, for then another thread may have it at once.
+  if (c10::memoryProfilingEnabled() && pool.owns(address) != 0) c10::profiledCPUMemoryReporter().Delete(address);
+  if (pool.free(address) == 0) former->raw_deallocate(address);
+}
+
+class PoolAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes == 0) return {nullptr, nullptr, &release, c10::Device(c10::DeviceType::CPU)};
+    int served = 0;
+    void* address = pool.alloc(bytes, &served);
+    if (served == 0) {
+      address = former->raw_allocate(bytes);
+    } else if (address == nullptr) {
+      refuse(bytes);
+    } else {
+      c10::profiledCPUMemoryReporter().New(address, bytes);
+    }
+    return {address, address, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+ private:
+  [[noreturn]] static void refuse(size_t bytes) {
+    c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
+    char text[256] = "";
+    pool.out_of_memory(text, sizeof text);
+    C10_THROW_ERROR(OutOfMemoryError, c10::str("DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes,
+                                               " bytes; ", text));
+  }
+};
+
+PoolAllocator* ours() {
+  static auto* const allocator = new PoolAllocator;
+  return allocator;
+}
+
+bool current() { return c10::GetAllocator(c10::DeviceType::CPU) == ours(); }
+
+constexpr uint8_t kPriority = 255;  // an allocator replaces one of no higher priority
+
+}  // namespace
+
+// 1: ours is PyTorch's allocator now. 0: it is not; 2: the one there before cannot take its own memory back.
+extern "C" __attribute__((visibility("default"))) int mempool_companion_install(
+    void* (*alloc)(size_t, int*), int (*owns)(void*), int (*free)(void*), void (*out_of_memory)(char*, size_t)) {
+  if (current()) return 1;
+  c10::Allocator* const before = c10::GetAllocator(c10::DeviceType::CPU);
+  if (before->raw_deleter() == nullptr) return 2;
+  pool = {alloc, owns, free, out_of_memory};
+  former = before;
+  c10::SetAllocator(c10::DeviceType::CPU, ours(), kPriority);
+  return current() ? 1 : 0;
+}
+
+// 1: the former allocator is PyTorch's again. 0: somebody has replaced ours, and it stays as it is.
+extern "C" __attribute__((visibility("default"))) int mempool_companion_uninstall() {
+  if (!current()) return 0;
+  c10::SetAllocator(c10::DeviceType::CPU, former, kPriority);
+  return c10::GetAllocator(c10::DeviceType::CPU) == former ? 1 : 0;
+}

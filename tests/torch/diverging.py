@@ -1,0 +1,188 @@
+"""A training loop that departs from its habits, in a process of its own; prints what came out as JSON.
+
+python diverging.py pool|plain SCENARIO OBSERVER
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from models import GPT, ResNet
+from torch.nn import functional as F
+from training import digest, observed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+#: Steps, and the one after which nothing out of the ordinary happens any more.
+STEPS, CALM = 48, 36
+
+
+class Loop:
+    """A model, its optimizer, and one step of training; what scenarios bend."""
+
+    def __init__(self, pool: Any) -> None:
+        self.pool = pool
+        self.model = GPT()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3, foreach=True)
+        self.losses: list[str] = []
+        self.kept: list[Any] = []
+
+    def data(self, number: int, size: int = 4, length: int = GPT.length) -> torch.Tensor:
+        return self.model.batch(number, size)[0][:, : length + 1]
+
+    def loss(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.model.embed(words[:, :-1]) + self.model.place.weight[: words.shape[1] - 1]
+        for layer in self.model.layers:
+            x = layer(x)
+        return F.cross_entropy(self.model.head(self.model.norm(x)).flatten(0, 1), words[:, 1:].flatten())
+
+    def step(self, number: int, **shape: int) -> None:
+        self.optimizer.zero_grad()
+        loss = self.loss(self.data(number, **shape))
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.item().hex())
+
+
+def extra_tensor(loop: Loop, number: int) -> None:
+    """A tensor more, alive through the step, in one step out of sixteen."""
+    extra = torch.full((3000,), float(number)) if number % 16 == 9 and number < CALM else None
+    loop.step(number)
+    assert extra is None or bool((extra == number).all())
+
+
+def logged_clones(loop: Loop, number: int) -> None:
+    """Copies that are kept."""
+    loop.step(number)
+    if number % 8 == 5 and number < CALM:
+        loop.kept.append((loop.model.head.weight.detach().clone(), loop.losses[-1]))
+
+
+def evaluation(loop: Loop, number: int) -> None:
+    """A pass without gradients in the middle of training."""
+    loop.step(number)
+    if number % 12 == 7 and number < CALM:
+        loop.model.eval()
+        with torch.no_grad():
+            loop.kept.append(loop.loss(loop.data(1000 + number, size=8)).item().hex())
+        loop.model.train()
+
+
+def last_batch(loop: Loop, number: int) -> None:
+    """Every twelfth batch is smaller."""
+    loop.step(number, size=1 if number % 12 == 11 else 4)
+
+
+def lengths(loop: Loop, number: int) -> None:
+    """Two lengths take turns."""
+    loop.step(number, length=GPT.length if number % 2 else GPT.length // 2)
+
+
+def exception(loop: Loop, number: int) -> None:
+    """A step that ends half-way."""
+    if number % 16 == 9 and number < CALM:
+        with contextlib.suppress(ZeroDivisionError):
+            loop.loss(loop.data(number)).backward()
+            1 / 0  # noqa: B018
+        loop.optimizer.zero_grad()
+    loop.step(number)
+
+
+def out_of_memory(loop: Loop, number: int) -> None:
+    """A request that cannot be served, half-way."""
+    if number % 16 == 9 and number < CALM:
+        with contextlib.suppress(RuntimeError):
+            loss = loop.loss(loop.data(number))
+            torch.empty(1 << 46, dtype=torch.uint8)
+            loss.backward()
+        loop.optimizer.zero_grad()
+    loop.step(number)
+
+
+def second_model(loop: Loop, number: int) -> None:
+    """Another network is trained for a while, from the middle on."""
+    loop.step(number)
+    if number == 20:
+        loop.kept.append(ResNet(8))
+    if 20 <= number < 32:
+        other = loop.kept[0]
+        loss = other.loss(*other.batch(number, 2))
+        loss.backward()
+        loop.losses.append(loss.item().hex())
+
+
+def saved(loop: Loop, number: int) -> None:
+    """Checkpoints are written."""
+    loop.step(number)
+    if number % 16 == 9 and number < CALM:
+        buffer = io.BytesIO()
+        torch.save({"model": loop.model.state_dict(), "optimizer": loop.optimizer.state_dict()}, buffer)
+        loop.kept.append(len(buffer.getvalue()))
+
+
+def frozen(loop: Loop, number: int) -> None:
+    """Half of the parameters stop learning: the pattern changes for good."""
+    if number == 16:
+        for parameter in itertools.islice(loop.model.parameters(), 12):
+            parameter.requires_grad_(False)
+    loop.step(number)
+
+
+def scheduled(loop: Loop, number: int) -> None:
+    """The learning rate changes."""
+    if number == 0:
+        loop.kept.append(torch.optim.lr_scheduler.CosineAnnealingLR(loop.optimizer, STEPS))
+    loop.step(number)
+    loop.kept[0].step()
+
+
+SCENARIOS: dict[str, Callable[[Loop, int], None]] = {
+    scenario.__name__: scenario
+    for scenario in (
+        extra_tensor, logged_clones, evaluation, last_batch, lengths, exception, out_of_memory, second_model,
+        saved, frozen, scheduled,
+    )
+}  # fmt: skip
+
+
+def numbers(pool: Any) -> Iterator[int]:
+    """The steps, marked for the pool; the planner gets time, as in a longer run."""
+    for number in range(STEPS):
+        yield number
+        if pool is not None:
+            pool.step()
+            pool.plan_now()
+
+
+def main(way: str, name: str, library: str) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    pool = observer = None
+    if way == "pool":
+        import mempool.torch
+
+        observer = observed(library)
+        pool = mempool.torch.install(background=False)
+    loop, counts = Loop(pool), []
+    for number in numbers(pool):
+        SCENARIOS[name](loop, number)
+        if pool is not None:
+            report = pool.report().to_dict()
+            counts.append([report["hits"], report["misses"]])
+    said: dict[str, Any] = {"losses": loop.losses, "parameters": digest(loop.model)}
+    said["kept"] = [text for text in loop.kept if isinstance(text, (str, int))]
+    if pool is not None and observer is not None:
+        said |= {"counts": counts, "overlaps": observer.overlaps(), "plans": pool._planner.plans}
+        said["report"] = pool.report().to_dict()
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,20 @@
+"""The demonstration in PyTorch: the pool changes nothing but memory and time."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mempool.demo.race import race
+
+
+@pytest.mark.parametrize("marks", [True, False], ids=["marks", "no-marks"])
+def test_it_is_the_same_training_with_all_hits_in_less_memory(marks: bool) -> None:
+    done = race("torch", marks=marks, steps=5, turns=8, show=lambda _: None)
+    answer = done.answer()
+    assert done.identical
+    assert (answer["state"], answer["misses"]) == ("replaying", 0)
+    assert answer["coverage"] >= 0.99
+    assert answer["planned_arena_bytes"] <= 1.02 * answer["peak_load_bytes"]
+    assert sum(done.pool.page_faults) < sum(done.default.page_faults)

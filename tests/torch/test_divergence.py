@@ -1,0 +1,64 @@
+"""Training that departs from its habits: the same results to the bit, and the plan is found again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+HERE = Path(__file__).resolve().parent
+#: Iterations at the end in which nothing misses any more; the last departure is a few before.
+LAST = 8
+SCENARIOS = [
+    "extra_tensor",
+    "logged_clones",
+    "evaluation",
+    "last_batch",
+    "lengths",
+    "exception",
+    "out_of_memory",
+    "second_model",
+    "saved",
+    "frozen",
+    "scheduled",
+]
+
+
+def run(way: str, scenario: str, observer: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "diverging.py"), way, scenario, observer],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_results_are_the_same_and_the_plan_is_followed_again(observer: str, scenario: str) -> None:
+    plain, pooled = run("plain", scenario, observer), run("pool", scenario, observer)
+    assert pooled["losses"] == plain["losses"]
+    assert pooled["parameters"] == plain["parameters"]
+    assert pooled["kept"] == plain["kept"]
+    assert pooled["overlaps"] == 0
+    misses = [count[1] for count in pooled["counts"]]
+    assert len(set(misses[-LAST:])) == 1, misses
+    assert pooled["report"]["state"] == "replaying"
+
+
+def test_a_kept_buffer_is_planned_around(observer: str) -> None:
+    """Copies that a log keeps lie in the arena's holes; after a while no planned buffer is in their way."""
+    pooled = run("pool", "logged_clones", observer)
+    assert pooled["plans"] > 1
+    hits, misses = pooled["counts"][-1]
+    assert misses == 0
+    assert hits > 0

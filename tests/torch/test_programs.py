@@ -1,0 +1,135 @@
+"""Programs as people write them, unchanged, under ``mempool run``; and processes that train together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRAIN = """
+    import argparse
+    import torch
+    from torch import nn
+
+    class Data(torch.utils.data.Dataset):
+        def __init__(self): self.x = torch.randn(96, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+        def __len__(self): return len(self.x)
+        def __getitem__(self, i): return self.x[i], i % 10
+
+    def main():
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--epochs", type=int, default=1)
+        args = parser.parse_args()
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+        net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.Flatten(),
+                            nn.LazyLinear(10))
+        loader = torch.utils.data.DataLoader(Data(), batch_size=8, num_workers=2)
+        net(torch.zeros(1, 3, 16, 16))
+        optimizer = torch.optim.Adam(net.parameters())
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        for epoch in range(args.epochs):
+            total = 0.0
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(net(x), y)
+                loss.backward()
+                optimizer.step()
+                total += loss.item()
+            schedule.step()
+            print(epoch, total.hex())
+
+    if __name__ == "__main__":
+        main()
+"""
+DISTRIBUTED = """
+    import json, os, sys
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    if sys.argv[1] == "pool":
+        import mempool.torch
+        pool = mempool.torch.install(device="cpu")
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    net = DistributedDataParallel(nn.Sequential(nn.Linear(200, 300), nn.ReLU(), nn.Linear(300, 10)))
+    optimizer = torch.optim.AdamW(net.parameters())
+    random = torch.Generator().manual_seed(rank)
+    losses = []
+    for step in range(30):
+        x, y = torch.randn(32, 200, generator=random), torch.randint(0, 10, (32,), generator=random)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+        if sys.argv[1] == "pool":
+            pool.step()
+    said = {"losses": losses}
+    if sys.argv[1] == "pool":
+        said["report"] = pool.report().to_dict()
+        pool.save(f"{sys.argv[2]}/rank{rank}.plan")
+    with open(f"{sys.argv[2]}/{sys.argv[1]}{rank}.json", "w") as file:
+        json.dump(said, file)
+    dist.destroy_process_group()
+"""
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+def test_an_unchanged_program_under_mempool_run(tmp_path: Path) -> None:
+    """Loader workers, lazy layers, a schedule: the same output, and a report of PyTorch's pool."""
+    script = write(tmp_path / "train.py", TRAIN)
+    command = [script, "--epochs", "4"]
+    plain = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+    pooled = subprocess.run(
+        [sys.executable, "-m", "mempool", "run", "--json", str(tmp_path / "report.json"), *command],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert pooled.stdout == plain.stdout
+    assert "mempool: torch" in pooled.stderr
+    report = json.loads((tmp_path / "report.json").read_text())["pools"]["torch"]
+    assert report["state"] == "replaying"
+    assert report["hit_rate"] > 0.99
+
+
+def test_two_processes_that_train_together_have_a_pool_and_a_plan_each(tmp_path: Path) -> None:
+    script = write(tmp_path / "ddp.py", DISTRIBUTED)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2")
+    for way, port in (("plain", 29611), ("pool", 29612)):
+        done = subprocess.run(
+            [*torchrun, f"--master_port={port}", script, way, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    for rank in range(2):
+        plain, pooled = (
+            json.loads((tmp_path / f"{way}{rank}.json").read_text()) for way in ("plain", "pool")
+        )
+        assert pooled["losses"] == plain["losses"]
+        assert pooled["report"]["state"] == "replaying"
+        assert pooled["report"]["misses"] == 0, pooled["report"]["misses_by_reason"]
+        assert (tmp_path / f"rank{rank}.plan").exists()

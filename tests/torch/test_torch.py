@@ -1,0 +1,327 @@
+"""Installing a pool in PyTorch: what it serves, what it leaves alone, and every end tensors may come to."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import numpy as np
+
+import mempool.numpy
+import mempool.torch
+from mempool import UsageError, _core
+from mempool.torch import companion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def pool() -> Iterator[mempool.torch.TensorPool]:
+    with mempool.torch.install(device="cpu", background=False) as made:
+        yield made
+
+
+def owns(pool: mempool.Pool, tensor: Any) -> bool:
+    return bool(pool.core.owns(tensor.untyped_storage().data_ptr()))
+
+
+def run(script: str, *, chatty: bool = False) -> str:
+    """The output of a program of its own, which must end well and, unless chatty, say nothing on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, "" if chatty else done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+class TestInstall:
+    def test_tensors_made_inside_are_served_and_no_others(self) -> None:
+        before = torch.ones(1000)
+        with mempool.torch.install(device="cpu") as pool:
+            assert mempool.torch.is_installed()
+            assert mempool.torch.installed() is pool
+            inside = torch.ones(1000)
+            assert owns(pool, inside)
+            assert not owns(pool, before)
+            del before
+        assert not mempool.torch.is_installed()
+        assert not owns(pool, torch.ones(1000))
+        assert (inside == 1).all()
+
+    def test_again_and_again(self) -> None:
+        for _ in range(5):
+            with mempool.torch.install(device="cpu", background=False) as pool:
+                assert owns(pool, torch.ones(1000))
+        assert _core.torch_cpu_hook().held() == 0
+
+    def test_a_second_install_is_a_clear_error(self, pool: mempool.torch.TensorPool) -> None:
+        with pytest.raises(UsageError, match="has a pool already"):
+            mempool.torch.install(device="cpu")
+        assert owns(pool, torch.ones(1000))
+
+    def test_another_device_is_a_clear_error(self) -> None:
+        with pytest.raises(UsageError, match="no device 'tpu'"):
+            mempool.torch.install(device="tpu")
+        assert not mempool.torch.is_installed()
+
+    def test_uninstall_without_install_warns(self) -> None:
+        with pytest.warns(RuntimeWarning, match="no pool is installed in PyTorch"):
+            mempool.torch.uninstall()
+
+    def test_off_leaves_pytorch_alone(self) -> None:
+        with mempool.torch.install(device="cpu", mode="off") as pool:
+            assert not owns(pool, torch.ones(1000))
+
+    def test_numpy_and_pytorch_have_pools_of_their_own(self, pool: mempool.torch.TensorPool) -> None:
+        with mempool.numpy.install(background=False) as arrays:
+            array, tensor = np.ones(1000), torch.ones(1000)
+            shared = torch.from_numpy(array)
+            assert arrays.core.owns(array.ctypes.data)
+            assert not owns(pool, shared)
+            assert owns(pool, tensor)
+            assert pool.core.owns(tensor.numpy().ctypes.data)
+            del array
+            assert (shared == 1).all()
+            del shared
+
+
+class TestMemory:
+    def test_other_threads_are_served(self, pool: mempool.torch.TensorPool) -> None:
+        made: list[Any] = []
+        thread = threading.Thread(target=lambda: made.append(torch.ones(1000)))
+        thread.start()
+        thread.join()
+        assert owns(pool, made[0])
+
+    def test_nothing_is_nothing(self, pool: mempool.torch.TensorPool) -> None:
+        empty = torch.empty(0)
+        assert empty.data_ptr() == 0
+        assert pool.core.stats()["live_blocks"] == 0
+
+    def test_storages_grow_and_shrink(self, pool: mempool.torch.TensorPool) -> None:
+        tensor = torch.arange(1000)
+        tensor.untyped_storage().resize_(80_000)
+        tensor = tensor.new_empty(0).set_(tensor.untyped_storage(), 0, (10_000,))
+        assert (tensor[:1000] == torch.arange(1000)).all()
+        assert owns(pool, tensor)
+        tensor.untyped_storage().resize_(0)
+        assert pool.core.stats()["live_blocks"] == 0
+
+    def test_a_storage_from_before_or_from_a_former_pool_is_resized_after(self) -> None:
+        """A storage keeps its allocator for ever."""
+        old = torch.ones(1000)
+        with mempool.torch.install(device="cpu") as pool:
+            inside = torch.ones(1000)
+            old.untyped_storage().resize_(8000)
+        for tensor in (old, inside):
+            tensor.untyped_storage().resize_(80_000)
+            assert (tensor == 1).all()
+            assert not owns(pool, tensor)
+        with mempool.torch.install(device="cpu") as other:
+            inside.untyped_storage().resize_(160_000)
+            assert owns(other, inside)
+            assert (inside == 1).all()
+
+    def test_tensors_outlive_the_pool_and_then_it_is_gone(self) -> None:
+        pool = mempool.torch.install(device="cpu")
+        tensors = [torch.full((n,), n) for n in (3, 1000, 300_000)]
+        pool.close()
+        del pool
+        gc.collect()
+        assert _core.torch_cpu_hook().held() == 1
+        assert all((tensor == len(tensor)).all() for tensor in tensors)
+        tensors.clear()
+        assert _core.torch_cpu_hook().held() == 0
+
+    def test_out_of_memory_is_pytorchs_own_error_with_the_numbers(self) -> None:
+        with mempool.torch.install(device="cpu", max_reserved=64 * MIB) as pool:
+            kept = torch.ones(MIB)
+            with pytest.raises(torch.OutOfMemoryError, match=r"allocate 400000000 bytes.*limited to"):
+                torch.ones(100_000_000)
+            assert owns(pool, torch.ones(1000))
+            assert (kept == 1).all()
+
+    def test_a_request_beyond_all_bounds_is_an_error(self, pool: mempool.torch.TensorPool) -> None:
+        with pytest.raises(RuntimeError, match=r"allocate|overflow"):
+            torch.empty(1 << 62, dtype=torch.uint8)
+        assert owns(pool, torch.ones(1000))
+
+    def test_alignment(self, pool: mempool.torch.TensorPool) -> None:
+        kept = [torch.ones(n) for n in range(1, 300, 7)]
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in kept)
+
+    def test_copy_on_write_and_deep_copies(self, pool: mempool.torch.TensorPool) -> None:
+        tensor = torch.arange(1000)
+        lazy = torch._lazy_clone(tensor)
+        lazy[0] = 7
+        assert (tensor[0], lazy[0]) == (0, 7)
+        assert owns(pool, lazy)
+        del tensor, lazy
+        assert pool.core.stats()["live_blocks"] == 0
+
+    def test_shared_memory_is_not_touched(self, pool: mempool.torch.TensorPool) -> None:
+        tensor = torch.arange(1000)
+        tensor.share_memory_()
+        assert not owns(pool, tensor)
+        assert (tensor == torch.arange(1000)).all()
+
+    def test_redzones(self) -> None:
+        with mempool.torch.install(device="cpu", check=True) as pool:
+            tensor = torch.zeros(1000)
+            behind = ctypes.c_float.from_address(tensor.data_ptr() + 4000)
+            behind.value = 1
+            assert any("past" in str(fault) for fault in pool.faults())
+
+
+class TestIterations:
+    def test_every_optimizer_step_ends_one(self, pool: mempool.torch.TensorPool) -> None:
+        weight = torch.nn.Parameter(torch.ones(1000))
+        optimizer = torch.optim.SGD([weight], 0.1)
+        handle = pool.watch(optimizer)
+        for _ in range(10):
+            optimizer.zero_grad()
+            (weight * 2).square().sum().backward()
+            optimizer.step()
+            pool.plan_now()
+        report = pool.report().to_dict()
+        assert (report["state"], report["misses"], report["iterations"]) == ("replaying", 0, 10)
+        handle.remove()
+        optimizer.step()
+        assert pool.report().to_dict()["iterations"] == 10
+
+    def test_a_saved_plan_replays_from_the_first_iteration(self, tmp_path: Path) -> None:
+        def work(pool: mempool.torch.TensorPool, count: int) -> None:
+            weight = torch.ones(300, 300)
+            for _ in range(count):
+                weight = torch.tanh(weight @ weight.T) + weight
+                pool.step()
+                pool.plan_now()
+
+        with mempool.torch.install(device="cpu", background=False) as first:
+            work(first, 10)
+            first.save(tmp_path / "plan")
+        with mempool.torch.install(device="cpu", background=False, plan=tmp_path / "plan") as second:
+            work(second, 10)
+        report = second.report().to_dict()
+        assert report["misses"] <= 2
+        assert report["hits"] >= 30
+
+
+class TestProfiler:
+    SCRIPT = """
+        import json, sys, torch
+        from torch.profiler import profile
+        if {pool}:
+            import mempool.torch
+            mempool.torch.install(device="cpu")
+        def work():
+            x = torch.ones(500, 500)
+            for _ in range(3): x = torch.relu(x @ x) * 0.01
+            return x
+        work()
+        with profile(profile_memory=True) as told: work()
+        spent = [[e.key, e.count, e.self_cpu_memory_usage] for e in told.key_averages()]
+        print(json.dumps([e for e in spent if e[2]]))
+    """
+
+    def test_it_tells_the_same_of_memory(self) -> None:
+        plain, pooled = (run(self.SCRIPT.format(pool=pool), chatty=True) for pool in (False, True))
+        assert plain == pooled
+        assert "aten::mm" in plain
+
+
+class TestEnds:
+    def test_a_forked_child_and_loaders_workers(self) -> None:
+        out = run("""
+            import os, warnings, torch, mempool.torch
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.set_num_threads(1)  # threads of OpenMP do not survive a fork, with a pool or without
+            pool = mempool.torch.install(device="cpu")
+            kept = torch.arange(100_000)
+            child = os.fork()
+            if child == 0:
+                assert (kept == torch.arange(100_000)).all()
+                kept.untyped_storage().resize_(0)
+                assert torch.ones(50_000).sum() == 50_000
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            class Data(torch.utils.data.Dataset):
+                def __len__(self): return 20
+                def __getitem__(self, i): return torch.full((1000,), i)
+            loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=2)
+            assert [int(b[-1, 0]) for b in loader] == [3, 7, 11, 15, 19]
+            assert (kept == torch.arange(100_000)).all()
+            print("well")
+        """)
+        assert out == "well\n"
+
+    def test_tensors_in_modules_cycles_and_nowhere_at_the_end_of_python(self) -> None:
+        out = run("""
+            import sys, torch, mempool.torch
+            mempool.torch.install(device="cpu")
+            sys.kept = torch.ones(300_000)
+            class Node: pass
+            node = Node(); node.me = node; node.tensor = torch.ones(5000)
+            leaked = torch.ones(5000); import ctypes; ctypes.pythonapi.Py_IncRef(ctypes.py_object(leaked))
+            print("well")
+        """)
+        assert out == "well\n"
+
+
+class TestCompanion:
+    def test_without_a_compiler_it_says_what_to_do(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("CXX", raising=False)
+        with pytest.raises(UsageError, match=r"apt install g\+\+"):
+            companion.build()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_compiler_that_fails_is_one_line_and_leaves_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
+        monkeypatch.setenv("CXX", "false")
+        with pytest.raises(UsageError, match="cannot be built") as caught:
+            companion.build()
+        assert "\n" not in str(caught.value)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_it_is_built_once_for_a_version(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
+        built = companion.build()
+        assert torch.__version__ in built.name
+        monkeypatch.setenv("CXX", "false")
+        assert companion.build() == built
+        assert [path.name for path in tmp_path.iterdir()] == [built.name]
+
+    def test_a_folder_that_cannot_be_written_is_done_without(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path / "file" / "folder"))
+        built = companion.build()
+        with contextlib.suppress(OSError):
+            assert built.exists()
+            built.unlink()
+            built.parent.rmdir()

@@ -1,0 +1,147 @@
+"""One training run in a process of its own, as a user would write it; prints what came out as JSON.
+
+    python training.py pool|plain '{"model": "resnet", ...}'
+
+The loop is the same with the pool and without. Addresses are watched by an observer that shares nothing with
+the pool (tests/native/torch_observer.cpp), if its library is named.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+import json
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from models import MODELS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from models import Batch, Model
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is trained, and how."""
+
+    model: str
+    optimizer: str = "adamw"
+    autocast: bool = False
+    checkpointing: bool = False
+    accumulate: int = 1
+    compiled: bool = False
+    workers: int = 0
+    threads: int = 1
+    marks: str = "none"  # none, step, iteration, watch
+    steps: int = 20
+    size: int = 4
+    observer: str = ""
+    plan: str = ""
+    save: str = ""
+
+
+class Data(torch.utils.data.Dataset[Any]):
+    """Batches by number."""
+
+    def __init__(self, model: Model, setup: Setup) -> None:
+        self._model, self._setup = model, setup
+
+    def __len__(self) -> int:
+        return self._setup.steps * self._setup.accumulate
+
+    def __getitem__(self, number: int) -> Batch:
+        return self._model.batch(number, self._setup.size)
+
+
+def batches(model: Model, setup: Setup) -> Iterator[Batch]:
+    """All batches, made here or by worker processes."""
+    data = Data(model, setup)
+    if setup.workers == 0:
+        yield from (data[number] for number in range(len(data)))
+    else:
+        yield from torch.utils.data.DataLoader(data, batch_size=None, num_workers=setup.workers)
+
+
+def train(model: Model, setup: Setup, pool: Any) -> list[str]:
+    """The losses, to the bit."""
+    kinds = {"sgd": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, foreach=True)}
+    kinds["adamw"] = lambda p: torch.optim.AdamW(p, 1e-3, foreach=True)
+    optimizer = kinds[setup.optimizer](model.parameters())
+    if pool is not None and setup.marks == "watch":
+        pool.watch(optimizer)
+    loss_of = torch.compile(model.loss) if setup.compiled else model.loss
+    losses, data = [], batches(model, setup)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        total = 0.0
+        for _ in range(setup.accumulate):
+            batch = next(data)
+            with torch.autocast("cpu", torch.bfloat16, enabled=setup.autocast):
+                loss = loss_of(*batch)
+            (loss / setup.accumulate).backward()
+            total += loss.item()
+        optimizer.step()
+        losses.append(total.hex())
+
+    for _ in range(setup.steps):
+        if pool is not None and setup.marks == "iteration":
+            with pool.iteration():
+                step()
+        else:
+            step()
+        if pool is not None and setup.marks == "step":
+            pool.step()
+    return losses
+
+
+def digest(model: Model) -> str:
+    """Of all parameters and buffers."""
+    told = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        told.update(tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return told.hexdigest()
+
+
+def observed(library: str) -> ctypes.CDLL:
+    """Put the observer between PyTorch and the pool."""
+    from mempool import _core
+
+    observer = ctypes.CDLL(library)
+    functions = (ctypes.c_void_p * 4)(*_core.torch_cpu_functions())
+    observer.observe(functions)
+    _core.torch_cpu_functions = lambda: tuple(functions)
+    return observer
+
+
+def main(way: str, setup: Setup) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(setup.threads)
+    torch.use_deterministic_algorithms(True)
+    pool = observer = None
+    if way == "pool":
+        import mempool.torch
+
+        observer = observed(setup.observer) if setup.observer else None
+        pool = mempool.torch.install(**({"plan": setup.plan} if setup.plan else {}))
+    model = MODELS[setup.model]()
+    model.checkpointing = setup.checkpointing
+    model.train()
+    said: dict[str, Any] = {"losses": train(model, setup, pool), "parameters": digest(model)}
+    if pool is not None:
+        said["report"] = pool.report().to_dict()
+        if setup.save:
+            pool.save(setup.save)
+    if observer is not None:
+        said |= {"overlaps": observer.overlaps(), "observed": observer.observed()}
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[2])
+    main(sys.argv[1], dataclasses.replace(Setup(given["model"]), **given))
