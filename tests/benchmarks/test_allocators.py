@@ -20,10 +20,13 @@ def only_when_asked(request: pytest.FixtureRequest) -> None:
         pytest.skip("a benchmark: --benchmark-enable")
 
 
-@pytest.mark.parametrize("workload", ["network", "wander"])
+@pytest.mark.parametrize("workload", ["network", "wander", "conv"])
 def test_allocators_side_by_side(workload: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Results are the same; times are for reading, and gate nothing."""
+    if workload == "conv":
+        pytest.importorskip("torch", reason="PyTorch is not installed")
     contenders = [rounds.Contender("glibc"), rounds.Contender("mempool", "pool")]
+    contenders += [rounds.Contender("glibc, keeping", variables=rounds.KEEPING)]
     contenders += [
         rounds.Contender(name, preload=library) for name in rounds.PEERS if (library := rounds.preload(name))
     ]
@@ -55,7 +58,7 @@ def test_replay_through_the_c_entry_points(
     if compiler is None:
         pytest.skip("no C++ compiler")
     native = ROOT / "mempool" / "native"
-    python = ("bind_", "module", "numpy_hook", "checked")
+    python = ("bind_", "module", "hook", "numpy_hook", "torch_cpu", "checked")
     sources = [str(path) for path in sorted(native.glob("*.cpp")) if not path.name.startswith(python)]
     program = tmp_path / "replay_bench"
     main = str(ROOT / "tests" / "native" / "replay_bench.cpp")

@@ -1,7 +1,7 @@
 """One process of a benchmark: a workload under one allocator, some steps at a time, as its stdin tells it.
 
-Arguments: WORKLOAD ("network" or "wander"), ALLOCATOR ("default" or "pool"). Lines in: ``steps N``,
-``timed N``, ``end``. Lines out: one JSON object for each.
+Arguments: WORKLOAD ("network", "wander" or, in PyTorch, "conv"), ALLOCATOR ("default" or "pool"). Lines in:
+``steps N``, ``timed N``, ``end``. Lines out: one JSON object for each.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-import mempool.numpy
-from mempool.demo.network import Data, Network
-from mempool.demo.worker import forget_peak, page_faults, resident_bytes, warm_up
+from mempool.demo.network import Data, Network, warm_up
+from mempool.demo.worker import forget_peak, page_faults, resident_bytes
 
 
 class Training:
@@ -58,7 +57,26 @@ class Wandering:
         return total.hex()
 
 
-WORKLOADS = {"network": Training, "wander": Wandering}
+class Convolutions:
+    """Six convolutions of 32 to 128 channels on 64 pictures of 32 by 32, AdamW, in PyTorch."""
+
+    BATCH = 64
+
+    def __init__(self) -> None:
+        import torch
+
+        from mempool.demo import torch_network
+
+        self._network = torch_network.Network()
+        random = torch.Generator().manual_seed(1)
+        self._images = torch.randn(self.BATCH, 3, 32, 32, generator=random)
+        self._labels = torch.randint(0, 10, (self.BATCH,), generator=random)
+
+    def step(self) -> str:
+        return self._network.step(self._images, self._labels).hex()
+
+
+WORKLOADS = {"network": Training, "wander": Wandering, "conv": Convolutions}
 
 
 class Worker:
@@ -68,9 +86,14 @@ class Worker:
         # What a planner will import, so that it counts as baseline in every process.
         for name in ("mempool.planned", "mempool.report", "solvers", "traces.pattern", "traces.workload"):
             importlib.import_module(name)
-        warm_up(np)
+        in_torch = workload == "conv"
+        adapter = importlib.import_module("mempool.torch" if in_torch else "mempool.numpy")
+        if in_torch:
+            importlib.import_module("mempool.demo.torch_network").warm_up()
+        else:
+            warm_up(np)
         self.baseline_bytes = resident_bytes("VmRSS")
-        self.pool = mempool.numpy.install() if allocator == "pool" else None
+        self.pool = adapter.install() if allocator == "pool" else None
         self.workload = WORKLOADS[workload]()
 
     def steps(self, count: int) -> dict[str, list[Any]]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WORKER = Path(__file__).parents[1] / "benchmarks" / "worker.py"
+#: glibc that never gives memory back, and so never has to take it again.
+KEEPING = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 #: Name -> the shared library of Debian's package.
 PEERS = {"jemalloc": "jemalloc", "tcmalloc": "tcmalloc_minimal", "mimalloc": "mimalloc"}
 
@@ -25,6 +27,7 @@ class Contender:
 
     Attributes:
         preload: file name of a library to preload, or "".
+        variables: of its environment.
         turns: one dict for each timed turn, of lists with one value for each step.
         end: its last answer.
     """
@@ -32,6 +35,7 @@ class Contender:
     name: str
     allocator: str = "default"
     preload: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
     turns: list[dict[str, list[Any]]] = field(default_factory=list)
     end: dict[str, Any] = field(default_factory=dict)
 
@@ -58,7 +62,9 @@ def race(contenders: Sequence[Contender], workload: str, *, steps: int, warm_up:
     """Let all take turns of `steps`, `warm_up` untimed and then `rounds`, every second in reverse order."""
     with contextlib.ExitStack() as stack:
         processes = [
-            stack.enter_context(Process([str(WORKER), workload, one.allocator], LD_PRELOAD=one.preload))
+            stack.enter_context(
+                Process([str(WORKER), workload, one.allocator], LD_PRELOAD=one.preload, **one.variables)
+            )
             for one in contenders
         ]
         for turn in range(warm_up + rounds):
