@@ -153,9 +153,8 @@ class Planner:
             return  # a forked child has no such thread
         self._stop.set()
         self._client.wake()
-        thread, self._thread = self._thread, None
-        if thread is not None and seconds > 0:
-            thread.join(seconds)
+        if self._thread is not None and seconds > 0:
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         try:

@@ -85,11 +85,12 @@ nb::typed<nb::list, Table> divergences(Client& client) {
   return list;
 }
 
-bool finalizing() noexcept {
+// While the interpreter ends, and, when that is no longer said of it, afterwards.
+bool is_over() noexcept {
 #if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing() != 0;
+  return Py_IsFinalizing() != 0 || Py_IsInitialized() == 0;
 #else
-  return _Py_IsFinalizing() != 0;
+  return _Py_IsFinalizing() != 0 || Py_IsInitialized() == 0;
 #endif
 }
 
@@ -98,7 +99,7 @@ bool finalizing() noexcept {
 bool wait_for_work(Client& client, double seconds) {
   PyThreadState* const state = PyEval_SaveThread();
   const bool work = client.wait_for_work(seconds);
-  while (finalizing()) pause();
+  while (is_over()) pause();
   PyEval_RestoreThread(state);
   return work;
 }
