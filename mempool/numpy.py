@@ -70,7 +70,8 @@ class ArrayPool(Pool):
     def serve(self) -> None:
         """Take NumPy over."""
         _explain_memory_errors()
-        _core.numpy_hook().serve(self.client, None if self._checking is None else self._checking.core)
+        self._hook = _core.numpy_hook()
+        self._hook.serve(self.client, None if self._checking is None else self._checking.core)
 
     def close(self) -> None:
         """Leave NumPy and stop planning. Arrays stay valid."""
@@ -81,7 +82,7 @@ class ArrayPool(Pool):
         if self._checking is not None:
             self._checking.end()
         if self.settings.mode != "off":
-            _core.numpy_hook().stop()
+            self._hook.stop()
 
 
 _place: Place[ArrayPool] = Place("NumPy", "mempool.numpy")

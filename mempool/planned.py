@@ -185,12 +185,13 @@ class Planned:
         first = int(weight.argmax())
         return [first, *(s for s in np.unique(self.pattern.sequence).tolist() if s != first)]
 
-    def save(self, path: str | Path) -> None:
-        """Write a plan file."""
+    def save(self, path: str | Path, *, client: str = "") -> None:
+        """Write a plan file; ``client`` says whose it is: "numpy", "torch"."""
         from solvers import write_plan
 
         warm_up = self.pattern.warm_up
         extra = {
+            "client": client,
             "iterations": str(self.pattern.iterations),
             "coverage": repr(self.pattern.coverage),
             "warm_up": ""

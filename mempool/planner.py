@@ -114,6 +114,7 @@ class Planner:
         self._settled = 0, 0  # misses and allocations when recording last ended for being clean
         self._dropped = 0
         self._misses_seen = -1
+        self._around_at, self._around_gap = 0, 2  # iterations: not before, and then not before so many more
         self._dropped_at = 0, 0  # hits and strays when the plans were dropped last
         self._loaded = False
         self._known: list[Planned] = []
@@ -145,7 +146,12 @@ class Planner:
         importlib.import_module("numpy")
         self._thread = threading.Thread(target=self._run, name="mempool-planner", daemon=True)
         _running.add(self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            _running.discard(self)
+            self._thread = None
+            raise
 
     def stop(self, seconds: float = 5.0) -> None:
         """End the thread, waiting for it at most so long; a solve that runs is interrupted."""
@@ -173,32 +179,34 @@ class Planner:
             if self._stop.is_set():
                 return
             try:
-                if work and not self._may_learn():
-                    work = False
-                elif work and budget.has_some():
-                    work = False
-                    with budget.charged() as forgive:
-                        if self._learn():
-                            self._trim()
-                            if self.plans <= MOST_KNOWN:
-                                forgive()
-                elif not work:
-                    self._perhaps_resume()
-                    self._in_quiet_times(budget)
-                self._perhaps_desert()
-                self._tell()
-                self._return_idle()
+                work = self._turn(budget, work=work)
             except Exception:
                 if self._stop.is_set() or not threading.main_thread().is_alive():
                     return  # the interpreter is shutting down: modules may fail to import
                 log.exception("the planner failed; the pool goes on without a new plan")
                 self._client.set_recording(False)
 
-    def _in_quiet_times(self, budget: Budget) -> None:
-        if budget.has_some() and self._client.blockers():
+    def _turn(self, budget: Budget, *, work: bool) -> bool:
+        """Do what there is to do and may be done; whether something is left."""
+        if self._client.blockers() and budget.has_some():
             with budget.charged() as forgive:
                 if self._perhaps_plan_around() and self.plans <= MOST_KNOWN:
                     forgive()
+        if work and not self._may_learn():
+            work = False
+        elif work and budget.has_some():
+            work = False
+            with budget.charged() as forgive:
+                if self._learn():
+                    self._trim()
+                    if self.plans <= MOST_KNOWN:
+                        forgive()
+        elif not work:
+            self._perhaps_resume()
+        self._perhaps_desert()
+        self._tell()
+        self._return_idle()
+        return work
 
     def _trim(self) -> None:
         if time.monotonic() >= self._trim_at:
@@ -313,33 +321,47 @@ class Planner:
         self._client.check_again_after(max(64, 4 * len(pattern.buffers)))
         return True
 
-    def _install(self, planned: Planned, counts: list[int] | None) -> None:
+    def _install(
+        self, planned: Planned, counts: list[int] | None, *, instead_of: Planned | None = None
+    ) -> None:
         pattern = planned.pattern
         self._client.install(planned.native(counts), pattern.iterations_seen)
-        self.planned = planned
-        self._known = [planned, *(k for k in self._known if not k.same_sequence(pattern))][:MOST_KNOWN]
+        if instead_of is None:
+            self.planned = planned
+            self._known = [planned, *(k for k in self._known if not k.same_sequence(pattern))][:MOST_KNOWN]
+        else:
+            self.planned = planned if self.planned is instead_of else self.planned
+            self._known = [planned if known is instead_of else known for known in self._known]
         self.plans += 1
         self._core.set_retained_limit(cache_bytes(planned))
         log.info("planned %d buffers into %d bytes", len(pattern.buffers), planned.plan.arena_bytes)
 
     def _perhaps_plan_around(self) -> bool:
-        """Plan again where something kept lies in the way, time and again. Nothing alive is moved."""
+        """Plan again where something kept lies in the way, time and again; True if there is a new plan.
+
+        Nothing alive is moved. Where it does not end, as with buffers that are kept for a while only, it is
+        done ever more rarely.
+        """
         blockers = self._client.blockers() if self._known else []
-        if not blockers:
+        iteration = self._client.state()["iterations"]
+        if not blockers or iteration < self._around_at:
             return False
         from mempool.planned import make_plan
 
-        for known in reversed(self._known):  # the one in use last
-            if not known.is_blocked_by(blockers):
-                continue
+        blocked = [known for known in self._known if known.is_blocked_by(blockers)]
+        for known in [self.planned] if self.planned in blocked else blocked:
+            assert known is not None
             planned = make_plan(
                 known.pattern, alignment=self._alignment, interrupt=self._stop.is_set, around=blockers
             )
             if planned is None or self._stop.is_set():
                 return False
             log.info("planning around %d buffers that stay in the arena", len(blockers))
-            self._install(planned, None)
-        return True
+            self._install(planned, None, instead_of=known)
+        if blocked:
+            self._around_gap *= 2
+            self._around_at = iteration + self._around_gap
+        return bool(blocked)
 
     def _nothing_found(self, kept: int) -> None:
         self._vain += 1

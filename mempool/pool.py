@@ -73,7 +73,11 @@ class Pool:
             paged=self.device.page != 0,
             explain=self._news() if self.settings.explain else None,
         )
-        self._begin()
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
         # For a pool that is dropped unclosed. Not waiting: the thread itself may be the one that drops it.
         weakref.finalize(self, self._planner.stop, 0.0).atexit = False
         _open.add(self)
@@ -113,7 +117,7 @@ class Pool:
         if self.settings.record is not None:
             from mempool.tape import Tape
 
-            self._tape = Tape(self.client, self.settings.record, self.device.alignment)
+            self._tape = Tape(self.client, self.settings.record, self.device.alignment, self.name)
             _recording.add(self)
 
     # --- iterations
@@ -257,7 +261,7 @@ class Pool:
         if self.planned is None:
             raise UsageError("there is no plan yet: no iteration has been seen to repeat")
         with _core.Bypass():
-            self.planned.save(path)
+            self.planned.save(path, client=self.name)
 
     # --- planning and the end
 

@@ -30,19 +30,20 @@ os.register_at_fork(after_in_child=_leave_files_to_the_parent)
 class Tape:
     """Drains a client's tape into a Parquet trace; the file appears when it is closed, and whole."""
 
-    def __init__(self, client: _core.Client, path: str, alignment: int) -> None:
+    def __init__(self, client: _core.Client, path: str, alignment: int, name: str) -> None:
         """Begin to record.
 
         Args:
             client: whose events.
             path: of the trace.
             alignment: of the device, in bytes.
+            name: of the client, which the trace tells as its metadata's ``client``.
         """
         from traces.parquet import TraceWriter
 
         self._client = client
         self._recording = Recording(alignment)
-        self._writer = TraceWriter(path, metadata={"alignment": str(alignment)})
+        self._writer = TraceWriter(path, metadata={"alignment": str(alignment), "client": name})
         self._lock = threading.Lock()
         self._open = True
         self._thread: threading.Thread | None = None

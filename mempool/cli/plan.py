@@ -188,7 +188,8 @@ def _write(found: Plan, work: Work, output: Path) -> None:
     elif work.pattern is not None:
         from mempool.planned import Planned
 
-        Planned(work.pattern, work.buffers, found).save(output)
+        client = "" if work.trace is None else work.trace.metadata.get("client", "")
+        Planned(work.pattern, work.buffers, found).save(output, client=client)
     else:
         from solvers import write_plan
 

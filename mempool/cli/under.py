@@ -94,13 +94,25 @@ class Run:
         with Ours():
             for name in (*OURS, ADAPTERS[framework]):
                 adapter = importlib.import_module(name)
-        given = {name: self.options[name] for name in ("plan", "max_reserved")}
-        pool = adapter.install(record=self._own(self.options["record"]), **given)
+        pool = adapter.install(
+            record=self._own(self.options["record"]),
+            plan=self._plan_of(framework),
+            max_reserved=self.options["max_reserved"],
+        )
         pool.leave_open_at_exit()  # it would be closed before `finish`, which reports and closes it
         self.pools[framework] = pool
         if first:
             # Only now, so that it runs after the adapter has put its own state right.
             os.register_at_fork(after_in_child=self._after_fork)
+
+    def _plan_of(self, framework: str) -> str | None:
+        """The plan, unless it says that it is another framework's."""
+        path: str | None = self.options["plan"]
+        if path is None:
+            return None
+        from solvers import read_plan
+
+        return path if read_plan(path)[2].get("client", "") in ("", framework) else None
 
     def _own(self, path: str | None) -> str | None:
         """The path for this process: a child has its number in the name."""
@@ -125,9 +137,11 @@ class Run:
 
     def _report(self) -> None:
         reports = {name: pool.report() for name, pool in self.pools.items()}
-        for name, pool in self.pools.items():
+        for number, (name, pool) in enumerate(self.pools.items(), start=1):
             try:
                 pool.close()
+                if number < len(self.pools):
+                    self._put_aside(name, used=bool(reports[name].values["allocations"]))
             except Exception as error:
                 _say(f"the trace of {name} was not written: {error}")
         if self.options["json"] is not None and not self.is_child:
@@ -145,6 +159,17 @@ class Run:
                 _write(self.pools[name].explain())
         if not reports and not self.is_child:
             _say(f"nothing to report: the program imported none of {', '.join(ADAPTERS)}")
+
+    def _put_aside(self, framework: str, *, used: bool) -> None:
+        """The trace of the framework that came last gets the name that was asked for, others their own."""
+        path = self._own(self.options["record"])
+        if path is None or not os.path.isfile(path):  # noqa: PTH113
+            return
+        stem, suffix = os.path.splitext(path)  # noqa: PTH122
+        if used:
+            os.replace(path, f"{stem}.{framework}{suffix}")  # noqa: PTH105
+        else:
+            os.unlink(path)  # noqa: PTH108
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         """End as the signal's default does, after the trace has been written."""

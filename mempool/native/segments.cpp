@@ -233,7 +233,10 @@ bool Segments::resize(Block* block, std::size_t bytes, Stream stream) noexcept {
   Segment& segment = *block->segment;
   if (segment.large != (rounded >= source_.traits().large)) return false;  // it belongs into the other kind of segment
   if (segment.large && is_whole(*block) && source_.round_to_page(rounded) != segment.size) {
-    if (!resize_segment(segment, source_.round_to_page(rounded)) && rounded > block->size) return false;
+    if (!resize_segment(segment, source_.round_to_page(rounded))) {
+      if (rounded > block->size) return false;
+      shrink(block, rounded);
+    }
   } else if (rounded > block->size) {
     if (!grow_into_neighbour(block, rounded)) return false;
   } else {
@@ -246,7 +249,11 @@ bool Segments::resize(Block* block, std::size_t bytes, Stream stream) noexcept {
 
 bool Segments::resize_segment(Segment& segment, std::size_t bytes) noexcept {
   if (bytes > segment.size) make_way(bytes - segment.size);
-  const Address base = source_.resize(segment.base, segment.size, bytes);
+  Address base = source_.resize(segment.base, segment.size, bytes);
+  if (base == 0 && bytes > segment.size && source_.traits().page != 0) {  // a copy would take even more
+    trim();
+    base = source_.resize(segment.base, segment.size, bytes);
+  }
   if (base == 0) return false;
   Block* const block = segment.first;
   if (base != segment.base) {

@@ -60,25 +60,34 @@ PoolAllocator* ours() {
 
 bool current() { return c10::GetAllocator(c10::DeviceType::CPU) == ours(); }
 
-constexpr uint8_t kPriority = 255;  // an allocator replaces one of no higher priority
+// An allocator replaces one of no higher priority: the lowest that will do, so that others may still replace it.
+bool set(c10::Allocator* allocator) {
+  for (int priority = 0; priority <= 255; ++priority) {
+    c10::SetAllocator(c10::DeviceType::CPU, allocator, static_cast<uint8_t>(priority));
+    if (c10::GetAllocator(c10::DeviceType::CPU) == allocator) return true;
+  }
+  return false;
+}
 
 }  // namespace
 
-// 1: ours is PyTorch's allocator now. 0: it is not; 2: the one there before cannot take its own memory back.
+// 1: ours is PyTorch's allocator now. 0: it is not. 2: the one there before cannot take its own memory back. 3: ours was
+// there once, and the one there now may pass on to it, as ours would to that one.
 extern "C" __attribute__((visibility("default"))) int mempool_companion_install(
     void* (*alloc)(size_t, int*), int (*owns)(void*), int (*free)(void*), void (*out_of_memory)(char*, size_t)) {
   if (current()) return 1;
   c10::Allocator* const before = c10::GetAllocator(c10::DeviceType::CPU);
   if (before->raw_deleter() == nullptr) return 2;
-  pool = {alloc, owns, free, out_of_memory};
-  former = before;
-  c10::SetAllocator(c10::DeviceType::CPU, ours(), kPriority);
-  return current() ? 1 : 0;
+  if (former != nullptr && former != before) return 3;
+  if (former == nullptr) {  // once: memory of the former one may be freed through ours at any time
+    pool = {alloc, owns, free, out_of_memory};
+    former = before;
+  }
+  return set(ours()) ? 1 : 0;
 }
 
 // 1: the former allocator is PyTorch's again. 0: somebody has replaced ours, and it stays as it is.
 extern "C" __attribute__((visibility("default"))) int mempool_companion_uninstall() {
   if (!current()) return 0;
-  c10::SetAllocator(c10::DeviceType::CPU, former, kPriority);
-  return c10::GetAllocator(c10::DeviceType::CPU) == former ? 1 : 0;
+  return set(former) ? 1 : 0;
 }

@@ -7,6 +7,7 @@ else ``~/.cache/mempool``.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import hashlib
@@ -35,7 +36,7 @@ def install() -> None:
         UsageError: it cannot be built, or PyTorch does not take it.
     """
     answer = _library().mempool_companion_install(*_core.torch_cpu_functions())
-    if answer == 2:
+    if answer in (2, 3):
         raise UsageError("PyTorch's CPU allocator has been replaced by one that cannot be passed on to")
     if answer != 1:
         raise UsageError("PyTorch did not take the pool as its CPU allocator")
@@ -48,7 +49,15 @@ def uninstall() -> None:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(build()))  # never unloaded: tensors are freed through it until the very end
+    built = build()
+    try:
+        library = ctypes.CDLL(str(built))  # never unloaded: tensors are freed through it until the very end
+    except OSError:  # damaged, by a crash or a full disk
+        built.unlink(missing_ok=True)
+        try:
+            library = ctypes.CDLL(str(build()))
+        except OSError as error:
+            raise UsageError(f"the companion for PyTorch cannot be loaded: {error}") from None
     library.mempool_companion_install.argtypes = [ctypes.c_void_p] * 4
     return library
 
@@ -75,7 +84,7 @@ def build() -> Path:
         (SOURCE.read_bytes(), torch.__version__, torch.version.git_version, FLAGS, os.uname().machine)
     )
     name = f"torch-{torch.__version__}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
-    built = _folder() / name
+    built = _folder(name) / name
     if not built.exists():
         log.info("building the companion for PyTorch %s", torch.__version__)
         _compile(command, built)
@@ -93,17 +102,25 @@ def _compile(command: list[str], built: Path) -> None:
         if done.returncode != 0:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip())
             raise UsageError(f"the companion for PyTorch cannot be built: {first} ({shlex.join(command)})")
+        with Path(beside).open("rb") as file:
+            os.fsync(file)
+        Path(beside).chmod(0o644)
         Path(beside).replace(built)
     except subprocess.TimeoutExpired:
         raise UsageError(f"the compiler took more than {_SECONDS} s: {shlex.join(command)}") from None
+    except OSError as error:
+        raise UsageError(f"the companion for PyTorch cannot be built: {error}") from None
     finally:
         Path(beside).unlink(missing_ok=True)
 
 
 def _compiler() -> list[str]:
     """The C++ compiler's command, which is ``$CXX`` if that is set."""
-    if chosen := os.environ.get("CXX"):
-        return shlex.split(chosen)
+    if chosen := os.environ.get("CXX", "").strip():
+        try:
+            return shlex.split(chosen)
+        except ValueError as error:
+            raise UsageError(f"$CXX is {chosen!r}: {error}") from None
     for name in COMPILERS:
         if found := shutil.which(name):
             return [found]
@@ -113,14 +130,17 @@ def _compiler() -> list[str]:
     )
 
 
-def _folder() -> Path:
-    """Where libraries are kept; where none can be, a folder of this process."""
-    chosen, cache = os.environ.get("MEMPOOL_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    folder = Path(chosen) if chosen else (Path(cache) if cache else Path("~/.cache").expanduser()) / "mempool"
+def _folder(name: str) -> Path:
+    """Where the library of this name is, or will be kept; where nothing can be, a folder of this process."""
     try:
+        chosen, cache = os.environ.get("MEMPOOL_CACHE"), os.environ.get("XDG_CACHE_HOME")
+        home = Path(cache) if cache else Path("~/.cache").expanduser()
+        folder = (Path(chosen) if chosen else home / "mempool").absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
+        if (folder / name).exists() or os.access(folder, os.W_OK):
             return folder
-    except OSError:
+    except (OSError, RuntimeError):  # nobody's home is nowhere
         pass
-    return Path(tempfile.mkdtemp(prefix="mempool-"))
+    temporary = Path(tempfile.mkdtemp(prefix="mempool-"))
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary

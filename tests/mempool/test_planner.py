@@ -290,6 +290,29 @@ def test_a_buffer_that_is_kept_in_the_arena_is_planned_around(pool: Pool) -> Non
         memory.free(address)
 
 
+def test_a_planner_in_the_background_plans_around_what_is_kept() -> None:
+    """Every iteration misses, and each miss calls it to the recording: that must not be all it does."""
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        kept: list[int] = []
+        until = time.monotonic() + 60
+        number = 0
+        while time.monotonic() < until and pool._planner.plans < 2:
+            pool.step()
+            programs.layers(memory)
+            number += 1
+            if not kept and pool.state == "replaying" and number > 20:
+                kept.append(memory.allocate(50_000))
+            time.sleep(0.002)
+        assert pool._planner.plans == 2
+        run_misses = pool.report().to_dict()["misses"]
+        for _ in range(10):
+            pool.step()
+            programs.layers(memory)
+        assert pool.report().to_dict()["misses"] <= run_misses
+        memory.free_all()
+
+
 @pytest.mark.parametrize(
     ("buffers", "offset", "says"),
     [

@@ -123,6 +123,28 @@ def test_a_shared_buffer_that_becomes_large_gets_a_segment_of_its_own() -> None:
     core.give_everything_back()
 
 
+def test_what_lies_idle_makes_room_for_growth() -> None:
+    """A copy would need both; the limit allows one and what is idle beside it."""
+    core = Core()
+    core.pool.set_retained_limit(1 << 40)
+    buffer, other = core.allocate(60 * MIB), core.allocate(8 * MIB)
+    core.free(other)
+    core.pool.set_max_reserved(72 * MIB)
+    assert reallocate(core, buffer, 70 * MIB) != 0
+    core.give_everything_back()
+
+
+def test_without_pages_what_a_large_buffer_no_longer_needs_is_free() -> None:
+    core = Core(page=0)
+    buffer = core.allocate(64 * MIB)
+    assert reallocate(core, buffer, 2 * MIB) == buffer
+    assert books(core)["live"]["current"] == 2 * MIB
+    committed = core.committed
+    core.allocate(50 * MIB)
+    assert core.committed == committed
+    core.give_everything_back()
+
+
 def test_growth_that_the_limit_forbids_leaves_everything_as_it_was() -> None:
     core = Core()
     buffer = core.allocate(2 * MIB)

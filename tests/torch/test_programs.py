@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from traces.parquet import read_trace
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -133,3 +135,41 @@ def test_two_processes_that_train_together_have_a_pool_and_a_plan_each(tmp_path:
         assert pooled["report"]["state"] == "replaying"
         assert pooled["report"]["misses"] == 0, pooled["report"]["misses_by_reason"]
         assert (tmp_path / f"rank{rank}.plan").exists()
+
+
+BOTH = """
+    import numpy as np
+    {torch}
+    for i in range(200):
+        a = np.ones((64, 64)) @ np.ones((64, 64))
+    {more}
+"""
+
+
+@pytest.mark.parametrize("uses_torch", [True, False])
+def test_a_program_with_two_frameworks_has_a_trace_of_each(tmp_path: Path, uses_torch: bool) -> None:
+    """Under the name asked for is the trace of PyTorch; NumPy's stands beside it, and neither is lost."""
+    more = "for i in range(100): t = torch.ones(100, 100) @ torch.ones(100, 100)" if uses_torch else ""
+    script = write(tmp_path / "p.py", BOTH.format(torch="import torch", more=more))
+    trace = tmp_path / "t.trace"
+    command = [sys.executable, "-m", "mempool", "run", "--quiet", "--record", str(trace), script]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    arrays = read_trace(tmp_path / "t.numpy.trace")
+    assert int((arrays.size == 64 * 64 * 8).sum()) == 600
+    tensors = read_trace(trace)
+    assert int((tensors.size == 40_000).sum()) == (300 if uses_torch else 0)
+    assert (arrays.metadata["client"], tensors.metadata["client"]) == ("numpy", "torch")
+
+
+def test_a_plan_serves_the_framework_that_it_was_made_for(tmp_path: Path) -> None:
+    script = write(tmp_path / "p.py", BOTH.format(torch="import sys, torch", more=""))
+    trace, plan, report = (str(tmp_path / name) for name in ("t.trace", "t.plan", "r.json"))
+    mempool = [sys.executable, "-m", "mempool"]
+    subprocess.run([*mempool, "run", "--quiet", "--record", trace, script], check=True, cwd=tmp_path)
+    arrays = str(tmp_path / "t.numpy.trace")
+    subprocess.run([*mempool, "plan", arrays, "-o", plan], check=True, cwd=tmp_path, capture_output=True)
+    command = [*mempool, "run", "--quiet", "--plan", plan, "--json", report, script]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    pools = json.loads((tmp_path / "r.json").read_text())["pools"]
+    assert pools["numpy"]["hits"] > 500
+    assert pools["torch"]["arena_bytes"] == 0

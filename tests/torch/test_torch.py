@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import subprocess
 import sys
 import textwrap
@@ -39,13 +40,14 @@ def owns(pool: mempool.Pool, tensor: Any) -> bool:
     return bool(pool.core.owns(tensor.untyped_storage().data_ptr()))
 
 
-def run(script: str, *, chatty: bool = False) -> str:
+def run(script: str, *, chatty: bool = False, **environment: str) -> str:
     """The output of a program of its own, which must end well and, unless chatty, say nothing on stderr."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
         timeout=120,
+        env={**os.environ, **environment},
         check=False,
     )
     assert (done.returncode, "" if chatty else done.stderr) == (0, ""), done.stderr
@@ -325,3 +327,24 @@ class TestCompanion:
             assert built.exists()
             built.unlink()
             built.parent.rmdir()
+
+    def test_a_damaged_library_is_built_again(self, tmp_path: Path) -> None:
+        script = """
+            import torch, mempool.torch
+            from mempool.torch import companion
+            built = companion.build()
+            built.write_bytes(b"")
+            mempool.torch.install(device="cpu")
+            assert built.stat().st_size > 0
+            print("well")
+        """
+        assert run(script, MEMPOOL_CACHE=str(tmp_path)) == "well\n"
+
+    @pytest.mark.parametrize("compiler", ["/nonexistent/c++", '"g++'])
+    def test_a_compiler_that_is_none_is_a_clear_error(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str
+    ) -> None:
+        monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
+        monkeypatch.setenv("CXX", compiler)
+        with pytest.raises(UsageError):
+            companion.build()
