@@ -103,6 +103,10 @@ def make_report(pool: Pool) -> Report:
         "hits": steady["hit"],
         "misses": sum(misses.values()),
         "misses_by_reason": misses,
+        "hits_total": client["outcomes"]["hit"],
+        "misses_total": sum(
+            v for k, v in client["outcomes"].items() if k not in NOT_MISSES and k != "unplanned"
+        ),
         "dynamic": steady["dynamic"],
         "outside": steady["outside"],
         "hit_rate": steady["hit"] / asked if asked else None,
