@@ -38,6 +38,7 @@ class Setup:
     workers: int = 0
     threads: int = 1
     marks: str = "none"  # none, step, iteration, watch
+    background: bool = False  # plan in a thread, or between steps: on a busy machine the thread may come too late
     steps: int = 20
     size: int = 4
     observer: str = ""
@@ -97,6 +98,8 @@ def train(model: Model, setup: Setup, pool: Any) -> list[str]:
             step()
         if pool is not None and setup.marks == "step":
             pool.step()
+        if pool is not None and not setup.background:
+            pool.plan_now()
     return losses
 
 
@@ -128,7 +131,9 @@ def main(way: str, setup: Setup) -> None:
         import mempool.torch
 
         observer = observed(setup.observer) if setup.observer else None
-        pool = mempool.torch.install(**({"plan": setup.plan} if setup.plan else {}))
+        pool = mempool.torch.install(
+            background=setup.background, **({"plan": setup.plan} if setup.plan else {})
+        )
     model = MODELS[setup.model]()
     model.checkpointing = setup.checkpointing
     model.train()
