@@ -38,7 +38,7 @@ class Setup:
     workers: int = 0
     threads: int = 1
     marks: str = "none"  # none, step, iteration, watch
-    background: bool = False  # plan in a thread, or between steps: on a busy machine the thread may come too late
+    background: bool = False  # plan in a thread, which may come late on a busy machine, or between steps
     steps: int = 20
     size: int = 4
     observer: str = ""
