@@ -189,24 +189,30 @@ class Planner:
     def _turn(self, budget: Budget, *, work: bool) -> bool:
         """Do what there is to do and may be done; whether something is left."""
         if self._client.blockers() and budget.has_some():
-            with budget.charged() as forgive:
-                if self._perhaps_plan_around() and self.plans <= MOST_KNOWN:
-                    forgive()
+            self._spend(budget, self._perhaps_plan_around)
         if work and not self._may_learn():
             work = False
         elif work and budget.has_some():
             work = False
-            with budget.charged() as forgive:
-                if self._learn():
-                    self._trim()
-                    if self.plans <= MOST_KNOWN:
-                        forgive()
+            self._spend(budget, self._learn_and_trim)
         elif not work:
             self._perhaps_resume()
         self._perhaps_desert()
         self._tell()
         self._return_idle()
         return work
+
+    def _spend(self, budget: Budget, make_plan: Callable[[], bool]) -> None:
+        """Try to make a plan, at the budget's expense unless it is one of the first."""
+        with budget.charged() as forgive:
+            if make_plan() and self.plans <= MOST_KNOWN:
+                forgive()
+
+    def _learn_and_trim(self) -> bool:
+        learned = self._learn()
+        if learned:
+            self._trim()
+        return learned
 
     def _trim(self) -> None:
         if time.monotonic() >= self._trim_at:
@@ -343,8 +349,7 @@ class Planner:
         done ever more rarely.
         """
         blockers = self._client.blockers() if self._known else []
-        iteration = self._client.state()["iterations"]
-        if not blockers or iteration < self._around_at:
+        if not blockers or (iteration := self._client.state()["iterations"]) < self._around_at:
             return False
         from mempool.planned import make_plan
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from processes import told_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,15 +36,6 @@ def trained() -> Callable[..., dict[str, Any]]:
     """What a training process of its own says: ``trained("pool", model="gpt", ...)``."""
 
     def run(way: str, **setup: Any) -> dict[str, Any]:
-        done = subprocess.run(
-            [sys.executable, str(HERE / "training.py"), way, json.dumps(setup)],
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return said
+        return told_by(HERE / "training.py", way, json.dumps(setup))
 
     return run

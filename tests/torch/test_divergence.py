@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import told_by
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -32,16 +30,7 @@ SCENARIOS = [
 
 
 def run(way: str, scenario: str, observer: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(HERE / "diverging.py"), way, scenario, observer],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return said
+    return told_by(HERE / "diverging.py", way, scenario, observer)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
