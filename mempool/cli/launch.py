@@ -70,7 +70,7 @@ def parsed(arguments: Sequence[str]) -> dict[str, Any] | None:
     rest = list(arguments)
     while rest and rest[0] in OPTIONS:
         name = rest.pop(0)
-        if OPTIONS[name] and (not rest or rest[0].startswith("-")):
+        if OPTIONS[name] and (not rest or rest[0] == "" or rest[0].startswith("-")):
             return None
         given[name] = rest.pop(0) if OPTIONS[name] else True
     if not rest or (rest[0].startswith("-") and not (rest[0] in ("-m", "-c") and len(rest) > 1)):

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mempool.cli import launch
@@ -44,6 +44,8 @@ WORDS = (
 )
 
 
+@example(words=["--record", "", "there.py"])
+@example(words=["--json", "", "there.py"])
 @given(words=st.lists(st.sampled_from(WORDS), max_size=6))
 def test_it_starts_what_the_long_way_starts_or_nothing(
     words: list[str], tmp_path_factory: pytest.TempPathFactory
