@@ -289,11 +289,11 @@ class Planner:
     def _patterns(self) -> tuple[list[Pattern], list[int]]:
         """What recurs in the recording, and how many allocations each sequence had made by then."""
         from mempool.recording import Recording
+        from traces.cycles import iterations_begin
         from traces.pattern import find_patterns
-        from traces.windows import iterations_begin
 
         sequence, size, marks = self._client.outline()  # of what is not small
-        begin = 0 if marks else iterations_begin(sequence, size.view("int64"))
+        begin = 0 if marks else iterations_begin(sequence, size)
         if begin is None:
             return [], []
         wanted = {} if begin <= MOST_WARM_UP else {"allocations": len(size) - begin}

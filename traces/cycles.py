@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from traces import _core
 from traces.detect import Period, tail_period
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: So many allocations must agree, whatever the period.
-LEAST_EVIDENCE = 24
+#: So many allocations must agree, whatever the period, and so many iterations.
+LEAST_EVIDENCE, LEAST_REPEATS = 24, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +67,20 @@ def find_cycle(
     return Cycle(rows, first, stretch.period)
 
 
-def cycle_begins(values: NDArray[np.int64]) -> int | None:
-    """Where the iterations begin that a sequence with these sizes ends with; None if it does not repeat."""
-    stretch = _stretch(values, len(values))
-    return None if stretch is None else stretch.start
+def iterations_begin(sequence: NDArray[np.uint32], size: NDArray[np.uint64]) -> int | None:
+    """Before which allocation a trace without marks says nothing of its last iterations; None: no windows.
+
+    It saves making the trace, or its beginning, and takes no turn of the interpreter's lock.
+
+    Args:
+        sequence: uint32[m], of each allocation above the small size.
+        size: uint64[m], bytes.
+
+    Raises:
+        ValueError: the columns differ in length.
+    """
+    begin = _core.iterations_begin(sequence, size, LEAST_EVIDENCE, LEAST_REPEATS)
+    return None if begin < 0 else begin
 
 
 def _cuts(n: int) -> list[int]:
@@ -81,7 +92,7 @@ def _cuts(n: int) -> list[int]:
 def _stretch(values: NDArray[np.int64], cut: int) -> Period | None:
     """The iterations that lead to the cut and go on behind it; None if there are too few."""
     period = tail_period(values[:cut], min_repeats=2)
-    if period is None or period.length < max(LEAST_EVIDENCE, 3 * period.period):
+    if period is None or period.length < max(LEAST_EVIDENCE, LEAST_REPEATS * period.period):
         return None
     differs = values[cut:] != values[cut - period.period : len(values) - period.period]
     beyond = int(differs.argmax()) if differs.any() else len(differs)

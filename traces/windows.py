@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.cycles import Cycle, cycle_begins, find_cycle
+from traces.cycles import Cycle, find_cycle
 from traces.trace import Kind
 
 if TYPE_CHECKING:
@@ -145,26 +145,6 @@ def _worth_a_look(
 def _heaviest(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64], rows: slice) -> int:
     """The sequence that allocates most bytes in these rows."""
     return int(np.bincount(sequence[rows], weights=size[rows].astype(np.float64)).argmax())
-
-
-def iterations_begin(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64]) -> int | None:
-    """Before which allocation a trace without marks says nothing of its last iterations; None: no windows.
-
-    It saves making the trace, or its beginning.
-
-    Args:
-        sequence: integer[m], of each allocation above the small size.
-        size: int64[m], bytes.
-    """
-    if len(size) == 0:
-        return None
-    main = _heaviest(sequence, size, slice(len(size) // 2, None))
-    begins = {}
-    for s in np.unique(sequence[len(size) // 2 :]).tolist():
-        rows = np.flatnonzero(sequence == s)
-        if (begin := cycle_begins(size[rows])) is not None:
-            begins[s] = int(rows[begin])
-    return min(begins.values()) if main in begins else None
 
 
 def _mark_name(trace: Trace, event: int) -> str:

@@ -32,6 +32,13 @@ nb::dict outcomes(const Counts& counts) {
   return d;
 }
 
+// What takes long is made while Python's threads run on.
+template <class Make>
+auto unlocked(Make make) {
+  const nb::gil_scoped_release release;
+  return make();
+}
+
 Table stats(Client& client) {
   const ClientStats s = client.stats();
   Table d;
@@ -155,14 +162,14 @@ void bind_client(nb::module_& m) {
       .def("recording",
            [](Client& c, std::size_t allocations)
                -> nb::typed<nb::tuple, Array<std::uint8_t>, std::vector<Stream>, std::vector<std::uint64_t>, bool> {
-             Client::Recording r = c.recording(allocations);
+             Client::Recording r = unlocked([&] { return c.recording(allocations); });
              return nb::make_tuple(as_array<std::uint8_t>(std::move(r.events)), r.streams, r.counts, r.whole);
            }, "allocations"_a = ~std::size_t{0},
            "The planner's ring, or its last so many allocations and what came between: (packed records, see BRIEF_FIELDS; "
            "streams by sequence; allocations ever by sequence; nothing was lost or left out).")
       .def("outline",
            [](Client& c) -> nb::typed<nb::tuple, Array<std::uint32_t>, Array<std::uint64_t>, bool> {
-             Client::Outline o = c.outline();
+             Client::Outline o = unlocked([&] { return c.outline(); });
              return nb::make_tuple(as_array<std::uint32_t>(std::move(o.sequences)),
                                    as_array<std::uint64_t>(std::move(o.sizes)), o.marks);
            },

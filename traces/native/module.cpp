@@ -10,13 +10,14 @@
 #include "period.hpp"
 
 namespace nb = nanobind;
-using Values = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class Value>
+using Column = nb::ndarray<const Value, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 NB_MODULE(_core, m) {
   m.doc() = "Native part of traces.";
   m.def(
       "tail_period",
-      [](const Values& values, std::int64_t repeats) {
+      [](const Column<std::int64_t>& values, std::int64_t repeats) {
         if (repeats < 1) throw nb::value_error("repeats is less than 1");
         traces::Tail tail;
         {
@@ -28,4 +29,14 @@ NB_MODULE(_core, m) {
       },
       nb::arg("values"), nb::arg("repeats"),
       "Period and length of the longest tail that repeats at least so often; (0, 0) where there is none.");
+  m.def(
+      "iterations_begin",
+      [](const Column<std::uint32_t>& sequence, const Column<std::uint64_t>& size, std::int64_t least_values,
+         std::int64_t least_repeats) {
+        if (sequence.shape(0) != size.shape(0)) throw nb::value_error("sequence and size differ in length");
+        const nb::gil_scoped_release unlocked;
+        return traces::iterations_begin(sequence.data(), size.data(), size.shape(0), {least_values, least_repeats});
+      },
+      nb::arg("sequence"), nb::arg("size"), nb::arg("least_values"), nb::arg("least_repeats"),
+      "The first allocation of the iterations that the sequences end with; -1 where the main one does not repeat.");
 }

@@ -1,8 +1,10 @@
-// The longest periodic tail of a sequence, in linear time.
+// The longest periodic tail of a sequence, and whether sequences that ran beside each other have one, in linear time.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <utility>
 #include <vector>
 
 namespace traces {
@@ -36,6 +38,53 @@ inline Tail tail_period(const std::int64_t* values, std::size_t n, std::int64_t 
     if (length / repeats >= period) best = {period, length};  // longer ones come later
   }
   return best;
+}
+
+// What a tail must show before it counts as iterations.
+struct Evidence {
+  std::int64_t values;   // in all, whatever the period
+  std::int64_t repeats;
+  bool shown_by(const Tail& tail) const noexcept {
+    return tail.period != 0 && tail.length >= values && tail.length >= repeats * tail.period;
+  }
+};
+
+// Before which of n allocations, of sequences mixed as they came, nothing is said of the iterations they end with: the
+// earliest beginning of any. -1: the main one, which allocates most bytes in the second half, does not repeat.
+inline std::int64_t iterations_begin(const std::uint32_t* sequence, const std::uint64_t* size, std::size_t n,
+                                     const Evidence& evidence) {
+  struct Own {
+    std::vector<std::int64_t> values, rows;
+    double late_bytes = 0;
+    bool late = false;
+  };
+  std::map<std::uint32_t, Own> owns;
+  for (std::size_t i = 0; i < n; ++i) {
+    Own& own = owns[sequence[i]];
+    own.values.push_back(static_cast<std::int64_t>(size[i]));
+    own.rows.push_back(static_cast<std::int64_t>(i));
+    if (i < n / 2) continue;
+    own.late_bytes += static_cast<double>(size[i]);
+    own.late = true;
+  }
+  const Own* main = nullptr;
+  for (const auto& [name, own] : owns) {
+    if (own.late && (main == nullptr || own.late_bytes > main->late_bytes)) main = &own;
+  }
+  std::int64_t begin = -1;
+  std::vector<std::int64_t> border;
+  const auto look = [&](const Own& own) {
+    const Tail tail = tail_period(own.values.data(), own.values.size(), 2, border);
+    if (!evidence.shown_by(tail)) return false;
+    const std::int64_t first = own.rows[own.rows.size() - static_cast<std::size_t>(tail.length)];
+    if (begin == -1 || first < begin) begin = first;
+    return true;
+  };
+  if (main == nullptr || !look(*main)) return -1;
+  for (const auto& [name, own] : owns) {
+    if (own.late && &own != main) look(own);
+  }
+  return begin;
 }
 
 }  // namespace traces

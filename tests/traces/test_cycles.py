@@ -1,0 +1,70 @@
+"""What is told from sizes alone, against the same said plainly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traces.cycles import LEAST_EVIDENCE, LEAST_REPEATS, iterations_begin
+
+
+def begins(sizes: list[int]) -> int | None:
+    """Where the longest tail begins that repeats a period often enough; each period tried at each place."""
+    best = None
+    for period in range(1, len(sizes) // 2 + 1):
+        begin = len(sizes) - period
+        while begin > 0 and sizes[begin - 1] == sizes[begin - 1 + period]:
+            begin -= 1
+        if len(sizes) - begin >= 2 * period and (best is None or begin < best[0]):
+            best = begin, period
+    if best is None:
+        return None
+    length = len(sizes) - best[0]
+    return best[0] if length >= max(LEAST_EVIDENCE, LEAST_REPEATS * best[1]) else None
+
+
+def plainly(sequence: list[int], size: list[int]) -> int | None:
+    """As `iterations_begin`."""
+    late = sorted(set(sequence[len(size) // 2 :]))
+    if not late:
+        return None
+    weight = {s: sum(b for a, b in zip(sequence, size, strict=True) if a == s) for s in late}
+    for a, b in list(zip(sequence, size, strict=True))[: len(size) // 2]:
+        if a in weight:
+            weight[a] -= b
+    main = max(late, key=lambda s: (weight[s], -s))
+    found = {}
+    for s in late:
+        rows = [i for i, a in enumerate(sequence) if a == s]
+        if (begin := begins([size[i] for i in rows])) is not None:
+            found[s] = rows[begin]
+    return min(found.values()) if main in found else None
+
+
+PERIODS = st.lists(st.integers(1, 3), min_size=1, max_size=16)
+SEQUENCES = st.lists(
+    st.tuples(st.lists(st.integers(1, 3), max_size=6), PERIODS, st.integers(0, 80)), min_size=1, max_size=3
+)
+
+
+@given(SEQUENCES, st.randoms(use_true_random=False))
+def test_it_finds_what_trying_everything_finds(
+    parts: list[tuple[list[int], list[int], int]], random: object
+) -> None:
+    """Sequences that repeat after a beginning of their own, mixed in any order."""
+    queues = [list(warm_up) + (period * 80)[:count] for warm_up, period, count in parts]
+    sequence, size = [], []
+    while any(queues):
+        s = random.choice([i for i, queue in enumerate(queues) if queue])  # type: ignore[attr-defined]
+        sequence.append(s)
+        size.append(queues[s].pop(0))
+    columns = np.array(sequence, np.uint32), np.array(size, np.uint64)
+    assert iterations_begin(*columns) == plainly(sequence, size)
+
+
+def test_columns_of_two_lengths_are_refused() -> None:
+    """Rather than read past the shorter one."""
+    with pytest.raises(ValueError, match="differ in length"):
+        iterations_begin(np.zeros(3, np.uint32), np.zeros(2, np.uint64))
