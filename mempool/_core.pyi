@@ -66,6 +66,9 @@ class SimulatedCounts:
     def events_alive(self) -> int: ...
 
     @property
+    def synchronizes(self) -> int: ...
+
+    @property
     def errors(self) -> int: ...
 
 class SimulatedDevice(Device):
@@ -77,6 +80,11 @@ class SimulatedDevice(Device):
 
     def finish(self, stream: int) -> None:
         """All work queued on the stream is done."""
+
+    def capture(self, streams: Sequence[int]) -> None:
+        """
+        A graph is captured on these streams, and what would spoil it counts as an error; none: no longer.
+        """
 
     def set_capacity(self, capacity: int) -> None: ...
 
@@ -107,6 +115,18 @@ class Pool:
     def __init__(self, *, device: object, small_bytes: int = 512, max_reserved: int = 18446744073709551615, recorded_events: int = 262144) -> None: ...
 
     def stats(self) -> dict[str, Any]: ...
+
+    def begin_graph(self, id: tuple[int, int], streams: Sequence[int]) -> None:
+        """
+        What is allocated on these streams belongs to a graph that is being captured.
+        """
+
+    def end_graph(self, id: tuple[int, int]) -> None: ...
+
+    def release_graph(self, id: tuple[int, int]) -> None:
+        """
+        Once for each begin: the graph is gone, and its memory goes back when its buffers are freed.
+        """
 
     def trim(self) -> None:
         """Give free memory back to the device."""
@@ -155,6 +175,11 @@ class Client:
 
     def allocate(self, bytes: int, stream: int = 0, zeroed: bool = False) -> int:
         """An address; 0: out of memory."""
+
+    def use(self, address: int, stream: int) -> bool:
+        """
+        A live buffer is used by this stream too: once freed, its memory waits until that stream is through with it. False: not a live buffer of this pool, or its own stream.
+        """
 
     def free(self, address: int, stream: int = 0) -> bool:
         """False: not a live buffer of this pool."""

@@ -18,7 +18,7 @@ RECORD = np.dtype([(name, kind) for name, kind in EVENT_FIELDS])
 BRIEF = np.dtype([(name, kind) for name, kind in BRIEF_FIELDS])
 #: Names of the marks in traces, by the core's kind of event.
 MARKS = ("step", "begin", "end")
-_ALLOC, _FREE, _HANDOVER, _FIRST_MARK = 0, 1, 2, 3
+_ALLOC, _FREE, _HANDOVER, _USE, _FIRST_MARK = 0, 1, 2, 3, 4
 
 
 class Recording:
@@ -51,6 +51,7 @@ class Recording:
         """
         records = np.frombuffer(packed, BRIEF)
         stream = np.array(streams or [0], np.int64)[records["sequence"]]
+        stream = np.where(records["kind"] == _USE, records["size"].astype(np.int64), stream)
         return self._trace(records, stream, np.zeros(len(records), np.int64))
 
     def _trace(self, records: NDArray[Any], stream: NDArray[Any], time_ns: NDArray[Any]) -> Trace:
@@ -58,6 +59,7 @@ class Recording:
         rows = _in_the_programs_order(records["kind"])
         buffer, records, stream = buffer[rows], records[rows], stream[rows]  # at the times as they were
         kind = np.where(records["kind"] == _HANDOVER, _FREE, records["kind"])
+        kind = np.where(kind == _USE, np.uint32(Kind.READ), kind)
         mark = kind >= _FIRST_MARK
         rows = np.flatnonzero(mark | (buffer >= 0))
         kind, buffer, mark = kind[rows], buffer[rows], mark[rows]
@@ -75,13 +77,13 @@ class Recording:
         )
 
     def _ids(self, records: NDArray[Any]) -> NDArray[np.int64]:
-        """Buffer id of each record; -1 for marks and for frees of unknown buffers."""
+        """Buffer id of each record; -1 for marks and for frees and uses of unknown buffers."""
         kind, address = records["kind"], records["address"]
         ids = np.full(len(records), -1, np.int64)
         born = np.flatnonzero(kind == _ALLOC)
         ids[born] = self._next_id + np.arange(len(born))
         self._next_id += len(born)
-        rows = np.flatnonzero(kind < _FIRST_MARK)
+        rows = np.flatnonzero(kind < _USE)
         order = rows[np.argsort(address[rows], kind="stable")]  # by address, then in time
         same = np.zeros(len(order), np.bool_)
         same[1:] = address[order[1:]] == address[order[:-1]]
@@ -90,6 +92,7 @@ class Recording:
         after_alloc[1:] = same[1:] & ~freed[:-1]
         known = freed & after_alloc
         ids[order[known]] = ids[order[np.flatnonzero(known) - 1]]
+        self._name_uses(ids, kind, address, order)
         for row in order[freed & ~same]:  # the first that is heard of this address here
             ids[row] = self._alive.pop(int(address[row]), -1)
         last = np.ones(len(order), np.bool_)
@@ -97,6 +100,20 @@ class Recording:
         for row in order[last & ~freed]:
             self._alive[int(address[row])] = int(ids[row])
         return ids
+
+    def _name_uses(
+        self, ids: NDArray[np.int64], kind: NDArray[Any], address: NDArray[Any], order: NDArray[np.intp]
+    ) -> None:
+        """Give each use the id of the buffer that lived there then; the others, so ordered, have theirs."""
+        sorted_addresses = address[order]
+        for row in np.flatnonzero(kind == _USE).tolist():
+            first = np.searchsorted(sorted_addresses, address[row], "left")
+            here = order[first : np.searchsorted(sorted_addresses, address[row], "right")]
+            before = int(np.searchsorted(here, row))
+            if before == 0:
+                ids[row] = self._alive.get(int(address[row]), -1)
+            elif kind[here[before - 1]] == _ALLOC:
+                ids[row] = ids[here[before - 1]]
 
 
 def _in_the_programs_order(kind: NDArray[np.uint32]) -> NDArray[np.intp]:

@@ -50,8 +50,8 @@ class Pattern:
 
     Attributes:
         buffers: n rows in order of allocation, on a circle whose period is n allocations. Those that
-            are ``persistent`` are left to the fallback: they pile up, live too long, or belong to a sequence
-            that varies.
+            are ``persistent`` are left to the fallback: they pile up, live too long, are used by another
+            stream, or belong to a sequence that varies.
         sequence: int32[n], the sequence (thread and stream) of each allocation, named as in the trace's
             ``thread``.
         since: for each sequence, how many of its allocations came since the last iteration seen began.
@@ -103,7 +103,7 @@ def find_patterns(
 class _Lifetimes:
     life: NDArray[np.int64]  # latest, in the group's allocations
     unresolved: NDArray[np.bool_]  # never freed so far, and too young to say
-    keeps: NDArray[np.bool_]  # never or not always freed
+    keeps: NDArray[np.bool_]  # never or not always freed, or when another stream is through with it
 
 
 class _Builder:
@@ -181,6 +181,7 @@ class _Builder:
         strange = is_open & (age > life + count)
         never = is_open.all(axis=0)
         keeps = ((strange.sum(axis=0) >= 2) & ~never) | (never & (age.max(axis=0) > 4 * count))
+        keeps |= w.shared[rows].any(axis=0)  # nobody knows when another stream is through
         if group not in self._apart:
             self._strange.extend(rows[strange & ~never].tolist())
         life = np.maximum(life, np.where(is_open & ~strange, age, 0).max(axis=0))

@@ -34,6 +34,7 @@ class Windows:
         size: int64[m], bytes.
         freed_before: int64[m], how many rows came before its free (m: after the last); -1 if it was not
         freed.
+        shared: bool[m], used by another stream than its own.
         marks: int64[k], how many rows came before each mark.
         seen: how many windows there were.
         bounds: int64[w, 2], first row and end of each window that was looked at.
@@ -50,6 +51,7 @@ class Windows:
     stream: NDArray[np.int64]
     size: NDArray[np.int64]
     freed_before: NDArray[np.int64]
+    shared: NDArray[np.bool_]
     marks: NDArray[np.int64]
     seen: int
     bounds: NDArray[np.int64]
@@ -89,6 +91,11 @@ def find_windows(trace: Trace, small_bytes: int, *, anywhere: bool = False) -> l
     frees = frees[row_of[births[frees]] >= 0]
     freed_before[row_of[births[frees]]] = np.searchsorted(event, frees)
 
+    shared = np.zeros(len(event), np.bool_)
+    uses = np.flatnonzero((trace.kind == Kind.READ) | (trace.kind == Kind.WRITE))
+    uses = uses[trace.stream[uses] != trace.stream[births[uses]]]
+    shared[row_of[births[uses]][row_of[births[uses]] >= 0]] = True
+
     sequence, size = trace.thread[event], trace.size[event]
     mark_events = np.flatnonzero(trace.kind == Kind.MARK)
     begins = np.array([e for e in mark_events if _mark_name(trace, int(e)) != "end"], np.int64)
@@ -110,7 +117,9 @@ def find_windows(trace: Trace, small_bytes: int, *, anywhere: bool = False) -> l
     found = []
     for alike in _alike(sequence, size, bounds, main):
         groups = _groups(sequence, stream, size, bounds, alike, main)
-        windows = Windows(event, sequence, stream, size, freed_before, marks, seen, bounds, alike, groups, {})
+        windows = Windows(
+            event, sequence, stream, size, freed_before, shared, marks, seen, bounds, alike, groups, {}
+        )
         if len(mark_events) == 0:
             windows = dataclasses.replace(windows, apart=_apart(windows, main, anywhere=anywhere))
         found.append(windows)

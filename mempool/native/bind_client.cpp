@@ -146,6 +146,9 @@ void bind_client(nb::module_& m) {
       .def_prop_ro("handle", [](Client& c) { return reinterpret_cast<std::uintptr_t>(&c); },
                    "What the plain C entry points mempool_alloc and mempool_free take as their client.")
       .def("allocate", &Client::allocate, "bytes"_a, "stream"_a = 0, "zeroed"_a = false, "An address; 0: out of memory.")
+      .def("use", &Client::use, "address"_a, "stream"_a,
+           "A live buffer is used by this stream too: once freed, its memory waits until that stream is through with it. "
+           "False: not a live buffer of this pool, or its own stream.")
       .def("free", [](Client& c, Address address, Stream stream) { return c.free(address, stream); }, "address"_a,
            "stream"_a = 0, "False: not a live buffer of this pool.")
       .def("reallocate",

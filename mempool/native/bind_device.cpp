@@ -1,5 +1,7 @@
 #include <memory>
 
+#include <nanobind/stl/vector.h>
+
 #include "bindings.hpp"
 #include "host_device.hpp"
 #include "simulated_device.hpp"
@@ -29,6 +31,7 @@ void bind_device(nb::module_& m) {
       .def_ro("refusals", &SimulatedCounts::refusals)
       .def_ro("live_reservations", &SimulatedCounts::live_reservations)
       .def_ro("events_alive", &SimulatedCounts::events_alive)
+      .def_ro("synchronizes", &SimulatedCounts::synchronizes)
       .def_ro("errors", &SimulatedCounts::errors);
 
   nb::class_<SimulatedDevice, Device>(m, "SimulatedDevice", "Addresses without memory, of a given capacity.")
@@ -45,6 +48,8 @@ void bind_device(nb::module_& m) {
           "shared_segment"_a = std::size_t{2} << 20, "large"_a = std::size_t{1} << 20)
       .def("counts", &SimulatedDevice::counts)
       .def("finish", &SimulatedDevice::finish, "stream"_a, "All work queued on the stream is done.")
+      .def("capture", &SimulatedDevice::capture, "streams"_a,
+           "A graph is captured on these streams, and what would spoil it counts as an error; none: no longer.")
       .def("set_capacity", &SimulatedDevice::set_capacity, "capacity"_a)
       .def("fail_after", &SimulatedDevice::fail_after, "calls"_a,
            "Refuse every request for memory after this many more.");

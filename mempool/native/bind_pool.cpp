@@ -1,4 +1,6 @@
 #include <malloc.h>
+
+#include <algorithm>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -56,20 +58,22 @@ nb::dict gauge(const Gauge& g) {
 }
 
 struct PoolStats {
-  Gauge reserved;
+  Gauge reserved, deferred;
   ArenaStats arena;
-  std::size_t segments, segment_free, segment_largest_free, live_blocks, table_bytes, limit;
+  std::size_t segments, segment_free, segment_largest_free, live_blocks, graph_pools, table_bytes, limit;
   std::uint64_t device_calls;
 };
 
 PoolStats taken(Pool& pool) {
   const Guarded guard(pool.lock);
   return {pool.source().reserved(),
+          pool.deferred(),
           pool.arena_stats(),
           pool.segments().segments(),
           pool.segments().free_bytes(),
           pool.segments().largest_free(),
           pool.live_blocks(),
+          pool.graph_pools(),
           pool.table_bytes(),
           pool.source().limit(),
           pool.source().calls()};
@@ -80,6 +84,7 @@ nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
   const PoolStats s = taken(pool);
   nb::typed<nb::dict, nb::str, nb::any> d;
   d["reserved"] = gauge(s.reserved);
+  d["deferred"] = gauge(s.deferred);
   d["arena_bytes"] = s.arena.bytes;
   d["arena_alive"] = s.arena.alive;
   d["arena_strangers"] = s.arena.strangers;
@@ -88,6 +93,7 @@ nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
   d["segment_free_bytes"] = s.segment_free;
   d["segment_largest_free_bytes"] = s.segment_largest_free;
   d["live_blocks"] = s.live_blocks;
+  d["graph_pools"] = s.graph_pools;
   d["device_calls"] = s.device_calls;
   d["table_bytes"] = s.table_bytes;
   d["max_reserved_bytes"] = s.limit;
@@ -119,6 +125,18 @@ void bind_pool(nb::module_& m) {
           nb::kw_only(), "device"_a, "small_bytes"_a = 512, "max_reserved"_a = ~std::size_t{0},
           "recorded_events"_a = std::size_t{1} << 18)
       .def("stats", &stats)
+      .def("begin_graph",
+           [](Pool& pool, GraphPools::Id id, std::vector<Stream> streams) {
+             const auto takes = [streams = std::move(streams)](Stream stream) {
+               return std::find(streams.begin(), streams.end(), stream) != streams.end();
+             };
+             const Guarded guard(pool.lock);
+             pool.begin_graph(id, takes);
+           },
+           "id"_a, "streams"_a, "What is allocated on these streams belongs to a graph that is being captured.")
+      .def("end_graph", [](Pool& pool, GraphPools::Id id) { const Guarded guard(pool.lock); pool.end_graph(id); }, "id"_a)
+      .def("release_graph", [](Pool& pool, GraphPools::Id id) { const Guarded guard(pool.lock); pool.release_graph(id); },
+           "id"_a, "Once for each begin: the graph is gone, and its memory goes back when its buffers are freed.")
       .def("trim", [](Pool& pool) { const Guarded guard(pool.lock); pool.trim(); }, "Give free memory back to the device.")
       .def("release_arena", [](Pool& pool) { const Guarded guard(pool.lock); return pool.release_arena(); },
            "Give the arena back if nothing in it is alive; True if there is none afterwards.")

@@ -176,7 +176,25 @@ Pool::Given Client::serve_small(std::size_t bytes, Stream stream) noexcept try {
   return {};
 }
 
+// A graph is being captured; false: this request is none of its.
+bool Client::serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& given) noexcept try {
+  const std::uint32_t recorded_as = tape_.on() ? sequence(stream).follower.sequence() : 0;
+  if (!pool_->allocate_for_graph(bytes, stream, given)) return false;
+  if (given.address == 0) {
+    refuse(bytes);
+    return true;
+  }
+  served(given, bytes);
+  if (bytes > pool_->options().small_bytes) ++stats_.outcomes[static_cast<std::size_t>(Outcome::outside)];
+  if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
+  return true;
+} catch (...) {  // the host has no memory for a new thread's sequence
+  refuse(bytes);
+  return true;
+}
+
 Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) noexcept try {
+  pool_->collect();
   Sequence& mine = sequence(stream);
   const Pool::Given given = serve_large(mine, bytes, stream, resized);
   if (given.address == 0) {
@@ -223,7 +241,9 @@ Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept
   Pool::Given given;
   {
     const Guarded guard(pool_->lock);
-    if (bytes <= pool_->options().small_bytes) {
+    if (pool_->capturing() && serve_for_graph(bytes, stream, given)) {
+      // whose memory nobody else gets
+    } else if (bytes <= pool_->options().small_bytes) {
       given = serve_small(bytes, stream);
     } else {
       if (cached != nullptr) given.address = serve_hit(*cached, bytes);
@@ -254,6 +274,14 @@ bool Client::free(Address address, Stream stream, bool* dead) noexcept {
   if (small) stats_.small.sub(1);
   if (!small && ring_.on()) ring_.add(RecordedEvent::free, address, 0, stream, 0);
   if (tape_.on()) tape_.add(RecordedEvent::free, address, 0, stream, 0);
+  return true;
+}
+
+bool Client::use(Address address, Stream stream) {
+  const Guarded guard(pool_->lock);
+  if (!pool_->use(address, stream)) return false;
+  if (ring_.on()) ring_.add(RecordedEvent::use, address, static_cast<std::size_t>(stream), stream, 0);
+  if (tape_.on()) tape_.add(RecordedEvent::use, address, 0, stream, 0);
   return true;
 }
 

@@ -55,6 +55,9 @@ class Client {
   // Moves to a new buffer of `bytes`; 0: not served, the old one is as it was. `foreign`: the old one is not ours.
   Address reallocate(Address address, std::size_t bytes, Stream stream, bool* foreign) noexcept;
 
+  // A live buffer is used by this stream too. False: no such buffer, or the stream is its own. May throw std::bad_alloc.
+  bool use(Address address, Stream stream);
+
   // --- marks and scopes; any thread
   void mark(Mark mark);
   void enter_dynamic() noexcept;  // until leave_dynamic(), nothing is planned or recorded
@@ -149,6 +152,7 @@ class Client {
   Address serve_hit(Sequence& sequence, std::size_t bytes) noexcept;
   void served(const Pool::Given& given, std::size_t bytes) noexcept;
   Pool::Given serve_small(std::size_t bytes, Stream stream) noexcept;
+  bool serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& given) noexcept;
   struct Resized {  // of the buffer that a new one replaces
     Address address = 0;
     Pool::Freed before{};

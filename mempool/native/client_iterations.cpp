@@ -164,6 +164,7 @@ void Client::mark(Mark kind) {
                                                           : RecordedEvent::end;
   if (ring_.on()) ring_.add(event, 0, 0, 0, mine.follower.sequence());
   if (tape_.on()) tape_.add(event, 0, 0, 0, mine.follower.sequence());
+  pool_->collect();
   if (kind != Mark::end) {
     boundary(followed());
     begin_everywhere(marks_++);

@@ -30,6 +30,7 @@ std::size_t Hook::Entry::size_of(Address address, bool& ours) noexcept {
 bool Hook::Entry::nothing_alive() noexcept {
   if (checked != nullptr) checked->flush();
   const Guarded guard(client->pool().lock);
+  client->pool().collect();
   return client->pool().live_blocks() == 0;
 }
 
@@ -118,11 +119,11 @@ std::size_t Hook::held() noexcept {
 
 // --- serving
 
-bool Hook::free(Address address) noexcept {
+bool Hook::free(Address address, Stream stream) noexcept {
   for (Entry* entry = entries_.load(std::memory_order_acquire); entry != nullptr;
        entry = entry->next.load(std::memory_order_acquire)) {
     bool dead = false;
-    if (entry->free(address, &dead) || dead) return true;
+    if (entry->free(address, &dead, stream) || dead) return true;
   }
   return false;
 }

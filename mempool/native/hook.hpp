@@ -24,11 +24,11 @@ class Hook {
     Atomic<Entry*> next;  // older ones
     Entry* also_unlinked = nullptr;
 
-    Address allocate(std::size_t bytes, bool zeroed) noexcept {
-      return checked == nullptr ? client->allocate(bytes, 0, zeroed) : checked->allocate(bytes, 0, zeroed);
+    Address allocate(std::size_t bytes, bool zeroed, Stream stream = 0) noexcept {
+      return checked == nullptr ? client->allocate(bytes, stream, zeroed) : checked->allocate(bytes, stream, zeroed);
     }
-    bool free(Address address, bool* dead) noexcept {
-      return checked == nullptr ? client->free(address, 0, dead) : checked->free(address, 0, dead);
+    bool free(Address address, bool* dead, Stream stream = 0) noexcept {
+      return checked == nullptr ? client->free(address, stream, dead) : checked->free(address, stream, dead);
     }
     Address reallocate(Address address, std::size_t bytes) noexcept;
     std::size_t size_of(Address address, bool& ours) noexcept;
@@ -62,7 +62,7 @@ class Hook {
     return entry == nullptr || Client::Bypass::active() ? nullptr : entry;
   }
   // Frees into whichever client made it. False: foreign. Present.
-  bool free(Address address) noexcept;
+  bool free(Address address, Stream stream = 0) noexcept;
   // The entry whose client made this live buffer, and its size; or null. Present.
   Entry* owner_of(Address address, std::size_t& bytes) noexcept;
 

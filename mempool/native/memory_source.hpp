@@ -51,7 +51,7 @@ class MemorySource {
   // `committed`: how many of its bytes are committed now (all of them where the device has no pages).
   void release(Address address, std::size_t bytes, std::size_t committed) noexcept {
     ++calls_;
-    wait_for_users();
+    if (traits_.page == 0 || committed != 0) wait_for_users();
     device_.release(address, bytes);
     reserved_.sub(traits_.page == 0 ? bytes : committed);
   }
@@ -63,6 +63,12 @@ class MemorySource {
     device_.wait(then, event);
     device_.forget(event);
   }
+
+  // A graph is being captured: nothing may go back or wait for the device, and no event may be recorded on a stream of its.
+  // Holds nest.
+  void hold() noexcept { ++holds_; }
+  void end_hold() noexcept { --holds_; }
+  bool held() const noexcept { return holds_ != 0 && MEMPOOL_GUARDED("hold"); }
 
   std::size_t round_to_page(std::size_t bytes) const noexcept {
     const std::size_t unit = traits_.page != 0 ? traits_.page : traits_.alignment;
@@ -88,6 +94,7 @@ class MemorySource {
   DeviceTraits traits_;
   Gauge reserved_;
   std::uint64_t calls_ = 0;
+  unsigned holds_ = 0;
   std::size_t limit_ = ~std::size_t{0};
 };
 

@@ -17,7 +17,9 @@ Pool::Pool(std::unique_ptr<Device> device, const PoolOptions& options)
       device_(std::move(device)),
       source_(*device_),
       small_(source_, options.small_bytes),
-      segments_(source_) {
+      segments_(source_),
+      uses_(*device_),
+      graphs_(source_) {
   source_.set_limit(options.max_reserved);
   options_.small_bytes = small_.largest();
 }
@@ -44,8 +46,9 @@ bool Pool::take_arena(std::size_t bytes, Stream stream) noexcept {
   const std::size_t wanted = source_.round_to_page(bytes);
   if (wanted <= arena_bytes_ && (stream == arena_stream_ || arena_base_ == 0)) return true;
   if (arena_base_ != 0 && stream != arena_stream_ && occupancy_.alive() != 0) return ++arena_refused_, false;
+  if (source_.held()) return ++arena_refused_, false;
   trim();
-  if (stream != arena_stream_) device_->synchronize();  // what was freed there is about to be used by another stream
+  if (stream != arena_stream_) synchronize();  // what was freed there is about to be used by another stream
   // An arena that cannot grow in place is replaced, and only while nothing in it is alive: nothing alive is ever moved.
   const std::size_t before = arena_bytes_;
   if (arena_base_ != 0 && wanted > arena_space_ && !release_arena()) return ++arena_refused_, false;
@@ -64,7 +67,8 @@ bool Pool::take_arena(std::size_t bytes, Stream stream) noexcept {
 
 bool Pool::release_arena() noexcept {
   if (arena_base_ == 0) return true;
-  if (occupancy_.alive() != 0) return false;
+  collect();
+  if (occupancy_.alive() != 0 || source_.held()) return false;
   source_.release(arena_base_, arena_space_, arena_bytes_);
   arena_base_ = arena_bytes_ = arena_space_ = 0;
   holes_shut_ = false;
@@ -81,7 +85,7 @@ std::size_t Pool::planned_bytes() const noexcept {
 
 void Pool::shrink_arena() noexcept {
   const std::size_t needed = source_.round_to_page(std::max<std::size_t>(planned_bytes(), occupancy_.end_of_last()));
-  if (needed >= arena_bytes_) return;
+  if (needed >= arena_bytes_ || source_.held()) return;
   if (needed == 0) {
     release_arena();
     return;
@@ -165,8 +169,8 @@ Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
   trim();
   Given given = from_segments(bytes, stream, Segments::Effort::last_resort);
   if (given.address == 0) given = from_hole(bytes, stream);
-  if (given.address != 0) return given;
-  device_->synchronize();
+  if (given.address != 0 || source_.held()) return given;
+  synchronize();
   segments_.give_free_blocks_to(stream);
   trim();
   if (source_.traits().page != 0) {
@@ -188,24 +192,108 @@ Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool in_ste
   }
 }
 
-Pool::Freed Pool::free(Address address, Stream stream) noexcept {
+Pool::Freed Pool::at(Address address) noexcept {
+  if (!uses_.empty() && uses_.waits(address)) return {Freed::dead};
   if (arena_holds(address)) {
-    const std::size_t requested = free_in_arena(address, stream);
-    return {requested != 0 ? Freed::arena : Freed::dead, requested, round_up(requested)};
+    const Offset begin = address - arena_base_, end = occupancy_.end_at(begin);
+    if (end == 0) return {Freed::dead};
+    return {Freed::arena, end - begin, round_up(end - begin), arena_stream_};
+  }
+  if (small_.owns(address)) {
+    const SmallBlocks::Freed found = small_.at(address);
+    return {found.ours ? Freed::small : Freed::dead, found.requested, found.rounded, found.stream};
+  }
+  if (const Block* block = segments_.find(address)) {
+    return {Freed::segment, block->requested, block->size, block->stream};
+  }
+  Segments* in = nullptr;
+  if (const Block* block = graphs_.find(address, in)) return {Freed::graph, block->requested, block->size, block->stream};
+  return {owns(address) ? Freed::dead : Freed::foreign};
+}
+
+Pool::Freed Pool::free(Address address, Stream stream) noexcept {
+  if (uses_.empty() || !uses_.has(address)) return free_now(address, stream);
+  const Freed freed = at(address);
+  if (!freed.is_live()) return freed;  // it waits already
+  deferred_.add(freed.rounded);
+  uses_.free(address, stream);
+  collect();
+  return freed;
+}
+
+Pool::Freed Pool::free_now(Address address, Stream stream) noexcept {
+  if (arena_holds(address)) {
+    const std::size_t requested = release_in_arena(address, stream);
+    return {requested != 0 ? Freed::arena : Freed::dead, requested, round_up(requested), arena_stream_};
   }
   if (small_.owns(address)) {
     const SmallBlocks::Freed freed = small_.free(address);
-    if (!freed.ours) return {Freed::dead, 0, 0};
+    if (!freed.ours) return {Freed::dead};
     if (stream != freed.stream) source_.order(stream, freed.stream);
-    return {Freed::small, freed.requested, freed.rounded};
+    return {Freed::small, freed.requested, freed.rounded, freed.stream};
   }
-  if (Block* block = segments_.find(address)) {
-    const Freed freed{Freed::segment, block->requested, block->size};
-    const Stream owner = block->stream;
-    if (!segments_.free(block, stream)) source_.order(stream, owner);
-    return freed;
+  Segments* in = &segments_;
+  Block* block = segments_.find(address);
+  if (block == nullptr) block = graphs_.find(address, in);
+  if (block == nullptr) return {owns(address) ? Freed::dead : Freed::foreign};
+  const Freed freed{in == &segments_ ? Freed::segment : Freed::graph, block->requested, block->size, block->stream};
+  if (!in->free(block, stream)) source_.order(stream, freed.stream);
+  if (freed.kind == Freed::graph) graphs_.trim();
+  return freed;
+}
+
+// --- more than one stream
+
+bool Pool::use(Address address, Stream stream) {
+  const Freed found = at(address);
+  if (!found.is_live() || found.stream == stream) return false;
+  uses_.add(address, stream);
+  return true;
+}
+
+void Pool::collect_deferred() noexcept {
+  bool begin = true;
+  for (ForeignUses::Freed through = uses_.next(begin); through.address != 0; through = uses_.next(false)) {
+    deferred_.sub(free_now(through.address, through.stream).rounded);
   }
-  return {segments_.owns(address) ? Freed::dead : Freed::foreign, 0, 0};
+}
+
+void Pool::synchronize() noexcept {
+  device_->synchronize();
+  uses_.synchronized();
+  collect();
+}
+
+// --- graphs
+
+void Pool::begin_graph(GraphPools::Id id, GraphPools::Filter filter) {
+  graphs_.begin(id, std::move(filter));
+  source_.hold();
+  uses_.pause();
+}
+
+void Pool::end_graph(GraphPools::Id id) noexcept {
+  if (!graphs_.end(id)) return;
+  source_.end_hold();
+  uses_.resume();
+  collect();
+}
+
+void Pool::release_graph(GraphPools::Id id) noexcept {
+  graphs_.release(id);
+  graphs_.trim();
+}
+
+bool Pool::allocate_for_graph(std::size_t bytes, Stream stream, Given& given) noexcept {
+  Segments* const segments = graphs_.of(stream);
+  if (segments == nullptr || !MEMPOOL_GUARDED("graph")) return false;
+  try {
+    if (const Block* block = segments->allocate(bytes, stream, Segments::Effort::last_resort)) {
+      given = {block->address, block->size, block->fresh && source_.traits().fresh_is_zero};
+    }
+  } catch (...) {  // the host has no memory for a block's record
+  }
+  return true;
 }
 
 Pool::Given Pool::resize(Address old, std::size_t bytes, Stream stream, Freed& before) noexcept {
@@ -216,21 +304,9 @@ Pool::Given Pool::resize(Address old, std::size_t bytes, Stream stream, Freed& b
   return {block->address, block->size, false};
 }
 
-std::size_t Pool::size_of(Address address, bool& ours) const noexcept {
-  ours = true;
-  if (arena_holds(address)) {
-    const Offset begin = address - arena_base_;
-    const Offset end = occupancy_.end_at(begin);
-    ours = end != 0;
-    return ours ? end - begin : 0;
-  }
-  if (const Block* block = segments_.find(address)) return block->requested;
-  const std::size_t requested = small_.size_of(address);
-  ours = requested != 0;
-  return requested;
-}
-
 void Pool::trim() noexcept {
+  collect();
+  graphs_.trim();
   segments_.trim();
   small_.trim();
 }

@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "foreign_uses.hpp"
+#include "graph_pools.hpp"
 #include "memory_source.hpp"
 #include "occupancy.hpp"
 #include "pattern.hpp"
@@ -78,22 +80,45 @@ class Pool {
 
   // --- free, for all three kinds
   struct Freed {
-    enum Kind : std::uint8_t { foreign, arena, segment, small, dead } kind = foreign;  // dead: ours, but nothing lives there
+    enum Kind : std::uint8_t { foreign, arena, segment, small, graph, dead } kind = foreign;  // dead: ours, but nothing lives there
     std::size_t requested = 0;
     std::size_t rounded = 0;
+    Stream stream = 0;  // its own
+    bool is_live() const noexcept { return kind != foreign && kind != dead; }
   };
+  // What is used by other streams is over for the program, and its memory is free when they are through.
   Freed free(Address address, Stream stream) noexcept;
-  // The straight way for what lives in the arena: its requested size; 0: nothing lives there.
+  // The straight way for what lives in the arena: its requested size; 0: nothing lives there, or it is not so simple.
   std::size_t free_in_arena(Address address, Stream stream) noexcept {
-    if (!arena_holds(address)) return 0;
-    const Offset begin = address - arena_base_;
-    const Offset end = occupancy_.release(begin);
-    if (end == 0) return 0;
-    if (stream != arena_stream_) source_.order(stream, arena_stream_);
-    return end - begin;
+    if (!arena_holds(address) || !uses_.empty()) return 0;
+    return release_in_arena(address, stream);
   }
+  // What free() would say.
+  Freed at(Address address) noexcept;
   // The requested size of a live buffer; `ours` false if no such buffer.
-  std::size_t size_of(Address address, bool& ours) const noexcept;
+  std::size_t size_of(Address address, bool& ours) noexcept {
+    const Freed found = at(address);
+    ours = found.is_live();
+    return found.requested;
+  }
+
+  // --- more than one stream
+  // A live buffer is used by this stream too. False: no such buffer, or the stream is its own. May throw std::bad_alloc.
+  bool use(Address address, Stream stream);
+  // Memory of buffers that are over, as far as the streams that used them are through.
+  void collect() noexcept {
+    if (deferred_.current != 0) collect_deferred();
+  }
+  const Gauge& deferred() const noexcept { return deferred_; }  // bytes that wait for that
+
+  // --- graphs that are captured
+  bool capturing() const noexcept { return graphs_.begun(); }
+  void begin_graph(GraphPools::Id id, GraphPools::Filter filter);  // may throw std::bad_alloc
+  void end_graph(GraphPools::Id id) noexcept;
+  void release_graph(GraphPools::Id id) noexcept;
+  std::size_t graph_pools() const noexcept { return graphs_.pools(); }
+  // Whether the request belongs to a graph; `given` is then what that has for it.
+  bool allocate_for_graph(std::size_t bytes, Stream stream, Given& given) noexcept;
 
   // --- giving back
   void trim() noexcept;                // free segments and small pages
@@ -116,7 +141,9 @@ class Pool {
   Occupancy& occupancy() noexcept { return occupancy_; }
   ArenaStats arena_stats() const noexcept;
   std::size_t table_bytes() const noexcept;  // host memory of all plans and of the guard
-  std::size_t live_blocks() const noexcept { return occupancy_.alive() + segments_.blocks() + small_.blocks(); }
+  std::size_t live_blocks() const noexcept {
+    return occupancy_.alive() + segments_.blocks() + small_.blocks() + graphs_.blocks();
+  }
   void set_forked() noexcept { forked_ = true; }
   bool forked() const noexcept { return forked_; }
 
@@ -126,6 +153,17 @@ class Pool {
   Given from_hole(std::size_t bytes, Stream stream);
   Given last_resort(std::size_t bytes, Stream stream);
   std::size_t planned_bytes() const noexcept;  // the largest arena any pattern needs
+  std::size_t release_in_arena(Address address, Stream stream) noexcept {
+    const Offset begin = address - arena_base_;
+    const Offset end = occupancy_.release(begin);
+    if (end == 0) return 0;
+    if (stream != arena_stream_) source_.order(stream, arena_stream_);
+    return end - begin;
+  }
+  Freed free_now(Address address, Stream stream) noexcept;
+  bool owns(Address address) const noexcept { return segments_.owns(address) || graphs_.owns(address); }  // in a segment
+  void collect_deferred() noexcept;
+  void synchronize() noexcept;
 
   PoolOptions options_;
   std::unique_ptr<Device> device_;
@@ -133,6 +171,9 @@ class Pool {
   SmallBlocks small_;
   Segments segments_;
   Occupancy occupancy_;
+  ForeignUses uses_;
+  GraphPools graphs_;
+  Gauge deferred_;
   Address arena_base_ = 0;
   std::size_t arena_bytes_ = 0;     // committed, from the base
   std::size_t arena_space_ = 0;     // reserved address space

@@ -14,8 +14,9 @@ namespace mempool {
 
 struct RecordedEvent {
   // handover: a free, of a buffer whose memory the next event's allocation has: it grew or shrank in place, and in the
-  // program's eyes the new one was there before the old one's end. The last three are marks.
-  enum Kind : std::uint32_t { alloc, free, handover, step, begin, end };
+  // program's eyes the new one was there before the old one's end. use: by a stream that is not the buffer's own. The last
+  // three are marks.
+  enum Kind : std::uint32_t { alloc, free, handover, use, step, begin, end };
 
   std::uint64_t index;     // how many events the recorder had seen before this one, dropped ones included
   std::uint64_t address;   // tells which free belongs to which allocation
@@ -29,7 +30,7 @@ struct RecordedEvent {
 // What the planner needs of an event: half the memory.
 struct BriefEvent {
   std::uint64_t address;
-  std::uint64_t size;
+  std::uint64_t size;      // of a use: its stream
   std::uint32_t sequence;  // of the allocation, whose stream follows from it
   std::uint32_t kind;
 };

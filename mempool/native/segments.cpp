@@ -60,6 +60,7 @@ std::size_t Segments::returnable(const Block& block) const noexcept {
 
 // No new high-water mark is set beside much memory that nobody uses, whatever may be retained: the oldest goes first.
 void Segments::make_way(std::size_t bytes) noexcept {
+  if (source_.held()) return;
   const Gauge& reserved = source_.reserved();
   while (idle_.bytes() > reserved.peak / kIdleShare && reserved.current + bytes > reserved.peak) give_back(idle_.first());
 }
@@ -248,6 +249,7 @@ bool Segments::resize(Block* block, std::size_t bytes, Stream stream) noexcept {
 }
 
 bool Segments::resize_segment(Segment& segment, std::size_t bytes) noexcept {
+  if (source_.held()) return false;
   if (bytes > segment.size) make_way(bytes - segment.size);
   Address base = source_.resize(segment.base, segment.size, bytes);
   if (base == 0 && bytes > segment.size && source_.traits().page != 0) {  // a copy would take even more
@@ -332,7 +334,7 @@ void Segments::put_back(Block* block) noexcept {
     block = merge(before, block);
   }
   shelve(block);
-  while (idle_.bytes() > retained_limit_) give_back(idle_.first());
+  while (idle_.bytes() > retained_limit_ && !source_.held()) give_back(idle_.first());
 }
 
 void Segments::drop(Segment& segment) noexcept {
@@ -359,6 +361,7 @@ void Segments::gather(Segment& segment) noexcept {
 }
 
 void Segments::trim(std::uint64_t idle_before) noexcept {
+  if (source_.held()) return;
   const bool everything = idle_before == ~std::uint64_t{0};
   for (auto it = segments_.begin(); everything && it != segments_.end();) {
     Segment& segment = (it++)->second;

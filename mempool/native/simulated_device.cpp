@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 namespace mempool {
 
@@ -73,6 +74,7 @@ bool SimulatedDevice::commit(Address address, std::size_t bytes) noexcept {
 void SimulatedDevice::decommit(Address address, std::size_t bytes) noexcept {
   const Guarded guard(lock_);
   ++counts_.decommits;
+  spoils_capture();
   const auto found = find(address, bytes);
   if (found == reservations_.end() || options_.page == 0) {
     ++counts_.errors;
@@ -89,6 +91,7 @@ void SimulatedDevice::decommit(Address address, std::size_t bytes) noexcept {
 Address SimulatedDevice::resize(Address address, std::size_t from, std::size_t to) noexcept {
   const Guarded guard(lock_);
   if (options_.page == 0) return 0;
+  spoils_capture();
   const auto found = reservations_.find(address);
   const bool whole = found != reservations_.end() && found->second.bytes == from && from % options_.page == 0 &&
                      found->second.pages.size() == from / options_.page;
@@ -119,13 +122,16 @@ void SimulatedDevice::release(Address address, std::size_t bytes) noexcept {
     ++counts_.errors;
     return;
   }
-  counts_.committed -= options_.page == 0 ? bytes : found->second.pages.size() * options_.page;
+  const std::size_t committed = options_.page == 0 ? bytes : found->second.pages.size() * options_.page;
+  if (committed != 0) spoils_capture();
+  counts_.committed -= committed;
   reservations_.erase(found);
   --counts_.live_reservations;
 }
 
 Event SimulatedDevice::record(Stream stream) noexcept {
   const Guarded guard(lock_);
+  spoils_capture(stream);
   const Event event = next_event_++;
   pending_[event] = stream;
   events_.insert(event);
@@ -144,14 +150,31 @@ void SimulatedDevice::forget(Event event) noexcept {
   if (event != 0 && events_.erase(event) == 0) ++counts_.errors;
 }
 
+void SimulatedDevice::wait(Stream stream, Event event) noexcept {
+  const Guarded guard(lock_);
+  if (event != 0 && events_.count(event) == 0) ++counts_.errors;
+  spoils_capture(stream);
+}
+
 void SimulatedDevice::synchronize() noexcept {
   const Guarded guard(lock_);
+  ++counts_.synchronizes;
+  spoils_capture();
   pending_.clear();
 }
 
 void SimulatedDevice::finish(Stream stream) noexcept {
   const Guarded guard(lock_);
   for (auto it = pending_.begin(); it != pending_.end();) it = it->second == stream ? pending_.erase(it) : ++it;
+}
+
+void SimulatedDevice::capture(std::vector<Stream> streams) {
+  const Guarded guard(lock_);
+  captured_ = std::move(streams);
+}
+
+void SimulatedDevice::spoils_capture(Stream stream) noexcept {
+  counts_.errors += std::find(captured_.begin(), captured_.end(), stream) == captured_.end() ? 0 : 1;
 }
 
 void SimulatedDevice::set_capacity(std::size_t bytes) noexcept {

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <set>
+#include <vector>
 
 #include "device.hpp"
 #include "sync.hpp"
@@ -25,6 +26,7 @@ struct SimulatedCounts {
   std::uint64_t refusals = 0;      // requests answered with "out of memory"
   std::uint64_t live_reservations = 0;
   std::uint64_t events_alive = 0;
+  std::uint64_t synchronizes = 0;
   std::uint64_t errors = 0;        // calls that no correct pool makes (unknown address, pages outside a reservation)
 };
 
@@ -43,11 +45,14 @@ class SimulatedDevice final : public Device {
   void zero(Address, std::size_t, Stream) noexcept override {}
   Event record(Stream stream) noexcept override;
   bool query(Event event) noexcept override;
-  void wait(Stream, Event) noexcept override {}
+  void wait(Stream stream, Event event) noexcept override;
   void forget(Event event) noexcept override;
   void synchronize() noexcept override;
 
   void finish(Stream stream) noexcept;
+  // A graph is captured on these streams; none: no longer. What would spoil it counts as an error: to wait for the device or
+  // give memory back, and events of these streams.
+  void capture(std::vector<Stream> streams);
   void set_capacity(std::size_t bytes) noexcept;
   void fail_after(std::uint64_t calls) noexcept;  // refuse every request for memory after this many more
   SimulatedCounts counts() const noexcept;
@@ -58,6 +63,8 @@ class SimulatedDevice final : public Device {
     std::set<std::size_t> pages;  // committed page numbers (page > 0)
   };
   bool refuse(std::size_t bytes) noexcept;
+  void spoils_capture() noexcept { counts_.errors += captured_.empty() ? 0 : 1; }
+  void spoils_capture(Stream stream) noexcept;
   void add(std::size_t bytes) noexcept;
   Address new_address(std::size_t bytes, std::size_t alignment) noexcept;
   std::map<Address, Reservation>::iterator find(Address address, std::size_t bytes) noexcept;
@@ -66,6 +73,7 @@ class SimulatedDevice final : public Device {
   SimulatedOptions options_;
   SimulatedCounts counts_;
   std::map<Address, Reservation> reservations_;
+  std::vector<Stream> captured_;
   std::map<Event, Stream> pending_;  // events recorded and not finished
   std::set<Event> events_;           // events alive
   Address next_ = Address{1} << 44;  // addresses are never used twice, so a stale one is always recognised

@@ -46,11 +46,21 @@ SmallBlocks::Region* SmallBlocks::add_region() {
   return regions_.back().get();
 }
 
-SmallBlocks::Page* SmallBlocks::spare_page() noexcept {
-  for (; first_spare_ < regions_.size(); ++first_spare_) {
-    Region& region = *regions_[first_spare_];
-    if (region.in_use == region.pages.size()) continue;
-    return std::find_if(region.pages.begin(), region.pages.end(), [](const Page& page) { return page.blocks == 0; });
+// Another stream may still be at work on a page that was its own; who takes it waits for that, unless nobody may wait now.
+bool SmallBlocks::may_take(const Page& page, Stream stream) const noexcept {
+  return page.blocks == 0 && (page.stream == stream || !page.was_used || !source_.held());
+}
+
+SmallBlocks::Page* SmallBlocks::spare_page(Stream stream) noexcept {
+  for (std::size_t i = first_spare_; i < regions_.size(); ++i) {
+    Region& region = *regions_[i];
+    if (region.in_use == region.pages.size()) {
+      if (i == first_spare_) ++first_spare_;
+      continue;
+    }
+    const auto takes = [&](const Page& page) { return may_take(page, stream); };
+    const auto found = std::find_if(region.pages.begin(), region.pages.end(), takes);
+    if (found != region.pages.end()) return found;
   }
   return nullptr;
 }
@@ -64,7 +74,7 @@ bool SmallBlocks::commit_granule(Region& region, Page& page) noexcept {
 }
 
 SmallBlocks::Page* SmallBlocks::fresh_page(std::size_t size_class, Stream stream) {
-  Page* page = spare_page();
+  Page* page = spare_page(stream);
   if (page == nullptr) {
     Region* region = add_region();
     if (region == nullptr) return nullptr;
@@ -73,7 +83,8 @@ SmallBlocks::Page* SmallBlocks::fresh_page(std::size_t size_class, Stream stream
   Region& region = *region_of(page->address);
   if (!commit_granule(region, *page)) return nullptr;
   ++region.in_use;
-  if (page->stream != stream) source_.order(page->stream, stream);  // who used it last, if anybody did
+  if (page->stream != stream && page->was_used) source_.order(page->stream, stream);
+  page->was_used = true;
   page->size_class = static_cast<std::uint8_t>(size_class);
   page->stream = stream;
   page->used = 0;
@@ -127,6 +138,7 @@ SmallBlocks::Freed SmallBlocks::free(Address address) noexcept {
   std::size_t block = 0;
   Page* page = locate(address, block);
   if (page == nullptr) return {};
+  const Freed freed{true, page->requested[block], (page->size_class + std::size_t{1}) * unit_, page->stream};
   page->free[block / 64] |= std::uint64_t{1} << (block % 64);
   --page->used;
   --live_;
@@ -136,16 +148,18 @@ SmallBlocks::Freed SmallBlocks::free(Address address) noexcept {
     page->listed = true;
     room = page;
   }
+  return freed;
+}
+
+SmallBlocks::Freed SmallBlocks::at(Address address) const noexcept {
+  std::size_t block = 0;
+  const Page* page = locate(address, block);
+  if (page == nullptr) return {};
   return {true, page->requested[block], (page->size_class + std::size_t{1}) * unit_, page->stream};
 }
 
-std::size_t SmallBlocks::size_of(Address address) const noexcept {
-  std::size_t block = 0;
-  const Page* page = locate(address, block);
-  return page == nullptr ? 0 : page->requested[block];
-}
-
 void SmallBlocks::trim() noexcept {
+  if (source_.held()) return;
   for (auto& [stream, stock] : stocks_) {
     for (Page*& room : stock.room) {
       for (Page** link = &room; *link != nullptr;) {

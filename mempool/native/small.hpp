@@ -30,7 +30,7 @@ class SmallBlocks {
   // 0: out of memory. May throw std::bad_alloc.
   Address allocate(std::size_t bytes, Stream stream);
   struct Freed {
-    bool ours = false;
+    bool ours = false;  // else nothing lives there
     std::size_t requested = 0;
     std::size_t rounded = 0;
     Stream stream = 0;  // its next user's
@@ -40,8 +40,7 @@ class SmallBlocks {
   std::size_t rounded(std::size_t bytes) const noexcept { return (class_of(bytes) + 1) * unit_; }
   std::size_t blocks() const noexcept { return live_; }  // live ones
   std::size_t largest() const noexcept { return largest_; }
-  // The requested size of a live block; 0 if nothing lives there.
-  std::size_t size_of(Address address) const noexcept;
+  Freed at(Address address) const noexcept;  // what free() would say
   // Gives back what nothing lives in: pages where the device has them, and whole regions.
   void trim() noexcept;
 
@@ -52,6 +51,7 @@ class SmallBlocks {
     std::uint8_t size_class = 0;
     bool committed = false;  // the same for all pages of a granule
     bool listed = false;     // in its class's list of pages with room
+    bool was_used = false;   // by `stream`
     Stream stream = 0;
     Address address = 0;
     Page* next = nullptr;
@@ -70,7 +70,8 @@ class SmallBlocks {
   Region* region_of(Address address) const noexcept { return regions_by_base_.find(address / kRegion); }
   Page* locate(Address address, std::size_t& block) const noexcept;
   Page* fresh_page(std::size_t size_class, Stream stream);
-  Page* spare_page() noexcept;
+  bool may_take(const Page& page, Stream stream) const noexcept;
+  Page* spare_page(Stream stream) noexcept;
   Region* add_region();
   bool commit_granule(Region& region, Page& page) noexcept;
   void return_granules(Region& region) noexcept;

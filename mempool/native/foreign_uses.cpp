@@ -1,0 +1,112 @@
+#include "foreign_uses.hpp"
+
+#include <algorithm>
+
+#include "guards.hpp"
+
+namespace mempool {
+namespace {
+
+bool holds(const std::vector<Stream>& streams, Stream stream) noexcept {
+  return std::find(streams.begin(), streams.end(), stream) != streams.end();
+}
+
+}  // namespace
+
+ForeignUses::~ForeignUses() {
+  for (auto& [address, use] : uses_) {
+    for (const By& by : use.by) {
+      if (by.event != 0) device_.forget(by.event);
+    }
+  }
+}
+
+void ForeignUses::add(Address address, Stream stream) {
+  if (!holds(streams_, stream)) {
+    busy_.reserve(streams_.size() + 1);
+    streams_.push_back(stream);
+  }
+  const auto [found, fresh] = uses_.try_emplace(address);
+  Use& use = found->second;
+  use.address = address;
+  const auto same = [&](const By& by) { return by.stream == stream; };
+  if (use.freed || std::any_of(use.by.begin(), use.by.end(), same)) return;
+  try {
+    use.by.push_back({stream, 0});
+  } catch (...) {
+    if (fresh) uses_.erase(found);
+    throw;
+  }
+}
+
+bool ForeignUses::waits(Address address) const noexcept {
+  const auto found = uses_.find(address);
+  return found != uses_.end() && found->second.freed;
+}
+
+void ForeignUses::free(Address address, Stream stream) noexcept {
+  Use& use = uses_.find(address)->second;
+  use.freed = true;
+  use.stream = stream;
+  (last_ == nullptr ? first_ : last_->next) = &use;
+  last_ = &use;
+  if (paused_ == 0) record(use);
+}
+
+void ForeignUses::record(Use& use) noexcept {
+  for (By& by : use.by) by.event = device_.record(by.stream);
+  use.recorded = true;
+}
+
+bool ForeignUses::through(Use& use) noexcept {
+  if (!use.recorded) return false;
+  for (By& by : use.by) {
+    if (by.event == 0) continue;
+    // Streams finish in order, so one look at a busy stream is enough for all that was freed later.
+    if (holds(busy_, by.stream)) return false;
+    if (!device_.query(by.event)) {
+      busy_.push_back(by.stream);
+      return false;
+    }
+    device_.forget(by.event);
+    by.event = 0;
+  }
+  return true;
+}
+
+ForeignUses::Freed ForeignUses::next(bool begin) noexcept {
+  if (begin) busy_.clear();
+  if (paused_ != 0) return {};
+  Use* before = nullptr;
+  for (Use* use = first_; use != nullptr; before = use, use = use->next) {
+    if (!through(*use) && MEMPOOL_GUARDED("record_stream")) continue;
+    (before == nullptr ? first_ : before->next) = use->next;
+    if (last_ == use) last_ = before;
+    const Freed freed{use->address, use->stream};
+    for (const By& by : use->by) {
+      if (by.event != 0) device_.forget(by.event);
+    }
+    uses_.erase(freed.address);
+    return freed;
+  }
+  return {};
+}
+
+void ForeignUses::synchronized() noexcept {
+  for (Use* use = first_; use != nullptr; use = use->next) {
+    for (By& by : use->by) {
+      if (by.event != 0) device_.forget(by.event);
+      by.event = 0;
+    }
+    use->recorded = true;
+  }
+}
+
+void ForeignUses::resume() noexcept {
+  if (--paused_ != 0) return;
+  for (Use* use = first_; use != nullptr; use = use->next) {
+    if (!use->recorded) record(*use);
+  }
+}
+
+}  // namespace mempool

@@ -1,0 +1,84 @@
+#include "graph_pools.hpp"
+
+namespace mempool {
+namespace {
+
+// Where it cannot tell, it does: kept for a graph without need costs memory, and the other way round its contents.
+bool takes(const GraphPools::Filter& filter, Stream stream) noexcept {
+  try {
+    return filter(stream);
+  } catch (...) {
+    return true;
+  }
+}
+
+}  // namespace
+
+GraphPools::One* GraphPools::find(Id id) noexcept {
+  for (One& one : pools_) {
+    if (one.id == id) return &one;
+  }
+  return nullptr;
+}
+
+void GraphPools::begin(Id id, Filter filter) {
+  One* one = find(id);
+  if (one == nullptr) {
+    pools_.emplace_back(id, source_);
+    one = &pools_.back();
+    one->segments.set_retained_limit(~std::size_t{0});
+  }
+  ++one->uses;
+  if (!one->filter) ++begun_;
+  one->filter = std::move(filter);
+}
+
+bool GraphPools::end(Id id) noexcept {
+  One* const one = find(id);
+  if (one == nullptr || !one->filter) return false;
+  one->filter = nullptr;
+  --begun_;
+  return true;
+}
+
+void GraphPools::release(Id id) noexcept {
+  One* const one = find(id);
+  if (one != nullptr && one->uses != 0) --one->uses;
+}
+
+Segments* GraphPools::of(Stream stream) noexcept {
+  for (One& one : pools_) {
+    if (one.filter && takes(one.filter, stream)) return &one.segments;
+  }
+  return nullptr;
+}
+
+Block* GraphPools::find(Address address, Segments*& in) noexcept {
+  for (One& one : pools_) {
+    if (Block* const block = one.segments.find(address)) {
+      in = &one.segments;
+      return block;
+    }
+  }
+  return nullptr;
+}
+
+bool GraphPools::owns(Address address) const noexcept {
+  for (const One& one : pools_) {
+    if (one.segments.owns(address)) return true;
+  }
+  return false;
+}
+
+void GraphPools::trim() noexcept {
+  if (source_.held()) return;
+  pools_.remove_if([](const One& one) { return one.uses == 0 && !one.filter && one.segments.blocks() == 0; });
+}
+
+std::size_t GraphPools::blocks() const noexcept {
+  std::size_t count = 0;
+  for (const One& one : pools_) count += one.segments.blocks();
+  return count;
+}
+
+}  // namespace mempool

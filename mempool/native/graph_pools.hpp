@@ -1,0 +1,59 @@
+// Memory of captured graphs. A graph uses the same addresses again at every replay, wherever the program's own buffers
+// have gone by then, so what was allocated while one was captured is a pool's of its own: nobody else gets it before that
+// pool is released.
+//
+// While a graph is captured nothing may wait for the device, and no event may be recorded on a stream that is part of it:
+// MemorySource is on hold, and gives nothing back.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <utility>
+
+#include "segments.hpp"
+
+namespace mempool {
+
+class GraphPools {
+ public:
+  using Id = std::pair<std::uint64_t, std::uint64_t>;
+  using Filter = std::function<bool(Stream)>;  // whether a request of this stream belongs to the pool
+
+  explicit GraphPools(MemorySource& source) : source_(source) {}
+
+  // Requests that the filter takes come from this pool from now on; each begin wants a release. May throw std::bad_alloc.
+  void begin(Id id, Filter filter);
+  // False: no such pool takes requests.
+  bool end(Id id) noexcept;
+  // What no graph needs any more goes back, now or when the last of its buffers is freed.
+  void release(Id id) noexcept;
+
+  bool begun() const noexcept { return begun_ != 0; }
+  // The segments that a request of this stream is to be served from, or null.
+  Segments* of(Stream stream) noexcept;
+  // The live block at this address, and the segments it is of; or null.
+  Block* find(Address address, Segments*& in) noexcept;
+  bool owns(Address address) const noexcept;
+  // Pools that are released and empty go back.
+  void trim() noexcept;
+
+  std::size_t pools() const noexcept { return pools_.size(); }
+  std::size_t blocks() const noexcept;
+
+ private:
+  struct One {
+    One(Id name, MemorySource& source) : id(name), segments(source) {}
+    Id id;
+    Filter filter;  // null: takes no requests now
+    unsigned uses = 0;
+    Segments segments;
+  };
+  One* find(Id id) noexcept;
+
+  MemorySource& source_;
+  std::list<One> pools_;
+  unsigned begun_ = 0;
+};
+
+}  // namespace mempool
