@@ -144,9 +144,10 @@ void SimulatedDevice::forget(Event event) noexcept {
   if (event != 0 && events_.erase(event) == 0) ++counts_.errors;
 }
 
-void SimulatedDevice::synchronize() noexcept {
+bool SimulatedDevice::synchronize() noexcept {
   const Guarded guard(lock_);
   pending_.clear();
+  return true;
 }
 
 void SimulatedDevice::finish(Stream stream) noexcept {

@@ -45,7 +45,7 @@ class SimulatedDevice final : public Device {
   bool query(Event event) noexcept override;
   void wait(Stream, Event) noexcept override {}
   void forget(Event event) noexcept override;
-  void synchronize() noexcept override;
+  bool synchronize() noexcept override;
 
   void finish(Stream stream) noexcept;
   void set_capacity(std::size_t bytes) noexcept;
