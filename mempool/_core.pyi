@@ -27,6 +27,11 @@ class Device:
     def large(self) -> int:
         """Requests of at least this many bytes get a segment of their own."""
 
+    def memory(self) -> tuple[int, int]:
+        """
+        (free, total) bytes of the whole device, whoever uses it; zeros where it cannot be known.
+        """
+
 class HostDevice(Device):
     """Host memory by mmap."""
 
@@ -90,6 +95,40 @@ class SimulatedDevice(Device):
 
     def fail_after(self, calls: int) -> None:
         """Refuse every request for memory after this many more."""
+
+def cuda_devices(driver: str = 'libcuda.so.1') -> list[str]:
+    """
+    Names of the CUDA devices; empty where there is no driver or no device. Makes no context.
+    """
+
+class CudaDevice(Device):
+    """A CUDA device's memory, by plain allocation."""
+
+    def __init__(self, index: int | None = None, *, driver: str = 'libcuda.so.1') -> None:
+        """
+        Without an index: the device that bind() names.
+
+        Raises:
+            RuntimeError: there is no driver, or it does not start.
+            ValueError: there is no such device.
+        """
+
+    @property
+    def index(self) -> int | None:
+        """None: not bound yet."""
+
+    def bind(self, index: int) -> bool:
+        """
+        Whether the device is now the one of this index; the first call that names a device decides.
+        """
+
+    @property
+    def errors(self) -> int:
+        """How many calls the driver refused, except for lack of memory."""
+
+    @property
+    def last_error(self) -> str | None:
+        """The latest of these."""
 
 class Pattern:
     """
@@ -330,6 +369,37 @@ def torch_cpu_functions() -> tuple:
     """
     Addresses of what the companion calls: alloc, owns, free, out_of_memory (see c_api.h).
     """
+
+class DeviceCalls:
+    """What a pool asks of a device, one call at a time."""
+
+    def __init__(self, device: Device) -> None: ...
+
+    def reserve(self, bytes: int, alignment: int = 512) -> int: ...
+
+    def commit(self, address: int, bytes: int) -> bool: ...
+
+    def decommit(self, address: int, bytes: int) -> None: ...
+
+    def resize(self, address: int, from_bytes: int, to_bytes: int) -> int: ...
+
+    def release(self, address: int, bytes: int) -> None: ...
+
+    def copy(self, to: int, source: int, bytes: int, stream: int = 0) -> None: ...
+
+    def zero(self, address: int, bytes: int, stream: int = 0) -> None: ...
+
+    def record(self, stream: int) -> int: ...
+
+    def query(self, event: int) -> bool: ...
+
+    def wait(self, stream: int, event: int) -> None: ...
+
+    def forget(self, event: int) -> None: ...
+
+    def synchronize(self) -> bool: ...
+
+    def capturing(self, stream: int) -> bool: ...
 
 class Occupancy:
     """The guard alone."""

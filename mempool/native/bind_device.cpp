@@ -1,8 +1,15 @@
-#include <memory>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <utility>
 
 #include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
+#include "cuda_device.hpp"
 #include "host_device.hpp"
 #include "simulated_device.hpp"
 
@@ -10,13 +17,65 @@ namespace nb = nanobind;
 using namespace nb::literals;
 using namespace mempool;
 
+namespace {
+
+std::vector<std::string> cuda_devices(const std::string& driver) {
+  const nb::gil_scoped_release release;
+  try {
+    return CudaDriver::open(driver).names();
+  } catch (const std::runtime_error&) {
+    return {};
+  }
+}
+
+std::optional<int> index_of(const CudaDevice& device) {
+  const int index = device.index();
+  return index == CudaDevice::kUnbound ? std::nullopt : std::optional(index);
+}
+
+std::optional<std::string> last_error(const CudaDevice& device) {
+  const CuCode code = device.last_error();
+  return code == cu::kSuccess ? std::nullopt : std::optional(device.driver().text(code));
+}
+
+void bind_cuda(nb::module_& m) {
+  m.def("cuda_devices", &cuda_devices, "driver"_a = "libcuda.so.1",
+        "Names of the CUDA devices; empty where there is no driver or no device. Makes no context.");
+
+  nb::class_<CudaDevice, Device>(m, "CudaDevice", "A CUDA device's memory, by plain allocation.")
+      .def(
+          "__init__",
+          [](CudaDevice* self, std::optional<int> index, const std::string& driver) {
+            if (index && *index < 0) throw nb::value_error("index must not be negative");
+            const nb::gil_scoped_release release;
+            new (self) CudaDevice(index.value_or(CudaDevice::kUnbound), CudaDriver::open(driver));
+          },
+          "index"_a = nb::none(), nb::kw_only(), "driver"_a = "libcuda.so.1",
+          "Without an index: the device that bind() names.\n\nRaises:\n    RuntimeError: there is no driver, or it does "
+          "not start.\n    ValueError: there is no such device.")
+      .def_prop_ro("index", &index_of, "None: not bound yet.")
+      .def("bind", &CudaDevice::bind, "index"_a,
+           "Whether the device is now the one of this index; the first call that names a device decides.")
+      .def_prop_ro("errors", &CudaDevice::errors, "How many calls the driver refused, except for lack of memory.")
+      .def_prop_ro("last_error", &last_error, "The latest of these.");
+}
+
+}  // namespace
+
 void bind_device(nb::module_& m) {
   nb::class_<Device>(m, "Device", "What memory and streams belong to.")
       .def_prop_ro("alignment", [](const Device& d) { return d.traits().alignment; }, "Bytes.")
       .def_prop_ro("page", [](const Device& d) { return d.traits().page; },
                    "Bytes committed and returned at a time; 0: a reservation is memory, all or nothing.")
       .def_prop_ro("large", [](const Device& d) { return d.traits().large; },
-                   "Requests of at least this many bytes get a segment of their own.");
+                   "Requests of at least this many bytes get a segment of their own.")
+      .def("memory",
+           [](const Device& d) {
+             const nb::gil_scoped_release release;
+             const DeviceMemory memory = d.memory();
+             return std::pair(memory.free, memory.total);
+           },
+           "(free, total) bytes of the whole device, whoever uses it; zeros where it cannot be known.");
 
   nb::class_<HostDevice, Device>(m, "HostDevice", "Host memory by mmap.").def(nb::init<>());
 
@@ -53,4 +112,6 @@ void bind_device(nb::module_& m) {
       .def("set_capacity", &SimulatedDevice::set_capacity, "capacity"_a)
       .def("fail_after", &SimulatedDevice::fail_after, "calls"_a,
            "Refuse every request for memory after this many more.");
+
+  bind_cuda(m);
 }

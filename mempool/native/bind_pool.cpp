@@ -42,7 +42,10 @@ class BorrowedDevice final : public Device {
   bool query(Event event) noexcept override { return device_.query(event); }
   void wait(Stream stream, Event event) noexcept override { device_.wait(stream, event); }
   void forget(Event event) noexcept override { device_.forget(event); }
-  void synchronize() noexcept override { device_.synchronize(); }
+  bool synchronize() noexcept override { return device_.synchronize(); }
+  bool capturing(Stream stream) noexcept override { return device_.capturing(stream); }
+  DeviceMemory memory() const noexcept override { return device_.memory(); }
+  bool serves(int index) noexcept override { return device_.serves(index); }
 
  private:
   Device& device_;

@@ -18,6 +18,10 @@ struct DeviceTraits {
   bool fresh_is_zero;          // newly committed memory reads as zeros
 };
 
+struct DeviceMemory {
+  std::size_t free, total;  // bytes of the whole device, whoever uses it; zeros: not known
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -45,7 +49,14 @@ class Device {
   virtual bool query(Event event) noexcept = 0;
   virtual void wait(Stream stream, Event event) noexcept = 0;
   virtual void forget(Event event) noexcept = 0;
-  virtual void synchronize() noexcept = 0;
+  // Waits for all that is queued anywhere. false: could not, and nothing may be taken for finished.
+  virtual bool synchronize() noexcept = 0;
+  // Whether what is queued there becomes part of a graph instead of being done: neither wait for it nor let others wait.
+  virtual bool capturing(Stream) noexcept { return false; }
+
+  virtual DeviceMemory memory() const noexcept { return {0, 0}; }
+  // Whether a request for the device that a framework knows by this index is its; one that is not bound yet binds itself.
+  virtual bool serves(int) noexcept { return true; }
 };
 
 }  // namespace mempool

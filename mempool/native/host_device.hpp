@@ -19,7 +19,7 @@ class HostDevice final : public Device {
   bool query(Event) noexcept override { return true; }
   void wait(Stream, Event) noexcept override {}
   void forget(Event) noexcept override {}
-  void synchronize() noexcept override {}
+  bool synchronize() noexcept override { return true; }
 };
 
 }  // namespace mempool

@@ -48,7 +48,8 @@ bool Pool::take_arena(std::size_t bytes, Stream stream) noexcept {
   if (arena_base_ != 0 && stream != arena_stream_ && occupancy_.alive() != 0) return ++arena_refused_, false;
   if (source_.held()) return ++arena_refused_, false;
   trim();
-  if (stream != arena_stream_) synchronize();  // what was freed there is about to be used by another stream
+  // What was freed there is about to be used by another stream.
+  if (stream != arena_stream_ && !synchronize()) return ++arena_refused_, false;
   // An arena that cannot grow in place is replaced, and only while nothing in it is alive: nothing alive is ever moved.
   const std::size_t before = arena_bytes_;
   if (arena_base_ != 0 && wanted > arena_space_ && !release_arena()) return ++arena_refused_, false;
@@ -169,8 +170,7 @@ Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
   trim();
   Given given = from_segments(bytes, stream, Segments::Effort::last_resort);
   if (given.address == 0) given = from_hole(bytes, stream);
-  if (given.address != 0 || source_.held()) return given;
-  synchronize();
+  if (given.address != 0 || source_.held() || !synchronize()) return given;
   segments_.give_free_blocks_to(stream);
   trim();
   if (source_.traits().page != 0) {
@@ -258,10 +258,11 @@ void Pool::collect_deferred() noexcept {
   }
 }
 
-void Pool::synchronize() noexcept {
-  device_->synchronize();
+bool Pool::synchronize() noexcept {
+  if (!device_->synchronize()) return false;
   uses_.synchronized();
   collect();
+  return true;
 }
 
 // --- graphs

@@ -163,7 +163,7 @@ class Pool {
   Freed free_now(Address address, Stream stream) noexcept;
   bool owns(Address address) const noexcept { return segments_.owns(address) || graphs_.owns(address); }  // in a segment
   void collect_deferred() noexcept;
-  void synchronize() noexcept;
+  bool synchronize() noexcept;  // whether nothing is at work any more
 
   PoolOptions options_;
   std::unique_ptr<Device> device_;

@@ -156,11 +156,12 @@ void SimulatedDevice::wait(Stream stream, Event event) noexcept {
   spoils_capture(stream);
 }
 
-void SimulatedDevice::synchronize() noexcept {
+bool SimulatedDevice::synchronize() noexcept {
   const Guarded guard(lock_);
   ++counts_.synchronizes;
   spoils_capture();
   pending_.clear();
+  return true;
 }
 
 void SimulatedDevice::finish(Stream stream) noexcept {

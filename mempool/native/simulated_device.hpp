@@ -47,7 +47,7 @@ class SimulatedDevice final : public Device {
   bool query(Event event) noexcept override;
   void wait(Stream stream, Event event) noexcept override;
   void forget(Event event) noexcept override;
-  void synchronize() noexcept override;
+  bool synchronize() noexcept override;
 
   void finish(Stream stream) noexcept;
   // A graph is captured on these streams; none: no longer. What would spoil it counts as an error: to wait for the device or

@@ -22,17 +22,6 @@ GUARDS = ["cells", "strangers", "hole", "arena_end", "own_size", "lock", "stream
 FULL_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where objects are kept from one run to the next; a temporary folder where the tree is read-only."""
-    kept = ROOT / "build" / "native"
-    try:
-        kept.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return tmp_path_factory.mktemp("native")
-    return kept if os.access(kept, os.W_OK) else tmp_path_factory.mktemp("native")
-
-
 def harness(folder: Path, sanitizer: str, *, mutations: bool = False) -> Path:
     if not build.has_sanitizer(sanitizer):
         pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")

@@ -73,7 +73,25 @@ def build(program: str, folder: Path, *, sanitizer: str = "none", mutations: boo
     key = hashlib.sha256("".join(map(str, objects)).encode()).hexdigest()[:20]
     target = folder / f"{program}-{key}"
     if not target.exists():
-        _run([compiler(), *options, *map(str, objects), "-o", f"{target}.part"])
+        _run([compiler(), *options, *map(str, objects), "-ldl", "-o", f"{target}.part"])
+        Path(f"{target}.part").replace(target)
+    return target
+
+
+def build_library(name: str, folder: Path, *, sanitizer: str = "none") -> Path:
+    """Compile tests/native/NAME.cpp, which needs nothing of the core, to a shared library.
+
+    Raises:
+        RuntimeError: with the compiler's output.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    source = HERE / f"{name}.cpp"
+    options = [*flags(sanitizer, mutations=False), "-shared", "-fPIC"]
+    texts = b"".join(p.read_bytes() for p in [*sorted(HERE.glob("*.h*")), source])
+    key = hashlib.sha256(repr((compiler(), options)).encode() + texts).hexdigest()[:20]
+    target = folder / f"lib{name}-{key}.so"
+    if not target.exists():
+        _run([compiler(), *options, str(source), "-o", f"{target}.part"])
         Path(f"{target}.part").replace(target)
     return target
 

@@ -118,10 +118,11 @@ class WatchedDevice final : public mempool::Device {
     const std::lock_guard guard(mutex_);
     if (events_.erase(event) == 0) fail("an unknown event is forgotten", event, 0);
   }
-  void synchronize() noexcept override {
-    if (blind_) return;
+  bool synchronize() noexcept override {
+    if (blind_) return true;
     const std::lock_guard guard(mutex_);
     synchronized_ = ++clock_;
+    return true;
   }
 
   // The program stops using the range: its last use is queued on `stream`.

@@ -1,0 +1,315 @@
+// The model behind the fake driver: devices with memory, contexts, streams as queues, events, captures of graphs.
+//
+// Work is queued and done only when the test lets a stream go on (or somebody waits for it), so that memory used too
+// early shows. Streams order each other by events alone, the default stream too, which asks more of a program than CUDA.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace fake {
+
+enum Code {
+  kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kDeinitialized = 4, kNoDevice = 100,
+  kInvalidDevice = 101, kInvalidContext = 201, kInvalidHandle = 400, kNotReady = 600, kCaptureUnsupported = 900,
+  kCaptureInvalidated = 901, kCaptureMerge = 902, kCaptureUnmatched = 903, kCaptureUnjoined = 904,
+  kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907, kWrongThread = 908
+};
+enum Mode { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
+
+struct Stream;
+
+struct Range {
+  std::uintptr_t begin;
+  std::size_t bytes;
+};
+
+// One recording of an event.
+struct Mark {
+  Stream* stream = nullptr;
+  std::uint64_t position = 0;  // of the recording in its stream's queue
+  bool done = false;
+  std::shared_ptr<struct Capture> capture;  // set: nothing is queued, and `nodes` are what it comes after
+  std::set<int> nodes;
+};
+
+struct Work {
+  std::function<void()> run;
+  std::vector<Range> uses;
+  std::shared_ptr<Mark> waits, marks;
+};
+
+struct Capture {
+  int mode = kGlobal;
+  std::thread::id thread;
+  Stream* origin = nullptr;
+  bool valid = true, over = false;
+  int nodes = 0;
+  std::vector<Work> work;  // in the order of the calls, which respects all edges
+};
+
+struct Device {
+  std::size_t capacity = std::size_t{1} << 40, live_bytes = 0;
+  int primary_retained = 0;
+};
+
+struct Context {
+  int device = 0;
+  bool primary = false;
+};
+
+struct Stream {
+  Context* context = nullptr;
+  bool blocking = false;  // the legacy default stream waits for it: seen in captures only
+  std::deque<Work> queue;
+  std::uint64_t queued = 0, done = 0, allowed = 0;  // works ever
+  std::shared_ptr<Capture> capture;
+  std::set<int> reached;  // nodes of the capture that come before what is queued next
+};
+
+struct Event {
+  Context* context = nullptr;
+  std::shared_ptr<Mark> mark;
+};
+
+struct Allocation {
+  std::size_t bytes = 0;
+  int device = 0;
+  void* raw = nullptr;
+};
+
+struct Failure {
+  int code = 0, after = 0, times = 0;
+};
+
+class Gpu {
+ public:
+  std::recursive_mutex mutex;
+  bool initialized = false, gone = false;
+  int generation = 1;
+  std::size_t alignment = 512;  // addresses are multiples of it, and of nothing larger
+  std::vector<Device> devices = std::vector<Device>(2);
+  std::vector<std::string> faults;  // what no correct program does
+  std::map<std::string, int> calls;
+  std::map<std::string, Failure> failures;
+  std::set<Event*> events;
+  std::map<std::uintptr_t, Allocation> allocations;
+  std::vector<std::shared_ptr<Capture>> captures;  // going on
+  std::map<int, std::shared_ptr<Capture>> graphs;
+  int next_graph = 1;
+  std::vector<std::unique_ptr<Context>> contexts;
+  std::vector<std::unique_ptr<Stream>> streams;
+  std::vector<Context*> primaries = std::vector<Context*>(2);
+
+  void fault(const std::string& what) { faults.push_back(what); }
+
+  Context* new_context(int device, bool primary) {
+    contexts.push_back(std::make_unique<Context>(Context{device, primary}));
+    return contexts.back().get();
+  }
+  Context* primary(int device) {
+    Context*& context = primaries[static_cast<std::size_t>(device)];
+    if (context == nullptr) context = new_context(device, true);
+    return context;
+  }
+  Stream* new_stream(Context* context, bool blocking) {
+    streams.push_back(std::make_unique<Stream>());
+    streams.back()->context = context;
+    streams.back()->blocking = blocking;
+    return streams.back().get();
+  }
+
+  // A handle as the driver takes it: 0 and 1 are the legacy default stream, 2 is the calling thread's own.
+  Stream* stream(std::uintptr_t handle, Context* current) {
+    if (handle <= 2) {
+      const auto thread = handle == 2 ? std::this_thread::get_id() : std::thread::id();
+      Stream*& found = defaults_[{current, thread}];
+      if (found == nullptr) found = new_stream(current, handle != 2);
+      return found;
+    }
+    for (const auto& made : streams) {
+      if (reinterpret_cast<std::uintptr_t>(made.get()) == handle) return made.get();
+    }
+    fault("an unknown stream");
+    return nullptr;
+  }
+  bool is_legacy(const Stream* stream) const {
+    const auto found = defaults_.find({stream->context, std::thread::id()});
+    return found != defaults_.end() && found->second == stream;
+  }
+
+  // --- memory
+
+  int allocate(std::size_t bytes, int device, std::uintptr_t& address) {
+    Device& on = devices[static_cast<std::size_t>(device)];
+    if (bytes == 0) return kInvalidValue;
+    if (bytes > on.capacity || on.live_bytes > on.capacity - bytes) return kOutOfMemory;
+    const std::size_t step = 2 * alignment;
+    void* const raw = std::aligned_alloc(step, (bytes + alignment + step - 1) / step * step);
+    if (raw == nullptr) return kOutOfMemory;
+    address = reinterpret_cast<std::uintptr_t>(raw) + alignment;
+    allocations[address] = {bytes, device, raw};
+    on.live_bytes += bytes;
+    return kSuccess;
+  }
+  int free(std::uintptr_t address) {
+    const auto found = allocations.find(address);
+    if (found == allocations.end()) {
+      fault("memory is freed that is not allocated");
+      return kInvalidValue;
+    }
+    const Range range{address, found->second.bytes};
+    for (const auto& stream : streams) {
+      for (const Work& work : stream->queue) {
+        if (touches(work, range)) fault("memory is freed that queued work uses");
+      }
+    }
+    for (const auto& capture : captures) check_graph(*capture, range);
+    for (const auto& [id, graph] : graphs) check_graph(*graph, range);
+    devices[static_cast<std::size_t>(found->second.device)].live_bytes -= range.bytes;
+    std::free(found->second.raw);
+    allocations.erase(found);
+    return kSuccess;
+  }
+  bool is_allocated(const Range& range) const {
+    auto found = allocations.upper_bound(range.begin);
+    if (found == allocations.begin()) return false;
+    --found;
+    return range.begin + range.bytes <= found->first + found->second.bytes;
+  }
+
+  // --- queues
+
+  int enqueue(Stream* stream, Work work) {
+    for (const Range& range : work.uses) {
+      if (!is_allocated(range)) fault("work is queued on memory that is not allocated");
+    }
+    if (const int code = blocked_by_capture(stream)) return code;
+    if (stream->capture != nullptr) {
+      if (!stream->capture->valid) return kCaptureInvalidated;
+      stream->reached.insert(stream->capture->nodes++);
+      stream->capture->work.push_back(std::move(work));
+      return kSuccess;
+    }
+    if (work.marks != nullptr) work.marks->position = stream->queued;
+    stream->queue.push_back(std::move(work));
+    ++stream->queued;
+    return kSuccess;
+  }
+  void progress() {
+    for (bool again = true; again;) {
+      again = false;
+      for (std::size_t i = 0; i < streams.size(); ++i) {
+        while (step(*streams[i])) again = true;
+      }
+    }
+  }
+  void finish(Stream* stream) {
+    stream->allowed = stream->queued;
+    progress();
+  }
+  // As somebody who waits sees to it: with everything that comes before.
+  void force(Stream* stream, std::uint64_t until) {
+    if (stream->allowed < until) stream->allowed = until;
+    for (progress(); stream->done < until; progress()) {
+      const auto& waits = stream->queue.front().waits;
+      force(waits->stream, waits->position + 1);
+    }
+  }
+
+  // --- captures
+
+  void invalidate(Capture& capture) { capture.valid = false; }
+
+  // Calls that a capture in global mode does not bear, unless the thread is relaxed.
+  int unsafe(int thread_mode) {
+    int code = kSuccess;
+    for (const auto& capture : captures) {
+      const bool own = capture->thread == std::this_thread::get_id() && capture->mode != kRelaxed;
+      const bool harmed = thread_mode != kRelaxed && (own || (thread_mode == kGlobal && capture->mode == kGlobal));
+      if (!harmed) continue;
+      invalidate(*capture);
+      code = kCaptureUnsupported;
+    }
+    return code;
+  }
+  bool implicit(const Stream* stream, bool harm) {
+    bool found = false;
+    for (const auto& other : streams) {
+      if (other->capture == nullptr || !other->blocking || other->context != stream->context) continue;
+      if (!is_legacy(stream)) continue;
+      found = true;
+      if (harm) invalidate(*other->capture);
+    }
+    return found;
+  }
+  int begin_capture(Stream* stream, int mode) {
+    if (stream->capture != nullptr || is_legacy(stream)) return kCaptureUnsupported;
+    auto capture = std::make_shared<Capture>();
+    capture->mode = mode;
+    capture->thread = std::this_thread::get_id();
+    capture->origin = stream;
+    stream->capture = capture;
+    stream->reached.clear();
+    captures.push_back(std::move(capture));
+    return kSuccess;
+  }
+  // The graph's number, or minus the error.
+  int end_capture(Stream* stream) {
+    const auto capture = stream->capture;
+    if (capture == nullptr || capture->origin != stream) return -kCaptureUnmatched;
+    int code = capture->valid ? kSuccess : kCaptureInvalidated;
+    for (const auto& other : streams) {
+      if (other->capture != capture) continue;
+      for (const int node : other->reached) {
+        if (capture->valid && stream->reached.count(node) == 0) code = kCaptureUnjoined;
+      }
+      other->capture = nullptr;
+    }
+    capture->over = true;
+    for (auto it = captures.begin(); it != captures.end();) it = *it == capture ? captures.erase(it) : it + 1;
+    if (code != kSuccess) return -code;
+    graphs[next_graph] = capture;
+    return next_graph++;
+  }
+  int blocked_by_capture(Stream* stream) { return implicit(stream, true) ? kCaptureImplicit : kSuccess; }
+
+ private:
+  static bool touches(const Work& work, const Range& range) {
+    for (const Range& used : work.uses) {
+      if (used.begin < range.begin + range.bytes && range.begin < used.begin + used.bytes) return true;
+    }
+    return false;
+  }
+  void check_graph(const Capture& graph, const Range& range) {
+    for (const Work& work : graph.work) {
+      if (touches(work, range)) fault("memory is freed that a graph uses");
+    }
+  }
+  bool step(Stream& stream) {
+    if (stream.done >= stream.allowed || stream.queue.empty()) return false;
+    if (stream.queue.front().waits != nullptr && !stream.queue.front().waits->done) return false;
+    const Work work = std::move(stream.queue.front());
+    stream.queue.pop_front();
+    ++stream.done;
+    bool allocated = true;
+    for (const Range& range : work.uses) allocated = allocated && is_allocated(range);
+    if (!allocated) fault("work uses memory that is not allocated");
+    if (allocated && work.run) work.run();
+    if (work.marks != nullptr) work.marks->done = true;
+    return true;
+  }
+
+  std::map<std::pair<Context*, std::thread::id>, Stream*> defaults_;
+};
+
+}  // namespace fake

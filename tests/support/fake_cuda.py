@@ -1,0 +1,200 @@
+"""The fake CUDA driver of tests/native/fake_cuda.cpp: set up, let go on and looked at from Python."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from mempool import _core
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Modes of captures and of threads towards them.
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+OUT_OF_MEMORY, NO_DEVICE, INVALID_VALUE = 2, 100, 1
+_ARGUMENTS = {
+    "reset": "i",
+    "set_capacity": "iz",
+    "set_alignment": "z",
+    "fail": "siii",
+    "shut_down": "",
+    "primary": "i>p",
+    "context": "i>p",
+    "current": ">p",
+    "context_depth": ">i",
+    "exchange_mode": "i>i",
+    "mode": ">i",
+    "set_current": "p",
+    "stream": "pi>p",
+    "finish": "pp",
+    "pending": "pp>z",
+    "write": "pppzB>i",
+    "expect": "pppzB>i",
+    "begin_capture": "ppi>i",
+    "capture_status": "pp>i",
+    "fork": "ppp>i",
+    "end_capture": "pp>i",
+    "launch": "ipp>i",
+    "destroy_graph": "i",
+    "calls": "s>i",
+    "live_bytes": "i>z",
+    "live_allocations": ">z",
+    "live_events": ">z",
+    "primary_retained": "i>i",
+    "faults": ">z",
+    "fault": "zsz",
+}
+_TYPES = {
+    "i": ctypes.c_int,
+    "z": ctypes.c_size_t,
+    "p": ctypes.c_void_p,
+    "s": ctypes.c_char_p,
+    "B": ctypes.c_ubyte,
+}
+
+
+class FakeCuda:
+    """A driver with so many devices. Streams are of the first one's primary context, if no other is named.
+
+    Work is done when ``finish`` lets its stream go on, or when somebody waits for it.
+    """
+
+    def __init__(self, library: Path, devices: int = 2) -> None:
+        self.driver = str(library)
+        self._library = ctypes.CDLL(self.driver)
+        for name, signature in _ARGUMENTS.items():
+            function = getattr(self._library, f"fake_{name}")
+            arguments, _, answer = signature.partition(">")
+            function.argtypes = [_TYPES[kind] for kind in arguments]
+            function.restype = _TYPES[answer] if answer else None
+        self.reset(devices)
+
+    def _call(self, name: str, *arguments: int | bytes | None) -> int:
+        return getattr(self._library, f"fake_{name}")(*arguments) or 0
+
+    # --- set up
+
+    def reset(self, devices: int = 2) -> None:
+        self._call("reset", devices)
+
+    def device(self, index: int | None = 0) -> _core.CudaDevice:
+        return _core.CudaDevice(index, driver=self.driver)
+
+    def set_capacity(self, capacity: int, device: int = 0) -> None:
+        self._call("set_capacity", device, capacity)
+
+    def set_alignment(self, alignment: int) -> None:
+        self._call("set_alignment", alignment)
+
+    def fail(self, symbol: str, code: int = INVALID_VALUE, *, after: int = 0, times: int = 1 << 30) -> None:
+        """After so many more calls of a function, so many fail; ``times=0`` mends it."""
+        self._call("fail", symbol.encode(), code, after, times)
+
+    def shut_down(self) -> None:
+        """From now on the driver answers as it does while the process ends."""
+        self._call("shut_down")
+
+    # --- contexts and threads
+
+    def primary(self, device: int = 0) -> int:
+        return self._call("primary", device)
+
+    def context(self, device: int = 0) -> int:
+        """A new context beside the primary one."""
+        return self._call("context", device)
+
+    @property
+    def current(self) -> int:
+        return self._call("current")
+
+    @property
+    def context_depth(self) -> int:
+        return self._call("context_depth")
+
+    def set_current(self, context: int) -> None:
+        """Make it the calling thread's only context; 0: none."""
+        self._call("set_current", context)
+
+    @property
+    def mode(self) -> int:
+        """The calling thread's mode towards captures."""
+        return self._call("mode")
+
+    def exchange_mode(self, mode: int) -> int:
+        return self._call("exchange_mode", mode)
+
+    # --- streams
+
+    def stream(self, context: int | None = None, *, blocking: bool = False) -> int:
+        return self._call("stream", context or self.primary(), blocking)
+
+    def finish(self, stream: int) -> None:
+        self._call("finish", stream, self.primary())
+
+    def pending(self, stream: int) -> int:
+        """Works queued and not done."""
+        return self._call("pending", stream, self.primary())
+
+    def write(self, stream: int, address: int, size: int, value: int) -> None:
+        """A kernel that writes a value to all bytes."""
+        assert self._call("write", stream, self.primary(), address, size, value) == 0
+
+    def expect(self, stream: int, address: int, size: int, value: int) -> None:
+        """A kernel that wants all bytes to have a value; it is a fault if they do not."""
+        assert self._call("expect", stream, self.primary(), address, size, value) == 0
+
+    # --- captures
+
+    def begin_capture(self, stream: int, mode: int = GLOBAL) -> None:
+        assert self._call("begin_capture", stream, self.primary(), mode) == 0
+
+    def is_captured(self, stream: int) -> bool:
+        return self._call("capture_status", stream, self.primary()) != 0
+
+    def is_broken(self, stream: int) -> bool:
+        """Whether something has invalidated the capture."""
+        return self._call("capture_status", stream, self.primary()) == 2
+
+    def fork(self, origin: int, side: int) -> None:
+        """A program makes another stream part of the capture."""
+        assert self._call("fork", origin, side, self.primary()) == 0
+
+    def end_capture(self, stream: int) -> int:
+        """The graph's number, or minus the error."""
+        return self._call("end_capture", stream, self.primary())
+
+    def launch(self, graph: int, stream: int) -> None:
+        assert self._call("launch", graph, stream, self.primary()) == 0
+
+    def destroy_graph(self, graph: int) -> None:
+        self._call("destroy_graph", graph)
+
+    # --- look
+
+    def calls(self, symbol: str) -> int:
+        return self._call("calls", symbol.encode())
+
+    def live_bytes(self, device: int = 0) -> int:
+        return self._call("live_bytes", device)
+
+    @property
+    def live_allocations(self) -> int:
+        return self._call("live_allocations")
+
+    @property
+    def live_events(self) -> int:
+        return self._call("live_events")
+
+    def primary_retained(self, device: int = 0) -> int:
+        return self._call("primary_retained", device)
+
+    @property
+    def faults(self) -> list[str]:
+        """What no correct program does, as far as it happened since the last reset."""
+        found = []
+        for index in range(self._call("faults")):
+            text = ctypes.create_string_buffer(200)
+            self._library.fake_fault(index, text, len(text))
+            found.append(text.value.decode())
+        return found
