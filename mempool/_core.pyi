@@ -215,6 +215,9 @@ class Client:
     def allocate(self, bytes: int, stream: int = 0, zeroed: bool = False) -> int:
         """An address; 0: out of memory."""
 
+    @property
+    def pool(self) -> Pool: ...
+
     def use(self, address: int, stream: int) -> bool:
         """
         A live buffer is used by this stream too: once freed, its memory waits until that stream is through with it. False: not a live buffer of this pool, or its own stream.
@@ -368,6 +371,26 @@ def torch_cpu_hook() -> Hook:
 def torch_cpu_functions() -> tuple:
     """
     Addresses of what the companion calls: alloc, owns, free, out_of_memory (see c_api.h).
+    """
+
+def torch_cuda_hook(driver: str = 'libcuda.so.1') -> Hook:
+    """
+    Who serves PyTorch's tensors on CUDA devices. The first driver named is the one of what nobody serves.
+    """
+
+def torch_cuda_functions() -> dict[str, int]:
+    """
+    Addresses of what PyTorch calls, by the names of its setters, and "alloc" and "free".
+    """
+
+def torch_cuda_refuse_by(function: int) -> None:
+    """
+    The address of what throws when memory runs out; 0: nothing, and it is a RuntimeError.
+    """
+
+def torch_cuda_plain(device: int) -> Client:
+    """
+    Who serves what no pool of ours does on this device; None: nobody has had to.
     """
 
 class DeviceCalls:

@@ -146,6 +146,7 @@ void bind_client(nb::module_& m) {
       .def_prop_ro("handle", [](Client& c) { return reinterpret_cast<std::uintptr_t>(&c); },
                    "What the plain C entry points mempool_alloc and mempool_free take as their client.")
       .def("allocate", &Client::allocate, "bytes"_a, "stream"_a = 0, "zeroed"_a = false, "An address; 0: out of memory.")
+      .def_prop_ro("pool", [](Client& c) -> Pool& { return c.pool(); }, nb::rv_policy::reference_internal)
       .def("use", &Client::use, "address"_a, "stream"_a,
            "A live buffer is used by this stream too: once freed, its memory waits until that stream is through with it. "
            "False: not a live buffer of this pool, or its own stream.")

@@ -63,6 +63,14 @@ class Hook {
   }
   // Frees into whichever client made it. False: foreign. Present.
   bool free(Address address, Stream stream = 0) noexcept;
+  // Calls `act` with each client that serves or served. Present.
+  template <class Act>
+  void each(Act act) const {
+    for (Entry* entry = entries_.load(std::memory_order_acquire); entry != nullptr;
+         entry = entry->next.load(std::memory_order_acquire)) {
+      act(*entry->client);
+    }
+  }
   // The entry whose client made this live buffer, and its size; or null. Present.
   Entry* owner_of(Address address, std::size_t& bytes) noexcept;
 

@@ -242,6 +242,15 @@ Pool::Freed Pool::free_now(Address address, Stream stream) noexcept {
   return freed;
 }
 
+Pool::Range Pool::reservation_of(Address address) noexcept {
+  if (arena_holds(address)) return {arena_base_, arena_bytes_};
+  if (small_.owns(address)) return {address / SmallBlocks::kRegion * SmallBlocks::kRegion, SmallBlocks::kRegion};
+  Segments* in = nullptr;
+  const Block* block = segments_.find(address);
+  if (block == nullptr) block = graphs_.find(address, in);
+  return block == nullptr ? Range{address, 0} : Range{block->segment->base, block->segment->size};
+}
+
 // --- more than one stream
 
 bool Pool::use(Address address, Stream stream) {

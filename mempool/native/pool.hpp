@@ -120,6 +120,13 @@ class Pool {
   // Whether the request belongs to a graph; `given` is then what that has for it.
   bool allocate_for_graph(std::size_t bytes, Stream stream, Given& given) noexcept;
 
+  // The reservation that a live buffer lies in: the arena, a segment, or a region of small ones.
+  struct Range {
+    Address base;
+    std::size_t bytes;
+  };
+  Range reservation_of(Address address) noexcept;
+
   // --- giving back
   void trim() noexcept;                // free segments and small pages
   bool release_arena() noexcept;       // true if there is none afterwards

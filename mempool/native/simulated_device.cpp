@@ -141,6 +141,7 @@ Event SimulatedDevice::record(Stream stream) noexcept {
 bool SimulatedDevice::query(Event event) noexcept {
   const Guarded guard(lock_);
   if (event != 0 && events_.count(event) == 0) ++counts_.errors;
+  spoils_capture();
   return pending_.count(event) == 0;
 }
 

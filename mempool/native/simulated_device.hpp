@@ -50,8 +50,8 @@ class SimulatedDevice final : public Device {
   bool synchronize() noexcept override;
 
   void finish(Stream stream) noexcept;
-  // A graph is captured on these streams; none: no longer. What would spoil it counts as an error: to wait for the device or
-  // give memory back, and events of these streams.
+  // A graph is captured on these streams; none: no longer. What would spoil it counts as an error: to wait for the device, to
+  // give memory back, to ask whether an event has come, and events of these streams.
   void capture(std::vector<Stream> streams);
   void set_capacity(std::size_t bytes) noexcept;
   void fail_after(std::uint64_t calls) noexcept;  // refuse every request for memory after this many more

@@ -8,43 +8,49 @@
         train(batch)
     print(pool.report())
 
-Every tensor on the CPU whose memory PyTorch allocates is served, of every thread. Tensors made before are
-freed as before; tensors made inside may outlive the pool, their thread, a fork, and the interpreter. Memory
-that PyTorch does not allocate (`torch.from_numpy`, shared and pinned memory) is not touched.
+Every tensor on the chosen kind of device whose memory PyTorch allocates is served, of every thread, and may
+outlive the pool, its thread, and the interpreter. `mempool.torch.cpu` and `mempool.torch.cuda` say what is
+particular to each.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
-from mempool import _core
 from mempool.errors import UsageError
 from mempool.place import Place
 from mempool.pool import Pool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 
 def install(*, device: str | None = None, **options: Any) -> TensorPool:
     """Serve the tensors of this process from a new pool, until it is closed.
 
+    On CUDA this comes before anything has initialised CUDA, and stays: PyTorch cannot change its allocator
+    later, so a pool that is closed goes on serving, without plans.
+
     The first time with a version of PyTorch a small library is compiled against it, which takes some seconds
     and a C++ compiler, and is kept for later (see `mempool.torch.companion`).
 
     Args:
-        device: "cpu". By default that where there is no GPU.
+        device: "cpu"; "cuda", the first CUDA device that a tensor is made on; "cuda:1", that one. By default
+            "cuda" where PyTorch sees a GPU, else "cpu".
         options: as for `mempool.Pool`.
 
     Returns:
         The pool; leaving its ``with``, its ``close`` and `uninstall` all end it. Its report stays readable.
 
     Raises:
-        UsageError: a pool is installed already, there is no such device, the options make no sense, or the
-            companion cannot be built.
+        UsageError: a pool is installed already, there is no such device, CUDA is initialised already, the
+            options make no sense, or PyTorch or the compiler does not permit it.
     """
-    _check_device(device)
-    return _place.install(lambda: TensorPool(**options), TensorPool.serve)
+    make = _maker(device)
+    return _place.install(lambda: make(**options), TensorPool.serve)
 
 
 def uninstall() -> None:
@@ -65,15 +71,16 @@ def is_installed() -> bool:
 class TensorPool(Pool):
     """A pool that leaves PyTorch when it is closed."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"name": "torch", **options})
+    def __init__(self, device: Any, **options: Any) -> None:
+        super().__init__(device, **{"name": "torch", **options})
 
     def serve(self) -> None:
-        """Take PyTorch's CPU tensors over."""
-        from mempool.torch import companion
+        """Take PyTorch's tensors over."""
+        raise NotImplementedError
 
-        companion.install()
-        _core.torch_cpu_hook().serve(self.client, None if self._checking is None else self._checking.core)
+    def stop_serving(self) -> None:
+        """Leave PyTorch, whose living tensors stay valid."""
+        raise NotImplementedError
 
     def watch(self, optimizer: torch.optim.Optimizer) -> Any:
         """End an iteration at every step of the optimizer.
@@ -85,26 +92,20 @@ class TensorPool(Pool):
 
     def close(self) -> None:
         """Leave PyTorch and stop planning. Tensors stay valid."""
-        _place.leave(self, self._stop_serving)
+        _place.leave(self, self.stop_serving)
         super().close()
-
-    def _stop_serving(self) -> None:
-        from mempool.torch import companion
-
-        if self._checking is not None:
-            self._checking.end()
-        if self.settings.mode != "off":
-            _core.torch_cpu_hook().stop()
-            companion.uninstall()
 
 
 _place: Place[TensorPool] = Place("PyTorch", "mempool.torch")
 
 
-def _check_device(device: str | None) -> None:
-    import torch
+def _maker(device: str | None) -> Callable[..., TensorPool]:
+    """What makes a pool for this device."""
+    from mempool.torch import cpu, cuda
 
-    if device is None and torch.cuda.is_available():
-        raise UsageError('CUDA tensors are not served yet; device="cpu" serves those on the CPU')
-    if device not in (None, "cpu"):
-        raise UsageError(f"no device {device!r}; there is 'cpu'")
+    kind, _, index = (device or ("cuda" if cuda.is_there() else "cpu")).partition(":")
+    if kind == "cpu" and index in ("", "0"):
+        return cpu.CpuPool
+    if kind == "cuda" and (index == "" or (index.isascii() and index.isdigit())):
+        return functools.partial(cuda.CudaPool, int(index) if index else None)
+    raise UsageError(f"no device {device!r}; there are 'cpu', 'cuda' and 'cuda:1'")

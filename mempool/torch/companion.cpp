@@ -91,3 +91,8 @@ extern "C" __attribute__((visibility("default"))) int mempool_companion_uninstal
   if (!current()) return 0;
   return set(former) ? 1 : 0;
 }
+
+// What throws PyTorch's own error when a CUDA device has no memory.
+extern "C" __attribute__((visibility("default"))) void mempool_companion_refuse(const char* text) {
+  C10_THROW_ERROR(OutOfMemoryError, text);
+}

@@ -47,6 +47,15 @@ def uninstall() -> None:
     _library().mempool_companion_uninstall()
 
 
+def refusal() -> int:
+    """Address of the C function that throws `torch.OutOfMemoryError` with the text it is given.
+
+    Raises:
+        UsageError: the library cannot be built.
+    """
+    return ctypes.cast(_library().mempool_companion_refuse, ctypes.c_void_p).value or 0
+
+
 @functools.cache
 def _library() -> ctypes.CDLL:
     built = build()
@@ -125,7 +134,7 @@ def _compiler() -> list[str]:
         if found := shutil.which(name):
             return [found]
     raise UsageError(
-        "PyTorch's CPU tensors need a C++20 compiler once, to build a small library against your PyTorch: "
+        "a C++20 compiler is needed once, to build a small library against your PyTorch: "
         f"install one (Debian: apt install g++) or name it in $CXX; none of {', '.join(COMPILERS)} is there"
     )
 

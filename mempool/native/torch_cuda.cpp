@@ -1,0 +1,194 @@
+#include "torch_cuda.hpp"
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <stdexcept>
+
+#include "cuda_device.hpp"
+
+namespace mempool::torch_cuda {
+namespace {
+
+constexpr int kDevices = 64;
+
+Hook hook_;
+const CudaDriver* driver_ = nullptr;
+Atomic<void (*)(const char*)> raise_{nullptr};
+std::array<Atomic<Client*>, kDevices> plain_{};
+Lock making_;
+
+Stream stream_of(StreamHandle handle) noexcept { return reinterpret_cast<Stream>(handle); }
+Address address_of(void* pointer) noexcept { return reinterpret_cast<Address>(pointer); }
+
+// The client that serves this device now, made where there is none; null: none can be made. Present.
+Client* client_of(int device) {
+  if (Hook::Entry* const entry = hook_.serving_here()) {
+    if (entry->client->pool().source().device().serves(device)) return entry->client;
+  }
+  if (device < 0 || device >= kDevices || driver_ == nullptr) return nullptr;
+  Atomic<Client*>& plain = plain_[static_cast<std::size_t>(device)];
+  if (Client* const client = plain.load(std::memory_order_acquire)) return client;
+  const Guarded guard(making_);
+  if (plain.load(std::memory_order_relaxed) == nullptr) {
+    const auto pool = std::make_shared<Pool>(std::make_unique<CudaDevice>(device, *driver_), PoolOptions{});
+    pool->segments().set_retained_limit(~std::size_t{0});  // a caching allocator like others
+    plain.store(new Client(pool, "plain"), std::memory_order_release);
+  }
+  return plain.load(std::memory_order_relaxed);
+}
+
+// The client of whose memory a live buffer is, or null. Present.
+Client* owner_of(Address address) noexcept {
+  std::size_t bytes = 0;
+  if (Hook::Entry* const entry = hook_.owner_of(address, bytes)) return entry->client;
+  for (const Atomic<Client*>& plain : plain_) {
+    Client* const client = plain.load(std::memory_order_acquire);
+    if (client == nullptr) continue;
+    const Guarded guard(client->pool().lock);
+    if (client->pool().at(address).is_live()) return client;
+  }
+  return nullptr;
+}
+
+// Calls `act` with each pool of a device, of clients that serve or served, and plain ones.
+template <class Act>
+void with_pools(int device, Act act) {
+  hook_.each([&](Client& client) {
+    if (client.pool().source().device().serves(device)) act(client);
+  });
+  if (device < 0 || device >= kDevices) return;
+  if (Client* const client = plain_client(device)) act(*client);
+}
+
+std::string mebibytes(std::size_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1 << 20));
+  return text;
+}
+
+[[noreturn]] void refuse(std::size_t bytes, int device, Client* client) {
+  std::string text = "CUDA out of memory. Tried to allocate " + mebibytes(bytes) + ". ";
+  if (client == nullptr) {
+    text += "There is no CUDA device " + std::to_string(device) + ".";
+  } else {
+    const DeviceMemory memory = client->pool().source().device().memory();
+    const OutOfMemory o = Client::last_out_of_memory();
+    text += "GPU " + std::to_string(device) + " has a total capacity of " + mebibytes(memory.total) + " of which " +
+            mebibytes(memory.free) + " is free. The pool holds " + mebibytes(o.reserved) + " (" + mebibytes(o.arena) +
+            " of them planned), of which " + mebibytes(o.live) + " is live";
+    if (o.limit < (std::size_t{1} << 62)) text += "; it is limited to " + mebibytes(o.limit);
+    text += ".";
+  }
+  if (const auto raise = raise_.load()) raise(text.c_str());
+  throw std::runtime_error(text);
+}
+
+}  // namespace
+
+Hook& hook() noexcept { return hook_; }
+
+void prepare(const CudaDriver& driver) {
+  hook_.prepare();
+  const Guarded guard(making_);
+  if (driver_ == nullptr) driver_ = &driver;
+}
+
+void set_refusal(void (*raise)(const char*)) noexcept { raise_.store(raise); }
+
+Client* plain_client(int device) noexcept {
+  if (device < 0 || device >= kDevices) return nullptr;
+  return plain_[static_cast<std::size_t>(device)].load(std::memory_order_acquire);
+}
+
+void* allocate(std::size_t bytes, int device, StreamHandle stream) {
+  if (bytes == 0) return nullptr;
+  Client* client = nullptr;
+  {
+    const Presence::Here here;
+    client = client_of(device);
+    const Address address = client == nullptr ? 0 : client->allocate(bytes, stream_of(stream));
+    if (address != 0) return reinterpret_cast<void*>(address);
+    refuse(bytes, device, client);
+  }
+}
+
+void free(void* pointer, std::size_t, int device, StreamHandle stream) {
+  if (pointer == nullptr) return;
+  const Presence::Here here;
+  const Address address = address_of(pointer);
+  Client* const plain = plain_client(device);
+  if (plain != nullptr) {
+    bool dead = false;
+    if (plain->free(address, stream_of(stream), &dead) || dead) return;
+  }
+  hook_.free(address, stream_of(stream));
+}
+
+void init(int) {}
+
+void empty_cache() {
+  const Presence::Here here;
+  hook_.each([](Client& client) { client.give_back(false); });
+  for (const Atomic<Client*>& plain : plain_) {
+    if (Client* const client = plain.load(std::memory_order_acquire)) client->give_back(false);
+  }
+}
+
+void set_memory_fraction(double fraction, int device) {
+  if (!(fraction >= 0) || fraction > 1) throw std::invalid_argument("a memory fraction is between 0 and 1");
+  const Presence::Here here;
+  client_of(device);  // so that there is one to keep it
+  with_pools(device, [&](Client& client) {
+    const std::size_t total = client.pool().source().device().memory().total;
+    const Guarded guard(client.pool().lock);
+    if (total != 0) client.pool().source().set_limit(static_cast<std::size_t>(std::floor(static_cast<double>(total) * fraction)));
+  });
+}
+
+void* base_of(void* pointer, std::size_t* bytes) {
+  const Presence::Here here;
+  Pool::Range range{address_of(pointer), 0};
+  if (Client* const client = owner_of(range.base)) {
+    const Guarded guard(client->pool().lock);
+    range = client->pool().reservation_of(range.base);
+  }
+  if (bytes != nullptr) *bytes = range.bytes;
+  return reinterpret_cast<void*>(range.base);
+}
+
+void record_stream(void* pointer, StreamHandle stream) {
+  if (pointer == nullptr) return;
+  const Presence::Here here;
+  if (Client* const client = owner_of(address_of(pointer))) client->use(address_of(pointer), stream_of(stream));
+}
+
+void begin_pool(int device, PoolId id, std::function<bool(StreamHandle)> filter) {
+  const Presence::Here here;
+  Client* const client = client_of(device);
+  if (client == nullptr) throw std::invalid_argument("there is no CUDA device " + std::to_string(device));
+  GraphPools::Filter takes = [filter = std::move(filter)](Stream stream) {
+    return filter(reinterpret_cast<StreamHandle>(stream));
+  };
+  const Guarded guard(client->pool().lock);
+  client->pool().begin_graph(id, std::move(takes));
+}
+
+void end_pool(int device, PoolId id) {
+  const Presence::Here here;
+  with_pools(device, [&](Client& client) {
+    const Guarded guard(client.pool().lock);
+    client.pool().end_graph(id);
+  });
+}
+
+void release_pool(int device, PoolId id) {
+  const Presence::Here here;
+  with_pools(device, [&](Client& client) {
+    const Guarded guard(client.pool().lock);
+    client.pool().release_graph(id);
+  });
+}
+
+}  // namespace mempool::torch_cuda

@@ -1,0 +1,36 @@
+"""PyTorch's tensors on the CPU.
+
+Tensors made before are freed as before, and after the pool has been closed PyTorch is as it was. Memory that
+PyTorch does not take from its CPU allocator (`torch.from_numpy`, shared and pinned memory) is not touched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mempool import _core
+from mempool.torch import TensorPool, companion
+
+
+class CpuPool(TensorPool):
+    """A pool for tensors on the CPU, through ``c10::SetAllocator``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("host", **options)
+
+    def serve(self) -> None:
+        """Take PyTorch's CPU tensors over.
+
+        Raises:
+            UsageError: the companion cannot be built, or PyTorch does not take it.
+        """
+        companion.install()
+        _core.torch_cpu_hook().serve(self.client, None if self._checking is None else self._checking.core)
+
+    def stop_serving(self) -> None:
+        """Give PyTorch its former allocator back."""
+        if self._checking is not None:
+            self._checking.end()
+        if self.settings.mode != "off":
+            _core.torch_cpu_hook().stop()
+            companion.uninstall()

@@ -1,0 +1,102 @@
+"""PyTorch's tensors on CUDA devices, through its pluggable allocator.
+
+PyTorch calls the core's functions by their addresses; no Python runs when a tensor is made. It takes another
+allocator only before CUDA is in use, and keeps it: a closed pool goes on serving, without plans, until
+another one is installed. One device is planned; what is made on others has a plain pool there.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from mempool import _core
+from mempool.errors import UsageError
+from mempool.torch import TensorPool, companion
+
+log = logging.getLogger("mempool")
+DRIVER = "libcuda.so.1"
+_EVERYTHING = 1 << 62
+#: PyTorch's allocator object, once it is ours: it and our functions are in use until the process ends.
+_allocator: Any = None
+
+
+def is_there() -> bool:
+    """Whether PyTorch is built for CUDA and sees a device; initialises nothing."""
+    import torch
+
+    return torch.version.cuda is not None and torch.cuda.is_available()
+
+
+class CudaPool(TensorPool):
+    """A pool for tensors on one CUDA device."""
+
+    def __init__(self, index: int | None = None, *, driver: str = DRIVER, **options: Any) -> None:
+        """Make a pool for the device of this index, or for the first that a tensor is made on.
+
+        Raises:
+            UsageError: there is no such device or no driver, or an option does not go with CUDA.
+        """
+        self._driver = driver
+        try:
+            device = _core.CudaDevice(index, driver=driver)
+        except (RuntimeError, ValueError) as error:
+            raise UsageError(str(error)) from None
+        super().__init__(device, **options)
+
+    def serve(self) -> None:
+        """Take PyTorch's CUDA tensors over.
+
+        Raises:
+            UsageError: CUDA is in use already, or this PyTorch cannot change its allocator.
+        """
+        if self.settings.check:
+            raise UsageError("check=True looks at memory on the host; CUDA tensors cannot be checked")
+        if _allocator is None:
+            _become_allocator()
+        hook = _core.torch_cuda_hook(self._driver)
+        hook.stop()  # a closed pool serves until now
+        hook.serve(self.client)
+
+    def stop_serving(self) -> None:
+        """Go on without plans, as a caching allocator."""
+        self.client.drop_patterns()
+        self.core.set_retained_limit(_EVERYTHING)
+
+
+def _become_allocator() -> None:
+    """Make our functions PyTorch's allocator, for good."""
+    global _allocator
+    import torch
+
+    if not hasattr(torch._C, "_cuda_customAllocator"):
+        raise UsageError(f"PyTorch {torch.__version__} is not built for CUDA, or cannot change its allocator")
+    if torch.cuda.is_initialized():
+        raise UsageError(
+            f"CUDA is in use already{_by_whom()}: install the pool before anything touches the GPU"
+        )
+    functions = _core.torch_cuda_functions()
+    made = torch._C._cuda_customAllocator(functions.pop("alloc"), functions.pop("free"))
+    if missing := [name for name in functions if not hasattr(made, name)]:
+        raise UsageError(f"PyTorch {torch.__version__} lacks {', '.join(missing)}; 2.3 and later have them")
+    for name, address in functions.items():
+        getattr(made, name)(address)
+    try:
+        torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(made))
+    except RuntimeError as error:
+        raise UsageError(f"PyTorch does not take another allocator{_by_whom()}: {error}") from None
+    _allocator = made
+    _core.torch_cuda_refuse_by(_refusal())
+
+
+def _refusal() -> int:
+    """Address of what throws `torch.OutOfMemoryError`; 0 where it cannot be built."""
+    try:
+        return companion.refusal()
+    except UsageError as error:
+        log.warning("out of memory will be a RuntimeError instead of torch.OutOfMemoryError: %s", error)
+        return 0
+
+
+def _by_whom() -> str:
+    return ""
