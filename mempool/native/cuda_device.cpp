@@ -109,7 +109,6 @@ Address CudaDevice::reserve(std::size_t bytes, std::size_t alignment) noexcept {
   if (base == 0 || base % alignment == 0) return base;
   // The driver promises 256 bytes only. What is added makes room to move up.
   free(base);
-  if (bytes + alignment < bytes) return 0;
   base = allocate(bytes + alignment);
   if (base == 0) return 0;
   const Address address = (base + alignment - 1) / alignment * alignment;

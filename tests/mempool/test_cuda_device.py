@@ -10,7 +10,16 @@ import threading
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
-from fake_cuda import GLOBAL, NO_DEVICE, OUT_OF_MEMORY, RELAXED, THREAD_LOCAL, FakeCuda
+from fake_cuda import (
+    DEINITIALIZED,
+    GLOBAL,
+    NO_DEVICE,
+    NOT_INITIALIZED,
+    OUT_OF_MEMORY,
+    RELAXED,
+    THREAD_LOCAL,
+    FakeCuda,
+)
 from pools import run
 from programs import Watched, replaced, training
 
@@ -177,10 +186,22 @@ def test_addresses_are_aligned_whatever_the_driver_gives(fake: FakeCuda, given: 
     assert fake.live_allocations == 0
 
 
+def test_an_address_that_was_moved_up_once_is_given_back_as_it_is_the_next_time(fake: FakeCuda) -> None:
+    memory = calls(fake)
+    seen: dict[int, set[int]] = {256: set(), 512: set()}
+    for _ in range(50):
+        for given in (256, 512):
+            fake.set_alignment(given)
+            address = memory.reserve(MIB)
+            seen[given].add(address)
+            memory.release(address, MIB)
+    assert seen[256] & seen[512]  # or nothing has been tested
+    assert fake.live_allocations == 0
+
+
 def test_no_room_for_a_larger_alignment_leaves_nothing_behind(fake: FakeCuda) -> None:
     fake.set_capacity(20_000)
     assert calls(fake).reserve(10_000, 16_384) == 0
-    assert calls(fake).reserve((1 << 64) - 512, 4096) == 0
     assert fake.live_allocations == 0
 
 
@@ -328,6 +349,14 @@ def test_events_are_as_many_as_are_used_at_one_time(fake: FakeCuda) -> None:
     assert fake.calls("cuEventCreate") == fake.live_events == 3
     del memory
     assert fake.live_events == 0
+
+
+def test_an_event_that_could_not_be_recorded_is_used_again(fake: FakeCuda) -> None:
+    memory, stream = calls(fake), fake.stream()
+    fake.fail("cuEventRecord", times=5)
+    assert [memory.record(stream) for _ in range(5)] == [0] * 5
+    assert memory.record(stream) != 0
+    assert fake.live_events == 1
 
 
 @pytest.mark.parametrize("refused", ["cuEventCreate", "cuEventRecord"])
@@ -585,6 +614,35 @@ def test_after_the_driver_has_shut_down_calls_do_nothing_and_complain_of_nothing
     assert fake.calls("cuCtxGetCurrent") + fake.calls("cuThreadExchangeStreamCaptureMode") == asked
 
 
+@pytest.mark.parametrize("code", [DEINITIALIZED, NOT_INITIALIZED], ids=["the end", "a forked child"])
+@pytest.mark.parametrize(
+    "symbol",
+    [
+        "cuEventQuery",
+        "cuCtxSynchronize",
+        "cuMemFree_v2",
+        "cuStreamIsCapturing",
+        "cuCtxGetCurrent",
+        "cuEventRecord",
+    ],
+)
+def test_whichever_call_notices_it_first(fake: FakeCuda, symbol: str, code: int) -> None:
+    device, stream = fake.device(), fake.stream()
+    memory = _core.DeviceCalls(device)
+    address, event = memory.reserve(4096), memory.record(stream)
+    fake.fail(symbol, code)
+    assert symbol != "cuEventQuery" or memory.query(event)
+    assert symbol != "cuEventRecord" or memory.record(stream) == 0
+    assert memory.synchronize()
+    memory.release(address, 4096)
+    memory.wait(stream, event)
+    memory.forget(event)
+    assert not memory.capturing(stream)
+    assert memory.record(stream) == 0
+    assert memory.query(event)
+    assert (device.errors, device.last_error) == (0, None)
+
+
 def test_a_pool_on_the_device_may_outlive_the_interpreter(fake: FakeCuda) -> None:
     program = """
 import sys
@@ -599,6 +657,17 @@ kept = [pool.allocate(size) for size in (100, 5000, 3 << 20)]
 
 
 # --- threads
+
+
+def test_threads_that_come_first_together_make_one_context(fake: FakeCuda) -> None:
+    memory = calls(fake)
+    fake.slow("cuDevicePrimaryCtxRetain", 50)
+    threads = [threading.Thread(target=memory.reserve, args=(512,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (fake.primary_retained(), fake.live_allocations) == (1, 4)
 
 
 def test_threads_use_one_device_together(fake: FakeCuda) -> None:

@@ -38,7 +38,7 @@ enum Needs { kNothing, kInit, kContext };
 // Every call of the driver: counted, refused on demand, and by the driver's own rules.
 class Call {
  public:
-  explicit Call(const char* symbol, Needs needs = kContext) : guard_(gpu->mutex) {
+  explicit Call(const char* symbol, Needs needs = kContext) : guard_((sleep(symbol), gpu->mutex)) {
     ++gpu->calls[symbol];
     const auto found = gpu->failures.find(symbol);
     if (gpu->gone) {
@@ -55,6 +55,17 @@ class Call {
   int refused() const { return refused_; }
 
  private:
+  // Others may call meanwhile.
+  static void sleep(const char* symbol) {
+    std::chrono::milliseconds time{0};
+    {
+      const std::lock_guard<std::recursive_mutex> guard(gpu->mutex);
+      const auto found = gpu->slow.find(symbol);
+      if (found != gpu->slow.end()) time = found->second;
+    }
+    if (time.count() != 0) std::this_thread::sleep_for(time);
+  }
+
   std::lock_guard<std::recursive_mutex> guard_;
   int refused_ = 0;
 };
@@ -334,6 +345,7 @@ EXPORTED void fake_reset(int devices) {
   gpu->faults.clear();
   gpu->calls.clear();
   gpu->failures.clear();
+  gpu->slow.clear();
   for (const auto& stream : gpu->streams) *stream = Stream{};  // their handles are not used again
   gpu->alignment = 512;
   gpu->gone = false;
@@ -352,6 +364,10 @@ EXPORTED void fake_set_alignment(std::size_t bytes) {
 EXPORTED void fake_fail(const char* symbol, int code, int after, int times) {
   LOCKED;
   gpu->failures[symbol] = {code, after, times};
+}
+EXPORTED void fake_slow(const char* symbol, int ms) {
+  LOCKED;
+  gpu->slow[symbol] = std::chrono::milliseconds(ms);
 }
 EXPORTED void fake_shut_down() {
   LOCKED;

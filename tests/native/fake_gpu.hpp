@@ -4,6 +4,7 @@
 // early shows. Streams order each other by events alone, the default stream too, which asks more of a program than CUDA.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
@@ -96,11 +97,12 @@ class Gpu {
   std::recursive_mutex mutex;
   bool initialized = false, gone = false;
   int generation = 1;
-  std::size_t alignment = 512;  // addresses are multiples of it, and of nothing larger
+  std::size_t alignment = 512;  // up to 2048: addresses are multiples of it, and of nothing larger
   std::vector<Device> devices = std::vector<Device>(2);
   std::vector<std::string> faults;  // what no correct program does
   std::map<std::string, int> calls;
   std::map<std::string, Failure> failures;
+  std::map<std::string, std::chrono::milliseconds> slow;
   std::set<Event*> events;
   std::map<std::uintptr_t, Allocation> allocations;
   std::vector<std::shared_ptr<Capture>> captures;  // going on
@@ -153,8 +155,8 @@ class Gpu {
     Device& on = devices[static_cast<std::size_t>(device)];
     if (bytes == 0) return kInvalidValue;
     if (bytes > on.capacity || on.live_bytes > on.capacity - bytes) return kOutOfMemory;
-    const std::size_t step = 2 * alignment;
-    void* const raw = std::aligned_alloc(step, (bytes + alignment + step - 1) / step * step);
+    constexpr std::size_t kPage = 4096;
+    void* const raw = std::aligned_alloc(kPage, (bytes + alignment + kPage - 1) / kPage * kPage);
     if (raw == nullptr) return kOutOfMemory;
     address = reinterpret_cast<std::uintptr_t>(raw) + alignment;
     allocations[address] = {bytes, device, raw};

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
 #: Modes of captures and of threads towards them.
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
-OUT_OF_MEMORY, NO_DEVICE, INVALID_VALUE = 2, 100, 1
+OUT_OF_MEMORY, NO_DEVICE, INVALID_VALUE, DEINITIALIZED, NOT_INITIALIZED = 2, 100, 1, 4, 3
 _ARGUMENTS = {
     "reset": "i",
     "set_capacity": "iz",
     "set_alignment": "z",
     "fail": "siii",
+    "slow": "si",
     "shut_down": "",
     "primary": "i>p",
     "context": "i>p",
@@ -90,6 +91,10 @@ class FakeCuda:
     def fail(self, symbol: str, code: int = INVALID_VALUE, *, after: int = 0, times: int = 1 << 30) -> None:
         """After so many more calls of a function, so many fail; ``times=0`` mends it."""
         self._call("fail", symbol.encode(), code, after, times)
+
+    def slow(self, symbol: str, ms: int) -> None:
+        """Calls of a function take so long, and others may call meanwhile."""
+        self._call("slow", symbol.encode(), ms)
 
     def shut_down(self) -> None:
         """From now on the driver answers as it does while the process ends."""
