@@ -50,7 +50,7 @@ def install(*, device: str | None = None, **options: Any) -> TensorPool:
             options make no sense, or PyTorch or the compiler does not permit it.
     """
     make = _maker(device)
-    return _place.install(lambda: make(**options), TensorPool.serve)
+    return _place.install(lambda: make(**options), lambda pool: pool.serve())
 
 
 def uninstall() -> None:
