@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import bisect
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
+from fake_cuda import OUT_OF_MEMORY, FakeCuda
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mempool import _core
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ROOMY = 1 << 40
 sizes = st.one_of(
@@ -22,7 +28,7 @@ sizes = st.one_of(
 planned_sizes = st.lists(
     st.one_of(st.integers(513, 5000), st.integers(513, 400_000)), min_size=1, max_size=20
 )
-streams = st.sampled_from([0, 0, 0, 1])
+streams = st.sampled_from([0, 0, 0, 2])  # of CUDA: the default stream, and one of the thread
 
 
 class Gauge:
@@ -50,18 +56,21 @@ class Core(RuleBasedStateMachine):
         small=st.sampled_from([0, 512, 512, 1 << 20]),
     )
     def make(self, page: int, alignment: int, capacity: int, small: int) -> None:
-        self.device = _core.SimulatedDevice(
+        self.device: Any = _core.SimulatedDevice(
             capacity=capacity, page=page, alignment=alignment, shared_segment=1 << 20, large=1 << 18
         )
-        self.alignment = alignment
-        self.pool = _core.Pool(device=self.device, small_bytes=small, recorded_events=64)
+        self.begin(self.device, small, roomy=capacity == ROOMY)
+
+    def begin(self, device: _core.Device, small: int, *, roomy: bool) -> None:
+        self.alignment = device.alignment
+        self.pool = _core.Pool(device=device, small_bytes=small, recorded_events=64)
         self.client = _core.Client(self.pool, "test")
         self.live: dict[int, int] = {}
         self.begins: list[int] = []
         self.dead: list[int] = []
         self.requested, self.blocks = Gauge(), Gauge()
         self.refused_frees = self.out_of_memory = self.depth = 0
-        self.roomy = capacity == ROOMY
+        self.roomy = roomy
         self.patterns: list[tuple[Any, list[int]]] = []
 
     # --- what the model does at each step
@@ -174,7 +183,7 @@ class Core(RuleBasedStateMachine):
         unroll=st.integers(1, 3),
         truth=st.booleans(),
         data=st.data(),
-        streams=st.sampled_from([(0,), (0,), (1,), (0, 1)]),
+        streams=st.sampled_from([(0,), (0,), (2,), (0, 2)]),
         warm_up=st.booleans(),
         load=st.sampled_from([True, True, False]),
         follow=st.lists(st.tuples(st.integers(1, 20), st.sampled_from([0, 0, 1, 3])), max_size=3),
@@ -313,3 +322,63 @@ class Core(RuleBasedStateMachine):
 
 TestCore = Core.TestCase
 TestCore.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+
+
+class CountedCuda:
+    """A CUDA device on the fake driver that is set up and counts as a simulated one does."""
+
+    def __init__(self, fake: FakeCuda) -> None:
+        self.fake = fake
+        self.device = fake.device()
+
+    def counts(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            committed=self.fake.live_bytes(),
+            peak_committed=self.fake.peak_bytes(),
+            resizes=0,
+            live_reservations=self.fake.live_allocations,
+            events_alive=max(0, self.fake.live_events - 1),  # one is kept and used again
+            errors=self.device.errors + len(self.fake.faults),
+        )
+
+    def fail_after(self, calls: int) -> None:
+        self.fake.fail("cuMemAlloc_v2", OUT_OF_MEMORY, after=min(calls, 1 << 30))
+
+    def set_capacity(self, capacity: int) -> None:
+        self.fake.set_capacity(capacity)
+
+
+class CoreOnCuda(Core):
+    """The same on a CUDA device, whose copies and zeros are done as late as can be."""
+
+    fake: FakeCuda
+
+    @initialize(
+        capacity=st.sampled_from([ROOMY, ROOMY, 1 << 20, 24 << 20, 64 << 20]),
+        small=st.sampled_from([0, 512, 512, 1 << 20]),
+    )
+    def make(self, capacity: int, small: int) -> None:
+        self.fake.reset()
+        self.fake.set_capacity(capacity)
+        self.device = CountedCuda(self.fake)
+        self.begin(self.device.device, small, roomy=capacity == ROOMY)
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:  # nothing of it may come to the next driver
+            for name in ("client", "pool", "device"):
+                self.__dict__.pop(name, None)
+
+    @rule(stream=st.sampled_from([0, 2]))
+    def let_a_stream_go_on(self, stream: int) -> None:
+        self.fake.finish(stream)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _driver(fake_library: Path) -> None:
+    CoreOnCuda.fake = FakeCuda(fake_library)
+
+
+TestCoreOnCuda = CoreOnCuda.TestCase
+TestCoreOnCuda.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

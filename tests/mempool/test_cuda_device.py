@@ -171,6 +171,13 @@ def test_memory_comes_from_the_device_and_goes_back(fake: FakeCuda) -> None:
     assert device.memory() == (4 * MIB, 4 * MIB)
 
 
+def test_devices_without_a_limit_of_their_own_answer_zeros() -> None:
+    for device in (_core.HostDevice(), _core.SimulatedDevice()):
+        assert device.memory() == (0, 0)
+        assert not _core.DeviceCalls(device).capturing(0)
+        assert _core.DeviceCalls(device).synchronize()
+
+
 @pytest.mark.parametrize("given", [256, 512])
 @pytest.mark.parametrize("alignment", [512, 4096, 2 * MIB])
 def test_addresses_are_aligned_whatever_the_driver_gives(fake: FakeCuda, given: int, alignment: int) -> None:

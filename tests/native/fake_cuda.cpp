@@ -334,11 +334,10 @@ EXPORTED int cuThreadExchangeStreamCaptureMode(int* mode) {
 EXPORTED void fake_reset(int devices) {
   LOCKED;
   // Everything is forgotten but what the core holds for good: that the driver was initialised.
-  for (const auto& [address, allocation] : gpu->allocations) std::free(allocation.raw);
+  gpu->forget_all();
   for (Event* const event : gpu->events) delete event;
   gpu->devices.assign(static_cast<std::size_t>(devices), fake::Device{});
   gpu->primaries.assign(static_cast<std::size_t>(devices), nullptr);
-  gpu->allocations.clear();
   gpu->events.clear();
   gpu->captures.clear();
   gpu->graphs.clear();
@@ -347,7 +346,7 @@ EXPORTED void fake_reset(int devices) {
   gpu->failures.clear();
   gpu->slow.clear();
   for (const auto& stream : gpu->streams) *stream = Stream{};  // their handles are not used again
-  gpu->alignment = 512;
+  gpu->alignment = 0;
   gpu->gone = false;
   ++gpu->generation;
 }
@@ -479,6 +478,10 @@ EXPORTED int fake_calls(const char* symbol) {
 EXPORTED std::size_t fake_live_bytes(int device) {
   LOCKED;
   return gpu->devices[static_cast<std::size_t>(device)].live_bytes;
+}
+EXPORTED std::size_t fake_peak_bytes(int device) {
+  LOCKED;
+  return gpu->devices[static_cast<std::size_t>(device)].peak_bytes;
 }
 EXPORTED std::size_t fake_live_allocations() {
   LOCKED;

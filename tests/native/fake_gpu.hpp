@@ -4,6 +4,8 @@
 // early shows. Streams order each other by events alone, the default stream too, which asks more of a program than CUDA.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -59,7 +61,7 @@ struct Capture {
 };
 
 struct Device {
-  std::size_t capacity = std::size_t{1} << 40, live_bytes = 0;
+  std::size_t capacity = std::size_t{1} << 40, live_bytes = 0, peak_bytes = 0;
   int primary_retained = 0;
 };
 
@@ -85,7 +87,8 @@ struct Event {
 struct Allocation {
   std::size_t bytes = 0;
   int device = 0;
-  void* raw = nullptr;
+  std::uintptr_t raw = 0;  // its first page
+  std::size_t pages = 0;   // bytes
 };
 
 struct Failure {
@@ -97,7 +100,8 @@ class Gpu {
   std::recursive_mutex mutex;
   bool initialized = false, gone = false;
   int generation = 1;
-  std::size_t alignment = 512;  // up to 2048: addresses are multiples of it, and of nothing larger
+  // 0: as drivers do it, 2 MiB for what is as large, 512 bytes for the rest. Else, up to 2048: this and nothing larger.
+  std::size_t alignment = 0;
   std::vector<Device> devices = std::vector<Device>(2);
   std::vector<std::string> faults;  // what no correct program does
   std::map<std::string, int> calls;
@@ -155,12 +159,20 @@ class Gpu {
     Device& on = devices[static_cast<std::size_t>(device)];
     if (bytes == 0) return kInvalidValue;
     if (bytes > on.capacity || on.live_bytes > on.capacity - bytes) return kOutOfMemory;
-    constexpr std::size_t kPage = 4096;
-    void* const raw = std::aligned_alloc(kPage, (bytes + alignment + kPage - 1) / kPage * kPage);
-    if (raw == nullptr) return kOutOfMemory;
-    address = reinterpret_cast<std::uintptr_t>(raw) + alignment;
-    allocations[address] = {bytes, device, raw};
+    const bool whole = alignment == 0 && bytes >= kWhole;
+    const std::size_t offset = alignment != 0 ? alignment : whole ? 0 : 512;
+    const std::size_t step = whole ? kWhole : kPage;
+    const std::size_t pages = (offset + bytes + kPage - 1) / kPage * kPage;
+    std::uintptr_t raw = memory_;  // the lowest place with room, so that addresses are the same in each run
+    for (const auto& [begin, other] : allocations) {
+      if (other.raw >= raw && other.raw - raw >= pages) break;
+      raw = (other.raw + other.pages + step - 1) / step * step;
+    }
+    if (raw - memory_ > kMemory - pages) return kOutOfMemory;
+    address = raw + offset;
+    allocations[address] = {bytes, device, raw, pages};
     on.live_bytes += bytes;
+    if (on.live_bytes > on.peak_bytes) on.peak_bytes = on.live_bytes;
     return kSuccess;
   }
   int free(std::uintptr_t address) {
@@ -178,9 +190,13 @@ class Gpu {
     for (const auto& capture : captures) check_graph(*capture, range);
     for (const auto& [id, graph] : graphs) check_graph(*graph, range);
     devices[static_cast<std::size_t>(found->second.device)].live_bytes -= range.bytes;
-    std::free(found->second.raw);
+    forget(found->second);
     allocations.erase(found);
     return kSuccess;
+  }
+  void forget_all() {
+    for (const auto& [address, allocation] : allocations) forget(allocation);
+    allocations.clear();
   }
   bool is_allocated(const Range& range) const {
     auto found = allocations.upper_bound(range.begin);
@@ -286,6 +302,17 @@ class Gpu {
   int blocked_by_capture(Stream* stream) { return implicit(stream, true) ? kCaptureImplicit : kSuccess; }
 
  private:
+  static constexpr std::size_t kPage = 4096, kWhole = std::size_t{2} << 20, kMemory = std::size_t{1} << 38;
+
+  static std::uintptr_t reserved() {
+    constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* const mapped = mmap(nullptr, kMemory + kWhole, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (mapped == MAP_FAILED) std::abort();
+    return (reinterpret_cast<std::uintptr_t>(mapped) + kWhole - 1) / kWhole * kWhole;
+  }
+  static void forget(const Allocation& allocation) {
+    madvise(reinterpret_cast<void*>(allocation.raw), allocation.pages, MADV_DONTNEED);
+  }
   static bool touches(const Work& work, const Range& range) {
     for (const Range& used : work.uses) {
       if (used.begin < range.begin + range.bytes && range.begin < used.begin + used.bytes) return true;
@@ -311,6 +338,7 @@ class Gpu {
     return true;
   }
 
+  const std::uintptr_t memory_ = reserved();
   std::map<std::pair<Context*, std::thread::id>, Stream*> defaults_;
 };
 

@@ -40,6 +40,7 @@ _ARGUMENTS = {
     "destroy_graph": "i",
     "calls": "s>i",
     "live_bytes": "i>z",
+    "peak_bytes": "i>z",
     "live_allocations": ">z",
     "live_events": ">z",
     "primary_retained": "i>i",
@@ -182,6 +183,9 @@ class FakeCuda:
 
     def live_bytes(self, device: int = 0) -> int:
         return self._call("live_bytes", device)
+
+    def peak_bytes(self, device: int = 0) -> int:
+        return self._call("peak_bytes", device)
 
     @property
     def live_allocations(self) -> int:
