@@ -217,6 +217,16 @@ class TestACapturedGraph:
         core.pool.end_graph((0, 1))
         core.allocate(3 * BIG)
 
+    def test_is_not_joined_by_a_small_request(self, core: Core) -> None:
+        """A page that the captured stream used is nobody else's meanwhile: to wait for that stream is forbidden."""
+        core.free(core.allocate(100, 5), 5)
+        core.allocate(100, 2)  # keeps the region
+        core.pool.trim()
+        core.pool.begin_graph((0, 1), [5])
+        core.device.capture([5])
+        core.allocate(100, 0)
+        assert core.device.counts().errors == 0
+
 
 class Streams(RuleBasedStateMachine):
     """No memory is handed out that a stream may still be at work on, and no capture is spoilt."""
