@@ -218,7 +218,7 @@ class TestACapturedGraph:
         core.allocate(3 * BIG)
 
     def test_is_not_joined_by_a_small_request(self, core: Core) -> None:
-        """A page that the captured stream used is nobody else's meanwhile: to wait for that stream is forbidden."""
+        """A page that the captured stream used is nobody else's: to wait for that stream is forbidden."""
         core.free(core.allocate(100, 5), 5)
         core.allocate(100, 2)  # keeps the region
         core.pool.trim()
