@@ -1,0 +1,21 @@
+"""The comparison of allocators on a machine that has nothing to compare."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).with_name("compare.py")
+
+
+def test_it_says_so_and_ends_well() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout[:18]) == (0, "nothing to compare")

@@ -1,0 +1,35 @@
+"""What must hold on a GPU: see checks.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import compare
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _gpu() -> None:
+    if (reason := compare.why_not()) is not None:
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize("check", compare.CHECKS)
+def test_it_holds(check: str) -> None:
+    answer, error = compare.told("checks.py", check)
+    assert (answer, error) == ("holds", "")
+
+
+@pytest.mark.parametrize("workload", compare.NAMES)
+def test_training_is_the_same_to_the_bit(workload: str) -> None:
+    told = {
+        way: json.loads(compare.told("worker.py", way, workload, "12")[0]) for way in ("native", "mempool")
+    }
+    assert told["native"]["losses"] == told["mempool"]["losses"]
