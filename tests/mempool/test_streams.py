@@ -227,6 +227,30 @@ class TestACapturedGraph:
         core.allocate(100, 0)
         assert core.device.counts().errors == 0
 
+    @pytest.mark.parametrize("change", ["release", "drop", "move", "resize"])
+    def test_is_not_spoilt_by_the_arena(self, change: str) -> None:
+        """It is not given back, made smaller or taken by another stream, nor is a segment resized."""
+        core = Core(page=4096)
+        core.client.load(None, pattern([BIG, BIG, BIG]))
+        core.step()
+        first = core.allocate(BIG)
+        if change in ("move", "release"):
+            core.free(first)
+        large = core.client.allocate(2 * BIG)
+        core.pool.begin_graph((0, 1), [5])
+        core.device.capture([5])
+        if change == "release":
+            assert not core.pool.release_arena()
+        elif change == "drop":
+            core.client.drop_patterns()
+        elif change == "move":
+            core.client.load(None, pattern([BIG], stream=1))
+            core.step()
+            core.client.allocate(BIG, 1)
+        else:
+            core.client.reallocate(large, 4 * BIG)
+        assert core.device.counts().errors == 0
+
 
 class Streams(RuleBasedStateMachine):
     """No memory is handed out that a stream may still be at work on, and no capture is spoilt."""
