@@ -39,6 +39,8 @@ Table stats(Client& client) {
   d["live"] = gauge(s.live);
   d["blocks"] = gauge(s.blocks);
   d["small"] = gauge(s.small);
+  d["small_requested"] = gauge(s.small_requested);
+  d["small_live"] = gauge(s.small_live);
   d["outcomes"] = outcomes(s.outcomes);
   d["steady"] = outcomes(s.steady);
   d["foreign_frees"] = s.foreign_frees;

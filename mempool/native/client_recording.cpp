@@ -54,6 +54,17 @@ std::vector<RecordedEvent> Client::take_tape() {
   return tape_.take();
 }
 
+void Client::set_history(std::size_t events) {
+  const Guarded guard(pool_->lock);
+  if (events != history_.capacity()) history_ = Recorder<RecordedEvent>(events);
+  history_.set_on(events != 0);
+  if (events != 0) {
+    pool_->source().set_log(&history_);  // of several clients, the last one's
+  } else if (pool_->source().log() == &history_) {
+    pool_->source().set_log(nullptr);
+  }
+}
+
 void Client::signal_work() noexcept {
   check_at_ = ~std::uint64_t{0};
   if (work_) return;

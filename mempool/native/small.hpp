@@ -40,6 +40,12 @@ class SmallBlocks {
   std::size_t rounded(std::size_t bytes) const noexcept { return (class_of(bytes) + 1) * unit_; }
   std::size_t blocks() const noexcept { return live_; }  // live ones
   std::size_t largest() const noexcept { return largest_; }
+  std::size_t unit() const noexcept { return unit_; }  // bytes between one size class and the next
+  // Calls use(region) with each of the regions, whose tables only a snapshot reads from outside.
+  template <class Use>
+  void each_region(Use use) const {
+    for (const auto& region : regions_) use(*region);
+  }
   // The requested size of a live block; 0 if nothing lives there.
   std::size_t size_of(Address address) const noexcept;
   // Gives back what nothing lives in: pages where the device has them, and whole regions.

@@ -45,6 +45,8 @@ struct ClientStats {
   Gauge live;       // bytes in use after rounding
   Gauge blocks;     // allocations
   Gauge small;      // allocations below the threshold, counted in `blocks` too
+  Gauge small_requested;  // bytes asked for by these, counted in `requested` too
+  Gauge small_live;       // and in use after rounding, counted in `live` too
   std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> outcomes{};
   std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> steady{};  // since the plan took effect; filled in when asked for
   std::uint64_t foreign_frees = 0;  // of addresses that are not ours; refused
