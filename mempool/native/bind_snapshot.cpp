@@ -36,6 +36,7 @@ nb::typed<nb::dict, nb::str, nb::any> usage(Pool& pool) {
   nb::typed<nb::dict, nb::str, nb::any> d;
   d["small"] = part(u.small);
   d["large"] = part(u.large);
+  d["reserved_total_bytes"] = u.reserved_total;
   d["recent_peak_bytes"] = u.recent_peak;
   d["times_took"] = u.times_took;
   d["times_gave"] = u.times_gave;

@@ -187,6 +187,7 @@ Usage take_usage(Pool& pool) {
   walk(pool, sums);
   sums.finish();
   const MemorySource& source = pool.source();
+  usage.reserved_total = source.reserved().total;
   usage.recent_peak = source.recent_peak();
   usage.times_took = source.times_took();
   usage.times_gave = source.times_gave();

@@ -53,6 +53,7 @@ struct Usage {
     std::uint64_t idle_bytes = 0;    // of these
   };
   Part small, large;                 // size-class pages; everything else
+  std::uint64_t reserved_total = 0;  // bytes ever taken from the device
   std::uint64_t recent_peak = 0;     // bytes reserved at most since the last reset
   std::uint64_t times_took = 0, times_gave = 0;  // from and to the device
   std::uint64_t retries = 0, waits = 0;
