@@ -122,8 +122,7 @@ _CPU_BUILD = Finding(
 
 
 def _initialized(torch: Any) -> Iterator[Finding]:
-    asked = getattr(torch._C, "_accelerator_isAllocatorInitialized", lambda: False)
-    if not (torch.cuda.is_initialized() or asked()):
+    if not (torch.cuda.is_initialized() or _allocator_in_use(torch)):
         return
     suspects = [name for name in INITIALIZE_ON_IMPORT if name in sys.modules]
     by = f", perhaps by the import of {' and '.join(suspects)}," if suspects else ""
@@ -133,6 +132,14 @@ def _initialized(torch: Any) -> Iterator[Finding]:
         f"CUDA is in use already{by} and PyTorch's allocator cannot be replaced any more",
         "install the pool first, before anything allocates on the GPU: right after `import torch`",
     )
+
+
+def _allocator_in_use(torch: Any) -> bool:
+    """What an extension has used, Python's flag does not know."""
+    try:
+        return bool(torch._C._accelerator_isAllocatorInitialized())
+    except (AttributeError, RuntimeError):  # not in this version; there is no GPU
+        return False
 
 
 def _replaced(torch: Any) -> Iterator[Finding]:

@@ -114,6 +114,7 @@ HARMLESS: dict[str, Break] = {
     "NCCL's hook off": variable("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "0"),
     "settings of host memory": variable("PYTORCH_CUDA_ALLOC_CONF", "pinned_num_register_threads:8"),
     "empty settings": variable("PYTORCH_ALLOC_CONF", ""),
+    "no GPU": lambda patch: patch.setattr(torch._C, "_accelerator_isAllocatorInitialized", refusing),
     "a build without the question for the backend": lambda patch: patch.delattr(
         torch._C, "_cuda_getAllocatorBackend"
     ),
