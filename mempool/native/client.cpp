@@ -29,7 +29,7 @@ Client::~Client() {
   ThreadCache::strike(uid_);
   const Guarded guard(pool_->lock);
   pool_->part(this);
-  if (pool_->source().log() == &history_) pool_->source().set_log(nullptr);
+  if (pool_->source().log().history() == &history_) pool_->source().log().end();
   pool_->shrink_arena();
 }
 

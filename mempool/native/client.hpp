@@ -79,7 +79,8 @@ class Client {
   Outline outline();
   std::vector<RecordedEvent> take_tape();
   // The last so many allocations, frees and dealings with the device, for who asks later; 0: none, and those kept are
-  // forgotten. The same number again goes on; another one begins anew. A free has the bytes that were requested.
+  // forgotten. The same number again goes on; another one begins anew. A free has the bytes that were requested. May throw
+  // std::bad_alloc.
   void set_history(std::size_t events);
   const Recorder<RecordedEvent>& history() const noexcept { return history_; }  // the pool's lock is held
   // A cyclic pattern that was recorded here, in which so many iterations were seen. May throw std::bad_alloc, or

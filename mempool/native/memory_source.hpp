@@ -3,8 +3,8 @@
 #pragma once
 
 #include "device.hpp"
+#include "device_log.hpp"
 #include "guards.hpp"
-#include "recorder.hpp"
 #include "stats.hpp"
 
 namespace mempool {
@@ -36,7 +36,7 @@ class MemorySource {
     ++calls_;
     wait_for_users();
     device_.decommit(address, bytes);
-    gave(RecordedEvent::segment_unmap, address, bytes);
+    gave(RecordedEvent::segment_unmap, address, bytes, bytes);
   }
   // As Device::resize; `to` is a multiple of a page.
   Address resize(Address address, std::size_t from, std::size_t to) noexcept {
@@ -45,9 +45,12 @@ class MemorySource {
     wait_for_users();
     const Address resized = device_.resize(address, from, to);
     if (resized == 0) return 0;
-    if (resized != address) moved(address, resized, from);
+    if (resized != address) {
+      log_.gave(RecordedEvent::segment_unmap, address, from);
+      log_.took(RecordedEvent::segment_map, resized, from);
+    }
     if (to > from) took(RecordedEvent::segment_map, resized + from, to - from);
-    if (to < from) gave(RecordedEvent::segment_unmap, resized + to, from - to);
+    if (to < from) gave(RecordedEvent::segment_unmap, resized + to, from - to, from - to);
     return resized;
   }
   // `committed`: how many of its bytes are committed now (all of them where the device has no pages).
@@ -56,9 +59,9 @@ class MemorySource {
     wait_for_users();
     device_.release(address, bytes);
     if (traits_.page == 0) {
-      gave(RecordedEvent::segment_free, address, bytes);
-    } else if (committed != 0) {  // wherever in the reservation they were
-      gave(RecordedEvent::segment_unmap, address, committed);
+      gave(RecordedEvent::segment_free, address, bytes, bytes);
+    } else if (committed != 0) {
+      gave(RecordedEvent::segment_unmap, address, bytes, committed);
     }
   }
 
@@ -82,9 +85,7 @@ class MemorySource {
   std::uint64_t calls() const noexcept { return calls_; }  // to the device, for memory
   std::uint64_t times_took() const noexcept { return took_; }  // of these, those that got memory
   std::uint64_t times_gave() const noexcept { return gave_; }  // and those that gave some back
-  // Where it is written down, while that is on; null: nowhere.
-  Recorder<RecordedEvent>* log() const noexcept { return log_; }
-  void set_log(Recorder<RecordedEvent>* log) noexcept { log_ = log; }
+  DeviceLog& log() noexcept { return log_; }
   std::size_t limit() const noexcept { return limit_; }
   void set_limit(std::size_t bytes) noexcept { limit_ = bytes; }
 
@@ -93,17 +94,13 @@ class MemorySource {
     reserved_.add(bytes);
     if (reserved_.current > recent_peak_) recent_peak_ = reserved_.current;
     ++took_;
-    if (log_ != nullptr && log_->on()) log_->add(kind, address, bytes, 0, 0);
+    log_.took(kind, address, bytes);
   }
-  void gave(RecordedEvent::Kind kind, Address address, std::size_t bytes) noexcept {
-    reserved_.sub(bytes);
+  // Of these bytes so many were held.
+  void gave(RecordedEvent::Kind kind, Address address, std::size_t bytes, std::size_t held) noexcept {
+    reserved_.sub(held);
     ++gave_;
-    if (log_ != nullptr && log_->on()) log_->add(kind, address, bytes, 0, 0);
-  }
-  void moved(Address from, Address to, std::size_t bytes) noexcept {
-    if (log_ == nullptr || !log_->on()) return;
-    log_->add(RecordedEvent::segment_unmap, from, bytes, 0, 0);
-    log_->add(RecordedEvent::segment_map, to, bytes, 0, 0);
+    log_.gave(kind, address, bytes);
   }
   // Memory goes back when no queued work can still touch it.
   void wait_for_users() noexcept {
@@ -118,7 +115,7 @@ class MemorySource {
   Gauge reserved_;
   std::size_t recent_peak_ = 0;
   std::uint64_t calls_ = 0, took_ = 0, gave_ = 0;
-  Recorder<RecordedEvent>* log_ = nullptr;
+  DeviceLog log_;
   std::size_t limit_ = ~std::size_t{0};
 };
 

@@ -180,6 +180,15 @@ Snapshot take_snapshot(Pool& pool, const Client* client) {
   return snapshot;
 }
 
+DeviceLog::Runs runs_held(Pool& pool) {
+  Snapshot snapshot;
+  Columns columns{snapshot};
+  walk(pool, columns);
+  DeviceLog::Runs runs;
+  for (const Snapshot::Segment& segment : snapshot.segments) runs.emplace_back(segment.base, segment.size);
+  return runs;
+}
+
 Usage take_usage(Pool& pool) {
   Usage usage;
   Sums sums{usage};

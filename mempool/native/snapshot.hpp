@@ -44,6 +44,9 @@ struct Snapshot {
 // `client` null: without a history. May throw std::bad_alloc. Takes the lock.
 Snapshot take_snapshot(Pool& pool, const Client* client);
 
+// Where its segments are. The lock is held.
+DeviceLog::Runs runs_held(Pool& pool);
+
 // The sums of a snapshot, made without it: for statistics that are asked for in every step.
 struct Usage {
   struct Part {
