@@ -17,10 +17,9 @@ is looked at when somebody asks, so that the peaks and totals of these are of th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from mempool import _core
+from mempool import _core
 
 #: A gauge of PyTorch: {"current", "peak", "allocated", "freed"}.
 Stat = dict[str, int]
@@ -132,8 +131,6 @@ class Counts:
             watched.allocated = watched.freed = 0
 
     def _look(self) -> Moment:
-        from mempool import _core
-
         moment = Moment(self.client.stats(), _core.usage(self.pool))
         small, large = moment.usage["small"], moment.usage["large"]
         for watched, key in (

@@ -309,15 +309,20 @@ class TestSnapshot:
         litter, thresholds = Litter(answered), gc.get_threshold()
         threads = [threading.Thread(target=litter.work, args=(seed,)) for seed in range(3)]
         gc.freeze()  # what others made would only take time
-        gc.set_threshold(1)
+        gc.set_threshold(1, 1, 1)
         try:
             for thread in threads:
                 thread.start()
             for _ in range(20):
+                gc.disable()
+                for size in (100, 3000, 2 * MIB):
+                    Owner(litter, size)  # garbage at once, and young: the next container that is made ends it
+                gc.enable()
                 snapshot, stats = torch.cuda.memory._snapshot(), torch.cuda.memory_stats()
                 assert len(snapshot["device_traces"][0]) <= 500
                 assert stats["allocated_bytes.all.current"] <= stats["allocated_bytes.all.peak"]
         finally:
+            gc.enable()
             gc.set_threshold(*thresholds)
             gc.unfreeze()
             litter.stop.set()
