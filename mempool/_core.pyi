@@ -307,6 +307,31 @@ class Bypass:
 
     def __exit__(self, *args: object) -> None: ...
 
+def snapshot(pool: Pool, client: Client | None = None) -> tuple[bytes, bytes, bytes]:
+    """
+    What the pool holds and, of a client, the history, all of one moment: packed records of SEGMENT_FIELDS, BLOCK_FIELDS and EVENT_FIELDS.
+    """
+
+def usage(pool: Pool) -> dict[str, Any]:
+    """
+    Segments and bytes held, in size-class pages (small) and otherwise (large); of these idle, in segments in which something lives; what was reserved at most since Client.reset_peaks(); dealings with the device.
+    """
+
+def set_history(client: Client, events: int) -> None:
+    """
+    Keep the last so many allocations, frees and dealings with the device; 0: none. The same number again goes on.
+    """
+
+SEGMENT_FIELDS: tuple = ...
+
+BLOCK_FIELDS: tuple = ...
+
+SEGMENT_KINDS: tuple = ('arena', 'shared', 'large', 'small')
+
+BLOCK_STATES: tuple = ('free', 'live', 'waiting')
+
+EVENT_KINDS: tuple = ...
+
 class Checked:
     """
     A client with redzones around every buffer and poison in the freed ones; host only.

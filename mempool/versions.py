@@ -15,15 +15,18 @@ def warn_if_untested(framework: str) -> None:
     if framework in _warned:
         return
     _warned.add(framework)
+    if (said := untested(framework)) is not None:
+        warnings.warn(said, RuntimeWarning, stacklevel=3)
+
+
+def untested(framework: str) -> str | None:
+    """What to say of the installed version of a framework; None if it is in the tested range."""
     text = importlib.metadata.version(framework)
     numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
     oldest, newest = TESTED[framework]
-    if not oldest <= numbers <= newest:
-        warnings.warn(
-            f"mempool was tested with {framework} {_dotted(oldest)} to {_dotted(newest)}, not with {text}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+    if oldest <= numbers <= newest:
+        return None
+    return f"mempool was tested with {framework} {_dotted(oldest)} to {_dotted(newest)}, not with {text}"
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:

@@ -46,8 +46,12 @@ Table stats(Client& client) {
   d["live"] = gauge(s.live);
   d["blocks"] = gauge(s.blocks);
   d["small"] = gauge(s.small);
+  d["small_requested"] = gauge(s.small_requested);
+  d["small_live"] = gauge(s.small_live);
   d["outcomes"] = outcomes(s.outcomes);
   d["steady"] = outcomes(s.steady);
+  d["deferred_bytes"] = s.deferred_bytes;
+  d["deferred_blocks"] = s.deferred_blocks;
   d["foreign_frees"] = s.foreign_frees;
   d["double_frees"] = s.double_frees;
   d["out_of_memory"] = s.out_of_memory;

@@ -76,7 +76,7 @@ PoolStats taken(Pool& pool) {
           pool.segments().free_bytes(),
           pool.segments().largest_free(),
           pool.live_blocks(),
-          pool.graph_pools(),
+          pool.graphs().pools(),
           pool.table_bytes(),
           pool.source().limit(),
           pool.source().calls()};

@@ -29,6 +29,7 @@ Client::~Client() {
   ThreadCache::strike(uid_);
   const Guarded guard(pool_->lock);
   pool_->part(this);
+  if (pool_->source().log().history() == &history_) pool_->source().log().end();
   pool_->shrink_arena();
 }
 
@@ -168,8 +169,11 @@ Pool::Given Client::serve_small(std::size_t bytes, Stream stream) noexcept try {
     return given;
   }
   stats_.small.add(1);
+  stats_.small_requested.add(bytes);
+  stats_.small_live.add(given.rounded);
   served(given, bytes);
   if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
+  if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   return given;
 } catch (...) {  // the host has no memory for a new thread's sequence
   refuse(bytes);
@@ -187,6 +191,7 @@ bool Client::serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& give
   served(given, bytes);
   if (bytes > pool_->options().small_bytes) ++stats_.outcomes[static_cast<std::size_t>(Outcome::outside)];
   if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
+  if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   return true;
 } catch (...) {  // the host has no memory for a new thread's sequence
   refuse(bytes);
@@ -205,6 +210,9 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
     ended(resized->before);
     if (ring_.on()) ring_.add(outside() ? RecordedEvent::free : RecordedEvent::handover, resized->address, 0, stream, 0);
     if (tape_.on()) tape_.add(RecordedEvent::handover, resized->address, 0, stream, 0);
+    if (history_.on()) {
+      history_.add(RecordedEvent::handover, resized->address, resized->before.requested, stream, 0);
+    }
   }
   served(given, bytes);
   if (ring_.on() && !outside()) {
@@ -212,6 +220,7 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
     if (!marked_ && ring_.seen() >= check_at_) signal_work();
   }
   if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
+  if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
   return given;
 } catch (...) {
   refuse(bytes);
@@ -271,9 +280,14 @@ bool Client::free(Address address, Stream stream, bool* dead) noexcept {
   }
   ended(freed);
   const bool small = freed.kind == Pool::Freed::small;
-  if (small) stats_.small.sub(1);
+  if (small) {
+    stats_.small.sub(1);
+    stats_.small_requested.sub(freed.requested);
+    stats_.small_live.sub(freed.rounded);
+  }
   if (!small && ring_.on()) ring_.add(RecordedEvent::free, address, 0, stream, 0);
   if (tape_.on()) tape_.add(RecordedEvent::free, address, 0, stream, 0);
+  if (history_.on()) history_.add(RecordedEvent::free, address, freed.requested, stream, 0);
   return true;
 }
 
@@ -306,6 +320,7 @@ Address Client::reallocate(Address address, std::size_t bytes, Stream stream, bo
 
 void Client::refuse(std::size_t bytes) noexcept {
   ++stats_.out_of_memory;
+  if (history_.on()) history_.add(RecordedEvent::refused, 0, bytes, 0, 0);
   ThreadCache::mine().out_of_memory = {bytes,
                                        stats_.requested.current,
                                        stats_.live.current,
@@ -328,6 +343,8 @@ Client::State Client::state() {
 ClientStats Client::stats() {
   const Guarded guard(pool_->lock);
   ClientStats stats = stats_;
+  stats.deferred_bytes = pool_->deferred().current;
+  stats.deferred_blocks = pool_->uses().waiting();
   for (std::size_t i = 0; replaying_ && i < stats.steady.size(); ++i) {
     stats.steady[i] = stats.outcomes[i] - before_steady_[i];
   }
@@ -336,7 +353,10 @@ ClientStats Client::stats() {
 
 void Client::reset_peaks() noexcept {
   const Guarded guard(pool_->lock);
-  for (Gauge* gauge : {&stats_.requested, &stats_.live, &stats_.blocks, &stats_.small}) gauge->peak = gauge->current;
+  for (Gauge* gauge : {&stats_.requested, &stats_.live, &stats_.blocks, &stats_.small, &stats_.small_requested,
+                       &stats_.small_live}) {
+    gauge->peak = gauge->current;
+  }
   pool_->source().reset_peak();
 }
 

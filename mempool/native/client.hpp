@@ -81,6 +81,11 @@ class Client {
   };
   Outline outline();
   std::vector<RecordedEvent> take_tape();
+  // The last so many allocations, frees and dealings with the device, for who asks later; 0: none, and those kept are
+  // forgotten. The same number again goes on; another one begins anew. A free has the bytes that were requested. May throw
+  // std::bad_alloc.
+  void set_history(std::size_t events);
+  const Recorder<RecordedEvent>& history() const noexcept { return history_; }  // the pool's lock is held
   // A cyclic pattern that was recorded here, in which so many iterations were seen. May throw std::bad_alloc, or
   // std::invalid_argument for one that this pool cannot replay; then nothing has changed.
   void install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen);
@@ -163,7 +168,7 @@ class Client {
   void ended(const Pool::Freed& freed) noexcept;
   Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome);
   bool outside() const noexcept { return dynamic_ != 0 || between_; }
-  bool recorded() const noexcept { return ring_.on() || tape_.on(); }
+  bool recorded() const noexcept { return ring_.on() | tape_.on() | history_.on(); }  // in one branch
   void note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept;
   void boundary(Pattern* ended) noexcept;
   void note_blocker(const Occupancy::Range& range) noexcept;
@@ -191,6 +196,7 @@ class Client {
   std::deque<Sequence> sequences_;
   Recorder<BriefEvent> ring_;
   Recorder<RecordedEvent> tape_{Recorder<RecordedEvent>::kUnbounded};
+  Recorder<RecordedEvent> history_{0};
   std::vector<std::unique_ptr<Pattern>> patterns_;
   std::vector<Pattern*> known_;       // the same, most recently used first
   Pattern* current_ = nullptr;        // where a new iteration or thread begins

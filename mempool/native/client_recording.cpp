@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "client.hpp"
+#include "snapshot.hpp"
 
 namespace mempool {
 
@@ -52,6 +53,18 @@ Client::Outline Client::outline() {
 std::vector<RecordedEvent> Client::take_tape() {
   const Guarded guard(pool_->lock);
   return tape_.take();
+}
+
+void Client::set_history(std::size_t events) {
+  const Guarded guard(pool_->lock);
+  DeviceLog& device = pool_->source().log();
+  if (events != 0) {
+    device.begin(history_, runs_held(*pool_));  // of several clients, into the last one's
+  } else if (device.history() == &history_) {
+    device.end();
+  }
+  if (events != history_.capacity()) history_ = Recorder<RecordedEvent>(events);
+  history_.set_on(events != 0);
 }
 
 void Client::signal_work() noexcept {

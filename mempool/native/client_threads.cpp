@@ -75,6 +75,8 @@ void Client::after_fork_in_child() noexcept {
     client->ring_.clear();
     client->tape_.set_on(false);
     client->tape_.clear();
+    client->history_.set_on(false);
+    client->history_.clear();
   }
   after_fork_in_parent();
 }

@@ -47,6 +47,7 @@ bool ForeignUses::waits(Address address) const noexcept {
 void ForeignUses::free(Address address, Stream stream) noexcept {
   Use& use = uses_.find(address)->second;
   use.freed = true;
+  ++waiting_;
   use.stream = stream;
   (last_ == nullptr ? first_ : last_->next) = &use;
   last_ = &use;
@@ -87,6 +88,7 @@ ForeignUses::Freed ForeignUses::next(bool begin) noexcept {
       if (by.event != 0) device_.forget(by.event);
     }
     uses_.erase(freed.address);
+    --waiting_;
     return freed;
   }
   return {};

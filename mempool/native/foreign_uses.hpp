@@ -30,6 +30,7 @@ class ForeignUses {
   void add(Address address, Stream stream);
   bool has(Address address) const noexcept { return uses_.count(address) != 0; }
   bool waits(Address address) const noexcept;
+  std::size_t waiting() const noexcept { return waiting_; }  // how many
   // The program has freed a buffer of these. Needs no memory.
   void free(Address address, Stream stream) noexcept;
 
@@ -64,6 +65,7 @@ class ForeignUses {
   Use* last_ = nullptr;
   std::vector<Stream> busy_;  // since next(true); has room for every stream ever added
   std::vector<Stream> streams_;
+  std::size_t waiting_ = 0;
   unsigned paused_ = 0;
 };
 

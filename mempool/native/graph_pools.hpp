@@ -38,6 +38,11 @@ class GraphPools {
   // Pools that are released and empty go back.
   void trim() noexcept;
 
+  // Calls use(id, segments) with each of the pools, whose segments only a snapshot reads from outside.
+  template <class Use>
+  void each(Use use) const {
+    for (const One& one : pools_) use(one.id, one.segments);
+  }
   std::size_t pools() const noexcept { return pools_.size(); }
   std::size_t blocks() const noexcept;
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device.hpp"
+#include "device_log.hpp"
 #include "guards.hpp"
 #include "stats.hpp"
 
@@ -20,14 +21,14 @@ class MemorySource {
     if (traits_.page == 0 && !allowed(bytes)) return 0;
     const Address address = device_.reserve(bytes, alignment);
     ++calls_;
-    if (address != 0 && traits_.page == 0) reserved_.add(bytes);
+    if (address != 0 && traits_.page == 0) took(RecordedEvent::segment_alloc, address, bytes);
     return address;
   }
   bool commit(Address address, std::size_t bytes) noexcept {
     if (traits_.page == 0 || bytes == 0) return true;
     ++calls_;
     if (!allowed(bytes) || !device_.commit(address, bytes)) return false;
-    reserved_.add(bytes);
+    took(RecordedEvent::segment_map, address, bytes);
     return true;
   }
   void decommit(Address address, std::size_t bytes) noexcept {
@@ -35,7 +36,7 @@ class MemorySource {
     ++calls_;
     wait_for_users();
     device_.decommit(address, bytes);
-    reserved_.sub(bytes);
+    gave(RecordedEvent::segment_unmap, address, bytes, bytes);
   }
   // As Device::resize; `to` is a multiple of a page.
   Address resize(Address address, std::size_t from, std::size_t to) noexcept {
@@ -44,8 +45,12 @@ class MemorySource {
     wait_for_users();
     const Address resized = device_.resize(address, from, to);
     if (resized == 0) return 0;
-    if (to > from) reserved_.add(to - from);
-    if (to < from) reserved_.sub(from - to);
+    if (resized != address) {
+      log_.gave(RecordedEvent::segment_unmap, address, from);
+      log_.took(RecordedEvent::segment_map, resized, from);
+    }
+    if (to > from) took(RecordedEvent::segment_map, resized + from, to - from);
+    if (to < from) gave(RecordedEvent::segment_unmap, resized + to, from - to, from - to);
     return resized;
   }
   // `committed`: how many of its bytes are committed now (all of them where the device has no pages).
@@ -53,7 +58,11 @@ class MemorySource {
     ++calls_;
     if (traits_.page == 0 || committed != 0) wait_for_users();
     device_.release(address, bytes);
-    reserved_.sub(traits_.page == 0 ? bytes : committed);
+    if (traits_.page == 0) {
+      gave(RecordedEvent::segment_free, address, bytes, bytes);
+    } else if (committed != 0) {
+      gave(RecordedEvent::segment_unmap, address, bytes, committed);
+    }
   }
 
   // Host order is not device order: what is queued on `then` from now on runs after all that is queued on `first` now.
@@ -76,12 +85,29 @@ class MemorySource {
   }
 
   const Gauge& reserved() const noexcept { return reserved_; }
-  void reset_peak() noexcept { reserved_.peak = reserved_.current; }
+  // The most that was reserved since the last reset. `reserved().peak` is that of all time, which the pool acts upon.
+  std::size_t recent_peak() const noexcept { return recent_peak_; }
+  void reset_peak() noexcept { recent_peak_ = reserved_.current; }
   std::uint64_t calls() const noexcept { return calls_; }  // to the device, for memory
+  std::uint64_t times_took() const noexcept { return took_; }  // of these, those that got memory
+  std::uint64_t times_gave() const noexcept { return gave_; }  // and those that gave some back
+  DeviceLog& log() noexcept { return log_; }
   std::size_t limit() const noexcept { return limit_; }
   void set_limit(std::size_t bytes) noexcept { limit_ = bytes; }
 
  private:
+  void took(RecordedEvent::Kind kind, Address address, std::size_t bytes) noexcept {
+    reserved_.add(bytes);
+    if (reserved_.current > recent_peak_) recent_peak_ = reserved_.current;
+    ++took_;
+    log_.took(kind, address, bytes);
+  }
+  // Of these bytes so many were held.
+  void gave(RecordedEvent::Kind kind, Address address, std::size_t bytes, std::size_t held) noexcept {
+    reserved_.sub(held);
+    ++gave_;
+    log_.gave(kind, address, bytes);
+  }
   // Memory goes back when no queued work can still touch it.
   void wait_for_users() noexcept {
     if (MEMPOOL_GUARDED("wait")) device_.synchronize();
@@ -93,7 +119,9 @@ class MemorySource {
   Device& device_;
   DeviceTraits traits_;
   Gauge reserved_;
-  std::uint64_t calls_ = 0;
+  std::size_t recent_peak_ = 0;
+  std::uint64_t calls_ = 0, took_ = 0, gave_ = 0;
+  DeviceLog log_;
   unsigned holds_ = 0;
   std::size_t limit_ = ~std::size_t{0};
 };

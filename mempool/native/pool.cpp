@@ -138,6 +138,7 @@ Pool::Given Pool::allocate_small(std::size_t bytes, Stream stream) noexcept {
   try {
     Address address = small_.allocate(bytes, stream);
     if (address == 0) {
+      ++retries_;
       trim();
       address = small_.allocate(bytes, stream);
     }
@@ -167,10 +168,13 @@ Pool::Given Pool::from_hole(std::size_t bytes, Stream stream) {
 }
 
 Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
+  ++retries_;
   trim();
   Given given = from_segments(bytes, stream, Segments::Effort::last_resort);
   if (given.address == 0) given = from_hole(bytes, stream);
-  if (given.address != 0 || source_.held() || !synchronize()) return given;
+  if (given.address != 0 || source_.held()) return given;
+  ++waits_;
+  if (!synchronize()) return given;
   segments_.give_free_blocks_to(stream);
   trim();
   if (source_.traits().page != 0) {

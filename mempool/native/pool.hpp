@@ -110,13 +110,14 @@ class Pool {
     if (deferred_.current != 0) collect_deferred();
   }
   const Gauge& deferred() const noexcept { return deferred_; }  // bytes that wait for that
+  const ForeignUses& uses() const noexcept { return uses_; }
 
   // --- graphs that are captured
   bool capturing() const noexcept { return graphs_.begun(); }
   void begin_graph(GraphPools::Id id, GraphPools::Filter filter);  // may throw std::bad_alloc
   void end_graph(GraphPools::Id id) noexcept;
   void release_graph(GraphPools::Id id) noexcept;
-  std::size_t graph_pools() const noexcept { return graphs_.pools(); }
+  const GraphPools& graphs() const noexcept { return graphs_; }
   // Whether the request belongs to a graph; `given` is then what that has for it.
   bool allocate_for_graph(std::size_t bytes, Stream stream, Given& given) noexcept;
 
@@ -145,7 +146,13 @@ class Pool {
   const PoolOptions& options() const noexcept { return options_; }
   MemorySource& source() noexcept { return source_; }
   Segments& segments() noexcept { return segments_; }
+  const Segments& segments() const noexcept { return segments_; }
+  const SmallBlocks& small() const noexcept { return small_; }
   Occupancy& occupancy() noexcept { return occupancy_; }
+  const Occupancy& occupancy() const noexcept { return occupancy_; }
+  Address arena_base() const noexcept { return arena_base_; }
+  std::uint64_t retries() const noexcept { return retries_; }  // times that memory had to be given back to serve a request
+  std::uint64_t waits() const noexcept { return waits_; }      // of these, those that waited for all streams
   ArenaStats arena_stats() const noexcept;
   std::size_t table_bytes() const noexcept;  // host memory of all plans and of the guard
   std::size_t live_blocks() const noexcept {
@@ -186,6 +193,7 @@ class Pool {
   std::size_t arena_space_ = 0;     // reserved address space
   Stream arena_stream_ = 0;
   std::uint64_t arena_refused_ = 0;
+  std::uint64_t retries_ = 0, waits_ = 0;
   bool holes_shut_ = false;
   bool forked_ = false;             // a forked child gets no planned addresses
   std::vector<Client*> clients_;

@@ -14,13 +14,16 @@ namespace mempool {
 
 struct RecordedEvent {
   // handover: a free, of a buffer whose memory the next event's allocation has: it grew or shrank in place, and in the
-  // program's eyes the new one was there before the old one's end. use: by a stream that is not the buffer's own. The last
-  // three are marks.
-  enum Kind : std::uint32_t { alloc, free, handover, use, step, begin, end };
+  // program's eyes the new one was there before the old one's end. use: by a stream that is not the buffer's own. Then the
+  // marks. What follows is of a history only: memory that the device gave (all of a reservation, or pages of one) or got
+  // back, and a request that nobody served.
+  enum Kind : std::uint32_t {
+    alloc, free, handover, use, step, begin, end, segment_alloc, segment_free, segment_map, segment_unmap, refused
+  };
 
   std::uint64_t index;     // how many events the recorder had seen before this one, dropped ones included
   std::uint64_t address;   // tells which free belongs to which allocation
-  std::uint64_t size;      // bytes requested; 0 for others than alloc
+  std::uint64_t size;      // bytes requested; of a tape, 0 for others than alloc
   std::uint64_t time_ns;   // monotonic clock
   std::int64_t stream;
   std::uint32_t sequence;  // of the allocation: one for each (thread, stream)
@@ -44,6 +47,7 @@ class Recorder {
   explicit Recorder(std::size_t capacity) : capacity_(capacity) {}
 
   bool on() const noexcept { return on_; }
+  std::size_t capacity() const noexcept { return capacity_; }
   void set_on(bool on) noexcept { on_ = on; }
 
   // Never throws: an event that cannot be kept is counted as dropped.

@@ -54,6 +54,7 @@ class Segments {
   std::uint64_t epoch() const noexcept { return epoch_; }
   void give_free_blocks_to(Stream stream);  // only after Device::synchronize()
 
+  const std::map<Address, Segment>& by_base() const noexcept { return segments_; }
   std::size_t retained() const noexcept { return idle_.bytes(); }  // free and returnable
   std::size_t segments() const noexcept { return segments_.size(); }
   std::size_t blocks() const noexcept { return blocks_.size(); }  // live ones

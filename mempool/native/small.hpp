@@ -41,6 +41,12 @@ class SmallBlocks {
   std::size_t blocks() const noexcept { return live_; }  // live ones
   std::size_t largest() const noexcept { return largest_; }
   Freed at(Address address) const noexcept;  // what free() would say
+  std::size_t unit() const noexcept { return unit_; }  // bytes between one size class and the next
+  // Calls use(region) with each of the regions, whose tables only a snapshot reads from outside.
+  template <class Use>
+  void each_region(Use use) const {
+    for (const auto& region : regions_) use(*region);
+  }
   // Gives back what nothing lives in: pages where the device has them, and whole regions.
   void trim() noexcept;
 

@@ -45,8 +45,12 @@ struct ClientStats {
   Gauge live;       // bytes in use after rounding
   Gauge blocks;     // allocations
   Gauge small;      // allocations below the threshold, counted in `blocks` too
+  Gauge small_requested;  // bytes asked for by these, counted in `requested` too
+  Gauge small_live;       // and in use after rounding, counted in `live` too
   std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> outcomes{};
   std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> steady{};  // since the plan took effect; filled in when asked for
+  // Of the pool: freed, and waiting for other streams; filled in when asked for.
+  std::size_t deferred_bytes = 0, deferred_blocks = 0;
   std::uint64_t foreign_frees = 0;  // of addresses that are not ours; refused
   std::uint64_t double_frees = 0;   // of ours where nothing lives; refused
   std::uint64_t out_of_memory = 0;

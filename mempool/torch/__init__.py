@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from mempool.torch.diagnosis import Diagnosis
+
 
 def install(*, device: str | None = None, **options: Any) -> TensorPool:
     """Serve the tensors of this process from a new pool, until it is closed.
@@ -66,6 +68,17 @@ def installed() -> TensorPool | None:
 def is_installed() -> bool:
     """Whether a pool serves PyTorch."""
     return _place.pool is not None
+
+
+def diagnose() -> Diagnosis:
+    """What a CUDA pool cannot live with, and what to do about it, before training dies of it.
+
+    Returns:
+        The findings: print them; ``ok`` if nothing stops. It touches neither the GPU nor any setting.
+    """
+    from mempool.torch import cuda, diagnosis
+
+    return diagnosis.diagnose(serving=cuda.is_serving())
 
 
 class TensorPool(Pool):

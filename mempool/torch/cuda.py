@@ -12,13 +12,15 @@ from typing import Any
 
 from mempool import _core
 from mempool.errors import UsageError
-from mempool.torch import TensorPool, companion
+from mempool.torch import TensorPool, companion, diagnosis, statistics
 
 log = logging.getLogger("mempool")
 DRIVER = "libcuda.so.1"
 _EVERYTHING = 1 << 62
 #: PyTorch's allocator object, once it is ours: it and our functions are in use until the process ends.
 _allocator: Any = None
+#: The pool that serves, which a closed one does until the next.
+_serving: CudaPool | None = None
 
 
 def is_there() -> bool:
@@ -26,6 +28,11 @@ def is_there() -> bool:
     import torch
 
     return torch.version.cuda is not None and torch.cuda.is_available()
+
+
+def is_serving() -> bool:
+    """Whether PyTorch's CUDA allocator is ours, which it then is for good."""
+    return _allocator is not None
 
 
 class CudaPool(TensorPool):
@@ -39,10 +46,15 @@ class CudaPool(TensorPool):
         """
         self._driver = driver
         try:
-            device = _core.CudaDevice(index, driver=driver)
+            self._cuda = _core.CudaDevice(index, driver=driver)
         except (RuntimeError, ValueError) as error:
             raise UsageError(str(error)) from None
-        super().__init__(device, **options)
+        super().__init__(self._cuda, **options)
+
+    @property
+    def index(self) -> int | None:
+        """Of the device; None while no tensor has decided."""
+        return self._cuda.index
 
     def serve(self) -> None:
         """Take PyTorch's CUDA tensors over.
@@ -50,6 +62,7 @@ class CudaPool(TensorPool):
         Raises:
             UsageError: CUDA is in use already, or this PyTorch cannot change its allocator.
         """
+        global _serving
         if self.settings.check:
             raise UsageError("check=True looks at memory on the host; CUDA tensors cannot be checked")
         if _allocator is None:
@@ -57,6 +70,9 @@ class CudaPool(TensorPool):
         hook = _core.torch_cuda_hook(self._driver)
         hook.stop()  # a closed pool serves until now
         hook.serve(self.client)
+        _serving = self
+        statistics.begin(_who_serves)
+        diagnosis.warn(diagnosis.diagnose(serving=True))
 
     def stop_serving(self) -> None:
         """Go on without plans, as a caching allocator."""
@@ -69,12 +85,11 @@ def _become_allocator() -> None:
     global _allocator
     import torch
 
+    for finding in diagnosis.diagnose().findings:
+        if finding.name in diagnosis.IN_THE_WAY:
+            raise UsageError(f"{finding.problem}: {finding.remedy}")
     if not hasattr(torch._C, "_cuda_customAllocator"):
-        raise UsageError(f"PyTorch {torch.__version__} is not built for CUDA, or cannot change its allocator")
-    if torch.cuda.is_initialized():
-        raise UsageError(
-            f"CUDA is in use already{_by_whom()}: install the pool before anything touches the GPU"
-        )
+        raise UsageError(f"PyTorch {torch.__version__} cannot change its CUDA allocator")
     functions = _core.torch_cuda_functions()
     made = torch._C._cuda_customAllocator(functions.pop("alloc"), functions.pop("free"))
     if missing := [name for name in functions if not hasattr(made, name)]:
@@ -84,7 +99,7 @@ def _become_allocator() -> None:
     try:
         torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(made))
     except RuntimeError as error:
-        raise UsageError(f"PyTorch does not take another allocator{_by_whom()}: {error}") from None
+        raise UsageError(f"PyTorch does not take another allocator: {error}") from None
     _allocator = made
     _core.torch_cuda_refuse_by(_refusal())
 
@@ -98,5 +113,9 @@ def _refusal() -> int:
         return 0
 
 
-def _by_whom() -> str:
-    return ""
+def _who_serves(index: int) -> tuple[_core.Client, _core.Pool] | None:
+    """Whose statistics answer for a device."""
+    if _serving is not None and _serving.index == index:
+        return _serving.client, _serving.core
+    plain = _core.torch_cuda_plain(index)
+    return None if plain is None else (plain, plain.pool)

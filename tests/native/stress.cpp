@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "observer.hpp"
 #include "program.hpp"
 #include "simulated_device.hpp"
+#include "snapshot.hpp"
 
 using namespace mempool;
 using namespace stress;
@@ -266,12 +268,32 @@ std::unique_ptr<Pattern> any_pattern(Setting& s, Client& client, Random& random,
   return pattern;
 }
 
+// Its blocks lie without gaps in their segments, and no two segments overlap.
+void look_at(const Snapshot& snapshot) {
+  std::vector<std::uint64_t> ends;
+  for (const Snapshot::Segment& segment : snapshot.segments) ends.push_back(segment.base);
+  for (const Snapshot::Block& block : snapshot.blocks) {
+    if (block.address != ends[block.segment]) fail("a gap in a snapshot", block.address, block.size);
+    ends[block.segment] += block.size;
+  }
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    const Snapshot::Segment& segment = snapshot.segments[i];
+    if (ends[i] != segment.base + segment.size) fail("blocks do not fill their segment", segment.base, segment.size);
+    ranges.emplace_back(segment.base, ends[i]);
+  }
+  std::sort(ranges.begin(), ranges.end());
+  for (std::size_t i = 1; i < ranges.size(); ++i) {
+    if (ranges[i].first < ranges[i - 1].second) fail("segments overlap", ranges[i].first, ranges[i].second);
+  }
+}
+
 // Plans come and go, memory becomes scarce, somebody looks, all while the workers go on.
 void meddle(Setting& s, Random random) {
   while (!s.stop.load(std::memory_order_relaxed)) {
     std::optional<AtWork> at_work(s);
     Client& client = *s.clients[below(random, s.clients.size())];
-    switch (below(random, 16)) {
+    switch (below(random, 18)) {
       case 0: case 1: case 2: client.install(any_pattern(s, client, random, true), below(random, 10)); break;
       case 3:
       client.load(chance(random, 50) ? any_pattern(s, client, random, false) : nullptr,
@@ -290,6 +312,8 @@ void meddle(Setting& s, Random random) {
       }
       case 11: { const Guarded guard(s.pool->lock); s.pool->segments().set_retained_limit(below(random, 1 << 22)); break; }
       case 12: client.stats(); client.state(); client.divergences(); client.blockers(); client.reset_peaks(); break;
+      case 15: client.set_history(chance(random, 60) ? 100 : 0); break;
+      case 16: look_at(take_snapshot(*s.pool, &client)); take_usage(*s.pool); break;
       case 13: if (s.simulated != nullptr) s.simulated->fail_after(chance(random, 20) ? below(random, 50) : ~0ull); break;
       case 14: client.check_again_after(below(random, 100)); client.wake(); break;
       default: client.give_back(chance(random, 30)); break;

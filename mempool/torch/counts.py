@@ -1,0 +1,187 @@
+"""A pool's counters under the names of PyTorch's own allocator.
+
+| PyTorch | here |
+| --- | --- |
+| allocated | live: in use, after rounding |
+| requested | the same before rounding |
+| active | live, and given back but still used by another stream |
+| reserved | held from the device |
+| segment | pieces of memory held from the device |
+| inactive_split | free memory in segments in which something lives |
+| small_pool | what is served by size classes: requests up to the setting `small_bytes` |
+
+What the core counts is exact. How many segments there are, how much of them is small and how much lies idle
+is looked at when somebody asks, so that the peaks and totals of these are of those moments only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mempool import _core
+
+#: A gauge of PyTorch: {"current", "peak", "allocated", "freed"}.
+Stat = dict[str, int]
+
+
+@dataclass
+class Watched:
+    """What is looked at now and then."""
+
+    current: int = 0
+    peak: int = 0
+    allocated: int = 0
+    freed: int = 0
+
+    def look(self, value: int) -> None:
+        """Take note of the value of this moment."""
+        self.allocated += max(value - self.current, 0)
+        self.freed += max(self.current - value, 0)
+        self.current = value
+        self.peak = max(self.peak, value)
+
+    def stat(self) -> Stat:
+        """As PyTorch shows it."""
+        return {"current": self.current, "peak": self.peak, "allocated": self.allocated, "freed": self.freed}
+
+
+@dataclass
+class Moment:
+    """What the core says at one moment."""
+
+    client: dict[str, Any]
+    usage: dict[str, Any]
+
+    @property
+    def gauges(self) -> dict[str, dict[str, int]]:
+        """What the core counts: gauges with "current", "peak" and "total"."""
+        held = self.usage["small"]["bytes"] + self.usage["large"]["bytes"]
+        reserved = {
+            "current": held,
+            "peak": self.usage["recent_peak_bytes"],
+            "total": self.usage["reserved_total_bytes"],
+        }
+        names = ("requested", "live", "blocks", "small", "small_requested", "small_live")
+        return {"reserved": reserved, **{name: self.client[name] for name in names}}
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What only grows, and begins anew with the totals."""
+        return {"num_alloc_retries": self.usage["retries"], "num_ooms": self.client["out_of_memory"]}
+
+
+class Counts:
+    """PyTorch's statistics of one device."""
+
+    def __init__(self, client: _core.Client, pool: _core.Pool) -> None:
+        """The statistics of a client and the memory of its pool, since the beginning of both."""
+        self.client, self.pool = client, pool
+        parts = ("small", "large", "all")
+        self._segments = {part: Watched() for part in parts}
+        self._idle_blocks = {part: Watched() for part in parts}
+        self._idle_bytes = {part: Watched() for part in parts}
+        self._small_reserved = Watched()
+        self._before: dict[str, tuple[int, int]] = {}  # (total, freed) of each gauge at the last reset
+        self._counters_before: dict[str, int] = {}
+
+    def nested(self) -> dict[str, Any]:
+        """All of them, with the keys of `torch.cuda.memory_stats_as_nested_dict`."""
+        moment = self._look()
+        gauges = moment.gauges
+        allocation = self._split(gauges, "blocks", "small")
+        allocated = self._split(gauges, "live", "small_live")
+        waiting, waiting_bytes = (moment.client[f"deferred_{unit}"] for unit in ("blocks", "bytes"))
+        return {
+            **{name: value - self._counters_before.get(name, 0) for name, value in moment.counters.items()},
+            "max_split_size": -1,  # any block may be split
+            "num_sync_all_streams": moment.usage["waits"],
+            "num_device_alloc": moment.usage["times_took"],
+            "num_device_free": moment.usage["times_gave"],
+            "num_oom_rejections": 0,
+            "allocation": allocation,
+            "segment": _three(self._segments),
+            "active": _more(allocation, waiting),
+            "inactive_split": _three(self._idle_blocks),
+            "allocated_bytes": allocated,
+            "reserved_bytes": _parts(self._stat(gauges["reserved"], "reserved"), self._small_reserved.stat()),
+            "reserved_bytes_by_private_pools": {},
+            "active_bytes": _more(allocated, waiting_bytes),
+            "inactive_split_bytes": _three(self._idle_bytes),
+            "requested_bytes": self._split(gauges, "requested", "small_requested"),
+            "oversize_allocations": Watched().stat(),
+            "oversize_segments": Watched().stat(),
+        }
+
+    def reset_peaks(self) -> None:
+        """Peaks are of the time from now on."""
+        self.client.reset_peaks()
+        self._look()
+        for watched in self._all_watched():
+            watched.peak = watched.current
+
+    def reset_totals(self) -> None:
+        """Totals are of the time from now on, as are the numbers of retries and of times out of memory."""
+        moment = self._look()
+        self._before = {
+            name: (gauge["total"], gauge["total"] - gauge["current"]) for name, gauge in moment.gauges.items()
+        }
+        self._counters_before = moment.counters
+        for watched in self._all_watched():
+            watched.allocated = watched.freed = 0
+
+    def _look(self) -> Moment:
+        moment = Moment(self.client.stats(), _core.usage(self.pool))
+        small, large = moment.usage["small"], moment.usage["large"]
+        for watched, key in (
+            (self._segments, "segments"),
+            (self._idle_blocks, "idle_blocks"),
+            (self._idle_bytes, "idle_bytes"),
+        ):
+            watched["small"].look(small[key])
+            watched["large"].look(large[key])
+            watched["all"].look(small[key] + large[key])
+        self._small_reserved.look(small["bytes"])
+        return moment
+
+    def _all_watched(self) -> list[Watched]:
+        groups = (self._segments, self._idle_blocks, self._idle_bytes)
+        return [self._small_reserved, *(watched for group in groups for watched in group.values())]
+
+    def _stat(self, gauge: dict[str, int], name: str) -> Stat:
+        total, freed = self._before.get(name, (0, 0))
+        current = gauge["current"]
+        return {
+            "current": current,
+            "peak": gauge["peak"],
+            "allocated": gauge["total"] - total,
+            "freed": gauge["total"] - current - freed,
+        }
+
+    def _split(self, gauges: dict[str, dict[str, int]], name: str, small: str) -> dict[str, Stat]:
+        return _parts(self._stat(gauges[name], name), self._stat(gauges[small], small))
+
+
+def _parts(every: Stat, small: Stat) -> dict[str, Stat]:
+    """With what is not small; its peak is not counted, and is at least this."""
+    large = {key: every[key] - small[key] for key in every}
+    large["peak"] = max(large["peak"], large["current"])
+    return {"all": every, "small_pool": small, "large_pool": large}
+
+
+def _three(watched: dict[str, Watched]) -> dict[str, Stat]:
+    """The totals of all are those of its parts, one of which may grow while the other shrinks."""
+    small, large, every = (watched[part].stat() for part in ("small", "large", "all"))
+    for key in ("allocated", "freed"):
+        every[key] = small[key] + large[key]
+    return {"all": every, "small_pool": small, "large_pool": large}
+
+
+def _more(stats: dict[str, Stat], amount: int) -> dict[str, Stat]:
+    """With so much more that is in use, none of it small."""
+    more = {part: dict(stat) for part, stat in stats.items()}
+    for stat in (more["all"], more["large_pool"]):
+        stat["current"] += amount
+        stat["freed"] -= amount
+        stat["peak"] = max(stat["peak"], stat["current"])
+    return more

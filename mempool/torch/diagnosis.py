@@ -1,0 +1,249 @@
+"""What a plugged-in CUDA allocator cannot live with, found before training dies of it.
+
+PyTorch asks its allocator for things that a plugged-in one is not allowed to answer, and raises, often in the
+middle of the first step. Each finding says what is set, what comes of it, and what to do.
+"""
+
+from __future__ import annotations
+
+import gc
+import html
+import importlib
+import logging
+import os
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mempool.errors import UsageError
+from mempool.versions import untested
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+log = logging.getLogger("mempool")
+
+#: Imports that are known to use the GPU, after which the allocator can no longer be replaced.
+INITIALIZE_ON_IMPORT = ("apex", "fvdb")
+_NCCL_HOOKS = ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK")
+_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_YES = ("1", "y", "yes", "t", "true")
+#: Findings with which PyTorch's allocator cannot be replaced.
+IN_THE_WAY = ("cpu_build", "cuda_initialized", "other_allocator", "mem_pool")
+_logged: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is in the way.
+
+    Attributes:
+        name: for scripts.
+        severity: "stops": the pool cannot be installed, or PyTorch will raise; "warns": something is ignored.
+        problem: what is set and what comes of it.
+        remedy: what to do.
+    """
+
+    name: str
+    severity: Literal["stops", "warns"]
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All findings, those that stop first; false if there are none."""
+
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is nothing that stops."""
+        return all(finding.severity != "stops" for finding in self.findings)
+
+    def __bool__(self) -> bool:
+        return bool(self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"ok": self.ok, "findings": [asdict(finding) for finding in self.findings]}
+
+    def __str__(self) -> str:
+        if not self.findings:
+            return "mempool: nothing is in the way of PyTorch's CUDA tensors"
+        return "\n".join(
+            f"{f.severity}  {f.name}: {f.problem}\n       remedy: {f.remedy}" for f in self.findings
+        )
+
+    def _repr_html_(self) -> str:
+        if not self.findings:
+            return f"<p>{html.escape(str(self))}</p>"
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in asdict(finding).values()) + "</tr>"
+            for finding in self.findings
+        )
+        head = "".join(f"<th>{name}</th>" for name in ("name", "severity", "problem", "remedy"))
+        return f"<table><caption>mempool: PyTorch's CUDA tensors</caption><tr>{head}</tr>{rows}</table>"
+
+
+def diagnose(*, serving: bool = False) -> Diagnosis:
+    """Look at PyTorch and the environment; changes nothing and does not touch the GPU.
+
+    Args:
+        serving: a pool of ours is PyTorch's allocator already: that CUDA is in use is then as it should be,
+            and the compiler has done what it could.
+    """
+    torch: Any = importlib.import_module("torch")
+    if not torch.backends.cuda.is_built():
+        return Diagnosis((_CPU_BUILD,))
+    found = [
+        *([] if serving else (*_initialized(torch), *_replaced(torch), *_pools(torch), *_compiler())),
+        *_cudnn(torch),
+        *_graphs(),
+        *_nccl(),
+        *_settings(),
+        *_version(),
+    ]
+    return Diagnosis(tuple(sorted(found, key=lambda finding: finding.severity)))  # "stops" before "warns"
+
+
+def warn(diagnosis: Diagnosis) -> None:
+    """Log each finding, once a process."""
+    for finding in diagnosis.findings:
+        if finding.name not in _logged:
+            _logged.add(finding.name)
+            log.warning("%s: %s; %s", finding.name, finding.problem, finding.remedy)
+
+
+_CPU_BUILD = Finding(
+    "cpu_build",
+    "stops",
+    "this PyTorch is built without CUDA",
+    "install a build with CUDA (https://pytorch.org/get-started/locally)",
+)
+
+
+def _initialized(torch: Any) -> Iterator[Finding]:
+    if not (torch.cuda.is_initialized() or _allocator_in_use(torch)):
+        return
+    suspects = [name for name in INITIALIZE_ON_IMPORT if name in sys.modules]
+    by = f", perhaps by the import of {' and '.join(suspects)}," if suspects else ""
+    yield Finding(
+        "cuda_initialized",
+        "stops",
+        f"CUDA is in use already{by} and PyTorch's allocator cannot be replaced any more",
+        "install the pool first, before anything allocates on the GPU: right after `import torch`",
+    )
+
+
+def _allocator_in_use(torch: Any) -> bool:
+    """What an extension has used, Python's flag does not know."""
+    try:
+        return bool(torch._C._accelerator_isAllocatorInitialized())
+    except (AttributeError, RuntimeError):  # not in this version; there is no GPU
+        return False
+
+
+def _replaced(torch: Any) -> Iterator[Finding]:
+    if hasattr(torch._C, "_cuda_getAllocatorBackend") and torch.cuda.get_allocator_backend() == "pluggable":
+        yield Finding(
+            "other_allocator",
+            "stops",
+            "another library has plugged its allocator in already, and there is one for each process",
+            "leave one of the two out",
+        )
+
+
+def _pools(torch: Any) -> Iterator[Finding]:
+    # By type: isinstance asks objects for their class, and some have a lot to say then.
+    if any(issubclass(type(each), torch.cuda.MemPool) for each in gc.get_objects()):
+        yield Finding(
+            "mem_pool",
+            "stops",
+            "a torch.cuda.MemPool is in use, which PyTorch has for its own allocator only",
+            "leave torch.cuda.MemPool and use_mem_pool out",
+        )
+
+
+def _cudnn(torch: Any) -> Iterator[Finding]:
+    if torch.backends.cudnn.benchmark:
+        yield Finding(
+            "cudnn_benchmark",
+            "stops",
+            "torch.backends.cudnn.benchmark is on: convolutions ask for the allocator's largest free block",
+            "torch.backends.cudnn.benchmark = False",
+        )
+
+
+def _graphs() -> Iterator[Finding]:
+    config = sys.modules.get("torch._inductor.config")
+    if config is None:
+        on = os.environ.get("TORCHINDUCTOR_CUDAGRAPHS") == "1"
+    else:
+        on = bool(config.triton.cudagraphs)
+    if on:
+        yield Finding(
+            "inductor_cudagraphs",
+            "stops",
+            "torch.compile is to use CUDA graphs (mode='reduce-overhead'), which ask PyTorch's own allocator",
+            "torch._inductor.config.triton.cudagraphs = False, and another mode of torch.compile",
+        )
+
+
+def _nccl() -> Iterator[Finding]:
+    for name in _NCCL_HOOKS:
+        if os.environ.get(name, "").strip().lower() in _YES:
+            yield Finding(
+                "nccl_hook",
+                "stops",
+                f"${name} makes NCCL follow PyTorch's own allocator",
+                f"unset {name}",
+            )
+            return
+
+
+def _settings() -> Iterator[Finding]:
+    ignored = [
+        entry.strip()
+        for name in _SETTINGS
+        for entry in _entries(os.environ.get(name, ""))
+        if entry.strip() and not entry.strip().startswith("pinned")  # these are of host memory
+    ]
+    if ignored:
+        yield Finding(
+            "allocator_settings",
+            "warns",
+            f"{', '.join(dict.fromkeys(ignored))}: settings of PyTorch's own allocator, ignored by the pool",
+            f"unset {' and '.join(name for name in _SETTINGS if name in os.environ)}",
+        )
+
+
+def _entries(text: str) -> Iterator[str]:
+    """Of ``a:1,b:[x:2,y:3],c:4``: what is between commas outside brackets."""
+    depth, begin = 0, 0
+    for i, character in enumerate(text):
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            yield text[begin:i]
+            begin = i + 1
+    yield text[begin:]
+
+
+def _version() -> Iterator[Finding]:
+    if (said := untested("torch")) is not None:
+        yield Finding("version", "warns", said, "should something fail, try a version that was tested")
+
+
+def _compiler() -> Iterator[Finding]:
+    from mempool.torch import companion
+
+    try:
+        companion._compiler()
+    except UsageError:
+        yield Finding(
+            "no_compiler",
+            "warns",
+            "without a C++ compiler, being out of memory is a RuntimeError that begins with "
+            "'CUDA out of memory.', not torch.OutOfMemoryError",
+            "install a C++ compiler (Debian: apt install g++), or name it in $CXX",
+        )

@@ -1,0 +1,131 @@
+"""What a pool holds, and what it did last, in the form of PyTorch's memory snapshots.
+
+All of it is plain dicts, lists, numbers and text, which PyTorch's viewer opens. Where the device has pages,
+each run of them is a segment of its own, as it is for PyTorch's expandable segments, so that the sizes of all
+segments add up to what is reserved. No Python runs when memory is allocated, so that there are no frames.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mempool import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+_SEGMENT = np.dtype(list(_core.SEGMENT_FIELDS))
+_BLOCK = np.dtype(list(_core.BLOCK_FIELDS))
+_EVENT = np.dtype(list(_core.EVENT_FIELDS))
+_STATES = {"free": "inactive", "live": "active_allocated", "waiting": "active_pending_free"}
+#: What PyTorch calls the steps of an event of ours; marks are not among them.
+_ACTIONS = {
+    "alloc": ("alloc",),
+    "free": ("free_requested", "free_completed"),
+    "handover": ("free_requested", "free_completed"),
+    "segment_alloc": ("segment_alloc",),
+    "segment_free": ("segment_free",),
+    "segment_map": ("segment_map",),
+    "segment_unmap": ("segment_unmap",),
+    "refused": ("oom",),
+}
+#: PyTorch's pool for what is in no pool; the segments of captured graphs have their own.
+_NO_POOL = (0, 0)
+
+Table = dict[str, Any]
+
+
+def of_device(
+    device: int, client: _core.Client, pool: _core.Pool, *, max_entries: int, skip: Collection[str] = ()
+) -> tuple[list[Table], list[Table]]:
+    """Segments and trace entries of one device, both of the same moment.
+
+    Args:
+        device: its index.
+        client: whose history.
+        pool: whose memory.
+        max_entries: of the trace, the last ones; 0: none.
+        skip: actions to leave out, by PyTorch's names.
+    """
+    segments, blocks, history = _core.snapshot(pool, client if max_entries else None)
+    entries = _entries(np.frombuffer(history, _EVENT), skip)
+    if max_entries == 0:
+        return _segments(device, segments, blocks), []
+    return _segments(device, segments, blocks), list(deque(entries, min(max_entries, 2**63 - 1)))
+
+
+def whole(segments: list[Table], device_traces: list[list[Table]]) -> Table:
+    """A snapshot of all devices; the traces by index of the device."""
+    return {
+        "segments": segments,
+        "device_traces": device_traces,
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+            "max_split_size": -1,
+            "garbage_collection_threshold": 0.0,
+            "expandable_segments": False,
+            "roundup_power2_divisions": {},
+        },
+        "external_annotations": [],
+    }
+
+
+def _segments(device: int, packed_segments: bytes, packed_blocks: bytes) -> list[Table]:
+    segments = np.frombuffer(packed_segments, _SEGMENT)
+    blocks: list[list[Table]] = [[] for _ in segments]
+    for address, size, requested, segment, state in np.frombuffer(packed_blocks, _BLOCK).tolist():
+        blocks[segment].append(
+            {
+                "address": address,
+                "size": size,
+                "requested_size": requested,
+                "state": _STATES[_core.BLOCK_STATES[state]],
+                "frames": [],
+            }
+        )
+    return [
+        {
+            "device": device,
+            "address": base,
+            "total_size": size,
+            "allocated_size": _sum(within, "size", "active_allocated"),
+            "active_size": _sum(within, "size", "active_allocated", "active_pending_free"),
+            "requested_size": _sum(within, "requested_size", "active_allocated"),
+            "stream": stream,
+            "segment_type": "small" if _core.SEGMENT_KINDS[kind] == "small" else "large",
+            "segment_pool_id": tuple(graph),
+            "is_expandable": bool(paged),
+            "frames": [],
+            "blocks": within,
+        }
+        for (base, size, stream, kind, paged, *graph), within in zip(segments.tolist(), blocks, strict=True)
+    ]
+
+
+def _sum(blocks: list[Table], key: str, *states: str) -> int:
+    return sum(block[key] for block in blocks if block["state"] in states)
+
+
+def _entries(history: np.ndarray[Any, Any], skip: Collection[str]) -> Iterator[Table]:
+    epoch_us = (time.time_ns() - time.monotonic_ns()) // 1000
+    for _, address, size, time_ns, stream, _, kind in history.tolist():
+        for action in _ACTIONS.get(_core.EVENT_KINDS[kind], ()):
+            if action in skip:
+                continue
+            where = {"device_free": 0} if action == "oom" else {"addr": address}  # what is free is not known
+            yield {
+                "action": action,
+                **where,
+                "size": size,
+                "stream": stream,
+                "time_us": epoch_us + time_ns // 1000,
+                "compile_context": "N/A",
+                "user_metadata": "",
+                "pool_id": _NO_POOL,
+                "frames": [],
+            }

@@ -1,0 +1,253 @@
+"""PyTorch's questions about CUDA memory, answered by the pool.
+
+Where an allocator is plugged in, PyTorch does not know what it holds, and `torch.cuda.memory_allocated` and
+its like raise. They all ask a few functions of `torch._C`, which are replaced here: everything above stays
+PyTorch's own, also under names that were imported before.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mempool import _core
+from mempool.errors import UsageError
+from mempool.torch.counts import Counts
+
+#: The client and the pool that serve a device of this index; None: they do not.
+Source = Callable[[int], "tuple[_core.Client, _core.Pool] | None"]
+
+_ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "oom",
+    "snapshot",
+)
+#: A limit from here on is none.
+_UNLIMITED = 2**63
+
+
+def begin(source: Source) -> None:
+    """Answer PyTorch's questions from the pools of this source, until `end`; again: from those of another.
+
+    A device for which the source says None is answered by whoever was asked before. What concerns all devices
+    (the snapshot, the history) is answered here.
+    """
+    import torch
+
+    with _answers.lock:
+        _answers.source = source
+        for name, answer in _ANSWERS.items():
+            present = getattr(torch._C, name, None)
+            if present is None or present is _ours.get(name):
+                continue  # not in this version or build, or replaced already
+            _ours[name] = _replacement(present, answer)
+            _originals[name] = present
+            setattr(torch._C, name, _ours[name])
+
+
+def end() -> None:
+    """PyTorch answers as before. What others have replaced meanwhile is left alone."""
+    import torch
+
+    with _answers.lock:
+        _answers.forget()
+        for name, ours in list(_ours.items()):
+            if getattr(torch._C, name, None) is ours:
+                setattr(torch._C, name, _originals[name])
+            del _ours[name], _originals[name]
+
+
+def follow(device: int) -> None:
+    """This device is served from now on: a history that was asked for before is kept of it too."""
+    with _answers.lock:
+        served = None if _answers.source is None else _answers.source(device)
+        if served is not None:
+            _core.set_history(served[0], _answers.history.max_entries)
+
+
+@dataclass(frozen=True)
+class History:
+    """What `torch.cuda.memory._record_memory_history` has asked for."""
+
+    max_entries: int = 0
+    skip: tuple[str, ...] = ()
+
+
+class Answers:
+    """PyTorch's functions as the pools of a source answer them; NotImplemented: somebody else has to."""
+
+    def __init__(self) -> None:
+        """Nobody is served yet."""
+        self.source: Source | None = None
+        self.history = History()
+        self.lock = threading.RLock()  # collecting garbage in here may run what asks again
+        self._counts: dict[int, Counts] = {}
+
+    def forget(self) -> None:
+        """Nobody is served any more."""
+        for client, _ in self._served().values():
+            _core.set_history(client, 0)
+        self.source, self.history = None, History()
+        self._counts.clear()
+
+    def memory_stats(self, device: int) -> Any:
+        """The nested dict of `torch.cuda.memory_stats_as_nested_dict`."""
+        counts = self._counts_of(device)
+        return NotImplemented if counts is None else counts.nested()
+
+    def reset_peaks(self, device: int) -> Any:
+        """As `torch.cuda.reset_peak_memory_stats`."""
+        counts = self._counts_of(device)
+        return NotImplemented if counts is None else counts.reset_peaks()
+
+    def reset_totals(self, device: int) -> Any:
+        """As `torch.cuda.reset_accumulated_memory_stats`."""
+        counts = self._counts_of(device)
+        return NotImplemented if counts is None else counts.reset_totals()
+
+    def memory_fraction(self, device: int) -> Any:
+        """The pool's limit as a part of the device's memory; 1.0 without one."""
+        served = None if self.source is None else self.source(device)
+        if served is None:
+            return NotImplemented
+        limit = served[1].stats()["max_reserved_bytes"]
+        if limit >= _UNLIMITED:
+            return 1.0
+        import torch
+
+        return min(1.0, limit / torch.cuda.get_device_properties(device).total_memory)
+
+    def memory_snapshot(self, asked: tuple[Any, ...] | None = None) -> Any:
+        """As `torch.cuda.memory._snapshot`; asked: a pool's id, of two numbers, and whether with traces."""
+        if self.source is None:
+            return NotImplemented
+        from mempool.torch import snapshots
+
+        pool_id, traced = (0, 0), True
+        if asked is not None:
+            pool_id, traced = tuple(asked[:2]), asked[2] if len(asked) > 2 else True
+        served = self._served() if pool_id == (0, 0) else {}  # which is everything: there are no other pools
+        segments: list[Any] = []
+        traces: list[list[Any]] = [[] for _ in range(_devices())]
+        for device, (client, pool) in served.items():
+            max_entries = self.history.max_entries if traced else 0
+            found, traces[device] = snapshots.of_device(
+                device, client, pool, max_entries=max_entries, skip=self.history.skip
+            )
+            segments.extend(found)
+        return snapshots.whole(segments, traces)
+
+    def record_history(
+        self, enabled: str | None, context: str | None, stacks: str, max_entries: int, *more: Any
+    ) -> Any:
+        """As `torch.cuda.memory._record_memory_history`, without frames.
+
+        Raises:
+            UsageError: a value that PyTorch does not know.
+        """
+        if self.source is None:
+            return NotImplemented
+        _one_of("enabled", enabled, (None, "state", "all"))
+        _one_of("context", context, (None, "state", "alloc", "all"))
+        _one_of("stacks", stacks, ("python", "all"))
+        return self._record(max_entries if enabled == "all" else 0, *more)
+
+    def record_history_legacy(
+        self, enabled: Any, _context: Any, max_entries: int, _alloc_context: Any, _cpp: Any, *more: Any
+    ) -> Any:
+        """The same in its older form."""
+        return NotImplemented if self.source is None else self._record(max_entries if enabled else 0, *more)
+
+    def _record(self, max_entries: int, clear: Any = False, *more: Any) -> None:  # noqa: FBT002
+        skip = next((tuple(argument) for argument in more if isinstance(argument, (list, tuple))), ())
+        for action in skip:
+            _one_of("skip_actions", action, _ACTIONS)
+        if max_entries < 0:
+            raise UsageError(f"max_entries is {max_entries}, which is negative")
+        self.history = History(max_entries, skip)
+        for client, _ in self._served().values():
+            if clear:
+                _core.set_history(client, 0)
+            _core.set_history(client, max_entries)
+
+    def is_history_enabled(self) -> Any:
+        """Whether events are kept."""
+        return NotImplemented if self.source is None else self.history.max_entries != 0
+
+    def allocation_traceback(self, _address: int) -> Any:
+        """None: there are no frames."""
+        return NotImplemented if self.source is None else None
+
+    def _served(self) -> dict[int, tuple[_core.Client, _core.Pool]]:
+        if self.source is None:
+            return {}
+        answers = ((device, self.source(device)) for device in range(_devices()))
+        return {device: served for device, served in answers if served is not None}
+
+    def _counts_of(self, device: int) -> Counts | None:
+        served = None if self.source is None else self.source(device)
+        if served is None:
+            return None
+        counts = self._counts.get(device)
+        if counts is None or counts.client is not served[0]:
+            counts = self._counts[device] = Counts(*served)
+        return counts
+
+
+def _devices() -> int:
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+def _one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:
+    if value not in known:
+        raise UsageError(f"{name} is {value!r}; there are {', '.join(map(repr, known))}")
+
+
+def _replacement(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(answer)
+    def replaced(*args: Any) -> Any:
+        # What is allocated here is not the program's, and the pool must not learn from it.
+        with _core.Bypass(), _answers.lock:
+            answered = answer(*args)
+        return original(*args) if answered is NotImplemented else answered
+
+    return replaced
+
+
+_answers = Answers()
+_ours: dict[str, Callable[..., Any]] = {}
+_originals: dict[str, Callable[..., Any]] = {}
+#: Under their names in `torch._C`. `torch.accelerator` asks the same questions under names of its own.
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "_cuda_memoryStats": _answers.memory_stats,
+    "_cuda_resetPeakMemoryStats": _answers.reset_peaks,
+    "_cuda_resetAccumulatedMemoryStats": _answers.reset_totals,
+    "_cuda_getMemoryFraction": _answers.memory_fraction,
+    "_cuda_memorySnapshot": _answers.memory_snapshot,
+    "_cuda_record_memory_history": _answers.record_history,
+    "_cuda_record_memory_history_legacy": _answers.record_history_legacy,
+    "_cuda_isHistoryEnabled": _answers.is_history_enabled,
+    "_cuda_allocationTraceback": _answers.allocation_traceback,
+    "_accelerator_getDeviceStats": _answers.memory_stats,
+    "_accelerator_resetPeakStats": _answers.reset_peaks,
+    "_accelerator_resetAccumulatedStats": _answers.reset_totals,
+}
+
+
+def _after_fork_in_child() -> None:
+    _answers.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,198 @@
+"""What is in the way of a plugged-in CUDA allocator is found, named, and told with a remedy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mempool import UsageError
+from mempool.torch import companion, diagnosis
+from mempool.torch.diagnosis import Diagnosis, Finding, diagnose, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Break = Callable[[pytest.MonkeyPatch], None]
+
+
+class OtherPool:
+    """Stands for torch.cuda.MemPool, which cannot be made without a GPU."""
+
+
+@pytest.fixture(autouse=True)
+def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build with CUDA in which nothing is in the way, whatever this machine is."""
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch._C, "_accelerator_isAllocatorInitialized", lambda: False, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "native", raising=False)
+    monkeypatch.setattr(torch.cuda, "MemPool", OtherPool)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(companion, "_compiler", lambda: ["c++"])
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.13.0")
+    monkeypatch.delitem(sys.modules, "torch._inductor.config", raising=False)
+    for name in (*diagnosis._NCCL_HOOKS, *diagnosis._SETTINGS, "TORCHINDUCTOR_CUDAGRAPHS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(diagnosis, "_logged", set())
+
+
+def refusing() -> Any:
+    raise UsageError("no compiler")
+
+
+def variable(name: str, value: str) -> Break:
+    return lambda patch: patch.setenv(name, value)
+
+
+def inductor(*, cudagraphs: bool) -> Break:
+    config = SimpleNamespace(triton=SimpleNamespace(cudagraphs=cudagraphs))
+    return lambda patch: patch.setitem(sys.modules, "torch._inductor.config", config)
+
+
+BROKEN: dict[str, tuple[str, str, Break]] = {
+    "a build for the CPU": (
+        "cpu_build",
+        "stops",
+        lambda patch: patch.setattr(torch.backends.cuda, "is_built", lambda: False),
+    ),
+    "CUDA in use": (
+        "cuda_initialized",
+        "stops",
+        lambda patch: patch.setattr(torch.cuda, "is_initialized", lambda: True),
+    ),
+    "CUDA in use behind Python's back": (
+        "cuda_initialized",
+        "stops",
+        lambda patch: patch.setattr(torch._C, "_accelerator_isAllocatorInitialized", lambda: True),
+    ),
+    "another allocator": (
+        "other_allocator",
+        "stops",
+        lambda patch: patch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "pluggable"),
+    ),
+    "cuDNN's benchmark": (
+        "cudnn_benchmark",
+        "stops",
+        lambda patch: patch.setattr(torch.backends.cudnn, "benchmark", True),
+    ),
+    "graphs": ("inductor_cudagraphs", "stops", inductor(cudagraphs=True)),
+    "graphs by the environment": ("inductor_cudagraphs", "stops", variable("TORCHINDUCTOR_CUDAGRAPHS", "1")),
+    "NCCL's hook": ("nccl_hook", "stops", variable("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "True")),
+    "NCCL's hook by its older name": (
+        "nccl_hook",
+        "stops",
+        variable("NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "1"),
+    ),
+    "another backend": (
+        "allocator_settings",
+        "warns",
+        variable("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),
+    ),
+    "expandable segments": (
+        "allocator_settings",
+        "warns",
+        variable("PYTORCH_ALLOC_CONF", "expandable_segments:True,pinned_use_cuda_host_register:True"),
+    ),
+    "an old version": (
+        "version",
+        "warns",
+        lambda patch: patch.setattr(importlib.metadata, "version", lambda _: "2.1.0"),
+    ),
+    "no compiler": ("no_compiler", "warns", lambda patch: patch.setattr(companion, "_compiler", refusing)),
+}
+HARMLESS: dict[str, Break] = {
+    "nothing": lambda _patch: None,
+    "inductor without graphs": inductor(cudagraphs=False),
+    "NCCL's hook off": variable("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "0"),
+    "settings of host memory": variable("PYTORCH_CUDA_ALLOC_CONF", "pinned_num_register_threads:8"),
+    "empty settings": variable("PYTORCH_ALLOC_CONF", ""),
+    "no GPU": lambda patch: patch.setattr(torch._C, "_accelerator_isAllocatorInitialized", refusing),
+    "a build without the question for the backend": lambda patch: patch.delattr(
+        torch._C, "_cuda_getAllocatorBackend"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_it_is_found_and_nothing_else(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, severity, break_it = BROKEN[what]
+    break_it(monkeypatch)
+    found = diagnose()
+    assert [(finding.name, finding.severity) for finding in found.findings] == [(name, severity)]
+    assert found
+    assert found.ok == (severity == "warns")
+    for text in (str(found), found._repr_html_()):
+        assert name in text
+    assert json.loads(json.dumps(found.to_dict()))["findings"][0]["remedy"]
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+def test_a_healthy_state_has_no_findings(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    HARMLESS[what](monkeypatch)
+    found = diagnose()
+    assert not found, str(found)
+    assert found.ok
+    assert found.to_dict() == {"ok": True, "findings": []}
+    assert "nothing is in the way" in str(found)
+    assert "nothing is in the way" in found._repr_html_()
+
+
+def test_a_pool_of_pytorchs_own_is_found_while_it_lives() -> None:
+    own = OtherPool()
+    own.itself = own.__dict__  # type: ignore[attr-defined]  # collectable, as a real one is
+    assert [finding.name for finding in diagnose().findings] == ["mem_pool"]
+    del own.itself, own  # type: ignore[attr-defined]
+    assert not diagnose()
+
+
+def test_who_may_have_used_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setitem(sys.modules, "apex", SimpleNamespace())
+    assert "import of apex" in diagnose().findings[0].problem
+
+
+def test_what_serving_brings_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "pluggable")
+    assert not diagnose(serving=True)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    assert [finding.name for finding in diagnose(serving=True).findings] == ["cudnn_benchmark"]
+
+
+def test_what_stops_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for _, _, break_it in [each for each in BROKEN.values() if each[0] != "cpu_build"]:
+        break_it(monkeypatch)
+    monkeypatch.setitem(
+        sys.modules, "torch._inductor.config", SimpleNamespace(triton=SimpleNamespace(cudagraphs=True))
+    )
+    severities = [finding.severity for finding in diagnose().findings]
+    assert severities == sorted(severities)
+    assert len(severities) == 8
+
+
+def test_ignored_settings_are_named_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "roundup_power2_divisions:[256:1,512:2],pinned_num_register_threads:8, max_split_size_mb:128"
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", text)
+    (found,) = diagnose().findings
+    assert "roundup_power2_divisions:[256:1,512:2], max_split_size_mb:128: settings" in found.problem
+    assert found.remedy == "unset PYTORCH_CUDA_ALLOC_CONF"
+
+
+def test_each_finding_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    found = Diagnosis((Finding("a", "stops", "p", "r"), Finding("b", "warns", "q", "s")))
+    with caplog.at_level(logging.WARNING, "mempool"):
+        warn(found)
+        warn(found)
+    assert [record.getMessage() for record in caplog.records] == ["a: p; r", "b: q; s"]
+
+
+def test_html_is_escaped() -> None:
+    assert "<b>" not in Diagnosis((Finding("a", "stops", "<b>", "r"),))._repr_html_()

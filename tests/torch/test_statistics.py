@@ -1,0 +1,577 @@
+"""PyTorch's own questions about CUDA memory, asked of a pool on a simulated device."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import itertools
+import pickle
+import random
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from cuda_stubs import NAMES, TOTAL_BYTES, gpu, pretend
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.cuda import _memory_viz
+from torch.cuda.memory import memory_allocated  # by name, before anything is replaced
+
+from mempool import OutOfMemoryError, Pool, UsageError
+from mempool.torch import statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KIB, MIB = 1 << 10, 1 << 20
+STATS = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+COUNTERS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+    "max_split_size",
+)
+#: What PyTorch's viewer reads.
+SEGMENT_KEYS = {
+    "address",
+    "total_size",
+    "stream",
+    "segment_type",
+    "segment_pool_id",
+    "allocated_size",
+    "active_size",
+    "requested_size",
+    "is_expandable",
+    "device",
+    "blocks",
+}
+BLOCK_KEYS = {"address", "size", "requested_size", "state", "frames"}
+
+sizes = st.one_of(st.integers(1, 600), st.integers(513, 20 * KIB), st.integers(MIB // 2, 4 * MIB))
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("alloc"), sizes, st.sampled_from([0, 0, 7])),
+        st.tuples(st.just("free"), st.integers(0, 1000), st.sampled_from([0, 0, 7])),
+        st.tuples(st.sampled_from(["trim", "look", "reset_peak"]), st.just(0), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@contextlib.contextmanager
+def answering(*pools: Pool, devices: int | None = None) -> Iterator[list[str]]:
+    """The pools serve the first devices of a pretended machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        refused = pretend(patch, len(pools) if devices is None else devices)
+        statistics.begin(
+            lambda index: (pools[index].client, pools[index].core) if index < len(pools) else None
+        )
+        try:
+            yield refused
+        finally:
+            statistics.end()
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    with Pool(gpu(), background=False) as made:
+        yield made
+
+
+@pytest.fixture
+def answered(pool: Pool) -> Iterator[Pool]:
+    with answering(pool):
+        yield pool
+
+
+def perform(pool: Pool, program: list[tuple[str, int, int]]) -> dict[int, int]:
+    """Run it; what lives afterwards, with the sizes asked for."""
+    live: dict[int, int] = {}
+    for verb, number, stream in program:
+        if verb == "alloc":
+            live[pool.allocate(number, stream=stream)] = number
+        elif verb == "free" and live:
+            address = sorted(live)[number % len(live)]
+            pool.free(address, stream=stream)
+            del live[address]
+        elif verb == "trim":
+            pool.trim()
+        elif verb == "look":
+            torch.cuda.memory_stats(0)
+        elif verb == "reset_peak":
+            torch.cuda.reset_peak_memory_stats(0)
+    return live
+
+
+class TestStatistics:
+    @settings(max_examples=60, deadline=None)
+    @given(program=steps, page=st.sampled_from([0, 4096, 1 << 16]))
+    def test_the_books_balance(self, program: list[tuple[str, int, int]], page: int) -> None:
+        """All is small and large, nothing is beyond its peak, what is there is what came less what went."""
+        with Pool(gpu(page), background=False) as pool, answering(pool):
+            live = perform(pool, program)
+            nested = torch.cuda.memory.memory_stats_as_nested_dict(0)
+            for name in STATS:
+                parts = nested[name]
+                for key in ("current", "allocated", "freed"):
+                    assert parts["all"][key] == parts["small_pool"][key] + parts["large_pool"][key]
+                for stat in parts.values():
+                    assert 0 <= stat["current"] <= stat["peak"]
+                    assert stat["allocated"] - stat["freed"] == stat["current"]
+                    assert stat["freed"] >= 0
+            assert nested["requested_bytes"]["all"]["current"] == sum(live.values())
+            assert nested["allocation"]["all"]["current"] == len(live)
+            assert torch.cuda.memory_reserved(0) == pool.device.counts().committed
+
+    def test_every_function_of_pytorch_answers(self, answered: Pool) -> None:
+        answered.allocate(100)
+        kept = answered.allocate(3 * MIB)
+        answered.free(answered.allocate(5 * MIB))
+        assert torch.cuda.memory_allocated() == memory_allocated(0) == 3 * MIB + 512
+        assert torch.cuda.max_memory_allocated() == 8 * MIB + 512
+        assert torch.cuda.memory_reserved() >= torch.cuda.memory_allocated()
+        assert torch.cuda.max_memory_reserved() >= torch.cuda.memory_reserved()
+        assert torch.cuda.get_per_process_memory_fraction() == 1.0
+        assert "CUDA OOMs: 0" in torch.cuda.memory_summary()
+        assert "3.00 MiB" in torch.cuda.memory_summary(abbreviated=True) or "3072 KiB" in (
+            torch.cuda.memory_summary(abbreviated=True)
+        )
+        assert kept in [block["address"] for s in torch.cuda.memory_snapshot() for block in s["blocks"]]
+        torch.cuda.reset_peak_memory_stats()
+        assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated()
+        assert torch.cuda.max_memory_reserved() == torch.cuda.memory_reserved()
+        with pytest.warns(FutureWarning):
+            torch.cuda.reset_max_memory_allocated()
+
+    def test_the_keys_are_those_of_pytorchs_own_allocator(self, answered: Pool) -> None:
+        kinds = ("all", "small_pool", "large_pool")
+        values = ("current", "peak", "allocated", "freed")
+        expected = {".".join(parts) for parts in itertools.product(STATS, kinds, values)}
+        expected |= {f"oversize_{what}.{value}" for what in ("allocations", "segments") for value in values}
+        found = torch.cuda.memory_stats()
+        assert expected | set(COUNTERS) <= set(found)
+        assert set(found) - expected - set(COUNTERS) <= {"num_oom_rejections"}
+        assert all(isinstance(value, int) for value in found.values())
+
+    def test_the_accelerator_says_the_same(self, answered: Pool) -> None:
+        answered.allocate(MIB)
+        assert torch.accelerator.memory_allocated(0) == torch.cuda.memory_allocated(0) == MIB
+        torch.accelerator.reset_peak_memory_stats(0)
+        torch.accelerator.reset_accumulated_memory_stats(0)
+        assert torch.accelerator.memory_stats(0) == torch.cuda.memory_stats(0)
+
+    def test_totals_begin_anew(self, answered: Pool) -> None:
+        answered.free(answered.allocate(MIB))
+        answered.allocate(100)
+        torch.cuda.reset_accumulated_memory_stats()
+        stats = torch.cuda.memory_stats()
+        assert all(value == 0 for key, value in stats.items() if key.endswith((".allocated", ".freed"))), (
+            stats
+        )
+        answered.allocate(2 * MIB)
+        stats = torch.cuda.memory_stats()
+        assert stats["allocated_bytes.all.allocated"] == 2 * MIB
+        assert stats["allocation.all.allocated"] == 1
+
+    def test_a_request_that_nobody_serves_is_counted(self, pool: Pool) -> None:
+        pool.device.set_capacity(MIB)
+        with answering(pool):
+            with pytest.raises(OutOfMemoryError):
+                pool.allocate(8 * MIB)
+            stats = torch.cuda.memory_stats()
+            assert stats["num_ooms"] == 1
+            assert stats["num_alloc_retries"] >= 1
+            torch.cuda.reset_accumulated_memory_stats()
+            assert torch.cuda.memory_stats()["num_ooms"] == 0
+
+    def test_the_peaks_that_the_pool_steers_by_stay(self, answered: Pool) -> None:
+        answered.free(answered.allocate(64 * MIB))
+        answered.release()
+        before = answered.core.stats()["reserved"]["peak"]
+        torch.cuda.reset_peak_memory_stats()
+        assert torch.cuda.max_memory_reserved() == torch.cuda.memory_reserved() < before
+        assert answered.core.stats()["reserved"]["peak"] == before
+
+    def test_a_limit_is_a_fraction_of_the_device(self) -> None:
+        with Pool(gpu(), max_reserved=TOTAL_BYTES // 4, background=False) as pool, answering(pool):
+            assert torch.cuda.get_per_process_memory_fraction(0) == 0.25
+
+    def test_each_device_has_its_own(self) -> None:
+        with Pool(gpu(), background=False) as first, Pool(gpu(), background=False) as second:
+            second.allocate(MIB)
+            with answering(first, second, devices=3) as refused:
+                assert torch.cuda.memory_allocated(0) == 0
+                assert torch.cuda.memory_allocated(1) == MIB
+                with pytest.raises(RuntimeError, match="does not yet support"):
+                    torch.cuda.memory_allocated(2)
+                assert refused == ["_cuda_memoryStats"]
+                snapshot = torch.cuda.memory._snapshot()
+                assert {segment["device"] for segment in snapshot["segments"]} == {1}
+                assert len(snapshot["device_traces"]) == 3
+
+
+class TestSnapshot:
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(program=steps, page=st.sampled_from([0, 4096, 1 << 16]))
+    def test_it_agrees_with_the_statistics_and_with_the_history(
+        self, program: list[tuple[str, int, int]], page: int
+    ) -> None:
+        """Blocks fill their segments, segments what is reserved, and the history leads to what lives."""
+        with Pool(gpu(page), background=False) as pool, answering(pool):
+            torch.cuda.memory._record_memory_history()
+            live = perform(pool, program)
+            snapshot, stats = torch.cuda.memory._snapshot(), torch.cuda.memory_stats(0)
+            for segment in snapshot["segments"]:
+                end = segment["address"]
+                for block in segment["blocks"]:
+                    assert block["address"] == end
+                    end += block["size"]
+                assert end == segment["address"] + segment["total_size"]
+            blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+            lives = [block for block in blocks if block["state"] == "active_allocated"]
+            assert {block["address"]: block["requested_size"] for block in lives} == live
+            assert sum(block["size"] for block in lives) == stats["allocated_bytes.all.current"]
+            for kind in ("small", "large"):
+                of_kind = [s for s in snapshot["segments"] if s["segment_type"] == kind]
+                assert len(of_kind) == stats[f"segment.{kind}_pool.current"]
+                assert sum(s["total_size"] for s in of_kind) == stats[f"reserved_bytes.{kind}_pool.current"]
+                used = [s for s in of_kind if s["active_size"] != 0]
+                idle = sum(s["total_size"] - s["active_size"] for s in used)
+                assert idle == stats[f"inactive_split_bytes.{kind}_pool.current"]
+            assert relived(snapshot["device_traces"][0]) == live
+            ends = ((s["address"], s["address"] + s["total_size"]) for s in snapshot["segments"])
+            assert held(snapshot["device_traces"][0]) == joined(sorted(ends))
+
+    def test_planned_buffers_are_in_it(self, answered: Pool) -> None:
+        torch.cuda.memory._record_memory_history()
+        kept: list[int] = []
+        for _ in range(8):
+            answered.step()
+            for address in kept:
+                answered.free(address)
+            kept = [answered.allocate(size * KIB) for size in (700, 900, 1100, 33)]
+            answered.plan_now()
+        assert answered.state == "replaying"
+        snapshot = torch.cuda.memory._snapshot()
+        assert sum(s["active_size"] for s in snapshot["segments"]) == torch.cuda.memory_allocated()
+        found = [b["address"] for s in snapshot["segments"] for b in s["blocks"] if b["requested_size"]]
+        assert sorted(found) == sorted(kept)
+        assert sorted(relived(snapshot["device_traces"][0])) == sorted(kept)
+        assert sum(s["total_size"] for s in snapshot["segments"]) == torch.cuda.memory_reserved()
+
+    def test_pytorchs_viewer_opens_it(self, answered: Pool, tmp_path: Any) -> None:
+        torch.cuda.memory._record_memory_history(max_entries=1000, context=None, stacks="python")
+        kept = [answered.allocate(size, stream=7) for size in (100, 3000, 5 * MIB, 40 * KIB)]
+        answered.free(kept.pop(2), stream=7)
+        answered.free(kept.pop(0), stream=7)
+        torch.cuda.memory._dump_snapshot(str(tmp_path / "snapshot.pickle"))
+        packed = (tmp_path / "snapshot.pickle").read_bytes()
+        snapshot = Plain(io.BytesIO(packed)).load()
+        assert packed[1] <= 4  # the protocol
+        for segment in snapshot["segments"]:
+            assert set(segment) >= SEGMENT_KEYS
+            assert all(set(block) >= BLOCK_KEYS for block in segment["blocks"])
+        assert "total_allocated" in _memory_viz.segsum(snapshot)
+        assert "5.0MiB" in _memory_viz.trace(snapshot)
+        for draw in (_memory_viz.segments, _memory_viz.memory):
+            assert "active_allocated" in draw(snapshot, format_flamegraph=str)
+        same = snapshot["segments"]
+        assert _memory_viz.compare(same, same, format_flamegraph=str) == ""
+        for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
+            assert "MemoryViz" in plot(snapshot)
+        assert "MemoryViz" in _memory_viz.trace_plot(snapshot, filter_freed=True)
+
+    def test_a_pool_of_pytorchs_own_has_nothing(self, answered: Pool) -> None:
+        answered.allocate(MIB)
+        assert torch.cuda.memory_snapshot(mempool_id=(0, 1)) == []
+        assert len(torch.cuda.memory_snapshot(mempool_id=(0, 0))) == 1
+
+    def test_while_threads_allocate_and_garbage_is_collected(self, answered: Pool) -> None:
+        """Making Python's objects collects garbage, which frees buffers: not under the pool's lock."""
+        torch.cuda.memory._record_memory_history(max_entries=500)
+        litter, thresholds = Litter(answered), gc.get_threshold()
+        threads = [threading.Thread(target=litter.work, args=(seed,)) for seed in range(3)]
+        gc.freeze()  # what others made would only take time
+        gc.set_threshold(1, 1, 1)
+        try:
+            for thread in threads:
+                thread.start()
+            for _ in range(20):
+                gc.disable()
+                for size in (100, 3000, 2 * MIB):
+                    Owner(litter, size)  # garbage at once, and young: the next container that is made ends it
+                gc.enable()
+                snapshot, stats = torch.cuda.memory._snapshot(), torch.cuda.memory_stats()
+                assert len(snapshot["device_traces"][0]) <= 500
+                assert stats["allocated_bytes.all.current"] <= stats["allocated_bytes.all.peak"]
+        finally:
+            gc.enable()
+            gc.set_threshold(*thresholds)
+            gc.unfreeze()
+            litter.stop.set()
+            for thread in threads:
+                thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+        gc.collect()
+        assert (litter.wrong, litter.made > 0, litter.made - litter.ended) == ([], True, 0)
+        assert torch.cuda.memory_allocated() == 0
+
+
+class TestHistory:
+    def test_it_is_off_until_asked_for_and_ends_when_asked(self, answered: Pool) -> None:
+        answered.allocate(MIB)
+        assert torch.cuda.memory._snapshot()["device_traces"] == [[]]
+        assert not torch._C._cuda_isHistoryEnabled()
+        torch.cuda.memory._record_memory_history()
+        assert torch._C._cuda_isHistoryEnabled()
+        answered.allocate(MIB)
+        assert actions() == ["segment_map", "alloc"]
+        torch.cuda.memory._record_memory_history(enabled=None)
+        assert actions() == []
+
+    def test_only_the_last_entries_are_kept(self, answered: Pool) -> None:
+        torch.cuda.memory._record_memory_history(max_entries=5)
+        for _ in range(10):
+            answered.free(answered.allocate(100))
+        assert actions() == [
+            "free_requested",
+            "free_completed",
+            "alloc",
+            "free_requested",
+            "free_completed",
+        ]
+
+    def test_again_it_goes_on_unless_it_is_cleared(self, answered: Pool) -> None:
+        torch.cuda.memory._record_memory_history(max_entries=100)
+        answered.allocate(100)
+        before = actions()
+        torch.cuda.memory._record_memory_history(max_entries=100)
+        assert actions() == before != []
+        torch.cuda.memory._record_memory_history(max_entries=100, clear_history=True)
+        assert actions() == []
+
+    def test_actions_can_be_left_out(self, answered: Pool) -> None:
+        torch.cuda.memory._record_memory_history(skip_actions=["free_requested", "segment_map"])
+        answered.free(answered.allocate(100))
+        assert actions() == ["alloc", "free_completed"]
+
+    def test_the_state_alone_has_no_history(self, answered: Pool) -> None:
+        torch.cuda.memory._record_memory_history("state")
+        answered.allocate(100)
+        assert actions() == []
+
+    def test_the_older_form_works_too(self, answered: Pool) -> None:
+        torch.cuda.memory._record_memory_history(True, trace_alloc_max_entries=10)
+        answered.allocate(100)
+        assert actions() == ["segment_map", "alloc"]
+        torch.cuda.memory._record_memory_history(False)
+        assert actions() == []
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"enabled": "some"},
+            {"context": "c"},
+            {"stacks": "c++"},
+            {"skip_actions": ["x"]},
+            {"max_entries": -1},
+        ],
+    )
+    def test_what_pytorch_does_not_know_is_an_error(self, answered: Pool, wrong: dict[str, Any]) -> None:
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            torch.cuda.memory._record_memory_history(**wrong)
+
+    def test_a_request_that_nobody_serves_is_in_it(self, pool: Pool) -> None:
+        pool.device.set_capacity(MIB)
+        with answering(pool):
+            torch.cuda.memory._record_memory_history()
+            with pytest.raises(OutOfMemoryError):
+                pool.allocate(8 * MIB)
+            assert actions() == ["oom"]
+            assert "8.0MiB requested" in _memory_viz.trace(torch.cuda.memory._snapshot())
+
+    def test_times_are_those_of_the_clock(self, answered: Pool) -> None:
+        import time
+
+        torch.cuda.memory._record_memory_history()
+        before = time.time_ns() // 1000
+        answered.allocate(100)
+        entry = torch.cuda.memory._snapshot()["device_traces"][0][-1]
+        assert before - 100_000 <= entry["time_us"] <= time.time_ns() // 1000 + 100_000
+
+    def test_a_device_that_comes_later_has_it_too(self, pool: Pool) -> None:
+        served: list[Pool] = []
+        with pytest.MonkeyPatch.context() as patch:
+            pretend(patch)
+            statistics.begin(lambda _: (served[0].client, served[0].core) if served else None)
+            torch.cuda.memory._record_memory_history()
+            served.append(pool)
+            statistics.follow(0)
+            pool.allocate(100)
+            assert actions() == ["segment_map", "alloc"]
+            statistics.end()
+
+    def test_hits_are_in_it(self, answered: Pool) -> None:
+        """What is served straight from the plan as well, and no longer once it ends."""
+        for _ in range(8):
+            answered.step()
+            for address in [answered.allocate(size * KIB) for size in (700, 900, 1100)]:
+                answered.free(address)
+            answered.plan_now()
+        torch.cuda.memory._record_memory_history()
+        hits = answered.report().values["hits"]
+        answered.step()
+        for address in [answered.allocate(size * KIB) for size in (700, 900, 1100)]:
+            answered.free(address)
+        assert answered.report().values["hits"] == hits + 3
+        assert actions() == ["alloc"] * 3 + ["free_requested", "free_completed"] * 3
+        sizes = [entry["size"] // KIB for entry in torch.cuda.memory._snapshot()["device_traces"][0]]
+        assert sizes == [700, 900, 1100, 700, 700, 900, 900, 1100, 1100]
+
+
+class TestReplacing:
+    def test_everything_is_as_before_at_the_end(self, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+        pretend(monkeypatch)
+        before = {name: getattr(torch._C, name) for name in NAMES}
+        statistics.begin(lambda _: (pool.client, pool.core))
+        statistics.begin(lambda _: (pool.client, pool.core))
+        address = pool.allocate(MIB)
+        assert torch.cuda.memory_allocated() == MIB
+        statistics.end()
+        statistics.end()
+        assert {name: getattr(torch._C, name) for name in NAMES} == before
+        assert pool.core.owns(address)
+        pool.free(address)
+
+    def test_what_another_replaced_meanwhile_is_left_alone(
+        self, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pretend(monkeypatch)
+        original = torch._C._cuda_memoryStats
+        monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda device: {"whose": ("theirs", device)})
+        theirs = torch._C._cuda_memoryStats
+        statistics.begin(lambda _: (pool.client, pool.core))
+        ours = torch._C._cuda_memoryStats
+        monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda device: ours(device))
+        around = torch._C._cuda_memoryStats
+        assert torch.cuda.memory_allocated() == 0
+        statistics.end()
+        assert torch._C._cuda_memoryStats is around
+        assert torch._C._cuda_memoryStats(3) == theirs(3)  # ours passes on to what it has replaced
+        assert original is not theirs
+
+    def test_what_a_build_lacks_is_not_added(self, pool: Pool) -> None:
+        before = set(vars(torch._C))
+        statistics.begin(lambda _: (pool.client, pool.core))
+        assert set(vars(torch._C)) == before
+        statistics.end()
+        assert set(vars(torch._C)) == before
+
+    def test_a_history_ends_with_it(self, pool: Pool) -> None:
+        with answering(pool):
+            torch.cuda.memory._record_memory_history(max_entries=sys.maxsize)
+        with answering(pool):
+            assert not torch._C._cuda_isHistoryEnabled()
+            pool.allocate(100)
+            assert actions() == []
+
+
+class Litter:
+    """Buffers that only the garbage collector frees, some at a time."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.stop = pool, threading.Event()
+        self.made = self.ended = 0
+        self.lock = threading.RLock()
+        self.wrong: list[BaseException] = []
+
+    def work(self, seed: int) -> None:
+        draw = random.Random(seed)
+        try:
+            while not self.stop.wait(0.001):
+                for _ in range(20):
+                    Owner(self, draw.choice([100, 3000, 2 * MIB]))
+                while self.made - self.ended > 200 and not self.stop.wait(0.001):
+                    gc.collect()  # also what has become old, which the collector rarely looks at
+        except BaseException as error:
+            self.wrong.append(error)
+
+
+class Owner:
+    def __init__(self, litter: Litter, size: int) -> None:
+        self.address, self.litter, self.me = litter.pool.allocate(size), litter, self
+        with litter.lock:
+            litter.made += 1
+
+    def __del__(self) -> None:
+        self.litter.pool.free(self.address)
+        with self.litter.lock:
+            self.litter.ended += 1
+
+
+class Plain(pickle.Unpickler):
+    """Nothing but built-in types."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name} in a snapshot")
+
+
+def actions() -> list[str]:
+    """Of device 0."""
+    return [entry["action"] for entry in torch.cuda.memory._snapshot()["device_traces"][0]]
+
+
+def relived(trace: list[dict[str, Any]]) -> dict[int, int]:
+    """What lives at the end of a trace: sizes by address."""
+    live: dict[int, int] = {}
+    for entry in trace:
+        if entry["action"] == "alloc":
+            live[entry["addr"]] = entry["size"]
+        elif entry["action"] == "free_completed":
+            assert live.pop(entry["addr"]) == entry["size"]
+    return live
+
+
+def held(trace: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """The ranges held from the device at the end of a trace, in which nothing comes twice or goes unseen."""
+    ranges: list[tuple[int, int]] = []
+    for entry in trace:
+        if entry["action"] in ("segment_alloc", "segment_map"):
+            begin, end = entry["addr"], entry["addr"] + entry["size"]
+            assert not any(begin < last and first < end for first, last in ranges)
+            ranges = joined(sorted([*ranges, (begin, end)]))
+        elif entry["action"] in ("segment_free", "segment_unmap"):
+            begin, end = entry["addr"], entry["addr"] + entry["size"]
+            (around,) = [(first, last) for first, last in ranges if first <= begin and end <= last]
+            ranges.remove(around)
+            ranges.extend((a, b) for a, b in ((around[0], begin), (end, around[1])) if a < b)
+            ranges.sort()
+    return ranges
+
+
+def joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sorted ranges, neighbours made one."""
+    whole: list[tuple[int, int]] = []
+    for begin, end in ranges:
+        if whole and whole[-1][1] == begin:
+            whole[-1] = (whole[-1][0], end)
+        else:
+            whole.append((begin, end))
+    return whole
