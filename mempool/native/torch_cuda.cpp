@@ -27,7 +27,7 @@ Client* client_of(int device) {
   if (Hook::Entry* const entry = hook_.serving_here()) {
     if (entry->client->pool().source().device().serves(device)) return entry->client;
   }
-  if (device < 0 || device >= kDevices || driver_ == nullptr) return nullptr;
+  if (device < 0 || device >= kDevices || driver_ == nullptr || device >= driver_->count()) return nullptr;
   Atomic<Client*>& plain = plain_[static_cast<std::size_t>(device)];
   if (Client* const client = plain.load(std::memory_order_acquire)) return client;
   const Guarded guard(making_);
