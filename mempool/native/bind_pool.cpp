@@ -46,6 +46,7 @@ class BorrowedDevice final : public Device {
   bool capturing(Stream stream) noexcept override { return device_.capturing(stream); }
   DeviceMemory memory() const noexcept override { return device_.memory(); }
   bool serves(int index) noexcept override { return device_.serves(index); }
+  bool is(int index) const noexcept override { return device_.is(index); }
 
  private:
   Device& device_;

@@ -1,5 +1,6 @@
 #include "cuda_device.hpp"
 
+#include <array>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -13,6 +14,32 @@ constexpr std::size_t kMiB = std::size_t{1} << 20;
 CuStream handle(Stream stream) { return reinterpret_cast<CuStream>(stream); }
 
 }  // namespace
+
+// --- what all pools of one device have in common
+
+struct CudaDevice::Shared {
+  Lock lock;
+  unsigned captures = 0;
+  std::vector<Address> left;  // given back by pools that are gone, when nobody could wait
+};
+
+// Indices beyond share an entry: wasteful and right.
+CudaDevice::Shared& CudaDevice::shared(int index) noexcept {
+  static auto* const all = new std::array<Shared, 64>;  // never destroyed, like whoever calls when a process ends
+  return (*all)[static_cast<std::size_t>(index) % all->size()];
+}
+
+CudaDevice::Shared& CudaDevice::shared() const noexcept { return shared(index_.load()); }
+
+void CudaDevice::begin_capture(int index) noexcept {
+  const Guarded guard(shared(index).lock);  // after who waits at the moment
+  ++shared(index).captures;
+}
+
+void CudaDevice::end_capture(int index) noexcept {
+  const Guarded guard(shared(index).lock);
+  --shared(index).captures;
+}
 
 // --- what every call needs: a context that is current, and captures that do not mind
 
@@ -48,7 +75,13 @@ CudaDevice::CudaDevice(int index, const CudaDriver& driver) : driver_(driver), c
 }
 
 CudaDevice::~CudaDevice() {
-  if (!waiting_.empty()) synchronize();
+  if (!waiting_.empty() && !synchronize()) {
+    try {
+      const Guarded guard(shared().lock);
+      shared().left.insert(shared().left.end(), waiting_.begin(), waiting_.end());
+    } catch (...) {  // never given back: wasteful and right
+    }
+  }
   for (Marker* marker = markers_; marker != nullptr;) {
     Marker* const next = marker->next;
     if (const Scope scope(*this); scope) ok(driver_.event_destroy(marker->event));
@@ -152,6 +185,8 @@ void CudaDevice::free_waiting() noexcept {
     const Guarded guard(lock_);
     waiting.swap(waiting_);
   }
+  for (const Address base : shared().left) free(base);
+  shared().left.clear();
   for (const Address base : waiting) free(base);
 }
 
@@ -261,6 +296,11 @@ void CudaDevice::forget(Event event) noexcept {
 // To wait for the whole context breaks every capture in it. One of a stream that the legacy default stream waits for can
 // be seen before.
 bool CudaDevice::wait_for_all() noexcept {
+  const Guarded guard(shared().lock);
+  if (shared().captures != 0 && MEMPOOL_GUARDED("hold")) {
+    unfinished_.store(true);
+    return false;
+  }
   const bool refused = capture_of(0) == Capture::elsewhere;
   const bool done = !refused && ok(driver_.context_synchronize());
   if (refused) ok(cu::kCaptureImplicit);

@@ -29,6 +29,10 @@ class CudaDevice final : public Device {
   // Whether the device is now the one of this index; the first call that names a device decides. While unbound, memory
   // is refused.
   bool bind(int index) noexcept;
+  // Between these calls a graph is captured on the device of this index: to wait for all of it would break the capture, so
+  // every pool that would do so does not, and keeps what it gives back for later. Calls nest.
+  static void begin_capture(int index) noexcept;
+  static void end_capture(int index) noexcept;
   int index() const noexcept { return index_.load(); }
   const CudaDriver& driver() const noexcept { return driver_; }
   std::uint64_t errors() const noexcept { return errors_.load(); }  // calls refused, except for lack of memory
@@ -54,6 +58,7 @@ class CudaDevice final : public Device {
   bool capturing(Stream stream) noexcept override;
   DeviceMemory memory() const noexcept override;
   bool serves(int index) noexcept override { return index_.load(std::memory_order_relaxed) == index || bind(index); }
+  bool is(int index) const noexcept override { return index_.load(std::memory_order_relaxed) == index; }
 
  private:
   class Scope;
@@ -75,6 +80,9 @@ class CudaDevice final : public Device {
   void put_back(Marker* marker) noexcept;
   Capture capture_of(Stream stream) const noexcept;
   bool wait_for_all() noexcept;
+  struct Shared;
+  Shared& shared() const noexcept;
+  static Shared& shared(int index) noexcept;
 
   const CudaDriver& driver_;
   const int count_;  // devices

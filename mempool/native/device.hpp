@@ -57,6 +57,7 @@ class Device {
   virtual DeviceMemory memory() const noexcept { return {0, 0}; }
   // Whether a request for the device that a framework knows by this index is its; one that is not bound yet binds itself.
   virtual bool serves(int) noexcept { return true; }
+  virtual bool is(int) const noexcept { return true; }  // the same, of one that is bound
 };
 
 }  // namespace mempool

@@ -46,6 +46,16 @@ void GraphPools::release(Id id) noexcept {
   if (one != nullptr && one->uses != 0) --one->uses;
 }
 
+bool GraphPools::begun(Id id) noexcept {
+  const One* const one = find(id);
+  return one != nullptr && one->filter;
+}
+
+unsigned GraphPools::uses(Id id) noexcept {
+  const One* const one = find(id);
+  return one == nullptr ? 0 : one->uses;
+}
+
 Segments* GraphPools::of(Stream stream) noexcept {
   for (One& one : pools_) {
     if (one.filter && takes(one.filter, stream)) return &one.segments;

@@ -30,6 +30,8 @@ class GraphPools {
   void release(Id id) noexcept;
 
   bool begun() const noexcept { return begun_ != 0; }
+  bool begun(Id id) noexcept;
+  unsigned uses(Id id) noexcept;  // begins without a release
   // The segments that a request of this stream is to be served from, or null.
   Segments* of(Stream stream) noexcept;
   // The live block at this address, and the segments it is of; or null.

@@ -31,7 +31,8 @@ bool Hook::Entry::nothing_alive() noexcept {
   if (checked != nullptr) checked->flush();
   const Guarded guard(client->pool().lock);
   client->pool().collect();
-  return client->pool().live_blocks() == 0;
+  // A graph uses its memory at every launch, with all its buffers freed.
+  return client->pool().live_blocks() == 0 && client->pool().graphs().pools() == 0;
 }
 
 // --- installing

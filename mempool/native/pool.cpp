@@ -291,6 +291,7 @@ void Pool::end_graph(GraphPools::Id id) noexcept {
   source_.end_hold();
   uses_.resume();
   collect();
+  graphs_.trim();  // what was released meanwhile
 }
 
 void Pool::release_graph(GraphPools::Id id) noexcept {

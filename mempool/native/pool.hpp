@@ -118,6 +118,8 @@ class Pool {
   void end_graph(GraphPools::Id id) noexcept;
   void release_graph(GraphPools::Id id) noexcept;
   const GraphPools& graphs() const noexcept { return graphs_; }
+  bool capturing(GraphPools::Id id) noexcept { return graphs_.begun(id); }
+  unsigned graph_uses(GraphPools::Id id) noexcept { return graphs_.uses(id); }  // begins without a release
   // Whether the request belongs to a graph; `given` is then what that has for it.
   bool allocate_for_graph(std::size_t bytes, Stream stream, Given& given) noexcept;
 

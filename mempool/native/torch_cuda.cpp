@@ -1,10 +1,12 @@
 #include "torch_cuda.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
 #include <memory>
 #include <stdexcept>
+#include <vector>
 
 #include "cuda_device.hpp"
 
@@ -19,6 +21,17 @@ Atomic<void (*)(const char*)> raise_{nullptr};
 std::array<Atomic<Client*>, kDevices> plain_{};
 Lock making_;
 
+// Graphs that are being captured. All pools of the device take part, those too that serve no more or begin to serve in the
+// middle: what is freed there is used by streams of the capture too, and whichever serves keeps the graph's memory.
+struct Capture {
+  int device;
+  PoolId id;
+  GraphPools::Filter takes;
+};
+std::vector<Capture> captures_;
+Lock capturing_;  // of `captures_`; taken before a pool's
+Atomic<unsigned> captured_{0};  // how many there are
+
 Stream stream_of(StreamHandle handle) noexcept { return reinterpret_cast<Stream>(handle); }
 Address address_of(void* pointer) noexcept { return reinterpret_cast<Address>(pointer); }
 
@@ -27,7 +40,7 @@ Client* client_of(int device) {
   if (Hook::Entry* const entry = hook_.serving_here()) {
     if (entry->client->pool().source().device().serves(device)) return entry->client;
   }
-  if (device < 0 || device >= kDevices || driver_ == nullptr) return nullptr;
+  if (device < 0 || device >= kDevices || driver_ == nullptr || device >= driver_->count()) return nullptr;
   Atomic<Client*>& plain = plain_[static_cast<std::size_t>(device)];
   if (Client* const client = plain.load(std::memory_order_acquire)) return client;
   const Guarded guard(making_);
@@ -56,10 +69,25 @@ Client* owner_of(Address address) noexcept {
 template <class Act>
 void with_pools(int device, Act act) {
   hook_.each([&](Client& client) {
-    if (client.pool().source().device().serves(device)) act(client);
+    if (client.pool().source().device().is(device)) act(client);
   });
   if (device < 0 || device >= kDevices) return;
   if (Client* const client = plain_client(device)) act(*client);
+}
+
+// `capturing_` is held.
+void take_part(Client& client, const Capture& capture) {
+  const Guarded guard(client.pool().lock);
+  if (!client.pool().capturing(capture.id)) client.pool().begin_graph(capture.id, capture.takes);
+}
+
+// Before a client does anything while a graph is captured that began without it.
+void take_part(Client& client) {
+  if (captured_.load() == 0) return;
+  const Guarded guard(capturing_);
+  for (const Capture& capture : captures_) {
+    if (client.pool().source().device().is(capture.device)) take_part(client, capture);
+  }
 }
 
 std::string mebibytes(std::size_t bytes) {
@@ -108,6 +136,7 @@ void* allocate(std::size_t bytes, int device, StreamHandle stream) {
   {
     const Presence::Here here;
     client = client_of(device);
+    if (client != nullptr) take_part(*client);
     const Address address = client == nullptr ? 0 : client->allocate(bytes, stream_of(stream));
     if (address != 0) return reinterpret_cast<void*>(address);
     refuse(bytes, device, client);
@@ -130,9 +159,13 @@ void init(int) {}
 
 void empty_cache() {
   const Presence::Here here;
-  hook_.each([](Client& client) { client.give_back(false); });
+  const auto give_back = [](Client& client) {
+    take_part(client);
+    client.give_back(false);
+  };
+  hook_.each(give_back);
   for (const Atomic<Client*>& plain : plain_) {
-    if (Client* const client = plain.load(std::memory_order_acquire)) client->give_back(false);
+    if (Client* const client = plain.load(std::memory_order_acquire)) give_back(*client);
   }
 }
 
@@ -166,26 +199,51 @@ void record_stream(void* pointer, StreamHandle stream) {
 
 void begin_pool(int device, PoolId id, std::function<bool(StreamHandle)> filter) {
   const Presence::Here here;
-  Client* const client = client_of(device);
-  if (client == nullptr) throw std::invalid_argument("there is no CUDA device " + std::to_string(device));
+  if (client_of(device) == nullptr) throw std::invalid_argument("there is no CUDA device " + std::to_string(device));
   GraphPools::Filter takes = [filter = std::move(filter)](Stream stream) {
     return filter(reinterpret_cast<StreamHandle>(stream));
   };
-  const Guarded guard(client->pool().lock);
-  client->pool().begin_graph(id, std::move(takes));
+  try {
+    const Guarded guard(capturing_);
+    captures_.push_back({device, id, std::move(takes)});
+    captured_.fetch_add(1);
+    CudaDevice::begin_capture(device);
+    with_pools(device, [](Client& client) { take_part(client, captures_.back()); });
+  } catch (...) {
+    end_pool(device, id);
+    release_pool(device, id);
+    throw;
+  }
 }
 
 void end_pool(int device, PoolId id) {
   const Presence::Here here;
+  const Guarded guard(capturing_);
+  const auto same = [&](const Capture& capture) { return capture.device == device && capture.id == id; };
+  const auto found = std::find_if(captures_.begin(), captures_.end(), same);
+  if (found == captures_.end()) return;
+  captures_.erase(found);
+  captured_.fetch_sub(1);
+  CudaDevice::end_capture(device);
   with_pools(device, [&](Client& client) {
     const Guarded guard(client.pool().lock);
     client.pool().end_graph(id);
   });
 }
 
+// Graphs may share an id, and nobody says which of them is gone. A pool that came after some of them has seen fewer begin:
+// what it keeps may be the others', so it keeps it until no more graphs are left than it has seen.
 void release_pool(int device, PoolId id) {
   const Presence::Here here;
+  const Guarded guard(capturing_);
+  unsigned most = 0;
+  const auto uses = [&](Client& client) {
+    const Guarded guard(client.pool().lock);
+    return client.pool().graph_uses(id);
+  };
+  with_pools(device, [&](Client& client) { most = std::max(most, uses(client)); });
   with_pools(device, [&](Client& client) {
+    if (uses(client) != most) return;
     const Guarded guard(client.pool().lock);
     client.pool().release_graph(id);
   });

@@ -1,0 +1,95 @@
+"""PyTorch's CUDA functions without PyTorch and without a GPU, under sanitizers and without their guards.
+
+See tests/native/torch_cuda.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "native"))
+
+import build  # noqa: E402
+
+GUARDS = ["record_stream", "hold", "graph", "stream", "wait", "own_size"]
+#: MEMPOOL_STRESS_SECONDS: how long a full or soak run goes on for each build.
+FULL_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
+
+
+def harness(folder: Path, sanitizer: str, *, mutations: bool = False) -> tuple[Path, Path]:
+    """The program, and the driver that it opens."""
+    if not build.has_sanitizer(sanitizer):
+        pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")
+    program = build.build("torch_cuda", folder, sanitizer=sanitizer, mutations=mutations)
+    return program, build.build_library("fake_cuda", folder, sanitizer=sanitizer)
+
+
+def stress(
+    program: tuple[Path, Path], seed: int, rounds: int, *, removed: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ, TSAN_OPTIONS="halt_on_error=1")
+    if removed is not None:
+        environment["MEMPOOL_REMOVED_GUARD"] = removed
+    command = [*map(str, program), str(seed), str(rounds), "3"]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=200, check=False, errors="replace"
+    )
+
+
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+def test_tensors_streams_and_graphs_on_threads_keep_every_promise(folder: Path, sanitizer: str) -> None:
+    """No memory is reused before its streams are through, and no graph is broken or loses its memory."""
+    program = harness(folder, sanitizer)
+    seen = dict.fromkeys(("refused", "foreign", "captures", "launches", "clients", "hits"), 0)
+    # Three seeds at least; what they come to meet is up to the threads' schedule.
+    for seed in range(12):
+        done = stress(program, seed, 3)
+        assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
+        told = json.loads(done.stdout)
+        seen = {name: count + told[name] for name, count in seen.items()}
+        if seed >= 2 and all(seen.values()):
+            return
+    pytest.fail(f"some of it never happened: {seen}")
+
+
+@pytest.mark.full
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("sanitizer", ["none", "address", "thread"])
+def test_many_of_them_on_threads_keep_every_promise(folder: Path, sanitizer: str) -> None:
+    program = harness(folder, sanitizer)
+    seed = time.time_ns()
+    until = time.monotonic() + FULL_SECONDS
+    while time.monotonic() < until:
+        done = stress(program, seed, 8)
+        assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
+        seed += 1
+
+
+@pytest.mark.mutation
+@pytest.mark.timeout(0)
+def test_the_harness_notices_each_guard_that_is_taken_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = harness(folder, "none", mutations=True)
+    survived = []
+    rows = []
+    for guard in [None, *GUARDS]:
+        runs = [stress(program, seed, 4, removed=guard) for seed in range(4)]
+        failed = [run for run in runs if run.returncode != 0]
+        reason = failed[0].stderr.strip().splitlines()[-1:] if failed else []
+        said = "".join(reason) or (f"signal {-failed[0].returncode}" if failed else "")
+        rows.append(f"{guard or '(none)':14} {len(failed)}/{len(runs)}  {said}")
+        if bool(failed) != (guard is not None):
+            survived.append(guard)
+    with capsys.disabled():
+        print("\nguard          failed  by", *rows, sep="\n")
+    assert survived == []
