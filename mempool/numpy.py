@@ -61,6 +61,8 @@ def is_installed() -> bool:
 class ArrayPool(Pool):
     """A pool that leaves NumPy when it is closed."""
 
+    framework = "numpy"
+
     def __init__(self, **options: Any) -> None:
         device = options.get("device", "host")
         if device != "host" and not isinstance(device, _core.HostDevice):

@@ -32,11 +32,15 @@ CLOSE_ENOUGH = 1.001
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A pattern, its buffers as they were planned (with the device's alignment), and their offsets."""
+    """A pattern, its buffers as they were planned (with the device's alignment), and their offsets.
+
+    ``made_with`` is the framework and its version, as "torch 2.13.0", or empty; it is for people.
+    """
 
     pattern: Pattern
     buffers: Buffers
     plan: Plan
+    made_with: str = ""
 
     @property
     def peak_load_bytes(self) -> int:
@@ -185,13 +189,14 @@ class Planned:
         first = int(weight.argmax())
         return [first, *(s for s in np.unique(self.pattern.sequence).tolist() if s != first)]
 
-    def save(self, path: str | Path, *, client: str = "") -> None:
+    def save(self, path: str | Path, *, client: str = "", made_with: str = "") -> None:
         """Write a plan file; ``client`` says whose it is: "numpy", "torch"."""
         from solvers import write_plan
 
         warm_up = self.pattern.warm_up
         extra = {
             "client": client,
+            "made_with": made_with or self.made_with,
             "iterations": str(self.pattern.iterations),
             "coverage": repr(self.pattern.coverage),
             "warm_up": ""
@@ -239,7 +244,7 @@ class Planned:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TraceError(f"damaged plan: {error}", file=str(path)) from None
-        return cls(pattern, buffers, plan)
+        return cls(pattern, buffers, plan, extra.get("made_with", ""))
 
 
 def _warm_up(text: str, buffers: int) -> WarmUp | None:

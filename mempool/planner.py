@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from mempool import _core
 from mempool.budget import Budget
 from mempool.report import NOT_MISSES
+from mempool.versions import made_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,8 @@ LEAST_NEWS = 16
 FEW_MISSES = 1000
 #: After so many allocations off the plans, and fewer than this share of them ever on one, they are dropped.
 MOST_STRAYS, LEAST_HITS = 1 << 14, 0.01
+#: So many allocations, and two iterations, tell whether a plan is this program's.
+LEAST_TO_JUDGE = 64
 STRAYS = ("other_size", "occupied", "exhausted", "lost")
 #: Plans remembered, as many as the core keeps.
 MOST_KNOWN = 8
@@ -100,15 +103,17 @@ class Planner:
         alignment: int,
         paged: bool,
         explain: Callable[[], list[str]] | None = None,
+        framework: str = "",
     ) -> None:
         self._core, self._client = core, client
         self._small_bytes, self._alignment, self._paged = small_bytes, alignment, paged
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._pid = os.getpid()
-        self._explain = explain
+        self._explain, self._framework = explain, framework
         self._tell_at = self._return_at = self._trim_at = 0.0
         self._told_refused = False
+        self._told_stranger = False
         self._vain = 0
         self._resume_at = 0
         self._settled = 0, 0  # misses and allocations when recording last ended for being clean
@@ -231,13 +236,38 @@ class Planner:
             log.warning(
                 "the arena cannot be had from the device; going on without the plan, trying again later"
             )
+        self._tell_of_a_stranger()
         if self._explain is not None and time.monotonic() >= self._tell_at:
             for line in self._explain()[:MOST_LINES]:
                 log.warning("%s", line)
             self._tell_at = time.monotonic() + SECONDS_BETWEEN_LINES
 
+    def _tell_of_a_stranger(self, *, at_last: bool = False) -> None:
+        """Say once if the program, by now, should have followed the plan from a file and has not.
+
+        Args:
+            at_last: from now on it may follow another plan.
+        """
+        if not self._loaded or self._told_stranger:
+            return
+        loaded = self._known[-1]
+        hits, strays = self._followed()
+        if hits + strays < max(LEAST_TO_JUDGE, 0 if at_last else 2 * len(loaded.buffers)):
+            return
+        self._told_stranger = True
+        if hits < strays * LEAST_HITS:
+            now = made_with(self._framework)
+            other = f" (made with {loaded.made_with}, this is {now})" if loaded.made_with != now else ""
+            log.warning("nothing follows the plan so far%s: it may be another program's or model's", other)
+
+    def _followed(self) -> tuple[int, int]:
+        """How many allocations ever hit, and how many were expected otherwise."""
+        outcomes = self._client.stats()["outcomes"]
+        return outcomes["hit"], sum(outcomes[kind] for kind in STRAYS)
+
     def look(self) -> bool:
         """Look at the recording once; True if a plan was handed to the core."""
+        self._tell_of_a_stranger()
         self._perhaps_desert()
         return self._perhaps_plan_around() or (self._may_learn() and self._learn())
 
@@ -330,6 +360,7 @@ class Planner:
     def _install(
         self, planned: Planned, counts: list[int] | None, *, instead_of: Planned | None = None
     ) -> None:
+        self._tell_of_a_stranger(at_last=True)
         pattern = planned.pattern
         self._client.install(planned.native(counts), pattern.iterations_seen)
         if instead_of is None:
@@ -402,8 +433,7 @@ class Planner:
         """
         if self._loaded or self.planned is None:
             return
-        outcomes = self._client.stats()["outcomes"]
-        counts = outcomes["hit"], sum(outcomes[kind] for kind in STRAYS)
+        counts = self._followed()
         hits, strays = (now - then for now, then in zip(counts, self._dropped_at, strict=True))
         if strays >= MOST_STRAYS and hits < strays * LEAST_HITS:
             log.info("nothing follows the plan")

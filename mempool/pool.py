@@ -13,6 +13,7 @@ from mempool import _core
 from mempool.errors import OutOfMemoryError, UsageError
 from mempool.planner import Planner, first_cache_bytes
 from mempool.settings import Settings, settings
+from mempool.versions import made_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,6 +34,9 @@ class Pool:
     the background and from the next boundary on serves each of them at its planned address. Whatever does
     not follow the plan is served too. All methods may be called by any thread.
     """
+
+    #: Whose memory it is: a package that is imported then; empty: nobody's in particular.
+    framework = ""
 
     def __init__(self, device: str | _core.Device = "host", *, name: str = "pool", **options: Any) -> None:
         """Make a pool and begin to record.
@@ -72,6 +76,7 @@ class Pool:
             alignment=self.device.alignment,
             paged=self.device.page != 0,
             explain=self._news() if self.settings.explain else None,
+            framework=self.framework,
         )
         try:
             self._begin()
@@ -93,7 +98,10 @@ class Pool:
         with _core.Bypass():
             self._load_files()
         if self._loaded is not None and self.settings.mode == "replay":
-            self.client.load(self._loaded.native_warm_up(), self._loaded.native())
+            try:
+                self.client.load(self._loaded.native_warm_up(), self._loaded.native())
+            except ValueError as error:
+                raise UsageError(f"{self.settings.plan}: {error}: the plan is of another device") from None
         if self.settings.mode == "replay":
             if self.settings.background:
                 self._planner.start(self._loaded)
@@ -261,7 +269,7 @@ class Pool:
         if self.planned is None:
             raise UsageError("there is no plan yet: no iteration has been seen to repeat")
         with _core.Bypass():
-            self.planned.save(path, client=self.name)
+            self.planned.save(path, client=self.name, made_with=made_with(self.framework))
 
     # --- planning and the end
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 import warnings
 
 #: Oldest and newest (major, minor) that were tested.
@@ -27,6 +28,12 @@ def untested(framework: str) -> str | None:
     if oldest <= numbers <= newest:
         return None
     return f"mempool was tested with {framework} {_dotted(oldest)} to {_dotted(newest)}, not with {text}"
+
+
+def made_with(framework: str) -> str:
+    """The framework and its version, as "torch 2.13.0"; empty where it is not imported."""
+    version = getattr(sys.modules.get(framework), "__version__", None)
+    return "" if version is None else f"{framework} {version}"
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:

@@ -84,6 +84,8 @@ def diagnose() -> Diagnosis:
 class TensorPool(Pool):
     """A pool that leaves PyTorch when it is closed."""
 
+    framework = "torch"
+
     def __init__(self, device: Any, **options: Any) -> None:
         super().__init__(device, **{"name": "torch", **options})
 

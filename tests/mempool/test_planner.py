@@ -15,7 +15,7 @@ import programs
 import pytest
 from pools import run, simulated
 
-from mempool import Pool, planner
+from mempool import Pool, UsageError, _core, planner
 from solvers import Plan, PlanError, Status, write_plan
 from traces import Buffers
 
@@ -357,3 +357,34 @@ def test_a_saved_plan_hits_from_the_second_iteration_on_wherever_the_mark_stands
         late = second.report().to_dict()
     assert early["hits"] >= 0.95 * (early["hits"] + early["misses"])
     assert late["misses"] == early["misses"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_plan_of_another_program_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, same: bool
+) -> None:
+    """What follows it says nothing; what does not is served, and planned by itself."""
+    with Pool(simulated(), background=False) as first:
+        run(first, programs.training(programs.Watched(first)), 12, marks=True)
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
+        memory = programs.Watched(pool)
+
+        def another(_: int) -> None:
+            for address in [memory.allocate(7000 + 97 * k) for k in range(40)]:
+                memory.free(address)
+
+        run(pool, programs.training(memory) if same else another, 20, marks=True)
+        assert [record.message for record in caplog.records if "nothing follows" in record.message] == (
+            [] if same else ["nothing follows the plan so far: it may be another program's or model's"]
+        )
+        assert pool.client.stats()["outcomes"]["hit"] > 0
+
+
+def test_a_plan_of_another_device_is_refused_by_name(tmp_path: Path) -> None:
+    """Its offsets are multiples of the other's alignment."""
+    with Pool(simulated(), background=False) as first:
+        run(first, programs.training(programs.Watched(first)), 12, marks=True)
+        first.save(tmp_path / "plan")
+    with pytest.raises(UsageError, match=r"plan: .*another device"):
+        Pool(_core.SimulatedDevice(alignment=512), background=False, plan=tmp_path / "plan")
