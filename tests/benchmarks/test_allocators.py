@@ -11,6 +11,7 @@ import pytest
 import rounds
 
 ROOT = Path(__file__).parents[2]
+IN_TORCH = ("conv", "resnet", "unet", "seq2seq", "gpt", "bert", "llama")
 COLUMNS = ("allocator", "ms a step", "processor ms", "page faults", "resident MB", "of the default's time")
 
 
@@ -20,10 +21,10 @@ def only_when_asked(request: pytest.FixtureRequest) -> None:
         pytest.skip("a benchmark: --benchmark-enable")
 
 
-@pytest.mark.parametrize("workload", ["network", "wander", "conv"])
+@pytest.mark.parametrize("workload", ["network", "wander", *IN_TORCH])
 def test_allocators_side_by_side(workload: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Results are the same; times are for reading, and gate nothing."""
-    if workload == "conv":
+    if workload in IN_TORCH:
         pytest.importorskip("torch", reason="PyTorch is not installed")
     contenders = [rounds.Contender("glibc"), rounds.Contender("mempool", "pool")]
     contenders += [rounds.Contender("glibc, keeping", variables=rounds.KEEPING)]
@@ -58,7 +59,7 @@ def test_replay_through_the_c_entry_points(
     if compiler is None:
         pytest.skip("no C++ compiler")
     native = ROOT / "mempool" / "native"
-    python = ("bind_", "module", "hook", "numpy_hook", "torch_cpu", "checked")
+    python = ("bind_", "module", "hook", "numpy_hook", "torch_", "checked")
     sources = [str(path) for path in sorted(native.glob("*.cpp")) if not path.name.startswith(python)]
     program = tmp_path / "replay_bench"
     main = str(ROOT / "tests" / "native" / "replay_bench.cpp")

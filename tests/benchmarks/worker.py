@@ -1,7 +1,7 @@
 """One process of a benchmark: a workload under one allocator, some steps at a time, as its stdin tells it.
 
-Arguments: WORKLOAD ("network", "wander" or, in PyTorch, "conv"), ALLOCATOR ("default" or "pool"). Lines in:
-``steps N``, ``timed N``, ``end``. Lines out: one JSON object for each.
+Arguments: WORKLOAD ("network", "wander" or, in PyTorch, "conv" and the models of tests/torch), ALLOCATOR
+("default" or "pool"). Lines in: ``steps N``, ``timed N``, ``end``. Lines out: one JSON object for each.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import mmap
 import random
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,31 @@ class Convolutions:
         return self._network.step(self._images, self._labels).hex()
 
 
-WORKLOADS = {"network": Training, "wander": Wandering, "conv": Convolutions}
+class Model:
+    """One of the networks that the tests train, with AdamW, on batches of 32."""
+
+    BATCH = 32
+
+    def __init__(self, name: str) -> None:
+        import torch
+        from models import MODELS
+
+        torch.set_num_threads(1)
+        torch.manual_seed(1)
+        self._model = MODELS[name]()
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), 1e-3)
+        self._number = 0
+
+    def step(self) -> str:
+        self._optimizer.zero_grad()
+        loss = self._model.loss(*self._model.batch(self._number % 8, self.BATCH))
+        loss.backward()
+        self._optimizer.step()
+        self._number += 1
+        return float(loss.detach()).hex()
+
+
+IN_NUMPY = {"network": Training, "wander": Wandering}
 
 
 class Worker:
@@ -86,15 +111,20 @@ class Worker:
         # What a planner will import, so that it counts as baseline in every process.
         for name in ("mempool.planned", "mempool.report", "solvers", "traces.pattern", "traces.workload"):
             importlib.import_module(name)
-        in_torch = workload == "conv"
+        in_torch = workload not in IN_NUMPY
         adapter = importlib.import_module("mempool.torch" if in_torch else "mempool.numpy")
         if in_torch:
             importlib.import_module("mempool.demo.torch_network").warm_up()
         else:
             warm_up(np)
         self.baseline_bytes = resident_bytes("VmRSS")
-        self.pool = adapter.install() if allocator == "pool" else None
-        self.workload = WORKLOADS[workload]()
+        self.pool = (
+            adapter.install(**({"device": "cpu"} if in_torch else {})) if allocator == "pool" else None
+        )
+        if in_torch:
+            self.workload: Any = Convolutions() if workload == "conv" else Model(workload)
+        else:
+            self.workload = IN_NUMPY[workload]()
 
     def steps(self, count: int) -> dict[str, list[Any]]:
         """Seconds by the wall's clock and by this process's, page faults, and results, of every step."""
@@ -127,4 +157,5 @@ def main(workload: str, allocator: str) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parents[1] / "torch"))  # where the models are
     main(*sys.argv[1:])
