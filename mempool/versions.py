@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import warnings
 
@@ -22,6 +21,8 @@ def warn_if_untested(framework: str) -> None:
 
 def untested(framework: str) -> str | None:
     """What to say of the installed version of a framework; None if it is in the tested range."""
+    import importlib.metadata
+
     text = importlib.metadata.version(framework)
     numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
     oldest, newest = TESTED[framework]

@@ -1,0 +1,306 @@
+"""What to plan: looks at a client's recording, makes plans of what recurs, hands them to the core.
+
+It knows which plans there are, when a look may show something new, and when none is of use any more. When it
+may run and what that costs is for `mempool.planner`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from mempool.report import NOT_MISSES
+from mempool.versions import made_with
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mempool import _core
+    from mempool.planned import Planned
+    from traces.pattern import Pattern
+
+log = logging.getLogger("mempool")
+
+#: Looks in vain after which a device without pages keeps some free segments: none at first, since nobody
+#: knows what will stay and hold them.
+LOOKS_BEFORE_CACHING = 6
+#: With marks, how many iterations to wait for the frees of buffers that outlive theirs.
+PATIENT_ITERATIONS = 5
+#: The core's score of spoilt iterations at which the pattern has changed for good.
+SPOILT = 12
+#: Events that must have come before another look; a look at so few takes less than a millisecond or two.
+LEAST_NEWS = 16
+#: One miss in so many allocations is worth no second thought.
+FEW_MISSES = 1000
+#: After so many allocations off the plans, and fewer than this share of them ever on one, they are dropped.
+MOST_STRAYS, LEAST_HITS = 1 << 14, 0.01
+#: So many allocations, and two iterations, tell whether a plan is this program's.
+LEAST_TO_JUDGE = 64
+STRAYS = ("other_size", "occupied", "exhausted", "lost")
+#: Plans remembered, as many as the core keeps.
+MOST_KNOWN = 8
+#: A longer warm-up, in allocations, is not learned: looking at it again and again would cost too much.
+MOST_WARM_UP = 1 << 13
+_LEAST_CACHE = 32 << 20
+
+
+def cache_bytes(planned: Planned) -> int:
+    """Free segments to keep for what does not follow the plan."""
+    return max(_LEAST_CACHE, planned.plan.arena_bytes // 8)
+
+
+class Learner:
+    """One client's plans.
+
+    Attributes:
+        planned: the plan made last, or None.
+        plans: how many were made.
+    """
+
+    def __init__(
+        self,
+        core: _core.Pool,
+        client: _core.Client,
+        *,
+        small_bytes: int,
+        alignment: int,
+        paged: bool,
+        framework: str,
+        interrupt: Callable[[], bool],
+    ) -> None:
+        """Nothing is known yet.
+
+        Args:
+            core: the pool.
+            client: whose recording.
+            small_bytes: requests up to this size are not planned.
+            alignment: of the device, in bytes.
+            paged: the device has pages.
+            framework: whose memory it is, or empty.
+            interrupt: asked now and then whether to stop.
+        """
+        self._core, self._client = core, client
+        self._small_bytes, self._alignment, self._paged = small_bytes, alignment, paged
+        self._framework, self._interrupt = framework, interrupt
+        self._told_stranger = False
+        self._vain = 0
+        self._resume_at = 0
+        self._settled = 0, 0  # misses and allocations when recording last ended for being clean
+        self._dropped = 0
+        self._misses_seen = -1
+        self._around_at, self._around_gap = 0, 2  # iterations: not before, and then not before so many more
+        self._dropped_at = 0, 0  # hits and strays when the plans were dropped last
+        self._loaded = False
+        self._known: list[Planned] = []
+        self.planned: Planned | None = None
+        self.plans = 0
+
+    def begin(self, loaded: Planned | None = None) -> None:
+        """Begin recording; a loaded plan replays already."""
+        self.planned = loaded
+        self._loaded = loaded is not None
+        self._known = [] if loaded is None else [loaded]
+        self._client.set_recording(True)
+        if loaded is not None:
+            self._core.set_retained_limit(cache_bytes(loaded))
+
+    def look(self) -> bool:
+        """Look at the recording once; True if a plan was handed to the core."""
+        self.tell_of_a_stranger()
+        self.desert_if_useless()
+        return self.plan_around() or (self.may_learn() and self.learn())
+
+    def may_learn(self) -> bool:
+        """Whether the recording may hold anything new; it ends when all has long followed the plan."""
+        state = self._client.state()
+        if not state["recording"]:
+            self.resume_if_changed()
+            return False
+        misses = self._misses()
+        if state["replaying"] and state["settled"]:
+            self._client.set_recording(False)
+            self._settled = misses, state["allocations"]
+            return False
+        if state["replaying"] and misses == self._misses_seen:
+            # All has followed the plan since the last look: there is nothing to learn.
+            self._client.check_again_after(max(64, 2 * state["allocations"] // max(state["iterations"], 1)))
+            return False
+        return True
+
+    def learn(self) -> bool:
+        """Look at what recurs; True if that gave a plan."""
+        state = self._client.state()
+        self._misses_seen = self._misses()
+        patterns, counts = self._patterns()
+        if not patterns:
+            self._nothing_found(state["events_kept"])
+        for pattern in patterns:
+            if chosen := self._worth_planning(pattern, spoilt=state["spoilt"] >= SPOILT):
+                return self._plan(chosen, counts)
+        if state["events_dropped"] > self._dropped:
+            # The ring has wrapped and shows nothing new: stop paying for it, and try again much later.
+            self._dropped = state["events_dropped"]
+            self._client.set_recording(False)
+            self._resume_at = 4 * state["allocations"]
+        elif patterns:
+            # What is new shows in a part of what was seen, not in the next few events.
+            kept = state["events_kept"]
+            known = state["replaying"] and not patterns[0].unresolved
+            self._client.check_again_after(
+                max(LEAST_NEWS, 2 * len(patterns[0].buffers), kept // 8 if known else 0)
+            )
+        return False
+
+    def _misses(self) -> int:
+        """How often an allocation found no plan or did not follow it, ever."""
+        outcomes = self._client.stats()["outcomes"]
+        return sum(count for outcome, count in outcomes.items() if outcome not in NOT_MISSES)
+
+    def _patterns(self) -> tuple[list[Pattern], list[int]]:
+        """What recurs in the recording, and how many allocations each sequence had made by then."""
+        from mempool.recording import Recording
+        from traces.cycles import iterations_begin
+        from traces.pattern import find_patterns
+
+        sequence, size, marks = self._client.outline()  # of what is not small
+        begin = 0 if marks else iterations_begin(sequence, size)
+        if begin is None:
+            return [], []
+        wanted = {} if begin <= MOST_WARM_UP else {"allocations": len(size) - begin}
+        del sequence, size
+        packed, streams, counts, whole = self._client.recording(**wanted)
+        trace = Recording(self._alignment).brief(packed, streams)
+        return find_patterns(trace, small_bytes=self._small_bytes, whole_recording=whole), counts
+
+    def _worth_planning(self, pattern: Pattern, *, spoilt: bool) -> Pattern | None:
+        """The pattern to plan: this one, or with longer lifetimes; None if it is planned or too young."""
+        if pattern.unresolved and pattern.iterations < PATIENT_ITERATIONS:
+            return None
+        for known in self._known:
+            if known.same_sequence(pattern):
+                # The same allocations: plan them again only if something now lives longer.
+                return known.extended(pattern) if known.outlived_by(pattern) else None
+            if not spoilt and (
+                known.rotates_to(pattern) or known.repeats(pattern) or known.is_close_to(pattern)
+            ):
+                return None
+        return pattern
+
+    def _plan(self, pattern: Pattern, counts: list[int]) -> bool:
+        from mempool.planned import make_plan
+
+        planned = make_plan(pattern, alignment=self._alignment, interrupt=self._interrupt)
+        if planned is None or self._interrupt():
+            return False
+        self._install(planned, counts)
+        self._vain = 0
+        self._client.check_again_after(max(64, 4 * len(pattern.buffers)))
+        return True
+
+    def _install(
+        self, planned: Planned, counts: list[int] | None, *, instead_of: Planned | None = None
+    ) -> None:
+        self.tell_of_a_stranger(at_last=True)
+        pattern = planned.pattern
+        self._client.install(planned.native(counts), pattern.iterations_seen)
+        if instead_of is None:
+            self.planned = planned
+            self._known = [planned, *(k for k in self._known if not k.same_sequence(pattern))][:MOST_KNOWN]
+        else:
+            self.planned = planned if self.planned is instead_of else self.planned
+            self._known = [planned if known is instead_of else known for known in self._known]
+        self.plans += 1
+        self._core.set_retained_limit(cache_bytes(planned))
+        log.info("planned %d buffers into %d bytes", len(pattern.buffers), planned.plan.arena_bytes)
+
+    def plan_around(self) -> bool:
+        """Plan again where something kept lies in the way, time and again; True if there is a new plan.
+
+        Nothing alive is moved. Where it does not end, as with buffers that are kept for a while only, it is
+        done ever more rarely.
+        """
+        blockers = self._client.blockers() if self._known else []
+        if not blockers or (iteration := self._client.state()["iterations"]) < self._around_at:
+            return False
+        from mempool.planned import make_plan
+
+        blocked = [known for known in self._known if known.is_blocked_by(blockers)]
+        for known in [self.planned] if self.planned in blocked else blocked:
+            assert known is not None
+            planned = make_plan(
+                known.pattern, alignment=self._alignment, interrupt=self._interrupt, around=blockers
+            )
+            if planned is None or self._interrupt():
+                return False
+            log.info("planning around %d buffers that stay in the arena", len(blockers))
+            self._install(planned, None, instead_of=known)
+        if blocked:
+            self._around_gap *= 2
+            self._around_at = iteration + self._around_gap
+        return bool(blocked)
+
+    def _nothing_found(self, kept: int) -> None:
+        self._vain += 1
+        if self._vain == LOOKS_BEFORE_CACHING and self.planned is None and not self._paged:
+            self._core.set_retained_limit(max(_LEAST_CACHE, self._core.stats()["reserved"]["peak"] // 8))
+        self._client.check_again_after(max(LEAST_NEWS, kept // 4))
+
+    def resume_if_changed(self) -> None:
+        """Record again when the pattern has changed for good, or, without one, after a long pause."""
+        state = self._client.state()
+        if state["recording"] or (self.planned is None and not self._resume_at):
+            return
+        changed = state["replaying"] and state["spoilt"] >= SPOILT
+        if not changed and state["allocations"] < self._resume_at:
+            return
+        changed = changed or not state["replaying"]
+        misses, allocations = (
+            now - then
+            for now, then in zip((self._misses(), state["allocations"]), self._settled, strict=True)
+        )
+        rough = misses * FEW_MISSES > allocations
+        if rough and not changed:
+            self._resume_at = 2 * state["allocations"]  # or it may miss a little for ever
+        if changed or rough:
+            log.info("recording again")
+            self._client.set_recording(True)
+
+    def desert_if_useless(self) -> None:
+        """Drop the plans if hardly anything ever followed them: they cost time and an arena, and help nobody.
+
+        What was followed for long stays, for the program may come back to it. So does a plan from a file,
+        whose program may be about to begin with what was planned, and with it what was planned since.
+        """
+        if self._loaded or self.planned is None:
+            return
+        counts = self._followed()
+        hits, strays = (now - then for now, then in zip(counts, self._dropped_at, strict=True))
+        if strays >= MOST_STRAYS and hits < strays * LEAST_HITS:
+            log.info("nothing follows the plan")
+            self._client.drop_patterns()
+            self.planned, self._known = None, []
+            self._dropped_at = counts
+            self._resume_at = 2 * self._client.state()["allocations"]
+
+    def tell_of_a_stranger(self, *, at_last: bool = False) -> None:
+        """Say once if the program, by now, should have followed the plan from a file and has not.
+
+        Args:
+            at_last: from now on it may follow another plan.
+        """
+        if not self._loaded or self._told_stranger:
+            return
+        loaded = self._known[-1]
+        hits, strays = self._followed()
+        if hits + strays < max(LEAST_TO_JUDGE, 0 if at_last else 2 * len(loaded.buffers)):
+            return
+        self._told_stranger = True
+        if hits < strays * LEAST_HITS:
+            now = made_with(self._framework)
+            other = f" (made with {loaded.made_with}, this is {now})" if loaded.made_with != now else ""
+            log.warning("nothing follows the plan so far%s: it may be another program's or model's", other)
+
+    def _followed(self) -> tuple[int, int]:
+        """How many allocations ever hit, and how many were expected otherwise."""
+        outcomes = self._client.stats()["outcomes"]
+        return outcomes["hit"], sum(outcomes[kind] for kind in STRAYS)
