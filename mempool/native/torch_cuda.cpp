@@ -175,8 +175,10 @@ void set_memory_fraction(double fraction, int device) {
   client_of(device);  // so that there is one to keep it
   with_pools(device, [&](Client& client) {
     const std::size_t total = client.pool().source().device().memory().total;
+    if (total == 0) return;
+    const auto limit = static_cast<std::size_t>(std::floor(static_cast<double>(total) * fraction));
     const Guarded guard(client.pool().lock);
-    if (total != 0) client.pool().source().set_limit(static_cast<std::size_t>(std::floor(static_cast<double>(total) * fraction)));
+    client.pool().source().set_limit(std::min(limit, client.pool().options().max_reserved));
   });
 }
 
