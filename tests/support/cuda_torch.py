@@ -102,6 +102,11 @@ class CudaTorch:
         base = self._function("set_base_alloc_fn", ctypes.c_void_p, *arguments)(address, ctypes.byref(size))
         return base, size.value
 
+    def release_pool(self, device: int, number: int) -> None:
+        """A graph of this number is gone. A pair of integers by value goes as two of them."""
+        arguments = ctypes.c_int, ctypes.c_ulonglong, ctypes.c_ulonglong
+        self._function("set_release_pool", None, *arguments)(device, 0, number)
+
     def iteration(self, *, device: int = 0, stream: int = 0, gil: bool = False) -> None:
         """Forward and backward, as a training has it."""
         where: dict[str, Any] = {"device": device, "stream": stream, "gil": gil}

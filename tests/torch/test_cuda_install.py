@@ -147,7 +147,8 @@ def test_the_first_device_that_allocates_is_the_pools_and_others_are_served_with
 ) -> None:
     on = CudaTorch(driver)
     pool = install(driver)
-    on.empty_cache()  # names no device, and decides nothing
+    on.empty_cache()
+    on.release_pool(0, 5)  # a former pool's graph on another device: neither decides anything
     train(on, pool, device=1)
     assert pool.report().to_dict()["hit_rate"] == 1.0
     here, there = on.alloc(MIB, device=1), on.alloc(MIB, device=0)
