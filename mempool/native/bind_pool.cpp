@@ -47,6 +47,7 @@ class BorrowedDevice final : public Device {
   DeviceMemory memory() const noexcept override { return device_.memory(); }
   bool serves(int index) noexcept override { return device_.serves(index); }
   bool is(int index) const noexcept override { return device_.is(index); }
+  bool bound() const noexcept override { return device_.bound(); }
 
  private:
   Device& device_;

@@ -92,6 +92,8 @@ class Client {
   // A pattern from a file: its warm-up first, if there is one. Replays from the next allocation on. Throws as install.
   void load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady);
   void drop_patterns() noexcept;
+  // A loaded pattern begins as soon as it is known which device has its arena.
+  void device_is_bound() noexcept;
   // Gives free memory back. The arena goes too if nothing in it is alive and either no iteration ran since the last call
   // (so that a loop that asks each time does not thrash) or `force`; the next boundary takes it again. True: no arena left.
   bool give_back(bool force) noexcept;

@@ -16,7 +16,7 @@ constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest,
 // Sees to the arena that the patterns need, at a boundary. Where it cannot be had, or not so large, the pool goes on with
 // what there is, and tries again some iterations later.
 void Client::have_arena() noexcept {
-  if (known_.empty() || pool_->forked()) return;
+  if (known_.empty() || pool_->forked() || !pool_->source().device().bound()) return;
   std::size_t bytes = 0;
   for (const Pattern* pattern : known_) bytes = std::max(bytes, pattern->arena_bytes);
   const Stream stream = known_.front()->tables.front().stream;
@@ -33,6 +33,11 @@ void Client::have_arena() noexcept {
   replaying_ = true;
   if (active_at_ == 0) active_at_ = iterations_ + 1;
   begin_steady();
+}
+
+void Client::device_is_bound() noexcept {
+  const Guarded guard(pool_->lock);
+  have_arena();
 }
 
 std::uint64_t Client::large_allocations() const noexcept {

@@ -58,6 +58,7 @@ class CudaDevice final : public Device {
   bool capturing(Stream stream) noexcept override;
   DeviceMemory memory() const noexcept override;
   bool serves(int index) noexcept override { return index_.load(std::memory_order_relaxed) == index || bind(index); }
+  bool bound() const noexcept override { return index_.load() != kUnbound; }
   bool is(int index) const noexcept override { return index_.load(std::memory_order_relaxed) == index; }
 
  private:

@@ -58,6 +58,7 @@ class Device {
   // Whether a request for the device that a framework knows by this index is its; one that is not bound yet binds itself.
   virtual bool serves(int) noexcept { return true; }
   virtual bool is(int) const noexcept { return true; }  // the same, of one that is bound
+  virtual bool bound() const noexcept { return true; }  // false: it is not known yet which one it is, and has no memory
 };
 
 }  // namespace mempool

@@ -38,7 +38,12 @@ Address address_of(void* pointer) noexcept { return reinterpret_cast<Address>(po
 // The client that serves this device now, made where there is none; null: none can be made. Present.
 Client* client_of(int device) {
   if (Hook::Entry* const entry = hook_.serving_here()) {
-    if (entry->client->pool().source().device().serves(device)) return entry->client;
+    Device& its = entry->client->pool().source().device();
+    if (its.is(device)) return entry->client;
+    if (its.serves(device)) {  // from now on
+      entry->client->device_is_bound();
+      return entry->client;
+    }
   }
   if (device < 0 || device >= kDevices || driver_ == nullptr || device >= driver_->count()) return nullptr;
   Atomic<Client*>& plain = plain_[static_cast<std::size_t>(device)];
@@ -175,8 +180,10 @@ void set_memory_fraction(double fraction, int device) {
   client_of(device);  // so that there is one to keep it
   with_pools(device, [&](Client& client) {
     const std::size_t total = client.pool().source().device().memory().total;
+    if (total == 0) return;
+    const auto limit = static_cast<std::size_t>(std::floor(static_cast<double>(total) * fraction));
     const Guarded guard(client.pool().lock);
-    if (total != 0) client.pool().source().set_limit(static_cast<std::size_t>(std::floor(static_cast<double>(total) * fraction)));
+    client.pool().source().set_limit(std::min(limit, client.pool().options().max_reserved));
   });
 }
 

@@ -8,11 +8,14 @@ another one is installed. One device is planned; what is made on others has a pl
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mempool import _core
 from mempool.errors import UsageError
 from mempool.torch import TensorPool, companion, diagnosis, statistics
+
+if TYPE_CHECKING:
+    from mempool.report import Report
 
 log = logging.getLogger("mempool")
 DRIVER = "libcuda.so.1"
@@ -45,6 +48,7 @@ class CudaPool(TensorPool):
             UsageError: there is no such device or no driver, or an option does not go with CUDA.
         """
         self._driver = driver
+        self._final: Report | None = None
         try:
             self._cuda = _core.CudaDevice(index, driver=driver)
         except (RuntimeError, ValueError) as error:
@@ -63,11 +67,9 @@ class CudaPool(TensorPool):
             UsageError: CUDA is in use already, or this PyTorch cannot change its allocator.
         """
         global _serving
-        if self.settings.check:
-            raise UsageError("check=True looks at memory on the host; CUDA tensors cannot be checked")
+        hook = _core.torch_cuda_hook(self._driver)  # first: from then on our functions may be called
         if _allocator is None:
             _become_allocator()
-        hook = _core.torch_cuda_hook(self._driver)
         hook.stop()  # a closed pool serves until now
         hook.serve(self.client)
         _serving = self
@@ -75,9 +77,19 @@ class CudaPool(TensorPool):
         diagnosis.warn(diagnosis.diagnose(serving=True))
 
     def stop_serving(self) -> None:
-        """Go on without plans, as a caching allocator."""
-        self.client.drop_patterns()
+        """Nothing yet: PyTorch keeps our functions."""
+
+    def close(self) -> None:
+        """Go on without plans, as a caching allocator. Tensors stay valid."""
+        super().close()
+        if self._final is None:
+            self._final = super().report()
+        self.client.drop_patterns()  # after the planner, which may have been about to install one
         self.core.set_retained_limit(_EVERYTHING)
+
+    def report(self) -> Report:
+        """Counts and sizes; of a closed pool, as they were when it was closed."""
+        return super().report() if self._final is None else self._final
 
 
 def _become_allocator() -> None:

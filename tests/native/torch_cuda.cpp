@@ -362,7 +362,7 @@ void serve(Setting& s, const mempool::CudaDriver& driver, Random& random) {
   Served* const owner = served.release();
   if (mempool::torch_cuda::hook().serve(*owner->client, nullptr, owner) != Hook::Served::anew) fail("not served", 0, 0);
   ++s.clients;
-  if (index != 0 || !chance(random, 80)) return;
+  if (index == 1 || !chance(random, 80)) return;
   owner->client->load(nullptr, pattern_for(s, random));
 }
 

@@ -1,0 +1,402 @@
+"""Becoming PyTorch's CUDA allocator, without a GPU: what is served and replayed, and what is refused.
+
+PyTorch's side is tests/support/cuda_torch.py, the driver's tests/native/fake_cuda.cpp. Each test is a process
+of its own: PyTorch's allocator is changed for good.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from processes import alone, run_one_alone
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from cuda_torch import SETTERS, CudaTorch
+
+import mempool.torch
+from mempool import UsageError, _core
+from mempool.torch import cuda
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def install(driver: str, device: str | None = "cuda", **options: object) -> mempool.torch.TensorPool:
+    return mempool.torch.install(device=device, driver=driver, **{"background": False, **options})
+
+
+def train(on: CudaTorch, pool: mempool.Pool, count: int = 12, **where: int) -> None:
+    for _ in range(count):
+        pool.step()
+        on.iteration(**where)
+        pool.plan_now()
+
+
+# --- it serves, records, plans and replays
+
+
+@alone
+def test_a_loop_is_replayed_without_a_miss(driver: str) -> None:
+    on = CudaTorch(driver)
+    pool = install(driver)
+    assert on.allocator is not None
+    assert set(on.allocator.addresses) == {"alloc", "free", *SETTERS}
+    train(on, pool)
+    assert pool.state == "replaying"
+    report = pool.report().to_dict()
+    assert report["hit_rate"] == 1.0
+    assert report["hits"] > 100
+    assert on.fake.faults == []
+
+
+@alone
+def test_a_loop_is_replayed_with_a_planner_of_its_own_and_without_marks(driver: str) -> None:
+    on = CudaTorch(driver)
+    pool = install(driver, background=True)
+    for _ in range(5000):
+        on.iteration()
+        if pool.state == "replaying":
+            break
+    for _ in range(20):
+        on.iteration()
+    assert pool.report().to_dict()["hit_rate"] > 0.9
+    assert on.fake.faults == []
+
+
+@alone
+def test_a_plan_is_replayed_from_the_first_iteration_on(driver: str, tmp_path: str) -> None:
+    """Also where it is not known before the first tensor which device has the arena."""
+    on = CudaTorch(driver)
+    plan = Path(tmp_path) / "train.plan"
+    pool = install(driver)
+    train(on, pool)
+    pool.save(plan)
+    pool.close()
+    again = install(driver, plan=plan)
+    train(on, again, 3)
+    report = again.report().to_dict()
+    assert (report["misses"], report["hit_rate"]) == (0, 1.0)
+
+
+@alone
+def test_the_rest_of_its_functions_do_what_they_say(driver: str) -> None:
+    on = CudaTorch(driver)
+    pool = install(driver, max_reserved=100 * MIB)
+    address = on.alloc(3 * MIB)
+    base, size = on.base_of(address)
+    assert base <= address
+    assert address + 3 * MIB <= base + size
+    assert size >= 20 * MIB  # a segment that others share
+    assert on.base_of(12345) == (12345, 0)
+    on.free(address)
+    on.empty_cache()
+    assert on.fake.live_allocations == 0
+    on.fake.set_capacity(1000 * MIB)
+    on.set_memory_fraction(0.05)
+    assert pool.core.stats()["max_reserved_bytes"] == 50 * MIB
+    on.set_memory_fraction(1.0)
+    assert pool.core.stats()["max_reserved_bytes"] == 100 * MIB  # the user's own bound stays
+
+
+@alone
+def test_memory_that_a_side_stream_reads_is_not_reused_before_it_is_through(driver: str) -> None:
+    on = CudaTorch(driver)
+    pool = install(driver)
+    pool.core.set_retained_limit(1 << 40)
+    side = on.fake.stream()
+    address = on.alloc(MIB)
+    on.fake.write(0, address, MIB, 7)
+    on.fake.finish(0)
+    on.fake.expect(side, address, MIB, 7)
+    on.record_stream(address, side)
+    on.free(address)
+    other = on.alloc(MIB)
+    assert other != address
+    on.fake.finish(side)
+    on.free(other)
+    assert {on.alloc(MIB), on.alloc(MIB)} == {address, other}
+    assert on.fake.faults == []
+
+
+# --- which device
+
+
+@alone
+def test_where_pytorch_sees_a_gpu_it_is_the_default(driver: str) -> None:
+    on = CudaTorch(driver)
+    pool = install(driver, None)
+    assert isinstance(pool, cuda.CudaPool)
+    assert on.allocator is not None
+
+
+@alone
+def test_where_pytorch_sees_none_the_cpu_is_the_default(driver: str) -> None:
+    on = CudaTorch(driver, sees=False)
+    with mempool.torch.install(background=False) as pool:
+        assert not isinstance(pool, cuda.CudaPool)
+    assert on.allocator is None
+
+
+@alone
+def test_the_first_device_that_allocates_is_the_pools_and_others_are_served_without_plans(
+    driver: str,
+) -> None:
+    on = CudaTorch(driver)
+    pool = install(driver)
+    on.empty_cache()
+    on.release_pool(0, 5)  # a former pool's graph on another device: neither decides anything
+    train(on, pool, device=1)
+    assert pool.report().to_dict()["hit_rate"] == 1.0
+    here, there = on.alloc(MIB, device=1), on.alloc(MIB, device=0)
+    assert pool.core.owns(here)
+    assert not pool.core.owns(there)
+    assert on.fake.live_bytes(0) > 0
+    plain = _core.torch_cuda_plain(0)
+    assert plain.stats()["blocks"]["current"] == 1
+    on.free(there, device=0)
+    on.free(here, device=1)
+    assert plain.stats()["blocks"]["current"] == 0
+
+
+@alone
+def test_a_device_by_its_index(driver: str) -> None:
+    on = CudaTorch(driver)
+    pool = install(driver, "cuda:1")
+    first, second = on.alloc(MIB, device=0), on.alloc(MIB, device=1)
+    assert [pool.core.owns(first), pool.core.owns(second)] == [False, True]
+
+
+@alone
+def test_a_device_that_is_not_there_is_a_clear_error_and_pytorch_is_as_before(driver: str) -> None:
+    on = CudaTorch(driver)
+    for device, said in (("cuda:2", "no CUDA device 2"), ("cuda:x", "no device"), ("cuda:-1", "no device")):
+        with pytest.raises(UsageError, match=said):
+            install(driver, device)
+    assert on.allocator is None
+    assert not mempool.torch.is_installed()
+    install(driver, "cuda:1")
+
+
+# --- what is refused
+
+
+@alone
+def test_without_a_driver_it_is_a_clear_error(driver: str) -> None:
+    on = CudaTorch(driver)
+    with pytest.raises(UsageError, match=r"no CUDA driver: libno-such\.so"):
+        install("libno-such.so")
+    assert on.allocator is None
+
+
+@alone
+def test_after_cuda_has_been_initialised_it_is_too_late_and_says_so(driver: str) -> None:
+    on = CudaTorch(driver, in_use=True)
+    with pytest.raises(UsageError, match="CUDA is in use already"):
+        install(driver)
+    torch.cuda.is_initialized = lambda: False  # somebody else has made the allocator work
+    with pytest.raises(UsageError, match=r"does not take another allocator.*already initialized"):
+        install(driver)
+    assert not mempool.torch.is_installed()
+    assert on.allocator is None
+    on.in_use = False
+    install(driver)
+    assert on.allocator is not None
+
+
+@alone
+def test_a_pytorch_that_is_not_built_for_cuda_is_a_clear_error(driver: str) -> None:
+    CudaTorch(driver, lacks=("everything",))
+    with pytest.raises(UsageError, match="built without CUDA"):
+        install(driver)
+    assert not mempool.torch.is_installed()
+
+
+@alone
+def test_a_pytorch_that_is_too_old_is_a_clear_error_that_names_what_it_lacks(driver: str) -> None:
+    on = CudaTorch(driver, lacks=("set_release_pool", "set_record_stream_fn"))
+    with pytest.raises(UsageError, match="lacks set_record_stream_fn, set_release_pool"):
+        install(driver)
+    assert on.allocator is None
+
+
+@alone
+def test_redzones_are_refused_and_pytorch_is_as_before(driver: str) -> None:
+    on = CudaTorch(driver)
+    with pytest.raises(UsageError, match="on the host only"):
+        install(driver, check=True)
+    assert on.allocator is None
+
+
+@alone
+def test_a_bad_plan_is_refused_and_pytorch_is_as_before(driver: str, tmp_path: str) -> None:
+    import traces
+
+    on = CudaTorch(driver)
+    plan = Path(tmp_path) / "bad.plan"
+    plan.write_text("not a plan")
+    with pytest.raises(traces.TraceError, match="not a whole Parquet file"):
+        install(driver, plan=plan)
+    assert on.allocator is None
+    assert not mempool.torch.is_installed()
+
+
+@alone
+def test_off_leaves_pytorch_alone(driver: str) -> None:
+    on = CudaTorch(driver)
+    with install(driver, mode="off") as pool:
+        assert mempool.torch.installed() is pool
+    assert on.allocator is None
+
+
+@alone
+def test_a_second_install_is_a_clear_error_and_the_first_goes_on(driver: str) -> None:
+    on = CudaTorch(driver)
+    pool = install(driver)
+    with pytest.raises(UsageError, match="has a pool already"):
+        install(driver)
+    assert pool.core.owns(on.alloc(MIB))
+
+
+# --- the end of a pool
+
+
+@alone
+def test_a_closed_pool_goes_on_serving_without_plans(driver: str) -> None:
+    on = CudaTorch(driver)
+    pool = install(driver)
+    train(on, pool)
+    tensor = on.alloc(MIB)
+    on.fake.write(0, tensor, MIB, 9)
+    allocator = on.allocator
+    pool.close()
+    assert not mempool.torch.is_installed()
+    assert on.allocator is allocator
+    assert (pool.state, pool.client.patterns()) == ("closed", 0)
+    hits = pool.client.stats()["outcomes"]["hit"]
+    for _ in range(5):
+        on.iteration()
+    assert pool.client.stats()["outcomes"]["hit"] == hits
+    assert pool.report().to_dict()["hits"] == hits  # of its time
+    assert pool.core.owns(on.alloc(KIB))
+    on.fake.expect(0, tensor, MIB, 9)
+    on.fake.finish(0)
+    on.free(tensor)
+    assert on.fake.faults == []
+
+
+@alone
+def test_what_the_planner_installs_while_the_pool_closes_is_not_replayed(driver: str) -> None:
+    on = CudaTorch(driver)
+    pool = install(driver)
+    train(on, pool)
+    assert pool.planned is not None
+    planner, stop = pool._planner, pool._planner.stop
+
+    def plan_and_stop(*seconds: float) -> None:  # it ends after the solve that runs
+        planner._learner._install(pool.planned, None)
+        stop(*seconds)
+
+    planner.stop = plan_and_stop
+    pool.close()
+    assert pool.client.patterns() == 0
+
+
+@alone
+def test_the_next_pool_takes_over_and_former_tensors_are_freed_where_they_came_from(driver: str) -> None:
+    on = CudaTorch(driver)
+    first = install(driver)
+    old = on.alloc(MIB)
+    on.fake.write(0, old, MIB, 5)
+    first.close()
+    second = install(driver)
+    new = on.alloc(MIB)
+    assert [first.core.owns(old), second.core.owns(old)] == [True, False]
+    assert [first.core.owns(new), second.core.owns(new)] == [False, True]
+    train(on, second)
+    assert second.report().to_dict()["hit_rate"] == 1.0
+    on.fake.expect(0, old, MIB, 5)
+    on.fake.finish(0)
+    assert _core.torch_cuda_hook(driver).held() == 2
+    on.free(old)
+    assert first.core.stats()["live_blocks"] == 0
+    assert _core.torch_cuda_hook(driver).held() == 1
+    on.free(new)
+    assert on.fake.faults == []
+
+
+@alone
+def test_tensors_may_outlive_python(driver: str) -> None:
+    """The pool closes when Python exits, with tensors alive, and nothing is said."""
+    on = CudaTorch(driver)
+    pool = install(driver, background=True)
+    train(on, pool)
+    on.alloc(MIB)
+
+
+# --- threads
+
+
+@alone
+def test_threads_with_and_without_the_interpreters_lock_are_served(driver: str) -> None:
+    on = CudaTorch(driver)
+    pool = install(driver, background=True)
+    streams = [0, on.fake.stream()]
+
+    def work(number: int) -> None:
+        for _ in range(60):
+            on.iteration(stream=streams[number % 2], gil=number < 2)
+            if number == 0:
+                pool.step()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not on.live
+    assert pool.core.stats()["live_blocks"] == 0
+    report = pool.report().to_dict()
+    assert report["hits_total"] + report["misses_total"] > 0
+    assert on.fake.faults == []
+
+
+# --- memory runs out
+
+
+@alone
+def test_out_of_memory_is_pytorchs_own_error_with_the_numbers(driver: str, translated: str) -> None:
+    on = CudaTorch(driver)
+    install(driver, max_reserved=64 * MIB)
+    assert on.alloc_as_pytorch(translated, MIB) != 0
+    said = r"CUDA out of memory\. Tried to allocate 100\.00 MiB\. GPU 0 has .*limited to 64\.00 MiB"
+    with pytest.raises(torch.OutOfMemoryError, match=said):
+        on.alloc_as_pytorch(translated, 100 * MIB)
+    with pytest.raises(torch.OutOfMemoryError, match="There is no CUDA device 7"):
+        on.alloc_as_pytorch(translated, MIB, device=7)
+    assert on.alloc_as_pytorch(translated, MIB) != 0
+
+
+@alone
+def test_without_a_compiler_it_is_another_error_and_said_once(
+    driver: str, translated: str, tmp_path: str
+) -> None:
+    on = CudaTorch(driver)
+    os.environ.update(MEMPOOL_CACHE=tmp_path, CXX="/nonexistent/c++")
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("mempool").addHandler(handler)
+    install(driver, max_reserved=64 * MIB).close()
+    install(driver, max_reserved=64 * MIB)
+    assert len([line for line in said if "instead of torch.OutOfMemoryError" in line]) == 1
+    with pytest.raises(RuntimeError, match=r"^CUDA out of memory\. Tried") as caught:
+        on.alloc_as_pytorch(translated, 100 * MIB)
+    assert not isinstance(caught.value, torch.OutOfMemoryError)
+
+
+if __name__ == "__main__":
+    run_one_alone(globals())
