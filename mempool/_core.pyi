@@ -370,9 +370,9 @@ def set_fault_libraries(folders: Sequence[str]) -> None:
 class Hook:
     """A framework's allocator, which one client at a time serves."""
 
-    def serve(self, client: Client, checked: Checked | None = None) -> None:
+    def serve(self, client: Client, checked: Checked | None = None, instead: bool = False) -> None:
         """
-        This client serves all threads from now on, through `checked` if that is given.
+        This client serves all threads from now on, through `checked` if that is given; `instead` of another one.
         """
 
     def stop(self) -> None:

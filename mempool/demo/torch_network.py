@@ -32,7 +32,7 @@ class Network:
     def step(self, images: Tensor, labels: Tensor) -> float:
         """Train on one batch, float32[batch, 3, 32, 32] and int64[batch]; the loss before the step."""
         self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.model(images), labels)
+        loss: Any = nn.functional.cross_entropy(self.model(images), labels)
         loss.backward()
         self.optimizer.step()
         return float(loss.item())

@@ -55,9 +55,9 @@ void Hook::after_fork_in_child() {
   for (Hook* hook = prepared.hooks; hook != nullptr; hook = hook->also_prepared_) hook->lock_.unlock();
 }
 
-Hook::Served Hook::serve(Client& client, Checked* checked, void* owner) {
+Hook::Served Hook::serve(Client& client, Checked* checked, void* owner, bool instead) {
   const Guarded guard(lock_);
-  if (serving_.load(std::memory_order_relaxed) != nullptr) return Served::no;
+  if (serving_.load(std::memory_order_relaxed) != nullptr && !instead) return Served::no;
   Entry* entry = entries_.load(std::memory_order_relaxed);
   while (entry != nullptr && (entry->client != &client || entry->checked != checked)) {
     entry = entry->next.load(std::memory_order_relaxed);

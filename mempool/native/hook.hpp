@@ -40,9 +40,9 @@ class Hook {
   // --- by whoever installs
 
   // From now on `client` serves, through `checked` if that is not null. `owner` is what keeps both in existence, opaque
-  // here; it is held until reclaim() gives it back.
+  // here; it is held until reclaim() gives it back. `instead`: of whoever serves now, without a moment in between.
   enum class Served { no, again, anew };  // no: another one serves; again: it was still held; anew: `owner` was taken
-  Served serve(Client& client, Checked* checked, void* owner);  // may throw std::bad_alloc
+  Served serve(Client& client, Checked* checked, void* owner, bool instead = false);  // may throw std::bad_alloc
   // Nobody serves from now on; buffers made before are freed as they should.
   void stop() noexcept;
   Client* serving() noexcept;

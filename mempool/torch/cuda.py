@@ -70,8 +70,7 @@ class CudaPool(TensorPool):
         hook = _core.torch_cuda_hook(self._driver)  # first: from then on our functions may be called
         if _allocator is None:
             _become_allocator()
-        hook.stop()  # a closed pool serves until now
-        hook.serve(self.client)
+        hook.serve(self.client, instead=True)  # of a closed pool
         _serving = self
         statistics.begin(_who_serves)
         diagnosis.warn(diagnosis.diagnose(serving=True))

@@ -312,7 +312,23 @@ def test_the_next_pool_takes_over_and_former_tensors_are_freed_where_they_came_f
     old = on.alloc(MIB)
     on.fake.write(0, old, MIB, 5)
     first.close()
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.is_set():
+            on.free(on.alloc(4096))
+
+    threads = [threading.Thread(target=go_on) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        second = install(driver)
+        second.close()
     second = install(driver)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert _core.torch_cuda_plain(0) is None  # nobody was without a pool in between
     new = on.alloc(MIB)
     assert [first.core.owns(old), second.core.owns(old)] == [True, False]
     assert [first.core.owns(new), second.core.owns(new)] == [False, True]
