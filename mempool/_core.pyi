@@ -24,6 +24,10 @@ class Device:
         """
 
     @property
+    def slow_return(self) -> bool:
+        """Giving memory back waits for all queued work."""
+
+    @property
     def large(self) -> int:
         """Requests of at least this many bytes get a segment of their own."""
 

@@ -44,11 +44,6 @@ MOST_WARM_UP = 1 << 13
 _LEAST_CACHE = 32 << 20
 
 
-def cache_bytes(planned: Planned) -> int:
-    """Free segments to keep for what does not follow the plan."""
-    return max(_LEAST_CACHE, planned.plan.arena_bytes // 8)
-
-
 class Learner:
     """One client's plans.
 
@@ -65,6 +60,7 @@ class Learner:
         small_bytes: int,
         alignment: int,
         paged: bool,
+        keeps_all: bool,
         framework: str,
         interrupt: Callable[[], bool],
     ) -> None:
@@ -76,11 +72,13 @@ class Learner:
             small_bytes: requests up to this size are not planned.
             alignment: of the device, in bytes.
             paged: the device has pages.
+            keeps_all: free memory is kept for good, since giving it back is slow.
             framework: whose memory it is, or empty.
             interrupt: asked now and then whether to stop.
         """
         self._core, self._client = core, client
-        self._small_bytes, self._alignment, self._paged = small_bytes, alignment, paged
+        self._small_bytes, self._alignment = small_bytes, alignment
+        self._paged, self._keeps_all = paged, keeps_all
         self._framework, self._interrupt = framework, interrupt
         self._told_stranger = False
         self._vain = 0
@@ -102,7 +100,12 @@ class Learner:
         self._known = [] if loaded is None else [loaded]
         self._client.set_recording(True)
         if loaded is not None:
-            self._core.set_retained_limit(cache_bytes(loaded))
+            self._keep_beside(loaded)
+
+    def _keep_beside(self, planned: Planned) -> None:
+        """Keep some free segments for what does not follow the plan."""
+        if not self._keeps_all:
+            self._core.set_retained_limit(max(_LEAST_CACHE, planned.plan.arena_bytes // 8))
 
     def look(self) -> bool:
         """Look at the recording once; True if a plan was handed to the core."""
@@ -210,7 +213,7 @@ class Learner:
             self.planned = planned if self.planned is instead_of else self.planned
             self._known = [planned if known is instead_of else known for known in self._known]
         self.plans += 1
-        self._core.set_retained_limit(cache_bytes(planned))
+        self._keep_beside(planned)
         log.info("planned %d buffers into %d bytes", len(pattern.buffers), planned.plan.arena_bytes)
 
     def plan_around(self) -> bool:
@@ -241,7 +244,8 @@ class Learner:
 
     def _nothing_found(self, kept: int) -> None:
         self._vain += 1
-        if self._vain == LOOKS_BEFORE_CACHING and self.planned is None and not self._paged:
+        keeps = self._paged or self._keeps_all
+        if self._vain == LOOKS_BEFORE_CACHING and self.planned is None and not keeps:
             self._core.set_retained_limit(max(_LEAST_CACHE, self._core.stats()["reserved"]["peak"] // 8))
         self._client.check_again_after(max(LEAST_NEWS, kept // 4))
 

@@ -49,13 +49,14 @@ def _stop_all() -> None:
         planner.stop()
 
 
-def first_cache_bytes(page: int) -> int:
-    """Free memory to keep before there is a plan, on a device with pages of so many bytes (0: none).
+def first_cache_bytes(device: _core.Device) -> int:
+    """Free memory to keep before there is a plan.
 
     Pages go back one by one, whatever stays beside them: when a plan takes effect, when they were idle for
-    some time, and before more is taken than ever was.
+    some time, and before more is taken than ever was. Where giving back is slow, it waits until the arena is
+    taken or memory is short.
     """
-    return _EVERYTHING if page else 0
+    return _EVERYTHING if device.page or device.slow_return else 0
 
 
 class Planner:
@@ -69,6 +70,7 @@ class Planner:
         small_bytes: int,
         alignment: int,
         paged: bool,
+        keeps_all: bool = False,
         explain: Callable[[], list[str]] | None = None,
         framework: str = "",
     ) -> None:
@@ -85,6 +87,7 @@ class Planner:
             small_bytes=small_bytes,
             alignment=alignment,
             paged=paged,
+            keeps_all=keeps_all,
             framework=framework,
             interrupt=self._stop.is_set,
         )

@@ -59,7 +59,7 @@ class Pool:
             small_bytes=self.settings.small_bytes,
             **({} if limit is None else {"max_reserved": limit}),
         )
-        self.core.set_retained_limit(first_cache_bytes(self.device.page))
+        self.core.set_retained_limit(first_cache_bytes(self.device))
         self.client = _core.Client(self.core, name)
         self._checking = self._check() if self.settings.check else None
         self._server = self.client if self._checking is None else self._checking.core
@@ -74,6 +74,7 @@ class Pool:
             self.client,
             small_bytes=self.settings.small_bytes,
             alignment=self.device.alignment,
+            keeps_all=self.device.slow_return,
             paged=self.device.page != 0,
             explain=self._news() if self.settings.explain else None,
             framework=self.framework,

@@ -67,6 +67,8 @@ void bind_device(nb::module_& m) {
       .def_prop_ro("alignment", [](const Device& d) { return d.traits().alignment; }, "Bytes.")
       .def_prop_ro("page", [](const Device& d) { return d.traits().page; },
                    "Bytes committed and returned at a time; 0: a reservation is memory, all or nothing.")
+      .def_prop_ro("slow_return", [](const Device& d) { return d.traits().slow_return; },
+                   "Giving memory back waits for all queued work.")
       .def_prop_ro("large", [](const Device& d) { return d.traits().large; },
                    "Requests of at least this many bytes get a segment of their own.")
       .def("memory",

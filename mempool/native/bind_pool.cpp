@@ -45,6 +45,8 @@ class BorrowedDevice final : public Device {
   bool synchronize() noexcept override { return device_.synchronize(); }
   bool capturing(Stream stream) noexcept override { return device_.capturing(stream); }
   DeviceMemory memory() const noexcept override { return device_.memory(); }
+  std::uint64_t errors() const noexcept override { return device_.errors(); }
+  std::string last_error_text() const override { return device_.last_error_text(); }
   bool serves(int index) noexcept override { return device_.serves(index); }
   bool is(int index) const noexcept override { return device_.is(index); }
   bool bound() const noexcept override { return device_.bound(); }

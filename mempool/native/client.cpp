@@ -155,6 +155,19 @@ void Client::served(const Pool::Given& given, std::size_t bytes) noexcept {
   stats_.blocks.add(1);
 }
 
+// Small is what was asked for as such, wherever it was served.
+void Client::served_small(const Pool::Given& given, std::size_t bytes) noexcept {
+  stats_.small.add(1);
+  stats_.small_requested.add(bytes);
+  stats_.small_live.add(given.rounded);
+}
+
+void Client::ended_small(std::size_t requested, std::size_t rounded) noexcept {
+  stats_.small.sub(1);
+  stats_.small_requested.sub(requested);
+  stats_.small_live.sub(rounded);
+}
+
 void Client::ended(const Pool::Freed& freed) noexcept {
   stats_.requested.sub(freed.requested);
   stats_.live.sub(freed.rounded);
@@ -163,14 +176,13 @@ void Client::ended(const Pool::Freed& freed) noexcept {
 
 Pool::Given Client::serve_small(std::size_t bytes, Stream stream) noexcept try {
   const std::uint32_t recorded_as = tape_.on() ? sequence(stream).follower.sequence() : 0;
-  const Pool::Given given = pool_->allocate_small(bytes, stream);
+  Pool::Given given = pool_->allocate_small(bytes, stream);
+  if (given.address == 0) given = pool_->allocate_dynamic(bytes, stream, false);  // any hole will do
   if (given.address == 0) {
     refuse(bytes);
     return given;
   }
-  stats_.small.add(1);
-  stats_.small_requested.add(bytes);
-  stats_.small_live.add(given.rounded);
+  served_small(given, bytes);
   served(given, bytes);
   if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
@@ -189,7 +201,11 @@ bool Client::serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& give
     return true;
   }
   served(given, bytes);
-  if (bytes > pool_->options().small_bytes) ++stats_.outcomes[static_cast<std::size_t>(Outcome::outside)];
+  if (is_small(bytes)) {
+    served_small(given, bytes);
+  } else {
+    ++stats_.outcomes[static_cast<std::size_t>(Outcome::outside)];
+  }
   if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   return true;
@@ -208,6 +224,7 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
   }
   if (resized != nullptr && resized->done) {
     ended(resized->before);
+    if (is_small(resized->before.requested)) ended_small(resized->before.requested, resized->before.rounded);
     if (ring_.on()) ring_.add(outside() ? RecordedEvent::free : RecordedEvent::handover, resized->address, 0, stream, 0);
     if (tape_.on()) tape_.add(RecordedEvent::handover, resized->address, 0, stream, 0);
     if (history_.on()) {
@@ -252,7 +269,7 @@ Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept
     const Guarded guard(pool_->lock);
     if (pool_->capturing() && serve_for_graph(bytes, stream, given)) {
       // whose memory nobody else gets
-    } else if (bytes <= pool_->options().small_bytes) {
+    } else if (is_small(bytes)) {
       given = serve_small(bytes, stream);
     } else {
       if (cached != nullptr) given.address = serve_hit(*cached, bytes);
@@ -270,6 +287,7 @@ bool Client::free(Address address, Stream stream, bool* dead) noexcept {
     stats_.requested.sub(bytes);
     stats_.live.sub(pool_->round_up(bytes));
     stats_.blocks.sub(1);
+    if (is_small(bytes)) ended_small(bytes, pool_->round_up(bytes));  // in a hole
     return true;
   }
   const Pool::Freed freed = pool_->free(address, stream);
@@ -279,12 +297,8 @@ bool Client::free(Address address, Stream stream, bool* dead) noexcept {
     return false;
   }
   ended(freed);
-  const bool small = freed.kind == Pool::Freed::small;
-  if (small) {
-    stats_.small.sub(1);
-    stats_.small_requested.sub(freed.requested);
-    stats_.small_live.sub(freed.rounded);
-  }
+  const bool small = is_small(freed.requested);
+  if (small) ended_small(freed.requested, freed.rounded);
   if (!small && ring_.on()) ring_.add(RecordedEvent::free, address, 0, stream, 0);
   if (tape_.on()) tape_.add(RecordedEvent::free, address, 0, stream, 0);
   if (history_.on()) history_.add(RecordedEvent::free, address, freed.requested, stream, 0);
@@ -310,7 +324,7 @@ Address Client::reallocate(Address address, std::size_t bytes, Stream stream, bo
     old = pool_->size_of(address, ours);
     *foreign = !ours;
     if (!ours) return 0;
-    given = bytes <= pool_->options().small_bytes ? serve_small(bytes, stream) : serve(bytes, stream, &resized);
+    given = is_small(bytes) ? serve_small(bytes, stream) : serve(bytes, stream, &resized);
   }
   if (given.address == 0 || resized.done) return given.address;
   pool_->source().device().copy(given.address, address, std::min(old, bytes), stream);

@@ -124,7 +124,7 @@ CuContext CudaDevice::context() const noexcept {
 
 // The driver gives memory in pieces of 2 MiB, so a segment of its own wastes 1 MiB on average, and giving one back waits
 // for the device. Both are little for 10 MiB and more; what is smaller shares segments of 20 MiB.
-DeviceTraits CudaDevice::traits() const noexcept { return {512, 0, 20 * kMiB, 10 * kMiB, false}; }
+DeviceTraits CudaDevice::traits() const noexcept { return {512, 0, 20 * kMiB, 10 * kMiB, false, true, 2 * kMiB}; }
 
 Address CudaDevice::allocate(std::size_t bytes) noexcept {
   CuAddress address = 0;

@@ -35,7 +35,8 @@ class CudaDevice final : public Device {
   static void end_capture(int index) noexcept;
   int index() const noexcept { return index_.load(); }
   const CudaDriver& driver() const noexcept { return driver_; }
-  std::uint64_t errors() const noexcept { return errors_.load(); }  // calls refused, except for lack of memory
+  std::uint64_t errors() const noexcept override { return errors_.load(); }  // calls refused, except for lack of memory
+  std::string last_error_text() const override { return driver_.text(last_error()); }
   CuCode last_error() const noexcept { return last_error_.load(); }
 
   DeviceTraits traits() const noexcept override;

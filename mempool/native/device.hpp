@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace mempool {
 
@@ -16,6 +17,8 @@ struct DeviceTraits {
   std::size_t shared_segment;  // bytes of a segment that several blocks share
   std::size_t large;           // requests of at least this many bytes get a segment of their own
   bool fresh_is_zero;          // newly committed memory reads as zeros
+  bool slow_return = false;    // giving memory back waits for all queued work: only where somebody has to wait anyway
+  std::size_t granule = 0;     // bytes; a reservation takes a multiple of it, whatever it asks for
 };
 
 struct DeviceMemory {
@@ -54,6 +57,9 @@ class Device {
   // Whether what is queued there becomes part of a graph instead of being done: neither wait for it nor let others wait.
   virtual bool capturing(Stream) noexcept { return false; }
 
+  // Calls that failed for another reason than lack of memory, and what is to be said of the last one.
+  virtual std::uint64_t errors() const noexcept { return 0; }
+  virtual std::string last_error_text() const { return {}; }
   virtual DeviceMemory memory() const noexcept { return {0, 0}; }
   // Whether a request for the device that a framework knows by this index is its; one that is not bound yet binds itself.
   virtual bool serves(int) noexcept { return true; }

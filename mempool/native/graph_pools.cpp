@@ -41,6 +41,16 @@ bool GraphPools::end(Id id) noexcept {
   return true;
 }
 
+bool GraphPools::hold(Id id) noexcept {
+  One* const one = find(id);
+  return one != nullptr && !std::exchange(one->held, true);
+}
+
+bool GraphPools::let_go(Id id) noexcept {
+  One* const one = find(id);
+  return one != nullptr && std::exchange(one->held, false);
+}
+
 void GraphPools::release(Id id) noexcept {
   One* const one = find(id);
   if (one != nullptr && one->uses != 0) --one->uses;

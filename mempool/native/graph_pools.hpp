@@ -6,6 +6,7 @@
 // MemorySource is on hold, and gives nothing back.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -26,6 +27,9 @@ class GraphPools {
   void begin(Id id, Filter filter);
   // False: no such pool takes requests.
   bool end(Id id) noexcept;
+  // Whether nothing may wait for the device on behalf of this pool; each says whether that has changed.
+  bool hold(Id id) noexcept;
+  bool let_go(Id id) noexcept;
   // What no graph needs any more goes back, now or when the last of its buffers is freed.
   void release(Id id) noexcept;
 
@@ -49,11 +53,15 @@ class GraphPools {
   std::size_t blocks() const noexcept;
 
  private:
+  static constexpr std::size_t kShared = std::size_t{2} << 20;  // bytes
   struct One {
-    One(Id name, MemorySource& source) : id(name), segments(source) {}
+    // Small segments: a program may capture hundreds of graphs, each with a pool of its own.
+    One(Id name, MemorySource& source)
+        : id(name), segments(source, std::min(kShared, source.traits().shared_segment)) {}
     Id id;
     Filter filter;  // null: takes no requests now
     unsigned uses = 0;
+    bool held = false;
     Segments segments;
   };
   One* find(Id id) noexcept;

@@ -2,6 +2,8 @@
 // the limit (`max_reserved`), for arena, segments and small pages together.
 #pragma once
 
+#include <algorithm>
+
 #include "device.hpp"
 #include "device_log.hpp"
 #include "guards.hpp"
@@ -80,7 +82,7 @@ class MemorySource {
   bool held() const noexcept { return holds_ != 0 && MEMPOOL_GUARDED("hold"); }
 
   std::size_t round_to_page(std::size_t bytes) const noexcept {
-    const std::size_t unit = traits_.page != 0 ? traits_.page : traits_.alignment;
+    const std::size_t unit = traits_.page != 0 ? traits_.page : std::max(traits_.alignment, traits_.granule);
     return (bytes + unit - 1) / unit * unit;
   }
 

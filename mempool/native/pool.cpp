@@ -282,12 +282,14 @@ bool Pool::synchronize() noexcept {
 
 void Pool::begin_graph(GraphPools::Id id, GraphPools::Filter filter) {
   graphs_.begin(id, std::move(filter));
+  if (!graphs_.hold(id)) return;
   source_.hold();
   uses_.pause();
 }
 
-void Pool::end_graph(GraphPools::Id id) noexcept {
-  if (!graphs_.end(id)) return;
+void Pool::end_graph(GraphPools::Id id, bool still) noexcept {
+  graphs_.end(id);
+  if (still || !graphs_.let_go(id)) return;
   source_.end_hold();
   uses_.resume();
   collect();
@@ -327,6 +329,7 @@ void Pool::trim() noexcept {
 }
 
 void Pool::return_idle() noexcept {
+  if (source_.traits().slow_return) return;
   segments_.next_epoch();
   segments_.trim(segments_.epoch() - 2);
 }

@@ -115,7 +115,8 @@ class Pool {
   // --- graphs that are captured
   bool capturing() const noexcept { return graphs_.begun(); }
   void begin_graph(GraphPools::Id id, GraphPools::Filter filter);  // may throw std::bad_alloc
-  void end_graph(GraphPools::Id id) noexcept;
+  // No more requests are the graph's. `still`: it is being captured all the same; to be called again when it is not.
+  void end_graph(GraphPools::Id id, bool still = false) noexcept;
   void release_graph(GraphPools::Id id) noexcept;
   const GraphPools& graphs() const noexcept { return graphs_; }
   bool capturing(GraphPools::Id id) noexcept { return graphs_.begun(id); }

@@ -60,7 +60,7 @@ std::size_t Segments::returnable(const Block& block) const noexcept {
 
 // No new high-water mark is set beside much memory that nobody uses, whatever may be retained: the oldest goes first.
 void Segments::make_way(std::size_t bytes) noexcept {
-  if (source_.held()) return;
+  if (source_.held() || source_.traits().slow_return) return;
   const Gauge& reserved = source_.reserved();
   while (idle_.bytes() > reserved.peak / kIdleShare && reserved.current + bytes > reserved.peak) give_back(idle_.first());
 }
@@ -116,7 +116,7 @@ void Segments::unshelve(Block* block) noexcept {
 
 Block* Segments::take_segment(std::size_t bytes, bool large, Stream stream) {
   const DeviceTraits& traits = source_.traits();
-  const std::size_t size = source_.round_to_page(large ? bytes : std::max(traits.shared_segment, bytes));
+  const std::size_t size = source_.round_to_page(large ? bytes : std::max(shared_, bytes));
   // Everything that may throw is made before the device is asked.
   std::map<Address, Segment> made;
   Segment& segment = made[0];

@@ -25,7 +25,9 @@ namespace mempool {
 
 class Segments {
  public:
-  explicit Segments(MemorySource& source) : source_(source) {}
+  // `shared`: bytes of a segment that several blocks share; 0: as the device likes it.
+  explicit Segments(MemorySource& source, std::size_t shared = 0)
+      : source_(source), shared_(shared != 0 ? shared : source.traits().shared_segment) {}
   ~Segments();
   Segments(const Segments&) = delete;
   Segments& operator=(const Segments&) = delete;
@@ -96,6 +98,7 @@ class Segments {
   void delete_block(Block* block) noexcept;
 
   MemorySource& source_;
+  std::size_t shared_;
   std::map<Address, Segment> segments_;  // by base
   AddressMap<Block> blocks_;
   std::map<Stream, Bins> bins_;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -21,22 +22,59 @@ Atomic<void (*)(const char*)> raise_{nullptr};
 std::array<Atomic<Client*>, kDevices> plain_{};
 Lock making_;
 
+// A part of each device's memory that all pools together may hold at most; 0: never said.
+std::array<Atomic<double>, kDevices> fractions_{};
+std::array<Atomic<Client*>, kDevices> limited_{};  // whose limit is so
+Atomic<bool> any_fraction_{false};
+
 // Graphs that are being captured. All pools of the device take part, those too that serve no more or begin to serve in the
 // middle: what is freed there is used by streams of the capture too, and whichever serves keeps the graph's memory.
 struct Capture {
+  struct Streams {  // on which it was seen to go on
+    Lock lock;
+    std::vector<Stream> seen;
+  };
   int device;
   PoolId id;
   GraphPools::Filter takes;
+  std::shared_ptr<Streams> streams;
+  CudaDevice* probe;  // to be asked of streams
+  bool ended = false;  // PyTorch has said so, but a stream is still captured: the body of a conditional node is over
 };
-std::vector<Capture> captures_;
+std::vector<Capture>& captures_ = *new std::vector<Capture>;  // tensors are freed until the very end
 Lock capturing_;  // of `captures_`; taken before a pool's
 Atomic<unsigned> captured_{0};  // how many there are
 
 Stream stream_of(StreamHandle handle) noexcept { return reinterpret_cast<Stream>(handle); }
 Address address_of(void* pointer) noexcept { return reinterpret_cast<Address>(pointer); }
 
+void limit(Client& client, double fraction) noexcept {
+  const std::size_t total = client.pool().source().device().memory().total;
+  if (total == 0) return;
+  const auto bytes = static_cast<std::size_t>(std::floor(static_cast<double>(total) * fraction));
+  const Guarded guard(client.pool().lock);
+  client.pool().source().set_limit(std::min(bytes, client.pool().options().max_reserved));
+}
+
+// A pool that has come after the fraction was said.
+void perhaps_limit(Client& client, int device) noexcept {
+  if (!any_fraction_.load(std::memory_order_relaxed) || device < 0 || device >= kDevices) return;
+  const auto at = static_cast<std::size_t>(device);
+  const double fraction = fractions_[at].load();
+  if (fraction == 0 || limited_[at].exchange(&client) == &client) return;
+  limit(client, fraction);
+}
+
+Client* make_client(int device);
+
 // The client that serves this device now, made where there is none; null: none can be made. Present.
 Client* client_of(int device) {
+  Client* const client = make_client(device);
+  if (client != nullptr) perhaps_limit(*client, device);
+  return client;
+}
+
+Client* make_client(int device) {
   if (Hook::Entry* const entry = hook_.serving_here()) {
     Device& its = entry->client->pool().source().device();
     if (its.is(device)) return entry->client;
@@ -45,9 +83,10 @@ Client* client_of(int device) {
       return entry->client;
     }
   }
-  if (device < 0 || device >= kDevices || driver_ == nullptr || device >= driver_->count()) return nullptr;
+  if (device < 0 || device >= kDevices || driver_ == nullptr) return nullptr;
   Atomic<Client*>& plain = plain_[static_cast<std::size_t>(device)];
   if (Client* const client = plain.load(std::memory_order_acquire)) return client;
+  if (device >= driver_->count()) return nullptr;
   const Guarded guard(making_);
   if (plain.load(std::memory_order_relaxed) == nullptr) {
     const auto pool = std::make_shared<Pool>(std::make_unique<CudaDevice>(device, *driver_), PoolOptions{});
@@ -55,6 +94,15 @@ Client* client_of(int device) {
     plain.store(new Client(pool, "plain"), std::memory_order_release);
   }
   return plain.load(std::memory_order_relaxed);
+}
+
+// Of no pool: outlives them all.
+CudaDevice* probe_of(int device) {
+  static std::array<CudaDevice*, kDevices> probes{};
+  const Guarded guard(making_);
+  CudaDevice*& probe = probes[static_cast<std::size_t>(device)];
+  if (probe == nullptr) probe = new CudaDevice(device, *driver_);
+  return probe;
 }
 
 // The client of whose memory a live buffer is, or null. Present.
@@ -80,19 +128,57 @@ void with_pools(int device, Act act) {
   if (Client* const client = plain_client(device)) act(*client);
 }
 
-// `capturing_` is held.
+bool goes_on(const Capture& capture) noexcept {
+  const Guarded guard(capture.streams->lock);
+  const std::vector<Stream>& seen = capture.streams->seen;
+  return std::any_of(seen.begin(), seen.end(), [&](Stream stream) { return capture.probe->capturing(stream); });
+}
+
+// `capturing_` is held, here and below. The capture is over; returns what follows it.
+std::vector<Capture>::iterator finish(std::vector<Capture>::iterator capture) {
+  const auto [device, id] = std::pair(capture->device, capture->id);
+  const auto next = captures_.erase(capture);
+  captured_.fetch_sub(1);
+  CudaDevice::end_capture(device);
+  with_pools(device, [id = id](Client& client) {
+    const Guarded guard(client.pool().lock);
+    client.pool().end_graph(id);
+  });
+  return next;
+}
+
+// PyTorch does not always say that a capture is over: not of one that has failed.
+void settle() {
+  for (auto it = captures_.begin(); it != captures_.end();) {
+    const bool known = [&] {
+      const Guarded guard(it->streams->lock);
+      return !it->streams->seen.empty();
+    }();
+    it = known && !goes_on(*it) ? finish(it) : it + 1;
+  }
+}
+
 void take_part(Client& client, const Capture& capture) {
   const Guarded guard(client.pool().lock);
-  if (!client.pool().capturing(capture.id)) client.pool().begin_graph(capture.id, capture.takes);
+  if (client.pool().capturing(capture.id)) return;
+  if (!capture.ended) client.pool().begin_graph(capture.id, capture.takes);
 }
 
 // Before a client does anything while a graph is captured that began without it.
 void take_part(Client& client) {
   if (captured_.load() == 0) return;
   const Guarded guard(capturing_);
+  settle();
   for (const Capture& capture : captures_) {
     if (client.pool().source().device().is(capture.device)) take_part(client, capture);
   }
+}
+
+// What former pools and others of the device keep for later goes back. `device`'s own client is `mine`.
+void make_room(int device, const Client& mine) {
+  with_pools(device, [&](Client& client) {
+    if (&client != &mine) client.give_back(true);
+  });
 }
 
 std::string mebibytes(std::size_t bytes) {
@@ -142,7 +228,14 @@ void* allocate(std::size_t bytes, int device, StreamHandle stream) {
     const Presence::Here here;
     client = client_of(device);
     if (client != nullptr) take_part(*client);
-    const Address address = client == nullptr ? 0 : client->allocate(bytes, stream_of(stream));
+    Address address = client == nullptr ? 0 : client->allocate(bytes, stream_of(stream));
+    if (address == 0 && client != nullptr) {
+      const Device& its = client->pool().source().device();
+      const std::uint64_t errors = its.errors();
+      make_room(device, *client);
+      address = client->allocate(bytes, stream_of(stream));
+      if (address == 0 && its.errors() != errors) throw std::runtime_error("CUDA error: " + its.last_error_text());
+    }
     if (address != 0) return reinterpret_cast<void*>(address);
     refuse(bytes, device, client);
   }
@@ -176,15 +269,13 @@ void empty_cache() {
 
 void set_memory_fraction(double fraction, int device) {
   if (!(fraction >= 0) || fraction > 1) throw std::invalid_argument("a memory fraction is between 0 and 1");
+  if (device < 0 || device >= kDevices) throw std::invalid_argument("there is no CUDA device " + std::to_string(device));
   const Presence::Here here;
-  client_of(device);  // so that there is one to keep it
-  with_pools(device, [&](Client& client) {
-    const std::size_t total = client.pool().source().device().memory().total;
-    if (total == 0) return;
-    const auto limit = static_cast<std::size_t>(std::floor(static_cast<double>(total) * fraction));
-    const Guarded guard(client.pool().lock);
-    client.pool().source().set_limit(std::min(limit, client.pool().options().max_reserved));
-  });
+  const auto at = static_cast<std::size_t>(device);
+  fractions_[at].store(std::max(fraction, std::numeric_limits<double>::min()));  // 0 is: never said
+  limited_[at].store(nullptr);
+  any_fraction_.store(true);
+  with_pools(device, [&](Client& client) { limit(client, fraction); });
 }
 
 void* base_of(void* pointer, std::size_t* bytes) {
@@ -206,19 +297,41 @@ void record_stream(void* pointer, StreamHandle stream) {
 
 void begin_pool(int device, PoolId id, std::function<bool(StreamHandle)> filter) {
   const Presence::Here here;
-  if (client_of(device) == nullptr) throw std::invalid_argument("there is no CUDA device " + std::to_string(device));
-  GraphPools::Filter takes = [filter = std::move(filter)](Stream stream) {
-    return filter(reinterpret_cast<StreamHandle>(stream));
+  if (device >= kDevices || client_of(device) == nullptr) {
+    throw std::invalid_argument("there is no CUDA device " + std::to_string(device));
+  }
+  auto streams = std::make_shared<Capture::Streams>();
+  const Guarded guard(capturing_);
+  settle();
+  const auto same = [&](const Capture& capture) { return capture.device == device && capture.id == id; };
+  const auto known = std::find_if(captures_.begin(), captures_.end(), same);
+  if (known != captures_.end()) streams = known->streams;  // the next part of one that goes on
+  CudaDevice* const probe = probe_of(device);
+  GraphPools::Filter takes = [filter = std::move(filter), streams, probe](Stream stream) {
+    if (!filter(reinterpret_cast<StreamHandle>(stream))) return false;
+    // The default stream cannot be captured, and asking for it tells of others.
+    if (stream == 0 || !probe->capturing(stream)) return true;
+    const Guarded guard(streams->lock);
+    std::vector<Stream>& seen = streams->seen;
+    if (std::find(seen.begin(), seen.end(), stream) == seen.end()) seen.push_back(stream);
+    return true;
   };
+  if (known != captures_.end()) {
+    known->takes = takes;
+    known->ended = false;
+    with_pools(device, [&](Client& client) {
+      const Guarded guard(client.pool().lock);
+      client.pool().begin_graph(id, takes);
+    });
+    return;
+  }
+  captures_.push_back({device, id, std::move(takes), std::move(streams), probe});
+  captured_.fetch_add(1);
+  CudaDevice::begin_capture(device);
   try {
-    const Guarded guard(capturing_);
-    captures_.push_back({device, id, std::move(takes)});
-    captured_.fetch_add(1);
-    CudaDevice::begin_capture(device);
     with_pools(device, [](Client& client) { take_part(client, captures_.back()); });
   } catch (...) {
-    end_pool(device, id);
-    release_pool(device, id);
+    finish(captures_.end() - 1);
     throw;
   }
 }
@@ -226,15 +339,19 @@ void begin_pool(int device, PoolId id, std::function<bool(StreamHandle)> filter)
 void end_pool(int device, PoolId id) {
   const Presence::Here here;
   const Guarded guard(capturing_);
-  const auto same = [&](const Capture& capture) { return capture.device == device && capture.id == id; };
+  const auto same = [&](const Capture& capture) {
+    return capture.device == device && capture.id == id && !capture.ended;
+  };
   const auto found = std::find_if(captures_.begin(), captures_.end(), same);
   if (found == captures_.end()) return;
-  captures_.erase(found);
-  captured_.fetch_sub(1);
-  CudaDevice::end_capture(device);
+  if (!goes_on(*found)) {
+    finish(found);
+    return;
+  }
+  found->ended = true;
   with_pools(device, [&](Client& client) {
     const Guarded guard(client.pool().lock);
-    client.pool().end_graph(id);
+    client.pool().end_graph(id, true);
   });
 }
 

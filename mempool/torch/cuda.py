@@ -73,6 +73,7 @@ class CudaPool(TensorPool):
         hook.serve(self.client, instead=True)  # of a closed pool
         _serving = self
         statistics.begin(_who_serves)
+        _keep_benchmark_off()
         diagnosis.warn(diagnosis.diagnose(serving=True))
 
     def stop_serving(self) -> None:
@@ -119,14 +120,33 @@ def _refusal() -> int:
     """Address of what throws `torch.OutOfMemoryError`; 0 where it cannot be built."""
     try:
         return companion.refusal()
-    except UsageError as error:
+    except Exception as error:  # whatever goes wrong there, ours is the allocator already
         log.warning("out of memory will be a RuntimeError instead of torch.OutOfMemoryError: %s", error)
         return 0
 
 
+def _keep_benchmark_off() -> None:
+    """The benchmark of cuDNN asks the allocator for what a plugged-in one cannot say, and PyTorch raises."""
+    import torch
+
+    plain = getattr(torch._C, "_set_cudnn_benchmark", None)
+    if plain is None or getattr(plain, "_mempool", False):
+        return
+
+    def set_benchmark(value: Any) -> None:
+        if value:
+            diagnosis.warn(diagnosis.Diagnosis((diagnosis.BENCHMARK,)))
+        plain(False)  # noqa: FBT003
+
+    set_benchmark._mempool = True  # type: ignore[attr-defined]
+    torch._C._set_cudnn_benchmark = set_benchmark
+    if torch._C._get_cudnn_benchmark():
+        set_benchmark(value=True)
+
+
 def _who_serves(index: int) -> tuple[_core.Client, _core.Pool] | None:
-    """Whose statistics answer for a device."""
-    if _serving is not None and _serving.index == index:
+    """Whose statistics answer for a device; before the first tensor, those of the pool that waits for it."""
+    if _serving is not None and _serving.index in (index, None):
         return _serving.client, _serving.core
     plain = _core.torch_cuda_plain(index)
     return None if plain is None else (plain, plain.pool)

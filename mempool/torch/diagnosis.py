@@ -165,14 +165,18 @@ def _pools(torch: Any) -> Iterator[Finding]:
         )
 
 
+BENCHMARK = Finding(
+    "cudnn_benchmark",
+    "warns",
+    "torch.backends.cudnn.benchmark asks for the allocator's largest free block, and PyTorch raises: a pool "
+    "keeps it off",
+    "torch.backends.cudnn.benchmark = False",
+)
+
+
 def _cudnn(torch: Any) -> Iterator[Finding]:
     if torch.backends.cudnn.benchmark:
-        yield Finding(
-            "cudnn_benchmark",
-            "stops",
-            "torch.backends.cudnn.benchmark is on: convolutions ask for the allocator's largest free block",
-            "torch.backends.cudnn.benchmark = False",
-        )
+        yield BENCHMARK
 
 
 def _graphs() -> Iterator[Finding]:

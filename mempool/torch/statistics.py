@@ -39,13 +39,13 @@ _UNLIMITED = 2**63
 def begin(source: Source) -> None:
     """Answer PyTorch's questions from the pools of this source, until `end`; again: from those of another.
 
-    A device for which the source says None is answered by whoever was asked before. What concerns all devices
-    (the snapshot, the history) is answered here.
+    A device for which the source says None has nothing. A history that is being kept goes on.
     """
     import torch
 
     with _answers.lock:
         _answers.source = source
+        _answers.go_on()
         for name, answer in _ANSWERS.items():
             present = getattr(torch._C, name, None)
             if present is None or present is _ours.get(name):
@@ -65,14 +65,6 @@ def end() -> None:
             if getattr(torch._C, name, None) is ours:
                 setattr(torch._C, name, _originals[name])
             del _ours[name], _originals[name]
-
-
-def follow(device: int) -> None:
-    """This device is served from now on: a history that was asked for before is kept of it too."""
-    with _answers.lock:
-        served = None if _answers.source is None else _answers.source(device)
-        if served is not None:
-            _core.set_history(served[0], _answers.history.max_entries)
 
 
 @dataclass(frozen=True)
@@ -100,6 +92,12 @@ class Answers:
         self.source, self.history = None, History()
         self._counts.clear()
 
+    def go_on(self) -> None:
+        """Keep the history that was asked for of whoever serves now."""
+        if self.history.max_entries:
+            for client, _ in self._served().values():
+                _core.set_history(client, self.history.max_entries)
+
     def memory_stats(self, device: int) -> Any:
         """The nested dict of `torch.cuda.memory_stats_as_nested_dict`."""
         counts = self._counts_of(device)
@@ -117,9 +115,9 @@ class Answers:
 
     def memory_fraction(self, device: int) -> Any:
         """The pool's limit as a part of the device's memory; 1.0 without one."""
-        served = None if self.source is None else self.source(device)
-        if served is None:
+        if self.source is None:
             return NotImplemented
+        served = self.source(device) or _nobody()
         limit = served[1].stats()["max_reserved_bytes"]
         if limit >= _UNLIMITED:
             return 1.0
@@ -136,15 +134,14 @@ class Answers:
         pool_id, traced = (0, 0), True
         if asked is not None:
             pool_id, traced = tuple(asked[:2]), asked[2] if len(asked) > 2 else True
-        served = self._served() if pool_id == (0, 0) else {}  # which is everything: there are no other pools
         segments: list[Any] = []
         traces: list[list[Any]] = [[] for _ in range(_devices())]
-        for device, (client, pool) in served.items():
+        for device, (client, pool) in self._served().items():
             max_entries = self.history.max_entries if traced else 0
             found, traces[device] = snapshots.of_device(
                 device, client, pool, max_entries=max_entries, skip=self.history.skip
             )
-            segments.extend(found)
+            segments.extend(s for s in found if pool_id in ((0, 0), s["segment_pool_id"]))  # zeros: all
         return snapshots.whole(segments, traces)
 
     def record_history(
@@ -195,13 +192,20 @@ class Answers:
         return {device: served for device, served in answers if served is not None}
 
     def _counts_of(self, device: int) -> Counts | None:
-        served = None if self.source is None else self.source(device)
-        if served is None:
+        if self.source is None:
             return None
+        served = self.source(device) or _nobody()
         counts = self._counts.get(device)
         if counts is None or counts.client is not served[0]:
             counts = self._counts[device] = Counts(*served)
         return counts
+
+
+@functools.cache
+def _nobody() -> tuple[_core.Client, _core.Pool]:
+    """Of a device that nobody serves: nothing is held there."""
+    pool = _core.Pool(device=_core.SimulatedDevice(capacity=0))
+    return _core.Client(pool, "nobody"), pool
 
 
 def _devices() -> int:

@@ -389,3 +389,20 @@ def test_the_high_water_mark_does_not_rise_beside_much_idle_memory(page: int) ->
         core.free(before)
     assert core.pool.stats()["reserved"]["peak"] <= 2 * 10_000_000 * 9 // 8 + (1 << 20)
     core.give_everything_back()
+
+
+def test_a_small_request_is_served_wherever_there_is_room() -> None:
+    """In a hole of the arena, before it is out of memory; it counts as small all the same."""
+    core = Core(page=0, capacity=4 << 20, large=1 << 20)
+    core.client.load(None, pattern([3 << 20]))
+    core.step()
+    address = core.allocate(3 << 20)
+    core.free(address)
+    taken = [core.allocate(900 << 10)]
+    small = [core.allocate(100) for _ in range(3)]
+    assert core.client.stats()["small"]["current"] == 3
+    for each in small:
+        core.free(each)
+    assert core.client.stats()["small"]["current"] == 0
+    assert core.client.stats()["small_live"]["current"] == 0
+    core.free(taken[0])

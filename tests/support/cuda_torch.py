@@ -70,6 +70,19 @@ class CudaTorch:
         assert self.allocator is not None, "PyTorch has its own allocator"
         return kind(answer, *arguments)(self.allocator.addresses[name])
 
+    def see_devices(self, count: int) -> None:
+        """PyTorch is in use, with so many devices."""
+        for module in (torch.cuda, torch.cuda.memory):
+            module.is_initialized = lambda: True
+            module._lazy_init = lambda: None
+        torch.cuda.device_count = lambda: count
+        torch.cuda.current_device = lambda: 0
+
+    @staticmethod
+    def raises(*_: Any) -> None:
+        """What PyTorch does where a plugged-in allocator cannot answer."""
+        raise RuntimeError("CUDAPluggableAllocator does not yet support it")
+
     # --- tensors
 
     def alloc(self, size: int, *, device: int = 0, stream: int = 0, gil: bool = False) -> int:

@@ -20,7 +20,7 @@ from cuda_torch import SETTERS, CudaTorch
 
 import mempool.torch
 from mempool import UsageError, _core
-from mempool.torch import cuda
+from mempool.torch import cuda, statistics
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -377,6 +377,90 @@ def test_threads_with_and_without_the_interpreters_lock_are_served(driver: str) 
     assert pool.core.stats()["live_blocks"] == 0
     assert sum(pool.client.stats()["outcomes"].values()) == 4 * 60 * 30
     assert on.fake.faults == []
+
+
+# --- what is asked of CUDA memory, at any time
+
+
+@alone
+def test_statistics_answer_before_the_first_tensor_and_of_devices_without_any(driver: str) -> None:
+    on = CudaTorch(driver)
+    pool = install(driver)
+    for name in ("_cuda_memoryStats", "_cuda_resetPeakMemoryStats", "_cuda_record_memory_history"):
+        setattr(torch._C, name, on.raises)
+    on.see_devices(2)
+    statistics.begin(cuda._who_serves)  # where PyTorch lacks them nothing was replaced at install
+    for device in range(2):
+        torch.cuda.reset_peak_memory_stats(device)
+        assert torch.cuda.memory_allocated(device) == 0
+    torch.cuda.memory._record_memory_history()
+    address = on.alloc(MIB, device=1)
+    assert (torch.cuda.memory_allocated(0), torch.cuda.memory_allocated(1)) == (0, MIB)
+    assert len(_core.snapshot(pool.core, pool.client)[2]) > 0
+    on.free(address, device=1)
+
+
+@alone
+def test_a_free_never_waits_for_the_device(driver: str) -> None:
+    on = CudaTorch(driver)
+    install(driver)
+    for number in range(200):
+        for address in [on.alloc((1 + number % 7) * MIB + 4096 * k) for k in range(10)]:
+            on.free(address)
+    assert on.fake.calls("cuCtxSynchronize") == 0
+    assert on.fake.calls("cuMemFree_v2") == 0
+
+
+@alone
+def test_a_former_pools_cache_is_had_before_memory_runs_out(driver: str) -> None:
+    on = CudaTorch(driver)
+    on.fake.set_capacity(200 * MIB)
+    first = install(driver)
+    kept = on.alloc(12 * MIB)
+    on.free(on.alloc(120 * MIB))
+    first.close()
+    install(driver)
+    big = on.alloc(100 * MIB)
+    on.free(big)
+    on.free(kept)
+    assert on.fake.faults == []
+
+
+@alone
+def test_a_memory_fraction_holds_for_the_next_pool_and_binds_none(driver: str) -> None:
+    on = CudaTorch(driver)
+    pool = install(driver)
+    for device in range(2):
+        on.set_memory_fraction(0.25, device)
+    assert pool.index is None
+    on.free(on.alloc(MIB, device=1), device=1)
+    assert pool.index == 1
+    limit = pool.core.stats()["max_reserved_bytes"]
+    assert limit < 1 << 62
+    pool.close()
+    second = install(driver)
+    on.free(on.alloc(MIB, device=1), device=1)
+    assert second.core.stats()["max_reserved_bytes"] == limit
+
+
+@alone
+def test_an_error_of_the_driver_is_not_out_of_memory(driver: str, translated: str) -> None:
+    on = CudaTorch(driver)
+    install(driver)
+    on.fake.fail("cuMemAlloc_v2", 700)
+    with pytest.raises(RuntimeError, match=r"CUDA error: .*700") as caught:
+        on.alloc_as_pytorch(translated, 100 * MIB)
+    assert not isinstance(caught.value, torch.OutOfMemoryError)
+
+
+@alone
+def test_cudnns_benchmark_stays_off(driver: str) -> None:
+    CudaTorch(driver)
+    values: list[bool] = []
+    torch._C._set_cudnn_benchmark = values.append
+    install(driver)
+    torch.backends.cudnn.benchmark = True
+    assert True not in values
 
 
 # --- memory runs out

@@ -80,7 +80,7 @@ BROKEN: dict[str, tuple[str, str, Break]] = {
     ),
     "cuDNN's benchmark": (
         "cudnn_benchmark",
-        "stops",
+        "warns",
         lambda patch: patch.setattr(torch.backends.cudnn, "benchmark", True),
     ),
     "graphs": ("inductor_cudagraphs", "stops", inductor(cudagraphs=True)),

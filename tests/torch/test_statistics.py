@@ -219,9 +219,11 @@ class TestStatistics:
             with answering(first, second, devices=3) as refused:
                 assert torch.cuda.memory_allocated(0) == 0
                 assert torch.cuda.memory_allocated(1) == MIB
-                with pytest.raises(RuntimeError, match="does not yet support"):
-                    torch.cuda.memory_allocated(2)
-                assert refused == ["_cuda_memoryStats"]
+                assert torch.cuda.memory_allocated(2) == torch.cuda.max_memory_reserved(2) == 0
+                torch.cuda.reset_peak_memory_stats(2)
+                assert "Allocated memory" in torch.cuda.memory_summary(2)
+                assert torch.cuda.get_per_process_memory_fraction(2) == 1.0
+                assert refused == []
                 snapshot = torch.cuda.memory._snapshot()
                 assert {segment["device"] for segment in snapshot["segments"]} == {1}
                 assert len(snapshot["device_traces"]) == 3
@@ -416,14 +418,13 @@ class TestHistory:
         entry = torch.cuda.memory._snapshot()["device_traces"][0][-1]
         assert before - 100_000 <= entry["time_us"] <= time.time_ns() // 1000 + 100_000
 
-    def test_a_device_that_comes_later_has_it_too(self, pool: Pool) -> None:
-        served: list[Pool] = []
-        with pytest.MonkeyPatch.context() as patch:
+    def test_a_pool_that_comes_later_has_it_too(self, pool: Pool) -> None:
+        """As when one pool takes over from another."""
+        with Pool(gpu(), background=False) as former, pytest.MonkeyPatch.context() as patch:
             pretend(patch)
-            statistics.begin(lambda _: (served[0].client, served[0].core) if served else None)
+            statistics.begin(lambda _: (former.client, former.core))
             torch.cuda.memory._record_memory_history()
-            served.append(pool)
-            statistics.follow(0)
+            statistics.begin(lambda _: (pool.client, pool.core))
             pool.allocate(100)
             assert actions() == ["segment_map", "alloc"]
             statistics.end()
