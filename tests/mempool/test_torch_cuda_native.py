@@ -93,3 +93,13 @@ def test_the_harness_notices_each_guard_that_is_taken_out(
     with capsys.disabled():
         print("\nguard          failed  by", *rows, sep="\n")
     assert survived == []
+
+
+def test_captures_with_bodies_and_captures_that_fail(folder: Path) -> None:
+    """The first are not broken by what PyTorch says in the middle, the second do not hold memory for ever."""
+    program = build.build("torch_captures", folder, sanitizer="address")
+    driver = build.build_library("fake_cuda", folder, sanitizer="address")
+    done = subprocess.run(
+        [program, driver], capture_output=True, text=True, timeout=100, check=False, errors="replace"
+    )
+    assert (done.returncode, done.stdout) == (0, "holds\n"), done.stderr[-3000:]
