@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mempool.report import binary
+from mempool.report import NOT_MISSES, binary
 
 if TYPE_CHECKING:
     from mempool import _core
@@ -30,6 +30,10 @@ def explain(pool: Pool) -> str:
     if lines:
         return "\n".join(lines)
     if pool.client.state()["replaying"]:
+        outcomes = pool.client.stats()["outcomes"]
+        before = sum(count for outcome, count in outcomes.items() if outcome not in NOT_MISSES)
+        if before:
+            return f"no divergences since the latest plan took effect; {before:,} misses before"
         return "no divergences: every allocation followed the plan"
     return f"no plan in effect: {pool.state}"
 

@@ -299,10 +299,13 @@ class Learner:
         if hits + strays < max(LEAST_TO_JUDGE, 0 if at_last else 2 * len(loaded.buffers)):
             return
         self._told_stranger = True
-        if hits < strays * LEAST_HITS:
+        if hits < strays:
             now = made_with(self._framework)
-            other = f" (made with {loaded.made_with}, this is {now})" if loaded.made_with != now else ""
-            log.warning("nothing follows the plan so far%s: it may be another program's or model's", other)
+            known = loaded.made_with and loaded.made_with != now
+            made = f" (made with {loaded.made_with}, this is {now})" if known else ""
+            log.warning(
+                "hardly anything follows the plan so far%s: is it another program's or model's?", made
+            )
 
     def _followed(self) -> tuple[int, int]:
         """How many allocations ever hit, and how many were expected otherwise."""

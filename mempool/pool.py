@@ -126,7 +126,8 @@ class Pool:
         if self.settings.record is not None:
             from mempool.tape import Tape
 
-            self._tape = Tape(self.client, self.settings.record, self.device.alignment, self.name)
+            whose = self.framework or self.name
+            self._tape = Tape(self.client, self.settings.record, self.device.alignment, whose)
             _recording.add(self)
 
     # --- iterations
@@ -270,7 +271,8 @@ class Pool:
         if self.planned is None:
             raise UsageError("there is no plan yet: no iteration has been seen to repeat")
         with _core.Bypass():
-            self.planned.save(path, client=self.name, made_with=made_with(self.framework))
+            whose = self.framework or self.name
+            self.planned.save(path, client=whose, made_with=made_with(self.framework))
 
     # --- planning and the end
 

@@ -37,7 +37,7 @@ class Tape:
             client: whose events.
             path: of the trace.
             alignment: of the device, in bytes.
-            name: of the client, which the trace tells as its metadata's ``client``.
+            name: whose memory it is, which the trace tells as its metadata's ``client``.
         """
         from traces.parquet import TraceWriter
 

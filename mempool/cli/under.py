@@ -6,6 +6,7 @@ the framework. Nothing here may change what the program does, so no exception le
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import json
@@ -65,6 +66,9 @@ class Run:
         self._pid = os.getpid()
         self._finishing = False
         self._killed_by = 0
+        self._plan_is_of: str | None = None  # the framework that the plan names
+        self._plan_used = False
+        self._masks: dict[int, Any] = {}  # of threads that fork: what they blocked before
 
     @property
     def is_child(self) -> bool:
@@ -75,7 +79,11 @@ class Run:
         """Wait for frameworks, signals and the end."""
         sys.meta_path.insert(0, AfterImport(self.install))
         atexit.register(self.finish)  # the first to register is the last to run
-        os.register_at_fork(after_in_child=self._after_fork_without_pools)
+        os.register_at_fork(
+            before=self._hold_signals,
+            after_in_parent=self._let_signals_go,
+            after_in_child=self._after_fork_without_pools,
+        )
         for number in DEADLY:
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, self._on_signal)
@@ -110,9 +118,17 @@ class Run:
         path: str | None = self.options["plan"]
         if path is None:
             return None
-        from solvers import read_plan
+        from mempool import _core
 
-        return path if read_plan(path)[2].get("client", "") in ("", framework) else None
+        if self._plan_is_of is None:
+            with _core.Bypass():  # another framework's pool may serve already
+                from solvers import read_plan
+
+                self._plan_is_of = read_plan(path)[2].get("client", "")
+        if self._plan_is_of not in ("", framework):
+            return None
+        self._plan_used = True
+        return path
 
     def _own(self, path: str | None) -> str | None:
         """The path for this process: a child has its number in the name."""
@@ -137,7 +153,10 @@ class Run:
 
     def _report(self) -> None:
         reports = {name: pool.report() for name, pool in self.pools.items()}
-        for number, (name, pool) in enumerate(self.pools.items(), start=1):
+        # The trace of the last one that was used keeps the name that was asked for.
+        order = sorted(self.pools, key=lambda name: bool(reports[name].values["allocations"]))
+        for number, name in enumerate(order, start=1):
+            pool = self.pools[name]
             try:
                 pool.close()
                 if number < len(self.pools):
@@ -157,11 +176,13 @@ class Run:
             _write(f"{report}{who}")
             if self.options["explain"]:
                 _write(self.pools[name].explain())
+        if reports and self.options["plan"] is not None and not self._plan_used and not self.is_child:
+            _say(f"the plan was not used: it is of {self._plan_is_of}, and the program has no such memory")
         if not reports and not self.is_child:
             _say(f"nothing to report: the program imported none of {', '.join(ADAPTERS)}")
 
     def _put_aside(self, framework: str, *, used: bool) -> None:
-        """The trace of the framework that came last gets the name that was asked for, others their own."""
+        """What another framework's trace may have the name of goes under its own, or if it is empty, away."""
         path = self._own(self.options["record"])
         if path is None or not os.path.isfile(path):  # noqa: PTH113
             return
@@ -179,8 +200,21 @@ class Run:
         self.finish()
         _die(number)
 
+    def _hold_signals(self) -> None:
+        """Python forgets what signals a child has got before it has put its own state right."""
+        self._masks[_thread.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, DEADLY)
+
+    def _let_signals_go(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.pop(_thread.get_ident()))
+
     def _after_fork(self) -> None:
         """In a forked child: without a pool, unless children are to have one."""
+        try:
+            self._begin_in_child()
+        finally:
+            self._let_signals_go()
+
+    def _begin_in_child(self) -> None:
         pools, self.pools = self.pools, {}
         for pool in pools.values():
             pool.close()
@@ -199,6 +233,8 @@ class Run:
         if self.options["children"] and not self.pools:
             self._pid = os.getpid()
             self._finish_with_multiprocessing()
+        if not self.pools:  # else `_after_fork` comes, later
+            self._let_signals_go()
 
     def _finish_with_multiprocessing(self) -> None:
         """Its forked processes leave by ``os._exit``, which runs its own list of things to do at the end."""

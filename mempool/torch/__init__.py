@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mempool.torch.diagnosis import Diagnosis
 
 
-def install(*, device: str | None = None, **options: Any) -> TensorPool:
+def install(*, device: str | torch.device | None = None, **options: Any) -> TensorPool:
     """Serve the tensors of this process from a new pool, until it is closed.
 
     On CUDA this comes before anything has initialised CUDA, and stays: PyTorch cannot change its allocator
@@ -114,11 +114,12 @@ class TensorPool(Pool):
 _place: Place[TensorPool] = Place("PyTorch", "mempool.torch")
 
 
-def _maker(device: str | None) -> Callable[..., TensorPool]:
+def _maker(device: str | torch.device | None) -> Callable[..., TensorPool]:
     """What makes a pool for this device."""
     from mempool.torch import cpu, cuda
 
-    kind, _, index = (device or ("cuda" if cuda.is_there() else "cpu")).partition(":")
+    chosen = ("cuda" if cuda.is_there() else "cpu") if device is None else str(device)
+    kind, _, index = chosen.partition(":")
     if kind == "cpu" and index in ("", "0"):
         return cpu.CpuPool
     if kind == "cuda" and (index == "" or (index.isascii() and index.isdigit())):

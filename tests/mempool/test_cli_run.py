@@ -15,10 +15,13 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import programs
 import pytest
+from pools import run
 
 import mempool.cli
 import traces
+from mempool import Pool
 from traces.parquet import read_trace
 from traces.trace import Kind
 
@@ -281,6 +284,37 @@ HANDLERS = {
     "reset": "signal.signal(signal.{name}, signal.SIG_DFL)",
     "numpy": "import numpy",
 }
+
+
+@pytest.mark.parametrize("options", [["--quiet"], ["--quiet", "--children"]])
+def test_a_child_that_is_ended_as_it_is_forked_ends(tmp_path: Path, options: list[str]) -> None:
+    """Python forgets signals that come while it puts a child's state right."""
+    write(
+        tmp_path / "script.py",
+        "import multiprocessing, time, numpy\n"
+        "fork = multiprocessing.get_context('fork')\n"
+        "for _ in range(20):\n"
+        "    child = fork.Process(target=time.sleep, args=(60,))\n"
+        "    child.start()\n"
+        "    child.terminate()\n"
+        "    child.join(5)\n"
+        "    print(child.exitcode)\n"
+        "    child.kill()\n",
+    )
+    done = outcome(start(tmp_path, *MEMPOOL, *options, "script.py"))
+    assert (done.status, done.stdout.split()) == (0, ["-15"] * 20)
+
+
+def test_a_plan_of_another_framework_is_told(tmp_path: Path) -> None:
+    """It is no error, since the program may use that framework another time."""
+    with Pool(background=False) as pool:
+        run(pool, lambda _: programs.layers(programs.Watched(pool)), 8, marks=True)
+        assert pool.planned is not None
+        pool.planned.save(tmp_path / "plan", client="torch")
+    write(tmp_path / "script.py", "import numpy; numpy.ones(1000)")
+    done = outcome(start(tmp_path, *MEMPOOL, "--plan", "plan", "script.py"))
+    assert done.status == 0
+    assert "the plan was not used: it is of torch" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])

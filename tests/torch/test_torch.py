@@ -84,6 +84,13 @@ class TestInstall:
             mempool.torch.install(device="tpu")
         assert not mempool.torch.is_installed()
 
+    def test_a_device_of_pytorchs_own_is_taken(self) -> None:
+        with mempool.torch.install(device=torch.device("cpu"), background=False) as pool:
+            assert owns(pool, torch.ones(1000))
+        for wrong in ("", 0):
+            with pytest.raises(UsageError, match="no device"):
+                mempool.torch.install(device=wrong)
+
     def test_uninstall_without_install_warns(self) -> None:
         with pytest.warns(RuntimeWarning, match="no pool is installed in PyTorch"):
             mempool.torch.uninstall()
