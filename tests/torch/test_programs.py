@@ -148,17 +148,20 @@ BOTH = """
 
 @pytest.mark.parametrize("uses_torch", [True, False])
 def test_a_program_with_two_frameworks_has_a_trace_of_each(tmp_path: Path, uses_torch: bool) -> None:
-    """Under the name asked for is the trace of PyTorch; NumPy's stands beside it, and neither is lost."""
+    """Under the name asked for is the trace of the last that is used; another stands beside it."""
     more = "for i in range(100): t = torch.ones(100, 100) @ torch.ones(100, 100)" if uses_torch else ""
     script = write(tmp_path / "p.py", BOTH.format(torch="import torch", more=more))
     trace = tmp_path / "t.trace"
     command = [sys.executable, "-m", "mempool", "run", "--quiet", "--record", str(trace), script]
     subprocess.run(command, check=True, cwd=tmp_path)
-    arrays = read_trace(tmp_path / "t.numpy.trace")
+    arrays = read_trace(tmp_path / "t.numpy.trace" if uses_torch else trace)
     assert int((arrays.size == 64 * 64 * 8).sum()) == 600
-    tensors = read_trace(trace)
-    assert int((tensors.size == 40_000).sum()) == (300 if uses_torch else 0)
-    assert (arrays.metadata["client"], tensors.metadata["client"]) == ("numpy", "torch")
+    assert arrays.metadata["client"] == "numpy"
+    assert len(list(tmp_path.glob("*.trace"))) == 1 + uses_torch
+    if uses_torch:
+        tensors = read_trace(trace)
+        assert int((tensors.size == 40_000).sum()) == 300
+        assert tensors.metadata["client"] == "torch"
 
 
 def test_a_plan_serves_the_framework_that_it_was_made_for(tmp_path: Path) -> None:
@@ -166,8 +169,7 @@ def test_a_plan_serves_the_framework_that_it_was_made_for(tmp_path: Path) -> Non
     trace, plan, report = (str(tmp_path / name) for name in ("t.trace", "t.plan", "r.json"))
     mempool = [sys.executable, "-m", "mempool"]
     subprocess.run([*mempool, "run", "--quiet", "--record", trace, script], check=True, cwd=tmp_path)
-    arrays = str(tmp_path / "t.numpy.trace")
-    subprocess.run([*mempool, "plan", arrays, "-o", plan], check=True, cwd=tmp_path, capture_output=True)
+    subprocess.run([*mempool, "plan", trace, "-o", plan], check=True, cwd=tmp_path, capture_output=True)
     command = [*mempool, "run", "--quiet", "--plan", plan, "--json", report, script]
     subprocess.run(command, check=True, cwd=tmp_path)
     pools = json.loads((tmp_path / "r.json").read_text())["pools"]
