@@ -56,12 +56,13 @@ def graphs(_: mempool.torch.TensorPool) -> None:
         torch.cuda.synchronize()
         assert bool((result == 2 * number + 1).all()), "the graph's memory was given to others"
         assert all(bool((tensor == k).all()) for k, tensor in enumerate(kept)), "the graph wrote over others"
+    torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     del result, graph
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() < before, "the graph's memory never came back"
+    assert torch.cuda.memory_reserved() <= before - 64 * MIB, "the graph's memory never came back"
 
 
 def autograd_threads(pool: mempool.torch.TensorPool) -> None:

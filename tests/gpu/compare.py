@@ -1,6 +1,6 @@
 """PyTorch's allocators and the pool on this machine's GPU: one table a workload, then what must hold.
 
-    python tests/gpu/compare.py [--steps 24] [--json FILE]
+    python tests/gpu/compare.py [--json FILE]
 
 Under ten minutes. Without a GPU it says so and ends with 0.
 """
@@ -58,6 +58,7 @@ def show(name: str, rows: dict[str, dict[str, Any]]) -> None:
         "used GiB",
         "stranded",
         "alloc+free ns",
+        "hit rate",
         "losses",
     ):
         table.add_column(column, justify="left" if column in ("allocator", "losses") else "right")
@@ -67,9 +68,10 @@ def show(name: str, rows: dict[str, dict[str, Any]]) -> None:
             continue
         live, reserved, used = (row[f"{key}_bytes"] / GIB for key in ("live", "reserved", "used"))
         stranded = f"{1 - live / reserved:.1%}" if reserved else "-"
+        hits = f"{row['hit_rate']:.3f}" if "hit_rate" in row else "-"
         table.add_row(
             way, f"{row['steps_per_second']:.2f}", f"{live:.2f}", f"{reserved:.2f}", f"{used:.2f}", stranded,
-            f"{row['alloc_free_ns']:.0f}", row["losses"],
+            f"{row['alloc_free_ns']:.0f}", hits, row["losses"],
         )  # fmt: skip
     Console(width=140).print(table)
 
@@ -77,7 +79,6 @@ def show(name: str, rows: dict[str, dict[str, Any]]) -> None:
 def main() -> int:
     """Run everything; 1 if losses differ or something does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     if (reason := why_not()) is not None:
@@ -88,7 +89,7 @@ def main() -> int:
     for name in NAMES:
         rows: dict[str, dict[str, Any]] = {}
         for way in WAYS:
-            line, error = told("worker.py", way, name, str(chosen.steps))
+            line, error = told("worker.py", way, name)
             rows[way] = {"error": error} if error else json.loads(line)
         show(name, rows)
         if len({row["losses"] for row in rows.values() if "losses" in row}) > 1:

@@ -29,7 +29,5 @@ def test_it_holds(check: str) -> None:
 
 @pytest.mark.parametrize("workload", compare.NAMES)
 def test_training_is_the_same_to_the_bit(workload: str) -> None:
-    told = {
-        way: json.loads(compare.told("worker.py", way, workload, "12")[0]) for way in ("native", "mempool")
-    }
+    told = {way: json.loads(compare.told("worker.py", way, workload)[0]) for way in ("native", "mempool")}
     assert told["native"]["losses"] == told["mempool"]["losses"]

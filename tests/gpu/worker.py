@@ -1,6 +1,8 @@
 """One training run on a GPU under one allocator, in a process of its own; prints what it measured as JSON.
 
-python worker.py native|expandable|async|mempool WORKLOAD STEPS
+python worker.py native|expandable|async|mempool WORKLOAD
+
+Each workload is trained for so many of its periods that a plan is in effect, and its last ones are timed.
 """
 
 from __future__ import annotations
@@ -31,23 +33,25 @@ def prepare(way: str) -> Any:
 
 
 def alloc_and_free_ns() -> float:
-    """Nanoseconds for a tensor of 1 MiB to come and go."""
+    """Nanoseconds for a tensor of 1 MiB to come and go, once that has been going on for long."""
     import torch
 
-    storage = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
-    del storage
-    begin = time.perf_counter_ns()
-    for _ in range(20_000):
-        torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
-    return (time.perf_counter_ns() - begin) / 20_000
+    for _ in range(4):
+        begin = time.perf_counter_ns()
+        for _ in range(20_000):
+            torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+        took = time.perf_counter_ns() - begin
+        time.sleep(0.3)  # for whoever plans
+    return took / 20_000
 
 
-def train(way: str, workload: str, steps: int) -> dict[str, Any]:
-    """Train so many steps; the second half is timed."""
+def train(way: str, workload: str) -> dict[str, Any]:
+    """Train; what it took."""
     pool = prepare(way)
     import torch
-    from workloads import WORKLOADS
+    from workloads import PERIODS, WORKLOADS
 
+    steps, timed = PERIODS[workload]
     before = torch.cuda.mem_get_info()[0]
     torch.manual_seed(0)
     model, loss_of = WORKLOADS[workload]()
@@ -57,7 +61,7 @@ def train(way: str, workload: str, steps: int) -> dict[str, Any]:
         pool.watch(optimizer)
     losses, begin = [], 0.0
     for number in range(steps):
-        if number == steps // 2:
+        if number == steps - timed:
             torch.cuda.synchronize()
             begin = time.perf_counter()
         optimizer.zero_grad()
@@ -66,7 +70,7 @@ def train(way: str, workload: str, steps: int) -> dict[str, Any]:
         optimizer.step()
         losses.append(loss.detach())
     torch.cuda.synchronize()
-    seconds = (time.perf_counter() - begin) / (steps - steps // 2)
+    seconds = (time.perf_counter() - begin) / timed
     used = before - torch.cuda.mem_get_info()[0]
     text = ",".join(float(loss).hex() for loss in losses)
     told = {
@@ -86,4 +90,4 @@ def train(way: str, workload: str, steps: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(train(sys.argv[1], sys.argv[2], int(sys.argv[3]))) + "\n")
+    sys.stdout.write(json.dumps(train(sys.argv[1], sys.argv[2])) + "\n")

@@ -110,4 +110,6 @@ def lengths() -> tuple[nn.Module, Callable[[nn.Module, int], Tensor]]:
     return Transformer(8), loss
 
 
+#: So many steps in all, and of these so many are timed: the last iterations of each period.
+PERIODS = {"cnn": (40, 20), "gpt": (24, 12), "lengths": (6 * 13, 13)}
 WORKLOADS = {"cnn": cnn, "gpt": gpt, "lengths": lengths}
