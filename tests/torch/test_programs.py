@@ -87,7 +87,10 @@ DISTRIBUTED = """
         pool.save(f"{sys.argv[2]}/rank{rank}.plan")
     with open(f"{sys.argv[2]}/{sys.argv[1]}{rank}.json", "w") as file:
         json.dump(said, file)
+    if sys.argv[1] == "pool":
+        pool.close()
     dist.destroy_process_group()
+    os._exit(0)  # PyTorch's own threads now and then abort while a process of a group ends, without us too
 """
 
 
