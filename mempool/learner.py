@@ -56,11 +56,9 @@ class Learner:
         self,
         core: _core.Pool,
         client: _core.Client,
+        device: _core.Device,
         *,
         small_bytes: int,
-        alignment: int,
-        paged: bool,
-        keeps_all: bool,
         framework: str,
         interrupt: Callable[[], bool],
     ) -> None:
@@ -69,16 +67,13 @@ class Learner:
         Args:
             core: the pool.
             client: whose recording.
+            device: whose memory it is that is planned.
             small_bytes: requests up to this size are not planned.
-            alignment: of the device, in bytes.
-            paged: the device has pages.
-            keeps_all: free memory is kept for good, since giving it back is slow.
             framework: whose memory it is, or empty.
             interrupt: asked now and then whether to stop.
         """
         self._core, self._client = core, client
-        self._small_bytes, self._alignment = small_bytes, alignment
-        self._paged, self._keeps_all = paged, keeps_all
+        self._device, self._small_bytes = device, small_bytes
         self._framework, self._interrupt = framework, interrupt
         self._told_stranger = False
         self._vain = 0
@@ -104,7 +99,7 @@ class Learner:
 
     def _keep_beside(self, planned: Planned) -> None:
         """Keep some free segments for what does not follow the plan."""
-        if not self._keeps_all:
+        if not self._device.slow_return:
             self._core.set_retained_limit(max(_LEAST_CACHE, planned.plan.arena_bytes // 8))
 
     def look(self) -> bool:
@@ -172,7 +167,7 @@ class Learner:
         wanted = {} if begin <= MOST_WARM_UP else {"allocations": len(size) - begin}
         del sequence, size
         packed, streams, counts, whole = self._client.recording(**wanted)
-        trace = Recording(self._alignment).brief(packed, streams)
+        trace = Recording(self._device.alignment).brief(packed, streams)
         return find_patterns(trace, small_bytes=self._small_bytes, whole_recording=whole), counts
 
     def _worth_planning(self, pattern: Pattern, *, spoilt: bool) -> Pattern | None:
@@ -192,7 +187,7 @@ class Learner:
     def _plan(self, pattern: Pattern, counts: list[int]) -> bool:
         from mempool.planned import make_plan
 
-        planned = make_plan(pattern, alignment=self._alignment, interrupt=self._interrupt)
+        planned = make_plan(pattern, alignment=self._device.alignment, interrupt=self._interrupt)
         if planned is None or self._interrupt():
             return False
         self._install(planned, counts)
@@ -231,7 +226,7 @@ class Learner:
         for known in [self.planned] if self.planned in blocked else blocked:
             assert known is not None
             planned = make_plan(
-                known.pattern, alignment=self._alignment, interrupt=self._interrupt, around=blockers
+                known.pattern, alignment=self._device.alignment, interrupt=self._interrupt, around=blockers
             )
             if planned is None or self._interrupt():
                 return False
@@ -244,7 +239,7 @@ class Learner:
 
     def _nothing_found(self, kept: int) -> None:
         self._vain += 1
-        keeps = self._paged or self._keeps_all
+        keeps = self._device.page or self._device.slow_return
         if self._vain == LOOKS_BEFORE_CACHING and self.planned is None and not keeps:
             self._core.set_retained_limit(max(_LEAST_CACHE, self._core.stats()["reserved"]["peak"] // 8))
         self._client.check_again_after(max(LEAST_NEWS, kept // 4))

@@ -66,11 +66,9 @@ class Planner:
         self,
         core: _core.Pool,
         client: _core.Client,
+        device: _core.Device,
         *,
         small_bytes: int,
-        alignment: int,
-        paged: bool,
-        keeps_all: bool = False,
         explain: Callable[[], list[str]] | None = None,
         framework: str = "",
     ) -> None:
@@ -84,10 +82,8 @@ class Planner:
         self._learner = Learner(
             core,
             client,
+            device,
             small_bytes=small_bytes,
-            alignment=alignment,
-            paged=paged,
-            keeps_all=keeps_all,
             framework=framework,
             interrupt=self._stop.is_set,
         )

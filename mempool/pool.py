@@ -72,10 +72,8 @@ class Pool:
         self._planner = Planner(
             self.core,
             self.client,
+            self.device,
             small_bytes=self.settings.small_bytes,
-            alignment=self.device.alignment,
-            keeps_all=self.device.slow_return,
-            paged=self.device.page != 0,
             explain=self._news() if self.settings.explain else None,
             framework=self.framework,
         )

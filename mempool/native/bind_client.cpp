@@ -17,14 +17,6 @@ namespace {
 
 using Table = nb::typed<nb::dict, nb::str, nb::any>;
 
-nb::dict gauge(const Gauge& g) {
-  nb::dict d;
-  d["current"] = g.current;
-  d["peak"] = g.peak;
-  d["total"] = g.total;
-  return d;
-}
-
 template <class Counts>
 nb::dict outcomes(const Counts& counts) {
   nb::dict d;

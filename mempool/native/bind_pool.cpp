@@ -56,14 +56,6 @@ class BorrowedDevice final : public Device {
   PyObject* owner_;
 };
 
-nb::dict gauge(const Gauge& g) {
-  nb::dict d;
-  d["current"] = g.current;
-  d["peak"] = g.peak;
-  d["total"] = g.total;
-  return d;
-}
-
 struct PoolStats {
   Gauge reserved, deferred;
   ArenaStats arena;

@@ -3,6 +3,16 @@
 
 #include <nanobind/nanobind.h>
 
+#include "stats.hpp"
+
+inline nanobind::dict gauge(const mempool::Gauge& g) {
+  nanobind::dict d;
+  d["current"] = g.current;
+  d["peak"] = g.peak;
+  d["total"] = g.total;
+  return d;
+}
+
 void bind_device(nanobind::module_& m);
 void bind_pattern(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);

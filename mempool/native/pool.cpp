@@ -265,8 +265,7 @@ bool Pool::use(Address address, Stream stream) {
 }
 
 void Pool::collect_deferred() noexcept {
-  bool begin = true;
-  for (ForeignUses::Freed through = uses_.next(begin); through.address != 0; through = uses_.next(false)) {
+  for (ForeignUses::Freed through = uses_.next(true); through.address != 0; through = uses_.next(false)) {
     deferred_.sub(free_now(through.address, through.stream).rounded);
   }
 }
