@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from harness_runs import notices_each, seeds_until_time_is_up
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "native"))
@@ -64,12 +64,7 @@ def test_many_random_programs_on_threads_keep_every_promise(
     folder: Path, sanitizer: str, device: str
 ) -> None:
     program = harness(folder, sanitizer)
-    seed = time.time_ns()
-    until = time.monotonic() + FULL_SECONDS
-    while time.monotonic() < until:
-        done = stress(program, device, seed, 12)
-        assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
-        seed += 1
+    seeds_until_time_is_up(lambda seed: stress(program, device, seed, 12), FULL_SECONDS)
 
 
 @pytest.mark.mutation
@@ -78,23 +73,15 @@ def test_the_harness_notices_each_guard_that_is_taken_out(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program = harness(folder, "none", mutations=True)
-    survived = []
-    rows = []
-    for guard in [None, *GUARDS]:
-        runs = [
+    notices_each(
+        GUARDS,
+        lambda guard: [
             stress(program, device, seed, 4, removed=guard)
             for seed in range(1 if guard == "fork" else 3)
             for device in DEVICES
-        ]
-        failed = [run for run in runs if run.returncode != 0]
-        reason = failed[0].stderr.strip().splitlines()[-1:] if failed else []
-        said = "".join(reason) or (f"signal {-failed[0].returncode}" if failed else "")
-        rows.append(f"{guard or '(none)':10} {len(failed)}/{len(runs)}  {said}")
-        if bool(failed) != (guard is not None):
-            survived.append(guard)
-    with capsys.disabled():
-        print("\nguard      failed  by", *rows, sep="\n")
-    assert survived == []
+        ],
+        capsys,
+    )
 
 
 def test_without_the_guard_of_the_arena_live_buffers_overlap(folder: Path) -> None:

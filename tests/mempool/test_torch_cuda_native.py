@@ -9,10 +9,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from harness_runs import notices_each, seeds_until_time_is_up
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "native"))
@@ -66,12 +66,7 @@ def test_tensors_streams_and_graphs_on_threads_keep_every_promise(folder: Path, 
 @pytest.mark.parametrize("sanitizer", ["none", "address", "thread"])
 def test_many_of_them_on_threads_keep_every_promise(folder: Path, sanitizer: str) -> None:
     program = harness(folder, sanitizer)
-    seed = time.time_ns()
-    until = time.monotonic() + FULL_SECONDS
-    while time.monotonic() < until:
-        done = stress(program, seed, 8)
-        assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
-        seed += 1
+    seeds_until_time_is_up(lambda seed: stress(program, seed, 8), FULL_SECONDS)
 
 
 @pytest.mark.mutation
@@ -80,19 +75,7 @@ def test_the_harness_notices_each_guard_that_is_taken_out(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program = harness(folder, "none", mutations=True)
-    survived = []
-    rows = []
-    for guard in [None, *GUARDS]:
-        runs = [stress(program, seed, 4, removed=guard) for seed in range(4)]
-        failed = [run for run in runs if run.returncode != 0]
-        reason = failed[0].stderr.strip().splitlines()[-1:] if failed else []
-        said = "".join(reason) or (f"signal {-failed[0].returncode}" if failed else "")
-        rows.append(f"{guard or '(none)':14} {len(failed)}/{len(runs)}  {said}")
-        if bool(failed) != (guard is not None):
-            survived.append(guard)
-    with capsys.disabled():
-        print("\nguard          failed  by", *rows, sep="\n")
-    assert survived == []
+    notices_each(GUARDS, lambda guard: [stress(program, seed, 4, removed=guard) for seed in range(4)], capsys)
 
 
 def test_captures_with_bodies_and_captures_that_fail(folder: Path) -> None:

@@ -1,0 +1,43 @@
+"""What the native harnesses have in common: runs until time is up, and runs without one guard each."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Sequence
+
+    import pytest
+
+    Run = subprocess.CompletedProcess[str]
+
+
+def seeds_until_time_is_up(run: Callable[[int], Run], seconds: float) -> None:
+    """Run seed after seed, none of which may fail."""
+    seed = time.time_ns()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        done = run(seed)
+        assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
+        seed += 1
+
+
+def notices_each(
+    guards: Sequence[str], runs_without: Callable[[str | None], list[Run]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some run fails without each of the guards, and none with all of them; prints how many."""
+    survived: list[str | None] = []
+    rows = []
+    for guard in [None, *guards]:
+        runs = runs_without(guard)
+        failed = [run for run in runs if run.returncode != 0]
+        reason = failed[0].stderr.strip().splitlines()[-1:] if failed else []
+        said = "".join(reason) or (f"signal {-failed[0].returncode}" if failed else "")
+        rows.append(f"{guard or '(none)':14} {len(failed)}/{len(runs)}  {said}")
+        if bool(failed) != (guard is not None):
+            survived.append(guard)
+    with capsys.disabled():
+        print("\nguard          failed  by", *rows, sep="\n")
+    assert survived == []
