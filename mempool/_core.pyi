@@ -182,11 +182,6 @@ class Pool:
     def set_retained_limit(self, bytes: int) -> None:
         """Free memory beyond this goes back to the device at once."""
 
-    def return_idle(self) -> None:
-        """
-        What was idle through the last two calls goes back; iterations call it too.
-        """
-
     def set_max_reserved(self, bytes: int) -> None: ...
 
     def owns(self, address: int) -> bool: ...
@@ -248,9 +243,9 @@ class Client:
         The planner's ring, or its last so many allocations and what came between: (packed records, see BRIEF_FIELDS; streams by sequence; allocations ever by sequence; nothing was lost or left out).
         """
 
-    def outline(self) -> tuple[Annotated[NDArray[numpy.uint32], dict(shape=(None,), writable=False)], Annotated[NDArray[numpy.uint64], dict(shape=(None,), writable=False)], bool]:
+    def look(self) -> tuple[int, int] | None:
         """
-        The planner's ring in brief: (sequences and sizes of its allocations, oldest first; whether it has marks).
+        What recurs in the planner's ring: (the earliest of its allocations that says anything, 0 where there are marks; how many there are). None: nothing, and the bell rings again when a quarter more has come.
         """
 
     def take_tape(self) -> bytes:
@@ -271,8 +266,10 @@ class Client:
         Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or by force. True: no arena is left.
         """
 
-    def wait_for_work(self, seconds: float) -> bool:
-        """True when there may be something to plan."""
+    def wait_for_work(self, seconds: float, looks: float = 0.0, allocations: int = 18446744073709551615, spoilt: int = 18446744073709551615) -> tuple[bool, float]:
+        """
+        (there may be something to plan; seconds of processor time that looks in vain took). Waits at most so many seconds; looks in vain end no wait as long as they took less than `looks`. Also ends when something stays in the way of a plan, when the arena was refused, at so many allocations, and when so much of the program goes off its plan while nothing is recorded.
+        """
 
     def wake(self) -> None: ...
 

@@ -52,10 +52,18 @@ class Budget:
 
     def has_some(self) -> bool:
         """Whether something may be spent now."""
+        return self.left() > 0
+
+    def left(self) -> float:
+        """Seconds that may be spent now; less than nothing is a debt."""
         now = self._clock()
         self._left = min(self._allowance, self._left + self._share * (now - self._then))
         self._then = now
-        return self._left > 0
+        return self._left
+
+    def charge(self, seconds: float) -> None:
+        """So much was spent."""
+        self._left = max(-self._most_debt, self._left - seconds)
 
     @contextmanager
     def charged(self) -> Iterator[Callable[[], None]]:
@@ -70,4 +78,4 @@ class Budget:
             yield forgive
         finally:
             if charge:
-                self._left = max(-self._most_debt, self._left - (self._spent() - before))
+                self.charge(self._spent() - before)

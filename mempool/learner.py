@@ -28,7 +28,7 @@ LOOKS_BEFORE_CACHING = 6
 PATIENT_ITERATIONS = 5
 #: The core's score of spoilt iterations at which the pattern has changed for good.
 SPOILT = 12
-#: Events that must have come before another look; a look at so few takes less than a millisecond or two.
+#: Events that must have come before another look at iterations that are known.
 LEAST_NEWS = 16
 #: One miss in so many allocations is worth no second thought.
 FEW_MISSES = 1000
@@ -42,6 +42,7 @@ MOST_KNOWN = 8
 #: A longer warm-up, in allocations, is not learned: looking at it again and again would cost too much.
 MOST_WARM_UP = 1 << 13
 _LEAST_CACHE = 32 << 20
+_NEVER = 1 << 62
 
 
 class Learner:
@@ -131,7 +132,7 @@ class Learner:
         self._misses_seen = self._misses()
         patterns, counts = self._patterns()
         if not patterns:
-            self._nothing_found(state["events_kept"])
+            self._nothing_found()
         for pattern in patterns:
             if chosen := self._worth_planning(pattern, spoilt=state["spoilt"] >= SPOILT):
                 return self._plan(chosen, counts)
@@ -157,15 +158,13 @@ class Learner:
     def _patterns(self) -> tuple[list[Pattern], list[int]]:
         """What recurs in the recording, and how many allocations each sequence had made by then."""
         from mempool.recording import Recording
-        from traces.cycles import iterations_begin
         from traces.pattern import find_patterns
 
-        sequence, size, marks = self._client.outline()  # of what is not small
-        begin = 0 if marks else iterations_begin(sequence, size)
-        if begin is None:
+        found = self._client.look()
+        if found is None:
             return [], []
-        wanted = {} if begin <= MOST_WARM_UP else {"allocations": len(size) - begin}
-        del sequence, size
+        begin, allocations = found
+        wanted = {} if begin <= MOST_WARM_UP else {"allocations": allocations - begin}
         packed, streams, counts, whole = self._client.recording(**wanted)
         trace = Recording(self._device.alignment).brief(packed, streams)
         return find_patterns(trace, small_bytes=self._small_bytes, whole_recording=whole), counts
@@ -237,12 +236,30 @@ class Learner:
             self._around_at = iteration + self._around_gap
         return bool(blocked)
 
-    def _nothing_found(self, kept: int) -> None:
+    def looks_may_be_in_vain(self) -> bool:
+        """Whether nothing hangs on how many looks at the recording find that nothing recurs."""
+        return self._device.page > 0 or self._device.slow_return
+
+    def _nothing_found(self) -> None:
         self._vain += 1
-        keeps = self._device.page or self._device.slow_return
-        if self._vain == LOOKS_BEFORE_CACHING and self.planned is None and not keeps:
+        if self._vain == LOOKS_BEFORE_CACHING and self.planned is None and not self.looks_may_be_in_vain():
             self._core.set_retained_limit(max(_LEAST_CACHE, self._core.stats()["reserved"]["peak"] // 8))
-        self._client.check_again_after(max(LEAST_NEWS, kept // 4))
+
+    def due(self) -> int:
+        """How many allocations there are when something is to be done at the earliest, whatever recurs."""
+        state = self._client.state()
+        dues: list[int] = [_NEVER]
+        if not state["recording"] and self._resume_at:
+            dues.append(self._resume_at)
+        if self._loaded:
+            hits, strays = self._followed()
+            if not self._told_stranger:
+                dues.append(state["allocations"] + self._least_to_judge() - hits - strays)
+        elif self.planned is not None:
+            hits, strays = (now - then for now, then in zip(self._followed(), self._dropped_at, strict=True))
+            dues.append(state["allocations"] + max(MOST_STRAYS, int(hits / LEAST_HITS)) - strays)
+        soonest: int = state["allocations"] + 1
+        return max(min(dues), soonest)
 
     def resume_if_changed(self) -> None:
         """Record again when the pattern has changed for good, or, without one, after a long pause."""
@@ -291,7 +308,7 @@ class Learner:
             return
         loaded = self._known[-1]
         hits, strays = self._followed()
-        if hits + strays < max(LEAST_TO_JUDGE, 0 if at_last else 2 * len(loaded.buffers)):
+        if hits + strays < (LEAST_TO_JUDGE if at_last else self._least_to_judge()):
             return
         self._told_stranger = True
         if hits < strays:
@@ -301,6 +318,9 @@ class Learner:
             log.warning(
                 "hardly anything follows the plan so far%s: is it another program's or model's?", made
             )
+
+    def _least_to_judge(self) -> int:
+        return max(LEAST_TO_JUDGE, 2 * len(self._known[-1].buffers))
 
     def _followed(self) -> tuple[int, int]:
         """How many allocations ever hit, and how many were expected otherwise."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mempool import _core
 from mempool.budget import Budget
-from mempool.learner import MOST_KNOWN, Learner
+from mempool.learner import MOST_KNOWN, SPOILT, Learner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,13 +26,14 @@ log = logging.getLogger("mempool")
 MOST_LINES = 8
 SECONDS_BETWEEN_LINES = 5.0
 _EVERYTHING = 1 << 62
+_FOR_EVER = 1e9  # seconds
 #: What looking and planning may cost: seconds of processor time at once, enough for a program that repeats,
 #: then this share of the time that passes. One long solve counts as so many seconds at most.
 ALLOWANCE_SECONDS = 0.1
 SHARE = 0.01
 MOST_DEBT_SECONDS = 0.05
-#: Free memory that was idle for one to two of these goes back.
-SECONDS_IDLE = 1.0
+#: Between two looks at whether something can be afforded, or told, now.
+SECONDS_BETWEEN_TURNS = 0.25
 #: What planning leaves in the C library's heap goes back with what the program keeps there for its next
 #: allocations, so not often.
 SECONDS_BETWEEN_TRIMS = 10.0
@@ -77,7 +78,7 @@ class Planner:
         self._stop = threading.Event()
         self._pid = os.getpid()
         self._explain = explain
-        self._tell_at = self._return_at = self._trim_at = 0.0
+        self._tell_at = self._trim_at = 0.0
         self._told_refused = False
         self._learner = Learner(
             core,
@@ -151,7 +152,15 @@ class Planner:
         budget = Budget(allowance=ALLOWANCE_SECONDS, share=SHARE, most_debt=MOST_DEBT_SECONDS)
         work = False
         while not self._stop.is_set():
-            work = self._client.wait_for_work(0.25) or work
+            patient = not work and self._explain is None
+            news, looked = self._client.wait_for_work(
+                _FOR_EVER if patient else SECONDS_BETWEEN_TURNS,
+                looks=budget.left() if self._learner.looks_may_be_in_vain() else 0.0,
+                allocations=self._learner.due(),
+                spoilt=SPOILT,
+            )
+            budget.charge(looked)
+            work = work or news
             if self._stop.is_set():
                 return
             try:
@@ -175,7 +184,6 @@ class Planner:
             self._learner.resume_if_changed()
         self._learner.desert_if_useless()
         self._tell()
-        self._return_idle()
         return work
 
     def _spend(self, budget: Budget, make_plan: Callable[[], bool]) -> None:
@@ -194,11 +202,6 @@ class Planner:
         if time.monotonic() >= self._trim_at:
             _core.give_back_host_heap()
             self._trim_at = time.monotonic() + SECONDS_BETWEEN_TRIMS
-
-    def _return_idle(self) -> None:
-        if time.monotonic() >= self._return_at:
-            self._core.return_idle()
-            self._return_at = time.monotonic() + SECONDS_IDLE
 
     def _tell(self) -> None:
         """Say once that the arena cannot be had, and with ``explain`` what has newly gone off the plan."""

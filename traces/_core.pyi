@@ -11,7 +11,11 @@ def tail_period(values: Annotated[NDArray[numpy.int64], dict(shape=(None,), orde
     Period and length of the longest tail that repeats at least so often; (0, 0) where there is none.
     """
 
-def iterations_begin(sequence: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], least_values: int, least_repeats: int) -> int:
+def iterations_begin(sequence: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """
     The first allocation of the iterations that the sequences end with; -1 where the main one does not repeat.
     """
+
+LEAST_EVIDENCE: int = 24
+
+LEAST_REPEATS: int = 3

@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces import _core
+from traces._core import LEAST_EVIDENCE, LEAST_REPEATS
 from traces.detect import Period, tail_period
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-#: So many allocations must agree, whatever the period, and so many iterations.
-LEAST_EVIDENCE, LEAST_REPEATS = 24, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,22 +62,6 @@ def find_cycle(
     values = values[: len(rows)]
     first = stretch.start + _quietest(values, freed_before[rows], rows, stretch.start, stretch.period)
     return Cycle(rows, first, stretch.period)
-
-
-def iterations_begin(sequence: NDArray[np.uint32], size: NDArray[np.uint64]) -> int | None:
-    """Before which allocation a trace without marks says nothing of its last iterations; None: no windows.
-
-    It saves making the trace, or its beginning, and takes no turn of the interpreter's lock.
-
-    Args:
-        sequence: uint32[m], of each allocation above the small size.
-        size: uint64[m], bytes.
-
-    Raises:
-        ValueError: the columns differ in length.
-    """
-    begin = _core.iterations_begin(sequence, size, LEAST_EVIDENCE, LEAST_REPEATS)
-    return None if begin < 0 else begin
 
 
 def _cuts(n: int) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +42,7 @@ def atomic(path: StrPath) -> Iterator[Path]:
         with _named(path, target):
             yield target
         return
-    beside, pid = target.with_name(f".{secrets.token_hex(8)}.tmp"), os.getpid()
+    beside, pid = target.with_name(f".{os.urandom(8).hex()}.tmp"), os.getpid()
     with _named(path, beside):
         os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ def why_not(path: Path) -> str | None:
             if stat.S_ISDIR(mode):
                 return os.strerror(errno.EISDIR)
             return None if os.access(target, os.W_OK) else os.strerror(errno.EACCES)
-        beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
+        beside = target.with_name(f".{os.urandom(8).hex()}.tmp")
         os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         beside.unlink()
     except OSError as error:

@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -99,12 +100,13 @@ bool is_over() noexcept {
 
 // Once the interpreter ends, its lock is not taken again: Python would end this thread by unwinding it, which noexcept
 // functions on its stack forbid.
-bool wait_for_work(Client& client, double seconds) {
+std::pair<bool, double> wait_for_work(Client& client, double seconds, double looks, std::uint64_t allocations,
+                                      std::uint64_t spoilt) {
   PyThreadState* const state = PyEval_SaveThread();
-  const bool work = client.wait_for_work(seconds);
+  const Client::Heard heard = client.wait_for_work({seconds, looks, allocations, spoilt});
   while (is_over()) pause();
   PyEval_RestoreThread(state);
-  return work;
+  return {heard.news, heard.looked};
 }
 
 nb::bytes as_bytes(const std::vector<RecordedEvent>& events) {
@@ -167,13 +169,14 @@ void bind_client(nb::module_& m) {
            }, "allocations"_a = ~std::size_t{0},
            "The planner's ring, or its last so many allocations and what came between: (packed records, see BRIEF_FIELDS; "
            "streams by sequence; allocations ever by sequence; nothing was lost or left out).")
-      .def("outline",
-           [](Client& c) -> nb::typed<nb::tuple, Array<std::uint32_t>, Array<std::uint64_t>, bool> {
-             Client::Outline o = unlocked([&] { return c.outline(); });
-             return nb::make_tuple(as_array<std::uint32_t>(std::move(o.sequences)),
-                                   as_array<std::uint64_t>(std::move(o.sizes)), o.marks);
+      .def("look",
+           [](Client& c) -> std::optional<std::pair<std::size_t, std::size_t>> {
+             const auto found = unlocked([&] { return c.look(); });
+             if (!found) return std::nullopt;
+             return std::make_pair(found->begin, found->allocations);
            },
-           "The planner's ring in brief: (sequences and sizes of its allocations, oldest first; whether it has marks).")
+           "What recurs in the planner's ring: (the earliest of its allocations that says anything, 0 where there are "
+           "marks; how many there are). None: nothing, and the bell rings again when a quarter more has come.")
       .def("take_tape", [](Client& c) { return as_bytes(c.take_tape()); }, "The tape since the last call, as packed records.")
       .def("install", [](Client& c, Pattern& p, std::uint64_t seen) { c.install(owned(&p), seen); }, "pattern"_a,
            "iterations_seen"_a = 0,
@@ -184,8 +187,12 @@ void bind_client(nb::module_& m) {
       .def("give_back", &Client::give_back, "force"_a = false,
            "Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or "
            "by force. True: no arena is left.")
-      .def("wait_for_work", &wait_for_work, "seconds"_a,
-           "True when there may be something to plan.")
+      .def("wait_for_work", &wait_for_work, "seconds"_a, "looks"_a = 0.0, "allocations"_a = ~std::uint64_t{0},
+           "spoilt"_a = ~std::uint64_t{0},
+           "(there may be something to plan; seconds of processor time that looks in vain took). Waits at most so many "
+           "seconds; looks in vain end no wait as long as they took less than `looks`. Also ends when something stays in "
+           "the way of a plan, when the arena was refused, at so many allocations, and when so much of the program goes "
+           "off its plan while nothing is recorded.")
       .def("wake", &Client::wake)
       .def("check_again_after", &Client::check_again_after, "events"_a)
       .def("patterns", [](Client& c) { const Guarded guard(c.pool().lock); return c.patterns().size(); })

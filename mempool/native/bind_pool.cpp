@@ -142,8 +142,6 @@ void bind_pool(nb::module_& m) {
       .def("set_retained_limit",
            [](Pool& pool, std::size_t bytes) { const Guarded guard(pool.lock); pool.segments().set_retained_limit(bytes); },
            "bytes"_a, "Free memory beyond this goes back to the device at once.")
-      .def("return_idle", [](Pool& pool) { const Guarded guard(pool.lock); pool.return_idle(); },
-           "What was idle through the last two calls goes back; iterations call it too.")
       .def("set_max_reserved",
            [](Pool& pool, std::size_t bytes) { const Guarded guard(pool.lock); pool.source().set_limit(bytes); }, "bytes"_a)
       .def("owns",

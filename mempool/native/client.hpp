@@ -8,8 +8,10 @@
 // the fallback. Entry points take the size, the stream and nothing else of the framework; the device is the pool's.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -73,13 +75,6 @@ class Client {
     bool whole = true;                  // nothing was lost or left out since the client began
   };
   Recording recording(std::size_t allocations = ~std::size_t{0});  // the last so many, and what came between
-  // A tenth of the memory, enough to tell that nothing repeats.
-  struct Outline {
-    std::vector<std::uint32_t> sequences;  // of the allocations, oldest first
-    std::vector<std::uint64_t> sizes;      // bytes
-    bool marks = false;
-  };
-  Outline outline();
   std::vector<RecordedEvent> take_tape();
   // The last so many allocations, frees and dealings with the device, for who asks later; 0: none, and those kept are
   // forgotten. The same number again goes on; another one begins anew. A free has the bytes that were requested. May throw
@@ -97,8 +92,29 @@ class Client {
   // Gives free memory back. The arena goes too if nothing in it is alive and either no iteration ran since the last call
   // (so that a loop that asks each time does not thrash) or `force`; the next boundary takes it again. True: no arena left.
   bool give_back(bool force) noexcept;
-  // Waits until there may be something to plan (true) or `seconds` have passed or wake() was called (false).
-  bool wait_for_work(double seconds);
+
+  // --- waiting for something to plan; the planner's thread
+  // What recurs in the recording, as far as a brief look tells.
+  struct Recurs {
+    std::size_t begin;        // the earliest allocation of the ring that says anything; 0 where there are marks
+    std::size_t allocations;  // in the ring
+  };
+  // None: nothing recurs, and the bell rings again when a quarter more has come. May throw std::bad_alloc.
+  std::optional<Recurs> look();
+  // What ends a wait beside news in the recording.
+  struct Wait {
+    double seconds;             // at most
+    double looks;               // seconds of processor time for looks in vain, which end no wait
+    std::uint64_t allocations;  // of State: so many
+    std::uint64_t spoilt;       // of State: so much while nothing is recorded
+  };
+  struct Heard {
+    bool news;      // there may be something to plan
+    double looked;  // seconds of processor time
+  };
+  // Also ends when something stays in the way of a plan, when the arena was refused, and by wake(). Meanwhile free memory
+  // goes back that was idle for one to two seconds.
+  Heard wait_for_work(const Wait& wait) noexcept;
   void wake() noexcept;
   void check_again_after(std::uint64_t events) noexcept;  // of the ring, from now
 
@@ -179,6 +195,7 @@ class Client {
   void note_blocker(const Occupancy::Range& range) noexcept;
   void watch_blockers() noexcept;
   std::uint64_t large_allocations() const noexcept;
+  std::uint64_t misses() const noexcept;
   void begin_steady() noexcept;
   void perhaps_in_effect() noexcept;
   bool settled() const noexcept;
@@ -186,6 +203,9 @@ class Client {
   void begin_everywhere(std::uint64_t mark) noexcept;
   void have_arena() noexcept;
   void signal_work() noexcept;
+  bool is_news(const Wait& wait, double looked, std::uint64_t dropped) noexcept;
+  bool is_due(const Wait& wait) noexcept;
+  std::vector<std::pair<Offset, Offset>> lasting_blockers() const;
   void refuse(std::size_t bytes) noexcept;
   void check(const Pattern& pattern, bool cyclic) const;
   void admit(std::vector<std::unique_ptr<Pattern>> fresh);
@@ -226,6 +246,9 @@ class Client {
   bool work_ = false;
   bool woken_ = false;                // wake() came, perhaps before the wait
   bool interrupted_ = false;          // the ring was off for a while
+  std::uint64_t misses_looked_at_ = ~std::uint64_t{0};
+  std::uint64_t refusals_heard_ = 0;  // of the arena
+  std::chrono::steady_clock::time_point idle_returned_{};
 };
 
 }  // namespace mempool

@@ -44,6 +44,14 @@ std::uint64_t Client::large_allocations() const noexcept {
   return std::accumulate(stats_.outcomes.begin(), stats_.outcomes.end(), std::uint64_t{0});
 }
 
+std::uint64_t Client::misses() const noexcept {
+  std::uint64_t misses = 0;
+  for (std::size_t i = 0; i < stats_.outcomes.size(); ++i) {
+    if (is_miss(static_cast<Outcome>(i))) misses += stats_.outcomes[i];
+  }
+  return misses;
+}
+
 // Counting the steady state begins here. It is a difference, so that a hit pays for one counter.
 void Client::begin_steady() noexcept {
   coming_ = nullptr;
@@ -68,10 +76,8 @@ bool Client::settled() const noexcept { return clean_ >= std::max(kCleanIteratio
 
 void Client::judge_iteration() noexcept {
   std::uint64_t misses = 0;
-  for (std::size_t i = 1; i < stats_.outcomes.size(); ++i) {
-    const auto outcome = static_cast<Outcome>(i);
-    if (outcome == Outcome::dynamic || outcome == Outcome::outside) continue;
-    misses += stats_.outcomes[i] - before_steady_[i];
+  for (std::size_t i = 0; i < stats_.outcomes.size(); ++i) {
+    if (is_miss(static_cast<Outcome>(i))) misses += stats_.outcomes[i] - before_steady_[i];
   }
   if (replaying_) {
     const bool clean = misses == misses_before_;
@@ -110,6 +116,10 @@ void Client::watch_blockers() noexcept {
 
 std::vector<std::pair<Offset, Offset>> Client::blockers() {
   const Guarded guard(pool_->lock);
+  return lasting_blockers();
+}
+
+std::vector<std::pair<Offset, Offset>> Client::lasting_blockers() const {
   std::vector<std::pair<Offset, Offset>> ranges;
   bool any = false;
   for (const Blocker& blocker : blockers_) {

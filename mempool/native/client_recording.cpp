@@ -1,7 +1,4 @@
-// The recording, and how the planner hears that there may be something to plan.
-#include <chrono>
-#include <utility>
-
+// The recording, of what happens to a client's buffers.
 #include "client.hpp"
 #include "snapshot.hpp"
 
@@ -38,18 +35,6 @@ Client::Recording Client::recording(std::size_t allocations) {
   return recording;
 }
 
-Client::Outline Client::outline() {
-  Outline outline;
-  const Guarded guard(pool_->lock);
-  ring_.each([&](const BriefEvent& event) {
-    outline.marks = outline.marks || event.kind >= RecordedEvent::step;
-    if (event.kind != RecordedEvent::alloc) return;
-    outline.sequences.push_back(event.sequence);
-    outline.sizes.push_back(event.size);
-  });
-  return outline;
-}
-
 std::vector<RecordedEvent> Client::take_tape() {
   const Guarded guard(pool_->lock);
   return tape_.take();
@@ -65,43 +50,6 @@ void Client::set_history(std::size_t events) {
   }
   if (events != history_.capacity()) history_ = Recorder<RecordedEvent>(events);
   history_.set_on(events != 0);
-}
-
-void Client::signal_work() noexcept {
-  check_at_ = ~std::uint64_t{0};
-  if (work_) return;
-  work_ = true;
-  bell_.ring();
-}
-
-bool Client::wait_for_work(double seconds) {
-  using Clock = std::chrono::steady_clock;
-  const auto patience = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  const Clock::time_point deadline = Clock::now() + patience;
-  for (;;) {
-    const std::uint32_t rings = bell_.rings();
-    {
-      const Guarded guard(pool_->lock);
-      if (std::exchange(woken_, false)) return false;
-      if (std::exchange(work_, false)) return true;
-    }
-    const Clock::time_point now = Clock::now();
-    if (now >= deadline) return false;
-    bell_.wait(rings, deadline - now);
-  }
-}
-
-void Client::wake() noexcept {
-  {
-    const Guarded guard(pool_->lock);
-    woken_ = true;
-  }
-  bell_.ring();
-}
-
-void Client::check_again_after(std::uint64_t events) noexcept {
-  const Guarded guard(pool_->lock);
-  check_at_ = ring_.seen() + events;
 }
 
 }  // namespace mempool

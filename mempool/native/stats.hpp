@@ -36,6 +36,11 @@ enum class Outcome : std::uint8_t {
   count
 };
 
+// Whether a better plan could have served it: not where none could, or it was asked to stay outside.
+constexpr bool is_miss(Outcome outcome) noexcept {
+  return outcome != Outcome::hit && outcome != Outcome::dynamic && outcome != Outcome::outside;
+}
+
 constexpr std::array<const char*, static_cast<std::size_t>(Outcome::count)> kOutcomeNames = {
     "hit",     "unplanned", "other_size", "occupied",     "exhausted",
     "dynamic", "lost",      "no_arena",   "other_stream", "outside"};

@@ -410,7 +410,7 @@ def test_arrays_in_cycles_are_freed_by_a_collection_inside_an_allocation() -> No
 @pytest.mark.parametrize(
     "call",
     ["pool.core.stats", "client.stats", "client.state", "client.divergences", "client.recording",
-     "client.outline", "client.take_tape", "pool.core.arena_ranges", "pool.report", "pool.explain"],
+     "client.look", "client.take_tape", "pool.core.arena_ranges", "pool.report", "pool.explain"],
 )  # fmt: skip
 def test_no_garbage_is_collected_under_the_lock(call: str) -> None:
     """What a call returns is made without it: until Python 3.12 making a dict may free arrays in cycles."""

@@ -6,7 +6,6 @@ import itertools
 import random
 import subprocess
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -221,21 +220,6 @@ def test_recording_ends_when_all_is_learned_even_if_planning_has_cost_too_much(
         while pool.client.state()["recording"] and time.monotonic() < deadline:
             programs.layers(memory)
         assert not pool.client.state()["recording"]
-
-
-@pytest.mark.parametrize("what", ["wake", "work"])
-def test_a_waiting_planner_hears_at_once(what: str) -> None:
-    """However long it would wait: nobody looks in between whether there is something to do."""
-    with Pool(simulated(), background=False) as pool:
-        heard: list[bool] = []
-        waiting = threading.Thread(target=lambda: heard.append(pool.client.wait_for_work(200.0)))
-        waiting.start()
-        for _ in range(40 if what == "work" else 0):
-            pool.free(pool.allocate(5000))
-        if what == "wake":
-            pool.client.wake()
-        waiting.join(100)
-        assert heard == [what == "work"]
 
 
 def test_a_background_planner_plans_by_itself() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CORE = HERE.parents[1] / "mempool" / "native"
+TRACES = HERE.parents[1] / "traces" / "native"
 SANITIZERS = {
     "none": [],
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
@@ -29,7 +30,7 @@ def flags(sanitizer: str, mutations: bool) -> list[str]:
     """Compiler flags of one kind of build."""
     optimisation = ["-O2"] if sanitizer == "none" else ["-O1", "-g", "-fno-omit-frame-pointer"]
     extra = ["-DMEMPOOL_MUTATIONS"] if mutations else []
-    common = ["-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{CORE}"]
+    common = ["-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{CORE}", f"-I{TRACES}"]
     return [*common, *optimisation, *SANITIZERS[sanitizer], *extra]
 
 
@@ -55,7 +56,8 @@ def build(program: str, folder: Path, *, sanitizer: str = "none", mutations: boo
     """
     folder.mkdir(parents=True, exist_ok=True)
     sources = [p for p in sorted(CORE.glob("*.cpp")) if not p.name.startswith(("bind_", "module", "numpy_"))]
-    headers = b"".join(p.read_bytes() for p in sorted([*CORE.glob("*.h*"), *HERE.glob("*.h*")]))
+    folders = (CORE, TRACES, HERE)
+    headers = b"".join(p.read_bytes() for folder in folders for p in sorted(folder.glob("*.h*")))
     options = flags(sanitizer, mutations)
 
     def compiled(source: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import sys
@@ -37,7 +36,7 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "MemPool", OtherPool)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setattr(companion, "_compiler", lambda: ["c++"])
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.13.0")
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
     monkeypatch.delitem(sys.modules, "torch._inductor.config", raising=False)
     for name in (*diagnosis._NCCL_HOOKS, *diagnosis._SETTINGS, "TORCHINDUCTOR_CUDAGRAPHS"):
         monkeypatch.delenv(name, raising=False)
@@ -104,7 +103,7 @@ BROKEN: dict[str, tuple[str, str, Break]] = {
     "an old version": (
         "version",
         "warns",
-        lambda patch: patch.setattr(importlib.metadata, "version", lambda _: "2.1.0"),
+        lambda patch: patch.setattr(torch, "__version__", "2.1.0"),
     ),
     "no compiler": ("no_compiler", "warns", lambda patch: patch.setattr(companion, "_compiler", refusing)),
 }

@@ -31,12 +31,13 @@ NB_MODULE(_core, m) {
       "Period and length of the longest tail that repeats at least so often; (0, 0) where there is none.");
   m.def(
       "iterations_begin",
-      [](const Column<std::uint32_t>& sequence, const Column<std::uint64_t>& size, std::int64_t least_values,
-         std::int64_t least_repeats) {
+      [](const Column<std::uint32_t>& sequence, const Column<std::uint64_t>& size) {
         if (sequence.shape(0) != size.shape(0)) throw nb::value_error("sequence and size differ in length");
         const nb::gil_scoped_release unlocked;
-        return traces::iterations_begin(sequence.data(), size.data(), size.shape(0), {least_values, least_repeats});
+        return traces::iterations_begin(sequence.data(), size.data(), size.shape(0), traces::kIterations);
       },
-      nb::arg("sequence"), nb::arg("size"), nb::arg("least_values"), nb::arg("least_repeats"),
+      nb::arg("sequence"), nb::arg("size"),
       "The first allocation of the iterations that the sequences end with; -1 where the main one does not repeat.");
+  m.attr("LEAST_EVIDENCE") = traces::kIterations.values;
+  m.attr("LEAST_REPEATS") = traces::kIterations.repeats;
 }

@@ -49,6 +49,9 @@ struct Evidence {
   }
 };
 
+// Of iterations.
+constexpr Evidence kIterations{24, 3};
+
 // Before which of n allocations, of sequences mixed as they came, nothing is said of the iterations they end with: the
 // earliest beginning of any. -1: the main one, which allocates most bytes in the second half, does not repeat.
 inline std::int64_t iterations_begin(const std::uint32_t* sequence, const std::uint64_t* size, std::size_t n,

@@ -1,0 +1,162 @@
+"""What ends a planner's wait, and what does not: it takes a turn of the interpreter's lock each time."""
+
+from __future__ import annotations
+
+import random
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import programs
+import pytest
+from pools import run, simulated
+
+from mempool import Pool, _core
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONG = 100.0
+
+
+class Waiting:
+    """A thread that waits as a planner does, for what it is told."""
+
+    def __init__(self, client: _core.Client, seconds: float = LONG, **wait: float) -> None:
+        self._heard: list[tuple[bool, float]] = []
+        self._thread = threading.Thread(
+            target=lambda: self._heard.append(client.wait_for_work(seconds, **wait))
+        )
+        self._thread.start()
+
+    def is_over(self, seconds: float = 0.7) -> bool:
+        """Whether it ends by then; a healthy one would in a third of the time."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def news(self) -> bool:
+        """What it heard, once it has."""
+        assert self.is_over(LONG / 2), "it waited for its whole time"
+        return self._heard[0][0]
+
+
+@contextmanager
+def recording() -> Iterator[Pool]:
+    with Pool(simulated(), background=False) as pool:
+        assert pool.client.state()["recording"]
+        yield pool
+
+
+def never_the_same(pool: Pool, count: int, seed: int = 0) -> None:
+    sizes = random.Random(seed)
+    for _ in range(count):
+        pool.free(pool.allocate(sizes.randrange(600, 1 << 20)))
+
+
+@pytest.mark.parametrize("what", ["wake", "work"])
+def test_it_hears_at_once(what: str) -> None:
+    """However long it would wait: nobody looks in between whether there is something to do."""
+    with recording() as pool:
+        waiting = Waiting(pool.client)
+        for _ in range(40 if what == "work" else 0):
+            pool.free(pool.allocate(5000))
+        if what == "wake":
+            pool.client.wake()
+        assert waiting.news() == (what == "work")
+
+
+def test_looks_in_vain_end_no_wait() -> None:
+    """Until something repeats; a look with nothing to spend on it does."""
+    with recording() as pool:
+        waiting = Waiting(pool.client, looks=LONG)
+        never_the_same(pool, 3000)
+        assert not waiting.is_over()
+        for _ in range(4000):
+            pool.free(pool.allocate(5000))
+            if waiting.is_over(0):
+                break
+        assert waiting.news()
+        pool.client.check_again_after(16)
+        unpaid = Waiting(pool.client)
+        never_the_same(pool, 3000)
+        assert unpaid.news()
+
+
+def test_a_ring_that_has_wrapped_ends_the_wait() -> None:
+    """Somebody has to decide whether to go on paying for it."""
+    core = _core.Pool(device=simulated(), recorded_events=1000)
+    client = _core.Client(core, "test")
+    client.set_recording(True)
+    waiting = Waiting(client, looks=LONG)
+    sizes = random.Random(0)
+    for _ in range(200):
+        for _ in range(50):
+            client.free(client.allocate(sizes.randrange(600, 1 << 20)))
+        if waiting.is_over(0.01):
+            break
+    assert waiting.news()
+    assert client.state()["events_dropped"]
+
+
+def test_it_ends_at_so_many_allocations() -> None:
+    with recording() as pool:
+        waiting = Waiting(pool.client, looks=LONG, allocations=1000)
+        never_the_same(pool, 999)
+        assert not waiting.is_over()
+        never_the_same(pool, 1)
+        assert not waiting.news()
+
+
+def test_it_ends_when_the_program_has_left_its_plan_while_nothing_is_recorded() -> None:
+    with recording() as pool:
+        memory = programs.Watched(pool)
+        run(pool, lambda _: programs.layers(memory), 10, marks=True)
+        pool.client.set_recording(False)
+        waiting = Waiting(pool.client, looks=LONG, spoilt=12)
+        for number in range(14):
+            if number == 10:
+                assert not waiting.is_over()
+            pool.step()
+            programs.layers(memory, scale=1024 if number < 10 else 4096)
+        assert not waiting.news()
+
+
+def test_it_ends_when_something_stays_in_the_way() -> None:
+    with recording() as pool:
+        memory = programs.Watched(pool)
+        run(pool, lambda _: programs.layers(memory), 10, marks=True)
+        pool.client.set_recording(False)
+        waiting = Waiting(pool.client, looks=LONG)
+        pool.step()
+        kept = memory.allocate(1024)
+        for _ in range(6):
+            pool.step()
+            programs.layers(memory)
+        assert not waiting.news()
+        assert pool.client.blockers()
+        memory.free(kept)
+
+
+def test_it_ends_when_the_arena_was_refused() -> None:
+    with Pool(simulated(capacity=4 << 20), background=False) as pool:
+        memory = programs.Watched(pool)
+        run(pool, lambda _: programs.layers(memory, scale=1 << 15), 10, marks=True)
+        pool.client.set_recording(False)
+        assert pool.client.give_back(force=True)
+        hog = memory.allocate(4 << 20)
+        waiting = Waiting(pool.client, looks=LONG)
+        assert not waiting.is_over()
+        pool.step()
+        assert not waiting.news()
+        assert pool.core.stats()["arena_refused"]
+        memory.free(hog)
+
+
+def test_idle_memory_goes_back_meanwhile() -> None:
+    with recording() as pool:
+        pool.free(pool.allocate(64 << 20))
+        reserved = pool.core.stats()["reserved"]["current"]
+        waiting = Waiting(pool.client, seconds=3.5)
+        assert reserved >= 64 << 20
+        assert not waiting.news()
+        assert pool.core.stats()["reserved"]["current"] < 1 << 20
