@@ -58,6 +58,25 @@ std::size_t Segments::returnable(const Block& block) const noexcept {
   return segment.pages.count(first, last) * source_.traits().page;
 }
 
+// What is returnable of `block` beyond its first `bytes`, whatever its size: it is known of all of it.
+std::size_t Segments::returnable_beyond(const Block& block, std::size_t bytes) const noexcept {
+  const Segment& segment = *block.segment;
+  if (!paged(segment)) return 0;
+  const auto [first, last] = pages_of(segment, block.address, block.size, true);
+  const std::size_t rest = pages_of(segment, block.address + bytes, block.size - bytes, true).first;
+  return block.idle - segment.pages.count(first, std::min(rest, last)) * source_.traits().page;
+}
+
+// A page that two neighbours share is returnable once they are one.
+std::size_t Segments::returnable_between(const Block& left, const Block& right) const noexcept {
+  const Segment& segment = *left.segment;
+  if (!paged(segment)) return 0;
+  const auto [left_first, left_last] = pages_of(segment, left.address, left.size, true);
+  const auto [right_first, right_last] = pages_of(segment, right.address, right.size, true);
+  const std::size_t first = std::max(left_first, left_last), last = std::min(right_first, right_last);
+  return segment.pages.count(first, last) * source_.traits().page;
+}
+
 // No new high-water mark is set beside much memory that nobody uses, whatever may be retained: the oldest goes first.
 void Segments::make_way(std::size_t bytes) noexcept {
   if (source_.held() || source_.traits().slow_return) return;
@@ -100,12 +119,13 @@ void Segments::give_back(Block* block) noexcept {
   }
   unshelve(block);
   return_pages(block);
+  block->idle = 0;
   shelve(block);
 }
 
 void Segments::shelve(Block* block) noexcept {
   bins_of(block).add(block);
-  block->idle = returnable(*block);
+  if (!paged(*block->segment)) block->idle = returnable(*block);
   if (block->idle != 0) idle_.add(block);
 }
 
@@ -179,6 +199,7 @@ void Segments::split(Block* block, std::size_t bytes) {
   rest->stream = block->stream;
   rest->free = true;
   rest->fresh = block->fresh;
+  rest->idle = returnable_beyond(*block, bytes);
   rest->idle_since = block->idle_since;
   if (rest->after != nullptr) rest->after->before = rest;
   block->after = rest;
@@ -217,7 +238,7 @@ Block* Segments::allocate(std::size_t bytes, Stream stream, Effort effort) {
 
 Block* Segments::merge(Block* left, Block* right) noexcept {
   if (right->idle > left->idle) left->idle_since = right->idle_since;
-  left->idle += right->idle;
+  left->idle += right->idle + returnable_between(*left, *right);
   left->size += right->size;
   left->fresh = left->fresh && right->fresh;
   left->after = right->after;
@@ -287,6 +308,7 @@ bool Segments::grow_into_neighbour(Block* block, std::size_t bytes) noexcept {
 
 void Segments::shrink(Block* block, std::size_t bytes) noexcept {
   block->fresh = false;
+  block->idle = returnable(*block);
   Block* const after = block->after;
   try {
     split(block, bytes);
@@ -321,7 +343,7 @@ bool Segments::free(Block* block, Stream stream) noexcept {
 
 // A free block that is in no list joins its free neighbours of the same stream and goes into theirs.
 void Segments::put_back(Block* block) noexcept {
-  block->idle = block->size;
+  block->idle = paged(*block->segment) ? returnable(*block) : block->size;
   block->idle_since = epoch_;
   Block* const after = block->after;
   if (after != nullptr && after->free && after->stream == block->stream) {

@@ -77,7 +77,9 @@ class Segments {
   static bool is_whole(const Block& block) noexcept { return block.before == nullptr && block.after == nullptr; }
   bool committed(const Block& block, std::size_t bytes) const noexcept;  // its first bytes
   std::size_t returnable(const Block& block) const noexcept;
-  void shelve(Block* block) noexcept;    // a free block goes into its lists
+  std::size_t returnable_beyond(const Block& block, std::size_t bytes) const noexcept;
+  std::size_t returnable_between(const Block& left, const Block& right) const noexcept;
+  void shelve(Block* block) noexcept;    // a free block, of which is known what is returnable, goes into its lists
   void unshelve(Block* block) noexcept;
   Block* reuse(std::size_t bytes, bool large, Stream stream, Effort effort) const noexcept;
   Block* take_segment(std::size_t bytes, bool large, Stream stream);

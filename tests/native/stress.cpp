@@ -293,7 +293,7 @@ void meddle(Setting& s, Random random) {
   while (!s.stop.load(std::memory_order_relaxed)) {
     std::optional<AtWork> at_work(s);
     Client& client = *s.clients[below(random, s.clients.size())];
-    switch (below(random, 18)) {
+    switch (below(random, 19)) {
       case 0: case 1: case 2: client.install(any_pattern(s, client, random, true), below(random, 10)); break;
       case 3:
       client.load(chance(random, 50) ? any_pattern(s, client, random, false) : nullptr,
@@ -314,6 +314,7 @@ void meddle(Setting& s, Random random) {
       case 12: client.stats(); client.state(); client.divergences(); client.blockers(); client.reset_peaks(); break;
       case 15: client.set_history(chance(random, 60) ? 100 : 0); break;
       case 16: look_at(take_snapshot(*s.pool, &client)); take_usage(*s.pool); break;
+      case 17: client.look(); client.wait_for_work({0.0005, 1.0, below(random, 10000), 12}); break;
       case 13: if (s.simulated != nullptr) s.simulated->fail_after(chance(random, 20) ? below(random, 50) : ~0ull); break;
       case 14: client.check_again_after(below(random, 100)); client.wake(); break;
       default: client.give_back(chance(random, 30)); break;
@@ -349,6 +350,23 @@ void fork_once(Setting& s, Worker& worker) {
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fail("a forked child did not end well", 0, static_cast<std::size_t>(status));
 }
 
+// What the fallback keeps count of, counted anew. The pool's lock is held.
+void check_returnable(const Segments& segments, std::size_t page) {
+  std::size_t bytes = 0;
+  for (const auto& [base, segment] : segments.by_base()) {
+    for (const Block* block = segment.first; block != nullptr; block = block->after) {
+      if (!block->free) continue;
+      const std::size_t begin = block->address - base, end = begin + block->size;
+      if (page == 0 || segment.large) {
+        bytes += block->size == segment.size ? segment.size : 0;
+      } else if ((begin + page - 1) / page < end / page) {
+        bytes += segment.pages.count((begin + page - 1) / page, end / page) * page;
+      }
+    }
+  }
+  if (bytes != segments.retained()) fail("what is free and returnable is counted wrong", bytes, segments.retained());
+}
+
 // Nothing runs: the books must agree.
 void check_books(Setting& s) {
   std::size_t requested = 0, live = 0, blocks = 0;
@@ -363,6 +381,7 @@ void check_books(Setting& s) {
   if (requested != s.ledger.bytes()) fail("requested bytes are wrong", 0, requested);
   if (blocks != s.ledger.count() || blocks != s.pool->live_blocks()) fail("the count of buffers is wrong", 0, blocks);
   if (live < requested || reserved < live) fail("requested <= live <= reserved does not hold", 0, live);
+  check_returnable(s.pool->segments(), s.pool->source().traits().page);
   if (reserved != s.device->committed()) fail("reserved bytes are not what the device has committed", 0, reserved);
 }
 
