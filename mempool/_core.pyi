@@ -110,11 +110,11 @@ class CudaDevice(Device):
 
     def __init__(self, index: int | None = None, *, driver: str = 'libcuda.so.1') -> None:
         """
-        Without an index: the device that bind() names.
+        Without an index: the device that bind() names. The driver starts with the first call that needs it; what it refuses is counted.
 
         Raises:
-            RuntimeError: there is no driver, or it does not start.
-            ValueError: there is no such device.
+            RuntimeError: there is no driver.
+            ValueError: a negative index.
         """
 
     @property

@@ -51,8 +51,8 @@ void bind_cuda(nb::module_& m) {
             new (self) CudaDevice(index.value_or(CudaDevice::kUnbound), CudaDriver::open(driver));
           },
           "index"_a = nb::none(), nb::kw_only(), "driver"_a = "libcuda.so.1",
-          "Without an index: the device that bind() names.\n\nRaises:\n    RuntimeError: there is no driver, or it does "
-          "not start.\n    ValueError: there is no such device.")
+          "Without an index: the device that bind() names. The driver starts with the first call that needs it; what it "
+          "refuses is counted.\n\nRaises:\n    RuntimeError: there is no driver.\n    ValueError: a negative index.")
       .def_prop_ro("index", &index_of, "None: not bound yet.")
       .def("bind", &CudaDevice::bind, "index"_a,
            "Whether the device is now the one of this index; the first call that names a device decides.")

@@ -2,8 +2,6 @@
 
 #include <array>
 #include <new>
-#include <stdexcept>
-#include <string>
 
 namespace mempool {
 namespace {
@@ -46,7 +44,7 @@ void CudaDevice::end_capture(int index) noexcept {
 class CudaDevice::Scope {
  public:
   explicit Scope(const CudaDevice& device) noexcept : device_(device) {
-    if (device.absent()) return;
+    if (device.absent() || !device.ok(device.driver_.start())) return;
     relaxed_ = device.ok(device.driver_.exchange_capture_mode(&mode_));
     const CuContext wanted = relaxed_ ? device.context() : nullptr;
     CuContext current = nullptr;
@@ -69,10 +67,7 @@ class CudaDevice::Scope {
   bool relaxed_ = false, pushed_ = false, ready_ = false;
 };
 
-CudaDevice::CudaDevice(int index, const CudaDriver& driver) : driver_(driver), count_(driver.count()) {
-  if (index == kUnbound || bind(index)) return;
-  throw std::invalid_argument("no CUDA device " + std::to_string(index) + "; the driver sees " + std::to_string(count_));
-}
+CudaDevice::CudaDevice(int index, const CudaDriver& driver) : driver_(driver), index_(index) {}
 
 CudaDevice::~CudaDevice() {
   if (!waiting_.empty() && !synchronize()) {
@@ -91,7 +86,7 @@ CudaDevice::~CudaDevice() {
 }
 
 bool CudaDevice::bind(int index) noexcept {
-  if (index < 0 || index >= count_) return false;
+  if (index < 0 || index >= driver_.count()) return false;
   int unbound = kUnbound;
   return index_.compare_exchange_strong(unbound, index) || unbound == index;
 }

@@ -19,8 +19,8 @@ class CudaDevice final : public Device {
  public:
   static constexpr int kUnbound = -1;
 
-  // `index` as the driver numbers the visible devices, or kUnbound: told by bind(). Makes no context yet.
-  // Throws std::invalid_argument where there is no such device.
+  // `index` as the driver numbers the visible devices, or kUnbound: told by bind(). Neither starts the driver nor makes a
+  // context: the first call that needs them does, and where there is no such device is refused.
   CudaDevice(int index, const CudaDriver& driver);
   ~CudaDevice() override;
   CudaDevice(const CudaDevice&) = delete;
@@ -87,7 +87,6 @@ class CudaDevice final : public Device {
   static Shared& shared(int index) noexcept;
 
   const CudaDriver& driver_;
-  const int count_;  // devices
   Atomic<int> index_{kUnbound};
   mutable Atomic<CuContext> context_{nullptr};
   mutable Atomic<std::uint64_t> errors_{0};

@@ -6,8 +6,6 @@
 #include <memory>
 #include <stdexcept>
 
-#include "sync.hpp"
-
 namespace mempool {
 namespace {
 
@@ -36,7 +34,6 @@ void* opened(const std::string& name) {
 CudaDriver::CudaDriver(const std::string& name) {
   const Library library{name, opened(name)};
   library.find(init, "cuInit");
-  library.find(driver_version, "cuDriverGetVersion");
   library.find(error_name, "cuGetErrorName");
   library.find(error_string, "cuGetErrorString");
   library.find(device_count, "cuDeviceGetCount");
@@ -61,13 +58,13 @@ CudaDriver::CudaDriver(const std::string& name) {
   library.find(stream_synchronize, "cuStreamSynchronize");
   library.find(stream_capturing, "cuStreamIsCapturing");
   library.find(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
+}
 
-  const CuCode code = init(0);
-  if (code == cu::kSuccess) return;
-  int version = 0;
-  driver_version(&version);
-  throw std::runtime_error("the CUDA driver of " + name + " does not start: " + text(code) + " (driver for CUDA " +
-                           std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10) + ")");
+CuCode CudaDriver::start() const noexcept {
+  if (started_.load(std::memory_order_acquire)) return cu::kSuccess;
+  const CuCode code = init(0);  // for whoever comes first, and nothing for who comes after
+  if (code == cu::kSuccess) started_.store(true, std::memory_order_release);
+  return code;
 }
 
 const CudaDriver& CudaDriver::open(const std::string& library) {
@@ -92,7 +89,7 @@ std::string CudaDriver::text(CuCode code) const {
 
 int CudaDriver::count() const noexcept {
   int devices = 0;
-  return device_count(&devices) == cu::kSuccess ? devices : 0;
+  return start() == cu::kSuccess && device_count(&devices) == cu::kSuccess ? devices : 0;
 }
 
 std::vector<std::string> CudaDriver::names() const {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "sync.hpp"
+
 namespace mempool {
 
 // What the driver's ABI has; handles are opaque.
@@ -25,17 +27,20 @@ constexpr unsigned int kDisableTiming = 2;  // of an event: cheaper, and only it
 
 // The functions that the device needs, by the names that the header of CUDA maps their short names to.
 struct CudaDriver {
-  // The driver in the library of this name, opened and initialised when first asked for and kept for the process: code
-  // that is called while a process ends must not be unloaded. Throws std::runtime_error with the library and what it
-  // lacks; the next call tries again.
+  // The driver in the library of this name, opened when first asked for and kept for the process: code that is called
+  // while a process ends must not be unloaded. Throws std::runtime_error with the library and what it lacks; the next
+  // call tries again.
   static const CudaDriver& open(const std::string& library);
+
+  // Before the first call that needs it: once started, the driver never looks at CUDA_VISIBLE_DEVICES again, and serves no
+  // forked child. What it says is not remembered: the next call tries again.
+  CuCode start() const noexcept;
 
   std::string text(CuCode code) const;     // as "CUDA_ERROR_INVALID_VALUE (1): invalid argument"
   int count() const noexcept;              // devices; 0 where the driver cannot tell
   std::vector<std::string> names() const;  // of all devices; makes no context
 
   CuCode (*init)(unsigned int flags);
-  CuCode (*driver_version)(int* version);
   CuCode (*error_name)(CuCode code, const char** name);
   CuCode (*error_string)(CuCode code, const char** text);
   CuCode (*device_count)(int* count);
@@ -63,6 +68,7 @@ struct CudaDriver {
 
  private:
   explicit CudaDriver(const std::string& library);
+  mutable Atomic<bool> started_{false};
 };
 
 }  // namespace mempool

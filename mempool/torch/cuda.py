@@ -30,7 +30,9 @@ def is_there() -> bool:
     """Whether PyTorch is built for CUDA and sees a device; initialises nothing."""
     import torch
 
-    return torch.version.cuda is not None and torch.cuda.is_available()
+    # `is_available` starts the driver, which from then on never looks at CUDA_VISIBLE_DEVICES. Counting asks
+    # the library for managing GPUs instead, where that is there.
+    return torch.version.cuda is not None and statistics.devices() > 0
 
 
 def is_serving() -> bool:
@@ -49,6 +51,8 @@ class CudaPool(TensorPool):
         """
         self._driver = driver
         self._final: Report | None = None
+        if index is not None and index >= (count := statistics.devices()):
+            raise UsageError(f"no CUDA device {index}; PyTorch sees {count}")
         try:
             self._cuda = _core.CudaDevice(index, driver=driver)
         except (RuntimeError, ValueError) as error:

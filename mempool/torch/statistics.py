@@ -135,7 +135,7 @@ class Answers:
         if asked is not None:
             pool_id, traced = tuple(asked[:2]), asked[2] if len(asked) > 2 else True
         segments: list[Any] = []
-        traces: list[list[Any]] = [[] for _ in range(_devices())]
+        traces: list[list[Any]] = [[] for _ in range(devices())]
         for device, (client, pool) in self._served().items():
             max_entries = self.history.max_entries if traced else 0
             found, traces[device] = snapshots.of_device(
@@ -188,7 +188,7 @@ class Answers:
     def _served(self) -> dict[int, tuple[_core.Client, _core.Pool]]:
         if self.source is None:
             return {}
-        answers = ((device, self.source(device)) for device in range(_devices()))
+        answers = ((device, self.source(device)) for device in range(devices()))
         return {device: served for device, served in answers if served is not None}
 
     def _counts_of(self, device: int) -> Counts | None:
@@ -208,7 +208,8 @@ def _nobody() -> tuple[_core.Client, _core.Pool]:
     return _core.Client(pool, "nobody"), pool
 
 
-def _devices() -> int:
+def devices() -> int:
+    """How many CUDA devices PyTorch sees."""
     import torch
 
     return int(torch.cuda.device_count())

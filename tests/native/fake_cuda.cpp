@@ -101,6 +101,7 @@ const std::map<int, const char*> kNames = {{0, "CUDA_SUCCESS"},
                                            {3, "CUDA_ERROR_NOT_INITIALIZED"},
                                            {4, "CUDA_ERROR_DEINITIALIZED"},
                                            {100, "CUDA_ERROR_NO_DEVICE"},
+                                           {101, "CUDA_ERROR_INVALID_DEVICE"},
                                            {201, "CUDA_ERROR_INVALID_CONTEXT"},
                                            {400, "CUDA_ERROR_INVALID_HANDLE"},
                                            {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
@@ -115,11 +116,6 @@ EXPORTED int cuInit(unsigned int) {
   CALL("cuInit", kNothing);
   gpu->initialized = true;
   return gpu->devices.empty() ? fake::kNoDevice : fake::kSuccess;
-}
-
-EXPORTED int cuDriverGetVersion(int* version) {
-  *version = 12040;
-  return 0;
 }
 
 EXPORTED int cuGetErrorName(int code, const char** name) {

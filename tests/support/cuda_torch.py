@@ -54,7 +54,7 @@ class CudaTorch:
         self._lock = threading.Lock()
         torch.version.cuda = "12.8"
         torch.backends.cuda.is_built = lambda: "everything" not in lacks
-        torch.cuda.is_available = lambda: sees
+        torch.cuda.device_count = lambda: 2 if sees else 0
         torch.cuda.is_initialized = lambda: in_use
         if "everything" not in lacks:
             torch._C._cuda_customAllocator = lambda alloc, free: Allocator(alloc, free, lacks)

@@ -54,6 +54,23 @@ def test_a_loop_is_replayed_without_a_miss(driver: str) -> None:
 
 
 @alone
+def test_installing_starts_no_driver(driver: str) -> None:
+    """Visible devices can still be chosen, and a forked child can use CUDA."""
+    on = CudaTorch(driver)
+    pool = install(driver)
+    assert str(pool.report())
+    assert str(mempool.torch.diagnose())
+    child = os.fork()
+    if child == 0:
+        on.free(on.alloc(MIB))
+        os._exit(on.fake.calls("cuInit"))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert on.fake.calls("cuInit") == 0
+    on.free(on.alloc(MIB))
+    assert on.fake.calls("cuInit") == 1
+
+
+@alone
 def test_a_loop_is_replayed_with_a_planner_of_its_own_and_without_marks(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver, background=True)
