@@ -298,6 +298,11 @@ class Learner:
             self._dropped_at = counts
             self._resume_at = 2 * self._client.state()["allocations"]
 
+    def is_followed(self) -> bool:
+        """Whether there is no plan yet, or more follows the plans than strays from them."""
+        hits, strays = self._followed()
+        return self.planned is None or hits >= strays
+
     def tell_of_a_stranger(self, *, at_last: bool = False) -> None:
         """Say once if the program, by now, should have followed the plan from a file and has not.
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Work the pool's own solves may do: counted, never timed, so that all ranks of a job get the same plan.
 POOL_NODES = 20_000_000
+#: Around what is in the way the lower bound is out of reach, so a search would take all that it may.
+AROUND_NODES = POOL_NODES // 20
 #: Two patterns are close when their common beginning and end are this share of the longer one.
 CLOSE = 0.9
 #: Nor do they look further once the arena is so close to the lower bound.
@@ -294,7 +296,8 @@ def make_plan(
     )
     everything = _with_kept(buffers, around)
     enough = int(lower_bound(everything) * CLOSE_ENOUGH)
-    stop = Stop(nodes=POOL_NODES, target_bytes=enough, interrupt=interrupt)
+    nodes = AROUND_NODES if around else POOL_NODES
+    stop = Stop(nodes=nodes, target_bytes=enough, interrupt=interrupt)
     plan = solve(everything, stop=stop, seed=seed, solver="greedy")
     if plan.offset is None:
         return None

@@ -174,29 +174,27 @@ class Planner:
     def _turn(self, budget: Budget, *, work: bool) -> bool:
         """Do what there is to do and may be done; whether something is left."""
         if self._client.blockers() and budget.has_some():
-            self._spend(budget, self._learner.plan_around)
+            with budget.charged():
+                self._learner.plan_around()
         if work and not self._learner.may_learn():
             work = False
         elif work and budget.has_some():
             work = False
-            self._spend(budget, self._learn_and_trim)
+            self._learn(budget)
         elif not work:
             self._learner.resume_if_changed()
         self._learner.desert_if_useless()
         self._tell()
         return work
 
-    def _spend(self, budget: Budget, make_plan: Callable[[], bool]) -> None:
-        """Try to make a plan, at the budget's expense unless it is one of the first."""
+    def _learn(self, budget: Budget) -> None:
+        """Try to make a plan, at the budget's expense unless the program follows what was planned."""
+        follows = self._learner.is_followed()
         with budget.charged() as forgive:
-            if make_plan() and self.plans <= MOST_KNOWN:
-                forgive()
-
-    def _learn_and_trim(self) -> bool:
-        learned = self._learner.learn()
-        if learned:
-            self._trim()
-        return learned
+            if self._learner.learn():
+                self._trim()
+                if follows and self.plans <= MOST_KNOWN:
+                    forgive()
 
     def _trim(self) -> None:
         if time.monotonic() >= self._trim_at:
