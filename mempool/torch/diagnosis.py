@@ -6,7 +6,6 @@ middle of the first step. Each finding says what is set, what comes of it, and w
 
 from __future__ import annotations
 
-import gc
 import html
 import importlib
 import logging
@@ -29,7 +28,7 @@ _NCCL_HOOKS = ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_USE_TENSOR
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _YES = ("1", "y", "yes", "t", "true")
 #: Findings with which PyTorch's allocator cannot be replaced.
-IN_THE_WAY = ("cpu_build", "cuda_initialized", "other_allocator", "mem_pool")
+IN_THE_WAY = ("cpu_build", "cuda_initialized", "other_allocator")
 _logged: set[str] = set()
 
 
@@ -97,7 +96,7 @@ def diagnose(*, serving: bool = False) -> Diagnosis:
     if not torch.backends.cuda.is_built():
         return Diagnosis((_CPU_BUILD,))
     found = [
-        *([] if serving else (*_initialized(torch), *_replaced(torch), *_pools(torch), *_compiler())),
+        *([] if serving else (*_initialized(torch), *_replaced(torch), *_compiler())),
         *_cudnn(torch),
         *_graphs(),
         *_nccl(),
@@ -151,17 +150,6 @@ def _replaced(torch: Any) -> Iterator[Finding]:
             "stops",
             "another library has plugged its allocator in already, and there is one for each process",
             "leave one of the two out",
-        )
-
-
-def _pools(torch: Any) -> Iterator[Finding]:
-    # By type: isinstance asks objects for their class, and some have a lot to say then.
-    if any(issubclass(type(each), torch.cuda.MemPool) for each in gc.get_objects()):
-        yield Finding(
-            "mem_pool",
-            "stops",
-            "a torch.cuda.MemPool is in use, which PyTorch has for its own allocator only",
-            "leave torch.cuda.MemPool and use_mem_pool out",
         )
 
 

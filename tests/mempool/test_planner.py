@@ -7,14 +7,17 @@ import random
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import programs
 import pytest
 from pools import run, simulated
 
+import solvers
 from mempool import Pool, UsageError, _core, planner
+from mempool.budget import Budget
+from mempool.planned import make_plan
 from solvers import Plan, PlanError, Status, write_plan
 from traces import Buffers
 
@@ -272,6 +275,50 @@ def test_a_buffer_that_is_kept_in_the_arena_is_planned_around(pool: Pool) -> Non
     assert pool._planner.plans > 1
     for address in kept:
         memory.free(address)
+
+
+def test_planning_is_free_only_while_the_program_follows_its_plans(pool: Pool) -> None:
+    memory, spent = programs.Watched(pool), itertools.count()
+    budget = Budget(allowance=10, share=0, most_debt=10, spent=lambda: float(next(spent)))
+
+    def looks_until_a_plan(scale: int) -> int:
+        plans, looks = pool._planner.plans, 0
+        while pool._planner.plans == plans:
+            programs.layers(memory, scale=scale)
+            pool._planner._learn(budget)
+            looks += 1
+            assert looks < 20
+        return looks
+
+    before = budget.left()
+    assert looks_until_a_plan(1024) == before - budget.left() + 1
+    for _ in range(4):
+        programs.layers(memory)
+    assert pool._planner._learner.is_followed()
+    for size in range(1000):
+        memory.free(memory.allocate(5000 + 37 * (size * size % 997)))
+    assert not pool._planner._learner.is_followed()
+    before = budget.left()
+    assert looks_until_a_plan(4096) == before - budget.left()
+
+
+def test_a_plan_around_something_is_looked_for_briefly(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lower bound is out of its reach, so that it always looks as long as it may."""
+    memory = programs.Watched(pool)
+    run(pool, lambda _: programs.layers(memory), 12, marks=True)
+    assert pool.planned is not None
+    budgets: list[int] = []
+
+    def watched(*args: Any, stop: solvers.Stop, **options: Any) -> Plan:
+        assert stop.nodes is not None
+        budgets.append(stop.nodes)
+        return solve(*args, stop=stop, **options)
+
+    solve = solvers.solve
+    monkeypatch.setattr(solvers, "solve", watched)
+    for around in ([], [(4096 * i, 4096 * i + 64) for i in range(8)]):
+        assert make_plan(pool.planned.pattern, alignment=64, around=around) is not None
+    assert budgets[1] * 10 < budgets[0]
 
 
 def test_a_planner_in_the_background_plans_around_what_is_kept() -> None:
