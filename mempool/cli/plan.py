@@ -74,8 +74,6 @@ def plan(
         work = read_work(trace, whole=whole, alignment=alignment)
     if work.kind == "plan":
         raise Stop(ExitCode.FILE, f"{trace}: a plan already; plans are made from traces")
-    if len(work.buffers) == 0:
-        raise Stop(ExitCode.FILE, f"{trace}: there is nothing to plan: no buffers")
     _check_fits(output, work)
     found = _solve(work, solver, seed, size, time_limit, nodes)
     if output is not None and found.offset is not None:
