@@ -75,6 +75,9 @@ class MemorySource {
     device_.forget(event);
   }
 
+  // Memory goes back, or to whoever comes, when no queued work can still touch it. False: that is not known.
+  bool wait_for_users() noexcept { return !MEMPOOL_GUARDED("wait") || device_.synchronize(); }
+
   // A graph is being captured: nothing may go back or wait for the device, and no event may be recorded on a stream of its.
   // Holds nest.
   void hold() noexcept { ++holds_; }
@@ -109,10 +112,6 @@ class MemorySource {
     reserved_.sub(held);
     ++gave_;
     log_.gave(kind, address, bytes);
-  }
-  // Memory goes back when no queued work can still touch it.
-  void wait_for_users() noexcept {
-    if (MEMPOOL_GUARDED("wait")) device_.synchronize();
   }
   bool allowed(std::size_t bytes) const noexcept {
     return bytes <= limit_ && reserved_.current <= limit_ - bytes;

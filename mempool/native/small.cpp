@@ -175,6 +175,7 @@ void SmallBlocks::trim() noexcept {
       }
     }
   }
+  forget_users();
   for (std::size_t i = regions_.size(); i-- > 0;) {
     return_granules(*regions_[i]);
     if (regions_[i]->in_use != 0) continue;
@@ -183,6 +184,17 @@ void SmallBlocks::trim() noexcept {
     regions_.erase(regions_.begin() + static_cast<std::ptrdiff_t>(i));
   }
   first_spare_ = 0;
+}
+
+// A page to spare goes to whichever stream asks next. The one that used it may not exist any more by then, and cannot be
+// waited for.
+void SmallBlocks::forget_users() noexcept {
+  const auto spare = [](const Page& page) { return page.blocks == 0 && page.was_used; };
+  const auto any = [&](const auto& region) { return std::any_of(region->pages.begin(), region->pages.end(), spare); };
+  if (std::none_of(regions_.begin(), regions_.end(), any) || !source_.wait_for_users()) return;
+  for (const auto& region : regions_) {
+    for (Page& page : region->pages) page.was_used = page.was_used && !spare(page);
+  }
 }
 
 void SmallBlocks::return_granules(Region& region) noexcept {

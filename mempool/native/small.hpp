@@ -80,6 +80,7 @@ class SmallBlocks {
   Page* spare_page(Stream stream) noexcept;
   Region* add_region();
   bool commit_granule(Region& region, Page& page) noexcept;
+  void forget_users() noexcept;
   void return_granules(Region& region) noexcept;
 
   MemorySource& source_;

@@ -754,3 +754,18 @@ def test_memory_of_one_stream_is_used_on_another_only_after_its_work(fake: FakeC
     assert pool.release_arena()
     del client, pool
     assert (device.errors, fake.faults) == (0, [])
+
+
+def test_a_page_of_small_buffers_asks_nothing_of_a_stream_that_may_be_gone(fake: FakeCuda) -> None:
+    """Who trims waits for it; who takes the page later cannot."""
+    pool = _core.Pool(device=fake.device())
+    client = _core.Client(pool, "test")
+    gone, keeps, comes = fake.stream(), fake.stream(), fake.stream()
+    kept, freed = client.allocate(100, keeps), client.allocate(100, gone)
+    assert client.free(freed, gone)
+    pool.trim()
+    before = fake.calls("cuEventRecord"), fake.calls("cuStreamWaitEvent")
+    assert client.allocate(100, comes) == freed
+    assert (fake.calls("cuEventRecord"), fake.calls("cuStreamWaitEvent")) == before
+    assert client.free(freed, comes)
+    assert client.free(kept, keeps)
