@@ -9,8 +9,9 @@ for batch in batches:
 print(pool.report())
 """
 
-from mempool._siblings import check_siblings
+from mempool._siblings import check_built, check_siblings
 
+check_built()
 check_siblings()
 
 from mempool.errors import MempoolError, OutOfMemoryError, UsageError  # noqa: E402

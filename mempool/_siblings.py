@@ -1,9 +1,26 @@
-"""``traces`` and ``solvers`` are common words: make sure that the ones that will be imported are ours."""
+"""What is said where the packages that Python finds are not those that were installed.
+
+``traces`` and ``solvers`` are common words, and a folder with the sources hides the packages built from them.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+
+
+def check_built() -> None:
+    """Look whether this package has its native module, without importing it.
+
+    Raises:
+        ImportError: these are the sources.
+    """
+    if importlib.util.find_spec("mempool._core") is None:
+        here = Path(__file__).resolve().parent
+        raise ImportError(
+            f"{here} holds the sources of mempool, without its native module, and comes first on sys.path: "
+            "run from another folder, or install the sources where they are (pip install -e .)"
+        )
 
 
 def check_siblings() -> None:

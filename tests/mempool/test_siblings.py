@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+import mempool
 from mempool import versions
 
-if TYPE_CHECKING:
-    from pathlib import Path
+
+def test_sources_without_the_native_module_say_so(tmp_path: Path) -> None:
+    """As in a clone: the folder one works in hides what was installed from it."""
+    ours = Path(mempool.__file__).parent
+    shutil.copytree(ours, tmp_path / "mempool", ignore=shutil.ignore_patterns("_core*", "__pycache__"))
+    # An editable install has a finder that knows where the native module is.
+    code = (
+        "import sys\n"
+        "plain = ('BuiltinImporter', 'FrozenImporter', 'PathFinder')\n"
+        "sys.meta_path[:] = [f for f in sys.meta_path if getattr(f, '__name__', '') in plain]\n"
+        "import mempool"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {tmp_path / 'mempool'} holds the sources")
 
 
 @pytest.mark.parametrize("name", ["traces", "solvers"])
