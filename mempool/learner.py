@@ -7,7 +7,7 @@ may run and what that costs is for `mempool.planner`.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mempool.report import NOT_MISSES
 from mempool.versions import made_with
@@ -43,6 +43,13 @@ MOST_KNOWN = 8
 MOST_WARM_UP = 1 << 13
 _LEAST_CACHE = 32 << 20
 _NEVER = 1 << 62
+
+
+class Due(NamedTuple):
+    """So many of either, ever: allocations, or misses while nothing is recorded."""
+
+    allocations: int
+    misses: int
 
 
 class Learner:
@@ -84,6 +91,7 @@ class Learner:
         self._misses_seen = -1
         self._around_at, self._around_gap = 0, 2  # iterations: not before, and then not before so many more
         self._dropped_at = 0, 0  # hits and strays when the plans were dropped last
+        self._installed_at = 0, 0  # and when one was installed
         self._loaded = False
         self._known: list[Planned] = []
         self.planned: Planned | None = None
@@ -207,6 +215,7 @@ class Learner:
             self.planned = planned if self.planned is instead_of else self.planned
             self._known = [planned if known is instead_of else known for known in self._known]
         self.plans += 1
+        self._installed_at = self._followed()
         self._keep_beside(planned)
         log.info("planned %d buffers into %d bytes", len(pattern.buffers), planned.plan.arena_bytes)
 
@@ -245,21 +254,26 @@ class Learner:
         if self._vain == LOOKS_BEFORE_CACHING and self.planned is None and not self.looks_may_be_in_vain():
             self._core.set_retained_limit(max(_LEAST_CACHE, self._core.stats()["reserved"]["peak"] // 8))
 
-    def due(self) -> int:
-        """How many allocations there are when something is to be done at the earliest, whatever recurs."""
+    def due(self) -> Due:
+        """When something is to be done at the earliest, whatever recurs."""
         state = self._client.state()
+        now = state["allocations"]
         dues: list[int] = [_NEVER]
-        if not state["recording"] and self._resume_at:
-            dues.append(self._resume_at)
+        misses = _NEVER
+        if not state["recording"] and (self.planned is not None or self._resume_at):
+            if now < self._resume_at or not state["replaying"]:
+                dues.append(self._resume_at)
+            else:
+                before, then = self._settled
+                misses = before + max(now - then, 0) // FEW_MISSES + 1
         if self._loaded:
             hits, strays = self._followed()
             if not self._told_stranger:
-                dues.append(state["allocations"] + self._least_to_judge() - hits - strays)
+                dues.append(now + self._least_to_judge() - hits - strays)
         elif self.planned is not None:
-            hits, strays = (now - then for now, then in zip(self._followed(), self._dropped_at, strict=True))
-            dues.append(state["allocations"] + max(MOST_STRAYS, int(hits / LEAST_HITS)) - strays)
-        soonest: int = state["allocations"] + 1
-        return max(min(dues), soonest)
+            hits, strays = self._followed_since(self._dropped_at)
+            dues.append(now + max(MOST_STRAYS, int(hits / LEAST_HITS)) - strays)
+        return Due(max(min(dues), now + 1), max(misses, self._misses() + 1))
 
     def resume_if_changed(self) -> None:
         """Record again when the pattern has changed for good, or, without one, after a long pause."""
@@ -289,18 +303,17 @@ class Learner:
         """
         if self._loaded or self.planned is None:
             return
-        counts = self._followed()
-        hits, strays = (now - then for now, then in zip(counts, self._dropped_at, strict=True))
+        hits, strays = self._followed_since(self._dropped_at)
         if strays >= MOST_STRAYS and hits < strays * LEAST_HITS:
             log.info("nothing follows the plan")
             self._client.drop_patterns()
             self.planned, self._known = None, []
-            self._dropped_at = counts
+            self._dropped_at = self._followed()
             self._resume_at = 2 * self._client.state()["allocations"]
 
     def is_followed(self) -> bool:
-        """Whether there is no plan yet, or more follows the plans than strays from them."""
-        hits, strays = self._followed()
+        """Whether there is no plan yet, or more has followed it than strayed since the last was made."""
+        hits, strays = self._followed_since(self._installed_at)
         return self.planned is None or hits >= strays
 
     def tell_of_a_stranger(self, *, at_last: bool = False) -> None:
@@ -331,3 +344,7 @@ class Learner:
         """How many allocations ever hit, and how many were expected otherwise."""
         outcomes = self._client.stats()["outcomes"]
         return outcomes["hit"], sum(outcomes[kind] for kind in STRAYS)
+
+    def _followed_since(self, then: tuple[int, int]) -> tuple[int, int]:
+        hits, strays = self._followed()
+        return hits - then[0], strays - then[1]

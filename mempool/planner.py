@@ -152,24 +152,29 @@ class Planner:
         budget = Budget(allowance=ALLOWANCE_SECONDS, share=SHARE, most_debt=MOST_DEBT_SECONDS)
         work = False
         while not self._stop.is_set():
-            patient = not work and self._explain is None
-            news, looked = self._client.wait_for_work(
-                _FOR_EVER if patient else SECONDS_BETWEEN_TURNS,
-                looks=budget.left() if self._learner.looks_may_be_in_vain() else 0.0,
-                allocations=self._learner.due(),
-                spoilt=SPOILT,
-            )
-            budget.charge(looked)
-            work = work or news
-            if self._stop.is_set():
-                return
             try:
-                work = self._turn(budget, work=work)
+                news = self._wait(budget, patiently=not work and self._explain is None)
+                if self._stop.is_set():
+                    return
+                work = self._turn(budget, work=work or news)
             except Exception:
                 if self._stop.is_set() or not threading.main_thread().is_alive():
                     return  # the interpreter is shutting down: modules may fail to import
                 log.exception("the planner failed; the pool goes on without a new plan")
                 self._client.set_recording(False)
+
+    def _wait(self, budget: Budget, *, patiently: bool) -> bool:
+        """Wait until there may be something to do; whether that is to look at the recording."""
+        due = self._learner.due()
+        news, looked = self._client.wait_for_work(
+            _FOR_EVER if patiently else SECONDS_BETWEEN_TURNS,
+            looks=budget.left() if self._learner.looks_may_be_in_vain() else 0.0,
+            allocations=due.allocations,
+            misses=due.misses,
+            spoilt=SPOILT,
+        )
+        budget.charge(looked)
+        return news
 
     def _turn(self, budget: Budget, *, work: bool) -> bool:
         """Do what there is to do and may be done; whether something is left."""

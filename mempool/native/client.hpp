@@ -106,6 +106,7 @@ class Client {
     double seconds;             // at most
     double looks;               // seconds of processor time for looks in vain, which end no wait
     std::uint64_t allocations;  // of State: so many
+    std::uint64_t misses;       // while nothing is recorded: so many, ever
     std::uint64_t spoilt;       // of State: so much while nothing is recorded
   };
   struct Heard {
@@ -195,7 +196,8 @@ class Client {
   void note_blocker(const Occupancy::Range& range) noexcept;
   void watch_blockers() noexcept;
   std::uint64_t large_allocations() const noexcept;
-  std::uint64_t misses() const noexcept;
+  std::uint64_t misses() const noexcept;         // ever
+  std::uint64_t steady_misses() const noexcept;  // since the plan took effect
   void begin_steady() noexcept;
   void perhaps_in_effect() noexcept;
   bool settled() const noexcept;

@@ -71,14 +71,22 @@ void Client::perhaps_in_effect() noexcept {
   }
 }
 
-// A difference at every hundredth iteration is part of a period of a hundred, and shows when it has come several times.
-bool Client::settled() const noexcept { return clean_ >= std::max(kCleanIterations, 4 * longest_clean_); }
-
-void Client::judge_iteration() noexcept {
+std::uint64_t Client::steady_misses() const noexcept {
   std::uint64_t misses = 0;
   for (std::size_t i = 0; i < stats_.outcomes.size(); ++i) {
     if (is_miss(static_cast<Outcome>(i))) misses += stats_.outcomes[i] - before_steady_[i];
   }
+  return misses;
+}
+
+// A difference at every hundredth iteration is part of a period of a hundred, and shows when it has come several times.
+// Who has left the pattern comes to no boundary that would say so.
+bool Client::settled() const noexcept {
+  return clean_ >= std::max(kCleanIterations, 4 * longest_clean_) && steady_misses() == misses_before_;
+}
+
+void Client::judge_iteration() noexcept {
+  const std::uint64_t misses = steady_misses();
   if (replaying_) {
     const bool clean = misses == misses_before_;
     if (!clean) longest_clean_ = std::max(longest_clean_, clean_);

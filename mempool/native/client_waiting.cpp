@@ -91,7 +91,7 @@ bool Client::is_due(const Wait& wait) noexcept {
   const std::uint64_t refusals = pool_->arena_stats().refused;
   if (std::exchange(refusals_heard_, refusals) != refusals) return true;
   if (large_allocations() >= wait.allocations) return true;
-  if (!ring_.on() && replaying_ && spoilt_ >= wait.spoilt) return true;
+  if (!ring_.on() && (misses() >= wait.misses || (replaying_ && spoilt_ >= wait.spoilt))) return true;
   try {
     return !lasting_blockers().empty();
   } catch (...) {

@@ -51,7 +51,7 @@ def install(*, device: str | torch.device | None = None, **options: Any) -> Tens
         UsageError: a pool is installed already, there is no such device, CUDA is initialised already, the
             options make no sense, or PyTorch or the compiler does not permit it.
     """
-    make = _maker(device)
+    make = _maker(device, options)
     return _place.install(lambda: make(**options), lambda pool: pool.serve())
 
 
@@ -114,11 +114,15 @@ class TensorPool(Pool):
 _place: Place[TensorPool] = Place("PyTorch", "mempool.torch")
 
 
-def _maker(device: str | torch.device | None) -> Callable[..., TensorPool]:
+def _maker(device: str | torch.device | None, options: dict[str, Any]) -> Callable[..., TensorPool]:
     """What makes a pool for this device."""
     from mempool.torch import cpu, cuda
 
-    chosen = ("cuda" if cuda.is_there() else "cpu") if device is None else str(device)
+    chosen = (
+        ("cuda" if cuda.is_there(options.get("driver", cuda.DRIVER)) else "cpu")
+        if device is None
+        else str(device)
+    )
     kind, _, index = chosen.partition(":")
     if kind == "cpu" and index in ("", "0"):
         return cpu.CpuPool

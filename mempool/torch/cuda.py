@@ -26,13 +26,19 @@ _allocator: Any = None
 _serving: CudaPool | None = None
 
 
-def is_there() -> bool:
-    """Whether PyTorch is built for CUDA and sees a device; initialises nothing."""
+def is_there(driver: str = DRIVER) -> bool:
+    """Whether PyTorch is built for CUDA and sees a device, and there is a driver; initialises nothing."""
     import torch
 
     # `is_available` starts the driver, which from then on never looks at CUDA_VISIBLE_DEVICES. Counting asks
     # the library for managing GPUs instead, where that is there.
-    return torch.version.cuda is not None and statistics.devices() > 0
+    if torch.version.cuda is None or statistics.devices() == 0:
+        return False
+    try:
+        _core.CudaDevice(driver=driver)
+    except RuntimeError:  # only the library for managing GPUs is there, as in some containers
+        return False
+    return True
 
 
 def is_serving() -> bool:
@@ -51,7 +57,7 @@ class CudaPool(TensorPool):
         """
         self._driver = driver
         self._final: Report | None = None
-        if index is not None and index >= (count := statistics.devices()):
+        if index is not None and index >= (count := statistics.devices()) > 0:
             raise UsageError(f"no CUDA device {index}; PyTorch sees {count}")
         try:
             self._cuda = _core.CudaDevice(index, driver=driver)

@@ -419,3 +419,112 @@ def test_a_plan_of_another_device_is_refused_by_name(tmp_path: Path) -> None:
         first.save(tmp_path / "plan")
     with pytest.raises(UsageError, match=r"plan: .*another device"):
         Pool(_core.SimulatedDevice(alignment=512), background=False, plan=tmp_path / "plan")
+
+
+# --- what a planner in the background hears of
+
+
+class Turns:
+    """Counts how often a pool's planner comes back to Python."""
+
+    def __init__(self, pool: Pool) -> None:
+        assert pool._planner is not None
+        self.count = 0
+        self._turn = pool._planner._turn
+        pool._planner._turn = self._counted  # type: ignore[method-assign]
+
+    def _counted(self, budget: Budget, *, work: bool) -> bool:
+        self.count += 1
+        return self._turn(budget, work=work)
+
+
+def until(done: Callable[[], bool], iteration: Callable[[], None], seconds: float = 60.0) -> None:
+    """Iterate, a little slower than a test would, until it is done."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "it was not heard of"
+        iteration()
+        time.sleep(0.0005)
+
+
+def settled(pool: Pool, memory: programs.Watched) -> None:
+    """A loop without marks goes on until it is no longer recorded."""
+    until(
+        lambda: pool.state == "replaying" and not pool.client.state()["recording"],
+        lambda: programs.layers(memory),
+    )
+
+
+def test_nothing_is_heard_of_a_program_that_follows_its_plan() -> None:
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        settled(pool, memory)
+        turns = Turns(pool)
+        deadline = time.monotonic() + 1.5
+        until(lambda: time.monotonic() > deadline, lambda: programs.layers(memory))
+        assert turns.count <= 1  # what went on while they began to be counted
+
+
+def test_a_difference_after_recording_has_ended_is_heard_of() -> None:
+    """An evaluation after every forty steps: too rare to spoil, and more than one in a thousand."""
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        settled(pool, memory)
+
+        def epoch() -> None:
+            for _ in range(40):
+                programs.layers(memory)
+            for layer in range(12):
+                memory.free(memory.allocate(50_000 + 3_000 * layer))
+
+        until(lambda: pool.client.state()["recording"], epoch, seconds=10)
+
+
+def test_other_shapes_after_recording_has_ended_are_planned() -> None:
+    """Without marks, who has left the pattern comes to no boundary that would tell."""
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        settled(pool, memory)
+        plans = pool._planner.plans  # type: ignore[union-attr]
+        for _ in range(200):
+            programs.layers(memory)
+        until(
+            lambda: pool._planner.plans > plans,  # type: ignore[union-attr]
+            lambda: programs.layers(memory, count=14, scale=4096),
+            seconds=20,
+        )
+
+
+def test_other_shapes_are_planned_however_long_the_first_were_followed(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    run(pool, lambda _: programs.layers(memory), 200, marks=False)
+    assert not pool.client.state()["recording"]
+    plans = pool._planner.plans
+    run(pool, lambda _: programs.layers(memory, count=14, scale=4096), 40, marks=False, first=200)
+    assert pool._planner.plans > plans
+    hits = pool.report().to_dict()["hits"]
+    run(pool, lambda _: programs.layers(memory, count=14, scale=4096), 10, marks=False, first=240)
+    assert pool.report().to_dict()["hits"] - hits == 10 * 14 * 3
+
+
+def test_a_plan_that_nothing_follows_is_dropped_in_the_background() -> None:
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        until(lambda: pool.state == "replaying", lambda: programs.layers(memory))
+        sizes = random.Random(0)
+
+        def anything() -> None:
+            for _ in range(500):
+                memory.free(memory.allocate(sizes.randrange(600, 1 << 20)))
+
+        until(lambda: pool.planned is None, anything)
+
+
+def test_what_could_not_be_paid_is_done_when_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though no bell rings again for it."""
+    monkeypatch.setattr(planner, "ALLOWANCE_SECONDS", 0.0)
+    monkeypatch.setattr(planner, "SHARE", 0.0)
+    with Pool(simulated()) as pool:
+        turns = Turns(pool)
+        memory = programs.Watched(pool)
+        until(lambda: turns.count > 3, lambda: programs.layers(memory), seconds=20)

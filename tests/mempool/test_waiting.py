@@ -121,6 +121,15 @@ def test_it_ends_when_the_program_has_left_its_plan_while_nothing_is_recorded() 
         assert not waiting.news()
 
 
+def test_it_ends_at_so_many_misses_while_nothing_is_recorded() -> None:
+    with recording() as pool:
+        waiting = Waiting(pool.client, looks=LONG, misses=1000)
+        never_the_same(pool, 1200)
+        assert not waiting.is_over()
+        pool.client.set_recording(False)
+        assert not waiting.news()
+
+
 def test_it_ends_when_something_stays_in_the_way() -> None:
     with recording() as pool:
         memory = programs.Watched(pool)
@@ -149,6 +158,9 @@ def test_it_ends_when_the_arena_was_refused() -> None:
         pool.step()
         assert not waiting.news()
         assert pool.core.stats()["arena_refused"]
+        again = Waiting(pool.client, looks=LONG)
+        assert not again.is_over(), "it is told of once"
+        pool.client.wake()
         memory.free(hog)
 
 

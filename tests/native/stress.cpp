@@ -314,7 +314,7 @@ void meddle(Setting& s, Random random) {
       case 12: client.stats(); client.state(); client.divergences(); client.blockers(); client.reset_peaks(); break;
       case 15: client.set_history(chance(random, 60) ? 100 : 0); break;
       case 16: look_at(take_snapshot(*s.pool, &client)); take_usage(*s.pool); break;
-      case 17: client.look(); client.wait_for_work({0.0005, 1.0, below(random, 10000), 12}); break;
+      case 17: client.look(); client.wait_for_work({0.0005, 1.0, below(random, 10000), below(random, 10000), 12}); break;
       case 13: if (s.simulated != nullptr) s.simulated->fail_after(chance(random, 20) ? below(random, 50) : ~0ull); break;
       case 14: client.check_again_after(below(random, 100)); client.wake(); break;
       default: client.give_back(chance(random, 30)); break;
