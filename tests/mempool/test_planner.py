@@ -465,19 +465,40 @@ def test_nothing_is_heard_of_a_program_that_follows_its_plan() -> None:
         assert turns.count <= 1  # what went on while they began to be counted
 
 
+def marked(pool: Pool, memory: programs.Watched, scale: int = 1024) -> Callable[[], None]:
+    def iteration() -> None:
+        pool.step()
+        programs.layers(memory, scale=scale)
+
+    return iteration
+
+
 def test_a_difference_after_recording_has_ended_is_heard_of() -> None:
     """An evaluation after every forty steps: too rare to spoil, and more than one in a thousand."""
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
-        settled(pool, memory)
+        iteration = marked(pool, memory)
+        until(lambda: pool.state == "replaying" and not pool.client.state()["recording"], iteration)
 
         def epoch() -> None:
             for _ in range(40):
-                programs.layers(memory)
+                iteration()
             for layer in range(12):
                 memory.free(memory.allocate(50_000 + 3_000 * layer))
+            assert pool.client.state()["spoilt"] < planner.SPOILT
 
         until(lambda: pool.client.state()["recording"], epoch, seconds=10)
+
+
+def test_a_change_for_good_is_heard_of_however_long_recording_was_to_rest() -> None:
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        iteration = marked(pool, memory)
+        until(lambda: pool.state == "replaying" and not pool.client.state()["recording"], iteration)
+        assert pool._planner is not None
+        pool._planner._learner._resume_at = 1 << 60
+        pool.client.wake()
+        until(lambda: pool.client.state()["recording"], marked(pool, memory, scale=4096), seconds=10)
 
 
 def test_other_shapes_after_recording_has_ended_are_planned() -> None:
@@ -507,17 +528,38 @@ def test_other_shapes_are_planned_however_long_the_first_were_followed(pool: Poo
     assert pool.report().to_dict()["hits"] - hits == 10 * 14 * 3
 
 
-def test_a_plan_that_nothing_follows_is_dropped_in_the_background() -> None:
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        until(lambda: pool.state == "replaying", lambda: programs.layers(memory))
-        sizes = random.Random(0)
-
-        def anything() -> None:
-            for _ in range(500):
+def test_a_useless_plan_is_due_when_it_is_dropped(pool: Pool) -> None:
+    """And what is planned then is judged by what follows it, not by what strayed before."""
+    memory, learner = programs.Watched(pool), pool._planner._learner
+    run(pool, lambda _: programs.layers(memory), 6, marks=True)
+    assert pool.planned is not None
+    sizes = random.Random(0)
+    for _ in range(4):  # some hit by chance
+        due = learner.due().allocations
+        for last in (1, 0):
+            while pool.client.state()["allocations"] < due - last:
                 memory.free(memory.allocate(sizes.randrange(600, 1 << 20)))
+            learner.desert_if_useless()
+            assert last == 0 or learner.planned is not None
+        if learner.planned is None:
+            break
+    assert learner.planned is None
+    pool.client.set_recording(False)
+    pool.client.set_recording(True)
+    for _ in range(40):
+        pool.step()
+        programs.layers(memory)
+        pool._planner._learner.learn()
+    assert learner.planned is not None
+    assert learner.is_followed()
 
-        until(lambda: pool.planned is None, anything)
+
+def test_looks_in_vain_are_paid(pool: Pool) -> None:
+    budget = Budget(allowance=10, share=0, most_debt=10)
+    for size in range(1000):
+        pool.free(pool.allocate(5000 + 37 * (size * size % 997)))
+    assert not pool._planner._wait(budget, patiently=False)
+    assert budget.left() < 10
 
 
 def test_what_could_not_be_paid_is_done_when_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
