@@ -1,0 +1,125 @@
+"""What a planner hears of in its own thread, where nothing looks unless it is told to."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import programs
+from pools import simulated
+
+from mempool import Pool, planner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+    from mempool.budget import Budget
+
+
+class Turns:
+    """Counts how often a pool's planner comes back to Python."""
+
+    def __init__(self, pool: Pool) -> None:
+        assert pool._planner is not None
+        self.count = 0
+        self._turn = pool._planner._turn
+        pool._planner._turn = self._counted  # type: ignore[method-assign]
+
+    def _counted(self, budget: Budget, *, work: bool) -> bool:
+        self.count += 1
+        return self._turn(budget, work=work)
+
+
+def until(done: Callable[[], bool], iteration: Callable[[], None], seconds: float = 60.0) -> None:
+    """Iterate, a little slower than a test would, until it is done."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "it was not heard of"
+        iteration()
+        time.sleep(0.0005)
+
+
+def settled(pool: Pool, memory: programs.Watched) -> None:
+    """A loop without marks goes on until it is no longer recorded."""
+    until(
+        lambda: pool.state == "replaying" and not pool.client.state()["recording"],
+        lambda: programs.layers(memory),
+    )
+
+
+def test_nothing_is_heard_of_a_program_that_follows_its_plan() -> None:
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        settled(pool, memory)
+        turns = Turns(pool)
+        deadline = time.monotonic() + 1.5
+        until(lambda: time.monotonic() > deadline, lambda: programs.layers(memory))
+        assert turns.count <= 1  # what went on while they began to be counted
+
+
+def marked(pool: Pool, memory: programs.Watched, scale: int = 1024) -> Callable[[], None]:
+    def iteration() -> None:
+        pool.step()
+        programs.layers(memory, scale=scale)
+
+    return iteration
+
+
+def test_a_difference_after_recording_has_ended_is_heard_of() -> None:
+    """An evaluation after every forty steps: too rare to spoil, and more than one in a thousand."""
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        iteration = marked(pool, memory)
+        until(lambda: pool.state == "replaying" and not pool.client.state()["recording"], iteration)
+
+        def epoch() -> None:
+            for _ in range(40):
+                iteration()
+            for layer in range(12):
+                memory.free(memory.allocate(50_000 + 3_000 * layer))
+            assert pool.client.state()["spoilt"] < planner.SPOILT
+
+        for _ in range(60):  # long before it would be asked whether anything follows the plan
+            epoch()
+            time.sleep(0.03)
+            if pool.client.state()["recording"]:
+                break
+        assert pool.client.state()["recording"]
+
+
+def test_a_change_for_good_is_heard_of_however_long_recording_was_to_rest() -> None:
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        iteration = marked(pool, memory)
+        until(lambda: pool.state == "replaying" and not pool.client.state()["recording"], iteration)
+        assert pool._planner is not None
+        pool._planner._learner._resume_at = 1 << 60
+        pool.client.wake()
+        until(lambda: pool.client.state()["recording"], marked(pool, memory, scale=4096), seconds=10)
+
+
+def test_other_shapes_after_recording_has_ended_are_planned() -> None:
+    """Without marks, who has left the pattern comes to no boundary that would tell."""
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        settled(pool, memory)
+        plans = pool._planner.plans  # type: ignore[union-attr]
+        for _ in range(200):
+            programs.layers(memory)
+        until(
+            lambda: pool._planner.plans > plans,  # type: ignore[union-attr]
+            lambda: programs.layers(memory, count=14, scale=4096),
+            seconds=20,
+        )
+
+
+def test_what_could_not_be_paid_is_done_when_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though no bell rings again for it."""
+    monkeypatch.setattr(planner, "ALLOWANCE_SECONDS", 0.0)
+    monkeypatch.setattr(planner, "SHARE", 0.0)
+    with Pool(simulated()) as pool:
+        turns = Turns(pool)
+        memory = programs.Watched(pool)
+        until(lambda: turns.count > 3, lambda: programs.layers(memory), seconds=20)
