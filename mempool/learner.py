@@ -149,7 +149,9 @@ class Learner:
             self._dropped = state["events_dropped"]
             self._client.set_recording(False)
             self._resume_at = 4 * state["allocations"]
-        elif patterns:
+        elif not patterns:
+            self._client.check_again_after(max(LEAST_NEWS, state["events_kept"] // 4))
+        else:
             # What is new shows in a part of what was seen, not in the next few events.
             kept = state["events_kept"]
             known = state["replaying"] and not patterns[0].unresolved

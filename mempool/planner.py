@@ -78,7 +78,9 @@ class Planner:
         self._stop = threading.Event()
         self._pid = os.getpid()
         self._explain = explain
+        self._learning = threading.Lock()
         self._tell_at = self._trim_at = 0.0
+        self._may_trim = False
         self._told_refused = False
         self._learner = Learner(
             core,
@@ -105,7 +107,10 @@ class Planner:
 
     def look(self) -> bool:
         """Look at the recording once; True if a plan was handed to the core."""
-        return self._learner.look()
+        if self._pid != os.getpid():
+            return False  # a forked child records nothing, and whoever held the lock is not in it
+        with self._learning:
+            return self._learner.look()
 
     def start(self, loaded: Planned | None = None) -> None:
         """Begin recording, and plan in a thread of low priority."""
@@ -156,7 +161,9 @@ class Planner:
                 news = self._wait(budget, patiently=not work and self._explain is None)
                 if self._stop.is_set():
                     return
-                work = self._turn(budget, work=work or news)
+                self._trim()
+                with self._learning:
+                    work = self._turn(budget, work=work or news)
             except Exception:
                 if self._stop.is_set() or not threading.main_thread().is_alive():
                     return  # the interpreter is shutting down: modules may fail to import
@@ -165,9 +172,13 @@ class Planner:
 
     def _wait(self, budget: Budget, *, patiently: bool) -> bool:
         """Wait until there may be something to do; whether that is to look at the recording."""
-        due = self._learner.due()
+        seconds = _FOR_EVER if patiently else SECONDS_BETWEEN_TURNS
+        if self._may_trim:
+            seconds = max(min(seconds, self._trim_at - time.monotonic()), 0.0)
+        with self._learning:
+            due = self._learner.due()
         news, looked = self._client.wait_for_work(
-            _FOR_EVER if patiently else SECONDS_BETWEEN_TURNS,
+            seconds,
             looks=budget.left() if self._learner.looks_may_be_in_vain() else 0.0,
             allocations=due.allocations,
             misses=due.misses,
@@ -197,12 +208,13 @@ class Planner:
         follows = self._learner.is_followed()
         with budget.charged() as forgive:
             if self._learner.learn():
-                self._trim()
+                self._may_trim = True
                 if follows and self.plans <= MOST_KNOWN:
                     forgive()
 
     def _trim(self) -> None:
-        if time.monotonic() >= self._trim_at:
+        if self._may_trim and time.monotonic() >= self._trim_at:
+            self._may_trim = False
             _core.give_back_host_heap()
             self._trim_at = time.monotonic() + SECONDS_BETWEEN_TRIMS
 

@@ -205,6 +205,7 @@ class Process:
             self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # of a line that nobody read
+                    pipe.close()
         self._process.wait()
         self._errors.close()

@@ -192,7 +192,7 @@ void Client::mark(Mark kind) {
     boundary(followed());
     begin_everywhere(marks_++);
   }
-  if (ring_.on() && kind != Mark::begin) signal_work();
+  if (ring_.on() && kind != Mark::begin && ring_.seen() >= check_at_) signal_work();
 }
 
 void Client::enter_dynamic() noexcept {

@@ -51,6 +51,13 @@ void Client::check_again_after(std::uint64_t events) noexcept {
 std::optional<Client::Recurs> Client::look() {
   std::vector<std::uint32_t> sequences;  // of the allocations: a part of what is kept of them
   std::vector<std::uint64_t> sizes;
+  std::size_t kept = 0;
+  {
+    const Guarded guard(pool_->lock);
+    kept = ring_.kept();
+  }
+  sequences.reserve(kept);  // here, where no request waits for it
+  sizes.reserve(kept);
   {
     const Guarded guard(pool_->lock);
     misses_looked_at_ = misses();

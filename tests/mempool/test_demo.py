@@ -12,7 +12,7 @@ import pytest
 from mempool.cli.app import call
 from mempool.demo import race as module
 from mempool.demo.network import LAYERS, Data, Network
-from mempool.demo.race import Race, WorkerError, race
+from mempool.demo.race import Process, Race, WorkerError, race
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -86,6 +86,18 @@ def test_a_process_that_fails_is_one_line(
         race("numpy", marks=True, steps=1, turns=5, show=lambda _: None)
     assert call(["demo"]) == 4
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_process_that_has_long_ended_is_told_of_by_its_last_words() -> None:
+    """Nobody reads the line, neither when it is sent nor when the pipe is closed."""
+
+    def ask_too_late() -> None:
+        with Process(["-c", "raise SystemExit('no such luck')"]) as one:
+            one._process.wait()
+            one.ask("steps 1")
+
+    with pytest.raises(WorkerError, match="no such luck"):
+        ask_too_late()
 
 
 def test_the_current_folder_does_not_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

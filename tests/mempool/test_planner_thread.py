@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import programs
 from pools import simulated
 
 from mempool import Pool, planner
+from mempool.learner import Learner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,3 +125,63 @@ def test_what_could_not_be_paid_is_done_when_it_can_be(monkeypatch: pytest.Monke
         turns = Turns(pool)
         memory = programs.Watched(pool)
         until(lambda: turns.count > 3, lambda: programs.layers(memory), seconds=20)
+
+
+def test_marks_of_a_program_that_never_repeats_wake_nobody_each_time() -> None:
+    """The more was looked at in vain, the more has to come before another look."""
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        turns = Turns(pool)
+        sizes = random.Random(1)
+        for _ in range(600):
+            pool.step()
+            for _ in range(4):
+                memory.free(memory.allocate(sizes.randrange(600, 1_000_000)))
+            time.sleep(0.001)  # the planner's thread could come back each time
+        assert pool.client.state()["recording"]
+        assert turns.count < 60
+
+
+def test_plan_now_waits_for_the_planner_of_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work = 0
+    met = 0
+    learn = Learner.learn
+
+    def slow(learner: Learner) -> bool:
+        nonlocal at_work, met
+        at_work += 1
+        met = max(met, at_work)
+        time.sleep(0.01)
+        try:
+            return learn(learner)
+        finally:
+            at_work -= 1
+
+    monkeypatch.setattr(Learner, "learn", slow)
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        turns = Turns(pool)
+
+        def iteration() -> None:
+            programs.layers(memory, scale=1024 + 8 * turns.count)
+            pool.plan_now()
+
+        until(lambda: turns.count > 3, iteration)
+    assert met == 1
+
+
+def test_what_planning_left_in_the_heap_goes_back_though_nothing_more_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second plan comes too soon after the first, whose remains went back at once."""
+    monkeypatch.setattr(planner, "SECONDS_BETWEEN_TRIMS", 1.0)
+    trims: list[float] = []
+    monkeypatch.setattr(planner._core, "give_back_host_heap", lambda: trims.append(time.monotonic()))
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        until(lambda: pool.state == "replaying", marked(pool, memory))
+        until(lambda: len(trims) == 1, lambda: None, seconds=10)
+        assert pool._planner is not None
+        until(lambda: pool._planner.plans > 1, marked(pool, memory, scale=4096))  # type: ignore[union-attr]
+        until(lambda: len(trims) > 1, lambda: None, seconds=10)
+        assert trims[1] - trims[0] >= 1.0
