@@ -7,9 +7,10 @@ may run and what that costs is for `mempool.planner`.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from mempool.report import NOT_MISSES
+from mempool.rest import NEVER, SPOILT, Counts, Due, Rest
 from mempool.versions import made_with
 
 if TYPE_CHECKING:
@@ -26,12 +27,8 @@ log = logging.getLogger("mempool")
 LOOKS_BEFORE_CACHING = 6
 #: With marks, how many iterations to wait for the frees of buffers that outlive theirs.
 PATIENT_ITERATIONS = 5
-#: The core's score of spoilt iterations at which the pattern has changed for good.
-SPOILT = 12
 #: Events that must have come before another look at iterations that are known.
 LEAST_NEWS = 16
-#: One miss in so many allocations is worth no second thought.
-FEW_MISSES = 1000
 #: After so many allocations off the plans, and fewer than this share of them ever on one, they are dropped.
 MOST_STRAYS, LEAST_HITS = 1 << 14, 0.01
 #: So many allocations, and two iterations, tell whether a plan is this program's.
@@ -42,14 +39,6 @@ MOST_KNOWN = 8
 #: A longer warm-up, in allocations, is not learned: looking at it again and again would cost too much.
 MOST_WARM_UP = 1 << 13
 _LEAST_CACHE = 32 << 20
-_NEVER = 1 << 62
-
-
-class Due(NamedTuple):
-    """So many of either, ever: allocations, or misses while nothing is recorded."""
-
-    allocations: int
-    misses: int
 
 
 class Learner:
@@ -85,8 +74,7 @@ class Learner:
         self._framework, self._interrupt = framework, interrupt
         self._told_stranger = False
         self._vain = 0
-        self._resume_at = 0
-        self._settled = 0, 0  # misses and allocations when recording last ended for being clean
+        self._rest = Rest()
         self._dropped = 0
         self._misses_seen = -1
         self._around_at, self._around_gap = 0, 2  # iterations: not before, and then not before so many more
@@ -102,9 +90,13 @@ class Learner:
         self.planned = loaded
         self._loaded = loaded is not None
         self._known = [] if loaded is None else [loaded]
-        self._client.set_recording(True)
+        self._record()
         if loaded is not None:
             self._keep_beside(loaded)
+
+    def _record(self) -> None:
+        self._client.set_recording(True)
+        self._rest.recorded_from(self._counts())
 
     def _keep_beside(self, planned: Planned) -> None:
         """Keep some free segments for what does not follow the plan."""
@@ -126,7 +118,7 @@ class Learner:
         misses = self._misses()
         if state["replaying"] and state["settled"]:
             self._client.set_recording(False)
-            self._settled = misses, state["allocations"]
+            self._rest.since_settled(self._counts())
             return False
         if state["replaying"] and misses == self._misses_seen:
             # All has followed the plan since the last look: there is nothing to learn.
@@ -148,10 +140,8 @@ class Learner:
             # The ring has wrapped and shows nothing new: stop paying for it, and try again much later.
             self._dropped = state["events_dropped"]
             self._client.set_recording(False)
-            self._resume_at = 4 * state["allocations"]
-        elif not patterns:
-            self._client.check_again_after(max(LEAST_NEWS, state["events_kept"] // 4))
-        else:
+            self._rest.since_vain(self._counts(), replaying=state["replaying"])
+        elif patterns:
             # What is new shows in a part of what was seen, not in the next few events.
             kept = state["events_kept"]
             known = state["replaying"] and not patterns[0].unresolved
@@ -159,6 +149,14 @@ class Learner:
                 max(LEAST_NEWS, 2 * len(patterns[0].buffers), kept // 8 if known else 0)
             )
         return False
+
+    def rest(self) -> None:
+        """Something failed that may not fail again: no more of it for long."""
+        self._client.set_recording(False)
+        self._rest.for_long(self._counts())
+
+    def _counts(self) -> Counts:
+        return Counts(self._client.state()["allocations"], self._misses())
 
     def _misses(self) -> int:
         """How often an allocation found no plan or did not follow it, ever."""
@@ -218,6 +216,7 @@ class Learner:
             self._known = [planned if known is instead_of else known for known in self._known]
         self.plans += 1
         self._installed_at = self._followed()
+        self._rest.recorded_from(self._counts())
         self._keep_beside(planned)
         log.info("planned %d buffers into %d bytes", len(pattern.buffers), planned.plan.arena_bytes)
 
@@ -258,44 +257,28 @@ class Learner:
 
     def due(self) -> Due:
         """When something is to be done at the earliest, whatever recurs."""
-        state = self._client.state()
-        now = state["allocations"]
-        dues: list[int] = [_NEVER]
-        misses = _NEVER
-        if not state["recording"] and (self.planned is not None or self._resume_at):
-            if now < self._resume_at or not state["replaying"]:
-                dues.append(self._resume_at)
-            else:
-                before, then = self._settled
-                misses = before + max(now - then, 0) // FEW_MISSES + 1
+        state, now = self._client.state(), self._counts()
+        rest = Due(NEVER, NEVER, NEVER)
+        if not state["recording"]:
+            rest = self._rest.due(now, replaying=state["replaying"])
+        dues = [rest.allocations]
         if self._loaded:
             hits, strays = self._followed()
             if not self._told_stranger:
-                dues.append(now + self._least_to_judge() - hits - strays)
+                dues.append(now.allocations + self._least_to_judge() - hits - strays)
         elif self.planned is not None:
             hits, strays = self._followed_since(self._dropped_at)
-            dues.append(now + max(MOST_STRAYS, int(hits / LEAST_HITS)) - strays)
-        return Due(max(min(dues), now + 1), max(misses, self._misses() + 1))
+            dues.append(now.allocations + max(MOST_STRAYS, int(hits / LEAST_HITS)) - strays)
+        return Due(max(min(dues), now.allocations + 1), max(rest.misses, now.misses + 1), rest.spoilt)
 
     def resume_if_changed(self) -> None:
         """Record again when the pattern has changed for good, or, without one, after a long pause."""
         state = self._client.state()
-        if state["recording"] or (self.planned is None and not self._resume_at):
+        if state["recording"]:
             return
-        changed = state["replaying"] and state["spoilt"] >= SPOILT
-        if not changed and state["allocations"] < self._resume_at:
-            return
-        changed = changed or not state["replaying"]
-        misses, allocations = (
-            now - then
-            for now, then in zip((self._misses(), state["allocations"]), self._settled, strict=True)
-        )
-        rough = misses * FEW_MISSES > allocations
-        if rough and not changed:
-            self._resume_at = 2 * state["allocations"]  # or it may miss a little for ever
-        if changed or rough:
+        if self._rest.is_over(self._counts(), replaying=state["replaying"], spoilt=state["spoilt"]):
             log.info("recording again")
-            self._client.set_recording(True)
+            self._record()
 
     def desert_if_useless(self) -> None:
         """Drop the plans if hardly anything ever followed them: they cost time and an arena, and help nobody.
@@ -311,7 +294,7 @@ class Learner:
             self._client.drop_patterns()
             self.planned, self._known = None, []
             self._dropped_at = self._followed()
-            self._resume_at = 2 * self._client.state()["allocations"]
+            self._rest.for_long(self._counts(), times=2)
 
     def is_followed(self) -> bool:
         """Whether there is no plan yet, or more has followed it than strayed since the last was made."""

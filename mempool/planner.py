@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mempool import _core
 from mempool.budget import Budget
-from mempool.learner import MOST_KNOWN, SPOILT, Learner
+from mempool.learner import MOST_KNOWN, Learner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,8 +167,8 @@ class Planner:
             except Exception:
                 if self._stop.is_set() or not threading.main_thread().is_alive():
                     return  # the interpreter is shutting down: modules may fail to import
-                log.exception("the planner failed; the pool goes on without a new plan")
-                self._client.set_recording(False)
+                log.exception("the planner failed; the pool goes on without a new plan for now")
+                self._learner.rest()
 
     def _wait(self, budget: Budget, *, patiently: bool) -> bool:
         """Wait until there may be something to do; whether that is to look at the recording."""
@@ -182,7 +182,7 @@ class Planner:
             looks=budget.left() if self._learner.looks_may_be_in_vain() else 0.0,
             allocations=due.allocations,
             misses=due.misses,
-            spoilt=SPOILT,
+            spoilt=due.spoilt,
         )
         budget.charge(looked)
         return news

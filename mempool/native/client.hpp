@@ -99,7 +99,7 @@ class Client {
     std::size_t begin;        // the earliest allocation of the ring that says anything; 0 where there are marks
     std::size_t allocations;  // in the ring
   };
-  // None: nothing recurs, and the bell rings again when a quarter more has come. May throw std::bad_alloc.
+  // None: nothing recurs. May throw std::bad_alloc.
   std::optional<Recurs> look();
   // What ends a wait beside news in the recording.
   struct Wait {

@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kTick{250};  // between two looks at what rings no bell
 constexpr std::chrono::seconds kIdle{1};
-constexpr std::size_t kLeastNews = 16;  // events between two looks in vain
+constexpr std::size_t kLeastNews = 16;  // events between two rings, and at least a quarter of what is kept
 
 double processor_seconds() noexcept {
   timespec spent;
@@ -72,8 +72,6 @@ std::optional<Client::Recurs> Client::look() {
   }
   const std::int64_t begin = traces::iterations_begin(sequences.data(), sizes.data(), sizes.size(), traces::kIterations);
   if (begin >= 0) return Recurs{static_cast<std::size_t>(begin), sizes.size()};
-  const Guarded guard(pool_->lock);
-  check_at_ = ring_.seen() + std::max(kLeastNews, ring_.kept() / 4);
   return std::nullopt;
 }
 
@@ -119,6 +117,8 @@ Client::Heard Client::wait_for_work(const Wait& wait) noexcept {
       const Guarded guard(pool_->lock);
       if (std::exchange(woken_, false)) return {false, looked};
       work = std::exchange(work_, false);
+      // Whatever comes of it, the bell rings again; who hears it may say when.
+      if (work) check_at_ = ring_.seen() + std::max(kLeastNews, ring_.kept() / 4);
       if (!waited) dropped = ring_.dropped();
       if (now - idle_returned_ >= kIdle) {
         idle_returned_ = now;

@@ -466,3 +466,16 @@ def test_looks_in_vain_are_paid(pool: Pool) -> None:
         pool.free(pool.allocate(5000 + 37 * (size * size % 997)))
     assert not pool._planner._wait(budget, patiently=False)
     assert budget.left() < 10
+
+
+def test_what_went_off_before_a_plan_does_not_count_against_it() -> None:
+    """When recording ends for showing nothing new, it tells how much may go on to go off the plan."""
+    with Pool(simulated(), background=False) as pool:
+        memory = programs.Watched(pool)
+        for size in range(5_000):
+            memory.free(memory.allocate(600 + 8 * size))
+        while not pool.plan_now():
+            for _ in range(8):
+                programs.layers(memory)
+        assert pool._planner is not None
+        assert pool._planner._learner._rest._since.misses > 5_000

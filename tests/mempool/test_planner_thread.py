@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import programs
 from pools import simulated
 
-from mempool import Pool, planner
+from mempool import Pool, planner, rest
 from mempool.learner import Learner
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def test_a_difference_after_recording_has_ended_is_heard_of() -> None:
                 iteration()
             for layer in range(12):
                 memory.free(memory.allocate(50_000 + 3_000 * layer))
-            assert pool.client.state()["spoilt"] < planner.SPOILT
+            assert pool.client.state()["spoilt"] < rest.SPOILT
 
         for _ in range(60):  # long before it would be asked whether anything follows the plan
             epoch()
@@ -97,7 +98,7 @@ def test_a_change_for_good_is_heard_of_however_long_recording_was_to_rest() -> N
         iteration = marked(pool, memory)
         until(lambda: pool.state == "replaying" and not pool.client.state()["recording"], iteration)
         assert pool._planner is not None
-        pool._planner._learner._resume_at = 1 << 60
+        pool._planner._learner._rest._share = 1.0  # misses alone do not end it
         pool.client.wake()
         until(lambda: pool.client.state()["recording"], marked(pool, memory, scale=4096), seconds=10)
 
@@ -185,3 +186,52 @@ def test_what_planning_left_in_the_heap_goes_back_though_nothing_more_happens(
         until(lambda: pool._planner.plans > 1, marked(pool, memory, scale=4096))  # type: ignore[union-attr]
         until(lambda: len(trims) > 1, lambda: None, seconds=10)
         assert trims[1] - trims[0] >= 1.0
+
+
+def test_a_loop_is_planned_after_many_equal_buffers_that_stay() -> None:
+    """As those of a data set that is loaded first: they recur, and there is nothing in them to plan."""
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        for _ in range(200):
+            memory.allocate(50_000)
+            time.sleep(0.001)
+        until(lambda: pool.plans > 0, lambda: programs.layers(memory), seconds=20)
+
+
+def test_each_of_several_phases_is_planned() -> None:
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        for scale in (1024, 4096, 2048, 1536, 3072):
+            hits = pool.client.stats()["outcomes"]["hit"]
+
+            def followed(before: int = hits) -> bool:
+                return pool.client.stats()["outcomes"]["hit"] > before + 1000
+
+            until(followed, lambda scale=scale: programs.layers(memory, scale=scale), seconds=20)  # type: ignore[misc]
+            for _ in range(200):
+                programs.layers(memory, scale=scale)
+
+
+def test_a_failure_is_not_the_end_of_planning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is tried again, and ever more rarely."""
+    learn = Learner.learn
+    failing = True
+    tried: list[int] = []
+
+    def perhaps(learner: Learner) -> bool:
+        if failing:
+            tried.append(learner._counts().allocations)
+            raise MemoryError("not now")
+        return learn(learner)
+
+    monkeypatch.setattr(Learner, "learn", perhaps)
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        deadline = time.monotonic() + 1.5
+        until(lambda: time.monotonic() > deadline, lambda: programs.layers(memory))
+        assert len(caplog.records) >= 2
+        assert all(later >= 4 * earlier for earlier, later in itertools.pairwise(tried))
+        failing = False
+        until(lambda: pool.plans > 0, lambda: [programs.layers(memory) for _ in range(20)])
