@@ -269,7 +269,8 @@ class Learner:
         elif self.planned is not None:
             hits, strays = self._followed_since(self._dropped_at)
             dues.append(now.allocations + max(MOST_STRAYS, int(hits / LEAST_HITS)) - strays)
-        return Due(max(min(dues), now.allocations + 1), max(rest.misses, now.misses + 1), rest.spoilt)
+        allocations, misses = max(min(dues), now.allocations + 1), max(rest.misses, now.misses + 1)
+        return Due(allocations, misses, rest.spoilt, around=self._around_at)
 
     def resume_if_changed(self) -> None:
         """Record again when the pattern has changed for good, or, without one, after a long pause."""

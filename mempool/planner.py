@@ -183,6 +183,7 @@ class Planner:
             allocations=due.allocations,
             misses=due.misses,
             spoilt=due.spoilt,
+            around=due.around,
         )
         budget.charge(looked)
         return news

@@ -30,11 +30,13 @@ class Due(NamedTuple):
         allocations: ever.
         misses: ever.
         spoilt: the core's score of spoilt iterations.
+        around: iterations, before which nothing is planned around what stays in a plan's way.
     """
 
     allocations: int
     misses: int
     spoilt: int
+    around: int = 0
 
 
 class Rest:

@@ -101,9 +101,9 @@ bool is_over() noexcept {
 // Once the interpreter ends, its lock is not taken again: Python would end this thread by unwinding it, which noexcept
 // functions on its stack forbid.
 std::pair<bool, double> wait_for_work(Client& client, double seconds, double looks, std::uint64_t allocations,
-                                      std::uint64_t misses, std::uint64_t spoilt) {
+                                      std::uint64_t misses, std::uint64_t spoilt, std::uint64_t around) {
   PyThreadState* const state = PyEval_SaveThread();
-  const Client::Heard heard = client.wait_for_work({seconds, looks, allocations, misses, spoilt});
+  const Client::Heard heard = client.wait_for_work({seconds, looks, allocations, misses, spoilt, around});
   while (is_over()) pause();
   PyEval_RestoreThread(state);
   return {heard.news, heard.looked};
@@ -188,11 +188,13 @@ void bind_client(nb::module_& m) {
            "Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or "
            "by force. True: no arena is left.")
       .def("wait_for_work", &wait_for_work, "seconds"_a, "looks"_a = 0.0, "allocations"_a = ~std::uint64_t{0},
-           "misses"_a = ~std::uint64_t{0}, "spoilt"_a = ~std::uint64_t{0},
+           "misses"_a = ~std::uint64_t{0}, "spoilt"_a = ~std::uint64_t{0}, "around"_a = 0,
            "(there may be something to plan; seconds of processor time that looks in vain took). Waits at most so many "
            "seconds; looks in vain end no wait as long as they took less than `looks`. Also ends when something stays in "
-           "the way of a plan, when the arena was refused, at so many allocations, and, while nothing is recorded, at so "
-           "many misses and when so much of the program goes off its plan.")
+           "the way of a plan, not before iteration `around`, when the arena was refused, at so many allocations, and, while "
+           "nothing is recorded, at so many misses and when so much of the program goes off its plan.")
+      .def("rest_unused", &Client::rest_unused,
+           "Once a second, as waiting for work does: for what nobody has followed for long no arena is kept.")
       .def("wake", &Client::wake)
       .def("check_again_after", &Client::check_again_after, "events"_a)
       .def("patterns", [](Client& c) { const Guarded guard(c.pool().lock); return c.patterns().size(); })

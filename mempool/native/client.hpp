@@ -108,6 +108,7 @@ class Client {
     std::uint64_t allocations;  // of State: so many
     std::uint64_t misses;       // while nothing is recorded: so many, ever
     std::uint64_t spoilt;       // of State: so much while nothing is recorded
+    std::uint64_t around = 0;   // iterations of State, before which nobody plans around what stays in the way
   };
   struct Heard {
     bool news;      // there may be something to plan
@@ -125,6 +126,9 @@ class Client {
   static void after_fork_in_child() noexcept;
 
   const std::vector<Pattern*>& patterns() const noexcept { return known_; }
+  // To be called about once a second: what nobody has followed for long rests, and the arena gives back what only such
+  // patterns need. One that is followed again has the whole arena from its second iteration on.
+  void rest_unused() noexcept;
   // Forgets patterns that nobody follows and that need a larger arena than the others. The pool's lock is held.
   void forget_unused() noexcept;
   struct State {
@@ -205,6 +209,7 @@ class Client {
   void begin_everywhere(std::uint64_t mark) noexcept;
   void have_arena() noexcept;
   void signal_work() noexcept;
+  std::size_t events_kept() noexcept;
   bool is_news(const Wait& wait, double looked, std::uint64_t dropped) noexcept;
   bool is_due(const Wait& wait) noexcept;
   std::vector<std::pair<Offset, Offset>> lasting_blockers() const;
@@ -226,6 +231,7 @@ class Client {
   Recorder<RecordedEvent> history_{0};
   std::vector<std::unique_ptr<Pattern>> patterns_;
   std::vector<Pattern*> known_;       // the same, most recently used first
+  std::uint64_t rested_at_ = 0;       // iteration of the last rest_unused()
   Pattern* current_ = nullptr;        // where a new iteration or thread begins
   Pattern* ended_ = nullptr;          // of the last iteration that ended
   Pattern* coming_ = nullptr;         // installed, and not in effect before a sequence begins an iteration in it

@@ -18,7 +18,13 @@ constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest,
 void Client::have_arena() noexcept {
   if (known_.empty() || pool_->forked() || !pool_->source().device().bound()) return;
   std::size_t bytes = 0;
-  for (const Pattern* pattern : known_) bytes = std::max(bytes, pattern->arena_bytes);
+  bool rests = false;
+  for (Pattern* pattern : known_) {
+    if (pattern->rests && in_use(pattern)) pattern->rests = false;
+    rests = rests || pattern->rests;
+    if (!pattern->rests) bytes = std::max(bytes, pattern->arena_bytes);
+  }
+  if (rests && !pool_->keeps_arena_in_place()) pool_->shrink_arena();  // which it can at no other time
   const Stream stream = known_.front()->tables.front().stream;
   if (pool_->arena_bytes() < bytes || pool_->arena_stream() != stream) {
     if (iterations_ < arena_retry_at_) return;

@@ -9,6 +9,7 @@ namespace mempool {
 namespace {
 
 constexpr std::size_t kMostPatterns = 8;
+constexpr unsigned kRestAfter = 10;  // rounds without use
 
 }  // namespace
 
@@ -39,6 +40,19 @@ void Client::keep_patterns_bounded() noexcept {
     if (oldest == nullptr) return;
     forget(oldest);
   }
+}
+
+void Client::rest_unused() noexcept {
+  const Guarded guard(pool_->lock);
+  bool rests = false;
+  for (Pattern* pattern : known_) {
+    const bool used = in_use(pattern) || pattern->last_used > rested_at_;
+    pattern->unused = used ? 0 : pattern->unused + 1;
+    pattern->rests = pattern->unused >= kRestAfter;
+    rests = rests || pattern->rests;
+  }
+  rested_at_ = iterations_;
+  if (rests) pool_->shrink_arena();
 }
 
 void Client::forget_unused() noexcept {

@@ -21,18 +21,26 @@ void Client::set_tape(bool on) noexcept {
 }
 
 Client::Recording Client::recording(std::size_t allocations) {
+  Recording recording;
+  recording.events.resize(events_kept());  // no request waits for the memory, whose pages are taken here
   const Guarded guard(pool_->lock);
   std::size_t first = ring_.kept();
   for (std::size_t left = allocations; first != 0 && left != 0; --first) {
     if (ring_[first - 1].kind == RecordedEvent::alloc) --left;
   }
   if (allocations == ~std::size_t{0}) first = 0;
-  Recording recording{ring_.from(first), {}, {}, first == 0 && ring_.dropped() == 0 && !interrupted_};
+  ring_.copy_from(first, recording.events);
+  recording.whole = first == 0 && ring_.dropped() == 0 && !interrupted_;
   for (const Sequence& sequence : sequences_) {
     recording.streams.push_back(sequence.follower.stream());
     recording.counts.push_back(sequence.follower.count());
   }
   return recording;
+}
+
+std::size_t Client::events_kept() noexcept {
+  const Guarded guard(pool_->lock);
+  return ring_.kept();
 }
 
 std::vector<RecordedEvent> Client::take_tape() {

@@ -51,11 +51,7 @@ void Client::check_again_after(std::uint64_t events) noexcept {
 std::optional<Client::Recurs> Client::look() {
   std::vector<std::uint32_t> sequences;  // of the allocations: a part of what is kept of them
   std::vector<std::uint64_t> sizes;
-  std::size_t kept = 0;
-  {
-    const Guarded guard(pool_->lock);
-    kept = ring_.kept();
-  }
+  const std::size_t kept = events_kept();
   sequences.reserve(kept);  // here, where no request waits for it
   sizes.reserve(kept);
   {
@@ -98,7 +94,7 @@ bool Client::is_due(const Wait& wait) noexcept {
   if (large_allocations() >= wait.allocations) return true;
   if (!ring_.on() && (misses() >= wait.misses || (replaying_ && spoilt_ >= wait.spoilt))) return true;
   try {
-    return !lasting_blockers().empty();
+    return iterations_ >= wait.around && !lasting_blockers().empty();
   } catch (...) {
     return true;
   }
@@ -112,7 +108,7 @@ Client::Heard Client::wait_for_work(const Wait& wait) noexcept {
   std::uint64_t dropped = 0;
   for (bool waited = false;; waited = true) {
     const std::uint32_t rings = bell_.rings();
-    bool work = false;
+    bool work = false, idle = false;
     {
       const Guarded guard(pool_->lock);
       if (std::exchange(woken_, false)) return {false, looked};
@@ -120,11 +116,13 @@ Client::Heard Client::wait_for_work(const Wait& wait) noexcept {
       // Whatever comes of it, the bell rings again; who hears it may say when.
       if (work) check_at_ = ring_.seen() + std::max(kLeastNews, ring_.kept() / 4);
       if (!waited) dropped = ring_.dropped();
-      if (now - idle_returned_ >= kIdle) {
+      idle = now - idle_returned_ >= kIdle;
+      if (idle) {
         idle_returned_ = now;
         pool_->return_idle();
       }
     }
+    if (idle) rest_unused();
     if (work) {
       const double before = processor_seconds();
       const bool news = is_news(wait, looked, dropped);

@@ -57,6 +57,8 @@ struct Pattern {
   Pattern* next = nullptr;     // the pattern that followed last time
   std::uint64_t iterations = 0;  // begun
   std::uint64_t last_used = 0;   // the client's iteration in which it was
+  unsigned unused = 0;           // rounds of rest_unused() in a row in which nobody followed it
+  bool rests = false;            // for so long that no arena is kept for it
 
   // Whether the other expects the same sizes in the same sequences.
   bool same_sizes(const Pattern& other) const noexcept;

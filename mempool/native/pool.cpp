@@ -79,7 +79,9 @@ bool Pool::release_arena() noexcept {
 std::size_t Pool::planned_bytes() const noexcept {
   std::size_t bytes = 0;
   for (const Client* client : clients_) {
-    for (const Pattern* pattern : client->patterns()) bytes = std::max(bytes, pattern->arena_bytes);
+    for (const Pattern* pattern : client->patterns()) {
+      if (!pattern->rests) bytes = std::max(bytes, pattern->arena_bytes);
+    }
   }
   return bytes;
 }
@@ -91,7 +93,10 @@ void Pool::shrink_arena() noexcept {
     release_arena();
     return;
   }
-  if (source_.traits().page == 0) return;
+  if (source_.traits().page == 0) {
+    if (release_arena()) reserve_arena(needed);
+    return;
+  }
   source_.decommit(arena_base_ + needed, arena_bytes_ - needed);
   arena_bytes_ = needed;
 }

@@ -60,8 +60,10 @@ class Pool {
   std::size_t arena_bytes() const noexcept { return arena_bytes_; }
   // Cells for the starts of all patterns of all clients; call when a pattern comes or goes. May throw std::bad_alloc.
   void rebuild_cells();
-  // The arena shrinks to what the patterns need and what is alive.
+  // The arena shrinks to what the patterns need that do not rest, and what is alive. Where it cannot shrink in place, it is
+  // replaced while nothing in it is alive.
   void shrink_arena() noexcept;
+  bool keeps_arena_in_place() const noexcept { return source_.traits().page != 0; }
 
   // --- allocation outside the plan
   struct Given {
@@ -169,7 +171,7 @@ class Pool {
   Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);
   Given from_hole(std::size_t bytes, Stream stream);
   Given last_resort(std::size_t bytes, Stream stream);
-  std::size_t planned_bytes() const noexcept;  // the largest arena any pattern needs
+  std::size_t planned_bytes() const noexcept;  // the largest arena any pattern needs that does not rest
   std::size_t release_in_arena(Address address, Stream stream) noexcept {
     const Offset begin = address - arena_base_;
     const Offset end = occupancy_.release(begin);

@@ -74,12 +74,10 @@ class Recorder {
     ++dropped_;
   }
 
-  // The kept events from the `first`-th on, oldest first.
-  std::vector<Event> from(std::size_t first) const {
-    std::vector<Event> events;
-    events.reserve(events_.size() - first);
-    for (std::size_t i = first; i < events_.size(); ++i) events.push_back((*this)[i]);
-    return events;
+  // Replaces `events` by the kept ones from the `first`-th on, oldest first; in its own memory if that is enough.
+  void copy_from(std::size_t first, std::vector<Event>& events) const {
+    events.resize(events_.size() - first);
+    for (std::size_t i = 0; i < events.size(); ++i) events[i] = (*this)[first + i];
   }
   // All kept events, where nothing was ever dropped; forgets them.
   std::vector<Event> take() noexcept {

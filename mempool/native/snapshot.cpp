@@ -184,7 +184,7 @@ Snapshot take_snapshot(Pool& pool, const Client* client) {
   Columns columns{snapshot};
   const Guarded guard(pool.lock);
   walk(pool, columns);
-  if (client != nullptr) snapshot.history = client->history().from(0);
+  if (client != nullptr) client->history().copy_from(0, snapshot.history);
   return snapshot;
 }
 

@@ -1,0 +1,86 @@
+"""The arena gives back what only plans need that nobody has followed for long."""
+
+from __future__ import annotations
+
+import programs
+import pytest
+from pools import run, simulated
+
+from mempool import Pool
+
+LARGE, SMALL = 1 << 16, 1 << 12  # scales of the program's buffers
+
+
+def rounds(pool: Pool, count: int, scale: int, memory: programs.Watched, *, marks: bool) -> None:
+    """So many seconds, as the planner's thread counts them, of iterations."""
+    for _ in range(count):
+        run(pool, lambda _: programs.layers(memory, scale=scale), 3, marks=marks)
+        pool.client.rest_unused()
+
+
+@pytest.mark.parametrize("marks", [True, False])
+@pytest.mark.parametrize("page", [4096, 0])
+def test_what_only_an_unused_plan_needs_goes_back(page: int, *, marks: bool) -> None:
+    with Pool(simulated(page=page), background=False) as pool:
+        memory = programs.Watched(pool)
+        rounds(pool, 4, LARGE, memory, marks=marks)
+        large = pool.report().to_dict()["arena_bytes"]
+        assert pool.state == "replaying"
+        rounds(pool, 9, SMALL, memory, marks=marks)
+        assert pool.report().to_dict()["arena_bytes"] == large  # it may come back
+        rounds(pool, 4, SMALL, memory, marks=marks)
+        assert pool.report().to_dict()["arena_bytes"] <= large * SMALL / LARGE * 1.1
+        assert pool.client.patterns() == 2
+
+
+@pytest.mark.parametrize("page", [4096, 0])
+def test_a_plan_that_is_followed_again_has_its_arena_from_the_second_iteration_on(page: int) -> None:
+    with Pool(simulated(page=page), background=False) as pool:
+        memory = programs.Watched(pool)
+        rounds(pool, 4, LARGE, memory, marks=True)
+        large, plans = pool.report().to_dict()["arena_bytes"], pool.plans
+        rounds(pool, 20, SMALL, memory, marks=True)
+        plans += 1
+        run(pool, lambda _: programs.layers(memory, scale=LARGE), 2, marks=True)
+        missed = pool.report().to_dict()["misses"]
+        run(pool, lambda _: programs.layers(memory, scale=LARGE), 10, marks=True)
+        assert pool.report().to_dict()["misses"] == missed
+        assert pool.report().to_dict()["arena_bytes"] == large
+        assert pool.plans == plans
+
+
+def test_between_two_looks_a_plan_may_rest_for_long_iterations() -> None:
+    """Only what nobody follows is unused, however long one iteration takes."""
+    with Pool(simulated(), background=False) as pool:
+        memory = programs.Watched(pool)
+        rounds(pool, 4, LARGE, memory, marks=True)
+        large = pool.report().to_dict()["arena_bytes"]
+        for _ in range(30):
+            pool.client.rest_unused()
+        assert pool.report().to_dict()["arena_bytes"] == large
+
+
+def test_an_arena_that_cannot_shrink_in_place_waits_until_nothing_in_it_is_alive() -> None:
+    with Pool(simulated(page=0), background=False) as pool:
+        memory = programs.Watched(pool)
+        rounds(pool, 4, LARGE, memory, marks=True)
+        large = pool.report().to_dict()["arena_bytes"]
+        rounds(pool, 4, SMALL, memory, marks=True)
+        for _ in range(20):
+            pool.step()
+            first = memory.allocate(SMALL)
+            pool.client.rest_unused()
+            memory.free(first)
+        assert pool.report().to_dict()["arena_bytes"] <= large * SMALL / LARGE * 1.1
+
+
+def test_what_is_followed_now_and_then_does_not_rest() -> None:
+    """As an evaluation, never at work when somebody looks."""
+    with Pool(simulated(), background=False) as pool:
+        memory = programs.Watched(pool)
+        rounds(pool, 4, LARGE, memory, marks=True)
+        large = pool.report().to_dict()["arena_bytes"]
+        for _ in range(20):
+            run(pool, lambda _: programs.layers(memory, scale=LARGE), 1, marks=True)
+            rounds(pool, 1, SMALL, memory, marks=True)
+            assert pool.report().to_dict()["arena_bytes"] == large
