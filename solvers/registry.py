@@ -9,7 +9,7 @@ from solvers import exact, greedy
 from solvers.task import Task
 
 #: Up to this many jobs "auto" asks the exact solver when the heuristics leave a gap,
-_FEW = 60
+FEW = 60
 #: for one of CP-SAT's deterministic seconds per so many nodes of the budget.
 _NODES_A_SECOND = 100_000_000
 
@@ -19,7 +19,7 @@ Solver = Callable[[Task], None]
 def auto(task: Task) -> None:
     """The greedy orders and the search; then, for few jobs and with OR-Tools installed, the exact solver."""
     greedy.greedy(task)
-    if len(task.jobs) <= _FEW and task.stopped_by in ("nodes", "time") and exact.available():
+    if len(task.jobs) <= FEW and task.stopped_by in ("nodes", "time") and exact.available():
         exact.prove(task, _NODES_A_SECOND)
 
 

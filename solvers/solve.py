@@ -13,7 +13,7 @@ from solvers.greedy import quick
 from solvers.jobs import Jobs, jobs_of
 from solvers.pieces import pieces_of
 from solvers.plan import Plan, Status, Stop
-from solvers.registry import SOLVERS
+from solvers.registry import FEW, SOLVERS
 from solvers.rotation import columns_to_try, part_of
 from solvers.task import Task, Watch
 
@@ -96,6 +96,8 @@ def _solve_each(
 
     bound, bounds = lower_bound(buffers), list[int]()
     enough, seconds = max(stop.target_bytes or 0, capacity or 0, bound), 0.0
+    if len(tried) > 1 and solver == "auto" and len(buffers) <= FEW:
+        tried = sorted(tried, key=lambda columns: _quickly(buffers, columns))
     for k, columns in enumerate(tried):
         part = stop if len(tried) == 1 else part_of(stop, seconds, len(tried) - k)
         plan = _Solve(buffers, capacity, part, seed, solver, better, columns).run()
@@ -112,6 +114,13 @@ def _solve_each(
             break
     assert best is not None
     return _of_all(best, min(bounds) if len(bounds) == len(tried) else bound, seconds)
+
+
+def _quickly(buffers: Buffers, columns: int) -> int:
+    """The arena that the quick orders find, so that no other number is proven useless first."""
+    task = Task(jobs_of(buffers.planned().unrolled(columns)), Watch(Stop()))
+    quick(task)
+    return task.arena
 
 
 def _is_better(plan: Plan, than: Plan) -> bool:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+#: A position whose buffers live longer than this many iterations is left to the fallback.
+MOST_ITERATIONS_ALIVE = 16
+
+
 @dataclass(frozen=True, eq=False)
 class Cycle:
     """What one sequence does over and over.
@@ -60,8 +64,9 @@ def find_cycle(
     stretch = max(found, key=lambda one: one.length)
     rows = rows[: stretch.start + stretch.length]
     values = values[: len(rows)]
-    first = stretch.start + _quietest(values, freed_before[rows], rows, stretch.start, stretch.period)
-    return Cycle(rows, first, stretch.period)
+    period = _with_lifetimes(_lifetimes(rows[stretch.start :], freed_before), stretch)
+    first = stretch.start + _quietest(values, freed_before[rows], rows, stretch.start, period)
+    return Cycle(rows, first, period)
 
 
 def _cuts(n: int) -> list[int]:
@@ -78,6 +83,33 @@ def _stretch(values: NDArray[np.int64], cut: int) -> Period | None:
     differs = values[cut:] != values[cut - period.period : len(values) - period.period]
     beyond = int(differs.argmax()) if differs.any() else len(differs)
     return Period(period.period, period.length + beyond, period.start)
+
+
+def _lifetimes(rows: NDArray[np.int64], freed_before: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of each row, in allocations of the sequence; 0: not freed."""
+    gone = freed_before[rows]
+    return np.where(gone < 0, 0, np.maximum(np.searchsorted(rows, gone) - np.arange(len(rows)), 1))
+
+
+def _with_lifetimes(life: NDArray[np.int64], stretch: Period) -> int:
+    """The period of the stretch, or a multiple of it where buffers outlive many periods.
+
+    Where few sizes are used over and over, as by a program whose arrays all have one, they say less than what
+    lives how long.
+    """
+    period = stretch.period
+    passing = life[life <= stretch.length // (2 * LEAST_REPEATS)]
+    longest = int(passing.max(initial=0))
+    if longest <= MOST_ITERATIONS_ALIVE * period:
+        return period
+    seen = life[: len(life) - longest]  # later ones may not be over yet
+    repeated = tail_period(seen, min_repeats=2)
+    if repeated is not None and repeated.length >= LEAST_REPEATS * repeated.period:
+        longer = int(np.lcm(period, repeated.period))
+    else:
+        longer = period * -(-longest // (MOST_ITERATIONS_ALIVE * period))
+    enough = longest <= MOST_ITERATIONS_ALIVE * longer and stretch.length >= LEAST_REPEATS * longer
+    return longer if enough else period
 
 
 def _quietest(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from traces.buffers import Buffers
+from traces.cycles import MOST_ITERATIONS_ALIVE
 from traces.windows import Windows, find_windows
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
     from traces.trace import Trace
 
-#: A position whose buffers live longer than this many iterations is left to the fallback.
-MOST_ITERATIONS_ALIVE = 16
 #: Later than all times of a warm-up.
 _NEVER = np.iinfo(np.int64).max
 

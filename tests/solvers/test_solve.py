@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from solvers import SOLVERS, Plan, Status, Stop, check, lower_bound, peak_load, solve
+from solvers import SOLVERS, Plan, Status, Stop, check, lower_bound, peak_load, registry, solve
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:
@@ -332,3 +332,16 @@ def test_fewer_columns_than_instances_are_refused() -> None:
     buffers = Buffers.of([0], [5], 100, period=2)
     with pytest.raises(ValueError, match="2 columns are fewer than the 3 instances"):
         solve(buffers, columns=2)
+
+
+def test_what_comes_quickly_to_the_bound_spares_the_proof_of_other_numbers_of_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four buffers that each outlive the iteration: the number tried first took a proof of ten seconds."""
+    proofs: list[int] = []
+    monkeypatch.setattr(registry.exact, "prove", lambda task, _: proofs.append(task.arena))
+    start, size = np.arange(4), np.array([320_000, 320_000, 160_000, 480_000])
+    buffers = Buffers.of(start, start + 5, size, period=4, alignment=np.full(4, 64))
+    plan = solve(buffers)
+    assert proofs == []
+    assert plan.arena_bytes == lower_bound(buffers)

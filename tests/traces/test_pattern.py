@@ -324,3 +324,32 @@ def test_iterations_are_found_whatever_a_finished_program_did_at_last(
     assert np.array_equal(np.sort(found[0].buffers.size), np.sort(sizes))
     assert found[0].iterations >= 20
     assert found[0].coverage == 1
+
+
+@pytest.mark.parametrize("kept", [40, 100])
+def test_where_all_buffers_have_one_size_their_lifetimes_tell_the_iteration(kept: int) -> None:
+    """Seven equal buffers an iteration, one of which is kept for some iterations: the sizes alone say period one."""
+    recorder, window = Recorder(), list[int]()
+    for _ in range(300):
+        window.append(recorder.alloc(4096))
+        if len(window) > kept // 7:
+            recorder.free(window.pop(0))
+        for _ in range(3):
+            one, other = recorder.alloc(4096), recorder.alloc(4096)
+            recorder.free(one)
+            recorder.free(other)
+    (pattern,) = find_patterns(recorder.trace(), whole_recording=False)
+    assert len(pattern.buffers) == 7
+    assert not pattern.buffers.persistent.any()
+    assert sorted(pattern.buffers.lengths.tolist())[-1] > 16
+
+
+def test_lifetimes_that_never_repeat_do_not_keep_equal_buffers_from_a_plan() -> None:
+    random = np.random.default_rng(1)
+    recorder, alive = Recorder(), list[int]()
+    for _ in range(3000):
+        alive.append(recorder.alloc(4096))
+        if len(alive) > 30:
+            recorder.free(alive.pop(int(random.integers(2))))
+    (pattern,) = find_patterns(recorder.trace(), whole_recording=False)
+    assert not pattern.buffers.persistent.all()
