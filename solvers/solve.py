@@ -118,9 +118,12 @@ def _solve_each(
 
 def _quickly(buffers: Buffers, columns: int) -> int:
     """The arena that the quick orders find, so that no other number is proven useless first."""
-    task = Task(jobs_of(buffers.planned().unrolled(columns)), Watch(Stop()))
-    quick(task)
-    return task.arena
+    arena = 0
+    for rows in _groups(buffers):
+        task = Task(jobs_of(buffers.select(rows).unrolled(columns)), Watch(Stop()))
+        quick(task)
+        arena += task.arena
+    return arena
 
 
 def _is_better(plan: Plan, than: Plan) -> bool:

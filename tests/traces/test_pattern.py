@@ -328,7 +328,7 @@ def test_iterations_are_found_whatever_a_finished_program_did_at_last(
 
 @pytest.mark.parametrize("kept", [40, 100])
 def test_where_all_buffers_have_one_size_their_lifetimes_tell_the_iteration(kept: int) -> None:
-    """Seven equal buffers an iteration, one of which is kept for some iterations: the sizes alone say period one."""
+    """Seven equal buffers an iteration, one of them kept for some more: the sizes alone say period one."""
     recorder, window = Recorder(), list[int]()
     for _ in range(300):
         window.append(recorder.alloc(4096))
