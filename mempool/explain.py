@@ -35,7 +35,17 @@ def explain(pool: Pool) -> str:
         if before:
             return f"no divergences since the latest plan took effect; {before:,} misses before"
         return "no divergences: every allocation followed the plan"
-    return f"no plan in effect: {pool.state}"
+    return f"no plan in effect: {pool.state}{_too_long(pool.client.state())}"
+
+
+def _too_long(state: dict[str, int]) -> str:
+    """What to say where the recording has been full, and nothing in it recurred."""
+    if not state["events_dropped"] or state["plan_active_at_iteration"]:
+        return ""
+    return (
+        "; nothing has been seen to repeat within what the recording holds: an iteration must fit into it "
+        "three times, or twice if it is marked by `pool.step()`"
+    )
 
 
 def explained(divergences: list[dict[str, Any]]) -> list[str]:

@@ -139,6 +139,8 @@ class Learner:
         if state["events_dropped"] > self._dropped:
             # The ring has wrapped and shows nothing new: stop paying for it, and try again much later.
             self._dropped = state["events_dropped"]
+            if not self._known and self._client.grow_recording():
+                return False
             self._client.set_recording(False)
             self._rest.since_vain(self._counts(), replaying=state["replaying"])
         elif patterns:

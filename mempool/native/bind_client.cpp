@@ -193,6 +193,8 @@ void bind_client(nb::module_& m) {
            "seconds; looks in vain end no wait as long as they took less than `looks`. Also ends when something stays in "
            "the way of a plan, not before iteration `around`, when the arena was refused, at so many allocations, and, while "
            "nothing is recorded, at so many misses and when so much of the program goes off its plan.")
+      .def("grow_recording", &Client::grow_recording,
+           "Room for twice as many events. False: it is not full, or would be more than a sixteenth of the memory held.")
       .def("rest_unused", &Client::rest_unused,
            "Once a second, as waiting for work does: for what nobody has followed for long no arena is kept.")
       .def("wake", &Client::wake)

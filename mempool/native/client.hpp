@@ -67,6 +67,8 @@ class Client {
 
   // --- recording and planning; the planner's thread
   void set_recording(bool on) noexcept;       // the planner's ring
+  // Room for twice as many events, if the recording is full and small beside what is recorded. May throw std::bad_alloc.
+  bool grow_recording();
   void set_tape(bool on) noexcept;            // everything, for a trace file
   struct Recording {
     std::vector<BriefEvent> events;     // oldest first

@@ -3,6 +3,11 @@
 #include "snapshot.hpp"
 
 namespace mempool {
+namespace {
+
+constexpr std::size_t kShareOfMemory = 16;  // of what the pool held at most, a recording that grows may take one part
+
+}  // namespace
 
 void Client::set_recording(bool on) noexcept {
   const Guarded guard(pool_->lock);
@@ -13,6 +18,15 @@ void Client::set_recording(bool on) noexcept {
   }
   if (!on) ring_.clear();
   ring_.set_on(on);
+}
+
+bool Client::grow_recording() {
+  const Guarded guard(pool_->lock);
+  const std::size_t capacity = 2 * ring_.capacity();
+  const std::size_t most = pool_->source().reserved().peak / kShareOfMemory / sizeof(BriefEvent);
+  if (capacity > most || ring_.kept() < ring_.capacity()) return false;
+  ring_.grow(capacity);
+  return true;
 }
 
 void Client::set_tape(bool on) noexcept {

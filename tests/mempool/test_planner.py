@@ -479,3 +479,35 @@ def test_what_went_off_before_a_plan_does_not_count_against_it() -> None:
                 programs.layers(memory)
         assert pool._planner is not None
         assert pool._planner._learner._rest._since.misses > 5_000
+
+
+#: Of more allocations than the recording holds three times.
+LONG = random.Random(1).choices(range(1000, 64_000, 8), k=50_000)
+
+
+def test_an_iteration_that_does_not_fit_the_recording_is_planned_where_memory_allows() -> None:
+    """The recording may take a sixteenth of what the pool holds."""
+    with Pool(simulated(), background=False) as pool:
+        memory = programs.Watched(pool)
+        kept = memory.allocate(256 << 20)
+
+        def iteration() -> None:
+            for size in LONG:
+                memory.free(memory.allocate(size))
+
+        for _ in range(8):
+            iteration()
+            pool.plan_now()
+        assert pool.plans == 1
+        memory.free(kept)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    with Pool(simulated(), background=False) as pool:
+        memory = programs.Watched(pool)
+        for _ in range(7):
+            for size in LONG:
+                memory.free(memory.allocate(size))
+            pool.plan_now()
+        assert pool.plans == 0
+        assert "three times, or twice" in pool.explain()
