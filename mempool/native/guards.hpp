@@ -18,7 +18,12 @@ inline bool guarded(const char* name) noexcept {
 
 }  // namespace mempool
 
+#ifdef MEMPOOL_WORLD  // between a check and what follows from it another thread may run
+#include "world/fibers.hpp"
+#define MEMPOOL_GUARDED(name) (::world::point(), ::mempool::guarded(name))
+#else
 #define MEMPOOL_GUARDED(name) ::mempool::guarded(name)
+#endif
 
 #else
 #define MEMPOOL_GUARDED(name) true

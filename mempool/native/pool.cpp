@@ -318,6 +318,7 @@ bool Pool::allocate_for_graph(std::size_t bytes, Stream stream, Given& given) no
 }
 
 Pool::Given Pool::resize(Address old, std::size_t bytes, Stream stream, Freed& before) noexcept {
+  if (uses_.has(old) && MEMPOOL_GUARDED("resize_shared")) return {};  // another stream may be at work on what it is now
   Block* const block = segments_.find(old);
   if (block == nullptr) return {};
   before = {Freed::segment, block->requested, block->size};

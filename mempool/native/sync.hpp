@@ -1,5 +1,10 @@
-// Every lock and atomic of the core comes from here, so that a test build can replace them in one place.
+// Every lock, atomic and thread-local object of the core comes from here, so that a test build can replace them in one
+// place: the simulated world's threads are fibers, and each of these is where another may go on.
 #pragma once
+
+#ifdef MEMPOOL_WORLD
+#include "world/sync.hpp"
+#else
 
 #include <sched.h>
 #include <time.h>
@@ -55,6 +60,19 @@ class Lock {
 
   Atomic<bool> held_{false};
 };
+
+// One for each thread, which ends with it.
+template <class T>
+T& per_thread() noexcept {
+  static thread_local T object;
+  return object;
+}
+
+}  // namespace mempool
+
+#endif
+
+namespace mempool {
 
 class Guarded {
  public:

@@ -9,10 +9,7 @@ namespace mempool {
 
 class ThreadCache {
  public:
-  static ThreadCache& mine() noexcept {
-    static thread_local ThreadCache cache;
-    return cache;
-  }
+  static ThreadCache& mine() noexcept { return per_thread<ThreadCache>(); }
   ~ThreadCache();
 
   // Registered clients can be found by number from a thread's end, when they may be gone.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import guards
 import pytest
 from harness_runs import notices_each, seeds_until_time_is_up
 
@@ -17,7 +18,6 @@ sys.path.insert(0, str(ROOT / "tests" / "native"))
 import build  # noqa: E402
 
 DEVICES = ["host", "pages", "whole"]
-GUARDS = ["cells", "strangers", "hole", "arena_end", "own_size", "lock", "stream", "wait", "fork"]
 #: MEMPOOL_STRESS_SECONDS: how long a full or soak run goes on for each build and device.
 FULL_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
 
@@ -74,7 +74,7 @@ def test_the_harness_notices_each_guard_that_is_taken_out(
 ) -> None:
     program = harness(folder, "none", mutations=True)
     notices_each(
-        GUARDS,
+        guards.STRESS,
         lambda guard: [
             stress(program, device, seed, 4, removed=guard)
             for seed in range(1 if guard == "fork" else 3)

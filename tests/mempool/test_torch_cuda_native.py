@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import guards
 import pytest
 from harness_runs import notices_each, seeds_until_time_is_up
 
@@ -19,7 +20,6 @@ sys.path.insert(0, str(ROOT / "tests" / "native"))
 
 import build  # noqa: E402
 
-GUARDS = ["record_stream", "hold", "graph", "stream", "wait", "own_size"]
 #: MEMPOOL_STRESS_SECONDS: how long a full or soak run goes on for each build.
 FULL_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
 
@@ -75,7 +75,9 @@ def test_the_harness_notices_each_guard_that_is_taken_out(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program = harness(folder, "none", mutations=True)
-    notices_each(GUARDS, lambda guard: [stress(program, seed, 4, removed=guard) for seed in range(4)], capsys)
+    notices_each(
+        guards.CUDA, lambda guard: [stress(program, seed, 4, removed=guard) for seed in range(4)], capsys
+    )
 
 
 def test_captures_with_bodies_and_captures_that_fail(folder: Path) -> None:

@@ -26,10 +26,15 @@ def compiler() -> str:
     return os.environ.get("CXX", "c++")
 
 
-def flags(sanitizer: str, mutations: bool) -> list[str]:
+#: Parts of the core that are no part of the simulated world: those on top of it, and for frameworks.
+OUTSIDE_THE_WORLD = ("hook", "torch_", "checked", "c_api")
+
+
+def flags(sanitizer: str, mutations: bool, *, world: bool = False) -> list[str]:
     """Compiler flags of one kind of build."""
     optimisation = ["-O2"] if sanitizer == "none" else ["-O1", "-g", "-fno-omit-frame-pointer"]
-    extra = ["-DMEMPOOL_MUTATIONS"] if mutations else []
+    extra = ["-DMEMPOOL_MUTATIONS"] if mutations or world else []
+    extra += ["-DMEMPOOL_WORLD", f"-I{HERE}"] if world else []
     common = ["-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{CORE}", f"-I{TRACES}"]
     return [*common, *optimisation, *SANITIZERS[sanitizer], *extra]
 
@@ -49,16 +54,19 @@ def has_sanitizer(sanitizer: str) -> bool:
 
 
 def build(program: str, folder: Path, *, sanitizer: str = "none", mutations: bool = False) -> Path:
-    """Compile tests/native/PROGRAM.cpp with the core.
+    """Compile tests/native/PROGRAM.cpp with the core; "world" with the simulated world's threads in it.
 
     Raises:
         RuntimeError: with the compiler's output.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    sources = [p for p in sorted(CORE.glob("*.cpp")) if not p.name.startswith(("bind_", "module", "numpy_"))]
-    folders = (CORE, TRACES, HERE)
+    world = program == "world"
+    left_out = ("bind_", "module", "numpy_", *(OUTSIDE_THE_WORLD if world else ()))
+    sources = [p for p in sorted(CORE.glob("*.cpp")) if not p.name.startswith(left_out)]
+    sources += sorted((HERE / "world").glob("*.cpp")) if world else []
+    folders = (CORE, TRACES, HERE, HERE / "world")
     headers = b"".join(p.read_bytes() for folder in folders for p in sorted(folder.glob("*.h*")))
-    options = flags(sanitizer, mutations)
+    options = flags(sanitizer, mutations, world=world)
 
     def compiled(source: Path) -> Path:
         key = hashlib.sha256(

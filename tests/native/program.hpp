@@ -6,16 +6,20 @@
 #include <random>
 #include <vector>
 
+#include "client.hpp"
 #include "pattern.hpp"
 
 namespace stress {
 
-using Random = std::mt19937_64;
+using Random = std::mt19937_64;  // or any other generator of 64 bits
 
-inline std::size_t below(Random& random, std::size_t limit) { return random() % limit; }
-inline bool chance(Random& random, unsigned percent) { return random() % 100 < percent; }
+template <class Random>
+std::size_t below(Random& random, std::size_t limit) { return random() % limit; }
+template <class Random>
+bool chance(Random& random, unsigned percent) { return random() % 100 < percent; }
 
-inline std::size_t any_size(Random& random) {
+template <class Random>
+std::size_t any_size(Random& random) {
   switch (below(random, 8)) {
     case 0: return below(random, 513);                          // small
     case 1: return 200000 + below(random, 900000);              // a segment of its own
@@ -30,6 +34,7 @@ struct Program {
   std::vector<std::uint64_t> sizes;
   std::vector<std::uint32_t> lives;
 
+  template <class Random>
   static Program make(Random& random) {
     Program program;
     const std::size_t count = 4 + below(random, 40);
@@ -72,7 +77,8 @@ struct Planned {
 };
 
 // First fit above `base`; a lying plan puts everything anywhere.
-inline Planned plan(const Program& program, std::uint32_t sequence, mempool::Stream stream, std::size_t base,
+template <class Random>
+Planned plan(const Program& program, std::uint32_t sequence, mempool::Stream stream, std::size_t base,
                     std::size_t alignment, bool lies, Random& random) {
   Planned made;
   made.table.sequence = sequence;
@@ -99,6 +105,50 @@ inline Planned plan(const Program& program, std::uint32_t sequence, mempool::Str
   }
   made.bytes = (made.bytes + alignment - 1) / alignment * alignment;
   return made;
+}
+
+// Where a sequence last began the program, by its own count of allocations, as the planner finds it in the recording;
+// anywhere if it has not.
+template <class Random>
+std::uint64_t phase_of(const mempool::Client::Recording& recording, std::uint32_t sequence, const Program& program,
+                       Random& random) {
+  std::vector<std::uint64_t> sizes;
+  for (const mempool::BriefEvent& event : recording.events) {
+    if (event.kind == mempool::RecordedEvent::alloc && event.sequence == sequence) sizes.push_back(event.size);
+  }
+  for (std::size_t count = 1; count <= sizes.size(); ++count) {
+    const std::size_t compared = std::min(count, program.sizes.size());
+    const bool same = std::equal(sizes.end() - static_cast<std::ptrdiff_t>(count),
+                                 sizes.end() - static_cast<std::ptrdiff_t>(count - compared), program.sizes.begin());
+    if (compared >= std::min(mempool::kWindow, static_cast<std::uint32_t>(program.sizes.size())) && same) {
+      return recording.counts[sequence] - count;
+    }
+  }
+  return below(random, 2 * program.sizes.size());
+}
+
+// A plan of what the client's sequences do, one program each; some of it for another program, or of lies.
+template <class Random>
+std::unique_ptr<mempool::Pattern> any_pattern(const std::vector<Program>& programs, mempool::Client& client,
+                                              std::size_t alignment, bool lies, Random& random, bool cyclic) {
+  const mempool::Client::Recording recording = client.recording();
+  auto pattern = std::make_unique<mempool::Pattern>();
+  pattern->cyclic = cyclic;
+  const mempool::Stream main = chance(random, 80) ? 0 : 1;
+  std::size_t base = 0;
+  for (unsigned i = 0; i < programs.size(); ++i) {
+    const std::size_t which = chance(random, 90) ? i : below(random, programs.size());
+    const mempool::Stream stream = which % 3 == 2 ? 1 - main : main;
+    const Program& program = programs[which];
+    const std::size_t first = cyclic && chance(random, 30) ? below(random, program.sizes.size()) : 0;
+    Planned part = plan(program.from(first), i, stream, base, alignment, lies, random);
+    if (cyclic && i < recording.counts.size()) part.table.phase = phase_of(recording, i, program.from(first), random);
+    base = part.bytes;
+    if (!cyclic) part.table.marks = {0, part.table.length() / 2, part.table.length()};
+    pattern->tables.push_back(std::move(part.table));
+    pattern->arena_bytes = std::max(pattern->arena_bytes, part.bytes);
+  }
+  return pattern;
 }
 
 }  // namespace stress

@@ -13,12 +13,12 @@
 #include <thread>
 
 #include "c_api.h"
+#include "checks.hpp"
 #include "client.hpp"
 #include "host_device.hpp"
 #include "observer.hpp"
 #include "program.hpp"
 #include "simulated_device.hpp"
-#include "snapshot.hpp"
 
 using namespace mempool;
 using namespace stress;
@@ -228,64 +228,8 @@ class Worker {
   std::vector<Buffer> kept_;
 };
 
-// Where a sequence last began the program, by its own count of allocations, as the planner finds it in the recording;
-// anywhere if it has not.
-std::uint64_t phase_of(const Client::Recording& recording, std::uint32_t sequence, const Program& program, Random& random) {
-  std::vector<std::uint64_t> sizes;
-  for (const BriefEvent& event : recording.events) {
-    if (event.kind == RecordedEvent::alloc && event.sequence == sequence) sizes.push_back(event.size);
-  }
-  for (std::size_t count = 1; count <= sizes.size(); ++count) {
-    const std::size_t compared = std::min(count, program.sizes.size());
-    const bool same = std::equal(sizes.end() - static_cast<std::ptrdiff_t>(count),
-                                 sizes.end() - static_cast<std::ptrdiff_t>(count - compared), program.sizes.begin());
-    if (compared >= std::min(kWindow, static_cast<std::uint32_t>(program.sizes.size())) && same) {
-      return recording.counts[sequence] - count;
-    }
-  }
-  return below(random, 2 * program.sizes.size());
-}
-
-std::unique_ptr<Pattern> any_pattern(Setting& s, Client& client, Random& random, bool cyclic) {
-  const Client::Recording recording = client.recording();
-  auto pattern = std::make_unique<Pattern>();
-  pattern->cyclic = cyclic;
-  const bool lies = chance(random, 40);
-  const Stream main = chance(random, 80) ? 0 : 1;
-  std::size_t base = 0;
-  for (unsigned i = 0; i < s.programs.size(); ++i) {
-    const std::size_t which = chance(random, 90) ? i : below(random, s.programs.size());
-    const Stream stream = which % kStreams == 2 ? 1 - main : main;
-    const Program& program = s.programs[which];
-    const std::size_t first = cyclic && chance(random, 30) ? below(random, program.sizes.size()) : 0;
-    Planned part = plan(program.from(first), i, stream, base, s.device->traits().alignment, lies, random);
-    if (cyclic && i < recording.counts.size()) part.table.phase = phase_of(recording, i, program.from(first), random);
-    base = part.bytes;
-    if (!cyclic) part.table.marks = {0, part.table.length() / 2, part.table.length()};
-    pattern->tables.push_back(std::move(part.table));
-    pattern->arena_bytes = std::max(pattern->arena_bytes, part.bytes);
-  }
-  return pattern;
-}
-
-// Its blocks lie without gaps in their segments, and no two segments overlap.
-void look_at(const Snapshot& snapshot) {
-  std::vector<std::uint64_t> ends;
-  for (const Snapshot::Segment& segment : snapshot.segments) ends.push_back(segment.base);
-  for (const Snapshot::Block& block : snapshot.blocks) {
-    if (block.address != ends[block.segment]) fail("a gap in a snapshot", block.address, block.size);
-    ends[block.segment] += block.size;
-  }
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
-  for (std::size_t i = 0; i < ends.size(); ++i) {
-    const Snapshot::Segment& segment = snapshot.segments[i];
-    if (ends[i] != segment.base + segment.size) fail("blocks do not fill their segment", segment.base, segment.size);
-    ranges.emplace_back(segment.base, ends[i]);
-  }
-  std::sort(ranges.begin(), ranges.end());
-  for (std::size_t i = 1; i < ranges.size(); ++i) {
-    if (ranges[i].first < ranges[i - 1].second) fail("segments overlap", ranges[i].first, ranges[i].second);
-  }
+std::unique_ptr<Pattern> any_plan(Setting& s, Client& client, Random& random, bool cyclic) {
+  return any_pattern(s.programs, client, s.device->traits().alignment, chance(random, 40), random, cyclic);
 }
 
 // Plans come and go, memory becomes scarce, somebody looks, all while the workers go on.
@@ -294,10 +238,10 @@ void meddle(Setting& s, Random random) {
     std::optional<AtWork> at_work(s);
     Client& client = *s.clients[below(random, s.clients.size())];
     switch (below(random, 19)) {
-      case 0: case 1: case 2: client.install(any_pattern(s, client, random, true), below(random, 10)); break;
+      case 0: case 1: case 2: client.install(any_plan(s, client, random, true), below(random, 10)); break;
       case 3:
-      client.load(chance(random, 50) ? any_pattern(s, client, random, false) : nullptr,
-                  any_pattern(s, client, random, true));
+      client.load(chance(random, 50) ? any_plan(s, client, random, false) : nullptr,
+                  any_plan(s, client, random, true));
       break;
       case 4: if (chance(random, 20)) client.drop_patterns(); break;
       case 5: client.set_recording(chance(random, 70)); break;
@@ -348,23 +292,6 @@ void fork_once(Setting& s, Worker& worker) {
   int status = 0;
   if (pid < 0 || waitpid(pid, &status, 0) != pid) fail("fork", 0, 0);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fail("a forked child did not end well", 0, static_cast<std::size_t>(status));
-}
-
-// What the fallback keeps count of, counted anew. The pool's lock is held.
-void check_returnable(const Segments& segments, std::size_t page) {
-  std::size_t bytes = 0;
-  for (const auto& [base, segment] : segments.by_base()) {
-    for (const Block* block = segment.first; block != nullptr; block = block->after) {
-      if (!block->free) continue;
-      const std::size_t begin = block->address - base, end = begin + block->size;
-      if (page == 0 || segment.large) {
-        bytes += block->size == segment.size ? segment.size : 0;
-      } else if ((begin + page - 1) / page < end / page) {
-        bytes += segment.pages.count((begin + page - 1) / page, end / page) * page;
-      }
-    }
-  }
-  if (bytes != segments.retained()) fail("what is free and returnable is counted wrong", bytes, segments.retained());
 }
 
 // Nothing runs: the books must agree.

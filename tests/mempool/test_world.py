@@ -1,0 +1,106 @@
+"""The core in a simulated world: see tests/native/world/world.hpp."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import guards
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "native"))
+
+import soak  # noqa: E402
+
+import build  # noqa: E402
+
+if TYPE_CHECKING:
+    from typing import Any
+
+#: Faults that a world has found: the guard that mends it, and the world.
+FOUND = [("resize_shared", 1, "whole", 2000)]
+SOAK_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
+
+
+def world(folder: Path, sanitizer: str = "none") -> Path:
+    if not build.has_sanitizer(sanitizer):
+        pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")
+    return build.build("world", folder, sanitizer=sanitizer)
+
+
+@pytest.mark.parametrize("mode", soak.MODES)
+@pytest.mark.parametrize(("sanitizer", "count"), [("none", 500), ("address", 40), ("thread", 40)])
+def test_worlds_keep_every_promise(folder: Path, sanitizer: str, count: int, mode: str) -> None:
+    did = soak.worlds(world(folder, sanitizer), 1, count, mode)
+    assert did["worlds"] == count
+    assert did["hit"] > 100 * count
+    assert did["refused"] > 0
+
+
+@pytest.mark.parametrize("mode", soak.MODES)
+def test_a_seed_makes_the_same_world_in_every_build(folder: Path, mode: str) -> None:
+    def did(sanitizer: str) -> dict[str, Any]:
+        return {k: v for k, v in soak.worlds(world(folder, sanitizer), 7, 5, mode).items() if k != "seconds"}
+
+    assert did("none") == did("none") == did("address")
+
+
+@pytest.mark.parametrize(("guard", "seed", "mode", "steps"), FOUND)
+def test_what_a_world_has_found_stays_mended(
+    folder: Path, guard: str, seed: int, mode: str, steps: int
+) -> None:
+    program = world(folder)
+    soak.worlds(program, seed, 1, mode, steps=steps)
+    with pytest.raises(soak.WorldError, match=f"seed {seed} {mode}"):
+        soak.worlds(program, seed, 1, mode, steps=steps, MEMPOOL_REMOVED_GUARD=guard)
+
+
+def test_a_failure_is_shrunk_to_the_few_steps_that_matter(folder: Path) -> None:
+    program = world(folder)
+    told = soak.shrunk(program, 1, "whole", steps=2000, MEMPOOL_REMOVED_GUARD="resize_shared")
+    assert int(re.search(r"fails in (\d+) steps", told)[1]) < 10  # type: ignore[index]
+    assert "stream 1 uses buffer #" in told
+    assert "memory that another stream may still use" in told.splitlines()[-1]
+    assert "does not fail" in soak.shrunk(program, 1, "whole", steps=2000)
+
+
+def test_every_guard_of_the_core_is_missed_by_some_test() -> None:
+    """By name, in one of the lists of those that are removed one by one."""
+    texts = (path.read_text() for path in build.CORE.glob("*.[ch]pp"))
+    named = {name for text in texts for name in re.findall(r'MEMPOOL_GUARDED\("(\w+)"\)', text)}
+    assert named == {*guards.WORLD, *guards.STRESS, *guards.CUDA}
+
+
+@pytest.mark.mutation
+@pytest.mark.timeout(0)
+def test_worlds_notice_each_guard_that_is_taken_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = world(folder)
+    rows, survived = [], []
+    for guard, modes in guards.WORLD.items():
+        for mode in modes:
+            try:
+                soak.worlds(program, 1, 300, mode, MEMPOOL_REMOVED_GUARD=guard)
+            except soak.WorldError as error:
+                rows.append(f"{guard:14} {mode:7} {str(error)[:120]}")
+            else:
+                survived.append((guard, mode))
+    with capsys.disabled():
+        print("\nguard          threads  caught by", *rows, sep="\n")
+    assert survived == []
+
+
+@pytest.mark.full
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("sanitizer", list(build.SANITIZERS))
+def test_many_worlds_keep_every_promise(
+    folder: Path, sanitizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    did = soak.soak(world(folder, sanitizer), SOAK_SECONDS, time.time_ns() // 1_000_000, os.cpu_count() or 1)
+    with capsys.disabled():
+        print(f"\n{sanitizer}: {did}")

@@ -1,0 +1,14 @@
+"""The guards of the core, by name, and which harness fails without each: see mempool/native/guards.hpp."""
+
+from __future__ import annotations
+
+#: tests/native/stress.cpp, on the machine's own threads.
+STRESS = ["cells", "strangers", "hole", "arena_end", "own_size", "lock", "stream", "wait", "fork"]
+#: tests/native/torch_cuda.cpp, on the fake driver.
+CUDA = ["record_stream", "hold", "graph", "stream", "wait", "own_size"]
+_ALWAYS = [
+    *("cells", "strangers", "hole", "arena_end", "own_size", "stream", "wait", "fork"),
+    *("hold", "record_stream", "graph", "resize_shared"),
+]
+#: tests/native/world.cpp, by guard: in which modes. Whole calls never meet inside each other, so no lock is missed.
+WORLD: dict[str, tuple[str, ...]] = {**dict.fromkeys(_ALWAYS, ("whole", "inside")), "lock": ("inside",)}
