@@ -92,7 +92,11 @@ bool GraphPools::owns(Address address) const noexcept {
 
 void GraphPools::trim() noexcept {
   if (source_.held()) return;
-  pools_.remove_if([](const One& one) { return one.uses == 0 && !one.filter && one.segments.blocks() == 0; });
+  pools_.remove_if([](One& one) {
+    if (one.uses != 0 || one.filter || one.segments.blocks() != 0) return false;
+    one.segments.trim();
+    return one.segments.by_base().empty();  // else the device could not be waited for
+  });
 }
 
 std::size_t GraphPools::blocks() const noexcept {

@@ -33,18 +33,20 @@ class MemorySource {
     took(RecordedEvent::segment_map, address, bytes);
     return true;
   }
-  void decommit(Address address, std::size_t bytes) noexcept {
-    if (traits_.page == 0 || bytes == 0) return;
+  // False, here and below: the device could not be waited for, and since queued work may use it, it is kept.
+  [[nodiscard]] bool decommit(Address address, std::size_t bytes) noexcept {
+    if (traits_.page == 0 || bytes == 0) return true;
     ++calls_;
-    wait_for_users();
+    if (!wait_for_users()) return false;
     device_.decommit(address, bytes);
     gave(RecordedEvent::segment_unmap, address, bytes, bytes);
+    return true;
   }
   // As Device::resize; `to` is a multiple of a page.
   Address resize(Address address, std::size_t from, std::size_t to) noexcept {
     if (traits_.page == 0 || (to > from && !allowed(to - from))) return 0;
     ++calls_;
-    wait_for_users();
+    if (!wait_for_users()) return 0;
     const Address resized = device_.resize(address, from, to);
     if (resized == 0) return 0;
     if (resized != address) {
@@ -56,15 +58,16 @@ class MemorySource {
     return resized;
   }
   // `committed`: how many of its bytes are committed now (all of them where the device has no pages).
-  void release(Address address, std::size_t bytes, std::size_t committed) noexcept {
+  bool release(Address address, std::size_t bytes, std::size_t committed) noexcept {
     ++calls_;
-    if (traits_.page == 0 || committed != 0) wait_for_users();
+    if ((traits_.page == 0 || committed != 0) && !wait_for_users()) return false;
     device_.release(address, bytes);
     if (traits_.page == 0) {
       gave(RecordedEvent::segment_free, address, bytes, bytes);
     } else if (committed != 0) {
       gave(RecordedEvent::segment_unmap, address, bytes, committed);
     }
+    return true;
   }
 
   // Host order is not device order: what is queued on `then` from now on runs after all that is queued on `first` now.
@@ -76,7 +79,7 @@ class MemorySource {
   }
 
   // Memory goes back, or to whoever comes, when no queued work can still touch it. False: that is not known.
-  bool wait_for_users() noexcept { return !MEMPOOL_GUARDED("wait") || device_.synchronize(); }
+  bool wait_for_users() noexcept { return !MEMPOOL_GUARDED("wait") || device_.synchronize() || !MEMPOOL_GUARDED("vain_wait"); }
 
   // A graph is being captured: nothing may go back or wait for the device, and no event may be recorded on a stream of its.
   // Holds nest.

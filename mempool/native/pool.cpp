@@ -70,7 +70,7 @@ bool Pool::release_arena() noexcept {
   if (arena_base_ == 0) return true;
   collect();
   if (occupancy_.alive() != 0 || source_.held()) return false;
-  source_.release(arena_base_, arena_space_, arena_bytes_);
+  if (!source_.release(arena_base_, arena_space_, arena_bytes_)) return false;
   arena_base_ = arena_bytes_ = arena_space_ = 0;
   holes_shut_ = false;
   return true;
@@ -97,8 +97,7 @@ void Pool::shrink_arena() noexcept {
     if (release_arena()) reserve_arena(needed);
     return;
   }
-  source_.decommit(arena_base_ + needed, arena_bytes_ - needed);
-  arena_bytes_ = needed;
+  if (source_.decommit(arena_base_ + needed, arena_bytes_ - needed)) arena_bytes_ = needed;
 }
 
 std::size_t Pool::table_bytes() const noexcept {

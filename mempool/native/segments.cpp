@@ -81,7 +81,9 @@ std::size_t Segments::returnable_between(const Block& left, const Block& right) 
 void Segments::make_way(std::size_t bytes) noexcept {
   if (source_.held() || source_.traits().slow_return) return;
   const Gauge& reserved = source_.reserved();
-  while (idle_.bytes() > reserved.peak / kIdleShare && reserved.current + bytes > reserved.peak) give_back(idle_.first());
+  while (idle_.bytes() > reserved.peak / kIdleShare && reserved.current + bytes > reserved.peak) {
+    if (!give_back(idle_.first())) return;
+  }
 }
 
 bool Segments::commit_pages(Block* block) noexcept {
@@ -99,28 +101,27 @@ bool Segments::commit_pages(Block* block) noexcept {
   return true;
 }
 
-void Segments::return_pages(Block* block) noexcept {
+bool Segments::return_pages(Block* block) noexcept {
   Segment& segment = *block->segment;
   const std::size_t page = source_.traits().page;
   const auto [first, last] = pages_of(segment, block->address, block->size, true);
   for (std::size_t i = segment.pages.find(first, last, true); i < last; i = segment.pages.find(i, last, true)) {
     const std::size_t end = segment.pages.find(i, last, false);
-    source_.decommit(segment.base + i * page, (end - i) * page);
+    if (!source_.decommit(segment.base + i * page, (end - i) * page)) return false;
     segment.committed -= (end - i) * page;
     segment.pages.assign(i, end, false);
   }
+  return true;
 }
 
-// Idle memory goes back to the device, and its segment too if nothing lives there.
-void Segments::give_back(Block* block) noexcept {
-  if (is_whole(*block)) {
-    drop(*block->segment);
-    return;
-  }
+// Idle memory goes back to the device, and its segment too if nothing lives there. False: not all of it.
+bool Segments::give_back(Block* block) noexcept {
+  if (is_whole(*block)) return drop(*block->segment);
   unshelve(block);
-  return_pages(block);
-  block->idle = 0;
+  const bool all = return_pages(block);
+  block->idle = all ? 0 : returnable(*block);
   shelve(block);
+  return all;
 }
 
 void Segments::shelve(Block* block) noexcept {
@@ -356,24 +357,27 @@ void Segments::put_back(Block* block) noexcept {
     block = merge(before, block);
   }
   shelve(block);
-  while (idle_.bytes() > retained_limit_ && !source_.held()) give_back(idle_.first());
+  while (idle_.bytes() > retained_limit_ && !source_.held()) {
+    if (!give_back(idle_.first())) return;
+  }
 }
 
-void Segments::drop(Segment& segment) noexcept {
+bool Segments::drop(Segment& segment) noexcept {
+  if (!source_.release(segment.base, segment.size, segment.committed)) return false;
   unshelve(segment.first);
   delete_block(segment.first);
-  source_.release(segment.base, segment.size, segment.committed);
   segments_.erase(segment.base);
+  return true;
 }
 
-// Makes one block of a segment in which nothing lives, whichever streams its blocks were freed on: it goes back to the
-// device, which waits for them all.
+// Makes one block of a segment in which nothing lives, whichever streams its blocks were freed on, for they have all been
+// waited for: it goes back to the device.
 void Segments::gather(Segment& segment) noexcept {
   Block* const first = segment.first;
   for (const Block* block = first; block != nullptr; block = block->after) {
     if (!block->free) return;
   }
-  if (first->after == nullptr) return;
+  if (first->after == nullptr || !source_.wait_for_users()) return;
   unshelve(first);
   while (first->after != nullptr) {
     unshelve(first->after);
@@ -392,7 +396,7 @@ void Segments::trim(std::uint64_t idle_before) noexcept {
   }
   for (Block* block = idle_.first(); block != nullptr;) {
     Block* const next = block->idle_after;
-    if (block->idle_since < idle_before) give_back(block);
+    if (block->idle_since < idle_before && !give_back(block)) return;
     block = next;
   }
 }

@@ -85,8 +85,8 @@ class Segments {
   Block* take_segment(std::size_t bytes, bool large, Stream stream);
   void make_way(std::size_t bytes) noexcept;
   bool commit_pages(Block* block) noexcept;
-  void return_pages(Block* block) noexcept;
-  void give_back(Block* block) noexcept;
+  bool return_pages(Block* block) noexcept;
+  bool give_back(Block* block) noexcept;
   void split(Block* block, std::size_t bytes);
   std::size_t round_up(std::size_t bytes) const noexcept;
   void shrink(Block* block, std::size_t bytes) noexcept;
@@ -95,7 +95,7 @@ class Segments {
   Block* merge(Block* left, Block* right) noexcept;
   void put_back(Block* block) noexcept;
   void gather(Segment& segment) noexcept;
-  void drop(Segment& segment) noexcept;
+  bool drop(Segment& segment) noexcept;
   Block* new_block();
   void delete_block(Block* block) noexcept;
 

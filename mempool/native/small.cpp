@@ -177,10 +177,9 @@ void SmallBlocks::trim() noexcept {
   }
   forget_users();
   for (std::size_t i = regions_.size(); i-- > 0;) {
-    return_granules(*regions_[i]);
-    if (regions_[i]->in_use != 0) continue;
+    if (!return_granules(*regions_[i]) || regions_[i]->in_use != 0) continue;
+    if (!source_.release(regions_[i]->base, kRegion, 0)) continue;
     regions_by_base_.erase(regions_[i]->base / kRegion);
-    source_.release(regions_[i]->base, kRegion, 0);
     regions_.erase(regions_.begin() + static_cast<std::ptrdiff_t>(i));
   }
   first_spare_ = 0;
@@ -197,14 +196,16 @@ void SmallBlocks::forget_users() noexcept {
   }
 }
 
-void SmallBlocks::return_granules(Region& region) noexcept {
-  if (source_.traits().page == 0) return;
+// False: pages that nothing lives in could not go back.
+bool SmallBlocks::return_granules(Region& region) noexcept {
+  if (source_.traits().page == 0) return true;
   for (Page* first = region.pages.begin(); first != region.pages.end(); first += granule_) {
     Page* const last = first + granule_;
     if (!first->committed || std::any_of(first, last, [](const Page& page) { return page.blocks != 0; })) continue;
-    source_.decommit(first->address, granule_ * kPage);
+    if (!source_.decommit(first->address, granule_ * kPage)) return false;
     for (Page* page = first; page != last; ++page) page->committed = false;
   }
+  return true;
 }
 
 }  // namespace mempool

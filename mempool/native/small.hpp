@@ -81,7 +81,7 @@ class SmallBlocks {
   Region* add_region();
   bool commit_granule(Region& region, Page& page) noexcept;
   void forget_users() noexcept;
-  void return_granules(Region& region) noexcept;
+  bool return_granules(Region& region) noexcept;
 
   MemorySource& source_;
   std::size_t unit_;

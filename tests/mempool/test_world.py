@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 #: Faults that a world has found: the guard that mends it, and the world.
-FOUND = [("resize_shared", 1, "whole", 2000)]
+FOUND = [
+    ("resize_shared", 1, "whole", 2000),
+    ("vain_wait", 10, "whole", 3000),
+    ("vain_wait", 10, "inside", 3000),
+]
 SOAK_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
 
 

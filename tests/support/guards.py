@@ -8,7 +8,7 @@ STRESS = ["cells", "strangers", "hole", "arena_end", "own_size", "lock", "stream
 CUDA = ["record_stream", "hold", "graph", "stream", "wait", "own_size"]
 _ALWAYS = [
     *("cells", "strangers", "hole", "arena_end", "own_size", "stream", "wait", "fork"),
-    *("hold", "record_stream", "graph", "resize_shared"),
+    *("hold", "record_stream", "graph", "resize_shared", "vain_wait"),
 ]
-#: tests/native/world.cpp, by guard: in which modes. Whole calls never meet inside each other, so no lock is missed.
+#: tests/native/world.cpp, by guard: in which modes. Whole calls never meet, so they miss no lock.
 WORLD: dict[str, tuple[str, ...]] = {**dict.fromkeys(_ALWAYS, ("whole", "inside")), "lock": ("inside",)}

@@ -436,6 +436,12 @@ void Device::end(Buffer& buffer, bool moving) {
   formers_[buffer.address] = {buffer.end(), buffer.number, buffer.stream, buffer.uses};
 }
 
+void Device::stays(Buffer& buffer) {
+  moving_.erase(buffer.address);
+  formers_.erase(buffer.address);
+  live_[buffer.address] = &buffer;
+}
+
 void Device::write(Buffer& buffer, Stream stream) {
   const std::size_t s = index(stream);
   buffer.stamp = ++stamp_;

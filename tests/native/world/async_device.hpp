@@ -68,6 +68,7 @@ class Device final : public mempool::Device {
   void begin(Buffer& buffer);
   // It lets go of one. `moving`: to another place, by the core, which may read the old one until it has `arrived`.
   void end(Buffer& buffer, bool moving = false);
+  void stays(Buffer& buffer);  // after all: the core could not move it
   void arrived(Address old) noexcept { moving_.erase(old); }
   // Work that writes the whole buffer, or reads what it wrote last.
   void write(Buffer& buffer, Stream stream);

@@ -228,21 +228,23 @@ class World {
     counts_.events += 2;
     bool foreign = true;
     const Address moved = thread.client->reallocate(buffer->address, bytes, buffer->stream, &foreign);
-    device_->arrived(buffer->address);
     if (foreign) fail("a live buffer is foreign to realloc", "buffer #%zu", buffer->number);
     if (moved == 0 && !limited_) fail("a request is refused although there is memory", "%zu bytes", bytes);
-    if (moved != 0) {
+    if (moved == 0) {
+      device_->stays(*buffer);
+    } else {
+      device_->arrived(buffer->address);
       buffer->stamped = std::min({buffer->stamped, buffer->bytes, bytes});
       buffer->address = moved;
       buffer->bytes = bytes;
       buffer->uses = {};
       buffer->writes = {};
+      device_->begin(*buffer);
     }
-    device_->begin(*buffer);
     ++live_;
     requested_ += buffer->bytes;
     device_->read(*buffer, buffer->stream);
-    if (choices.chance(50)) device_->write(*buffer, buffer->stream);
+    if (moved != 0 && choices.chance(50)) device_->write(*buffer, buffer->stream);
     thread.kept.push_back(buffer);
   }
   // Another stream uses a buffer: with a wait of the buffer's own stream afterwards, or told to the pool (record_stream).
@@ -417,6 +419,7 @@ class World {
         limited_ = true;
         device_->fail_after(choices.chance(60) ? choices.below(20) : ~std::uint64_t{0});
         break;
+      case Step::no_wait: device_->fail_waits(1 + choices.below(3)); break;
       case Step::capture: capture(thread, choices); break;
       case Step::replay: if (!graphs_.empty() && !capturing_) device_->replay(graphs_[choices.below(graphs_.size())].number, kGraphs); break;
       case Step::end_graph: end_graph(thread, choices); break;
@@ -446,6 +449,7 @@ class World {
   void end() {
     Choices choices(setting_.seed);
     device_->fail_after(~std::uint64_t{0});
+    device_->fail_waits(0);
     for (Thread& thread : threads_) {
       current = thread.number;
       for (; thread.scopes != 0; --thread.scopes) thread.client->leave_dynamic();
@@ -523,7 +527,7 @@ Setting Setting::of(std::uint64_t seed, std::size_t steps, bool interleaved) {
       Step::mark, Step::other_program, Step::abandon, Step::scope, Step::thread_ends, Step::install, Step::install, Step::install,
       Step::load, Step::drop_plans, Step::record, Step::look, Step::tape, Step::rest, Step::trim, Step::give_back, Step::retain,
       Step::statistics, Step::check, Step::fork};
-  static constexpr Step::Kind kScarce[] = {Step::limit, Step::refuse};
+  static constexpr Step::Kind kScarce[] = {Step::limit, Step::refuse, Step::no_wait};
   static constexpr Step::Kind kGraph[] = {Step::capture, Step::replay, Step::replay, Step::end_graph};
   setting.steps.reserve(steps);
   for (std::size_t i = 0; i < steps; ++i) {
