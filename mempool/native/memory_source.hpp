@@ -58,16 +58,16 @@ class MemorySource {
     return resized;
   }
   // `committed`: how many of its bytes are committed now (all of them where the device has no pages).
-  bool release(Address address, std::size_t bytes, std::size_t committed) noexcept {
-    ++calls_;
+  [[nodiscard]] bool release(Address address, std::size_t bytes, std::size_t committed) noexcept {
     if ((traits_.page == 0 || committed != 0) && !wait_for_users()) return false;
-    device_.release(address, bytes);
-    if (traits_.page == 0) {
-      gave(RecordedEvent::segment_free, address, bytes, bytes);
-    } else if (committed != 0) {
-      gave(RecordedEvent::segment_unmap, address, bytes, committed);
-    }
+    let_go(address, bytes, committed);
     return true;
+  }
+  // The same of what nothing was queued on, and at a pool's end, when nobody is left to keep it: a device that cannot be
+  // waited for sees to that itself.
+  void release_anyway(Address address, std::size_t bytes, std::size_t committed) noexcept {
+    if (traits_.page == 0 || committed != 0) wait_for_users();
+    let_go(address, bytes, committed);
   }
 
   // Host order is not device order: what is queued on `then` from now on runs after all that is queued on `first` now.
@@ -104,6 +104,15 @@ class MemorySource {
   void set_limit(std::size_t bytes) noexcept { limit_ = bytes; }
 
  private:
+  void let_go(Address address, std::size_t bytes, std::size_t committed) noexcept {
+    ++calls_;
+    device_.release(address, bytes);
+    if (traits_.page == 0) {
+      gave(RecordedEvent::segment_free, address, bytes, bytes);
+    } else if (committed != 0) {
+      gave(RecordedEvent::segment_unmap, address, bytes, committed);
+    }
+  }
   void took(RecordedEvent::Kind kind, Address address, std::size_t bytes) noexcept {
     reserved_.add(bytes);
     if (reserved_.current > recent_peak_) recent_peak_ = reserved_.current;

@@ -25,7 +25,7 @@ Pool::Pool(std::unique_ptr<Device> device, const PoolOptions& options)
 }
 
 Pool::~Pool() {
-  if (arena_base_ != 0) source_.release(arena_base_, arena_space_, arena_bytes_);
+  if (arena_base_ != 0) source_.release_anyway(arena_base_, arena_space_, arena_bytes_);
 }
 
 // Where the device has pages, address space is reserved amply, so that a later plan can grow in place.

@@ -12,7 +12,7 @@ constexpr std::size_t kIdleShare = 8;  // of the high-water mark may be idle whe
 }  // namespace
 
 Segments::~Segments() {
-  for (const auto& [base, segment] : segments_) source_.release(base, segment.size, segment.committed);
+  for (const auto& [base, segment] : segments_) source_.release_anyway(base, segment.size, segment.committed);
 }
 
 Segments::Bins& Segments::stream_bins(Stream stream) { return bins_[stream]; }
@@ -155,7 +155,7 @@ Block* Segments::take_segment(std::size_t bytes, bool large, Stream stream) {
   }
   if (large || traits.page == 0) {
     if (!source_.commit(segment.base, size)) {
-      source_.release(segment.base, size, 0);
+      source_.release_anyway(segment.base, size, 0);
       delete_block(block);
       return nullptr;
     }

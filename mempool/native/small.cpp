@@ -25,7 +25,7 @@ SmallBlocks::~SmallBlocks() {
   for (const auto& region : regions_) {
     std::size_t committed = 0;
     for (const Page& page : region->pages) committed += page.committed ? kPage : 0;
-    source_.release(region->base, kRegion, committed);
+    source_.release_anyway(region->base, kRegion, committed);
   }
 }
 
@@ -39,7 +39,7 @@ SmallBlocks::Region* SmallBlocks::add_region() {
   try {
     regions_by_base_.insert(base / kRegion, region.get());
   } catch (...) {
-    source_.release(base, kRegion, 0);
+    source_.release_anyway(base, kRegion, 0);
     throw;
   }
   regions_.push_back(std::move(region));
