@@ -249,24 +249,26 @@ class World {
   }
   // Another stream uses a buffer: with a wait of the buffer's own stream afterwards, or told to the pool (record_stream).
   void share(Thread& thread, Choices& choices) {
-    Buffer* buffer = nullptr;
     if (!thread.due.empty() && choices.chance(60)) {
-      buffer = thread.due[choices.below(thread.due.size())].buffer;
-    } else if (!thread.kept.empty()) {
-      buffer = thread.kept[choices.below(thread.kept.size())];
+      share(thread, *thread.due[choices.below(thread.due.size())].buffer, choices);
+    } else if (Buffer* const buffer = take_kept(thread, choices)) {  // so that no other thread frees it meanwhile
+      share(thread, *buffer, choices);
+      thread.kept.push_back(buffer);
     }
+  }
+  void share(Thread& thread, Buffer& buffer, Choices& choices) {
     const auto other = static_cast<Stream>(choices.below(kGraphs));
-    if (buffer == nullptr || buffer->stream == other || buffer->graph != 0) return;
-    order(buffer->stream, other);
-    device_->read(*buffer, other);
+    if (buffer.stream == other) return;
+    order(buffer.stream, other);
+    device_->read(buffer, other);
     ++counts_.events;
     if (choices.chance(30)) {
-      order(other, buffer->stream);
-    } else if (!thread.client->use(buffer->address, other)) {
+      order(other, buffer.stream);
+    } else if (!thread.client->use(buffer.address, other)) {
       // The pool may have it in its books under the very stream that uses it; then that stream's next work is in order.
-      order(other, buffer->stream);
+      order(other, buffer.stream);
     }
-    WORLD_TELL("  thread %zu: stream %zu uses buffer #%zu", thread.number, static_cast<std::size_t>(other), buffer->number);
+    WORLD_TELL("  thread %zu: stream %zu uses buffer #%zu", thread.number, static_cast<std::size_t>(other), buffer.number);
   }
   void capture(Thread& thread, Choices& choices) {
     if (capturing_ || graphs_.size() >= 3) return;
