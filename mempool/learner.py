@@ -234,6 +234,8 @@ class Learner:
         from mempool.planned import make_plan
 
         blocked = [known for known in self._known if known.is_blocked_by(blockers)]
+        self._around_gap *= 2  # also where that fails
+        self._around_at = iteration + self._around_gap
         for known in [self.planned] if self.planned in blocked else blocked:
             assert known is not None
             planned = make_plan(
@@ -243,9 +245,6 @@ class Learner:
                 return False
             log.info("planning around %d buffers that stay in the arena", len(blockers))
             self._install(planned, None, instead_of=known)
-        if blocked:
-            self._around_gap *= 2
-            self._around_at = iteration + self._around_gap
         return bool(blocked)
 
     def looks_may_be_in_vain(self) -> bool:

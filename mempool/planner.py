@@ -78,7 +78,8 @@ class Planner:
         self._stop = threading.Event()
         self._pid = os.getpid()
         self._explain = explain
-        self._learning = threading.Lock()
+        self._learning = threading.RLock()
+        self._looking = False
         self._tell_at = self._trim_at = 0.0
         self._may_trim = False
         self._told_refused = False
@@ -110,7 +111,13 @@ class Planner:
         if self._pid != os.getpid():
             return False  # a forked child records nothing, and whoever held the lock is not in it
         with self._learning:
-            return self._learner.look()
+            if self._looking:
+                return False  # a signal's handler, in the middle of this very look
+            self._looking = True
+            try:
+                return self._learner.look()
+            finally:
+                self._looking = False
 
     def start(self, loaded: Planned | None = None) -> None:
         """Begin recording, and plan in a thread of low priority."""
@@ -168,7 +175,8 @@ class Planner:
                 if self._stop.is_set() or not threading.main_thread().is_alive():
                     return  # the interpreter is shutting down: modules may fail to import
                 log.exception("the planner failed; the pool goes on without a new plan for now")
-                self._learner.rest()
+                with self._learning, contextlib.suppress(Exception):
+                    self._learner.rest()
 
     def _wait(self, budget: Budget, *, patiently: bool) -> bool:
         """Wait until there may be something to do; whether that is to look at the recording."""

@@ -50,6 +50,7 @@ class Rest:
         """Recording has not begun."""
         self._since = Counts(0, 0)  # when recording began, or ended
         self._share = 0.0  # of misses, that ends it; of a plan that is followed
+        self._spoilt = NEVER  # the core's score that ends it too
         self._until = NEVER  # allocations; 0: the share says
 
     def recorded_from(self, now: Counts) -> None:
@@ -58,7 +59,7 @@ class Rest:
 
     def since_settled(self, now: Counts) -> None:
         """All has followed the plan for long."""
-        self._since, self._share, self._until = now, 1 / FEW_MISSES, 0
+        self._since, self._share, self._spoilt, self._until = now, 1 / FEW_MISSES, SPOILT, 0
 
     def since_vain(self, now: Counts, *, replaying: bool) -> None:
         """Recording has shown nothing new for long; some may go off the plan for ever."""
@@ -66,6 +67,7 @@ class Rest:
         share = (now.misses - self._since.misses) / max(allocations, 1)
         if replaying and share < 1 / 4:
             self._since, self._share, self._until = now, max(1 / FEW_MISSES, 2 * share), 0
+            self._spoilt = NEVER  # each iteration may miss once
         else:
             self.for_long(now)
 
@@ -78,11 +80,11 @@ class Rest:
         if self._until or not replaying:
             return Due(self._until, NEVER, NEVER)
         passed = max(now.allocations - self._since.allocations, 0)
-        return Due(NEVER, self._since.misses + int(self._share * passed) + 1, SPOILT)
+        return Due(NEVER, self._since.misses + int(self._share * passed) + 1, self._spoilt)
 
     def is_over(self, now: Counts, *, replaying: bool, spoilt: int) -> bool:
         """Whether to record again."""
         if self._until or not replaying:
             return now.allocations >= self._until
         misses = now.misses - self._since.misses
-        return spoilt >= SPOILT or misses > self._share * (now.allocations - self._since.allocations)
+        return spoilt >= self._spoilt or misses > self._share * (now.allocations - self._since.allocations)

@@ -104,10 +104,9 @@ def _with_lifetimes(life: NDArray[np.int64], stretch: Period) -> int:
         return period
     seen = life[: len(life) - longest]  # later ones may not be over yet
     repeated = tail_period(seen, min_repeats=2)
-    if repeated is not None and repeated.length >= LEAST_REPEATS * repeated.period:
-        longer = int(np.lcm(period, repeated.period))
-    else:
-        longer = period * -(-longest // (MOST_ITERATIONS_ALIVE * period))
+    if repeated is None or repeated.length < LEAST_REPEATS * repeated.period:
+        return period  # to plan for the longest life of each place would waste memory
+    longer = int(np.lcm(period, repeated.period))
     enough = longest <= MOST_ITERATIONS_ALIVE * longer and stretch.length >= LEAST_REPEATS * longer
     return longer if enough else period
 

@@ -8,7 +8,9 @@ namespace mempool {
 namespace {
 
 constexpr std::size_t kMostBlockers = 256;
+constexpr std::size_t kFewEvents = 64;  // in a recording of fewer, each mark is worth a look
 constexpr std::uint64_t kPatience = 2;  // iterations that a buffer is in the way before it is taken to stay
+constexpr std::uint64_t kMostSpoilt = 24;  // so that it is soon over
 constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest, the planner stops recording
 
 }  // namespace
@@ -18,13 +20,10 @@ constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest,
 void Client::have_arena() noexcept {
   if (known_.empty() || pool_->forked() || !pool_->source().device().bound()) return;
   std::size_t bytes = 0;
-  bool rests = false;
   for (Pattern* pattern : known_) {
     if (pattern->rests && in_use(pattern)) pattern->rests = false;
-    rests = rests || pattern->rests;
     if (!pattern->rests) bytes = std::max(bytes, pattern->arena_bytes);
   }
-  if (rests && !pool_->keeps_arena_in_place()) pool_->shrink_arena();  // which it can at no other time
   const Stream stream = known_.front()->tables.front().stream;
   if (pool_->arena_bytes() < bytes || pool_->arena_stream() != stream) {
     if (iterations_ < arena_retry_at_) return;
@@ -98,7 +97,7 @@ void Client::judge_iteration() noexcept {
     if (!clean) longest_clean_ = std::max(longest_clean_, clean_);
     clean_ = clean ? clean_ + 1 : 0;
     // One iteration in six may miss a little for ever (a log, a checkpoint); more than that is a change.
-    if (!clean) spoilt_ += 6;
+    if (!clean) spoilt_ = std::min(spoilt_ + 6, kMostSpoilt);
     if (clean && spoilt_ > 0) --spoilt_;
     if (ring_.on() ? settled() && clean_ % kCleanIterations == 0 : !clean) signal_work();
   }
@@ -198,7 +197,8 @@ void Client::mark(Mark kind) {
     boundary(followed());
     begin_everywhere(marks_++);
   }
-  if (ring_.on() && kind != Mark::begin && ring_.seen() >= check_at_) signal_work();
+  const bool first = ring_.kept() < kFewEvents;
+  if (ring_.on() && kind != Mark::begin && (first || ring_.seen() >= check_at_)) signal_work();
 }
 
 void Client::enter_dynamic() noexcept {

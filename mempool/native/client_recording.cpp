@@ -1,11 +1,14 @@
 // The recording, of what happens to a client's buffers.
+#include <algorithm>
+
 #include "client.hpp"
 #include "snapshot.hpp"
 
 namespace mempool {
 namespace {
 
-constexpr std::size_t kShareOfMemory = 16;  // of what the pool held at most, a recording that grows may take one part
+constexpr std::size_t kShareOfMemory = 16;  // of what the pool held at most, a recording that grows may take one part,
+constexpr std::size_t kMostEvents = std::size_t{1} << 20;  // and so many events, for that may be another memory
 
 }  // namespace
 
@@ -21,11 +24,18 @@ void Client::set_recording(bool on) noexcept {
 }
 
 bool Client::grow_recording() {
+  std::size_t capacity = 0;
+  {
+    const Guarded guard(pool_->lock);
+    capacity = 2 * ring_.capacity();
+    const std::size_t most = pool_->source().reserved().peak / kShareOfMemory / sizeof(BriefEvent);
+    if (capacity > std::min(most, kMostEvents) || ring_.kept() < ring_.capacity()) return false;
+  }
+  std::vector<BriefEvent> room;
+  room.reserve(capacity);  // here, where no request waits for it
   const Guarded guard(pool_->lock);
-  const std::size_t capacity = 2 * ring_.capacity();
-  const std::size_t most = pool_->source().reserved().peak / kShareOfMemory / sizeof(BriefEvent);
-  if (capacity > most || ring_.kept() < ring_.capacity()) return false;
-  ring_.grow(capacity);
+  if (!ring_.on() || ring_.capacity() >= capacity) return false;
+  ring_.grow_into(room);
   return true;
 }
 

@@ -93,10 +93,7 @@ void Pool::shrink_arena() noexcept {
     release_arena();
     return;
   }
-  if (source_.traits().page == 0) {
-    if (release_arena()) reserve_arena(needed);
-    return;
-  }
+  if (source_.traits().page == 0) return;
   if (source_.decommit(arena_base_ + needed, arena_bytes_ - needed)) arena_bytes_ = needed;
 }
 

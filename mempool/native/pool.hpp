@@ -60,10 +60,9 @@ class Pool {
   std::size_t arena_bytes() const noexcept { return arena_bytes_; }
   // Cells for the starts of all patterns of all clients; call when a pattern comes or goes. May throw std::bad_alloc.
   void rebuild_cells();
-  // The arena shrinks to what the patterns need that do not rest, and what is alive. Where it cannot shrink in place, it is
-  // replaced while nothing in it is alive.
+  // The arena shrinks to what the patterns need that do not rest, and what is alive. Where it cannot shrink and grow in place
+  // it stays: a larger one could be had again only in a moment when nothing in it is alive.
   void shrink_arena() noexcept;
-  bool keeps_arena_in_place() const noexcept { return source_.traits().page != 0; }
 
   // --- allocation outside the plan
   struct Given {

@@ -97,14 +97,12 @@ class Recorder {
     for (std::size_t i = oldest_; i < events_.size(); ++i) use(events_[i]);
     for (std::size_t i = 0; i < oldest_; ++i) use(events_[i]);
   }
-  // Keeps so many from now on, and no fewer than before. May throw std::bad_alloc; then nothing has changed.
-  void grow(std::size_t capacity) {
-    std::vector<Event> events;
-    events.reserve(capacity);
+  // Keeps as many from now on as `events` has room for, which is more than before.
+  void grow_into(std::vector<Event>& events) {
     copy_from(0, events);
     events_.swap(events);
     oldest_ = 0;
-    capacity_ = capacity;
+    capacity_ = events_.capacity();
   }
   void clear() noexcept {
     std::vector<Event>().swap(events_);

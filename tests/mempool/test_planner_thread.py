@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import time
@@ -235,3 +236,58 @@ def test_a_failure_is_not_the_end_of_planning(
         assert all(later >= 4 * earlier for earlier, later in itertools.pairwise(tried))
         failing = False
         until(lambda: pool.plans > 0, lambda: [programs.layers(memory) for _ in range(20)])
+
+
+def test_a_plan_around_that_cannot_be_made_is_tried_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[int] = []
+    with Pool(simulated(), background=False) as pool:
+        memory = programs.Watched(pool)
+        assert pool._planner is not None
+        for _ in range(12):
+            pool.step()
+            programs.layers(memory)
+            pool.plan_now()
+        learner = pool._planner._learner
+        known = learner.planned
+        assert known is not None
+        monkeypatch.setattr(type(known), "is_blocked_by", lambda *_: True)
+        monkeypatch.setattr(learner._client.__class__, "blockers", lambda _: [(0, 64)], raising=False)
+
+        def fails(*_: object, **__: object) -> None:
+            tried.append(pool.client.state()["iterations"])
+            raise MemoryError
+
+        monkeypatch.setattr("mempool.planned.make_plan", fails)
+        for _ in range(200):
+            pool.step()
+            programs.layers(memory)
+            with contextlib.suppress(MemoryError):
+                learner.plan_around()
+    assert 2 <= len(tried) <= 8
+
+
+def test_a_signal_handler_may_ask_for_a_plan_in_the_middle_of_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Pool(simulated(), background=False) as pool:
+        learn = Learner.learn
+        asked: list[bool] = []
+
+        def interrupted(learner: Learner) -> bool:
+            asked.append(pool.plan_now())
+            return learn(learner)
+
+        monkeypatch.setattr(Learner, "learn", interrupted)
+        pool.plan_now()
+    assert asked == [False]
+
+
+def test_few_marked_iterations_are_enough() -> None:
+    """Of fewer events than are looked at without marks."""
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        for _ in range(6):
+            pool.step()
+            for size in (5000, 6000, 7000, 8000):
+                memory.free(memory.allocate(size))
+        assert pool.wait(10)

@@ -29,6 +29,7 @@ def test_what_always_went_off_the_plan_may_go_on_to() -> None:
     rest.since_vain(Counts(11_000, 300), replaying=True)  # one in fifty
     assert not over(rest, 21_000, 500)
     assert over(rest, 21_000, 701)
+    assert not over(rest, 21_000, 500, spoilt=24)
     asked = rest.due(Counts(21_000, 500), replaying=True).misses
     assert asked == 701
     assert rest.due(Counts(61_000, 1_300), replaying=True).misses > 1_300 + 0.9 * 1_000  # ever more rarely

@@ -19,9 +19,8 @@ def rounds(pool: Pool, count: int, scale: int, memory: programs.Watched, *, mark
 
 
 @pytest.mark.parametrize("marks", [True, False])
-@pytest.mark.parametrize("page", [4096, 0])
-def test_what_only_an_unused_plan_needs_goes_back(page: int, *, marks: bool) -> None:
-    with Pool(simulated(page=page), background=False) as pool:
+def test_what_only_an_unused_plan_needs_goes_back(*, marks: bool) -> None:
+    with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         rounds(pool, 4, LARGE, memory, marks=marks)
         large = pool.report().to_dict()["arena_bytes"]
@@ -60,18 +59,14 @@ def test_between_two_looks_a_plan_may_rest_for_long_iterations() -> None:
         assert pool.report().to_dict()["arena_bytes"] == large
 
 
-def test_an_arena_that_cannot_shrink_in_place_waits_until_nothing_in_it_is_alive() -> None:
+def test_an_arena_that_cannot_grow_in_place_stays() -> None:
+    """Somebody's buffer may always be in it when the larger plan comes back."""
     with Pool(simulated(page=0), background=False) as pool:
         memory = programs.Watched(pool)
         rounds(pool, 4, LARGE, memory, marks=True)
         large = pool.report().to_dict()["arena_bytes"]
-        rounds(pool, 4, SMALL, memory, marks=True)
-        for _ in range(20):
-            pool.step()
-            first = memory.allocate(SMALL)
-            pool.client.rest_unused()
-            memory.free(first)
-        assert pool.report().to_dict()["arena_bytes"] <= large * SMALL / LARGE * 1.1
+        rounds(pool, 20, SMALL, memory, marks=True)
+        assert pool.report().to_dict()["arena_bytes"] == large
 
 
 def test_what_is_followed_now_and_then_does_not_rest() -> None:
