@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from mempool.report import NOT_MISSES
-from mempool.rest import NEVER, SPOILT, Counts, Due, Rest
+from mempool.rest import NEVER, SPOILT, Counts, Due, Rarely, Rest
 from mempool.versions import made_with
 
 if TYPE_CHECKING:
@@ -77,7 +77,10 @@ class Learner:
         self._rest = Rest()
         self._dropped = 0
         self._misses_seen = -1
-        self._around_at, self._around_gap = 0, 2  # iterations: not before, and then not before so many more
+        self._around, self._longer = (
+            Rarely(),
+            Rarely(),
+        )  # planning again around what stays, for longer lifetimes
         self._dropped_at = 0, 0  # hits and strays when the plans were dropped last
         self._installed_at = 0, 0  # and when one was installed
         self._loaded = False
@@ -186,7 +189,11 @@ class Learner:
         for known in self._known:
             if known.same_sequence(pattern):
                 # The same allocations: plan them again only if something now lives longer.
-                return known.extended(pattern) if known.outlived_by(pattern) else None
+                iteration = self._client.state()["iterations"]
+                if not known.outlived_by(pattern) or not self._longer.may_be_done(iteration):
+                    return None
+                self._longer.is_done(iteration)
+                return known.extended(pattern)
             if not spoilt and (
                 known.rotates_to(pattern) or known.repeats(pattern) or known.is_close_to(pattern)
             ):
@@ -229,13 +236,13 @@ class Learner:
         done ever more rarely.
         """
         blockers = self._client.blockers() if self._known else []
-        if not blockers or (iteration := self._client.state()["iterations"]) < self._around_at:
+        iteration = self._client.state()["iterations"]
+        if not blockers or not self._around.may_be_done(iteration):
             return False
         from mempool.planned import make_plan
 
         blocked = [known for known in self._known if known.is_blocked_by(blockers)]
-        self._around_gap *= 2  # also where that fails
-        self._around_at = iteration + self._around_gap
+        self._around.is_done(iteration)  # also where that fails
         for known in [self.planned] if self.planned in blocked else blocked:
             assert known is not None
             planned = make_plan(
@@ -271,7 +278,7 @@ class Learner:
             hits, strays = self._followed_since(self._dropped_at)
             dues.append(now.allocations + max(MOST_STRAYS, int(hits / LEAST_HITS)) - strays)
         allocations, misses = max(min(dues), now.allocations + 1), max(rest.misses, now.misses + 1)
-        return Due(allocations, misses, rest.spoilt, around=self._around_at)
+        return Due(allocations, misses, rest.spoilt, around=self._around.at)
 
     def resume_if_changed(self) -> None:
         """Record again when the pattern has changed for good, or, without one, after a long pause."""

@@ -83,6 +83,8 @@ class Planner:
         self._tell_at = self._trim_at = 0.0
         self._may_trim = False
         self._told_refused = False
+        self._budget = Budget(allowance=ALLOWANCE_SECONDS, share=SHARE, most_debt=MOST_DEBT_SECONDS)
+        self._work_left = False
         self._learner = Learner(
             core,
             client,
@@ -161,16 +163,9 @@ class Planner:
     def _work(self) -> None:
         with contextlib.suppress(OSError):  # a sandbox may forbid it; the solver is brief
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        budget = Budget(allowance=ALLOWANCE_SECONDS, share=SHARE, most_debt=MOST_DEBT_SECONDS)
-        work = False
         while not self._stop.is_set():
             try:
-                news = self._wait(budget, patiently=not work and self._explain is None)
-                if self._stop.is_set():
-                    return
-                self._trim()
-                with self._learning:
-                    work = self._turn(budget, work=work or news)
+                self.round()
             except Exception:
                 if self._stop.is_set() or not threading.main_thread().is_alive():
                     return  # the interpreter is shutting down: modules may fail to import
@@ -178,44 +173,54 @@ class Planner:
                 with self._learning, contextlib.suppress(Exception):
                     self._learner.rest()
 
-    def _wait(self, budget: Budget, *, patiently: bool) -> bool:
+    def round(self, seconds: float = _FOR_EVER) -> None:
+        """Wait for something to do, at most so many seconds, and do it: the thread's whole work."""
+        news = self._wait(seconds)
+        if self._stop.is_set():
+            return
+        self._trim()
+        with self._learning:
+            self._work_left = self._turn(work=self._work_left or news)
+
+    def _wait(self, seconds: float) -> bool:
         """Wait until there may be something to do; whether that is to look at the recording."""
-        seconds = _FOR_EVER if patiently else SECONDS_BETWEEN_TURNS
+        if self._work_left or self._explain is not None:
+            seconds = min(seconds, SECONDS_BETWEEN_TURNS)
         if self._may_trim:
             seconds = max(min(seconds, self._trim_at - time.monotonic()), 0.0)
         with self._learning:
             due = self._learner.due()
         news, looked = self._client.wait_for_work(
             seconds,
-            looks=budget.left() if self._learner.looks_may_be_in_vain() else 0.0,
+            looks=self._budget.left() if self._learner.looks_may_be_in_vain() else 0.0,
             allocations=due.allocations,
             misses=due.misses,
             spoilt=due.spoilt,
             around=due.around,
         )
-        budget.charge(looked)
+        self._budget.charge(looked)
         return news
 
-    def _turn(self, budget: Budget, *, work: bool) -> bool:
+    def _turn(self, *, work: bool) -> bool:
         """Do what there is to do and may be done; whether something is left."""
-        if self._client.blockers() and budget.has_some():
-            with budget.charged():
+        if self._client.blockers() and self._budget.has_some():
+            with self._budget.charged():
                 self._learner.plan_around()
         if work and not self._learner.may_learn():
             work = False
-        elif work and budget.has_some():
+        elif work and self._budget.has_some():
             work = False
-            self._learn(budget)
+            self._learn()
         elif not work:
             self._learner.resume_if_changed()
         self._learner.desert_if_useless()
         self._tell()
         return work
 
-    def _learn(self, budget: Budget) -> None:
+    def _learn(self) -> None:
         """Try to make a plan, at the budget's expense unless the program follows what was planned."""
         follows = self._learner.is_followed()
-        with budget.charged() as forgive:
+        with self._budget.charged() as forgive:
             if self._learner.learn():
                 self._may_trim = True
                 if follows and self.plans <= MOST_KNOWN:

@@ -1,4 +1,4 @@
-"""When to record again after recording has ended."""
+"""When to record again after recording has ended, and when to plan again what is planned."""
 
 from __future__ import annotations
 
@@ -88,3 +88,24 @@ class Rest:
             return now.allocations >= self._until
         misses = now.misses - self._since.misses
         return spoilt >= self._spoilt or misses > self._share * (now.allocations - self._since.allocations)
+
+
+class Rarely:
+    """What is done when it is called for, then ever more rarely, as where it is called for without end.
+
+    Attributes:
+        at: iteration, before which it is not done again.
+    """
+
+    def __init__(self) -> None:
+        """It may be done at once."""
+        self.at, self._gap = 0, 2
+
+    def may_be_done(self, iteration: int) -> bool:
+        """Whether it is time."""
+        return iteration >= self.at
+
+    def is_done(self, iteration: int) -> None:
+        """It is done now; each time the pause is twice as long."""
+        self._gap *= 2
+        self.at = iteration + self._gap

@@ -1,10 +1,13 @@
 #include "follower.hpp"
 
+#include <algorithm>
+
 namespace mempool {
 namespace {
 
 constexpr std::uint32_t kPatience = 64;
 constexpr std::uint64_t kStandstill = 4096;  // allocations; an interpreter's lock lets threads run in bursts
+constexpr std::uint32_t kFar = 4096;     // positions
 constexpr std::uint64_t kForgiven = 64;  // allocations after which a difference no longer counts against the place
 
 }  // namespace
@@ -146,6 +149,36 @@ bool Follower::resynchronise(const std::vector<Pattern*>& known) noexcept {
   return false;
 }
 
+// How many of the last sizes lead to the position and what it expects, the one at hand among them.
+std::uint32_t Follower::agreement(std::uint32_t position) const noexcept {
+  const auto most = static_cast<std::uint32_t>(std::min<std::uint64_t>({kWindow, position + std::uint64_t{1}, count_}));
+  std::uint32_t agree = 0;
+  while (agree < most && table_->sizes[position - agree] == recent_[(count_ - 1 - agree) % kWindow]) ++agree;
+  return agree;
+}
+
+// Steps to the place that most of the last sizes lead to; the farther it is away, the more there must be: two within 32
+// positions, each further one for eight times the distance.
+bool Follower::step_near() noexcept {
+  const std::uint32_t length = table_->length();
+  std::uint32_t place = length;
+  int best = 0;
+  for (std::uint32_t away = 1, cost = 1; away < length && away < kFar && 3 * int{kWindow} - static_cast<int>(cost) > best;
+       ++away, cost += (away & (away - 1)) == 0 ? 1 : 0) {
+    for (const std::uint32_t to : {position_ + away, position_ - away}) {  // below 0: far beyond the end
+      if (to >= length) continue;
+      const std::uint32_t agree = agreement(to);
+      const int score = 3 * static_cast<int>(agree) - static_cast<int>(cost);
+      if (agree < 2 || score <= best) continue;
+      best = score;
+      place = to;
+    }
+  }
+  if (place == length) return false;
+  position_ = place;
+  return true;
+}
+
 // Another one has begun the part first: there may be one that nobody plays.
 Follower::Match Follower::yield_part(std::uint64_t size, const std::vector<Pattern*>& known) noexcept {
   if (strays_ == 0 && switch_table(size, known)) return matched();
@@ -180,6 +213,11 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
       return matched();
     }
     clean_ = false;
+    const bool suspect = strays_ > 0 || (last_stray_ != 0 && count_ - last_stray_ <= kForgiven);
+    if (suspect && position_ < table_->length() && step_near()) {
+      strays_ = 0;
+      return matched();
+    }
   }
   ++strays_;
   // Differences that keep coming back mean that it stands in the wrong place, however well it gets along there.

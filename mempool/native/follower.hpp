@@ -6,6 +6,8 @@
 //   the pattern goes on behind it). Which of the two is told by the next size that matches either.
 // * At the first difference in an iteration: another known pattern, or the part of another thread, that shares the prefix
 //   and expects this size, or that has ended here.
+// * From the second stray on, and where one came a short while ago: the place near by that most of the last sizes lead to;
+//   something was left out, or is done again.
 // * After kWindow strays in a row, or in short succession: the one place in any known pattern that follows the last kWindow
 //   sizes.
 //
@@ -104,6 +106,8 @@ class Follower {
   bool switch_table(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
   bool switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
   bool resynchronise(const std::vector<Pattern*>& known) noexcept;
+  bool step_near() noexcept;
+  std::uint32_t agreement(std::uint32_t position) const noexcept;
   bool align(Pattern* pattern, std::uint64_t count) noexcept;
   void enter(Pattern* pattern, const Table* table, std::uint32_t position) noexcept;
   const Table* own_table(const Pattern* pattern) const noexcept { return pattern->table_of(role_, stream_); }

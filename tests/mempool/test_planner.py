@@ -280,12 +280,13 @@ def test_a_buffer_that_is_kept_in_the_arena_is_planned_around(pool: Pool) -> Non
 def test_planning_is_free_only_while_the_program_follows_its_plans(pool: Pool) -> None:
     memory, spent = programs.Watched(pool), itertools.count()
     budget = Budget(allowance=10, share=0, most_debt=10, spent=lambda: float(next(spent)))
+    pool._planner._budget = budget
 
     def looks_until_a_plan(scale: int) -> int:
         plans, looks = pool._planner.plans, 0
         while pool._planner.plans == plans:
             programs.layers(memory, scale=scale)
-            pool._planner._learn(budget)
+            pool._planner._learn()
             looks += 1
             assert looks < 20
         return looks
@@ -461,10 +462,10 @@ def test_a_useless_plan_is_due_when_it_is_dropped(pool: Pool) -> None:
 
 
 def test_looks_in_vain_are_paid(pool: Pool) -> None:
-    budget = Budget(allowance=10, share=0, most_debt=10)
+    pool._planner._budget = budget = Budget(allowance=10, share=0, most_debt=10)
     for size in range(1000):
         pool.free(pool.allocate(5000 + 37 * (size * size % 997)))
-    assert not pool._planner._wait(budget, patiently=False)
+    assert not pool._planner._wait(1.0)
     assert budget.left() < 10
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from mempool.budget import Budget
-
 
 class Turns:
     """Counts how often a pool's planner comes back to Python."""
@@ -31,9 +29,9 @@ class Turns:
         self._turn = pool._planner._turn
         pool._planner._turn = self._counted  # type: ignore[method-assign]
 
-    def _counted(self, budget: Budget, *, work: bool) -> bool:
+    def _counted(self, *, work: bool) -> bool:
         self.count += 1
-        return self._turn(budget, work=work)
+        return self._turn(work=work)
 
 
 def until(done: Callable[[], bool], iteration: Callable[[], None], seconds: float = 60.0) -> None:

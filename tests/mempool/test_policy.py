@@ -1,0 +1,111 @@
+"""What divergence costs on sequences recorded from real programs, beside the naive policies, in counts."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+import divergence
+import pytest
+import sequences
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+#: What a policy that keeps to its place by the count alone does as well, to a few allocations.
+KEEPS_PLACE = {
+    sequences.other_size,
+    sequences.swapped,
+    sequences.freed_late,
+    sequences.exception,
+    sequences.other_sizes_from_here,
+}
+#: What is over after three or four allocations.
+SOON = {
+    sequences.extra,
+    sequences.extra_until_the_end,
+    sequences.logged,
+    sequences.missing,
+    sequences.stretch_left_out,
+    sequences.other_size,
+    sequences.swapped,
+    sequences.exception,
+}
+
+
+def cost(
+    names: list[str], policy: str, kind: Callable[..., sequences.Diverged], seed: int
+) -> divergence.Cost:
+    total = divergence.Cost()
+    for name in names:
+        total.add(divergence.cost(name, policy, kind, seed))
+    return total
+
+
+def two_networks() -> list[object]:
+    """Each kind on two networks, each network with several kinds."""
+    names = sequences.NETWORKS
+    return [
+        pytest.param(kind, [names[k % len(names)], names[(2 * k + 1) % len(names)]], id=kind.__name__)
+        for k, kind in enumerate(sequences.DIVERGENCES)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "names"), two_networks())
+def test_the_pool_hits_where_the_naive_policies_miss(
+    kind: Callable[..., sequences.Diverged], names: list[str]
+) -> None:
+    compare(kind, names, seed=0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("kind", sequences.DIVERGENCES, ids=lambda kind: kind.__name__)
+def test_the_pool_hits_where_the_naive_policies_miss_on_all(
+    kind: Callable[..., sequences.Diverged], seed: int
+) -> None:
+    compare(kind, list(sequences.NETWORKS), seed=seed)
+
+
+def compare(kind: Callable[..., sequences.Diverged], names: list[str], seed: int) -> None:
+    naive = cost(names, "index + guard", kind, seed)
+    pool = cost(names, "pool, marks", kind, seed)
+    assert pool.overlaps == 0
+    assert pool.differences == divergence.DIFFERENCES * len(names)
+    missed, naive_missed = pool.allocations - pool.hits, naive.allocations - naive.hits
+    if kind in KEEPS_PLACE:
+        assert missed <= naive_missed + 0.02 * pool.allocations
+    else:
+        assert missed <= 0.8 * naive_missed
+    if kind in SOON:
+        assert statistics.median(pool.recoveries) <= 4
+
+
+def test_the_plain_index_hands_out_what_is_alive() -> None:
+    """The observer sees it; so the pool's none is one."""
+    assert cost(["gpt"], "index", sequences.extra, 0).overlaps > 0
+
+
+def test_without_marks_it_is_not_much_worse() -> None:
+    for kind in (sequences.missing, sequences.evaluation, sequences.extra):
+        marks, none = (
+            cost(["unet", "bert"], policy, kind, 0) for policy in ("pool, marks", "pool, no marks")
+        )
+        assert none.overlaps == 0
+        assert none.allocations - none.hits <= 1.5 * (marks.allocations - marks.hits) + 32
+
+
+@pytest.mark.parametrize("name", sequences.NETWORKS)
+@pytest.mark.parametrize("kind", sequences.DIVERGENCES, ids=lambda kind: kind.__name__)
+def test_differences_are_differences(
+    name: str, kind: Callable[[sequences.Network, random.Random], sequences.Diverged]
+) -> None:
+    """And begin where they say."""
+    import random
+
+    own = sequences.network(name)
+    for seed in range(5):
+        diverged = kind(own, random.Random(seed))
+        assert diverged.iteration[: diverged.place] == own.train[: diverged.place]
+        assert diverged.raises or diverged.iteration != own.train
