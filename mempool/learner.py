@@ -6,8 +6,9 @@ may run and what that costs is for `mempool.planner`.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mempool.report import NOT_MISSES
 from mempool.rest import NEVER, SPOILT, Counts, Due, Rarely, Rest
@@ -33,11 +34,17 @@ LEAST_NEWS = 16
 MOST_STRAYS, LEAST_HITS = 1 << 14, 0.01
 #: So many allocations, and two iterations, tell whether a plan is this program's.
 LEAST_TO_JUDGE = 64
+#: Of a plan of epochs, its steps hit; where more miss, it is by chance that they look like them.
+MOST_ASTRAY = 1 / 16
 STRAYS = ("other_size", "occupied", "exhausted", "lost")
 #: Plans remembered, as many as the core keeps.
 MOST_KNOWN = 8
 #: A longer warm-up, in allocations, is not learned: looking at it again and again would cost too much.
 MOST_WARM_UP = 1 << 13
+#: Iterations that a buffer is alive at least before it is planned around though it is not in the way yet.
+LEAST_STAY = 2
+#: A plan that covers less of the peak may be improved one day.
+LEAST_COVERAGE = 0.99
 _LEAST_CACHE = 32 << 20
 
 
@@ -81,9 +88,13 @@ class Learner:
             Rarely(),
             Rarely(),
         )  # planning again around what stays, for longer lifetimes
+        self._seen_alive: set[tuple[int, int]] | None = None  # ranges of the arena, some iterations ago
         self._dropped_at = 0, 0  # hits and strays when the plans were dropped last
         self._installed_at = 0, 0  # and when one was installed
         self._loaded = False
+        self._improvable = self._improving = (
+            False  # the last plan is for more than may be needed; that is looked at
+        )
         self._known: list[Planned] = []
         self.planned: Planned | None = None
         self.plans = 0
@@ -119,11 +130,11 @@ class Learner:
             self.resume_if_changed()
             return False
         misses = self._misses()
-        if state["replaying"] and state["settled"]:
+        if state["replaying"] and state["settled"] and not self._improving:
             self._client.set_recording(False)
-            self._rest.since_settled(self._counts())
+            self._rest.since_settled(self._counts(), improvable=self._improvable)
             return False
-        if state["replaying"] and misses == self._misses_seen:
+        if state["replaying"] and misses == self._misses_seen and not self._improving:
             # All has followed the plan since the last look: there is nothing to learn.
             self._client.check_again_after(max(64, 2 * state["allocations"] // max(state["iterations"], 1)))
             return False
@@ -136,8 +147,10 @@ class Learner:
         patterns, counts = self._patterns()
         if not patterns:
             self._nothing_found()
+        if self._improving and patterns and self._improve(patterns[0], counts):
+            return True
         for pattern in patterns:
-            if chosen := self._worth_planning(pattern, spoilt=state["spoilt"] >= SPOILT):
+            if chosen := self._worth_planning(pattern, state):
                 return self._plan(chosen, counts)
         if state["events_dropped"] > self._dropped:
             # The ring has wrapped and shows nothing new: stop paying for it, and try again much later.
@@ -158,7 +171,7 @@ class Learner:
     def rest(self) -> None:
         """Something failed that may not fail again: no more of it for long."""
         self._client.set_recording(False)
-        self._rest.for_long(self._counts())
+        self._rest.since_failure(self._counts())
 
     def _counts(self) -> Counts:
         return Counts(self._client.state()["allocations"], self._misses())
@@ -182,10 +195,12 @@ class Learner:
         trace = Recording(self._device.alignment).brief(packed, streams)
         return find_patterns(trace, small_bytes=self._small_bytes, whole_recording=whole), counts
 
-    def _worth_planning(self, pattern: Pattern, *, spoilt: bool) -> Pattern | None:
+    def _worth_planning(self, pattern: Pattern, state: dict[str, Any]) -> Pattern | None:
         """The pattern to plan: this one, or with longer lifetimes; None if it is planned or too young."""
         if pattern.unresolved and pattern.iterations < PATIENT_ITERATIONS:
             return None
+        spoilt = state["spoilt"] >= SPOILT
+        astray = self._rest.share_of_misses(self._counts()) > MOST_ASTRAY
         for known in self._known:
             if known.same_sequence(pattern):
                 # The same allocations: plan them again only if something now lives longer.
@@ -194,9 +209,9 @@ class Learner:
                     return None
                 self._longer.is_done(iteration)
                 return known.extended(pattern)
-            if not spoilt and (
-                known.rotates_to(pattern) or known.repeats(pattern) or known.is_close_to(pattern)
-            ):
+            if not spoilt and (known.rotates_to(pattern) or known.is_close_to(pattern)):
+                return None
+            if not spoilt and not astray and known.repeats(pattern):
                 return None
         return pattern
 
@@ -216,6 +231,7 @@ class Learner:
     ) -> None:
         self.tell_of_a_stranger(at_last=True)
         pattern = planned.pattern
+        longer = any(known.same_sequence(pattern) for known in self._known)
         self._client.install(planned.native(counts), pattern.iterations_seen)
         if instead_of is None:
             self.planned = planned
@@ -225,7 +241,8 @@ class Learner:
             self._known = [planned if known is instead_of else known for known in self._known]
         self.plans += 1
         self._installed_at = self._followed()
-        self._rest.recorded_from(self._counts())
+        self._improvable = pattern.coverage < LEAST_COVERAGE or longer or instead_of is not None
+        self._rest.planned(self._counts(), anew=instead_of is None and not longer)
         self._keep_beside(planned)
         log.info("planned %d buffers into %d bytes", len(pattern.buffers), planned.plan.arena_bytes)
 
@@ -242,17 +259,68 @@ class Learner:
         from mempool.planned import make_plan
 
         blocked = [known for known in self._known if known.is_blocked_by(blockers)]
+        stays = self._what_stays(set(blockers), iteration)
+        if stays is None:
+            return False
         self._around.is_done(iteration)  # also where that fails
         for known in [self.planned] if self.planned in blocked else blocked:
             assert known is not None
+            around = sorted(stays - known.ranges() | stays.intersection(blockers))
             planned = make_plan(
-                known.pattern, alignment=self._device.alignment, interrupt=self._interrupt, around=blockers
+                known.pattern, alignment=self._device.alignment, interrupt=self._interrupt, around=around
             )
             if planned is None or self._interrupt():
                 return False
-            log.info("planning around %d buffers that stay in the arena", len(blockers))
+            log.info("planning around %d buffers that stay in the arena", len(around))
             self._install(planned, None, instead_of=known)
         return bool(blocked)
+
+    def _improve(self, pattern: Pattern, counts: list[int]) -> bool:
+        """Plan again what was planned for more than there is by now; True if that gave a better plan.
+
+        Lifetimes that were longer for a while, buffers that stayed in the way, or that piled up.
+        """
+        known = self.planned
+        if pattern.unresolved and pattern.iterations < PATIENT_ITERATIONS:
+            return False
+        self._improving = False
+        stays = set(self._core.arena_ranges()) & (self._seen_alive or set())
+        self._seen_alive = None
+        if known is None or not known.may_be_improved_by(pattern):
+            return False
+        same = known.same_sequence(pattern)
+        if not same and not known.rotates_to(pattern):
+            return False
+        from mempool.planned import make_plan
+
+        around = sorted(stays - known.ranges())
+        if same and pattern.warm_up is None:
+            pattern = dataclasses.replace(pattern, warm_up=known.pattern.warm_up)
+        planned = make_plan(
+            pattern, alignment=self._device.alignment, interrupt=self._interrupt, around=around
+        )
+        if planned is None or self._interrupt() or not planned.improves(known):
+            return False
+        log.info("planned for less than before")
+        if same:
+            self._install(planned, None, instead_of=known)
+        else:
+            self._install(planned, counts)
+        self._improvable = bool(around) or pattern.coverage < LEAST_COVERAGE
+        return True
+
+    def _what_stays(self, blockers: set[tuple[int, int]], iteration: int) -> set[tuple[int, int]] | None:
+        """Ranges of the arena that are in the way, and all others that stay, lest they be in the next plan's.
+
+        Who was there some iterations ago and is there now stays; None: it is not yet known who was.
+        """
+        now = set(self._core.arena_ranges())
+        if self._seen_alive is None:
+            self._seen_alive = now
+            self._around.not_before(iteration + LEAST_STAY)
+            return None
+        seen, self._seen_alive = self._seen_alive, None
+        return now & (blockers | seen)
 
     def looks_may_be_in_vain(self) -> bool:
         """Whether nothing hangs on how many looks at the recording find that nothing recurs."""
@@ -287,6 +355,8 @@ class Learner:
             return
         if self._rest.is_over(self._counts(), replaying=state["replaying"], spoilt=state["spoilt"]):
             log.info("recording again")
+            self._improving = self._improvable and state["replaying"] and state["settled"]
+            self._seen_alive = set(self._core.arena_ranges()) if self._improving else None
             self._record()
 
     def desert_if_useless(self) -> None:
@@ -303,7 +373,7 @@ class Learner:
             self._client.drop_patterns()
             self.planned, self._known = None, []
             self._dropped_at = self._followed()
-            self._rest.for_long(self._counts(), times=2)
+            self._rest.since_failure(self._counts())
 
     def is_followed(self) -> bool:
         """Whether there is no plan yet, or more has followed it than strayed since the last was made."""

@@ -30,6 +30,8 @@ AROUND_NODES = POOL_NODES // 20
 CLOSE = 0.9
 #: Nor do they look further once the arena is so close to the lower bound.
 CLOSE_ENOUGH = 1.001
+#: A plan is worth another one if that needs so many times less.
+LESS = 1.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +112,25 @@ class Planned:
             buffers=dataclasses.replace(pattern.buffers, end=end, persistent=stays),
             warm_up=pattern.warm_up or self.pattern.warm_up,
         )
+
+    def may_be_improved_by(self, pattern: Pattern) -> bool:
+        """Whether the other pattern of the same sequence needs clearly less, or leaves less unplanned."""
+        from solvers import peak_load
+
+        less = peak_load(pattern.buffers) * LESS < self.plan.arena_bytes
+        return less or pattern.coverage > self.pattern.coverage + 0.01
+
+    def improves(self, other: Planned) -> bool:
+        """Whether this plan needs clearly less than the other, or leaves less unplanned."""
+        less = self.plan.arena_bytes * LESS < other.plan.arena_bytes
+        return less or self.pattern.coverage > other.pattern.coverage + 0.01
+
+    def ranges(self) -> set[tuple[int, int]]:
+        """(begin, end) offsets of everything planned."""
+        offset, size = self.plan.offset, self.buffers.size[:, None]
+        assert offset is not None
+        begin, end = offset[offset >= 0], (offset + size)[offset >= 0]
+        return set(zip(begin.tolist(), end.tolist(), strict=True))
 
     def is_blocked_by(self, ranges: Sequence[tuple[int, int]]) -> bool:
         """Whether a planned buffer lies in one of these ranges of offsets."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 #: One miss in so many allocations is worth no second thought.
@@ -9,6 +10,9 @@ FEW_MISSES = 1000
 #: The core's score of spoilt iterations at which the pattern has changed for good.
 SPOILT = 12
 NEVER = 1 << 62
+#: Allocations: a pause is four times what was recorded before it, at least that often this, and twice as much
+#: each time; so often that what is repeated by then is soon planned, so rarely that it costs nothing.
+LEAST_PAUSE, LONGEST_PAUSE = 1 << 6, 1 << 22
 
 
 class Counts(NamedTuple):
@@ -42,52 +46,77 @@ class Due(NamedTuple):
 class Rest:
     """The time without recording, and what ends it.
 
-    Where a plan is followed, that is a share of misses that is greater than before; where there is none, or
-    nothing follows it, that so many more allocations have been made.
+    Where a plan is followed, that is a share of misses that is greater than before. Whatever is followed, it
+    is a pause, longer after each recording in vain, unless the plan leaves nothing to be wished.
     """
 
     def __init__(self) -> None:
         """Recording has not begun."""
         self._since = Counts(0, 0)  # when recording began, or ended
-        self._share = 0.0  # of misses, that ends it; of a plan that is followed
-        self._spoilt = NEVER  # the core's score that ends it too
-        self._until = NEVER  # allocations; 0: the share says
+        self._began = 0  # allocations when recording began
+        self._vain = 0  # recordings in vain, one after another
+        self._unimproved = 0  # and those that found nothing better than what all followed
+        self._until = NEVER  # allocations
+        self._share = math.inf  # of misses, beyond which it ends while a plan is in effect
+        self._spoilt = NEVER  # the core's score that ends it then, too
+        self._planned = False  # it ends when no plan is in effect any more
 
     def recorded_from(self, now: Counts) -> None:
-        """Recording has begun, or it goes on with another plan."""
-        self._since, self._until = now, 0
+        """Recording has begun."""
+        if now.allocations < self._until:  # it was called for
+            self._unimproved = 0
+        self._since, self._began = now, now.allocations
 
-    def since_settled(self, now: Counts) -> None:
-        """All has followed the plan for long."""
-        self._since, self._share, self._spoilt, self._until = now, 1 / FEW_MISSES, SPOILT, 0
+    def planned(self, now: Counts, *, anew: bool) -> None:
+        """There is another plan, perhaps of what was never planned before, and recording goes on."""
+        self._since = now
+        if anew:
+            self._vain = 0
+
+    def share_of_misses(self, now: Counts) -> float:
+        """Since recording began, or ended, or went on with another plan."""
+        return (now.misses - self._since.misses) / max(now.allocations - self._since.allocations, 1)
+
+    def since_settled(self, now: Counts, *, improvable: bool = False) -> None:
+        """All has followed the plan for long, which might be ``improvable`` one day."""
+        self._pause(now, doublings=self._unimproved)
+        self._vain, self._unimproved = 0, self._unimproved + 1
+        if not improvable:
+            self._until = NEVER
+        self._share, self._spoilt, self._planned = 1 / FEW_MISSES, SPOILT, True
 
     def since_vain(self, now: Counts, *, replaying: bool) -> None:
         """Recording has shown nothing new for long; some may go off the plan for ever."""
-        allocations = now.allocations - self._since.allocations
-        share = (now.misses - self._since.misses) / max(allocations, 1)
+        share = self.share_of_misses(now)
+        self.since_failure(now)
         if replaying and share < 1 / 4:
-            self._since, self._share, self._until = now, max(1 / FEW_MISSES, 2 * share), 0
-            self._spoilt = NEVER  # each iteration may miss once
-        else:
-            self.for_long(now)
+            self._share, self._planned = max(1 / FEW_MISSES, 2 * share), True
 
-    def for_long(self, now: Counts, *, times: int = 4) -> None:
-        """Nothing can be learned now, whatever goes off the plan, before there were so many times as many."""
-        self._since, self._until = now, max(1, times * now.allocations)
+    def since_failure(self, now: Counts) -> None:
+        """Something failed, or a plan was of no use: nothing is learned for some time, whatever is missed."""
+        self._pause(now, doublings=self._vain)
+        self._vain += 1
+
+    def _pause(self, now: Counts, *, doublings: int) -> None:
+        recorded = max(now.allocations - self._began, LEAST_PAUSE)
+        self._until = now.allocations + min(recorded << min(2 + doublings, 40), LONGEST_PAUSE)
+        self._since = now
+        self._share, self._spoilt, self._planned = math.inf, NEVER, False
 
     def due(self, now: Counts, *, replaying: bool) -> Due:
         """What may end it: not before there is so much."""
-        if self._until or not replaying:
-            return Due(self._until, NEVER, NEVER)
+        if not replaying:
+            return Due(0 if self._planned else self._until, NEVER, NEVER)
+        if math.isinf(self._share):
+            return Due(self._until, NEVER, self._spoilt)
         passed = max(now.allocations - self._since.allocations, 0)
-        return Due(NEVER, self._since.misses + int(self._share * passed) + 1, self._spoilt)
+        return Due(self._until, self._since.misses + int(self._share * passed) + 1, self._spoilt)
 
     def is_over(self, now: Counts, *, replaying: bool, spoilt: int) -> bool:
         """Whether to record again."""
-        if self._until or not replaying:
-            return now.allocations >= self._until
-        misses = now.misses - self._since.misses
-        return spoilt >= self._spoilt or misses > self._share * (now.allocations - self._since.allocations)
+        if now.allocations >= self._until or not replaying:
+            return now.allocations >= self._until or self._planned
+        return spoilt >= self._spoilt or self.share_of_misses(now) > self._share
 
 
 class Rarely:
@@ -104,6 +133,10 @@ class Rarely:
     def may_be_done(self, iteration: int) -> bool:
         """Whether it is time."""
         return iteration >= self.at
+
+    def not_before(self, iteration: int) -> None:
+        """It is not time before this iteration."""
+        self.at = iteration
 
     def is_done(self, iteration: int) -> None:
         """It is done now; each time the pause is twice as long."""

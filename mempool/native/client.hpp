@@ -20,6 +20,7 @@
 #include "pool.hpp"
 #include "recorder.hpp"
 #include "stats.hpp"
+#include "succession.hpp"
 
 namespace mempool {
 
@@ -236,6 +237,7 @@ class Client {
   std::uint64_t rested_at_ = 0;       // iteration of the last rest_unused()
   Pattern* current_ = nullptr;        // where a new iteration or thread begins
   Pattern* ended_ = nullptr;          // of the last iteration that ended
+  Succession succession_;             // of the iterations that ended
   Pattern* coming_ = nullptr;         // installed, and not in effect before a sequence begins an iteration in it
   ClientStats stats_;
   std::deque<Divergence> divergences_;

@@ -147,9 +147,13 @@ void Client::boundary(Pattern* ended) noexcept {
   judge_iteration();
   ++iterations_;
   if (ended != nullptr) {
-    // What follows what is learned one iteration at a time; a warm-up is always followed by its steady pattern.
+    // A warm-up is always followed by its steady pattern.
     if (ended_ != nullptr && ended_->cyclic && ended->cyclic) ended_->next = ended;
     ended_ = ended;
+    if (ended->cyclic) {
+      succession_.add(ended);
+      if (Pattern* const next = succession_.next()) ended->next = next;
+    }
     ++ended->iterations;
     ended->last_used = iterations_;
   }

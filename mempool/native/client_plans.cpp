@@ -26,6 +26,7 @@ void Client::forget(Pattern* pattern) noexcept {
   for (const auto& other : patterns_) {
     if (other->next == pattern) other->next = nullptr;
   }
+  succession_.forget(pattern);
   known_.erase(std::remove(known_.begin(), known_.end(), pattern), known_.end());
   patterns_.erase(std::find_if(patterns_.begin(), patterns_.end(), [&](const auto& p) { return p.get() == pattern; }));
 }
@@ -44,15 +45,13 @@ void Client::keep_patterns_bounded() noexcept {
 
 void Client::rest_unused() noexcept {
   const Guarded guard(pool_->lock);
-  bool rests = false;
   for (Pattern* pattern : known_) {
     const bool used = in_use(pattern) || pattern->last_used > rested_at_;
     pattern->unused = used ? 0 : pattern->unused + 1;
     pattern->rests = pattern->unused >= kRestAfter;
-    rests = rests || pattern->rests;
   }
   rested_at_ = iterations_;
-  if (rests) pool_->shrink_arena();
+  pool_->shrink_arena();
 }
 
 void Client::forget_unused() noexcept {
@@ -112,6 +111,7 @@ void Client::supersede(Pattern* fresh) noexcept {
       if (pattern->next == old) pattern->next = fresh;
     }
     if (fresh->next == nullptr && old->next != old) fresh->next = old->next;
+    succession_.replace(old, fresh);
     if (ended_ == old) ended_ = fresh;
     if (current_ == old) current_ = fresh;
     if (coming_ == old) coming_ = fresh;
@@ -156,6 +156,7 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
   admit(std::move(both));
   current_ = first;
   ended_ = nullptr;
+  succession_.clear();
   have_arena();
   turn_ = 1;
   for (Sequence& sequence : sequences_) sequence.follower.begin(first, ~std::uint64_t{0}, turn_);
@@ -165,6 +166,7 @@ void Client::drop_patterns() noexcept {
   const Guarded guard(pool_->lock);
   for (Sequence& sequence : sequences_) sequence.follower.leave();
   current_ = ended_ = coming_ = nullptr;
+  succession_.clear();
   replaying_ = false;
   known_.clear();
   patterns_.clear();

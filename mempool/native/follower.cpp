@@ -7,8 +7,8 @@ namespace {
 
 constexpr std::uint32_t kPatience = 64;
 constexpr std::uint64_t kStandstill = 4096;  // allocations; an interpreter's lock lets threads run in bursts
-constexpr std::uint32_t kFar = 4096;     // positions
-constexpr std::uint64_t kForgiven = 64;  // allocations after which a difference no longer counts against the place
+constexpr std::uint32_t kNear = 256;     // positions
+constexpr std::uint32_t kFar = 4096;
 
 }  // namespace
 
@@ -78,10 +78,11 @@ void Follower::replace(const Pattern* old, Pattern* fresh) noexcept {
 }
 
 void Follower::take_up(Pattern* pattern) noexcept {
-  if (in_step()) {
-    if (pattern_ != pattern) upcoming_ = pattern;
-  } else if (!align(pattern, count_)) {
+  if ((!in_step() || differed_lately()) && align(pattern, count_)) return;
+  if (!in_step()) {
     leave();
+  } else if (pattern_ != pattern) {
+    upcoming_ = pattern;
   }
 }
 
@@ -158,23 +159,38 @@ std::uint32_t Follower::agreement(std::uint32_t position) const noexcept {
 }
 
 // Steps to the place that most of the last sizes lead to; the farther it is away, the more there must be: two within 32
-// positions, each further one for eight times the distance.
-bool Follower::step_near() noexcept {
+// positions, each further one for eight times the distance. Without marks what is nearer beyond the end than behind is the
+// next iteration's, as when this one has ended early.
+bool Follower::step_near(bool marked, std::uint32_t reach) noexcept {
   const std::uint32_t length = table_->length();
+  const bool goes_on = !marked && pattern_->cyclic && upcoming_ == nullptr &&
+                       (pattern_->next == nullptr || pattern_->next == pattern_);
+  const std::uint64_t size = recent_[(count_ - 1) % kWindow];
   std::uint32_t place = length;
+  bool wraps = false;
   int best = 0;
-  for (std::uint32_t away = 1, cost = 1; away < length && away < kFar && 3 * int{kWindow} - static_cast<int>(cost) > best;
-       ++away, cost += (away & (away - 1)) == 0 ? 1 : 0) {
-    for (const std::uint32_t to : {position_ + away, position_ - away}) {  // below 0: far beyond the end
-      if (to >= length) continue;
-      const std::uint32_t agree = agreement(to);
-      const int score = 3 * static_cast<int>(agree) - static_cast<int>(cost);
-      if (agree < 2 || score <= best) continue;
-      best = score;
-      place = to;
+  const auto consider = [&](std::uint32_t to, int cost, bool beyond) noexcept {
+    if (table_->sizes[to] != size) return;
+    const std::uint32_t agree = agreement(to);
+    const int score = 3 * static_cast<int>(agree) - cost;
+    if (agree < 2 || score <= best) return;
+    best = score;
+    place = to;
+    wraps = beyond;
+  };
+  reach = std::min(reach, length - 1);
+  int cost = 1;
+  for (std::uint32_t away = 1; away <= reach && 3 * int{kWindow} - cost > best; ++away) {
+    if ((away & (away - 1)) == 0 && away > 1) ++cost;
+    if (position_ + away < length) {
+      consider(position_ + away, cost, false);
+    } else if (goes_on) {
+      consider(position_ + away - length, cost, true);
     }
+    if (away <= position_) consider(position_ - away, cost, false);
   }
   if (place == length) return false;
+  if (wraps) begin_next();
   position_ = place;
   return true;
 }
@@ -213,16 +229,21 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
       return matched();
     }
     clean_ = false;
-    const bool suspect = strays_ > 0 || (last_stray_ != 0 && count_ - last_stray_ <= kForgiven);
-    if (suspect && position_ < table_->length() && step_near()) {
+  }
+  const bool suspect = strays_ != 0 || differed_lately();
+  // Differences that keep coming back mean that it stands in the wrong place, however well it gets along there.
+  debt_ = differed_lately() ? debt_ + 1 : 1;
+  last_stray_ = count_;
+  if (table_ != nullptr && suspect && debt_ < kWindow && position_ < table_->length()) {
+    // One that has strayed for long looks rarely, and farther away.
+    const bool far = strays_ >= kWindow;
+    const bool looks = !far || count_ % (strays_ < kPatience ? kWindow : kPatience) == 0;
+    if (looks && step_near(marked, far ? kFar : kNear)) {
       strays_ = 0;
       return matched();
     }
   }
   ++strays_;
-  // Differences that keep coming back mean that it stands in the wrong place, however well it gets along there.
-  debt_ = count_ - last_stray_ > kForgiven ? 1 : debt_ + 1;
-  last_stray_ = count_;
   if (table_ != nullptr && strays_ < kWindow && debt_ < kWindow) return Match::none(Outcome::other_size);
   if (debt_ >= kWindow) {
     debt_ = 0;

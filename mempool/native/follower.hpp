@@ -21,6 +21,8 @@
 
 namespace mempool {
 
+inline constexpr std::uint64_t kForgiven = 64;  // allocations after which a difference no longer counts against the place
+
 class Follower {
  public:
   Follower(std::uint32_t sequence, Stream stream) : sequence_(sequence), role_(sequence), stream_(stream) {}
@@ -97,6 +99,7 @@ class Follower {
     const Slot& slot = table_->slots[position * std::size_t{pattern_->unroll} + column_];
     return {&slot, Outcome::hit, table_->sizes[position], boundary_ && take_boundary()};
   }
+  bool differed_lately() const noexcept { return last_stray_ != 0 && count_ - last_stray_ <= kForgiven; }
   bool take_boundary() noexcept {
     boundary_ = false;
     return true;
@@ -106,7 +109,7 @@ class Follower {
   bool switch_table(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
   bool switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
   bool resynchronise(const std::vector<Pattern*>& known) noexcept;
-  bool step_near() noexcept;
+  bool step_near(bool marked, std::uint32_t reach) noexcept;
   std::uint32_t agreement(std::uint32_t position) const noexcept;
   bool align(Pattern* pattern, std::uint64_t count) noexcept;
   void enter(Pattern* pattern, const Table* table, std::uint32_t position) noexcept;

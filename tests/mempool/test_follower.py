@@ -355,3 +355,24 @@ def test_a_plan_that_waits_for_the_end_of_an_iteration_is_not_entered_with_anoth
         if k != 12:
             core.free(address)
     core.free(core.allocate(sizes[0]))
+
+
+@pytest.mark.parametrize("left_out", [1, 3, 8])
+def test_an_iteration_that_ends_early_is_over(left_out: int) -> None:
+    """Without marks too: the next one has its own places, and not those of what lives on from this one."""
+    core, places = Core(), 1 << 15
+    sizes = SIZES[:30]
+    # Each lives until the next iteration ends, which has places of its own.
+    offsets = [[(2 * k + column) * places for column in range(2)] for k in range(30)]
+    core.client.load(None, pattern(sizes, offsets))
+    before: list[int] = []
+    for number in range(40):
+        ends_early = number % 4 == 3
+        hits = core.client.stats()["outcomes"]["hit"]
+        made = [core.allocate(size) for size in (sizes[:-left_out] if ends_early else sizes)]
+        missed = len(made) - (core.client.stats()["outcomes"]["hit"] - hits)
+        assert missed == (number % 4 == 0 and number > 0)
+        for address in before:
+            core.free(address)
+        before = made
+    assert core.client.state()["iterations"] >= 39

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import random
 import time
 from typing import TYPE_CHECKING
@@ -97,7 +98,7 @@ def test_a_change_for_good_is_heard_of_however_long_recording_was_to_rest() -> N
         iteration = marked(pool, memory)
         until(lambda: pool.state == "replaying" and not pool.client.state()["recording"], iteration)
         assert pool._planner is not None
-        pool._planner._learner._rest._share = 1.0  # misses alone do not end it
+        pool._planner._learner._rest._share = math.inf  # misses alone do not end it
         pool.client.wake()
         until(lambda: pool.client.state()["recording"], marked(pool, memory, scale=4096), seconds=10)
 
@@ -231,7 +232,8 @@ def test_a_failure_is_not_the_end_of_planning(
         deadline = time.monotonic() + 1.5
         until(lambda: time.monotonic() > deadline, lambda: programs.layers(memory))
         assert len(caplog.records) >= 2
-        assert all(later >= 4 * earlier for earlier, later in itertools.pairwise(tried))
+        gaps = [later - earlier for earlier, later in itertools.pairwise(tried)]
+        assert all(gap >= 4 * rest.LEAST_PAUSE << k for k, gap in enumerate(gaps))
         failing = False
         until(lambda: pool.plans > 0, lambda: [programs.layers(memory) for _ in range(20)])
 

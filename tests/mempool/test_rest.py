@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mempool.rest import NEVER, SPOILT, Counts, Due, Rest
+from mempool.rest import LONGEST_PAUSE, NEVER, SPOILT, Counts, Due, Rest
 
 
 def over(rest: Rest, allocations: int, misses: int, *, replaying: bool = True, spoilt: int = 0) -> bool:
@@ -35,19 +35,58 @@ def test_what_always_went_off_the_plan_may_go_on_to() -> None:
     assert rest.due(Counts(61_000, 1_300), replaying=True).misses > 1_300 + 0.9 * 1_000  # ever more rarely
 
 
+def test_what_goes_off_as_little_as_before_may_still_be_something_else() -> None:
+    """A small loop that happens to follow a part of the plan, after a program that went off it as much."""
+    rest = Rest()
+    rest.recorded_from(Counts(1_000, 100))
+    rest.since_vain(Counts(11_000, 300), replaying=True)
+    assert not over(rest, 50_999, 300 + 700)
+    assert over(rest, 51_000, 300 + 700)
+    assert rest.due(Counts(12_000, 301), replaying=True).allocations == 51_000
+
+
 def test_what_nothing_follows_is_left_alone_for_long() -> None:
     for misses, replaying in [(9_000, True), (0, False)]:
         rest = Rest()
         rest.recorded_from(Counts(0, 0))
         rest.since_vain(Counts(10_000, misses), replaying=replaying)
-        assert not over(rest, 39_999, 39_999, spoilt=SPOILT)
-        assert over(rest, 40_000, 9_000)
-        assert rest.due(Counts(10_001, 0), replaying=True) == Due(40_000, NEVER, NEVER)
+        assert not over(rest, 49_999, 49_999, spoilt=SPOILT)
+        assert over(rest, 50_000, 9_000)
+        assert rest.due(Counts(10_001, 0), replaying=True) == Due(50_000, NEVER, NEVER)
+
+
+def test_a_pause_follows_from_what_was_recorded_in_vain_and_not_from_what_was_before() -> None:
+    """A burst that does not repeat, after days of training, is not mourned for days."""
+    rest = Rest()
+    days = 1 << 40
+    pauses = []
+    for _ in range(12):
+        rest.recorded_from(Counts(days, days))
+        rest.since_vain(Counts(days + 100_000, days + 100_000), replaying=True)
+        until = rest.due(Counts(days + 100_000, days + 100_000), replaying=True).allocations
+        pauses.append(until - days - 100_000)
+    assert pauses[:4] == [400_000, 800_000, 1_600_000, 3_200_000]
+    assert set(pauses[4:]) == {LONGEST_PAUSE}
+    rest.planned(Counts(days, days), anew=True)
+    rest.since_vain(Counts(days + 100_000, days + 100_000), replaying=True)
+    assert over(rest, days + 500_000, days)
+
+
+def test_what_may_be_improved_is_looked_at_again_ever_more_rarely() -> None:
+    rest = Rest()
+    rest.recorded_from(Counts(0, 0))
+    for since, until in [(1_000, 5_000), (6_000, 14_000)]:
+        rest.since_settled(Counts(since, 0), improvable=True)
+        assert not over(rest, until - 1, 0)
+        assert over(rest, until, 0)
+        rest.recorded_from(Counts(until, 0))
+    rest.since_settled(Counts(15_000, 0))
+    assert not over(rest, 1 << 50, 0)
 
 
 def test_a_new_plan_forgets_how_long_the_last_pause_was_to_be() -> None:
     rest = Rest()
-    rest.for_long(Counts(1_000_000, 1_000_000))
+    rest.since_failure(Counts(1_000_000, 1_000_000))
     rest.recorded_from(Counts(1_000_001, 1_000_001))
     rest.since_settled(Counts(1_100_000, 1_000_001))
     assert over(rest, 1_101_000, 1_001_000)
@@ -59,8 +98,8 @@ def test_without_an_arena_it_ends_at_once() -> None:
     assert over(rest, 1_000, 0, replaying=False)
 
 
-def test_a_pause_of_nothing_ends_with_the_next_allocation() -> None:
+def test_a_pause_after_nothing_is_short() -> None:
     rest = Rest()
-    rest.for_long(Counts(0, 0))
+    rest.since_failure(Counts(0, 0))
     assert not over(rest, 0, 0)
-    assert over(rest, 1, 1)
+    assert over(rest, 256, 1)

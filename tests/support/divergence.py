@@ -39,8 +39,8 @@ def planned(name: str) -> Planned:
     for _ in range(STEADY):
         policy.mark()
         player.play(network(name).train)
-    assert policy.pool.planned is not None
-    return policy.pool.planned
+    assert policy.planner.planned is not None
+    return policy.planner.planned
 
 
 @dataclass

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import pools
 
-from mempool import Pool, _core
+from mempool import _core
 from mempool.budget import Budget
+from mempool.planner import Planner, first_cache_bytes
 
 if TYPE_CHECKING:
     from mempool.planned import Planned
@@ -130,46 +131,49 @@ class GuardedIndex(Index):
 
 
 class Planning:
-    """The pool, with its planner at work now and then, as its thread would be.
+    """A pool's core with the real planner, at work now and then as its thread would be.
 
     What is planned depends on the program alone: looking costs nothing.
     """
 
-    def __init__(self, pool: Pool | None = None, *, marks: bool = True, every: int = 50) -> None:
-        """Begin.
+    def __init__(self, *, marks: bool = True, every: int = 50, events: int = 1 << 18) -> None:
+        """Begin to record.
 
         Args:
-            pool: a new one, on a simulated device, if not given.
             marks: whether the program's marks are passed on.
-            every: allocations between two of the planner's turns.
+            every: allocations between two of the planner's rounds.
+            events: what the recording holds.
         """
-        self.pool = Pool(pools.simulated(), background=False) if pool is None else pool
-        self._marks, self._every, self._since = marks, every, 0
-        self.planner = self.pool._planner
+        device = pools.simulated()
+        self.core = _core.Pool(device=device, recorded_events=events)
+        self.core.set_retained_limit(first_cache_bytes(device))
+        self.client = _core.Client(self.core, "pool")
+        self.planner = Planner(self.core, self.client, device, small_bytes=512)
         self.planner._budget = Budget(allowance=1e9, share=0, most_debt=0)
-        self._client = self.pool.client
+        self.planner.begin()
+        self._marks, self._every, self._since = marks, every, 0
 
     @property
     def hits(self) -> int:
-        return int(self._client.stats()["outcomes"]["hit"])
+        return int(self.client.stats()["outcomes"]["hit"])
 
     def mark(self) -> None:
         if self._marks:
-            self.pool.step()
+            self.client.mark(_core.Mark.STEP)
 
     def allocate(self, size: int) -> int:
         self._since += 1
         if self._since >= self._every:
             self._since = 0
             self.planner.round(1e-6)
-        return self.pool.allocate(size)
+        return self.client.allocate(size)
 
     def free(self, address: int) -> None:
-        self.pool.free(address)
+        assert self.client.free(address)
 
     def reset_peak(self) -> None:
-        self.pool.core.trim()
-        self._client.reset_peaks()
+        self.core.trim()
+        self.client.reset_peaks()
 
     def reserved_peak(self) -> int:
-        return int(_core.usage(self.pool.core)["recent_peak_bytes"])
+        return int(_core.usage(self.core)["recent_peak_bytes"])
