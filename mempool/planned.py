@@ -1,26 +1,23 @@
-"""A plan together with the pattern it belongs to: what the core replays and what a plan file holds."""
+"""A plan together with the pattern it belongs to: what the core replays."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mempool import _core
-from traces.errors import TraceError
-from traces.pattern import Pattern, WarmUp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from solvers import Plan
     from traces.buffers import Buffers
+    from traces.pattern import Pattern, WarmUp
 
 #: Work the pool's own solves may do: counted, never timed, so that all ranks of a job get the same plan.
 POOL_NODES = 20_000_000
@@ -211,82 +208,6 @@ class Planned:
         weight = np.bincount(main, weights=self.buffers.size[group == 0].astype(np.float64))
         first = int(weight.argmax())
         return [first, *(s for s in np.unique(self.pattern.sequence).tolist() if s != first)]
-
-    def save(self, path: str | Path, *, client: str = "", made_with: str = "") -> None:
-        """Write a plan file; ``client`` says whose it is: "numpy", "torch"."""
-        from solvers import write_plan
-
-        warm_up = self.pattern.warm_up
-        extra = {
-            "client": client,
-            "made_with": made_with or self.made_with,
-            "iterations": str(self.pattern.iterations),
-            "coverage": repr(self.pattern.coverage),
-            "warm_up": ""
-            if warm_up is None
-            else json.dumps({k: v.tolist() for k, v in vars(warm_up).items()}),
-        }
-        write_plan(
-            self.plan, self.buffers, path, extra=extra, extra_columns={"sequence": self.pattern.sequence}
-        )
-
-    @classmethod
-    def load(cls, path: str | Path) -> Planned:
-        """Read a plan file, and check the plan before it is used.
-
-        Raises:
-            solvers.PlanError: the file is no plan of an iteration, or its plan is wrong.
-            traces.TraceError: the file is damaged.
-        """
-        from solvers import PlanError, check, read_plan
-        from solvers.store import read_plan_columns
-
-        plan, buffers, extra = read_plan(path)
-        columns = read_plan_columns(path)
-        try:
-            check(plan, buffers)
-        except PlanError as error:
-            raise PlanError(f"{path}: {error}") from None
-        if not len(buffers):
-            raise PlanError(f"{path}: a plan of nothing")
-        if buffers.period is None or "sequence" not in columns or plan.offset is None:
-            raise PlanError(f"{path}: not a plan of one iteration; make one with `mempool plan`")
-        sequence = np.asarray(columns["sequence"], np.int32)
-        try:
-            warm_up = _warm_up(extra.get("warm_up", ""), len(buffers))
-            pattern = Pattern(
-                buffers=buffers,
-                sequence=sequence,
-                since={},
-                iterations_seen=0,
-                iterations=int(extra.get("iterations", "2")),
-                first_event=0,
-                unresolved=0,
-                coverage=float(extra.get("coverage", "1")),
-                warm_up=warm_up,
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TraceError(f"damaged plan: {error}", file=str(path)) from None
-        return cls(pattern, buffers, plan, extra.get("made_with", ""))
-
-
-def _warm_up(text: str, buffers: int) -> WarmUp | None:
-    if not text:
-        return None
-    table: dict[str, Any] = json.loads(text)
-    size = np.asarray(table["size"], np.int64)
-    position = np.asarray(table["position"], np.int64)
-    sequence = np.asarray(table["sequence"], np.int32)
-    marks = np.asarray(table["marks"], np.int64)
-    if not len(size) == len(position) == len(sequence):
-        raise ValueError("warm-up columns of different lengths")
-    if len(size) and (
-        size.min() <= 0 or position.max() >= buffers or position.min() < -1 or sequence.min() < 0
-    ):
-        raise ValueError("warm-up out of range")
-    if len(marks) and (marks.min() < 0 or marks.max() > len(size)):
-        raise ValueError("warm-up marks out of range")
-    return WarmUp(sequence, size, position, marks)
 
 
 def make_plan(

@@ -118,9 +118,9 @@ class Pool:
 
     def _load_files(self) -> None:
         if self.settings.plan is not None:
-            from mempool.planned import Planned
+            from mempool.plan_files import read_planned
 
-            self._loaded = Planned.load(self.settings.plan)
+            self._loaded = read_planned(self.settings.plan)
         if self.settings.record is not None:
             from mempool.tape import Tape
 
@@ -269,8 +269,10 @@ class Pool:
         if self.planned is None:
             raise UsageError("there is no plan yet: no iteration has been seen to repeat")
         with _core.Bypass():
+            from mempool.plan_files import write_planned
+
             whose = self.framework or self.name
-            self.planned.save(path, client=whose, made_with=made_with(self.framework))
+            write_planned(self.planned, path, client=whose, made_with=made_with(self.framework))
 
     # --- planning and the end
 

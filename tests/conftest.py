@@ -53,6 +53,8 @@ def _advice(package: str, error: ImportError) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def hang_up_ends_a_program() -> None:
-    """Children begin with the default for SIGHUP, also where the tests run under nohup."""
+def signals_end_a_program() -> None:
+    """Children begin with the defaults, also where the tests run under nohup or in a shell's background."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

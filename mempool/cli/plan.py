@@ -186,10 +186,11 @@ def _write(found: Plan, work: Work, output: Path) -> None:
 
         write_csv(work.buffers, output, offsets=found.offset[:, 0])
     elif work.pattern is not None:
+        from mempool.plan_files import write_planned
         from mempool.planned import Planned
 
         client = "" if work.trace is None else work.trace.metadata.get("client", "")
-        Planned(work.pattern, work.buffers, found).save(output, client=client)
+        write_planned(Planned(work.pattern, work.buffers, found), output, client=client)
     else:
         from solvers import write_plan
 

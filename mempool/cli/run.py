@@ -133,9 +133,9 @@ def _plan(path: Path | None) -> str | None:
     """The path of a plan that a pool accepts."""
     if path is None:
         return None
-    from mempool.planned import Planned
+    from mempool.plan_files import read_planned
 
-    Planned.load(path)
+    read_planned(path)
     return str(path.absolute())
 
 

@@ -1,0 +1,104 @@
+"""Plan files whose plan holds and whose other parts are damaged: one clear error, and nothing replays them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import programs
+import pytest
+from pools import run, simulated
+
+from mempool import Pool
+from mempool.plan_files import read_planned
+from solvers import PlanError, read_plan, write_plan
+from solvers.store import read_plan_columns
+from traces import TraceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "whole.plan"
+    with Pool(simulated(), background=False) as pool:
+        run(pool, programs.training(programs.Watched(pool)), 12, marks=True)
+        pool.save(path)
+    return path
+
+
+def warm_up(**columns: Any) -> str:
+    return json.dumps({"size": [2000], "position": [0], "sequence": [0], "marks": [], **columns})
+
+
+def test_a_whole_file_is_read_as_it_was_written(whole: Path) -> None:
+    planned = read_planned(whole)
+    assert planned.pattern.warm_up is not None
+    assert len(planned.buffers) > 60
+
+
+@pytest.mark.parametrize(
+    ("sequence", "says"),
+    [
+        (lambda n: np.zeros(n - 1, np.int32), "sequence is not a column of"),
+        (lambda n: np.zeros(n + 5, np.int32), "sequence is not a column of"),
+        (lambda n: np.zeros(0, np.int32), "sequence is not a column of"),
+        (lambda n: np.full(n, -3, np.int32), "sequence is out of range"),
+        (lambda n: np.full(n, 2**31 - 1, np.int32), "sequence is out of range"),
+        (lambda n: np.full(n, 2**63, np.uint64), "sequence is out of range"),
+        (lambda n: np.full(n, np.nan), "sequence holds something else"),
+    ],
+)
+def test_a_damaged_sequence(whole: Path, tmp_path: Path, sequence: Any, says: str) -> None:
+    plan, buffers, extra = read_plan(whole)
+    path = tmp_path / "damaged.plan"
+    write_plan(plan, buffers, path, extra=extra, extra_columns={"sequence": sequence(len(buffers))})
+    with pytest.raises(TraceError, match=f"damaged.plan: .*{says}"):
+        read_planned(path)
+    with pytest.raises(TraceError, match=says):
+        Pool(simulated(), background=False, plan=path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 100_000, "RecursionError"),
+        ("null", "TypeError"),
+        ("{}", "KeyError"),
+        (warm_up(size=["a"]), "size holds something else"),
+        (warm_up(size=[2**70]), "size holds something else"),
+        (warm_up(size=[float("nan")]), "size holds something else"),
+        (warm_up(size=[0]), "size is out of range"),
+        (warm_up(size=[[1, 2], [3, 4]]), "size is not a column"),
+        (warm_up(size=[[1, 2], [3]]), "ValueError"),
+        (warm_up(size=5), "size is not a column"),
+        (warm_up(position=[0, 0]), "position is not a column of 1"),
+        (warm_up(position=[10**6]), "position is out of range"),
+        (warm_up(sequence=[2**40]), "sequence is out of range"),
+        (warm_up(marks=[2]), "marks is out of range"),
+    ],
+)
+def test_a_damaged_warm_up(whole: Path, tmp_path: Path, text: str, says: str) -> None:
+    plan, buffers, extra = read_plan(whole)
+    path = tmp_path / "damaged.plan"
+    write_plan(plan, buffers, path, extra={**extra, "warm_up": text}, extra_columns=read_plan_columns(whole))
+    with pytest.raises(TraceError, match=f"damaged.plan: .*{says}"):
+        read_planned(path)
+
+
+def test_buffers_without_an_offset_are_not_replayed(whole: Path, tmp_path: Path) -> None:
+    """A gap over the whole lifetime leaves the checker nothing to check."""
+    plan, buffers, extra = read_plan(whole)
+    assert plan.offset is not None
+    offset = plan.offset.copy()
+    offset[0] = -65536
+    row, start, end = (np.array([value]) for value in (0, buffers.start[0], buffers.end[0]))
+    hollow = dataclasses.replace(buffers, gap_buffer=row, gap_start=start, gap_end=end)
+    path = tmp_path / "hollow.plan"
+    columns = read_plan_columns(whole)
+    write_plan(dataclasses.replace(plan, offset=offset), hollow, path, extra=extra, extra_columns=columns)
+    with pytest.raises(PlanError, match=r"hollow.plan: .*"):
+        read_planned(path)
