@@ -200,6 +200,7 @@ class Learner:
         if pattern.unresolved and pattern.iterations < PATIENT_ITERATIONS:
             return None
         spoilt = state["spoilt"] >= SPOILT
+        comes_rarely = 2 * pattern.iterations < pattern.iterations_seen  # one size of many, as data have it
         astray = self._rest.share_of_misses(self._counts()) > MOST_ASTRAY
         for known in self._known:
             if known.same_sequence(pattern):
@@ -209,7 +210,9 @@ class Learner:
                     return None
                 self._longer.is_done(iteration)
                 return known.extended(pattern)
-            if not spoilt and (known.rotates_to(pattern) or known.is_close_to(pattern)):
+            if not spoilt and known.rotates_to(pattern):
+                return None
+            if (not spoilt or comes_rarely) and known.is_close_to(pattern):
                 return None
             if not spoilt and not astray and known.repeats(pattern):
                 return None

@@ -19,3 +19,18 @@ def iterations_begin(sequence: Annotated[NDArray[numpy.uint32], dict(shape=(None
 LEAST_EVIDENCE: int = 24
 
 LEAST_REPEATS: int = 3
+
+def iterations_begin_but_rare(sequence: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+    """
+    The same for what does not vary: without the sizes that come rarely, if most stays.
+    """
+
+LEAST_RARE: int = 2
+
+MOST_RARE: int = 32
+
+LEAST_KEPT: float = 0.75
+
+LEAST_EVIDENCE_BUT_RARE: int = 256
+
+LEAST_REPEATS_BUT_RARE: int = 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -45,8 +45,23 @@ class Cycle:
         return self.rows[self.first : self.first + count * self.period].reshape(count, self.period)
 
 
+class Evidence(NamedTuple):
+    """What a stretch must show before it counts as iterations: so many values, and so many periods."""
+
+    values: int
+    repeats: int
+
+
+EVIDENCE = Evidence(LEAST_EVIDENCE, LEAST_REPEATS)
+
+
 def find_cycle(
-    rows: NDArray[np.int64], size: NDArray[np.int64], freed_before: NDArray[np.int64], *, anywhere: bool
+    rows: NDArray[np.int64],
+    size: NDArray[np.int64],
+    freed_before: NDArray[np.int64],
+    *,
+    anywhere: bool,
+    evidence: Evidence = EVIDENCE,
 ) -> Cycle | None:
     """The iterations that a sequence ends with, or None if it does not repeat.
 
@@ -55,10 +70,11 @@ def find_cycle(
         size: int64[n], bytes, of all allocations.
         freed_before: int64[n], how many allocations came before each one's free; -1 if it was not freed.
         anywhere: the trace is finished: take the longest stretch of iterations in it.
+        evidence: what the stretch must show.
     """
     values = size[rows]
     cuts = _cuts(len(rows)) if anywhere else [len(rows)]
-    found = [one for one in (_stretch(values, cut) for cut in cuts) if one is not None]
+    found = [one for one in (_stretch(values, cut, evidence) for cut in cuts) if one is not None]
     if not found:
         return None
     stretch = max(found, key=lambda one: one.length)
@@ -75,10 +91,10 @@ def _cuts(n: int) -> list[int]:
     return sorted({n, *near, *(n * sixteenths // 16 for sixteenths in range(16))} - {0}, reverse=True)
 
 
-def _stretch(values: NDArray[np.int64], cut: int) -> Period | None:
+def _stretch(values: NDArray[np.int64], cut: int, evidence: Evidence) -> Period | None:
     """The iterations that lead to the cut and go on behind it; None if there are too few."""
     period = tail_period(values[:cut], min_repeats=2)
-    if period is None or period.length < max(LEAST_EVIDENCE, LEAST_REPEATS * period.period):
+    if period is None or period.length < max(evidence.values, evidence.repeats * period.period):
         return None
     differs = values[cut:] != values[cut - period.period : len(values) - period.period]
     beyond = int(differs.argmax()) if differs.any() else len(differs)

@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.cycles import Cycle, find_cycle
+from traces._core import (
+    LEAST_EVIDENCE_BUT_RARE,
+    LEAST_KEPT,
+    LEAST_RARE,
+    LEAST_REPEATS_BUT_RARE,
+    MOST_RARE,
+)
+from traces.cycles import EVIDENCE, Cycle, Evidence, find_cycle
 from traces.trace import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from traces.trace import Trace
@@ -21,6 +30,7 @@ if TYPE_CHECKING:
 #: Of a trace that goes on, so many iterations of a kind are looked at, the first and the last ones: the first
 #: tell the warm-up, the last what is done now.
 FIRST_WINDOWS, LAST_WINDOWS = 16, 1024
+BUT_RARE = Evidence(LEAST_EVIDENCE_BUT_RARE, LEAST_REPEATS_BUT_RARE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +90,41 @@ def find_windows(trace: Trace, small_bytes: int, *, anywhere: bool = False) -> l
     Raises:
         TraceError: the trace contradicts itself.
     """
-    births = trace.births
     event = np.flatnonzero((trace.kind == Kind.ALLOC) & (trace.size > small_bytes))
+    found = _windows_of(trace, event, EVIDENCE, anywhere=anywhere)
+    if found:
+        return found
+    for steady in _without_rare(event, trace.size):
+        if found := _windows_of(trace, steady, BUT_RARE, anywhere=anywhere):
+            break
+    return found
+
+
+def _without_rare(event: NDArray[np.int64], size: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """The allocations but those whose sizes come ever less rarely, as long as most stay.
+
+    Sizes that follow the data (a mask, what is unique) hide the iteration that they are in.
+    """
+    if len(event) < BUT_RARE.values:
+        return
+    _, kind, count = np.unique(size[event], return_inverse=True, return_counts=True)
+    kept, rare = len(event), LEAST_RARE // 2
+    while (rare := 2 * rare) <= MOST_RARE:
+        steady = event[count[kind] >= rare]
+        if len(steady) < LEAST_KEPT * len(event):
+            return
+        if len(steady) < kept:
+            kept = len(steady)
+            yield steady
+
+
+def _windows_of(
+    trace: Trace, event: NDArray[np.int64], evidence: Evidence, *, anywhere: bool
+) -> list[Windows]:
+    """The windows of these allocations."""
     if len(event) == 0:
         return []
+    births = trace.births
     row_of = np.full(len(trace), -1, np.int64)
     row_of[event] = np.arange(len(event))
     freed_before = np.full(len(event), -1, np.int64)
@@ -105,7 +146,7 @@ def find_windows(trace: Trace, small_bytes: int, *, anywhere: bool = False) -> l
     else:
         main = _heaviest(sequence, size, slice(len(size) // 2, None))
         rows = np.flatnonzero(sequence == main)
-        bounds = _detected(find_cycle(rows, size, freed_before, anywhere=anywhere))
+        bounds = _detected(find_cycle(rows, size, freed_before, anywhere=anywhere, evidence=evidence))
     stream = trace.stream[event]
     if len(bounds) < 2 or bounds[0, 0] == bounds[-1, 1]:
         return []

@@ -66,7 +66,8 @@ std::optional<Client::Recurs> Client::look() {
     });
     if (marks) return Recurs{0, sizes.size()};
   }
-  const std::int64_t begin = traces::iterations_begin(sequences.data(), sizes.data(), sizes.size(), traces::kIterations);
+  std::int64_t begin = traces::iterations_begin(sequences.data(), sizes.data(), sizes.size(), traces::kIterations);
+  if (begin < 0) begin = traces::iterations_begin_but_rare(sequences.data(), sizes.data(), sizes.size());
   if (begin >= 0) return Recurs{static_cast<std::size_t>(begin), sizes.size()};
   return std::nullopt;
 }

@@ -1,4 +1,4 @@
-"""Plan files whose plan holds and whose other parts are damaged: one clear error, and nothing replays them."""
+"""Plan files whose plan holds and whose other parts are damaged: one clear error, and no replay."""
 
 from __future__ import annotations
 

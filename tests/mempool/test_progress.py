@@ -176,3 +176,21 @@ def test_what_was_kept_for_a_while_costs_nothing_for_ever(marks: bool, kept: int
     assert planned.pattern.coverage == 1.0
     assert program.memory.core.stats()["arena_bytes"] <= 1.05 * arena
     assert sum(program.play(always) for _ in range(20)) == 0
+
+
+@pytest.mark.parametrize("values", [3, 40, 100_000])
+@pytest.mark.parametrize("marks", [True, False])
+def test_one_size_that_follows_the_data_does_not_hide_the_iteration(marks: bool, values: int) -> None:
+    """A mask, what is unique: it misses, and all others hit."""
+    program, rng = Program(marks=marks, every=50), random.Random(values)
+    always = iteration(5, 40)
+
+    def one() -> int:
+        place = 33
+        size = rng.choice(range(20_000, 20_000 + 8 * values, 8))
+        return program.play([*always[:place], Event(1000, size), Event(1000), *always[place:]])
+
+    for _ in range(400 if values > 3 else 200):
+        one()
+    assert sum(one() for _ in range(50)) <= 2 * 50
+    assert program.memory.planner.plans <= 4

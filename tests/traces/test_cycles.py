@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces._core import LEAST_EVIDENCE, LEAST_REPEATS, iterations_begin
+from traces import Kind, Trace
+from traces._core import (
+    LEAST_EVIDENCE,
+    LEAST_EVIDENCE_BUT_RARE,
+    LEAST_REPEATS,
+    LEAST_REPEATS_BUT_RARE,
+    iterations_begin,
+    iterations_begin_but_rare,
+)
+from traces.pattern import find_patterns
 
 
 def begins(sizes: list[int]) -> int | None:
@@ -69,3 +78,32 @@ def test_columns_of_two_lengths_are_refused() -> None:
     """Rather than read past the shorter one."""
     with pytest.raises(ValueError, match="differ in length"):
         iterations_begin(np.zeros(3, np.uint32), np.zeros(2, np.uint64))
+    with pytest.raises(ValueError, match="differ in length"):
+        iterations_begin_but_rare(np.zeros(300, np.uint32), np.zeros(2, np.uint64))
+
+
+@pytest.mark.parametrize("varying", [1, 2, 6])
+def test_what_varies_hides_no_iteration(varying: int) -> None:
+    """Found by the quick look and by the thorough one alike, from as much evidence."""
+    rng = np.random.default_rng(varying)
+    for iterations in (LEAST_REPEATS_BUT_RARE - 1, LEAST_REPEATS_BUT_RARE + 1, 40):
+        size = np.tile(np.arange(24) * 1000 + 1000, iterations).reshape(iterations, 24)
+        size[:, :varying] = rng.integers(50_000, 1 << 40, (iterations, varying))
+        begin = iterations_begin_but_rare(np.zeros(size.size, np.uint32), size.ravel().astype(np.uint64))
+        kept = (24 - varying) * iterations
+        enough = kept >= max(LEAST_EVIDENCE_BUT_RARE, LEAST_REPEATS_BUT_RARE * (24 - varying))
+        assert begin == (varying if enough else -1)
+        buffer = np.repeat(np.arange(size.size), 2)
+        trace = Trace.of(
+            kind=np.tile([Kind.ALLOC, Kind.FREE], size.size),
+            buffer=buffer,
+            size=np.where(np.arange(2 * size.size) % 2, 0, size.ravel()[buffer]),
+        )
+        patterns = find_patterns(trace)
+        assert [len(pattern.buffers) for pattern in patterns] == ([24 - varying] if enough else [])
+
+
+def test_where_most_varies_nothing_repeats() -> None:
+    size = np.random.default_rng(0).integers(1000, 1 << 40, (40, 24))
+    size[:, 7:] = np.arange(17)
+    assert iterations_begin_but_rare(np.zeros(size.size, np.uint32), size.ravel().astype(np.uint64)) == -1

@@ -40,4 +40,18 @@ NB_MODULE(_core, m) {
       "The first allocation of the iterations that the sequences end with; -1 where the main one does not repeat.");
   m.attr("LEAST_EVIDENCE") = traces::kIterations.values;
   m.attr("LEAST_REPEATS") = traces::kIterations.repeats;
+  m.def(
+      "iterations_begin_but_rare",
+      [](const Column<std::uint32_t>& sequence, const Column<std::uint64_t>& size) {
+        if (sequence.shape(0) != size.shape(0)) throw nb::value_error("sequence and size differ in length");
+        const nb::gil_scoped_release unlocked;
+        return traces::iterations_begin_but_rare(sequence.data(), size.data(), size.shape(0));
+      },
+      nb::arg("sequence"), nb::arg("size"),
+      "The same for what does not vary: without the sizes that come rarely, if most stays.");
+  m.attr("LEAST_RARE") = traces::kLeastRare;
+  m.attr("MOST_RARE") = traces::kMostRare;
+  m.attr("LEAST_KEPT") = static_cast<double>(traces::kLeastKept) / traces::kLeastKeptOf;
+  m.attr("LEAST_EVIDENCE_BUT_RARE") = traces::kRareLeftOut.values;
+  m.attr("LEAST_REPEATS_BUT_RARE") = traces::kRareLeftOut.repeats;
 }

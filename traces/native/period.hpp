@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -88,6 +89,36 @@ inline std::int64_t iterations_begin(const std::uint32_t* sequence, const std::u
     if (own.late && &own != main) look(own);
   }
   return begin;
+}
+
+// Sizes that follow the data (a mask, what is unique) hide the iteration that they are in. They come rarely: without those
+// that come less often than so many times the rest may repeat. At least as much of it must stay.
+constexpr std::int64_t kLeastRare = 2, kMostRare = 32;  // each twice the one before
+constexpr std::int64_t kLeastKept = 3, kLeastKeptOf = 4;
+constexpr Evidence kRareLeftOut{256, 4};
+
+// The same for the allocations whose sizes do not vary; the row is one of all allocations.
+inline std::int64_t iterations_begin_but_rare(const std::uint32_t* sequence, const std::uint64_t* size, std::size_t n) {
+  if (n < static_cast<std::size_t>(kRareLeftOut.values)) return -1;
+  std::unordered_map<std::uint64_t, std::int64_t> count;
+  for (std::size_t i = 0; i < n; ++i) ++count[size[i]];
+  std::vector<std::uint32_t> sequences;
+  std::vector<std::uint64_t> sizes;
+  std::vector<std::size_t> rows;
+  std::size_t kept = n;
+  for (std::int64_t rare = kLeastRare; rare <= kMostRare; rare *= 2) {
+    sequences.clear(), sizes.clear(), rows.clear();
+    for (std::size_t i = 0; i < n; ++i) {
+      if (count[size[i]] < rare) continue;
+      sequences.push_back(sequence[i]), sizes.push_back(size[i]), rows.push_back(i);
+    }
+    if (rows.size() * kLeastKeptOf < n * kLeastKept) return -1;
+    if (rows.size() == kept) continue;
+    kept = rows.size();
+    const std::int64_t begin = iterations_begin(sequences.data(), sizes.data(), kept, kRareLeftOut);
+    if (begin >= 0) return static_cast<std::int64_t>(rows[static_cast<std::size_t>(begin)]);
+  }
+  return -1;
 }
 
 }  // namespace traces
