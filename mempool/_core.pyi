@@ -323,6 +323,11 @@ def snapshot(pool: Pool, client: Client | None = None) -> tuple[bytes, bytes, by
     What the pool holds and, of a client, the history, all of one moment: packed records of SEGMENT_FIELDS, BLOCK_FIELDS and EVENT_FIELDS.
     """
 
+def live_objects() -> dict:
+    """
+    How many of each there are in the process; a pattern that nobody has installed yet is a plan too.
+    """
+
 def usage(pool: Pool) -> dict[str, Any]:
     """
     Segments and bytes held, in size-class pages (small) and otherwise (large); of these idle, in segments in which something lives; what was reserved at most since Client.reset_peaks(); dealings with the device.

@@ -19,7 +19,7 @@ from typing import Any
 
 from mempool import _core
 from mempool.errors import OutOfMemoryError, UsageError
-from mempool.place import Place
+from mempool.place import Place, place_of
 from mempool.pool import Pool
 
 
@@ -87,7 +87,7 @@ class ArrayPool(Pool):
             self._hook.stop()
 
 
-_place: Place[ArrayPool] = Place("NumPy", "mempool.numpy")
+_place: Place[ArrayPool] = place_of("NumPy", "mempool.numpy")
 
 
 def _explain_memory_errors() -> None:

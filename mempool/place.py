@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-import weakref
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mempool.errors import UsageError
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from mempool.pool import Pool
 
 P = TypeVar("P", bound="Pool")
-_places: weakref.WeakSet[Place[Any]] = weakref.WeakSet()
+_places: dict[str, Place[Any]] = {}
 
 
 class Place(Generic[P]):
@@ -38,7 +37,6 @@ class Place(Generic[P]):
         self.pool: P | None = None
         self.lock = threading.RLock()
         self._name, self._module = name, module
-        _places.add(self)
 
     def install(self, make: Callable[[], P], serve: Callable[[P], None]) -> P:
         """Make a pool and let it serve, unless its mode is off.
@@ -75,8 +73,18 @@ class Place(Generic[P]):
                 self.pool = None
 
 
+def place_of(name: str, module: str) -> Place[Any]:
+    """The place in a framework: one in the process, however often the adapter is reloaded.
+
+    Args:
+        name: of the framework, for people.
+        module: ours, which has ``uninstall``.
+    """
+    return _places.setdefault(module, Place(name, module))
+
+
 def _after_fork_in_child() -> None:
-    for place in list(_places):
+    for place in list(_places.values()):
         place.lock = threading.RLock()
 
 

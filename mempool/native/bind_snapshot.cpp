@@ -51,6 +51,15 @@ void bind_snapshot(nb::module_& m) {
   m.def("snapshot", &snapshot, "pool"_a, "client"_a.none() = nb::none(),
         "What the pool holds and, of a client, the history, all of one moment: packed records of SEGMENT_FIELDS, "
         "BLOCK_FIELDS and EVENT_FIELDS.");
+  m.def("live_objects", [] {
+    nb::dict live;
+    live["pools"] = Pool::count();
+    live["clients"] = Client::count();
+    live["plans"] = Pattern::count();
+    live["segments"] = Segment::count();
+    live["reservations"] = Reservation::count().load();
+    return live;
+  }, "How many of each there are in the process; a pattern that nobody has installed yet is a plan too.");
   m.def("usage", &usage, "pool"_a,
         "Segments and bytes held, in size-class pages (small) and otherwise (large); of these idle, in segments in which "
         "something lives; what was reserved at most since Client.reset_peaks(); dealings with the device.");

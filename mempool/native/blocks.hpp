@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "device.hpp"
+#include "live.hpp"
 #include "page_set.hpp"
 
 namespace mempool {
@@ -29,7 +30,7 @@ struct Block {
   bool fresh = false;  // never used since its pages were committed: reads as zeros where the device says so
 };
 
-struct Segment {
+struct Segment : Live<Segment> {
   Address base = 0;
   std::size_t size = 0;
   bool large = false;

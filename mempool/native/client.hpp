@@ -17,6 +17,7 @@
 
 #include "bell.hpp"
 #include "follower.hpp"
+#include "live.hpp"
 #include "pool.hpp"
 #include "recorder.hpp"
 #include "stats.hpp"
@@ -43,8 +44,9 @@ struct OutOfMemory {
 
 enum class Mark : std::uint8_t { step, begin, end };
 
-class Client {
+class Client : private Live<Client> {
  public:
+  using Live<Client>::count;
   Client(std::shared_ptr<Pool> pool, std::string name);
   ~Client();
   Client(const Client&) = delete;

@@ -7,6 +7,7 @@
 #include "device.hpp"
 #include "device_log.hpp"
 #include "guards.hpp"
+#include "live.hpp"
 #include "stats.hpp"
 
 namespace mempool {
@@ -23,6 +24,7 @@ class MemorySource {
     if (traits_.page == 0 && !allowed(bytes)) return 0;
     const Address address = device_.reserve(bytes, alignment);
     ++calls_;
+    if (address != 0) Reservation::made();
     if (address != 0 && traits_.page == 0) took(RecordedEvent::segment_alloc, address, bytes);
     return address;
   }
@@ -107,6 +109,7 @@ class MemorySource {
   void let_go(Address address, std::size_t bytes, std::size_t committed) noexcept {
     ++calls_;
     device_.release(address, bytes);
+    Reservation::gone();
     if (traits_.page == 0) {
       gave(RecordedEvent::segment_free, address, bytes, bytes);
     } else if (committed != 0) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "device.hpp"
+#include "live.hpp"
 #include "occupancy.hpp"
 
 namespace mempool {
@@ -48,7 +49,7 @@ struct Table {
   std::vector<Place> places_;
 };
 
-struct Pattern {
+struct Pattern : Live<Pattern> {
   std::uint64_t id = 0;
   bool cyclic = true;          // false: a warm-up, which `next` follows
   std::uint32_t unroll = 1;    // iterations after which addresses repeat

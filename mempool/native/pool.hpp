@@ -11,6 +11,7 @@
 #include "foreign_uses.hpp"
 #include "graph_pools.hpp"
 #include "memory_source.hpp"
+#include "live.hpp"
 #include "occupancy.hpp"
 #include "pattern.hpp"
 #include "segments.hpp"
@@ -34,8 +35,9 @@ struct ArenaStats {
   std::uint64_t refused = 0;  // times that it could not be had
 };
 
-class Pool {
+class Pool : private Live<Pool> {
  public:
+  using Live<Pool>::count;
   Pool(std::unique_ptr<Device> device, const PoolOptions& options);
   ~Pool();
   Pool(const Pool&) = delete;

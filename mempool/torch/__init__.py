@@ -19,7 +19,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from mempool.errors import UsageError
-from mempool.place import Place
+from mempool.place import Place, place_of
 from mempool.pool import Pool
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class TensorPool(Pool):
         super().close()
 
 
-_place: Place[TensorPool] = Place("PyTorch", "mempool.torch")
+_place: Place[TensorPool] = place_of("PyTorch", "mempool.torch")
 
 
 def _maker(device: str | torch.device | None, options: dict[str, Any]) -> Callable[..., TensorPool]:

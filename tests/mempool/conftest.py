@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,7 @@ import pytest
 from fake_cuda import FakeCuda
 from pools import simulated
 
-from mempool import Pool
+from mempool import Pool, _core
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "native"))
@@ -20,6 +22,36 @@ import build  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+#: What tests left behind, by test: what there was before it, and after.
+left: dict[str, tuple[dict[str, int], dict[str, int]]] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """No test leaves a pool, client, plan, segment or reserved address space behind, once it is forgotten."""
+    before = _core.live_objects()
+    result = yield
+    deadline = time.monotonic() + 5
+    while (after := _core.live_objects()) != before and time.monotonic() < deadline:
+        gc.collect()  # threads that have just been told to end hold theirs for a moment
+        if "mempool.numpy" in sys.modules and not _core.numpy_hook().serving():
+            _core.numpy_hook().held()  # lets go of clients whose last array went after they had stopped
+        time.sleep(0.01)
+    if any(after[kind] > before[kind] for kind in after):
+        left[item.nodeid] = before, after
+    return result
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for name, (before, after) in left.items():
+        terminalreporter.write_line(f"LEFT BEHIND by {name}: {before} before, {after} after", red=True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from pools import run
 import mempool.cli
 import traces
 from mempool import Pool
+from mempool.plan_files import write_planned
 from traces.parquet import read_trace
 from traces.trace import Kind
 
@@ -310,7 +311,7 @@ def test_a_plan_of_another_framework_is_told(tmp_path: Path) -> None:
     with Pool(background=False) as pool:
         run(pool, lambda _: programs.layers(programs.Watched(pool)), 8, marks=True)
         assert pool.planned is not None
-        pool.planned.save(tmp_path / "plan", client="torch")
+        write_planned(pool.planned, tmp_path / "plan", client="torch")
     write(tmp_path / "script.py", "import numpy; numpy.ones(1000)")
     done = outcome(start(tmp_path, *MEMPOOL, "--plan", "plan", "script.py"))
     assert done.status == 0

@@ -44,6 +44,7 @@ def test_worlds_keep_every_promise(folder: Path, sanitizer: str, count: int, mod
     assert did["worlds"] == count
     assert did["hit"] > 100 * count
     assert did["refused"] > 0
+    assert did["host_refused"] > 0
 
 
 @pytest.mark.parametrize("mode", soak.MODES)

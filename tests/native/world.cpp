@@ -106,7 +106,7 @@ int run(std::uint64_t first, std::uint64_t seeds, std::size_t steps, bool interl
   const auto print = [](const char* name, std::uint64_t value) { std::printf("\"%s\": %llu, ", name, static_cast<unsigned long long>(value)); };
   std::printf("{");
   print("worlds", seeds), print("steps", sum.steps), print("events", sum.events), print("allocations", sum.allocations);
-  print("refused", sum.refused);
+  print("refused", sum.refused), print("host_refused", world::host_memory.failed);
   for (std::size_t i = 0; i < sum.outcomes.size(); ++i) print(mempool::kOutcomeNames[i], sum.outcomes[i]);
   std::printf("\"seconds\": %.3f}\n", seconds);
   return 0;

@@ -3,6 +3,7 @@
 #include <iterator>
 #include <utility>
 
+#include "world/host_memory.hpp"
 #include "world/report.hpp"
 
 namespace world {
@@ -38,6 +39,7 @@ Address Device::place(std::size_t bytes, std::size_t step) const {
 }
 
 Address Device::reserve(std::size_t bytes, std::size_t alignment) noexcept {
+  const Where where(false);
   point();
   if (options_.page == 0 && refuse(bytes)) return 0;
   const Address address = place(bytes, std::max({alignment, options_.alignment, options_.page, std::size_t{4096}}));
@@ -74,6 +76,7 @@ void Device::set_pages(Address address, std::size_t bytes, bool on, const char* 
 }
 
 bool Device::commit(Address address, std::size_t bytes) noexcept {
+  const Where where(false);
   point();
   if (refuse(bytes)) return false;
   set_pages(address, bytes, true, "commit");
@@ -82,12 +85,14 @@ bool Device::commit(Address address, std::size_t bytes) noexcept {
 }
 
 void Device::decommit(Address address, std::size_t bytes) noexcept {
+  const Where where(false);
   point();
   goes_back(address, bytes, "pages go back");
   set_pages(address, bytes, false, "decommit");
 }
 
 void Device::release(Address address, std::size_t bytes) noexcept {
+  const Where where(false);
   point();
   const auto found = find(address, bytes, "release");
   if (found->first != address || found->second.bytes != bytes) {
@@ -101,6 +106,7 @@ void Device::release(Address address, std::size_t bytes) noexcept {
 }
 
 Address Device::resize(Address address, std::size_t from, std::size_t to) noexcept {
+  const Where where(false);
   point();
   if (options_.page == 0 || (to > from && refuse(to - from))) return 0;
   const auto found = find(address, from, "resize");
@@ -177,6 +183,7 @@ std::uint64_t Device::queue(Stream stream, Work work) {
 }
 
 void Device::copy(Address to, Address from, std::size_t bytes, Stream stream) noexcept {
+  const Where where(false);
   point();
   if (bytes == 0) return;
   const auto moving = moving_.find(from);
@@ -192,6 +199,7 @@ void Device::copy(Address to, Address from, std::size_t bytes, Stream stream) no
 }
 
 void Device::zero(Address address, std::size_t bytes, Stream stream) noexcept {
+  const Where where(false);
   point();
   check_formers(address, address + bytes, stream, 0, false);
   const std::uint64_t tick = ++ticks_[index(stream)];
@@ -200,6 +208,7 @@ void Device::zero(Address address, std::size_t bytes, Stream stream) noexcept {
 }
 
 Event Device::record(Stream stream) noexcept {
+  const Where where(false);
   point();
   if (stream == captured_) fail("a capture is spoilt", "an event is recorded on stream %zu, which is captured", index(stream));
   if (free_events_.empty()) {
@@ -225,6 +234,7 @@ Device::Mark& Device::mark(Event event, const char* what) {
 }
 
 bool Device::query(Event event) noexcept {
+  const Where where(false);
   point();
   const Mark& asked = mark(event, "query");
   spoils_capture("an event is asked for");
@@ -234,6 +244,7 @@ bool Device::query(Event event) noexcept {
 }
 
 void Device::wait(Stream stream, Event event) noexcept {
+  const Where where(false);
   point();
   const Mark& first = mark(event, "wait");
   if (stream == captured_) fail("a capture is spoilt", "stream %zu, which is captured, is made to wait", index(stream));
@@ -243,12 +254,14 @@ void Device::wait(Stream stream, Event event) noexcept {
 }
 
 void Device::forget(Event event) noexcept {
+  const Where where(false);
   mark(event, "forget").alive = false;
   free_events_.push_back(event - 1);
   --events_alive_;
 }
 
 bool Device::synchronize() noexcept {
+  const Where where(false);
   point();
   spoils_capture("the device is waited for");
   if (waits_failing_ != 0) {

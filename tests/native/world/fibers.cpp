@@ -112,4 +112,6 @@ void block() noexcept {
   running->leave(false);
 }
 
+bool in_fiber() noexcept { return running != nullptr; }
+
 }  // namespace world

@@ -41,6 +41,8 @@ class Choices {
 
 // The thread of the simulated world that runs now. What the core keeps for each thread is kept by this number.
 extern std::size_t current;
+// Whether a fiber runs, and not whoever decides which one goes on.
+bool in_fiber() noexcept;
 
 // Where the running fiber may be stopped. Nothing where there are no fibers.
 void maybe_switch() noexcept;

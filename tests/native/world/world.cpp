@@ -31,7 +31,7 @@ struct Due {
 
 struct Thread {
   std::size_t number = 0;
-  Client* client = nullptr;
+  Core client;
   std::size_t program = 0;
   Stream stream = 0;
   std::size_t position = 0;
@@ -57,12 +57,13 @@ class World {
     for (std::size_t i = 0; i < setting.threads; ++i) {
       Thread& thread = threads_.emplace_back();
       thread.number = i;
-      thread.client = clients_[i % 2 == 1 && choices_.chance(50) ? 1 : 0].get();
+      thread.client = Core(clients_[i % 2 == 1 && choices_.chance(50) ? 1 : 0].get());
       thread.program = i;
       thread.stream = i % 3 == 2 ? 1 : 0;
       if (setting.interleaved) thread.fiber = std::make_unique<Fiber>(i);
     }
     limited_ = setting.memory.capacity < (std::size_t{1} << 40);
+    host_memory.fibers = setting.interleaved;
   }
 
   Counts run() {
@@ -264,11 +265,16 @@ class World {
     ++counts_.events;
     if (choices.chance(30)) {
       order(other, buffer.stream);
-    } else if (!thread.client->use(buffer.address, other)) {
+    } else if (!tell(thread, buffer.address, other)) {
       // The pool may have it in its books under the very stream that uses it; then that stream's next work is in order.
       order(other, buffer.stream);
     }
     WORLD_TELL("  thread %zu: stream %zu uses buffer #%zu", thread.number, static_cast<std::size_t>(other), buffer.number);
+  }
+  static bool tell(Thread& thread, Address address, Stream other) try {
+    return thread.client->use(address, other);
+  } catch (const std::bad_alloc&) {
+    return false;
   }
   void capture(Thread& thread, Choices& choices) {
     if (capturing_ || graphs_.size() >= 3) return;
@@ -341,9 +347,9 @@ class World {
 
   // --- what happens
 
-  void act(const Step& step, Thread& thread) {
+  void act(const Step& step, Thread& thread) try {
     Choices choices(step.seed);
-    Client& client = *thread.client;
+    const Core client = thread.client;
     ++counts_.events;
     switch (step.kind) {
       case Step::next: next(thread, choices); break;
@@ -357,7 +363,7 @@ class World {
         break;
       }
       case Step::work: device_->run(choices, 1 + choices.below(40)); break;
-      case Step::mark: if (setting_.marks) client.mark(choices.chance(50) ? Mark::begin : Mark::end); break;
+      case Step::mark: if (setting_.marks) client->mark(choices.chance(50) ? Mark::begin : Mark::end); break;
       case Step::other_program:
         release_due(thread, choices, ~std::uint64_t{0});
         thread.program = choices.chance(50) ? thread.number : choices.below(programs_.size());
@@ -370,10 +376,10 @@ class World {
       case Step::scope:
         if (thread.scopes != 0) {
           --thread.scopes;
-          client.leave_dynamic();
+          client->leave_dynamic();
         } else {
           ++thread.scopes;
-          client.enter_dynamic();
+          client->enter_dynamic();
         }
         break;
       case Step::thread_ends: {
@@ -383,28 +389,28 @@ class World {
         break;
       }
       case Step::install:
-        client.install(stress::any_pattern(programs_, client, setting_.memory.alignment, setting_.lies && choices.chance(40), choices, true), choices.below(10));
+        client->install(stress::any_pattern(programs_, *client, setting_.memory.alignment, setting_.lies && choices.chance(40), choices, true), choices.below(10));
         break;
       case Step::load: {
-        auto warm_up = choices.chance(50) ? stress::any_pattern(programs_, client, setting_.memory.alignment, setting_.lies, choices, false) : nullptr;
-        client.load(std::move(warm_up), stress::any_pattern(programs_, client, setting_.memory.alignment, setting_.lies, choices, true));
+        auto warm_up = choices.chance(50) ? stress::any_pattern(programs_, *client, setting_.memory.alignment, setting_.lies, choices, false) : nullptr;
+        client->load(std::move(warm_up), stress::any_pattern(programs_, *client, setting_.memory.alignment, setting_.lies, choices, true));
         break;
       }
-      case Step::drop_plans: client.drop_patterns(); break;
-      case Step::record: client.set_recording(choices.chance(70)); break;
+      case Step::drop_plans: client->drop_patterns(); break;
+      case Step::record: client->set_recording(choices.chance(70)); break;
       case Step::look:
-        client.look();
-        client.wait_for_work({0.0, 1.0, choices.below(10000), choices.below(10000), 12});
-        client.check_again_after(choices.below(100));
+        client->look();
+        client->wait_for_work({0.0, 1.0, choices.below(10000), choices.below(10000), 12});
+        client->check_again_after(choices.below(100));
         break;
       case Step::tape:
-        client.set_tape(choices.chance(50));
-        client.take_tape();
-        client.set_history(choices.chance(60) ? 100 : 0);
+        client->set_tape(choices.chance(50));
+        client->take_tape();
+        client->set_history(choices.chance(60) ? 100 : 0);
         break;
-      case Step::rest: for (std::size_t i = choices.below(12); i-- > 0;) client.rest_unused(); break;
+      case Step::rest: for (std::size_t i = choices.below(12); i-- > 0;) client->rest_unused(); break;
       case Step::trim: { const Guarded guard(pool_->lock); pool_->trim(); break; }
-      case Step::give_back: client.give_back(choices.chance(30)); break;
+      case Step::give_back: client->give_back(choices.chance(30)); break;
       case Step::limit: {
         const Guarded guard(pool_->lock);
         limited_ = true;
@@ -413,13 +419,18 @@ class World {
       }
       case Step::retain: { const Guarded guard(pool_->lock); pool_->segments().set_retained_limit(choices.below(1 << 22)); break; }
       case Step::statistics:
-        client.stats(), client.state(), client.divergences(), client.blockers(), client.reset_peaks();
-        stress::look_at(mempool::take_snapshot(*pool_, &client));
+        client->stats(), client->state(), client->divergences(), client->blockers(), client->reset_peaks();
+        stress::look_at(mempool::take_snapshot(*pool_, &*client));
         mempool::take_usage(*pool_);
         break;
       case Step::refuse:
         limited_ = true;
         device_->fail_after(choices.chance(60) ? choices.below(20) : ~std::uint64_t{0});
+        break;
+      case Step::no_host_memory:
+        limited_ = true;
+        host_memory.left = choices.below(12);
+        host_memory.failing = 1 + choices.below(3);
         break;
       case Step::no_wait: device_->fail_waits(1 + choices.below(3)); break;
       case Step::capture: capture(thread, choices); break;
@@ -429,6 +440,8 @@ class World {
       case Step::check: check(); break;
       default: break;
     }
+  } catch (const std::bad_alloc&) {  // of what may throw it; nothing has changed
+    WORLD_TELL("  thread %zu: no host memory", thread.number);
   }
 
   // Nothing is at work on the host: the books must agree.
@@ -452,6 +465,7 @@ class World {
     Choices choices(setting_.seed);
     device_->fail_after(~std::uint64_t{0});
     device_->fail_waits(0);
+    host_memory.left = HostMemory::kPlenty;
     for (Thread& thread : threads_) {
       current = thread.number;
       for (; thread.scopes != 0; --thread.scopes) thread.client->leave_dynamic();
@@ -523,6 +537,7 @@ Setting Setting::of(std::uint64_t seed, std::size_t steps, bool interleaved) {
   memory.capacity = choices.chance(30) ? std::size_t{12} << 20 : std::size_t{1} << 40;
   memory.fresh_is_zero = choices.chance(50);
   memory.slow_return = choices.chance(25);
+  const bool forgets = Choices(seed ^ 0x9E3779B97F4A7C15u).chance(25);  // the host's memory runs out, too
   const bool strays = choices.chance(70), scarce = choices.chance(40), graphs = choices.chance(30);
   static constexpr Step::Kind kOdd[] = {
       Step::stray, Step::stray, Step::release, Step::release, Step::resize, Step::share, Step::share, Step::share, Step::drop_shared,
@@ -539,6 +554,7 @@ Setting Setting::of(std::uint64_t seed, std::size_t steps, bool interleaved) {
     else if (what < (strays ? 140 : 90)) step.kind = kOdd[choices.below(std::size(kOdd))];
     else if (what < 145 && scarce) step.kind = kScarce[choices.below(std::size(kScarce))];
     else if (what < 155 && graphs) step.kind = kGraph[choices.below(std::size(kGraph))];
+    else if (what < 165 && forgets) step.kind = Step::no_host_memory;
     setting.steps.push_back(step);
   }
   return setting;

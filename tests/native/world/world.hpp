@@ -14,6 +14,7 @@
 #include "program.hpp"
 #include "world/async_device.hpp"
 #include "world/fibers.hpp"
+#include "world/host_memory.hpp"
 
 namespace world {
 
@@ -23,6 +24,7 @@ struct Step {
     install, load, drop_plans, record, look, tape, rest,                                                        // a planner's
     trim, give_back, limit, retain, statistics,                                                                 // a user's
     refuse, no_wait,                                                                                            // a device's
+    no_host_memory,
     capture, replay, end_graph, fork, check, kinds
   };
   std::uint8_t kind;

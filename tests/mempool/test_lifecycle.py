@@ -1,0 +1,137 @@
+"""Pools that come and go at any time, and one that stays for very long."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import random
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from policies import Planning
+from pools import simulated
+from sequences import Event, Player
+
+import mempool.numpy
+from mempool import OutOfMemoryError, Pool, _core
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: A day of training at a hundred iterations a second.
+DAY = 24 * 3600 * 100
+
+
+@pytest.mark.parametrize(("background", "times"), [(False, 1000), (True, 60)])
+def test_installing_and_uninstalling_again_and_again_leaves_nothing(background: bool, times: int) -> None:
+    """Each time arrays of the pool before are alive, and go while another one serves."""
+    before, threads = _core.live_objects(), threading.active_count()
+    kept: list[np.ndarray] = []
+    for number in range(times):
+        with mempool.numpy.install(background=background):
+            kept.append(np.full(1000 + number, number))
+            total = sum(int(np.full(600 + k, k).sum()) for k in range(5))
+            assert total == sum((600 + k) * k for k in range(5))
+        if len(kept) > 3:
+            oldest = kept.pop(0)
+            assert int(oldest[0]) == int(oldest[-1]) == number - 3
+            del oldest
+    assert _core.live_objects()["pools"] <= before["pools"] + 4
+    kept.clear()
+    gc.collect()
+    assert _core.numpy_hook().held() == 0
+    assert _core.live_objects() == before
+    assert threading.active_count() == threads
+
+
+def test_a_reloaded_adapter_serves_and_lets_go_of_what_was_there() -> None:
+    for _ in range(5):
+        with mempool.numpy.install(background=False) as pool:
+            array = np.arange(5000)
+            importlib.reload(mempool.numpy)
+            grown = np.concatenate([array, np.arange(5000)])
+            assert pool.report().to_dict()["requested_bytes"] >= grown.nbytes
+            array.resize(50_000, refcheck=False)
+        assert int(array.sum()) == int(np.arange(5000).sum())
+        del array, grown
+
+
+@pytest.fixture
+def frugal() -> Iterator[_core.SimulatedDevice]:
+    device = simulated()
+    yield device
+    assert device.counts().live_reservations == 0
+    assert device.counts().committed == 0
+
+
+@pytest.mark.parametrize("calls", range(40))
+def test_whichever_call_of_the_device_fails_nothing_is_lost(
+    frugal: _core.SimulatedDevice, calls: int
+) -> None:
+    """It fails once, or for good, and works again: while all is recorded, planned, replayed."""
+    for lasting in (False, True):
+        with Pool(frugal, background=False) as pool:
+            alive: list[int] = []
+            for number in range(24):
+                if number == 6:
+                    frugal.fail_after(calls)
+                if number == (16 if lasting else 7):
+                    frugal.fail_after(1 << 40)
+                pool.step()
+                for k in range(6):
+                    try:
+                        alive.append(pool.allocate(100_000 * (k + 1) + 600 * (number == 9)))
+                    except OutOfMemoryError:
+                        continue
+                while alive:
+                    pool.free(alive.pop())
+                pool.plan_now()
+            assert pool.report().to_dict()["live_bytes"] == 0
+            assert pool.state == "replaying"
+
+
+def iterate(count: int) -> None:
+    """Training with a difference now and then: what the pool knows and holds does not grow."""
+    memory, rng = Planning(marks=True, every=200), random.Random(0)
+    player = Player(memory)
+    sizes = [70_000, 30_000, 110_000]
+    always = [Event(k, size) for k, size in enumerate(sizes)] + [Event(k) for k in range(len(sizes))]
+    seen: list[dict[str, int]] = []
+    for number in range(count):
+        memory.mark()
+        if number % 1000 == 999:
+            extra = 1000 + rng.randrange(100_000)
+            player.play([Event(9, extra), *always, Event(9)])
+        elif number % 5000 == 4998:
+            player.play(
+                [Event(k, rng.randrange(600, 200_000)) for k in range(5)] + [Event(k) for k in range(5)]
+            )
+        else:
+            player.play(always)
+        if number in (count // 4, count - 1):
+            core = memory.core.stats()
+            seen.append(
+                {
+                    "arena": core["arena_bytes"],
+                    "reserved": core["reserved"]["current"],
+                    "tables": core["table_bytes"],
+                    "patterns": memory.client.patterns(),
+                    **_core.live_objects(),
+                }
+            )
+    early, late = seen
+    held = {what: {"reserved": 1 << 20}.get(what, 0) for what in early}  # free segments, for the differences
+    assert all(late[what] <= early[what] + held[what] for what in early), (early, late)
+    assert memory.hits >= 0.99 * 3 * count
+
+
+def test_a_long_run_holds_no_more_than_a_short_one() -> None:
+    iterate(60_000)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_a_day_of_iterations_holds_no_more_than_an_hour() -> None:
+    iterate(DAY)
