@@ -84,17 +84,15 @@ class Learner:
         self._rest = Rest()
         self._dropped = 0
         self._misses_seen = -1
-        self._around, self._longer = (
-            Rarely(),
-            Rarely(),
-        )  # planning again around what stays, for longer lifetimes
+        self._around = Rarely()  # to plan again around what stays
+        self._longer: dict[int, Rarely] = {}  # and for longer lifetimes; by the plan's key
         self._seen_alive: set[tuple[int, int]] | None = None  # ranges of the arena, some iterations ago
         self._dropped_at = 0, 0  # hits and strays when the plans were dropped last
         self._installed_at = 0, 0  # and when one was installed
         self._loaded = False
-        self._improvable = self._improving = (
-            False  # the last plan is for more than may be needed; that is looked at
-        )
+        self._improvable: set[int] = set()  # keys of plans that may be for more than is needed
+        self._improving = False  # that is what the recording is for
+        self._recorded_at = 0  # iteration when recording began
         self._known: list[Planned] = []
         self.planned: Planned | None = None
         self.plans = 0
@@ -111,6 +109,7 @@ class Learner:
     def _record(self) -> None:
         self._client.set_recording(True)
         self._rest.recorded_from(self._counts())
+        self._recorded_at = self._client.state()["iterations"]
 
     def _keep_beside(self, planned: Planned) -> None:
         """Keep some free segments for what does not follow the plan."""
@@ -131,8 +130,7 @@ class Learner:
             return False
         misses = self._misses()
         if state["replaying"] and state["settled"] and not self._improving:
-            self._client.set_recording(False)
-            self._rest.since_settled(self._counts(), improvable=self._improvable)
+            self._settle()
             return False
         if state["replaying"] and misses == self._misses_seen and not self._improving:
             # All has followed the plan since the last look: there is nothing to learn.
@@ -147,8 +145,12 @@ class Learner:
         patterns, counts = self._patterns()
         if not patterns:
             self._nothing_found()
-        if self._improving and patterns and self._improve(patterns[0], counts):
-            return True
+        if self._improving and patterns and not self._is_young(patterns[0]):
+            if self._improve(patterns[0], counts):
+                return True
+            if self._rest.share_of_misses(self._counts()) == 0:
+                self._settle()
+                return False
         for pattern in patterns:
             if chosen := self._worth_planning(pattern, state):
                 return self._plan(chosen, counts)
@@ -167,6 +169,11 @@ class Learner:
                 max(LEAST_NEWS, 2 * len(patterns[0].buffers), kept // 8 if known else 0)
             )
         return False
+
+    def _settle(self) -> None:
+        """All follows the plan: recording ends, for good unless a plan may be improved one day."""
+        self._client.set_recording(False)
+        self._rest.since_settled(self._counts(), improvable=bool(self._improvable))
 
     def rest(self) -> None:
         """Something failed that may not fail again: no more of it for long."""
@@ -197,26 +204,37 @@ class Learner:
 
     def _worth_planning(self, pattern: Pattern, state: dict[str, Any]) -> Pattern | None:
         """The pattern to plan: this one, or with longer lifetimes; None if it is planned or too young."""
-        if pattern.unresolved and pattern.iterations < PATIENT_ITERATIONS:
+        if self._is_young(pattern):
             return None
         spoilt = state["spoilt"] >= SPOILT
-        comes_rarely = 2 * pattern.iterations < pattern.iterations_seen  # one size of many, as data have it
+        comes_rarely = (
+            MOST_KNOWN * pattern.iterations < pattern.iterations_seen
+        )  # one size of many, as data are
         astray = self._rest.share_of_misses(self._counts()) > MOST_ASTRAY
         for known in self._known:
             if known.same_sequence(pattern):
                 # The same allocations: plan them again only if something now lives longer.
-                iteration = self._client.state()["iterations"]
-                if not known.outlived_by(pattern) or not self._longer.may_be_done(iteration):
+                longer = self._longer.setdefault(known.key, Rarely())
+                if not known.outlived_by(pattern) or not longer.may_be_done(state["iterations"]):
                     return None
-                self._longer.is_done(iteration)
+                longer.is_done(state["iterations"])
                 return known.extended(pattern)
             if not spoilt and known.rotates_to(pattern):
                 return None
             if (not spoilt or comes_rarely) and known.is_close_to(pattern):
                 return None
-            if not spoilt and not astray and known.repeats(pattern):
+            if not spoilt and not astray and self._is_completed(known, state) and known.repeats(pattern):
                 return None
         return pattern
+
+    def _is_young(self, pattern: Pattern) -> bool:
+        """Whether the frees of buffers that outlive their iteration may still come."""
+        return pattern.unresolved > 0 and pattern.iterations < PATIENT_ITERATIONS
+
+    def _is_completed(self, known: Planned, state: dict[str, Any]) -> bool:
+        """Whether iterations end, or a plan as long as this has had no time yet since recording began."""
+        passed = state["allocations"] - self._rest.began
+        return bool(state["iterations"] > self._recorded_at or passed < 2 * len(known.buffers))
 
     def _plan(self, pattern: Pattern, counts: list[int]) -> bool:
         from mempool.planned import make_plan
@@ -244,8 +262,16 @@ class Learner:
             self._known = [planned if known is instead_of else known for known in self._known]
         self.plans += 1
         self._installed_at = self._followed()
-        self._improvable = pattern.coverage < LEAST_COVERAGE or longer or instead_of is not None
-        self._rest.planned(self._counts(), anew=instead_of is None and not longer)
+        self._improvable &= {known.key for known in self._known}
+        if pattern.coverage < LEAST_COVERAGE or longer or instead_of is not None:
+            self._improvable.add(planned.key)
+        anew = instead_of is None and not longer
+        self._rest.planned(self._counts(), anew=anew)
+        self._longer = {
+            known.key: self._longer[known.key] for known in self._known if known.key in self._longer
+        }
+        if anew:
+            self._around = Rarely()
         self._keep_beside(planned)
         log.info("planned %d buffers into %d bytes", len(pattern.buffers), planned.plan.arena_bytes)
 
@@ -257,7 +283,7 @@ class Learner:
         """
         blockers = self._client.blockers() if self._known else []
         iteration = self._client.state()["iterations"]
-        if not blockers or not self._around.may_be_done(iteration):
+        if not blockers or self._improving or not self._around.may_be_done(iteration):
             return False
         from mempool.planned import make_plan
 
@@ -283,17 +309,16 @@ class Learner:
 
         Lifetimes that were longer for a while, buffers that stayed in the way, or that piled up.
         """
-        known = self.planned
-        if pattern.unresolved and pattern.iterations < PATIENT_ITERATIONS:
-            return False
         self._improving = False
         stays = set(self._core.arena_ranges()) & (self._seen_alive or set())
         self._seen_alive = None
-        if known is None or not known.may_be_improved_by(pattern):
+        alike = [k for k in self._known if k.same_sequence(pattern)] or [
+            k for k in self._known if k.rotates_to(pattern)
+        ]
+        if not alike or alike[0].key not in self._improvable or not alike[0].may_be_improved_by(pattern):
             return False
+        known = alike[0]
         same = known.same_sequence(pattern)
-        if not same and not known.rotates_to(pattern):
-            return False
         from mempool.planned import make_plan
 
         around = sorted(stays - known.ranges())
@@ -309,7 +334,8 @@ class Learner:
             self._install(planned, None, instead_of=known)
         else:
             self._install(planned, counts)
-        self._improvable = bool(around) or pattern.coverage < LEAST_COVERAGE
+        if not around and pattern.coverage >= LEAST_COVERAGE:
+            self._improvable -= {known.key, planned.key}
         return True
 
     def _what_stays(self, blockers: set[tuple[int, int]], iteration: int) -> set[tuple[int, int]] | None:
@@ -358,7 +384,7 @@ class Learner:
             return
         if self._rest.is_over(self._counts(), replaying=state["replaying"], spoilt=state["spoilt"]):
             log.info("recording again")
-            self._improving = self._improvable and state["replaying"] and state["settled"]
+            self._improving = bool(self._improvable) and state["replaying"]
             self._seen_alive = set(self._core.arena_ranges()) if self._improving else None
             self._record()
 
@@ -374,7 +400,7 @@ class Learner:
         if strays >= MOST_STRAYS and hits < strays * LEAST_HITS:
             log.info("nothing follows the plan")
             self._client.drop_patterns()
-            self.planned, self._known = None, []
+            self.planned, self._known, self._improvable = None, [], set()
             self._dropped_at = self._followed()
             self._rest.since_failure(self._counts())
 

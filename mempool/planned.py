@@ -50,6 +50,11 @@ class Planned:
 
         return peak_load(self.buffers)
 
+    @property
+    def key(self) -> int:
+        """The same for plans of the same sequence, in this process."""
+        return hash((self.buffers.size.tobytes(), self.pattern.sequence.tobytes()))
+
     def same_sequence(self, pattern: Pattern) -> bool:
         """Whether the other pattern allocates the same sizes in the same order."""
         return np.array_equal(self.buffers.size, pattern.buffers.size) and np.array_equal(

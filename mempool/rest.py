@@ -48,12 +48,15 @@ class Rest:
 
     Where a plan is followed, that is a share of misses that is greater than before. Whatever is followed, it
     is a pause, longer after each recording in vain, unless the plan leaves nothing to be wished.
+
+    Attributes:
+        began: allocations when recording began.
     """
 
     def __init__(self) -> None:
         """Recording has not begun."""
         self._since = Counts(0, 0)  # when recording began, or ended
-        self._began = 0  # allocations when recording began
+        self.began = 0
         self._vain = 0  # recordings in vain, one after another
         self._unimproved = 0  # and those that found nothing better than what all followed
         self._until = NEVER  # allocations
@@ -65,7 +68,7 @@ class Rest:
         """Recording has begun."""
         if now.allocations < self._until:  # it was called for
             self._unimproved = 0
-        self._since, self._began = now, now.allocations
+        self._since, self.began = now, now.allocations
 
     def planned(self, now: Counts, *, anew: bool) -> None:
         """There is another plan, perhaps of what was never planned before, and recording goes on."""
@@ -98,7 +101,7 @@ class Rest:
         self._vain += 1
 
     def _pause(self, now: Counts, *, doublings: int) -> None:
-        recorded = max(now.allocations - self._began, LEAST_PAUSE)
+        recorded = max(now.allocations - self.began, LEAST_PAUSE)
         self._until = now.allocations + min(recorded << min(2 + doublings, 40), LONGEST_PAUSE)
         self._since = now
         self._share, self._spoilt, self._planned = math.inf, NEVER, False

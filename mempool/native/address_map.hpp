@@ -19,9 +19,13 @@ class AddressMap {
     }
   }
 
-  // May throw std::bad_alloc, and then has changed nothing.
-  void insert(Address key, T* value) {
+  // Room for one more, so that inserting it does not throw. May throw std::bad_alloc, and then has changed nothing.
+  void make_room() {
     if (entries_.empty() || size_ * 2 >= entries_.size()) grow();
+  }
+  // As make_room().
+  void insert(Address key, T* value) {
+    make_room();
     place(key, value);
     ++size_;
   }

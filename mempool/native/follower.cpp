@@ -78,7 +78,10 @@ void Follower::replace(const Pattern* old, Pattern* fresh) noexcept {
 }
 
 void Follower::take_up(Pattern* pattern) noexcept {
-  if ((!in_step() || differed_lately()) && align(pattern, count_)) return;
+  if ((!in_step() || differed_lately()) && align(pattern, count_)) {
+    upcoming_ = nullptr;
+    return;
+  }
   if (!in_step()) {
     leave();
   } else if (pattern_ != pattern) {
@@ -234,10 +237,10 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
   // Differences that keep coming back mean that it stands in the wrong place, however well it gets along there.
   debt_ = differed_lately() ? debt_ + 1 : 1;
   last_stray_ = count_;
-  if (table_ != nullptr && suspect && debt_ < kWindow && position_ < table_->length()) {
+  if (table_ != nullptr && suspect && position_ < table_->length()) {
     // One that has strayed for long looks rarely, and farther away.
     const bool far = strays_ >= kWindow;
-    const bool looks = !far || count_ % (strays_ < kPatience ? kWindow : kPatience) == 0;
+    const bool looks = far ? strays_ % (strays_ < kPatience ? kWindow : kPatience) == 0 : debt_ < kWindow;
     if (looks && step_near(marked, far ? kFar : kNear)) {
       strays_ = 0;
       return matched();

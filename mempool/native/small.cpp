@@ -32,16 +32,12 @@ SmallBlocks::~SmallBlocks() {
 SmallBlocks::Region* SmallBlocks::add_region() {
   auto region = std::make_unique<Region>();
   regions_.reserve(regions_.size() + 1);
+  regions_by_base_.make_room();  // what the device has given could not go back while a graph is captured
   const Address base = source_.reserve(kRegion, kRegion);
   if (base == 0) return nullptr;
   region->base = base;
   for (std::size_t i = 0; i < region->pages.size(); ++i) region->pages[i].address = base + i * kPage;
-  try {
-    regions_by_base_.insert(base / kRegion, region.get());
-  } catch (...) {
-    source_.release_anyway(base, kRegion, 0);
-    throw;
-  }
+  regions_by_base_.insert(base / kRegion, region.get());
   regions_.push_back(std::move(region));
   return regions_.back().get();
 }

@@ -66,18 +66,22 @@ def frugal() -> Iterator[_core.SimulatedDevice]:
     assert device.counts().committed == 0
 
 
-@pytest.mark.parametrize("calls", range(40))
+@pytest.mark.parametrize("lasts", [1, 5, 16])
 def test_whichever_call_of_the_device_fails_nothing_is_lost(
-    frugal: _core.SimulatedDevice, calls: int
+    frugal: _core.SimulatedDevice, lasts: int
 ) -> None:
-    """It fails once, or for good, and works again: while all is recorded, planned, replayed."""
-    for lasting in (False, True):
+    """From there on all fail for so many iterations, while it records, plans, replays; then none."""
+    refused = -1
+    for calls in range(200):
+        before = frugal.counts().refusals
         with Pool(frugal, background=False) as pool:
+            frugal.fail_after(calls)
             alive: list[int] = []
-            for number in range(24):
-                if number == 6:
-                    frugal.fail_after(calls)
-                if number == (16 if lasting else 7):
+            worked = 1 << 40
+            for number in range(40):
+                if worked == 1 << 40 and frugal.counts().refusals > before:
+                    worked = number + lasts
+                if number == worked:
                     frugal.fail_after(1 << 40)
                 pool.step()
                 for k in range(6):
@@ -88,8 +92,14 @@ def test_whichever_call_of_the_device_fails_nothing_is_lost(
                 while alive:
                     pool.free(alive.pop())
                 pool.plan_now()
+            frugal.fail_after(1 << 40)
             assert pool.report().to_dict()["live_bytes"] == 0
             assert pool.state == "replaying"
+        refused = frugal.counts().refusals - before
+        if refused == 0:  # as many as there are
+            break
+    assert refused == 0
+    assert calls >= 6
 
 
 def iterate(count: int) -> None:

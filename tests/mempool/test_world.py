@@ -28,6 +28,8 @@ FOUND = [
     ("vain_wait", 10, "whole", 3000),
     ("vain_wait", 10, "inside", 3000),
 ]
+#: And one that was mended by doing things in another order.
+FAILED_ONCE = [(20038277, "inside", 3000)]
 SOAK_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
 
 
@@ -63,6 +65,11 @@ def test_what_a_world_has_found_stays_mended(
     soak.worlds(program, seed, 1, mode, steps=steps)
     with pytest.raises(soak.WorldError, match=f"seed {seed} {mode}"):
         soak.worlds(program, seed, 1, mode, steps=steps, MEMPOOL_REMOVED_GUARD=guard)
+
+
+@pytest.mark.parametrize(("seed", "mode", "steps"), FAILED_ONCE)
+def test_what_failed_once_fails_no_more(folder: Path, seed: int, mode: str, steps: int) -> None:
+    assert soak.worlds(world(folder), seed, 1, mode, steps=steps)["host_refused"] > 0
 
 
 def test_a_failure_is_shrunk_to_the_few_steps_that_matter(folder: Path) -> None:

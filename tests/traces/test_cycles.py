@@ -82,7 +82,7 @@ def test_columns_of_two_lengths_are_refused() -> None:
         iterations_begin_but_rare(np.zeros(300, np.uint32), np.zeros(2, np.uint64))
 
 
-@pytest.mark.parametrize("varying", [1, 2, 6])
+@pytest.mark.parametrize("varying", [1, 2])
 def test_what_varies_hides_no_iteration(varying: int) -> None:
     """Found by the quick look and by the thorough one alike, from as much evidence."""
     rng = np.random.default_rng(varying)
@@ -105,5 +105,5 @@ def test_what_varies_hides_no_iteration(varying: int) -> None:
 
 def test_where_most_varies_nothing_repeats() -> None:
     size = np.random.default_rng(0).integers(1000, 1 << 40, (40, 24))
-    size[:, 7:] = np.arange(17)
+    size[:, 3:] = np.arange(21)
     assert iterations_begin_but_rare(np.zeros(size.size, np.uint32), size.ravel().astype(np.uint64)) == -1

@@ -1,10 +1,10 @@
 // The longest periodic tail of a sequence, and whether sequences that ran beside each other have one, in linear time.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -94,14 +94,19 @@ inline std::int64_t iterations_begin(const std::uint32_t* sequence, const std::u
 // Sizes that follow the data (a mask, what is unique) hide the iteration that they are in. They come rarely: without those
 // that come less often than so many times the rest may repeat. At least as much of it must stay.
 constexpr std::int64_t kLeastRare = 2, kMostRare = 32;  // each twice the one before
-constexpr std::int64_t kLeastKept = 3, kLeastKeptOf = 4;
+constexpr std::int64_t kLeastKept = 9, kLeastKeptOf = 10;  // so that places are told by several sizes in a row
 constexpr Evidence kRareLeftOut{256, 4};
 
 // The same for the allocations whose sizes do not vary; the row is one of all allocations.
 inline std::int64_t iterations_begin_but_rare(const std::uint32_t* sequence, const std::uint64_t* size, std::size_t n) {
   if (n < static_cast<std::size_t>(kRareLeftOut.values)) return -1;
-  std::unordered_map<std::uint64_t, std::int64_t> count;
-  for (std::size_t i = 0; i < n; ++i) ++count[size[i]];
+  std::vector<std::uint64_t> sorted(size, size + n);
+  std::sort(sorted.begin(), sorted.end());
+  std::vector<std::int64_t> count(n);  // of the allocation's size
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto [first, last] = std::equal_range(sorted.begin(), sorted.end(), size[i]);
+    count[i] = last - first;
+  }
   std::vector<std::uint32_t> sequences;
   std::vector<std::uint64_t> sizes;
   std::vector<std::size_t> rows;
@@ -109,7 +114,7 @@ inline std::int64_t iterations_begin_but_rare(const std::uint32_t* sequence, con
   for (std::int64_t rare = kLeastRare; rare <= kMostRare; rare *= 2) {
     sequences.clear(), sizes.clear(), rows.clear();
     for (std::size_t i = 0; i < n; ++i) {
-      if (count[size[i]] < rare) continue;
+      if (count[i] < rare) continue;
       sequences.push_back(sequence[i]), sizes.push_back(size[i]), rows.push_back(i);
     }
     if (rows.size() * kLeastKeptOf < n * kLeastKept) return -1;
