@@ -29,7 +29,7 @@ LEAST_RARE: int = 2
 
 MOST_RARE: int = 32
 
-LEAST_KEPT: float = 0.75
+LEAST_KEPT: float = 0.9
 
 LEAST_EVIDENCE_BUT_RARE: int = 256
 
