@@ -63,7 +63,8 @@ def test_replay_through_the_c_entry_points(
     sources = [str(path) for path in sorted(native.glob("*.cpp")) if not path.name.startswith(python)]
     program = tmp_path / "replay_bench"
     main = str(ROOT / "tests" / "native" / "replay_bench.cpp")
-    flags = ["-std=c++17", "-O3", "-DNDEBUG", f"-I{native}", "-pthread"]
+    headers = [f"-I{native}", f"-I{ROOT / 'traces' / 'native'}"]
+    flags = ["-std=c++17", "-O3", "-DNDEBUG", *headers, "-pthread"]
     subprocess.run([compiler, *flags, main, *sources, "-o", str(program)], check=True)
     done = subprocess.run(
         [str(program), str(buffers), str(threads), "5"], check=True, capture_output=True, text=True
