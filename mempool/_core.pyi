@@ -106,15 +106,31 @@ def cuda_devices(driver: str = 'libcuda.so.1') -> list[str]:
     """
 
 class CudaDevice(Device):
-    """A CUDA device's memory, by plain allocation."""
+    """A CUDA device's memory of one kind: plain, growing, managed or pinned."""
 
-    def __init__(self, index: int | None = None, *, driver: str = 'libcuda.so.1') -> None:
+    def __init__(self, index: int | None = None, *, driver: str = 'libcuda.so.1', memory: str = 'plain') -> None:
         """
         Without an index: the device that bind() names. The driver starts with the first call that needs it; what it refuses is counted.
 
         Raises:
-            RuntimeError: there is no driver.
-            ValueError: a negative index.
+            RuntimeError: there is no driver, or one too old for this memory.
+            ValueError: a negative index, or no such kind of memory.
+        """
+
+    @property
+    def kind(self) -> str: ...
+
+    def check(self) -> None:
+        """
+        Starts the driver, and makes no context.
+
+        Raises:
+            RuntimeError: there is no such device, or it has no such memory.
+        """
+
+    def read_mostly(self, address: int, bytes: int, on: bool = True) -> bool:
+        """
+        Managed memory that is rarely written may be in several places at once. False: refused.
         """
 
     @property
@@ -155,9 +171,17 @@ def give_back_host_heap() -> None:
 class Pool:
     """One device's memory: arena, guard, fallback."""
 
-    def __init__(self, *, device: object, small_bytes: int = 512, max_reserved: int = 18446744073709551615, recorded_events: int = 262144) -> None: ...
+    def __init__(self, *, device: object, small_bytes: int = 512, max_reserved: int = 18446744073709551615, recorded_events: int = 262144, share_streams: bool = True) -> None: ...
 
     def stats(self) -> dict[str, Any]: ...
+
+    def wait_for_device(self) -> bool:
+        """
+        All that was queued anywhere is done. False: it could not be waited for, as while a graph is captured.
+        """
+
+    def clients(self) -> list[str]:
+        """Names of those that share it."""
 
     def begin_graph(self, id: tuple[int, int], streams: Sequence[int]) -> None:
         """
@@ -236,7 +260,10 @@ class Client:
 
     def set_recording(self, on: bool) -> None: ...
 
-    def set_tape(self, on: bool) -> None: ...
+    def set_tape(self, on: bool, *, folder: str = '', piece: int = 262144) -> None:
+        """
+        Record everything. Events beyond a piece in memory go to a file in the folder, if there is one.
+        """
 
     def recording(self, allocations: int = 18446744073709551615) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)], list[int], list[int], bool]:
         """
@@ -249,7 +276,9 @@ class Client:
         """
 
     def take_tape(self) -> bytes:
-        """The tape since the last call, as packed records."""
+        """
+        The oldest records of the tape that nobody has taken, packed; empty: there are none.
+        """
 
     def install(self, pattern: Pattern, iterations_seen: int = 0) -> None:
         """
@@ -260,6 +289,9 @@ class Client:
         """Replays a pattern from elsewhere, from the next allocation on."""
 
     def drop_patterns(self) -> None: ...
+
+    def device_is_bound(self) -> None:
+        """Loaded patterns, of all clients of the pool, may begin."""
 
     def give_back(self, force: bool = False) -> bool:
         """
@@ -293,9 +325,19 @@ class Client:
 
     def reset_peaks(self) -> None: ...
 
+    def set_retained_limit(self, bytes: int) -> None:
+        """
+        Free memory that this client would have the pool keep; of all clients' wishes the largest counts.
+        """
+
     def blockers(self) -> list[tuple[int, int]]:
         """
         Where something is in the way of a plan iteration after iteration: its range of the arena, (begin, end) offsets, and all that were in the way before and are still there.
+        """
+
+    def others_reach(self) -> list[tuple[int, int]]:
+        """
+        (begin, end) offsets in the arena between which the plans of each other client lie.
         """
 
     def divergences(self) -> list[dict[str, Any]]: ...
@@ -434,6 +476,24 @@ def torch_cuda_plain(device: int) -> Client:
     Who serves what no pool of ours does on this device; None: nobody has had to.
     """
 
+def cupy_allocator(memory: Any, pointer: Any, client: Any, shortage: Any, device: Any, stream: Any) -> Any:
+    """
+    What cupy.cuda.set_allocator takes; see cupy_allocator.hpp for the parts.
+    """
+
+def cupy_knows(object: Any) -> bool:
+    """Whether it is a capsule of a C function that the allocator can call."""
+
+def cupy_begin_capture(pool: Pool, number: int, index: int) -> None:
+    """
+    Until the end of this capture, what is asked for on streams that are captured is kept for its graph.
+    """
+
+def cupy_end_capture(pool: Pool, number: int, index: int) -> None: ...
+
+def cupy_release_capture(pool: Pool, number: int) -> None:
+    """Its graph is gone."""
+
 class DeviceCalls:
     """What a pool asks of a device, one call at a time."""
 
@@ -457,13 +517,16 @@ class DeviceCalls:
 
     def query(self, event: int) -> bool: ...
 
-    def wait(self, stream: int, event: int) -> None: ...
+    def wait(self, stream: int, event: int) -> bool: ...
 
     def forget(self, event: int) -> None: ...
 
     def synchronize(self) -> bool: ...
 
     def capturing(self, stream: int) -> bool: ...
+
+def thread_stream() -> int:
+    """The calling thread's own number of the per-thread default stream."""
 
 class Occupancy:
     """The guard alone."""

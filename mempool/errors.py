@@ -16,7 +16,7 @@ class OutOfMemoryError(MempoolError, MemoryError):
 
     Attributes:
         asked_bytes: what was asked for.
-        live_bytes: in use by this client.
+        live_bytes: in use, by all that share the pool.
         reserved_bytes: held from the device.
         arena_bytes: of these, in the arena.
         limit_bytes: ``max_reserved``, or None.

@@ -18,9 +18,11 @@ _REMEDIES = {
     "was recorded (a log, a list, an exception's traceback); copy what you keep, or make it in "
     "`with pool.dynamic():`",
     "exhausted": "more allocations than the recorded iteration has before the next mark",
-    "lost": "the program is in none of the recorded patterns; it is recorded again when that lasts",
+    "lost": "the program, or this thread of it, is in none of the recorded patterns; it is recorded again "
+    "when that lasts",
     "no_arena": "the arena could not be had from the device; raise max_reserved or free memory elsewhere",
-    "other_stream": "the plan belongs to another stream",
+    "other_stream": "another stream used the memory last: the plan lets streams share addresses, which this "
+    "pool does only with `wait_bytes=`, or more streams use the arena than are told apart",
 }
 
 

@@ -1,7 +1,7 @@
 """What to plan: looks at a client's recording, makes plans of what recurs, hands them to the core.
 
-It knows which plans there are, when a look may show something new, and when none is of use any more. When it
-may run and what that costs is for `mempool.planner`.
+It knows when a look may show something new, and when what is planned should be planned again. When it may run
+and what that costs is for `mempool.planner`; which plans there are, for `mempool.known_plans`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
+from mempool.known_plans import MOST_KNOWN, KnownPlans
 from mempool.report import NOT_MISSES
 from mempool.rest import NEVER, SPOILT, Counts, Due, Rarely, Rest
-from mempool.versions import made_with
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mempool import _core
     from mempool.planned import Planned
@@ -30,31 +30,21 @@ LOOKS_BEFORE_CACHING = 6
 PATIENT_ITERATIONS = 5
 #: Events that must have come before another look at iterations that are known.
 LEAST_NEWS = 16
-#: After so many allocations off the plans, and fewer than this share of them ever on one, they are dropped.
-MOST_STRAYS, LEAST_HITS = 1 << 14, 0.01
-#: So many allocations, and two iterations, tell whether a plan is this program's.
-LEAST_TO_JUDGE = 64
 #: Of a plan of epochs, its steps hit; where more miss, it is by chance that they look like them.
 MOST_ASTRAY = 1 / 16
-STRAYS = ("other_size", "occupied", "exhausted", "lost")
-#: Plans remembered, as many as the core keeps.
-MOST_KNOWN = 8
 #: A longer warm-up, in allocations, is not learned: looking at it again and again would cost too much.
 MOST_WARM_UP = 1 << 13
 #: Iterations that a buffer is alive at least before it is planned around though it is not in the way yet.
 LEAST_STAY = 2
 #: A plan that covers less of the peak may be improved one day.
 LEAST_COVERAGE = 0.99
+#: So many requests found another's buffer in their place before plans are made beside those of others.
+MOST_COLLISIONS = 16
 _LEAST_CACHE = 32 << 20
 
 
 class Learner:
-    """One client's plans.
-
-    Attributes:
-        planned: the plan made last, or None.
-        plans: how many were made.
-    """
+    """One client's, whose plans are in ``known``."""
 
     def __init__(
         self,
@@ -63,6 +53,7 @@ class Learner:
         device: _core.Device,
         *,
         small_bytes: int,
+        wait_bytes: int,
         framework: str,
         interrupt: Callable[[], bool],
     ) -> None:
@@ -73,13 +64,14 @@ class Learner:
             client: whose recording.
             device: whose memory it is that is planned.
             small_bytes: requests up to this size are not planned.
+            wait_bytes: what a plan must save for each wait of one stream for another.
             framework: whose memory it is, or empty.
             interrupt: asked now and then whether to stop.
         """
         self._core, self._client = core, client
-        self._device, self._small_bytes = device, small_bytes
-        self._framework, self._interrupt = framework, interrupt
-        self._told_stranger = False
+        self._device, self._small_bytes, self._wait_bytes = device, small_bytes, wait_bytes
+        self._interrupt = interrupt
+        self.known = KnownPlans(client, framework=framework)
         self._vain = 0
         self._rest = Rest()
         self._dropped = 0
@@ -87,24 +79,18 @@ class Learner:
         self._around = Rarely()  # to plan again around what stays
         self._longer: dict[int, Rarely] = {}  # and for longer lifetimes; by the plan's key
         self._seen_alive: set[tuple[int, int]] | None = None  # ranges of the arena, some iterations ago
-        self._dropped_at = 0, 0  # hits and strays when the plans were dropped last
-        self._installed_at = 0, 0  # and when one was installed
-        self._loaded = False
         self._improvable: set[int] = set()  # keys of plans that may be for more than is needed
         self._improving = False  # that is what the recording is for
         self._recorded_at = 0  # iteration when recording began
-        self._known: list[Planned] = []
-        self.planned: Planned | None = None
-        self.plans = 0
+        self._beside = False  # plans keep out of where other clients' plans lie
+        self._collisions = 0  # when that was decided last
 
     def begin(self, loaded: Planned | None = None) -> None:
         """Begin recording; a loaded plan replays already."""
-        self.planned = loaded
-        self._loaded = loaded is not None
-        self._known = [] if loaded is None else [loaded]
-        self._record()
         if loaded is not None:
+            self.known.load(loaded)
             self._keep_beside(loaded)
+        self._record()
 
     def _record(self) -> None:
         self._client.set_recording(True)
@@ -114,13 +100,13 @@ class Learner:
     def _keep_beside(self, planned: Planned) -> None:
         """Keep some free segments for what does not follow the plan."""
         if not self._device.slow_return:
-            self._core.set_retained_limit(max(_LEAST_CACHE, planned.plan.arena_bytes // 8))
+            self._client.set_retained_limit(max(_LEAST_CACHE, planned.plan.arena_bytes // 8))
 
     def look(self) -> bool:
         """Look at the recording once; True if a plan was handed to the core."""
-        self.tell_of_a_stranger()
+        self.known.tell_of_a_stranger()
         self.desert_if_useless()
-        return self.plan_around() or (self.may_learn() and self.learn())
+        return self.plan_beside() or self.plan_around() or (self.may_learn() and self.learn())
 
     def may_learn(self) -> bool:
         """Whether the recording may hold anything new; it ends when all has long followed the plan."""
@@ -157,7 +143,7 @@ class Learner:
         if state["events_dropped"] > self._dropped:
             # The ring has wrapped and shows nothing new: stop paying for it, and try again much later.
             self._dropped = state["events_dropped"]
-            if not self._known and self._client.grow_recording():
+            if not self.known and self._client.grow_recording():
                 return False
             self._client.set_recording(False)
             self._rest.since_vain(self._counts(), replaying=state["replaying"])
@@ -211,7 +197,7 @@ class Learner:
             MOST_KNOWN * pattern.iterations < pattern.iterations_seen
         )  # one size of many, as data are
         astray = self._rest.share_of_misses(self._counts()) > MOST_ASTRAY
-        for known in self._known:
+        for known in self.known:
             if known.same_sequence(pattern):
                 # The same allocations: plan them again only if something now lives longer.
                 longer = self._longer.setdefault(known.key, Rarely())
@@ -237,43 +223,77 @@ class Learner:
         return bool(state["iterations"] > self._recorded_at or passed < 2 * len(known.buffers))
 
     def _plan(self, pattern: Pattern, counts: list[int]) -> bool:
-        from mempool.planned import make_plan
-
-        planned = make_plan(pattern, alignment=self._device.alignment, interrupt=self._interrupt)
-        if planned is None or self._interrupt():
+        planned = self._make(pattern)
+        if planned is None:
             return False
         self._install(planned, counts)
         self._vain = 0
         self._client.check_again_after(max(64, 4 * len(pattern.buffers)))
         return True
 
+    def _make(self, pattern: Pattern, around: Sequence[tuple[int, int]] = ()) -> Planned | None:
+        """None: interrupted."""
+        from mempool.planned import make_plan
+
+        others = self._client.others_reach() if self._beside else []
+        planned = make_plan(
+            pattern,
+            alignment=self._device.alignment,
+            interrupt=self._interrupt,
+            around=joined([*around, *others]),
+            wait_bytes=self._wait_bytes,
+        )
+        return None if self._interrupt() else planned
+
     def _install(
         self, planned: Planned, counts: list[int] | None, *, instead_of: Planned | None = None
     ) -> None:
-        self.tell_of_a_stranger(at_last=True)
         pattern = planned.pattern
-        longer = any(known.same_sequence(pattern) for known in self._known)
-        self._client.install(planned.native(counts), pattern.iterations_seen)
-        if instead_of is None:
-            self.planned = planned
-            self._known = [planned, *(k for k in self._known if not k.same_sequence(pattern))][:MOST_KNOWN]
-        else:
-            self.planned = planned if self.planned is instead_of else self.planned
-            self._known = [planned if known is instead_of else known for known in self._known]
-        self.plans += 1
-        self._installed_at = self._followed()
-        self._improvable &= {known.key for known in self._known}
+        longer = any(known.same_sequence(pattern) for known in self.known)
+        self.known.install(planned, counts, instead_of=instead_of)
+        self._improvable &= {known.key for known in self.known}
         if pattern.coverage < LEAST_COVERAGE or longer or instead_of is not None:
             self._improvable.add(planned.key)
         anew = instead_of is None and not longer
         self._rest.planned(self._counts(), anew=anew)
         self._longer = {
-            known.key: self._longer[known.key] for known in self._known if known.key in self._longer
+            known.key: self._longer[known.key] for known in self.known if known.key in self._longer
         }
         if anew:
             self._around = Rarely()
         self._keep_beside(planned)
-        log.info("planned %d buffers into %d bytes", len(pattern.buffers), planned.plan.arena_bytes)
+
+    def collides(self) -> bool:
+        """Whether other clients on this memory are alive where plans lie, time and again."""
+        occupied = int(self._client.stats()["outcomes"]["occupied"])
+        if occupied - self._collisions < MOST_COLLISIONS or not (others := self._client.others_reach()):
+            return False
+        if any(known.is_blocked_by(others) for known in self.known):
+            return True
+        self._collisions = occupied  # with its own
+        return False
+
+    def plan_beside(self) -> bool:
+        """Plan again beside the plans of others that are alive at the same time; True if it is done."""
+        if not self.collides():
+            return False
+        self._beside = True
+        self._collisions = self._client.stats()["outcomes"]["occupied"]
+        for known in list(self.known):
+            planned = self._make(known.pattern)
+            if planned is None or not self._can_be_had(planned):
+                self._beside = False
+                return False
+            self._install(planned, None, instead_of=known)
+        log.info("planning beside others on the same memory")
+        return True
+
+    def _can_be_had(self, planned: Planned) -> bool:
+        """Whether the arena, and what is in use outside it now, is within the limit and the device."""
+        stats, total = self._core.stats(), self._device.memory()[1]
+        outside = stats["reserved"]["current"] - stats["arena_bytes"] - stats["segment_free_bytes"]
+        most = min(stats["max_reserved_bytes"], total or stats["max_reserved_bytes"])
+        return bool(planned.plan.arena_bytes + max(outside, 0) <= most)
 
     def plan_around(self) -> bool:
         """Plan again where something kept lies in the way, time and again; True if there is a new plan.
@@ -281,24 +301,20 @@ class Learner:
         Nothing alive is moved. Where it does not end, as with buffers that are kept for a while only, it is
         done ever more rarely.
         """
-        blockers = self._client.blockers() if self._known else []
+        blockers = self._client.blockers() if self.known else []
         iteration = self._client.state()["iterations"]
         if not blockers or self._improving or not self._around.may_be_done(iteration):
             return False
-        from mempool.planned import make_plan
-
-        blocked = [known for known in self._known if known.is_blocked_by(blockers)]
+        blocked = [known for known in self.known if known.is_blocked_by(blockers)]
         stays = self._what_stays(set(blockers), iteration)
         if stays is None:
             return False
         self._around.is_done(iteration)  # also where that fails
-        for known in [self.planned] if self.planned in blocked else blocked:
+        for known in [self.known.latest] if self.known.latest in blocked else blocked:
             assert known is not None
             around = sorted(stays - known.ranges() | stays.intersection(blockers))
-            planned = make_plan(
-                known.pattern, alignment=self._device.alignment, interrupt=self._interrupt, around=around
-            )
-            if planned is None or self._interrupt():
+            planned = self._make(known.pattern, around)
+            if planned is None:
                 return False
             log.info("planning around %d buffers that stay in the arena", len(around))
             self._install(planned, None, instead_of=known)
@@ -312,22 +328,15 @@ class Learner:
         self._improving = False
         stays = set(self._core.arena_ranges()) & (self._seen_alive or set())
         self._seen_alive = None
-        alike = [k for k in self._known if k.same_sequence(pattern)] or [
-            k for k in self._known if k.rotates_to(pattern)
-        ]
-        if not alike or alike[0].key not in self._improvable or not alike[0].may_be_improved_by(pattern):
+        known = self.known.alike(pattern)
+        if known is None or known.key not in self._improvable or not known.may_be_improved_by(pattern):
             return False
-        known = alike[0]
         same = known.same_sequence(pattern)
-        from mempool.planned import make_plan
-
         around = sorted(stays - known.ranges())
         if same and pattern.warm_up is None:
             pattern = dataclasses.replace(pattern, warm_up=known.pattern.warm_up)
-        planned = make_plan(
-            pattern, alignment=self._device.alignment, interrupt=self._interrupt, around=around
-        )
-        if planned is None or self._interrupt() or not planned.improves(known):
+        planned = self._make(pattern, around)
+        if planned is None or not planned.improves(known):
             return False
         log.info("planned for less than before")
         if same:
@@ -357,8 +366,10 @@ class Learner:
 
     def _nothing_found(self) -> None:
         self._vain += 1
-        if self._vain == LOOKS_BEFORE_CACHING and self.planned is None and not self.looks_may_be_in_vain():
-            self._core.set_retained_limit(max(_LEAST_CACHE, self._core.stats()["reserved"]["peak"] // 8))
+        for_nothing = self.known.latest is None and not self.looks_may_be_in_vain()
+        if self._vain == LOOKS_BEFORE_CACHING and for_nothing:
+            kept = max(_LEAST_CACHE, self._core.stats()["reserved"]["peak"] // 8)
+            self._client.set_retained_limit(kept)
 
     def due(self) -> Due:
         """When something is to be done at the earliest, whatever recurs."""
@@ -366,15 +377,8 @@ class Learner:
         rest = Due(NEVER, NEVER, NEVER)
         if not state["recording"]:
             rest = self._rest.due(now, replaying=state["replaying"])
-        dues = [rest.allocations]
-        if self._loaded:
-            hits, strays = self._followed()
-            if not self._told_stranger:
-                dues.append(now.allocations + self._least_to_judge() - hits - strays)
-        elif self.planned is not None:
-            hits, strays = self._followed_since(self._dropped_at)
-            dues.append(now.allocations + max(MOST_STRAYS, int(hits / LEAST_HITS)) - strays)
-        allocations, misses = max(min(dues), now.allocations + 1), max(rest.misses, now.misses + 1)
+        in_allocations = max(1, min(rest.allocations - now.allocations, self.known.judged_in()))
+        allocations, misses = now.allocations + in_allocations, max(rest.misses, now.misses + 1)
         return Due(allocations, misses, rest.spoilt, around=self._around.at)
 
     def resume_if_changed(self) -> None:
@@ -389,55 +393,19 @@ class Learner:
             self._record()
 
     def desert_if_useless(self) -> None:
-        """Drop the plans if hardly anything ever followed them: they cost time and an arena, and help nobody.
-
-        What was followed for long stays, for the program may come back to it. So does a plan from a file,
-        whose program may be about to begin with what was planned, and with it what was planned since.
-        """
-        if self._loaded or self.planned is None:
-            return
-        hits, strays = self._followed_since(self._dropped_at)
-        if strays >= MOST_STRAYS and hits < strays * LEAST_HITS:
-            log.info("nothing follows the plan")
-            self._client.drop_patterns()
-            self.planned, self._known, self._improvable = None, [], set()
-            self._dropped_at = self._followed()
+        """Drop the plans if they are of no use."""
+        if self.known.are_useless():
+            self.known.drop()
+            self._improvable = set()
             self._rest.since_failure(self._counts())
 
-    def is_followed(self) -> bool:
-        """Whether there is no plan yet, or more has followed it than strayed since the last was made."""
-        hits, strays = self._followed_since(self._installed_at)
-        return self.planned is None or hits >= strays
 
-    def tell_of_a_stranger(self, *, at_last: bool = False) -> None:
-        """Say once if the program, by now, should have followed the plan from a file and has not.
-
-        Args:
-            at_last: from now on it may follow another plan.
-        """
-        if not self._loaded or self._told_stranger:
-            return
-        loaded = self._known[-1]
-        hits, strays = self._followed()
-        if hits + strays < (LEAST_TO_JUDGE if at_last else self._least_to_judge()):
-            return
-        self._told_stranger = True
-        if hits < strays:
-            now = made_with(self._framework)
-            known = loaded.made_with and loaded.made_with != now
-            made = f" (made with {loaded.made_with}, this is {now})" if known else ""
-            log.warning(
-                "hardly anything follows the plan so far%s: is it another program's or model's?", made
-            )
-
-    def _least_to_judge(self) -> int:
-        return max(LEAST_TO_JUDGE, 2 * len(self._known[-1].buffers))
-
-    def _followed(self) -> tuple[int, int]:
-        """How many allocations ever hit, and how many were expected otherwise."""
-        outcomes = self._client.stats()["outcomes"]
-        return outcomes["hit"], sum(outcomes[kind] for kind in STRAYS)
-
-    def _followed_since(self, then: tuple[int, int]) -> tuple[int, int]:
-        hits, strays = self._followed()
-        return hits - then[0], strays - then[1]
+def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same places as ranges that do not overlap, in order."""
+    whole: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if whole and begin < whole[-1][1]:
+            whole[-1] = whole[-1][0], max(whole[-1][1], end)
+        else:
+            whole.append((begin, end))
+    return whole

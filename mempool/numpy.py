@@ -64,7 +64,8 @@ class ArrayPool(Pool):
     framework = "numpy"
 
     def __init__(self, **options: Any) -> None:
-        device = options.get("device", "host")
+        share = options.get("share")
+        device = options.get("device") or (share.device if isinstance(share, Pool) else "host")
         if device != "host" and not isinstance(device, _core.HostDevice):
             raise UsageError(f"NumPy's arrays live on the host, not on {device!r}")
         super().__init__(**{"name": "numpy", **options})

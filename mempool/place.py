@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from mempool.errors import UsageError
 from mempool.versions import warn_if_untested
@@ -13,9 +13,22 @@ from mempool.versions import warn_if_untested
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mempool.pool import Pool
+    from mempool.settings import Settings
 
-P = TypeVar("P", bound="Pool")
+
+class Installed(Protocol):
+    """What can be installed: a `Pool`, or one object over several."""
+
+    settings: Settings
+
+    def close(self) -> None:
+        """Leave the framework."""
+
+    def renew_locks(self) -> None:
+        """In a forked child, where nobody is left who could give them back."""
+
+
+P = TypeVar("P", bound="Installed")
 _places: dict[str, Place[Any]] = {}
 
 
@@ -86,6 +99,8 @@ def place_of(name: str, module: str) -> Place[Any]:
 def _after_fork_in_child() -> None:
     for place in list(_places.values()):
         place.lock = threading.RLock()
+        if place.pool is not None:
+            place.pool.renew_locks()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool.planned import Planned
+from traces.columns import LARGEST, MOST_THREADS
 from traces.errors import TraceError
 from traces.pattern import Pattern, WarmUp
 
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from traces.buffers import Buffers
-
-#: Threads and streams of one program; sizes in bytes.
-MOST_SEQUENCES, LARGEST = 1 << 20, 1 << 62
 
 
 def write_planned(planned: Planned, path: str | Path, *, client: str = "", made_with: str = "") -> None:
@@ -59,13 +57,18 @@ def read_planned(path: str | Path) -> Planned:
     if not len(buffers):
         raise PlanError(f"{path}: a plan of nothing")
     if buffers.period is None or "sequence" not in columns or plan.offset is None:
-        raise PlanError(f"{path}: not a plan of one iteration; make one with `mempool plan`")
+        raise PlanError(
+            f"{path}: not a plan of one iteration, which is what a pool replays: the trace that it was made "
+            "from repeats none, or was planned as one (--whole)"
+        )
+    if bool((buffers.size[~buffers.persistent] <= 0).any()):
+        raise PlanError(f"{path}: a buffer without a size")
     if len(buffers.gap_buffer) or bool(((plan.offset < 0) & ~buffers.persistent[:, None]).any()):
         raise PlanError(f"{path}: a pool replays no gaps, and no buffers without an offset")
     try:
         pattern = Pattern(
             buffers=buffers,
-            sequence=_numbers(columns["sequence"], "sequence", len(buffers), 0, MOST_SEQUENCES).astype(
+            sequence=_numbers(columns["sequence"], "sequence", len(buffers), 0, MOST_THREADS).astype(
                 np.int32
             ),
             since={},
@@ -102,6 +105,6 @@ def _warm_up(text: str, buffers: Buffers) -> WarmUp | None:
     size = _numbers(table["size"], "the warm-up's size", None, 1, LARGEST)
     count = len(size)
     position = _numbers(table["position"], "the warm-up's position", count, -1, len(buffers) - 1)
-    sequence = _numbers(table["sequence"], "the warm-up's sequence", count, 0, MOST_SEQUENCES)
+    sequence = _numbers(table["sequence"], "the warm-up's sequence", count, 0, MOST_THREADS)
     marks = _numbers(table["marks"], "the warm-up's marks", None, 0, count)
     return WarmUp(sequence.astype(np.int32), size, position, marks)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool import _core
+from mempool.settings import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -222,6 +223,7 @@ def make_plan(
     interrupt: Callable[[], bool] | None = None,
     seed: int = 0,
     around: Sequence[tuple[int, int]] = (),
+    wait_bytes: int = NEVER,
 ) -> Planned | None:
     """Plan a pattern and check the plan; None if it was interrupted before there was one.
 
@@ -234,18 +236,20 @@ def make_plan(
         interrupt: asked now and then whether to stop.
         seed: of the search.
         around: (begin, end) offsets of ranges that the plan must not use; they do not overlap.
+        wait_bytes: bytes that a plan must save for each wait of one stream for another.
     """
-    from solvers import Status, Stop, check, lower_bound, solve
+    from solvers import Status, Stop, check, lower_bound
+    from solvers.streams import solve_streams
 
     rows = pattern.buffers
     buffers = dataclasses.replace(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
     )
     everything = _with_kept(buffers, around)
-    enough = int(lower_bound(everything) * CLOSE_ENOUGH)
-    nodes = AROUND_NODES if around else POOL_NODES
-    stop = Stop(nodes=nodes, target_bytes=enough, interrupt=interrupt)
-    plan = solve(everything, stop=stop, seed=seed, solver="greedy")
+    stop = Stop(nodes=AROUND_NODES if around else POOL_NODES, interrupt=interrupt)
+    plan = solve_streams(
+        everything, stop=stop, wait_bytes=wait_bytes, close_enough=CLOSE_ENOUGH, seed=seed, solver="greedy"
+    )
     if plan.offset is None:
         return None
     check(plan, everything)
@@ -266,7 +270,7 @@ def _with_kept(buffers: Buffers, around: Sequence[tuple[int, int]]) -> Buffers:
         return buffers
     begin, end = np.array(around, np.int64).T
     kept: dict[str, Any] = {"start": 0, "end": buffers.period or 0, "size": end - begin, "alignment": 1}
-    kept |= {"offset": begin, "group": 0, "stream": 0, "persistent": False}
+    kept |= {"offset": begin, "group": 0, "stream": buffers.stream[0], "persistent": False}
     table: dict[str, Any] = {
         name: np.concatenate([getattr(buffers, name), np.broadcast_to(kept[name], len(begin))])
         for name in COLUMNS

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from mempool import _core
 from mempool.budget import Budget
-from mempool.learner import MOST_KNOWN, Learner
+from mempool.known_plans import MOST_KNOWN
+from mempool.learner import Learner
+from mempool.settings import EVERYTHING, NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +27,6 @@ log = logging.getLogger("mempool")
 #: With ``explain``, so many lines at most, and so often.
 MOST_LINES = 8
 SECONDS_BETWEEN_LINES = 5.0
-_EVERYTHING = 1 << 62
 _FOR_EVER = 1e9  # seconds
 #: What looking and planning may cost: seconds of processor time at once, enough for a program that repeats,
 #: then this share of the time that passes. One long solve counts as so many seconds at most.
@@ -57,7 +58,7 @@ def first_cache_bytes(device: _core.Device) -> int:
     some time, and before more is taken than ever was. Where giving back is slow, it waits until the arena is
     taken or memory is short.
     """
-    return _EVERYTHING if device.page or device.slow_return else 0
+    return EVERYTHING if device.page or device.slow_return else 0
 
 
 class Planner:
@@ -70,6 +71,7 @@ class Planner:
         device: _core.Device,
         *,
         small_bytes: int,
+        wait_bytes: int = NEVER,
         explain: Callable[[], list[str]] | None = None,
         framework: str = "",
     ) -> None:
@@ -83,6 +85,8 @@ class Planner:
         self._tell_at = self._trim_at = 0.0
         self._may_trim = False
         self._told_refused = False
+        self._refused_before = core.stats()["arena_refused"]  # by other clients of the memory
+        self._device = device
         self._budget = Budget(allowance=ALLOWANCE_SECONDS, share=SHARE, most_debt=MOST_DEBT_SECONDS)
         self._work_left = False
         self._learner = Learner(
@@ -90,6 +94,7 @@ class Planner:
             client,
             device,
             small_bytes=small_bytes,
+            wait_bytes=wait_bytes,
             framework=framework,
             interrupt=self._stop.is_set,
         )
@@ -97,12 +102,12 @@ class Planner:
     @property
     def planned(self) -> Planned | None:
         """The plan made last, or None."""
-        return self._learner.planned
+        return self._learner.known.latest
 
     @property
     def plans(self) -> int:
         """How many were made."""
-        return self._learner.plans
+        return self._learner.known.made
 
     def begin(self, loaded: Planned | None = None) -> None:
         """Begin recording; whoever calls `look` plans. A loaded plan replays already."""
@@ -203,6 +208,9 @@ class Planner:
 
     def _turn(self, *, work: bool) -> bool:
         """Do what there is to do and may be done; whether something is left."""
+        if self._learner.collides() and self._budget.has_some():
+            with self._budget.charged():
+                self._learner.plan_beside()
         if self._client.blockers() and self._budget.has_some():
             with self._budget.charged():
                 self._learner.plan_around()
@@ -219,7 +227,7 @@ class Planner:
 
     def _learn(self) -> None:
         """Try to make a plan, at the budget's expense unless the program follows what was planned."""
-        follows = self._learner.is_followed()
+        follows = self._learner.known.are_followed()
         with self._budget.charged() as forgive:
             if self._learner.learn():
                 self._may_trim = True
@@ -234,16 +242,23 @@ class Planner:
 
     def _tell(self) -> None:
         """Say once that the arena cannot be had, and with ``explain`` what has newly gone off the plan."""
-        if not self._told_refused and self._core.stats()["arena_refused"]:
+        if not self._told_refused and self._core.stats()["arena_refused"] > self._refused_before:
             self._told_refused = True
-            log.warning(
-                "the arena cannot be had from the device; going on without the plan, trying again later"
-            )
-        self._learner.tell_of_a_stranger()
+            log.warning("%s; going on without the plan, trying again later", self._too_large())
+        self._learner.known.tell_of_a_stranger()
         if self._explain is not None and time.monotonic() >= self._tell_at:
             for line in self._explain()[:MOST_LINES]:
                 log.warning("%s", line)
             self._tell_at = time.monotonic() + SECONDS_BETWEEN_LINES
+
+    def _too_large(self) -> str:
+        """What was asked for, and what there is, as far as that is known."""
+        from mempool.report import binary
+
+        planned, (free, total) = self.planned, self._device.memory()
+        what = "the arena" if planned is None else f"an arena of {binary(planned.plan.arena_bytes)}"
+        of = f", which has {binary(free)} free of {binary(total)}" if total else ""
+        return f"{what} cannot be had from the device{of}"
 
     def wait(self, seconds: float) -> bool:
         """Wait until a plan is in effect; False if there is none after that time."""
@@ -251,5 +266,7 @@ class Planner:
         while time.monotonic() < deadline:
             if self._client.state()["replaying"] or self.plans:
                 return True
+            if self._thread is None or self._stop.is_set():
+                return False  # nobody plans
             time.sleep(0.002)
         return False

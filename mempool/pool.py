@@ -9,10 +9,10 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
-from mempool import _core
+from mempool import _core, sharing
 from mempool.errors import OutOfMemoryError, UsageError
 from mempool.planner import Planner, first_cache_bytes
-from mempool.settings import Settings, settings
+from mempool.settings import NEVER, Settings, settings
 from mempool.versions import made_with
 
 if TYPE_CHECKING:
@@ -37,30 +37,49 @@ class Pool:
 
     #: Whose memory it is: a package that is imported then; empty: nobody's in particular.
     framework = ""
+    #: What a plan must save for each wait of one stream for another, if nobody says it. A judgement: a wait
+    #: costs some microseconds, and what the streams could have done side by side.
+    wait_bytes = 1 << 20
+    #: Whether variables of the environment are settings of this pool, too.
+    reads_environment = True
 
-    def __init__(self, device: str | _core.Device = "host", *, name: str = "pool", **options: Any) -> None:
+    def __init__(
+        self,
+        device: str | _core.Device | None = None,
+        *,
+        name: str = "pool",
+        share: Pool | None = None,
+        **options: Any,
+    ) -> None:
         """Make a pool and begin to record.
 
         Args:
-            device: "host", or a device of `mempool._core`.
+            device: "host", or a device of `mempool._core`; by default that of the pool to share, or "host".
             name: for reports and logs.
-            options: fields of `mempool.settings.Settings`; what is not given comes from the environment.
+            share: a pool whose memory this one uses too: what either frees serves both. Each has plans and
+                counts of its own, and each may be closed first.
+            options: fields of `mempool.settings.Settings`; what is not given comes from the environment, or
+                is as in the pool to share where it concerns the memory itself.
 
         Raises:
-            UsageError: an unknown option or device, or an impossible value.
+            UsageError: an unknown option or device, an impossible value, or a pool that cannot be shared so.
             solvers.PlanError, traces.TraceError: the plan file is no plan.
         """
-        self.settings: Settings = settings(**options)
+        self.settings: Settings = settings(environment=self.reads_environment, **options)
         self.name = name
-        self.device = _device(device)
-        limit = self.settings.max_reserved
-        self.core = _core.Pool(
-            device=self.device,
-            small_bytes=self.settings.small_bytes,
-            **({} if limit is None else {"max_reserved": limit}),
-        )
-        self.core.set_retained_limit(first_cache_bytes(self.device))
+        price = self.settings.wait_bytes
+        price = type(self).wait_bytes if price is None else price
+        if share is None:
+            self.device = _device("host" if device is None else device, options.get("memory"))
+            self.core = self._make_core(share_streams=price < NEVER)
+            self._shares_streams = price < NEVER
+        else:
+            price = sharing.check(share, self.settings, device, options, price)
+            self.settings = sharing.settings_of(share, self.settings, price)
+            self.device, self.core = share.device, share.core
+            self._shares_streams = share._shares_streams
         self.client = _core.Client(self.core, name)
+        self.client.set_retained_limit(first_cache_bytes(self.device))
         self._checking = self._check() if self.settings.check else None
         self._server = self.client if self._checking is None else self._checking.core
         self._in_iteration: int | None = None
@@ -74,6 +93,7 @@ class Pool:
             self.client,
             self.device,
             small_bytes=self.settings.small_bytes,
+            wait_bytes=price,
             explain=self._news() if self.settings.explain else None,
             framework=self.framework,
         )
@@ -86,12 +106,26 @@ class Pool:
         weakref.finalize(self, self._planner.stop, 0.0).atexit = False
         _open.add(self)
 
+    def _make_core(self, *, share_streams: bool) -> _core.Pool:
+        limit = self.settings.max_reserved
+        return _core.Pool(
+            device=self.device,
+            small_bytes=self.settings.small_bytes,
+            share_streams=share_streams,
+            **({} if limit is None else {"max_reserved": limit}),
+        )
+
     def _check(self) -> Checking:
         if not isinstance(self.device, _core.HostDevice):
             raise UsageError("check=True writes around every buffer: on the host only")
         from mempool.checking import Checking
 
         return Checking(self.client, self.name)
+
+    @property
+    def shares_streams(self) -> bool:
+        """Whether what one stream has freed in the arena is another's after an event: see `wait_bytes`."""
+        return self._shares_streams
 
     def _begin(self) -> None:
         with _core.Bypass():
@@ -289,22 +323,31 @@ class Pool:
         """Stop planning and finish the trace file. Buffers stay valid, and requests are still served."""
         if self._closed:
             return
+        ours = self._pid == os.getpid()
+        explained = self.explain() if self.settings.explain and ours else ""
         self._closed = True
         self.leave_open_at_exit()
-        if self._pid != os.getpid():
+        if not ours:
             return  # a forked child has neither the planner nor the file
         self._planner.stop()
         self.client.set_recording(False)
+        if len(self.core.clients()) > 1:  # the others need not keep memory for plans of this one
+            self.client.drop_patterns()
+            self.client.set_retained_limit(0)
         if self._checking is not None:
             self._checking.end()
             self._checking.log()
         if self._tape is not None:
             with _core.Bypass():
                 self._tape.close()
-        if self.settings.explain:
+        if explained:
             import logging
 
-            logging.getLogger("mempool").warning("%s", self.explain())
+            logging.getLogger("mempool").warning("%s", explained)
+
+    def renew_locks(self) -> None:
+        """In a forked child, where nobody is left who could give them back."""
+        self._lock = threading.Lock()
 
     def leave_open_at_exit(self) -> None:
         """Do not close when Python exits: whoever calls this does, later."""
@@ -326,7 +369,9 @@ class Pool:
         return self.report()._repr_html_()
 
 
-def _device(device: str | _core.Device) -> _core.Device:
+def _device(device: str | _core.Device, memory: str | None) -> _core.Device:
+    if memory not in (None, "plain", getattr(device, "kind", "plain")):
+        raise UsageError(f"memory={memory!r} is of CUDA devices only, not of {device!r}")
     if isinstance(device, _core.Device):
         return device
     if device == "host":
@@ -342,5 +387,6 @@ _recording: set[Pool] = set()
 
 @atexit.register
 def _close_open() -> None:
-    for pool in list(_open):
-        pool.close()
+    with contextlib.ExitStack() as each:  # one that cannot write its trace does not keep the others from it
+        for pool in list(_open):
+            each.callback(pool.close)

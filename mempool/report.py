@@ -6,6 +6,8 @@ import html
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mempool import sharing
+
 if TYPE_CHECKING:
     from mempool.pool import Pool
 
@@ -15,6 +17,7 @@ NOT_MISSES = ("hit", "dynamic", "outside")
 
 _TEXT = (
     ("state", "state"),
+    ("shared_with", "shared with"),
     ("iterations", "iterations"),
     ("plan_active_at_iteration", "plan in effect from iteration"),
     ("hits", "hits"),
@@ -46,7 +49,8 @@ class Report:
 
     def rows(self) -> list[tuple[str, str]]:
         """Labels and values as people read them."""
-        rows = [(label, readable(key, self.values[key])) for key, label in _TEXT]
+        shown = (row for row in _TEXT if row[0] != "shared_with" or self.values["shared_with"])
+        rows = [(label, readable(key, self.values[key])) for key, label in shown]
         reasons = {k: v for k, v in self.values["misses_by_reason"].items() if v}
         if reasons:
             rows.insert(5, ("misses by reason", ", ".join(f"{k} {v:,}" for k, v in reasons.items())))
@@ -72,6 +76,8 @@ def readable(key: str, value: Any) -> str:
         return "-"
     if key.endswith("_bytes"):
         return f"{value:,} B ({binary(value)})" if value >= 1024 else f"{value:,} B"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     if isinstance(value, float):
         return f"{value:.4%}" if key in ("hit_rate", "coverage", "fragmentation") else f"{value:.6g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -95,6 +101,7 @@ def make_report(pool: Pool) -> Report:
     misses = {k: v for k, v in steady.items() if k not in NOT_MISSES}
     asked = steady["hit"] + sum(misses.values())
     in_arena = sum(end - begin for begin, end in pool.core.arena_ranges())
+    shared_with = sharing.others(pool)
     values: dict[str, Any] = {
         "name": pool.name,
         "state": pool.state,
@@ -111,7 +118,9 @@ def make_report(pool: Pool) -> Report:
         "outside": steady["outside"],
         "hit_rate": steady["hit"] / asked if asked else None,
         "coverage": planned.pattern.coverage if planned is not None else None,
-        "persistent_bytes": max(client["live"]["current"] - in_arena, 0),
+        # Whose buffer it is that lives in the arena only its client knows.
+        "persistent_bytes": None if shared_with else max(client["live"]["current"] - in_arena, 0),
+        "shared_with": shared_with,
         "max_reserved_bytes": pool.settings.max_reserved,
         "arena_bytes": core["arena_bytes"],
         "small_allocations": client["small"]["total"],

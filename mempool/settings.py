@@ -6,6 +6,9 @@ the default
 ``MEMPOOL_PLAN``     a plan file to replay from the first iteration
 ``MEMPOOL_RECORD``   a trace file to write
 ``MEMPOOL_MAX_RESERVED``  most bytes to hold from the device, such as ``8GiB`` or ``500MB``
+``MEMPOOL_WAIT_BYTES``  what a plan must save for each wait of one stream for another: ``1MiB``, ``never``
+``MEMPOOL_MEMORY``   of a GPU: ``plain``, the default; ``growing``: the arena grows and shrinks in place;
+``managed``: there may be more than the GPU has
 ``MEMPOOL_CHECK``    ``1``: redzones, poison on free, double and foreign frees named (slow; host only)
 ``MEMPOOL_EXPLAIN``  ``1``: log the first divergences and what would help
 ==================== ========================================================================================
@@ -13,6 +16,7 @@ the default
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import re
@@ -25,6 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Mode = Literal["off", "record", "replay"]
+Memory = Literal["plain", "growing", "managed"]
+#: No size has more.
+MOST_DIGITS = 40
+#: As a price of waits: streams share nothing.
+NEVER = 2**63 - 1
+#: As a limit of free memory that is kept: all of it.
+EVERYTHING = 1 << 62
 #: The core's size classes reach no further.
 MOST_SMALL_BYTES = 1024
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -41,6 +52,11 @@ class Settings:
         plan: a plan file to start from, or None.
         record: a trace file to write, or None.
         max_reserved: bytes that the arena and all segments together may hold, or None.
+        wait_bytes: what a plan must save for each time that one stream waits for another in an iteration; 0:
+            plans are as small as can be; `NEVER`: streams share nothing. None: the adapter's own.
+        memory: where a GPU's memory comes from. "plain": device memory; "growing": pages mapped into reserved
+            addresses, so that the arena grows and shrinks in place; "managed": unified memory, of which there
+            may be more than the GPU has. Elsewhere "plain" is all there is.
         small_bytes: requests up to this size never enter a plan; at most 1024.
         check: find buffer overruns, use after free, double and foreign frees; slow, on the host only.
         explain: log the first divergences.
@@ -51,20 +67,22 @@ class Settings:
     plan: str | None = None
     record: str | None = None
     max_reserved: int | None = None
+    wait_bytes: int | None = None
+    memory: Memory = "plain"
     small_bytes: int = 512
     check: bool = False
     explain: bool = False
     background: bool = True
 
 
-def settings(**given: Any) -> Settings:
-    """Settings from the environment and, over them, the arguments that are not None.
+def settings(*, environment: bool = True, **given: Any) -> Settings:
+    """Settings from the environment, if that is read, and, over them, the arguments that are not None.
 
     Raises:
         UsageError: an unknown name or an impossible value.
     """
     known = {name: _checked(name, value) for name, value in given.items() if value is not None}
-    return replace(Settings(**_from_environment()), **known)
+    return replace(Settings(**(_from_environment() if environment else {})), **known)
 
 
 def parse_bytes(text: str | int) -> int:
@@ -78,25 +96,18 @@ def parse_bytes(text: str | int) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS:
         raise UsageError(f"{text!r} is not a size in bytes, such as 8GiB or 500MB")
-    return int(float(match[1]) * _UNITS[match[2]])
+    number = int(match[1]) if match[1].isdigit() else float(match[1])
+    if len(match[1]) > MOST_DIGITS or number > 2**64:
+        raise UsageError(f"{text[:MOST_DIGITS]!r} is more than any memory has")
+    return int(number * _UNITS[match[2]])
 
 
 def _checked(name: str, value: Any) -> Any:
     """The value of a field, as `Settings` holds it."""
     if name not in Settings.__dataclass_fields__:
         raise UsageError(f"the pool has no setting {name!r}")
-    if name == "mode":
-        return _mode(value)
-    if name in ("plan", "record"):
-        return _path(name, value)
-    if name == "max_reserved":
-        return _max_reserved(value)
-    if name == "small_bytes":
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise UsageError(f"small_bytes is {value!r}, not a number of bytes")
-        if not 0 <= operator.index(value) <= MOST_SMALL_BYTES:
-            raise UsageError(f"small_bytes is {value}, not between 0 and {MOST_SMALL_BYTES}")
-        return operator.index(value)
+    if name in _CHECKS:
+        return _CHECKS[name](value)
     if not isinstance(value, bool):
         raise UsageError(f"{name} is {value!r}, neither True nor False")
     return value
@@ -109,6 +120,13 @@ def _mode(value: Any) -> Any:
     return mode
 
 
+def _memory(value: Any) -> Any:
+    memory = value.strip().lower() if isinstance(value, str) else value
+    if memory not in ("plain", "growing", "managed"):
+        raise UsageError(f"memory is {value!r}, not plain, growing or managed")
+    return memory
+
+
 def _path(name: str, value: Any) -> str:
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise UsageError(f"{name} is {value!r}, not a path")
@@ -117,16 +135,48 @@ def _path(name: str, value: Any) -> str:
     return path
 
 
-def _max_reserved(value: Any) -> int:
+def _size(name: str, value: Any, *, least: int) -> int:
     """Bytes; a float such as 8e9 is a number of them too, if it is a whole one."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not (isinstance(value, str) or hasattr(value, "__index__")):
-        raise UsageError(f"max_reserved is {value!r}, not a size in bytes")
+        raise UsageError(f"{name} is {value!r}, not a size in bytes")
     size = parse_bytes(value if isinstance(value, str) else operator.index(value))
-    if not 0 < size < 2**63:
-        raise UsageError(f"max_reserved is {value!r}, not a positive number of bytes that fits in 63 bits")
+    if not least <= size < 2**63:
+        at_least = "a positive number" if least else "a number"
+        raise UsageError(f"{name} is {value!r}, not {at_least} of bytes that fits in 63 bits")
     return size
+
+
+def wait_price(value: Any) -> int:
+    """Bytes, or "never".
+
+    Raises:
+        UsageError: anything else.
+    """
+    if isinstance(value, str) and value.strip().lower() == "never":
+        return NEVER
+    return _size("wait_bytes", value, least=0)
+
+
+def _small_bytes(value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise UsageError(f"small_bytes is {value!r}, not a number of bytes")
+    if not 0 <= operator.index(value) <= MOST_SMALL_BYTES:
+        raise UsageError(f"small_bytes is {value}, not between 0 and {MOST_SMALL_BYTES}")
+    return operator.index(value)
+
+
+#: By field, what makes of a value what `Settings` holds; the others are True or False.
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "mode": _mode,
+    "plan": functools.partial(_path, "plan"),
+    "record": functools.partial(_path, "record"),
+    "max_reserved": functools.partial(_size, "max_reserved", least=1),
+    "wait_bytes": wait_price,
+    "memory": _memory,
+    "small_bytes": _small_bytes,
+}
 
 
 def _from_environment() -> dict[str, Any]:
@@ -135,7 +185,9 @@ def _from_environment() -> dict[str, Any]:
         "": _mode,
         "_PLAN": str,
         "_RECORD": str,
-        "_MAX_RESERVED": _max_reserved,
+        "_MAX_RESERVED": functools.partial(_size, "max_reserved", least=1),
+        "_WAIT_BYTES": wait_price,
+        "_MEMORY": _memory,
         "_CHECK": _flag,
         "_EXPLAIN": _flag,
     }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
 import weakref
+from pathlib import Path
 
 from mempool import _core
 from mempool.recording import Recording
@@ -41,19 +43,20 @@ class Tape:
         """
         from traces.parquet import TraceWriter
 
-        self._client = client
+        self._client, self._path = client, str(path)
         self._recording = Recording(alignment)
         self._writer = TraceWriter(path, metadata={"alignment": str(alignment), "client": name})
         self._lock = threading.Lock()
         self._open = True
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self._untold: Exception | None = None
         self._pid = os.getpid()
         try:
             self._writer.__enter__()
         except OSError as error:  # of the file beside it, whose name nobody knows
             raise OSError(error.errno, error.strerror, path) from None
-        client.set_tape(True)
+        client.set_tape(True, folder=str(Path(path).absolute().parent))
         _tapes.add(self)
 
     def start(self) -> None:
@@ -66,9 +69,12 @@ class Tape:
             while not self._stop.wait(SECONDS_BETWEEN_DRAINS):
                 try:
                     self.drain()
-                except Exception:
-                    if not self._stop.is_set() and threading.main_thread().is_alive():
-                        log.exception("the trace cannot be written; recording it has ended")
+                except Exception as error:
+                    if self._stop.is_set() or not threading.main_thread().is_alive():
+                        self._untold = error  # `close` waits for this thread, and raises
+                        return
+                    why = (isinstance(error, OSError) and error.strerror) or error or type(error).__name__
+                    log.error("%s: the trace cannot be written (%s); recording has ended", self._path, why)
                     return
 
     def drain(self) -> None:
@@ -78,16 +84,21 @@ class Tape:
         ends the recording and leaves no file.
 
         Raises:
-            MemoryError: there was none to keep events until now.
-            OSError: the file cannot be written.
+            OSError: the file cannot be written, or there was no room for events until now.
         """
         with self._lock:
-            if not self._open or not (packed := self._client.take_tape()):
+            if not self._open:
                 return
             try:
+                more = True
+                while more:  # what this allocates itself is recorded too, unless it bypasses the pool
+                    more = self._client.state()["tape_in_file"] > 0
+                    if packed := self._client.take_tape():
+                        self._writer.write(self._recording.trace(packed))
                 if lost := self._client.state()["tape_lost"]:
-                    raise MemoryError(f"no memory for {lost} events of the trace")
-                self._writer.write(self._recording.trace(packed))
+                    raise OSError(
+                        errno.ENOSPC, f"no room for {lost:,} events until they are written", self._path
+                    )
             except BaseException as error:
                 self._open = False
                 self._client.set_tape(False)
@@ -101,11 +112,17 @@ class Tape:
         self._writer.disown()
 
     def close(self) -> None:
-        """Stop recording and finish the file."""
+        """Stop recording and finish the file.
+
+        Raises:
+            OSError: it cannot be written, and this has not been told yet.
+        """
         self._client.set_tape(False)
         self._stop.set()
         if self._thread is not None and self._pid == os.getpid():
             self._thread.join()
+            if self._untold is not None:
+                raise self._untold
         self.drain()
         with self._lock:
             if self._open:

@@ -6,7 +6,13 @@ import sys
 import warnings
 
 #: Oldest and newest (major, minor) that were tested.
-TESTED = {"numpy": ((1, 26), (2, 5)), "torch": ((2, 11), (2, 13))}
+TESTED = {
+    "cupy": ((13, 6), (14, 2)),
+    "numpy": ((1, 26), (2, 5)),
+    "torch": ((2, 11), (2, 13)),
+    "numba": ((0, 68), (0, 68)),
+    "rmm": ((26, 10), (26, 10)),
+}
 _warned: set[str] = set()
 
 

@@ -54,6 +54,11 @@ class Search:
 def clash(jobs: Jobs) -> tuple[int, int] | None:
     """Two jobs whose fixed offsets contradict each other, or None."""
 
+def count_waits(start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], end: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], stream: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], columns: int, period: int) -> int:
+    """
+    Waits of one stream for another in `columns` iterations; streams count from 0, `offset` is row by row.
+    """
+
 def skyline(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """
     Offsets by lowest valley first; `order` decides where several jobs fit.

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -19,7 +20,12 @@ PACKAGES = ("traces", "solvers", "mempool")
 
 
 def pytest_configure() -> None:
-    """Import the native modules first: a wrong copy is one clear error then, not one for each test file."""
+    """Import the native modules first: a wrong copy is one clear error then, not one for each test file.
+
+    No property fails by the clock: the machine may be busy.
+    """
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
     for package in PACKAGES:
         try:
             importlib.import_module(f"{package}._core")

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: No size, time or offset may be larger: the sum of two still fits int64.
 LARGEST = 2**62
+#: Threads of a trace have dense indices, so a larger one is none.
+MOST_THREADS = 1 << 20
 
 
 def column(values: Any, dtype: DTypeLike, name: str, length: int | None = None) -> NDArray[Any]:

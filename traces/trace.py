@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.columns import LARGEST, column, first_fault
+from traces.columns import LARGEST, MOST_THREADS, column, first_fault
 from traces.errors import TraceError
 
 if TYPE_CHECKING:
@@ -234,6 +234,7 @@ class Trace:
             (mark & (self.buffer != -1), "a mark with a buffer"),
             (~mark & (self.buffer < 0), "negative buffer id"),
             (self.thread < 0, "negative thread index"),
+            (self.thread >= MOST_THREADS, f"thread index beyond {MOST_THREADS}"),
             ((self.operation < -1) | (self.operation >= names), "operation is not among the names"),
             ((self.frame < -1) | (self.frame >= names), "frame is not among the names"),
         ]

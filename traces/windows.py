@@ -157,12 +157,12 @@ def _windows_of(
         bounds = bounds[_worth_a_look(sequence == main, size, bounds)]
     found = []
     for alike in _alike(sequence, size, bounds, main):
-        groups = _groups(sequence, stream, size, bounds, alike, main)
+        groups = _groups(sequence, size, bounds, alike, main)
         windows = Windows(
             event, sequence, stream, size, freed_before, shared, marks, seen, bounds, alike, groups, {}
         )
         if len(mark_events) == 0:
-            windows = dataclasses.replace(windows, apart=_apart(windows, main, anywhere=anywhere))
+            windows = dataclasses.replace(windows, apart=_apart(windows, anywhere=anywhere))
         found.append(windows)
     return found
 
@@ -218,14 +218,13 @@ def _detected(cycle: Cycle | None) -> NDArray[np.int64]:
     return np.stack([cycle.starts[:-1], cycle.starts[1:]], axis=1)
 
 
-def _apart(windows: Windows, main: int, *, anywhere: bool) -> dict[int, NDArray[np.int64]]:
+def _apart(windows: Windows, *, anywhere: bool) -> dict[int, NDArray[np.int64]]:
     """See `Windows.apart`. A sequence that has long made no allocation is over."""
     w, found = windows, {}
-    main_stream = w.stream[w.sequence == main][-1]
     for s in np.unique(w.sequence[len(w.sequence) // 2 :]).tolist():
-        rows = np.flatnonzero(w.sequence == s)
-        if s in w.groups or w.stream[rows[-1]] != main_stream:
+        if s in w.groups:
             continue
+        rows = np.flatnonzero(w.sequence == s)
         if (cycle := find_cycle(rows, w.size, w.freed_before, anywhere=anywhere)) is not None:
             found[s] = cycle.whole
     return found
@@ -245,18 +244,16 @@ def _alike(
 
 def _groups(
     sequence: NDArray[np.int32],
-    stream: NDArray[np.int64],
     size: NDArray[np.int64],
     bounds: NDArray[np.int64],
     alike: tuple[int, ...],
     main: int,
 ) -> dict[int, int]:
-    """See `Windows.groups`. Sequences of another stream than the main one's are never in its group."""
+    """See `Windows.groups`."""
     last = slice(*bounds[alike[-1]])
     present = np.unique(sequence[last])
     weight = {int(s): float(size[last][sequence[last] == s].sum()) for s in present}
     others = sorted((s for s in weight if s != main), key=lambda s: (-weight[s], s))
-    main_stream = stream[last][sequence[last] == main][0]
     windows = [slice(*bounds[w]) for w in alike]
 
     def same_in_all(chosen: list[int]) -> bool:
@@ -268,7 +265,7 @@ def _groups(
 
     together, groups = [main], {main: 0}
     for s in others:
-        if stream[last][sequence[last] == s][0] != main_stream or not same_in_all([s]):
+        if not same_in_all([s]):
             continue
         if same_in_all([*together, s]):
             together.append(s)

@@ -11,6 +11,11 @@ def main() -> None:
         from mempool.cli.launch import launch
 
         launch(sys.argv[2:])
-    from mempool.cli.app import call
+    try:
+        from mempool.cli.app import call
 
-    sys.exit(call(sys.argv[1:]))
+        code = call(sys.argv[1:])
+    except KeyboardInterrupt:  # before there was anything to interrupt
+        sys.stderr.write("mempool: interrupted\n")
+        code = 130
+    sys.exit(code)

@@ -69,6 +69,9 @@ def call(arguments: Sequence[str]) -> int:
         code, message = judge(error)
         if message:
             error_line(message)
+    else:
+        if code == ExitCode.INTERRUPTED:  # typer's own way of saying so
+            error_line("interrupted")
     return code if isinstance(code, int) else ExitCode.OK
 
 

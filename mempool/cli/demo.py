@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 def demo(
     *,
-    framework: Annotated[str, typer.Option(help="What to train in: numpy or torch.")] = "numpy",
+    framework: Annotated[
+        str | None,
+        typer.Option(
+            help="What to train in: numpy, cupy or torch.", show_default="cupy where it has a GPU, else numpy"
+        ),
+    ] = None,
     marks: Annotated[
         bool,
         typer.Option("--marks/--no-marks", help="Tell the pool where iterations begin, or let it find out."),
@@ -25,7 +30,7 @@ def demo(
 ) -> None:
     """Train a small network with the default allocator and with the pool, and compare.
 
-    In NumPy a perceptron of 784-1024-1024-10 with Adam, in PyTorch six
+    In NumPy and CuPy a perceptron of 784-1024-1024-10 with Adam, in PyTorch six
     convolutions with AdamW, on one thread: the same training in three
     processes that take turns, two with the default allocator, which must
     agree with each other, and one with the pool.
@@ -38,12 +43,15 @@ def demo(
         mempool demo --json
     """
     from mempool.demo.race import STEPS, TURNS, WorkerError, race
-    from mempool.demo.worker import FRAMEWORKS, title
+    from mempool.demo.worker import FRAMEWORKS, best_framework, title
 
+    framework = framework or best_framework()
     if framework not in FRAMEWORKS:
         raise typer.BadParameter(f"no framework {framework!r}; there is {', '.join(FRAMEWORKS)}")
     if framework == "torch" and importlib.util.find_spec("torch") is None:
         raise Stop(ExitCode.USAGE, "PyTorch is not installed: pip install 'mempool[torch]'")
+    if framework == "cupy" and best_framework() != "cupy":
+        raise Stop(ExitCode.USAGE, "CuPy needs a GPU, and to be installed: pip install 'mempool[cuda12]'")
     with progress("starting three processes") as show:
         try:
             done = race(framework, marks=marks, steps=STEPS, turns=TURNS, show=show)
@@ -103,7 +111,13 @@ def _show_sides(said: dict[str, Any]) -> None:
         ),
         ("page faults per iteration", *(f"{faults[side]:,.0f}" for side in faults), ""),
         ("resident above baseline", *(binary(resident[side]) for side in resident), ""),
+        *_gpu_row(said["gpu_bytes"]),
         ("reserved by the pool", "", binary(said["reserved_bytes"]), ""),
         ("  at most, before it had a plan", "", binary(said["reserved_peak_bytes"]), ""),
     ]
     table("\nside by side (medians)", ("", "default", "pool", ""), rows)
+
+
+def _gpu_row(used: dict[str, int]) -> list[tuple[str, ...]]:
+    """What each side took of a GPU, if there was one."""
+    return [("taken from the GPU", *map(binary, used.values()), "")] if any(used.values()) else []

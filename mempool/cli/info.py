@@ -96,7 +96,7 @@ def _events(trace: Trace) -> dict[str, Any]:
         "streams": len(np.unique(trace.stream)),
         "devices": len(np.unique(trace.device)),
         "threads": len(np.unique(trace.thread)),
-        "duration_ns": int(time.max() - time.min()) if len(time) else 0,
+        "duration_ns": int(time.max()) - int(time.min()) if len(time) else 0,
         "alignment_bytes": trace.alignment,
         "metadata": dict(trace.metadata),
     }

@@ -48,8 +48,19 @@ def plan(
         typer.Option(metavar="SIZE", help="The first plan that fits is enough: 4096, 512M, 1.5GiB, 2GB."),
     ] = None,
     alignment: Annotated[
-        int, typer.Option(min=1, metavar="BYTES", help="Align the buffers of a trace to a power of two.")
+        int,
+        typer.Option(
+            min=1, max=2**40, metavar="BYTES", help="Align the buffers of a trace to a power of two."
+        ),
     ] = 1,
+    wait_bytes: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="What must be saved for each wait of one stream for another in an iteration, or never; "
+            "with --whole streams share nothing.",
+        ),
+    ] = "1MiB",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Give every buffer of a trace an offset, in an arena as small as can be.
@@ -66,7 +77,7 @@ def plan(
     """
     from mempool.cli.work import read_work
 
-    size = _size(capacity)
+    size, price = _size(capacity), _price(wait_bytes)
     _check_output(output, trace)
     if alignment & (alignment - 1):
         raise typer.BadParameter(f"alignment {alignment} is not a power of two")
@@ -75,7 +86,7 @@ def plan(
     if work.kind == "plan":
         raise Stop(ExitCode.FILE, f"{trace}: a plan already; plans are made from traces")
     _check_fits(output, work)
-    found = _solve(work, solver, seed, size, time_limit, nodes)
+    found = _solve(work, solver, seed, size, time_limit, nodes, price)
     if output is not None and found.offset is not None:
         _write(found, work, output)
     if json:
@@ -92,6 +103,7 @@ def plan(
 def answer(found: Plan, work: Work) -> dict[str, Any]:
     """The keys of ``mempool plan --json``."""
     from solvers import peak_load
+    from solvers.streams import waits
 
     there = found.offset is not None
     peak = peak_load(work.buffers)
@@ -109,6 +121,7 @@ def answer(found: Plan, work: Work) -> dict[str, Any]:
         "buffers": len(work.buffers),
         "persistent_buffers": int(work.buffers.persistent.sum()),
         "period": found.period,
+        "stream_waits": waits(found, work.buffers) if there else None,
         "iterations": 1 if work.pattern is None else work.pattern.iterations,
         "reason": found.reason or None,
     }
@@ -122,6 +135,16 @@ def _size(text: str | None) -> int | None:
         return None if text is None else parse_bytes(text)
     except UsageError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _price(text: str) -> int:
+    from mempool.errors import UsageError
+    from mempool.settings import wait_price
+
+    try:
+        return wait_price(text)
+    except UsageError as error:
+        raise typer.BadParameter(f"--wait-bytes: {error}") from None
 
 
 def _check_output(output: Path | None, trace: Path) -> None:
@@ -143,9 +166,16 @@ def _check_fits(output: Path | None, work: Work) -> None:
 
 
 def _solve(
-    work: Work, solver: str, seed: int, capacity: int | None, seconds: float | None, nodes: int | None
+    work: Work,
+    solver: str,
+    seed: int,
+    capacity: int | None,
+    seconds: float | None,
+    nodes: int | None,
+    wait_bytes: int,
 ) -> Plan:
     import solvers
+    from solvers.streams import solve_streams
 
     if solver not in solvers.SOLVERS:
         raise typer.BadParameter(f"no solver {solver!r}; there are {', '.join(solvers.SOLVERS)}")
@@ -155,8 +185,9 @@ def _solve(
             show(f"arena {binary(found.arena_bytes)}, {percent(found.gap)} above the bound; Ctrl-C keeps it")
 
         try:
-            found = solvers.solve(
+            found = solve_streams(
                 work.buffers,
+                wait_bytes=wait_bytes,
                 capacity=capacity,
                 stop=solvers.Stop(seconds=seconds, nodes=nodes),
                 seed=seed,
@@ -213,6 +244,8 @@ def _show(found: Plan, work: Work, output: Path | None) -> None:
             ("arena", f"{binary(found.arena_bytes)}, {percent(found.gap)} above the lower bound"),
             ("fragmentation", percent(said["fragmentation"])),
         ]
+    if said["stream_waits"]:
+        rows.append(("waits", f"{said['stream_waits']:g} of one stream for another in an iteration"))
     rows.append(("seconds", f"{found.seconds:.3f}"))
     if output is not None and found.offset is not None:
         rows.append(("written", str(output)))

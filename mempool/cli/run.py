@@ -133,9 +133,15 @@ def _plan(path: Path | None) -> str | None:
     """The path of a plan that a pool accepts."""
     if path is None:
         return None
+    from mempool import _core
     from mempool.plan_files import read_planned
 
-    read_planned(path)
+    offset, alignment = read_planned(path).plan.offset, _core.HostDevice().alignment
+    if offset is not None and bool((offset[offset >= 0] % alignment).any()):
+        why = (
+            f"its offsets are not multiples of {alignment}; make it by `mempool plan --alignment {alignment}`"
+        )
+        raise Stop(ExitCode.FILE, f"{path}: {why}")
     return str(path.absolute())
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "MEMPOOL_RUN"
 #: Module of the framework -> adapter, whose ``install`` takes the options of a pool.
-ADAPTERS = {"numpy": "mempool.numpy", "torch": "mempool.torch"}
+ADAPTERS = {"numpy": "mempool.numpy", "torch": "mempool.torch", "cupy": "mempool.cupy"}
 #: Packages of ours, whose names are common words.
 OURS = ("mempool", "solvers", "traces")
 #: Signals whose default is to end the process.
@@ -102,7 +102,11 @@ class Run:
         with Ours():
             for name in (*OURS, ADAPTERS[framework]):
                 adapter = importlib.import_module(name)
+            if not getattr(adapter, "is_there", lambda: True)():
+                return  # nothing that it could serve, and the program fails or goes on as it would without us
         pool = adapter.install(
+            **getattr(adapter, "UNDER_RUN", {}),
+            **({"share": self._on_the_gpu} if framework == "cupy" else {}),
             record=self._own(self.options["record"]),
             plan=self._plan_of(framework),
             max_reserved=self.options["max_reserved"],
@@ -112,6 +116,13 @@ class Run:
         if first:
             # Only now, so that it runs after the adapter has put its own state right.
             os.register_at_fork(after_in_child=self._after_fork)
+
+    def _on_the_gpu(self) -> Any:
+        """PyTorch's pool, if that is of a GPU: memory there is scarce, and CuPy's arrays share it."""
+        from mempool import _core
+
+        pool = self.pools.get("torch")
+        return pool if pool is not None and isinstance(pool.device, _core.CudaDevice) else None
 
     def _plan_of(self, framework: str) -> str | None:
         """The plan, unless it says that it is another framework's."""
@@ -153,6 +164,7 @@ class Run:
 
     def _report(self) -> None:
         reports = {name: pool.report() for name, pool in self.pools.items()}
+        explained = {name: pool.explain() for name, pool in self.pools.items() if self.options["explain"]}
         # The trace of the last one that was used keeps the name that was asked for.
         order = sorted(self.pools, key=lambda name: bool(reports[name].values["allocations"]))
         for number, name in enumerate(order, start=1):
@@ -174,8 +186,8 @@ class Run:
         used = {name: report for name, report in reports.items() if report.values["allocations"]}
         for name, report in (used or reports).items():
             _write(f"{report}{who}")
-            if self.options["explain"]:
-                _write(self.pools[name].explain())
+            if name in explained:
+                _write(explained[name])
         if reports and self.options["plan"] is not None and not self._plan_used and not self.is_child:
             _say(f"the plan was not used: it is of {self._plan_is_of}, and the program has no such memory")
         if not reports and not self.is_child:
@@ -332,9 +344,8 @@ def _say(message: str) -> None:
 
 def _write(text: str) -> None:
     """To the real stderr, whatever the program has put in its place."""
-    try:
+    with contextlib.suppress(Exception):
         if sys.stderr is not None:
             sys.stderr.flush()
+    with contextlib.suppress(OSError):
         os.write(2, (text + "\n").encode(errors="backslashreplace"))
-    except (OSError, ValueError):
-        pass

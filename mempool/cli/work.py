@@ -68,20 +68,24 @@ def _read(path: Path, *, whole: bool, alignment: int) -> Work:
         return Work("plan", buffers, plan=plan)
     from traces.parquet import read_trace
 
-    return _of_trace(read_trace(path), whole=whole, alignment=alignment)
+    return _of_trace(path, read_trace(path), whole=whole, alignment=alignment)
 
 
-def _of_trace(trace: Trace, *, whole: bool, alignment: int) -> Work:
+def _of_trace(path: Path, trace: Trace, *, whole: bool, alignment: int) -> Work:
     from traces import buffers_of
     from traces.pattern import find_patterns
 
     patterns = [] if whole else find_patterns(trace, anywhere=True)
     if not patterns:
-        return Work("trace", buffers_of(trace, alignment=alignment), trace)
+        linear = buffers_of(trace, alignment=alignment)
+        _check_sums(path, linear)
+        return Work("trace", linear, trace)
     pattern = max(patterns, key=lambda one: one.iterations * len(one.buffers))  # most of the trace
     rows = pattern.buffers
     aligned = np.full(len(rows), max(alignment, trace.alignment), np.int64)
-    return Work("trace", dataclasses.replace(rows, alignment=aligned), trace, pattern)
+    buffers = dataclasses.replace(rows, alignment=aligned)
+    _check_sums(path, buffers)
+    return Work("trace", buffers, trace, pattern)
 
 
 def _read_csv(path: Path) -> Work:
@@ -103,8 +107,8 @@ def _check_sums(path: Path, buffers: Buffers) -> None:
     from traces import TraceError
 
     needed = sum(buffers.size.tolist()) + sum(buffers.alignment.tolist())
-    if needed + int(buffers.offset.max(initial=0)) >= 2**63:
-        raise TraceError(f"{path}: sizes and offsets add up to 2**63 bytes or more")
+    if needed + int(buffers.offset.max(initial=0)) >= 2**62:
+        raise TraceError(f"{path}: sizes, alignments and offsets add up to 2**62 bytes or more")
 
 
 def solution(buffers: Buffers) -> Plan:

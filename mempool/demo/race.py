@@ -102,6 +102,7 @@ class Race:
             "state": report["state"],
             **{key: report[key] for key in keys},
             "resident_bytes": {name: side.end["resident_bytes"] for name, side in self._sides().items()},
+            "gpu_bytes": {name: side.end["gpu_bytes"] for name, side in self._sides().items()},
             "page_faults_per_iteration": {
                 name: median(side.page_faults) for name, side in self._sides().items()
             },

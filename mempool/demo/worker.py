@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import importlib.util
 import json
 import resource
 import sys
@@ -17,12 +18,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mempool import Pool
+    from mempool.cupy import CupyPool
 
 #: Framework -> (what trains in it, what it is called with, adapter).
 FRAMEWORKS = {
     "numpy": ("mempool.demo.network", "numpy", "mempool.numpy"),
+    "cupy": ("mempool.demo.network", "cupy", "mempool.cupy"),
     "torch": ("mempool.demo.torch_network", None, "mempool.torch"),
 }
+
+
+def best_framework() -> str:
+    """CuPy where it is installed and there is a GPU, else NumPy."""
+    from mempool import _core
+
+    return "cupy" if importlib.util.find_spec("cupy") and _core.cuda_devices() else "numpy"
 
 
 def title(framework: str) -> str:
@@ -50,10 +60,16 @@ class Worker:
             importlib.import_module(name)
         self.plan = plan
         training.warm_up(*with_arrays)
+        self.on_gpu = framework == "cupy"
         self.baseline_bytes = resident_bytes("VmRSS")
-        self.pool: Pool | None = None if allocator == "default" else pools.install()
+        self.pool: Pool | CupyPool | None = None if allocator == "default" else pools.install()
         self.marks = allocator == "pool"
         self.data, self.network = training.Data(*with_arrays), training.Network(*with_arrays)
+
+    def gpu_bytes(self) -> int:
+        """What the allocator holds of the GPU; 0 where none is used."""
+        pool = importlib.import_module("cupy").get_default_memory_pool() if self.on_gpu else None
+        return 0 if pool is None else int(pool.total_bytes())
 
     def steps(self, count: int) -> dict[str, Any]:
         """Train; losses as hexadecimal floats, so that no bit is lost."""
@@ -71,6 +87,7 @@ class Worker:
         resident = max(resident_bytes("VmHWM") - self.baseline_bytes, 0)  # before the rest takes memory
         parameters = hashlib.sha256(b"".join(values.tobytes() for values in self.network.parameters))
         said = {"parameters": parameters.hexdigest(), "resident_bytes": resident, "report": None}
+        said["gpu_bytes"] = self.gpu_bytes()
         if self.pool is not None:
             said["report"] = self.pool.report().to_dict()
             if self.pool.planned is not None and self.plan is not None:

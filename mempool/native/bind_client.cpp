@@ -33,7 +33,7 @@ auto unlocked(Make make) {
 }
 
 Table stats(Client& client) {
-  const ClientStats s = client.stats();
+  const ClientStats s = patiently(client.pool(), [&] { return client.stats(); });
   Table d;
   d["requested"] = gauge(s.requested);
   d["live"] = gauge(s.live);
@@ -52,7 +52,7 @@ Table stats(Client& client) {
 }
 
 Table state(Client& client) {
-  const Client::State s = client.state();
+  const Client::State s = patiently(client.pool(), [&] { return client.state(); });
   Table d;
   d["recording"] = s.recording;
   d["tape"] = s.tape;
@@ -69,6 +69,7 @@ Table state(Client& client) {
   d["events_dropped"] = s.dropped;
   d["events_kept"] = s.kept;
   d["tape_lost"] = s.lost;
+  d["tape_in_file"] = s.in_file;
   return d;
 }
 
@@ -109,7 +110,12 @@ std::pair<bool, double> wait_for_work(Client& client, double seconds, double loo
   return {heard.news, heard.looked};
 }
 
-nb::bytes as_bytes(const std::vector<RecordedEvent>& events) {
+nb::bytes take_tape(Client& client) {
+  std::vector<RecordedEvent> events;
+  {
+    const nb::gil_scoped_release released;  // some of it may be in a file
+    events = client.take_tape();
+  }
   return nb::bytes(events.data(), events.size() * sizeof(RecordedEvent));
 }
 
@@ -139,28 +145,30 @@ void bind_client(nb::module_& m) {
       .value("BEGIN", Mark::begin)
       .value("END", Mark::end);
 
+  const auto released = nb::call_guard<nb::gil_scoped_release>();  // see bind_pool.cpp
   nb::class_<Client>(m, "Client", "One adapter's view of a pool: sequences, recording, patterns, statistics.")
       .def(nb::init<std::shared_ptr<Pool>, std::string>(), "pool"_a, "name"_a)
       .def_prop_ro("handle", [](Client& c) { return reinterpret_cast<std::uintptr_t>(&c); },
                    "What the plain C entry points mempool_alloc and mempool_free take as their client.")
-      .def("allocate", &Client::allocate, "bytes"_a, "stream"_a = 0, "zeroed"_a = false, "An address; 0: out of memory.")
+      .def("allocate", &Client::allocate, released, "bytes"_a, "stream"_a = 0, "zeroed"_a = false, "An address; 0: out of memory.")
       .def_prop_ro("pool", [](Client& c) -> Pool& { return c.pool(); }, nb::rv_policy::reference_internal)
-      .def("use", &Client::use, "address"_a, "stream"_a,
+      .def("use", &Client::use, released, "address"_a, "stream"_a,
            "A live buffer is used by this stream too: once freed, its memory waits until that stream is through with it. "
            "False: not a live buffer of this pool, or its own stream.")
-      .def("free", [](Client& c, Address address, Stream stream) { return c.free(address, stream); }, "address"_a,
+      .def("free", [](Client& c, Address address, Stream stream) { return c.free(address, stream); }, released, "address"_a,
            "stream"_a = 0, "False: not a live buffer of this pool.")
       .def("reallocate",
            [](Client& c, Address address, std::size_t bytes, Stream stream) -> nb::typed<nb::tuple, Address, bool> {
              bool foreign = false;
-             const Address moved = c.reallocate(address, bytes, stream, &foreign);
+             const Address moved = unlocked([&] { return c.reallocate(address, bytes, stream, &foreign); });
              return nb::make_tuple(moved, foreign);
            }, "address"_a, "bytes"_a, "stream"_a = 0, "(new address or 0, whether the old one is not ours).")
-      .def("mark", &Client::mark, "mark"_a)
+      .def("mark", &Client::mark, released, "mark"_a)
       .def("enter_dynamic", &Client::enter_dynamic)
       .def("leave_dynamic", &Client::leave_dynamic)
       .def("set_recording", &Client::set_recording, "on"_a)
-      .def("set_tape", &Client::set_tape, "on"_a)
+      .def("set_tape", &Client::set_tape, "on"_a, nb::kw_only(), "folder"_a = "", "piece"_a = Tape::kPiece,
+           "Record everything. Events beyond a piece in memory go to a file in the folder, if there is one.")
       .def("recording",
            [](Client& c, std::size_t allocations)
                -> nb::typed<nb::tuple, Array<std::uint8_t>, std::vector<Stream>, std::vector<std::uint64_t>, bool> {
@@ -177,14 +185,15 @@ void bind_client(nb::module_& m) {
            },
            "What recurs in the planner's ring: (the earliest of its allocations that says anything, 0 where there are "
            "marks; how many there are). None: nothing, and the bell rings again when a quarter more has come.")
-      .def("take_tape", [](Client& c) { return as_bytes(c.take_tape()); }, "The tape since the last call, as packed records.")
+      .def("take_tape", &take_tape, "The oldest records of the tape that nobody has taken, packed; empty: there are none.")
       .def("install", [](Client& c, Pattern& p, std::uint64_t seen) { c.install(owned(&p), seen); }, "pattern"_a,
            "iterations_seen"_a = 0,
            "Takes up a pattern that was recorded here; it takes effect at the next boundary.")
       .def("load", [](Client& c, Pattern* warmup, Pattern& steady) { c.load(owned(warmup), owned(&steady)); },
            "warmup"_a.none(), "steady"_a, "Replays a pattern from elsewhere, from the next allocation on.")
-      .def("drop_patterns", &Client::drop_patterns)
-      .def("give_back", &Client::give_back, "force"_a = false,
+      .def("drop_patterns", &Client::drop_patterns, released)
+      .def("device_is_bound", &Client::device_is_bound, "Loaded patterns, of all clients of the pool, may begin.")
+      .def("give_back", &Client::give_back, released, "force"_a = false,
            "Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or "
            "by force. True: no arena is left.")
       .def("wait_for_work", &wait_for_work, "seconds"_a, "looks"_a = 0.0, "allocations"_a = ~std::uint64_t{0},
@@ -202,10 +211,14 @@ void bind_client(nb::module_& m) {
       .def("patterns", [](Client& c) { const Guarded guard(c.pool().lock); return c.patterns().size(); })
       .def("state", &state)
       .def("stats", &stats)
-      .def("reset_peaks", &Client::reset_peaks)
+      .def("reset_peaks", &Client::reset_peaks, released)
+      .def("set_retained_limit", &Client::set_retained_limit, "bytes"_a,
+           "Free memory that this client would have the pool keep; of all clients' wishes the largest counts.")
       .def("blockers", &Client::blockers,
            "Where something is in the way of a plan iteration after iteration: its range of the arena, (begin, end) offsets, "
            "and all that were in the way before and are still there.")
+      .def("others_reach", &Client::others_reach,
+           "(begin, end) offsets in the arena between which the plans of each other client lie.")
       .def("divergences", &divergences)
       .def_static("last_out_of_memory", []() -> nb::typed<nb::dict, nb::str, std::size_t> {
         const OutOfMemory o = Client::last_out_of_memory();

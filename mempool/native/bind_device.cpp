@@ -3,10 +3,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
-
-#include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
 #include "cuda_device.hpp"
@@ -34,25 +34,38 @@ std::optional<int> index_of(const CudaDevice& device) {
 }
 
 std::optional<std::string> last_error(const CudaDevice& device) {
-  const CuCode code = device.last_error();
-  return code == cu::kSuccess ? std::nullopt : std::optional(device.driver().text(code));
+  return device.errors() == 0 ? std::nullopt : std::optional(device.last_error_text());
+}
+
+CudaKind kind_of(const std::string& name) {
+  const auto found = std::find(std::begin(kCudaKindNames), std::end(kCudaKindNames), name);
+  if (found == std::end(kCudaKindNames)) throw nb::value_error("memory is plain, growing, managed or pinned");
+  return static_cast<CudaKind>(found - std::begin(kCudaKindNames));
 }
 
 void bind_cuda(nb::module_& m) {
   m.def("cuda_devices", &cuda_devices, "driver"_a = "libcuda.so.1",
         "Names of the CUDA devices; empty where there is no driver or no device. Makes no context.");
 
-  nb::class_<CudaDevice, Device>(m, "CudaDevice", "A CUDA device's memory, by plain allocation.")
+  nb::class_<CudaDevice, Device>(m, "CudaDevice", "A CUDA device's memory of one kind: plain, growing, managed or pinned.")
       .def(
           "__init__",
-          [](CudaDevice* self, std::optional<int> index, const std::string& driver) {
+          [](CudaDevice* self, std::optional<int> index, const std::string& driver, const std::string& memory) {
             if (index && *index < 0) throw nb::value_error("index must not be negative");
+            const CudaKind kind = kind_of(memory);
             const nb::gil_scoped_release release;
-            new (self) CudaDevice(index.value_or(CudaDevice::kUnbound), CudaDriver::open(driver));
+            new (self) CudaDevice(index.value_or(CudaDevice::kUnbound), CudaDriver::open(driver), kind);
           },
-          "index"_a = nb::none(), nb::kw_only(), "driver"_a = "libcuda.so.1",
+          "index"_a = nb::none(), nb::kw_only(), "driver"_a = "libcuda.so.1", "memory"_a = "plain",
           "Without an index: the device that bind() names. The driver starts with the first call that needs it; what it "
-          "refuses is counted.\n\nRaises:\n    RuntimeError: there is no driver.\n    ValueError: a negative index.")
+          "refuses is counted.\n\nRaises:\n    RuntimeError: there is no driver, or one too old for this memory.\n"
+          "    ValueError: a negative index, or no such kind of memory.")
+      .def_prop_ro("kind", [](const CudaDevice& d) { return kCudaKindNames[static_cast<std::size_t>(d.kind())]; })
+      .def("check", &CudaDevice::check, nb::call_guard<nb::gil_scoped_release>(),
+           "Starts the driver, and makes no context.\n\nRaises:\n    RuntimeError: there is no such device, or it has no such memory.")
+      .def("read_mostly", &CudaDevice::read_mostly, "address"_a, "bytes"_a, "on"_a = true,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Managed memory that is rarely written may be in several places at once. False: refused.")
       .def_prop_ro("index", &index_of, "None: not bound yet.")
       .def("bind", &CudaDevice::bind, "index"_a,
            "Whether the device is now the one of this index; the first call that names a device decides.")

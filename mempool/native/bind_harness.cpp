@@ -5,6 +5,7 @@
 #include "bindings.hpp"
 #include "device.hpp"
 #include "occupancy.hpp"
+#include "thread_stream.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -45,12 +46,13 @@ void bind_device_calls(nb::module_& m) {
 
 void bind_harness(nb::module_& m) {
   bind_device_calls(m);
+  m.def("thread_stream", &ThreadStream::mine, "The calling thread's own number of the per-thread default stream.");
   nb::class_<Occupancy>(m, "Occupancy", "The guard alone.")
       .def(nb::init<>())
       .def("set_cells", &Occupancy::set_cells, "starts"_a)
       .def("is_free", [](const Occupancy& o, Offset begin, Offset end) { return o.is_free(begin, end, o.cells_before(end)); },
            "begin"_a, "end"_a)
-      .def("take", &Occupancy::take, "begin"_a, "end"_a)
+      .def("take", [](Occupancy& o, Offset begin, Offset end) { o.take(begin, end, 0); }, "begin"_a, "end"_a)
       .def("release", &Occupancy::release, "begin"_a,
            "The end of what lived there; 0 if nothing did.")
       .def("find_hole", &Occupancy::find_hole, "bytes"_a, "alignment"_a, "limit"_a)

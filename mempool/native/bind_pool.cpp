@@ -7,6 +7,7 @@
 #include <nanobind/stl/pair.h>
 
 #include "bindings.hpp"
+#include "client.hpp"
 #include "host_device.hpp"
 #include "pool.hpp"
 #include "simulated_device.hpp"
@@ -38,9 +39,11 @@ class BorrowedDevice final : public Device {
     device_.copy(to, from, bytes, stream);
   }
   void zero(Address address, std::size_t bytes, Stream stream) noexcept override { device_.zero(address, bytes, stream); }
+  std::size_t foresight() const noexcept override { return device_.foresight(); }
+  void prefetch(Address address, std::size_t bytes) noexcept override { device_.prefetch(address, bytes); }
   Event record(Stream stream) noexcept override { return device_.record(stream); }
   bool query(Event event) noexcept override { return device_.query(event); }
-  void wait(Stream stream, Event event) noexcept override { device_.wait(stream, event); }
+  bool wait(Stream stream, Event event) noexcept override { return device_.wait(stream, event); }
   void forget(Event event) noexcept override { device_.forget(event); }
   bool synchronize() noexcept override { return device_.synchronize(); }
   bool capturing(Stream stream) noexcept override { return device_.capturing(stream); }
@@ -59,28 +62,37 @@ class BorrowedDevice final : public Device {
 struct PoolStats {
   Gauge reserved, deferred;
   ArenaStats arena;
-  std::size_t segments, segment_free, segment_largest_free, live_blocks, graph_pools, table_bytes, limit;
-  std::uint64_t device_calls;
+  std::size_t live, segments, segment_free, segment_free_blocks, segment_largest_free, live_blocks, graph_pools, table_bytes, limit;
+  std::uint64_t device_calls, stream_waits;
 };
+
+std::size_t live_of_all(const Pool& pool) {
+  std::size_t bytes = 0;
+  for (const Client* client : pool.clients()) bytes += client->live();
+  return bytes;
+}
 
 PoolStats taken(Pool& pool) {
   const Guarded guard(pool.lock);
   return {pool.source().reserved(),
           pool.deferred(),
           pool.arena_stats(),
+          live_of_all(pool),
           pool.segments().segments(),
           pool.segments().free_bytes(),
+          pool.segments().free_blocks(),
           pool.segments().largest_free(),
           pool.live_blocks(),
           pool.graphs().pools(),
           pool.table_bytes(),
           pool.source().limit(),
-          pool.source().calls()};
+          pool.source().calls(),
+          pool.arena_streams().waits()};
 }
 
 // Python's objects are made without the lock: making one may collect garbage, which frees arrays, which takes the lock.
 nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
-  const PoolStats s = taken(pool);
+  const PoolStats s = patiently(pool, [&] { return taken(pool); });
   nb::typed<nb::dict, nb::str, nb::any> d;
   d["reserved"] = gauge(s.reserved);
   d["deferred"] = gauge(s.deferred);
@@ -88,12 +100,15 @@ nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
   d["arena_alive"] = s.arena.alive;
   d["arena_strangers"] = s.arena.strangers;
   d["arena_refused"] = s.arena.refused;
+  d["live_bytes"] = s.live;
   d["segments"] = s.segments;
   d["segment_free_bytes"] = s.segment_free;
+  d["segment_free_blocks"] = s.segment_free_blocks;
   d["segment_largest_free_bytes"] = s.segment_largest_free;
   d["live_blocks"] = s.live_blocks;
   d["graph_pools"] = s.graph_pools;
   d["device_calls"] = s.device_calls;
+  d["stream_waits"] = s.stream_waits;
   d["table_bytes"] = s.table_bytes;
   d["max_reserved_bytes"] = s.limit;
   return d;
@@ -111,19 +126,36 @@ void bind_pool(nb::module_& m) {
         },
         "Return what planning left behind in the C library's heap.");
 
+  // Who waits for the device, or for somebody who does, lets Python's other threads run: a function that is queued on a stream
+  // may be one of theirs.
+  const auto released = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<Pool>(m, "Pool", "One device's memory: arena, guard, fallback.")
       .def(
           "__init__",
           [](Pool* self, nb::object device, std::size_t small_bytes, std::size_t max_reserved,
-             std::size_t recorded_events) {
+             std::size_t recorded_events, bool share_streams) {
             auto& borrowed = nb::cast<Device&>(device);
             if (recorded_events < 16) throw nb::value_error("recorded_events must be at least 16");
             new (self) Pool(std::make_unique<BorrowedDevice>(borrowed, device),
-                            {small_bytes, max_reserved, recorded_events});
+                            {small_bytes, max_reserved, recorded_events, ArenaStreams::kMost, share_streams});
           },
           nb::kw_only(), "device"_a, "small_bytes"_a = 512, "max_reserved"_a = ~std::size_t{0},
-          "recorded_events"_a = std::size_t{1} << 18)
+          "recorded_events"_a = std::size_t{1} << 18, "share_streams"_a = true)
       .def("stats", &stats)
+      .def("wait_for_device",
+           [](Pool& pool) {
+             const nb::gil_scoped_release release;
+             return pool.source().device().synchronize();  // without the lock: others allocate meanwhile
+           },
+           "All that was queued anywhere is done. False: it could not be waited for, as while a graph is captured.")
+      .def("clients",
+           [](Pool& pool) {
+             std::vector<std::string> names;
+             const Guarded guard(pool.lock);
+             for (const Client* client : pool.clients()) names.push_back(client->name());
+             return names;
+           },
+           "Names of those that share it.")
       .def("begin_graph",
            [](Pool& pool, GraphPools::Id id, std::vector<Stream> streams) {
              const auto takes = [streams = std::move(streams)](Stream stream) {
@@ -133,17 +165,18 @@ void bind_pool(nb::module_& m) {
              pool.begin_graph(id, takes);
            },
            "id"_a, "streams"_a, "What is allocated on these streams belongs to a graph that is being captured.")
-      .def("end_graph", [](Pool& pool, GraphPools::Id id) { const Guarded guard(pool.lock); pool.end_graph(id); }, "id"_a)
+      .def("end_graph", [](Pool& pool, GraphPools::Id id) { const Guarded guard(pool.lock); pool.end_graph(id); }, "id"_a, released)
       .def("release_graph", [](Pool& pool, GraphPools::Id id) { const Guarded guard(pool.lock); pool.release_graph(id); },
-           "id"_a, "Once for each begin: the graph is gone, and its memory goes back when its buffers are freed.")
-      .def("trim", [](Pool& pool) { const Guarded guard(pool.lock); pool.trim(); }, "Give free memory back to the device.")
-      .def("release_arena", [](Pool& pool) { const Guarded guard(pool.lock); return pool.release_arena(); },
+           "id"_a, released, "Once for each begin: the graph is gone, and its memory goes back when its buffers are freed.")
+      .def("trim", [](Pool& pool) { const Guarded guard(pool.lock); pool.trim(); }, released,
+           "Give free memory back to the device.")
+      .def("release_arena", [](Pool& pool) { const Guarded guard(pool.lock); return pool.release_arena(); }, released,
            "Give the arena back if nothing in it is alive; True if there is none afterwards.")
       .def("set_retained_limit",
            [](Pool& pool, std::size_t bytes) { const Guarded guard(pool.lock); pool.segments().set_retained_limit(bytes); },
            "bytes"_a, "Free memory beyond this goes back to the device at once.")
       .def("set_max_reserved",
-           [](Pool& pool, std::size_t bytes) { const Guarded guard(pool.lock); pool.source().set_limit(bytes); }, "bytes"_a)
+           [](Pool& pool, std::size_t bytes) { const Guarded guard(pool.lock); pool.source().set_limit(bytes); }, "bytes"_a, released)
       .def("owns",
            [](Pool& pool, Address address) {
              const Guarded guard(pool.lock);

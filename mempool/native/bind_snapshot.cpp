@@ -57,6 +57,9 @@ void bind_snapshot(nb::module_& m) {
     live["clients"] = Client::count();
     live["plans"] = Pattern::count();
     live["segments"] = Segment::count();
+    live["blocks"] = Block::count();
+    live["arenas"] = LiveArena::count();
+    live["events"] = LiveEvents::count().load();
     live["reservations"] = Reservation::count().load();
     return live;
   }, "How many of each there are in the process; a pattern that nobody has installed yet is a plan too.");

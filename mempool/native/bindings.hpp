@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include "stats.hpp"
+#include "sync.hpp"
 
 inline nanobind::dict gauge(const mempool::Gauge& g) {
   nanobind::dict d;
@@ -11,6 +12,18 @@ inline nanobind::dict gauge(const mempool::Gauge& g) {
   d["peak"] = g.peak;
   d["total"] = g.total;
   return d;
+}
+
+// With the interpreter's lock where the pool's is free: whoever holds that may be waiting for the device, and the device for a
+// function of Python's that is queued on a stream.
+template <class Pool, class Act>
+auto patiently(Pool& pool, Act act) {
+  if (pool.lock.try_lock()) {
+    pool.lock.unlock();
+    return act();
+  }
+  const nanobind::gil_scoped_release release;
+  return act();
 }
 
 void bind_device(nanobind::module_& m);
@@ -22,4 +35,5 @@ void bind_checked(nanobind::module_& m);
 void bind_hook(nanobind::module_& m);
 void bind_numpy(nanobind::module_& m);
 void bind_torch(nanobind::module_& m);
+void bind_cupy(nanobind::module_& m);
 void bind_harness(nanobind::module_& m);

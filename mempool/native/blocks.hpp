@@ -12,7 +12,7 @@ namespace mempool {
 
 struct Segment;
 
-struct Block {
+struct Block : Live<Block> {
   Address address = 0;
   std::size_t size = 0;       // bytes, a multiple of the device's alignment
   std::size_t requested = 0;  // bytes asked for; meaningful while in use

@@ -30,7 +30,39 @@ Client::~Client() {
   const Guarded guard(pool_->lock);
   pool_->part(this);
   if (pool_->source().log().history() == &history_) pool_->source().log().end();
+  try {
+    pool_->rebuild_cells();  // without this one's plans
+  } catch (...) {            // the old cells stay: right, and a little larger than needed
+  }
   pool_->shrink_arena();
+  if (retained_ != 0) pool_->retain_as_wished();
+}
+
+// --- beside other clients
+
+bool Client::plays() const noexcept {
+  return replaying_ && std::any_of(sequences_.begin(), sequences_.end(),
+                                   [](const Sequence& one) { return one.follower.plays() && one.follower.expected() != 0; });
+}
+
+void Client::inherit(Client& former) noexcept {
+  const auto move = [](Gauge& from, Gauge& to) {
+    to.current += from.current;
+    to.peak = std::max(to.peak, to.current);
+    from.current = 0;
+  };
+  move(former.stats_.requested, stats_.requested);
+  move(former.stats_.live, stats_.live);
+  move(former.stats_.blocks, stats_.blocks);
+  move(former.stats_.small, stats_.small);
+  move(former.stats_.small_requested, stats_.small_requested);
+  move(former.stats_.small_live, stats_.small_live);
+}
+
+void Client::set_retained_limit(std::size_t bytes) noexcept {
+  const Guarded guard(pool_->lock);
+  retained_ = bytes;
+  pool_->retain_as_wished();
 }
 
 // --- sequences
@@ -49,6 +81,7 @@ Client::Sequence& Client::find_sequence(Stream stream, const void* thread) {
   }
   sequences_.emplace_back(static_cast<std::uint32_t>(sequences_.size()), stream, thread);
   Sequence& fresh = sequences_.back();
+  name_streams(fresh.follower.sequence());
   // A new thread begins where the recorded one began, in the iteration of the others.
   if (current_ != nullptr) fresh.follower.begin(current_, ~std::uint64_t{0}, turn_);
   return fresh;
@@ -111,17 +144,28 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   }
   if (match.slot->offset == kDynamic) {
     outcome = Outcome::dynamic;
-  } else if (sequence.follower.stream() != pool_->arena_stream() && MEMPOOL_GUARDED("stream")) {
-    outcome = Outcome::other_stream;
-  } else if (const Address address = pool_->take_planned(*match.slot, bytes)) {
+  } else if (const Address address = pool_->take_planned(*match.slot, bytes, sequence.follower.stream())) {
+    if (pool_->foresees()) look_ahead(sequence);
     return address;
   } else if (match.slot->offset + bytes > pool_->arena_bytes()) {
     outcome = Outcome::no_arena;
   } else {
-    outcome = Outcome::occupied;
-    note_blocker(pool_->occupancy().in_the_way(match.slot->offset, match.slot->offset + bytes));
+    const Occupancy::Range range = pool_->occupancy().in_the_way(match.slot->offset, match.slot->offset + bytes);
+    outcome = range.end == 0 ? Outcome::other_stream : Outcome::occupied;
+    note_blocker(range);
   }
   return 0;
+}
+
+// Where more is reserved than the device holds, the plan knows what is needed next, which page faults do not.
+void Client::look_ahead(Sequence& sequence) noexcept {
+  Device& device = pool_->source().device();
+  const std::size_t window = device.foresight();
+  if (window == 0 || pool_->source().held()) return;
+  sequence.lookahead.go_on(sequence.follower, window, [&](Offset offset, std::size_t bytes) {
+    const bool there = offset + bytes <= pool_->arena_bytes() || !MEMPOOL_GUARDED("ahead");
+    if (there) device.prefetch(pool_->arena_base() + offset, bytes);
+  });
 }
 
 Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream stream, Resized* resized) {
@@ -140,7 +184,7 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
     const bool in_step = (outcome != Outcome::exhausted && sequence.follower.in_step()) ||
                          std::any_of(sequences_.begin(), sequences_.end(),
                                      [&](const Sequence& other) { return &other != &sequence && other.follower.plays(); });
-    given = pool_->allocate_dynamic(bytes, stream, replaying_ && in_step);
+    given = pool_->allocate_dynamic(bytes, stream, (replaying_ && in_step) || pool_->anyone_plays(this));
   }
   if (given.address != 0) {
     ++stats_.outcomes[static_cast<std::size_t>(outcome)];
@@ -246,11 +290,10 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
 
 // The steady state in a straight line; 0: something is to be recorded, decided or taken from elsewhere.
 Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
-  if (!replaying_ || outside() || recorded() || pool_->forked()) return 0;
+  if (!replaying_ || outside() || recorded() || pool_->forked() || pool_->foresees()) return 0;
   const Slot* slot = sequence.follower.expected_slot(bytes);
   if (slot == nullptr || slot->offset == kDynamic) return 0;
-  if (sequence.follower.stream() != pool_->arena_stream() && MEMPOOL_GUARDED("stream")) return 0;
-  const Address address = pool_->take_planned(*slot, bytes);
+  const Address address = pool_->take_planned(*slot, bytes, sequence.follower.stream());
   if (address == 0) return 0;
   sequence.follower.advance(bytes);
   ++stats_.outcomes[static_cast<std::size_t>(Outcome::hit)];
@@ -280,9 +323,31 @@ Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept
   return given.address;
 }
 
+// Only what is planned, and is this stream's: everything else may ask the device.
+Address Client::allocate_at_once(std::size_t bytes, Stream stream) noexcept {
+  const ThreadCache& cache = ThreadCache::mine();
+  if (cache.client != uid_ || cache.stream != stream || is_small(bytes) || !pool_->lock.try_lock()) return 0;
+  const bool plain = !pool_->capturing() && pool_->arena_streams().alone(stream);
+  const Address address = plain ? serve_hit(*cache.sequence, bytes) : 0;
+  pool_->lock.unlock();
+  return address;
+}
+
+bool Client::free_at_once(Address address, Stream stream) noexcept {
+  if (!pool_->lock.try_lock()) return false;
+  const bool at_once = pool_->frees_at_once();
+  if (at_once) free_locked(address, stream, nullptr);
+  pool_->lock.unlock();
+  return at_once;
+}
+
 bool Client::free(Address address, Stream stream, bool* dead) noexcept {
-  if (dead != nullptr) *dead = false;
   const Guarded guard(pool_->lock);
+  return free_locked(address, stream, dead);
+}
+
+bool Client::free_locked(Address address, Stream stream, bool* dead) noexcept {
+  if (dead != nullptr) *dead = false;
   if (const std::size_t bytes = recorded() ? 0 : pool_->free_in_arena(address, stream)) {
     stats_.requested.sub(bytes);
     stats_.live.sub(pool_->round_up(bytes));
@@ -335,9 +400,14 @@ Address Client::reallocate(Address address, std::size_t bytes, Stream stream, bo
 void Client::refuse(std::size_t bytes) noexcept {
   ++stats_.out_of_memory;
   if (history_.on()) history_.add(RecordedEvent::refused, 0, bytes, 0, 0);
+  std::size_t requested = 0, live = 0;
+  for (const Client* client : pool_->clients()) {
+    requested += client->stats_.requested.current;
+    live += client->stats_.live.current;
+  }
   ThreadCache::mine().out_of_memory = {bytes,
-                                       stats_.requested.current,
-                                       stats_.live.current,
+                                       requested,
+                                       live,
                                        pool_->source().reserved().current,
                                        pool_->arena_stats().bytes,
                                        pool_->source().limit()};
@@ -351,7 +421,7 @@ Client::State Client::state() {
   const Guarded guard(pool_->lock);
   return {ring_.on(), tape_.on(),  marked_,           replaying_,   iterations_, marks_,
           active_at_, settled(),   spoilt_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped(),
-          ring_.kept(), tape_.dropped()};
+          ring_.kept(), tape_.lost(), tape_.spilt()};
 }
 
 ClientStats Client::stats() {

@@ -18,10 +18,12 @@
 #include "bell.hpp"
 #include "follower.hpp"
 #include "live.hpp"
+#include "lookahead.hpp"
 #include "pool.hpp"
 #include "recorder.hpp"
 #include "stats.hpp"
 #include "succession.hpp"
+#include "tape.hpp"
 
 namespace mempool {
 
@@ -37,7 +39,7 @@ struct Divergence {
   std::uint64_t repeats = 1;    // times in a row at this position with these sizes
 };
 
-// Why the last request of this thread could not be served.
+// Why the last request of this thread could not be served: bytes, of all clients of its pool.
 struct OutOfMemory {
   std::size_t asked = 0, requested = 0, live = 0, reserved = 0, arena = 0, limit = 0;
 };
@@ -57,6 +59,10 @@ class Client : private Live<Client> {
   Address allocate(std::size_t bytes, Stream stream, bool zeroed = false) noexcept;
   // False: not ours, or (`dead`) ours and already free; nothing happened.
   bool free(Address address, Stream stream, bool* dead = nullptr) noexcept;
+  // The same for a caller who holds what others need meanwhile, as an interpreter's lock: they wait neither for the pool's
+  // lock nor for the device. 0 or false: not at once, and nothing happened.
+  Address allocate_at_once(std::size_t bytes, Stream stream) noexcept;
+  bool free_at_once(Address address, Stream stream) noexcept;
   // Moves to a new buffer of `bytes`; 0: not served, the old one is as it was. `foreign`: the old one is not ours.
   Address reallocate(Address address, std::size_t bytes, Stream stream, bool* foreign) noexcept;
 
@@ -72,7 +78,9 @@ class Client : private Live<Client> {
   void set_recording(bool on) noexcept;       // the planner's ring
   // Room for twice as many events, if the recording is full and small beside what is recorded. May throw std::bad_alloc.
   bool grow_recording();
-  void set_tape(bool on) noexcept;            // everything, for a trace file
+  // Everything, for a trace file. What is too much for memory goes to a file in `folder`, if there is one; see tape.hpp. May
+  // throw std::bad_alloc.
+  void set_tape(bool on, const std::string& folder = {}, std::size_t piece = Tape::kPiece);
   struct Recording {
     std::vector<BriefEvent> events;     // oldest first
     std::vector<Stream> streams;        // by sequence
@@ -80,6 +88,7 @@ class Client : private Live<Client> {
     bool whole = true;                  // nothing was lost or left out since the client began
   };
   Recording recording(std::size_t allocations = ~std::size_t{0});  // the last so many, and what came between
+  // The oldest events of it that nobody has taken; empty: there are none. One thread at a time. May throw std::bad_alloc.
   std::vector<RecordedEvent> take_tape();
   // The last so many allocations, frees and dealings with the device, for who asks later; 0: none, and those kept are
   // forgotten. The same number again goes on; another one begins anew. A free has the bytes that were requested. May throw
@@ -92,10 +101,11 @@ class Client : private Live<Client> {
   // A pattern from a file: its warm-up first, if there is one. Replays from the next allocation on. Throws as install.
   void load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady);
   void drop_patterns() noexcept;
-  // A loaded pattern begins as soon as it is known which device has its arena.
+  // A loaded pattern begins as soon as it is known which device has its arena; those of the pool's other clients too.
   void device_is_bound() noexcept;
-  // Gives free memory back. The arena goes too if nothing in it is alive and either no iteration ran since the last call
-  // (so that a loop that asks each time does not thrash) or `force`; the next boundary takes it again. True: no arena left.
+  // Gives free memory back. The arena goes too if nothing in it is alive and either no client's iteration ran since the last
+  // call (so that a loop that asks each time does not thrash) or `force`, and by force as much of its end as can be where
+  // something is alive and it has pages; the next boundary takes it again. True: no arena left.
   bool give_back(bool force) noexcept;
 
   // --- waiting for something to plan; the planner's thread
@@ -125,6 +135,20 @@ class Client : private Live<Client> {
   void wake() noexcept;
   void check_again_after(std::uint64_t events) noexcept;  // of the ring, from now
 
+  // --- beside other clients of the pool; its lock is held
+  bool replaying() const noexcept { return replaying_; }
+  bool plays() const noexcept;  // in the middle of its plan: holes of the arena are about to be used
+  std::uint64_t iterations() const noexcept { return iterations_; }
+  std::size_t retained() const noexcept { return retained_; }
+  std::size_t live() const noexcept { return stats_.live.current; }
+  bool nothing_alive() const noexcept { return stats_.blocks.current == 0; }
+  // What the other one left alive is from now on freed and counted here. Both serve the same framework, one after the other.
+  void inherit(Client& former) noexcept;
+  bool came_to_boundary = false;  // since idle memory went back last: Pool::return_idle_after
+
+  // Bytes of free memory that this client would have the pool keep; takes the lock. The largest wish counts.
+  void set_retained_limit(std::size_t bytes) noexcept;
+
   // In a forked child: no planned addresses, no recording, no planner.
   static void prepare_fork() noexcept;
   static void after_fork_in_parent() noexcept;
@@ -146,7 +170,8 @@ class Client : private Live<Client> {
     std::uint64_t allocations = 0;       // of at least the small-size threshold
     std::size_t sequences = 0;
     std::uint64_t seen = 0, dropped = 0, kept = 0;  // events of the ring
-    std::uint64_t lost = 0;              // events of the tape for which there was no memory
+    std::uint64_t lost = 0;              // events of the tape for which there was no room
+    std::uint64_t in_file = 0;           // events of the tape that wait there
   };
   State state();
   ClientStats stats();
@@ -154,6 +179,8 @@ class Client : private Live<Client> {
   // Where something is in the way of a plan iteration after iteration: its range of the arena, and all that were in the
   // way before and are still there.
   std::vector<std::pair<Offset, Offset>> blockers();
+  // From where to where the plans of the pool's other clients reach in the arena, of each.
+  std::vector<std::pair<Offset, Offset>> others_reach();
   std::vector<Divergence> divergences();
   static OutOfMemory last_out_of_memory() noexcept;
   const std::string& name() const noexcept { return name_; }
@@ -171,6 +198,7 @@ class Client : private Live<Client> {
   struct Sequence {
     Sequence(std::uint32_t id, Stream stream, const void* thread) : follower(id, stream), thread(thread) {}
     Follower follower;
+    Lookahead lookahead;
     const void* thread;  // null: its thread has ended; the next new thread takes it over
   };
   friend class ThreadCache;
@@ -197,7 +225,9 @@ class Client : private Live<Client> {
   Pool::Given serve(std::size_t bytes, Stream stream, Resized* resized = nullptr) noexcept;
   Pool::Given serve_large(Sequence& sequence, std::size_t bytes, Stream stream, Resized* resized);
   void ended(const Pool::Freed& freed) noexcept;
+  bool free_locked(Address address, Stream stream, bool* dead) noexcept;
   Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome);
+  void look_ahead(Sequence& sequence) noexcept;
   bool outside() const noexcept { return dynamic_ != 0 || between_; }
   bool recorded() const noexcept { return ring_.on() | tape_.on() | history_.on(); }  // in one branch
   void note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept;
@@ -224,6 +254,7 @@ class Client : private Live<Client> {
   void supersede(Pattern* fresh) noexcept;
   bool in_use(const Pattern* pattern) const noexcept;
   void forget(Pattern* pattern) noexcept;
+  void name_streams(std::uint32_t sequence) noexcept;
   void keep_patterns_bounded() noexcept;
   Pattern* followed() const noexcept;
 
@@ -232,7 +263,7 @@ class Client : private Live<Client> {
   std::uint64_t uid_;
   std::deque<Sequence> sequences_;
   Recorder<BriefEvent> ring_;
-  Recorder<RecordedEvent> tape_{Recorder<RecordedEvent>::kUnbounded};
+  Tape tape_;
   Recorder<RecordedEvent> history_{0};
   std::vector<std::unique_ptr<Pattern>> patterns_;
   std::vector<Pattern*> known_;       // the same, most recently used first
@@ -253,7 +284,7 @@ class Client : private Live<Client> {
   decltype(ClientStats::outcomes) before_steady_{};  // when the plan took effect
   std::uint64_t misses_before_ = 0;   // when this iteration began
   std::uint64_t turn_ = 0;            // the number of the iteration in which all followers began together last
-  std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // iteration
+  std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // iterations of all clients
   std::uint64_t arena_retry_at_ = 0;  // iteration; 0: the arena was never refused, or has been had since
   std::uint64_t check_at_ = 64;       // ring event
   Bell bell_;
@@ -262,7 +293,8 @@ class Client : private Live<Client> {
   bool interrupted_ = false;          // the ring was off for a while
   std::uint64_t misses_looked_at_ = ~std::uint64_t{0};
   std::uint64_t refusals_heard_ = 0;  // of the arena
-  std::chrono::steady_clock::time_point idle_returned_{};
+  std::size_t retained_ = 0;
+  std::chrono::steady_clock::time_point rested_{};  // rest_unused() by the clock
 };
 
 }  // namespace mempool

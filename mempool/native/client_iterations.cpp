@@ -24,10 +24,9 @@ void Client::have_arena() noexcept {
     if (pattern->rests && in_use(pattern)) pattern->rests = false;
     if (!pattern->rests) bytes = std::max(bytes, pattern->arena_bytes);
   }
-  const Stream stream = known_.front()->tables.front().stream;
-  if (pool_->arena_bytes() < bytes || pool_->arena_stream() != stream) {
+  if (pool_->arena_bytes() < bytes) {
     if (iterations_ < arena_retry_at_) return;
-    if (!pool_->take_arena(bytes, stream)) {
+    if (!pool_->take_arena(bytes)) {
       arena_retry_at_ = iterations_ + 4;
       replaying_ = replaying_ && pool_->arena_bytes() != 0;
       return;
@@ -42,7 +41,7 @@ void Client::have_arena() noexcept {
 
 void Client::device_is_bound() noexcept {
   const Guarded guard(pool_->lock);
-  have_arena();
+  for (Client* client : pool_->clients()) client->have_arena();
 }
 
 std::uint64_t Client::large_allocations() const noexcept {
@@ -161,7 +160,7 @@ void Client::boundary(Pattern* ended) noexcept {
   have_arena();
   perhaps_in_effect();
   // Without a plan nobody knows what the next iteration takes.
-  if (replaying_) pool_->return_idle();
+  if (replaying_) pool_->return_idle_after(*this);
 }
 
 void Client::begin_everywhere(std::uint64_t mark) noexcept {

@@ -138,6 +138,26 @@ void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   for (Sequence& sequence : sequences_) sequence.follower.take_up(fresh);
 }
 
+// A plan of another process has that one's streams; a sequence is the same one by its number.
+void Client::name_streams(std::uint32_t sequence) noexcept {
+  const Stream stream = sequences_[sequence].follower.stream();
+  bool renamed = false;
+  for (const auto& pattern : patterns_) {
+    for (Table& table : pattern->tables) {
+      if (table.sequence != sequence || table.stream == stream) continue;
+      for (Sequence& other : sequences_) {
+        if (other.follower.follows(table) && MEMPOOL_GUARDED("renamed")) other.follower.leave();  // one that took it for the part of its own stream
+      }
+      table.stream = stream;
+      renamed = true;
+    }
+  }
+  try {
+    if (renamed) pool_->rebuild_cells();
+  } catch (...) {  // who shares addresses with whom is told a little later, and waits for more
+  }
+}
+
 void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady) {
   if (warmup != nullptr) check(*warmup, false);
   check(*steady, true);
@@ -154,6 +174,7 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
   const Guarded guard(pool_->lock);
   Pattern* const first = both.front().get();
   admit(std::move(both));
+  for (const Sequence& sequence : sequences_) name_streams(sequence.follower.sequence());
   current_ = first;
   ended_ = nullptr;
   succession_.clear();
@@ -178,14 +199,35 @@ void Client::drop_patterns() noexcept {
   pool_->shrink_arena();
 }
 
+std::vector<std::pair<Offset, Offset>> Client::others_reach() {
+  const Guarded guard(pool_->lock);
+  std::vector<std::pair<Offset, Offset>> reaches;
+  for (const Client* client : pool_->clients()) {
+    Offset begin = ~Offset{0}, end = 0;
+    for (const Pattern* pattern : client->known_) {
+      if (client == this || pattern->rests) continue;
+      for (const Table& table : pattern->tables) {
+        for (const Slot& slot : table.slots) begin = std::min(begin, slot.offset == kDynamic ? begin : slot.offset);
+      }
+      end = std::max<Offset>(end, pattern->arena_bytes);
+    }
+    if (begin < end) reaches.emplace_back(begin, end);
+  }
+  return reaches;
+}
+
 bool Client::give_back(bool force) noexcept {
   const Guarded guard(pool_->lock);
   pool_->trim();
-  const bool quiet = gave_back_at_ == iterations_;
-  gave_back_at_ = iterations_;
+  const std::uint64_t now = pool_->boundaries();
+  const bool quiet = gave_back_at_ == now;
+  gave_back_at_ = now;
   if (!force && !quiet) return pool_->arena_bytes() == 0;
-  if (!pool_->release_arena()) return false;
-  replaying_ = false;
+  if (!pool_->release_arena()) {
+    if (force) pool_->shrink_arena(0);
+    return false;
+  }
+  for (Client* client : pool_->clients()) client->replaying_ = false;
   return true;
 }
 

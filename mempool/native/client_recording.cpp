@@ -1,5 +1,6 @@
 // The recording, of what happens to a client's buffers.
 #include <algorithm>
+#include <utility>
 
 #include "client.hpp"
 #include "snapshot.hpp"
@@ -39,9 +40,9 @@ bool Client::grow_recording() {
   return true;
 }
 
-void Client::set_tape(bool on) noexcept {
+void Client::set_tape(bool on, const std::string& folder, std::size_t piece) {
   const Guarded guard(pool_->lock);
-  tape_.set_on(on);
+  tape_.set_on(on, folder, piece);
 }
 
 Client::Recording Client::recording(std::size_t allocations) {
@@ -68,8 +69,24 @@ std::size_t Client::events_kept() noexcept {
 }
 
 std::vector<RecordedEvent> Client::take_tape() {
-  const Guarded guard(pool_->lock);
-  return tape_.take();
+  Tape::Taken taken;
+  {
+    const Guarded guard(pool_->lock);
+    taken = tape_.take();
+  }
+  if (taken.in_file == 0) return std::move(taken.events);
+  const auto done = [&] {
+    const Guarded guard(pool_->lock);
+    tape_.has_read(taken);
+  };
+  try {
+    tape_.read(taken);
+  } catch (...) {
+    done();
+    throw;
+  }
+  done();
+  return std::move(taken.events);
 }
 
 void Client::set_history(std::size_t events) {

@@ -73,8 +73,7 @@ void Client::after_fork_in_child() noexcept {
     client->replaying_ = false;
     client->ring_.set_on(false);
     client->ring_.clear();
-    client->tape_.set_on(false);
-    client->tape_.clear();
+    client->tape_.leave();
     client->history_.set_on(false);
     client->history_.clear();
   }

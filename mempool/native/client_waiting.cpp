@@ -109,7 +109,7 @@ Client::Heard Client::wait_for_work(const Wait& wait) noexcept {
   std::uint64_t dropped = 0;
   for (bool waited = false;; waited = true) {
     const std::uint32_t rings = bell_.rings();
-    bool work = false, idle = false;
+    bool work = false, rest = false;
     {
       const Guarded guard(pool_->lock);
       if (std::exchange(woken_, false)) return {false, looked};
@@ -117,13 +117,14 @@ Client::Heard Client::wait_for_work(const Wait& wait) noexcept {
       // Whatever comes of it, the bell rings again; who hears it may say when.
       if (work) check_at_ = ring_.seen() + std::max(kLeastNews, ring_.kept() / 4);
       if (!waited) dropped = ring_.dropped();
-      idle = now - idle_returned_ >= kIdle;
-      if (idle) {
-        idle_returned_ = now;
+      rest = now - rested_ >= kIdle;
+      if (rest) rested_ = now;
+      if (now - pool_->idle_returned >= kIdle) {
+        pool_->idle_returned = now;
         pool_->return_idle();
       }
     }
-    if (idle) rest_unused();
+    if (rest) rest_unused();
     if (work) {
       const double before = processor_seconds();
       const bool news = is_news(wait, looked, dropped);

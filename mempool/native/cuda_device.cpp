@@ -2,14 +2,16 @@
 
 #include <array>
 #include <new>
+#include <stdexcept>
+
+#include "thread_stream.hpp"
 
 namespace mempool {
 namespace {
 
-constexpr std::size_t kMiB = std::size_t{1} << 20;
-
 // The default stream is 0, and the handles of the legacy and the per-thread one (1 and 2) are the driver's own.
-CuStream handle(Stream stream) { return reinterpret_cast<CuStream>(stream); }
+// What is below zero is the calling thread's.
+CuStream handle(Stream stream) { return reinterpret_cast<CuStream>(stream < 0 ? ThreadStream::kHandle : stream); }
 
 }  // namespace
 
@@ -18,7 +20,7 @@ CuStream handle(Stream stream) { return reinterpret_cast<CuStream>(stream); }
 struct CudaDevice::Shared {
   Lock lock;
   unsigned captures = 0;
-  std::vector<Address> left;  // given back by pools that are gone, when nobody could wait
+  std::vector<std::unique_ptr<Backing>> left;  // of devices that are gone, which could not wait for what they gave back
 };
 
 // Indices beyond share an entry: wasteful and right.
@@ -44,18 +46,20 @@ void CudaDevice::end_capture(int index) noexcept {
 class CudaDevice::Scope {
  public:
   explicit Scope(const CudaDevice& device) noexcept : device_(device) {
-    if (device.absent() || !device.ok(device.driver_.start())) return;
-    relaxed_ = device.ok(device.driver_.exchange_capture_mode(&mode_));
+    const CudaDriver& driver = device.driver_;
+    const CudaCalls& calls = device.calls_;
+    if (device.absent() || !calls.judge(driver.start(), driver.init.symbol)) return;
+    relaxed_ = calls.ok(driver.exchange_capture_mode, &mode_);
     const CuContext wanted = relaxed_ ? device.context() : nullptr;
     CuContext current = nullptr;
-    if (wanted == nullptr || !device.ok(device.driver_.context_current(&current))) return;
-    pushed_ = current != wanted && device.ok(device.driver_.context_push(wanted));
+    if (wanted == nullptr || !calls.ok(driver.context_current, &current)) return;
+    pushed_ = current != wanted && calls.ok(driver.context_push, wanted);
     ready_ = current == wanted || pushed_;
   }
   ~Scope() {
     CuContext popped = nullptr;
-    if (pushed_) device_.ok(device_.driver_.context_pop(&popped));
-    if (relaxed_) device_.ok(device_.driver_.exchange_capture_mode(&mode_));
+    if (pushed_) device_.calls_.ok(device_.driver_.context_pop, &popped);
+    if (relaxed_) device_.calls_.ok(device_.driver_.exchange_capture_mode, &mode_);
   }
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
@@ -67,21 +71,39 @@ class CudaDevice::Scope {
   bool relaxed_ = false, pushed_ = false, ready_ = false;
 };
 
-CudaDevice::CudaDevice(int index, const CudaDriver& driver) : driver_(driver), index_(index) {}
+CudaDevice::CudaDevice(int index, const CudaDriver& driver, CudaKind kind)
+    : driver_(driver), kind_(kind), backing_(std::make_unique<Backing>(driver)), calls_(backing_->calls), index_(index) {
+  driver.require(part_of(kind));
+  backing_->memory = CudaMemory::make(kind, calls_);
+}
 
 CudaDevice::~CudaDevice() {
-  if (!waiting_.empty() && !synchronize()) {
-    try {
-      const Guarded guard(shared().lock);
-      shared().left.insert(shared().left.end(), waiting_.begin(), waiting_.end());
-    } catch (...) {  // never given back: wasteful and right
-    }
+  if (const Scope scope(*this); scope) {
+    backing_->memory->close();
+    for (Marker* marker = markers_; marker != nullptr; marker = marker->next) calls_.ok(driver_.event_destroy, marker->event);
   }
-  for (Marker* marker = markers_; marker != nullptr;) {
-    Marker* const next = marker->next;
-    if (const Scope scope(*this); scope) ok(driver_.event_destroy(marker->event));
-    delete marker;
-    marker = next;
+  while (markers_ != nullptr) delete std::exchange(markers_, markers_->next);
+  if (backing_->waiting.empty() || synchronize()) return;
+  try {
+    const Guarded guard(shared().lock);
+    shared().left.push_back(std::move(backing_));
+  } catch (...) {
+    backing_.release();  // never given back: wasteful and right
+  }
+}
+
+void CudaDevice::check() const {
+  if (const CuCode code = driver_.start(); code != cu::kSuccess) throw std::runtime_error(driver_.text(code));
+  if (index_.load() == kUnbound) return;
+  const std::string name = "CUDA device " + std::to_string(index_.load());
+  CuDevice device = 0;
+  if (index_.load() >= driver_.count() || driver_.device_get(&device, index_.load()) != cu::kSuccess) {
+    throw std::runtime_error("no " + name + "; the driver sees " + std::to_string(driver_.count()));
+  }
+  const int attribute = kind_ == CudaKind::growing ? cu::kHasPages : kind_ == CudaKind::managed ? cu::kHasManaged : 0;
+  int has = 0;
+  if (attribute != 0 && (driver_.device_attribute(&has, attribute, device) != cu::kSuccess || has == 0)) {
+    throw std::runtime_error(name + " has no " + kCudaKindNames[static_cast<int>(kind_)] + " memory");
   }
 }
 
@@ -91,25 +113,14 @@ bool CudaDevice::bind(int index) noexcept {
   return index_.compare_exchange_strong(unbound, index) || unbound == index;
 }
 
-bool CudaDevice::ok(CuCode code) const noexcept {
-  if (code == cu::kSuccess) return true;
-  if (code == cu::kDeinitialized || code == cu::kNotInitialized) {
-    gone_.store(true);
-  } else {
-    last_error_.store(code);
-    errors_.fetch_add(1);
-  }
-  return false;
-}
-
 // Retained when first needed, since a context costs hundreds of MiB, and kept: other libraries use the same one.
 CuContext CudaDevice::context() const noexcept {
   if (context_.load() != nullptr) return context_.load();
   const Guarded guard(lock_);
   CuDevice device = 0;
   CuContext made = nullptr;
-  if (context_.load() == nullptr && ok(driver_.device_get(&device, index_.load())) &&
-      ok(driver_.primary_context_retain(&made, device))) {
+  if (context_.load() == nullptr && calls_.ok(driver_.device_get, &device, index_.load()) &&
+      calls_.ok(driver_.primary_context_retain, &made, device)) {
     context_.store(made);
   }
   return context_.load();
@@ -117,88 +128,74 @@ CuContext CudaDevice::context() const noexcept {
 
 // --- memory
 
-// The driver gives memory in pieces of 2 MiB, so a segment of its own wastes 1 MiB on average, and giving one back waits
-// for the device. Both are little for 10 MiB and more; what is smaller shares segments of 20 MiB.
-DeviceTraits CudaDevice::traits() const noexcept { return {512, 0, 20 * kMiB, 10 * kMiB, false, true, 2 * kMiB}; }
-
-Address CudaDevice::allocate(std::size_t bytes) noexcept {
-  CuAddress address = 0;
-  const CuCode code = driver_.mem_alloc(&address, bytes);
-  if (code == cu::kOutOfMemory) return 0;
-  return ok(code) ? static_cast<Address>(address) : 0;
-}
-
-void CudaDevice::free(Address base) noexcept { ok(driver_.mem_free(base)); }
+DeviceTraits CudaDevice::traits() const noexcept { return backing_->memory->traits(); }
 
 Address CudaDevice::reserve(std::size_t bytes, std::size_t alignment) noexcept {
   const Scope scope(*this);
-  if (!scope || bytes == 0) return 0;
-  Address base = allocate(bytes);
-  if (base == 0 || base % alignment == 0) return base;
-  // The driver promises 256 bytes only. What is added makes room to move up.
-  free(base);
-  base = allocate(bytes + alignment);
-  if (base == 0) return 0;
-  const Address address = (base + alignment - 1) / alignment * alignment;
-  try {
-    const Guarded guard(lock_);
-    if (address != base) bases_[address] = base;
-  } catch (...) {
-    free(base);
-    return 0;
-  }
-  return address;
+  return scope ? backing_->memory->reserve(index_.load(), bytes, alignment) : 0;
 }
 
-Address CudaDevice::take_base(Address address) noexcept {
-  const Guarded guard(lock_);
-  const auto found = bases_.find(address);
-  if (found == bases_.end()) return address;
-  const Address base = found->second;
-  bases_.erase(found);
-  return base;
+bool CudaDevice::commit(Address address, std::size_t bytes) noexcept {
+  const Scope scope(*this);
+  return scope && backing_->memory->commit(address, bytes);
 }
 
-void CudaDevice::release(Address address, std::size_t) noexcept {
-  const Address base = take_base(address);
+void CudaDevice::decommit(Address address, std::size_t bytes) noexcept {
+  if (const Scope scope(*this); scope) backing_->memory->decommit(address, bytes);
+}
+
+void CudaDevice::release(Address address, std::size_t bytes) noexcept {
   const Scope scope(*this);
   if (!scope) return;
   if (!unfinished_.load()) {
-    free(base);
+    backing_->memory->release(address, bytes);
     return;
   }
   try {
     const Guarded guard(lock_);
-    waiting_.push_back(base);
+    backing_->waiting.emplace_back(address, bytes);
   } catch (...) {  // never given back: wasteful and right
   }
 }
 
-void CudaDevice::free_waiting() noexcept {
-  std::vector<Address> waiting;
+void CudaDevice::Backing::release_waiting() noexcept {
+  for (const auto& [address, bytes] : waiting) memory->release(address, bytes);
+  waiting.clear();
+}
+
+// Everything that was queued is over, and the lock of what is shared is held.
+void CudaDevice::release_waiting() noexcept {
   {
     const Guarded guard(lock_);
-    waiting.swap(waiting_);
+    backing_->release_waiting();
   }
-  for (const Address base : shared().left) free(base);
+  for (const std::unique_ptr<Backing>& backing : shared().left) backing->release_waiting();
   shared().left.clear();
-  for (const Address base : waiting) free(base);
+}
+
+void CudaDevice::prefetch(Address address, std::size_t bytes) noexcept {
+  if (const Scope scope(*this); scope && bytes != 0) backing_->memory->prefetch(address, bytes);
+}
+
+bool CudaDevice::read_mostly(Address address, std::size_t bytes, bool on) noexcept {
+  const Scope scope(*this);
+  return scope && backing_->memory->read_mostly(address, bytes, on);
 }
 
 void CudaDevice::copy(Address to, Address from, std::size_t bytes, Stream stream) noexcept {
   const Scope scope(*this);
-  if (scope && bytes != 0) ok(driver_.copy(to, from, bytes, handle(stream)));
+  if (scope && bytes != 0) calls_.ok(driver_.copy, to, from, bytes, handle(stream));
 }
 
 void CudaDevice::zero(Address address, std::size_t bytes, Stream stream) noexcept {
   const Scope scope(*this);
-  if (scope && bytes != 0) ok(driver_.fill(address, 0, bytes, handle(stream)));
+  if (scope && bytes != 0) calls_.ok(driver_.fill, address, 0, bytes, handle(stream));
 }
 
 DeviceMemory CudaDevice::memory() const noexcept {
   const Scope scope(*this);
   DeviceMemory memory{0, 0};
-  if (!scope || !ok(driver_.mem_info(&memory.free, &memory.total))) return {0, 0};
+  if (!scope || !calls_.ok(driver_.mem_info, &memory.free, &memory.total)) return {0, 0};
   return memory;
 }
 
@@ -208,11 +205,12 @@ CudaDevice::Capture CudaDevice::capture_of(Stream stream) const noexcept {
   int status = 0;
   const CuCode code = driver_.stream_capturing(handle(stream), &status);
   if (code == cu::kCaptureImplicit) return Capture::elsewhere;
-  return ok(code) && status != 0 ? Capture::active : Capture::none;
+  return calls_.judge(code, driver_.stream_capturing.symbol) && status != 0 ? Capture::active : Capture::none;
 }
 
 bool CudaDevice::capturing(Stream stream) noexcept {
   const Scope scope(*this);
+  if (ThreadStream::elsewhere(stream)) return false;  // nobody can say; its own thread asks for itself
   return scope && capture_of(stream) != Capture::none;
 }
 
@@ -225,7 +223,7 @@ CudaDevice::Marker* CudaDevice::take_marker() noexcept {
     }
   }
   auto* const marker = new (std::nothrow) Marker;
-  if (marker == nullptr || ok(driver_.event_create(&marker->event, cu::kDisableTiming))) return marker;
+  if (marker == nullptr || calls_.ok(driver_.event_create, &marker->event, cu::kDisableTiming)) return marker;
   delete marker;
   return nullptr;
 }
@@ -240,16 +238,17 @@ Event CudaDevice::record(Stream stream) noexcept {
   const Event unrecorded = reinterpret_cast<Event>(&unrecorded_);
   const Scope scope(*this);
   if (!scope) return absent() ? 0 : unrecorded;
+  if (ThreadStream::elsewhere(stream)) return unrecorded;
   const Capture capture = capture_of(stream);
   if (capture == Capture::elsewhere) return unrecorded;  // to use the stream at all would break the capture
   Marker* const marker = take_marker();
   if (marker != nullptr) {
     marker->captured = capture == Capture::active;
-    if (ok(driver_.event_record(marker->event, handle(stream)))) return reinterpret_cast<Event>(marker);
+    if (calls_.ok(driver_.event_record, marker->event, handle(stream))) return reinterpret_cast<Event>(marker);
     put_back(marker);
   }
   if (capture == Capture::active) return unrecorded;
-  if (ok(driver_.stream_synchronize(handle(stream))) || wait_for_all()) return 0;
+  if (calls_.ok(driver_.stream_synchronize, handle(stream)) || wait_for_all()) return 0;
   return absent() ? 0 : unrecorded;
 }
 
@@ -260,27 +259,27 @@ bool CudaDevice::query(Event event) noexcept {
   if (!scope || marker.event == nullptr || marker.captured) return absent();  // to ask would break a capture
   const CuCode code = driver_.event_query(marker.event);
   if (code == cu::kNotReady) return false;
-  return ok(code) || absent();
+  return calls_.judge(code, driver_.event_query.symbol) || absent();
 }
 
-void CudaDevice::wait(Stream stream, Event event) noexcept {
-  if (event == 0) return;
+bool CudaDevice::wait(Stream stream, Event event) noexcept {
+  if (event == 0) return true;
   const Marker& marker = *reinterpret_cast<const Marker*>(event);
   const Scope scope(*this);
-  if (!scope) return;
-  if (marker.event == nullptr) {
-    wait_for_all();
-    return;
+  if (!scope) return absent();
+  if (marker.event == nullptr) return wait_for_all() || absent();
+  if (ThreadStream::elsewhere(stream)) {
+    return !marker.captured && (calls_.ok(driver_.event_synchronize, marker.event) || wait_for_all() || absent());
   }
   const Capture capture = capture_of(stream);
   if (marker.captured && capture != Capture::active) {
-    ok(cu::kCapturedEvent);
-    return;
+    calls_.judge(cu::kCapturedEvent, driver_.stream_wait.symbol);
+    return false;
   }
   // A capture must not depend on what is queued outside it, but may come after it.
   const bool together = marker.captured == (capture == Capture::active) && capture != Capture::elsewhere;
-  if (together && ok(driver_.stream_wait(handle(stream), marker.event, 0))) return;
-  if (!marker.captured && !ok(driver_.event_synchronize(marker.event))) wait_for_all();
+  if (together && calls_.ok(driver_.stream_wait, handle(stream), marker.event, 0)) return true;
+  return !marker.captured && (calls_.ok(driver_.event_synchronize, marker.event) || wait_for_all() || absent());
 }
 
 void CudaDevice::forget(Event event) noexcept {
@@ -297,10 +296,10 @@ bool CudaDevice::wait_for_all() noexcept {
     return false;
   }
   const bool refused = capture_of(0) == Capture::elsewhere;
-  const bool done = !refused && ok(driver_.context_synchronize());
-  if (refused) ok(cu::kCaptureImplicit);
+  const bool done = !refused && calls_.ok(driver_.context_synchronize);
+  if (refused) calls_.judge(cu::kCaptureImplicit, driver_.context_synchronize.symbol);
   unfinished_.store(!done && !absent());
-  if (done) free_waiting();
+  if (done) release_waiting();
   return done;
 }
 

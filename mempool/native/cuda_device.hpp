@@ -1,15 +1,18 @@
-// A CUDA device's memory by plain allocation (no pages), streams and events, through the driver.
+// A CUDA device's memory of one kind (see cuda_memory.hpp), streams and events, through the driver.
 //
 // Any thread may call, whatever context is current there and whatever graph is being captured: each call makes the
 // device's primary context current and the thread relaxed towards captures, and leaves both as it found them.
+// A stream below zero is the per-thread default stream of some thread (see thread_stream.hpp): another thread's cannot be
+// recorded and cannot be made to wait, so who must come after it waits for the device.
 // Calls that the driver refuses are counted (errors()), and what could not be ordered on the device is waited for. When
 // the driver has shut down because the process ends, or in a forked child, where there is none, calls do nothing.
 #pragma once
 
-#include <map>
+#include <memory>
+#include <utility>
 #include <vector>
 
-#include "cuda_driver.hpp"
+#include "cuda_memory.hpp"
 #include "device.hpp"
 #include "sync.hpp"
 
@@ -20,8 +23,9 @@ class CudaDevice final : public Device {
   static constexpr int kUnbound = -1;
 
   // `index` as the driver numbers the visible devices, or kUnbound: told by bind(). Neither starts the driver nor makes a
-  // context: the first call that needs them does, and where there is no such device is refused.
-  CudaDevice(int index, const CudaDriver& driver);
+  // context: the first call that needs them does, and where there is no such device is refused. Throws std::runtime_error
+  // where the driver is too old for this kind of memory.
+  CudaDevice(int index, const CudaDriver& driver, CudaKind kind = CudaKind::plain);
   ~CudaDevice() override;
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
@@ -34,26 +38,32 @@ class CudaDevice final : public Device {
   static void begin_capture(int index) noexcept;
   static void end_capture(int index) noexcept;
   int index() const noexcept { return index_.load(); }
-  const CudaDriver& driver() const noexcept { return driver_; }
-  std::uint64_t errors() const noexcept override { return errors_.load(); }  // calls refused, except for lack of memory
-  std::string last_error_text() const override { return driver_.text(last_error()); }
-  CuCode last_error() const noexcept { return last_error_.load(); }
+  CudaKind kind() const noexcept { return kind_; }
+  std::uint64_t errors() const noexcept override { return calls_.errors(); }  // calls refused, except for lack of memory
+  std::string last_error_text() const override { return calls_.last_text(); }
+  // Throws std::runtime_error where there is no such device, or none with this kind of memory. Starts the driver, and makes
+  // no context.
+  void check() const;
+  // What is written rarely may be in several places at once, and no longer. Managed memory only; false: refused.
+  bool read_mostly(Address address, std::size_t bytes, bool on) noexcept;
 
   DeviceTraits traits() const noexcept override;
   Address reserve(std::size_t bytes, std::size_t alignment) noexcept override;
-  bool commit(Address, std::size_t) noexcept override { return true; }
-  void decommit(Address, std::size_t) noexcept override {}
+  bool commit(Address address, std::size_t bytes) noexcept override;
+  void decommit(Address address, std::size_t bytes) noexcept override;
   Address resize(Address, std::size_t, std::size_t) noexcept override { return 0; }
   void release(Address address, std::size_t bytes) noexcept override;
   void copy(Address to, Address from, std::size_t bytes, Stream stream) noexcept override;
   void zero(Address address, std::size_t bytes, Stream stream) noexcept override;
+  std::size_t foresight() const noexcept override { return backing_->memory->foresight(); }
+  void prefetch(Address address, std::size_t bytes) noexcept override;
   // 0 also where no event could be recorded, after waiting for the stream. An event of a capture is never done: what
   // it stands for is not queued until the graph is launched.
   Event record(Stream stream) noexcept override;
   bool query(Event event) noexcept override;
   // Within a capture: an edge of the graph. A stream of a capture waits for earlier work by blocking the caller. A stream
   // outside would become part of the capture: that is refused and counted as an error.
-  void wait(Stream stream, Event event) noexcept override;
+  bool wait(Stream stream, Event event) noexcept override;
   void forget(Event event) noexcept override;
   bool synchronize() noexcept override;
   bool capturing(Stream stream) noexcept override;
@@ -71,13 +81,17 @@ class CudaDevice final : public Device {
     Marker* next = nullptr;   // in the list of free ones
   };
 
-  bool ok(CuCode code) const noexcept;
-  bool absent() const noexcept { return gone_.load() || index_.load() == kUnbound; }
+  struct Backing {  // outlives the device where something could not be given back
+    explicit Backing(const CudaDriver& driver) : calls(driver) {}
+    void release_waiting() noexcept;
+    CudaCalls calls;
+    std::unique_ptr<CudaMemory> memory;
+    std::vector<std::pair<Address, std::size_t>> waiting;  // given back while unfinished_: freed after the next wait that succeeds
+  };
+
+  bool absent() const noexcept { return calls_.gone() || index_.load() == kUnbound; }
   CuContext context() const noexcept;
-  Address allocate(std::size_t bytes) noexcept;
-  void free(Address base) noexcept;
-  Address take_base(Address address) noexcept;
-  void free_waiting() noexcept;
+  void release_waiting() noexcept;
   Marker* take_marker() noexcept;
   void put_back(Marker* marker) noexcept;
   Capture capture_of(Stream stream) const noexcept;
@@ -87,16 +101,14 @@ class CudaDevice final : public Device {
   static Shared& shared(int index) noexcept;
 
   const CudaDriver& driver_;
+  const CudaKind kind_;
+  std::unique_ptr<Backing> backing_;
+  const CudaCalls& calls_;               // the backing's
   Atomic<int> index_{kUnbound};
   mutable Atomic<CuContext> context_{nullptr};
-  mutable Atomic<std::uint64_t> errors_{0};
-  mutable Atomic<CuCode> last_error_{cu::kSuccess};
-  mutable Atomic<bool> gone_{false};     // the driver has shut down, for this process
   Atomic<bool> unfinished_{false};       // the last wait for everything failed
-  mutable Lock lock_;                    // of what follows, and of the making of the context
+  mutable Lock lock_;                    // of what follows and what waits, and of the making of the context
   Marker* markers_ = nullptr;            // free, each with an event of its own
-  std::map<Address, Address> bases_;     // address handed out -> allocation, where they differ
-  std::vector<Address> waiting_;         // given back while unfinished_: freed after the next wait that succeeds
   Marker unrecorded_;
 };
 

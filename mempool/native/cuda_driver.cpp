@@ -5,21 +5,14 @@
 #include <map>
 #include <memory>
 #include <stdexcept>
+#include <utility>
 
 namespace mempool {
 namespace {
 
-struct Library {
-  const std::string& name;
-  void* handle;
-
-  template <class Function>
-  void find(Function& function, const char* symbol) const {
-    void* const found = dlsym(handle, symbol);
-    if (found == nullptr) throw std::runtime_error(name + " has no " + symbol + ": not a CUDA driver, or one too old");
-    function = reinterpret_cast<Function>(found);
-  }
-};
+std::string version_text(int version) {
+  return "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
 
 void* opened(const std::string& name) {
   // Nobody else should find these symbols through us.
@@ -31,33 +24,25 @@ void* opened(const std::string& name) {
 
 }  // namespace
 
-CudaDriver::CudaDriver(const std::string& name) {
-  const Library library{name, opened(name)};
-  library.find(init, "cuInit");
-  library.find(error_name, "cuGetErrorName");
-  library.find(error_string, "cuGetErrorString");
-  library.find(device_count, "cuDeviceGetCount");
-  library.find(device_get, "cuDeviceGet");
-  library.find(device_name, "cuDeviceGetName");
-  library.find(primary_context_retain, "cuDevicePrimaryCtxRetain");
-  library.find(context_current, "cuCtxGetCurrent");
-  library.find(context_push, "cuCtxPushCurrent_v2");
-  library.find(context_pop, "cuCtxPopCurrent_v2");
-  library.find(context_synchronize, "cuCtxSynchronize");
-  library.find(mem_alloc, "cuMemAlloc_v2");
-  library.find(mem_free, "cuMemFree_v2");
-  library.find(mem_info, "cuMemGetInfo_v2");
-  library.find(copy, "cuMemcpyDtoDAsync_v2");
-  library.find(fill, "cuMemsetD8Async");
-  library.find(event_create, "cuEventCreate");
-  library.find(event_record, "cuEventRecord");
-  library.find(event_query, "cuEventQuery");
-  library.find(event_synchronize, "cuEventSynchronize");
-  library.find(event_destroy, "cuEventDestroy_v2");
-  library.find(stream_wait, "cuStreamWaitEvent");
-  library.find(stream_synchronize, "cuStreamSynchronize");
-  library.find(stream_capturing, "cuStreamIsCapturing");
-  library.find(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
+CuEntry::CuEntry(CudaDriver& driver, CuPart part, const char* symbol, int since)
+    : part(part), symbol(symbol), since(since) {
+  driver.entries_.push_back(this);
+}
+
+CudaDriver::CudaDriver(std::string library) : library_(std::move(library)) {
+  void* const handle = opened(library_);
+  for (CuEntry* const entry : entries_) entry->address = dlsym(handle, entry->symbol);
+  require(CuPart::always);
+}
+
+void CudaDriver::require(CuPart part) const {
+  for (const CuEntry* const entry : entries_) {
+    if (entry->part != part || entry->address != nullptr) continue;
+    int mine = 0;
+    const bool known = version.address != nullptr && version(&mine) == cu::kSuccess && mine != 0;
+    throw std::runtime_error(library_ + " has no " + entry->symbol + ", which came with " + version_text(entry->since) +
+                             (known ? ": this driver is of " + version_text(mine) : ": not a CUDA driver, or one too old"));
+  }
 }
 
 CuCode CudaDriver::start() const noexcept {

@@ -19,6 +19,7 @@ struct DeviceTraits {
   bool fresh_is_zero;          // newly committed memory reads as zeros
   bool slow_return = false;    // giving memory back waits for all queued work: only where somebody has to wait anyway
   std::size_t granule = 0;     // bytes; a reservation takes a multiple of it, whatever it asks for
+  bool prefetches = false;     // more may be reserved than the device holds, and prefetch() brings what comes next
 };
 
 struct DeviceMemory {
@@ -47,10 +48,16 @@ class Device {
   virtual void copy(Address to, Address from, std::size_t bytes, Stream stream) noexcept = 0;
   virtual void zero(Address address, std::size_t bytes, Stream stream) noexcept = 0;
 
+  // Bytes worth fetching before they are used; 0 while all that is reserved fits on the device.
+  virtual std::size_t foresight() const noexcept { return 0; }
+  // These bytes are used soon: to be brought to the device if they are elsewhere. Nothing waits for it.
+  virtual void prefetch(Address, std::size_t) noexcept {}
+
   // Events order streams; a device without streams answers at once.
   virtual Event record(Stream stream) noexcept = 0;
   virtual bool query(Event event) noexcept = 0;
-  virtual void wait(Stream stream, Event event) noexcept = 0;
+  // False: what is queued on the stream from now on may begin before the event has come.
+  [[nodiscard]] virtual bool wait(Stream stream, Event event) noexcept = 0;
   virtual void forget(Event event) noexcept = 0;
   // Waits for all that is queued anywhere. false: could not, and nothing may be taken for finished.
   virtual bool synchronize() noexcept = 0;

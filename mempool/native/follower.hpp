@@ -71,6 +71,7 @@ class Follower {
   std::uint32_t sequence() const noexcept { return sequence_; }
   Stream stream() const noexcept { return stream_; }
   Pattern* pattern() const noexcept { return pattern_; }
+  const Table* table() const noexcept { return table_; }  // null: no part of the pattern is followed
   std::uint32_t position() const noexcept { return position_; }
   std::uint64_t expected() const noexcept {
     return table_ != nullptr && position_ < table_->length() ? table_->sizes[position_] : 0;
@@ -85,6 +86,7 @@ class Follower {
   void set_idle(bool idle) noexcept { idle_ = idle; }
   // It has begun its part, so that the places it is about to use should stay free.
   bool plays() const noexcept { return table_ != nullptr && plays(*table_); }
+  bool follows(const Table& table) const noexcept { return table_ == &table; }
   bool in_step() const noexcept { return table_ != nullptr && strays_ < kWindow; }
 
  private:

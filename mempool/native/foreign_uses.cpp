@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "guards.hpp"
+#include "live_events.hpp"
 
 namespace mempool {
 namespace {
@@ -16,7 +17,7 @@ bool holds(const std::vector<Stream>& streams, Stream stream) noexcept {
 ForeignUses::~ForeignUses() {
   for (auto& [address, use] : uses_) {
     for (const By& by : use.by) {
-      if (by.event != 0) device_.forget(by.event);
+      LiveEvents::forget(device_, by.event);
     }
   }
 }
@@ -55,7 +56,7 @@ void ForeignUses::free(Address address, Stream stream) noexcept {
 }
 
 void ForeignUses::record(Use& use) noexcept {
-  for (By& by : use.by) by.event = device_.record(by.stream);
+  for (By& by : use.by) by.event = LiveEvents::record(device_, by.stream);
   use.recorded = true;
 }
 
@@ -69,7 +70,7 @@ bool ForeignUses::through(Use& use) noexcept {
       busy_.push_back(by.stream);
       return false;
     }
-    device_.forget(by.event);
+    LiveEvents::forget(device_, by.event);
     by.event = 0;
   }
   return true;
@@ -85,7 +86,7 @@ ForeignUses::Freed ForeignUses::next(bool begin) noexcept {
     if (last_ == use) last_ = before;
     const Freed freed{use->address, use->stream};
     for (const By& by : use->by) {
-      if (by.event != 0) device_.forget(by.event);
+      LiveEvents::forget(device_, by.event);
     }
     uses_.erase(freed.address);
     --waiting_;
@@ -97,7 +98,7 @@ ForeignUses::Freed ForeignUses::next(bool begin) noexcept {
 void ForeignUses::synchronized() noexcept {
   for (Use* use = first_; use != nullptr; use = use->next) {
     for (By& by : use->by) {
-      if (by.event != 0) device_.forget(by.event);
+      LiveEvents::forget(device_, by.event);
       by.event = 0;
     }
     use->recorded = true;

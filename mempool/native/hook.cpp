@@ -29,10 +29,15 @@ std::size_t Hook::Entry::size_of(Address address, bool& ours) noexcept {
 
 bool Hook::Entry::nothing_alive() noexcept {
   if (checked != nullptr) checked->flush();
-  const Guarded guard(client->pool().lock);
-  client->pool().collect();
+  Pool& pool = client->pool();
+  const Guarded guard(pool.lock);
+  pool.collect();
+  if (heir != nullptr && client->nothing_alive()) return true;
   // A graph uses its memory at every launch, with all its buffers freed.
-  return client->pool().live_blocks() == 0 && client->pool().graphs().pools() == 0;
+  if (pool.graphs().pools() != 0) return false;
+  // What is alive is in the books of some client, who then keeps the pool; what nobody's buffer is any more in nobody's.
+  const bool others = pool.clients().size() > 1 && pool.deferred().current == 0;
+  return pool.live_blocks() == 0 || (others && client->nothing_alive());
 }
 
 // --- installing
@@ -66,9 +71,22 @@ Hook::Served Hook::serve(Client& client, Checked* checked, void* owner, bool ins
   if (anew) {
     entry = new Entry{&client, checked, owner, {entries_.load(std::memory_order_relaxed)}, nullptr};
     entries_.store(entry, std::memory_order_release);
+    inherit(*entry);
   }
   serving_.store(entry, std::memory_order_release);
   return anew ? Served::anew : Served::again;
+}
+
+// Frees come to the newest client of a pool, whichever of its clients here made the buffer.
+void Hook::inherit(Entry& heir) noexcept {
+  Pool& pool = heir.client->pool();
+  const Guarded guard(pool.lock);
+  for (Entry* former = heir.next.load(std::memory_order_relaxed); former != nullptr;
+       former = former->next.load(std::memory_order_relaxed)) {
+    if (&former->client->pool() != &pool) continue;
+    heir.client->inherit(*former->client);
+    former->heir = &heir;
+  }
 }
 
 void Hook::stop() noexcept {

@@ -23,6 +23,7 @@ class Hook {
     void* owner;          // keeps both in existence
     Atomic<Entry*> next;  // older ones
     Entry* also_unlinked = nullptr;
+    Entry* heir = nullptr;  // a newer one on the same pool, which frees and counts what this one left alive
 
     Address allocate(std::size_t bytes, bool zeroed, Stream stream = 0) noexcept {
       return checked == nullptr ? client->allocate(bytes, stream, zeroed) : checked->allocate(bytes, stream, zeroed);
@@ -83,6 +84,7 @@ class Hook {
   Hook* also_prepared_ = nullptr;
 
   static void after_fork_in_child();
+  static void inherit(Entry& heir) noexcept;
 };
 
 }  // namespace mempool

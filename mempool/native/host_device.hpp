@@ -17,7 +17,7 @@ class HostDevice final : public Device {
   void zero(Address address, std::size_t bytes, Stream stream) noexcept override;
   Event record(Stream) noexcept override { return 0; }
   bool query(Event) noexcept override { return true; }
-  void wait(Stream, Event) noexcept override {}
+  bool wait(Stream, Event) noexcept override { return true; }
   void forget(Event) noexcept override {}
   bool synchronize() noexcept override { return true; }
 };

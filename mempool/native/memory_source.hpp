@@ -8,6 +8,7 @@
 #include "device_log.hpp"
 #include "guards.hpp"
 #include "live.hpp"
+#include "live_events.hpp"
 #include "stats.hpp"
 
 namespace mempool {
@@ -72,12 +73,14 @@ class MemorySource {
     let_go(address, bytes, committed);
   }
 
-  // Host order is not device order: what is queued on `then` from now on runs after all that is queued on `first` now.
-  void order(Stream first, Stream then) noexcept {
-    if (!MEMPOOL_GUARDED("stream")) return;
-    const Event event = device_.record(first);
-    device_.wait(then, event);
-    device_.forget(event);
+  // Host order is not device order: what is queued on `then` from now on runs after all that is queued on `first` now. False:
+  // it may not.
+  bool order(Stream first, Stream then) noexcept {
+    if (!MEMPOOL_GUARDED("stream")) return true;
+    const Event event = LiveEvents::record(device_, first);
+    const bool ordered = device_.wait(then, event);
+    LiveEvents::forget(device_, event);
+    return ordered || wait_for_users();
   }
 
   // Memory goes back, or to whoever comes, when no queued work can still touch it. False: that is not known.

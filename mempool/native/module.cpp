@@ -16,5 +16,6 @@ NB_MODULE(_core, m) {
   bind_hook(m);
   bind_numpy(m);
   bind_torch(m);
+  bind_cupy(m);
   bind_harness(m);
 }

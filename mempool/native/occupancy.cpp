@@ -93,12 +93,14 @@ void Occupancy::set_cells(const std::vector<Offset>& starts) {
   std::vector<std::uint32_t> index(std::size_t{1} << bits, BitSet::kNone);
   BitSet live;
   live.resize(static_cast<std::uint32_t>(starts.size()));
-  std::map<Offset, Offset> everything = strangers_;
-  for (const Cell& cell : cells_) {
-    if (cell.end != 0) everything.emplace(cell.start, cell.end);
+  std::map<Offset, Lives> everything = strangers_;
+  for (std::size_t cell = 0; cell < cells_.size(); ++cell) {
+    if (cells_[cell].end != 0) everything.emplace(cells_[cell].start, Lives{cells_[cell].end, lines_[cell]});
   }
+  std::vector<Line> lines(starts.size(), 0);
 
   cells_ = std::move(cells);
+  lines_ = std::move(lines);
   index_ = std::move(index);
   live_ = std::move(live);
   shift_ = 64 - bits;
@@ -114,20 +116,22 @@ void Occupancy::set_cells(const std::vector<Offset>& starts) {
       ++it;
       continue;
     }
-    cells_[cell].end = it->second;
+    cells_[cell].end = it->second.end;
+    lines_[cell] = it->second.line;
     live_.set(cell);
     it = everything.erase(it);
   }
   strangers_ = std::move(everything);
 }
 
-void Occupancy::take(Offset begin, Offset end) {
+void Occupancy::take(Offset begin, Offset end, Line line) {
   const std::uint32_t cell = cell_of(begin);
   if (cell != BitSet::kNone) {
     take_cell(cell, end);
+    set_line(cell, line);
     return;
   }
-  strangers_.emplace(begin, end);
+  strangers_.emplace(begin, Lives{end, line});
   ++alive_;
 }
 
@@ -142,29 +146,29 @@ Offset Occupancy::release(Offset begin) noexcept {
   } else {
     const auto found = strangers_.find(begin);
     if (found == strangers_.end()) return 0;
-    end = found->second;
+    end = found->second.end;
     strangers_.erase(found);
   }
   --alive_;
   return end;
 }
 
-Offset Occupancy::end_at(Offset begin) const noexcept {
+Occupancy::Lives Occupancy::at(Offset begin) const noexcept {
   const std::uint32_t cell = cell_of(begin);
-  if (cell != BitSet::kNone) return cells_[cell].end;
+  if (cell != BitSet::kNone) return {cells_[cell].end, lines_[cell]};
   const auto found = strangers_.find(begin);
-  return found != strangers_.end() ? found->second : 0;
+  return found != strangers_.end() ? found->second : Lives{0, 0};
 }
 
 bool Occupancy::strangers_free(Offset begin, Offset end) const noexcept {
   auto after = strangers_.lower_bound(end);
-  return after == strangers_.begin() || (--after)->second <= begin;
+  return after == strangers_.begin() || (--after)->second.end <= begin;
 }
 
 Occupancy::Range Occupancy::in_the_way(Offset begin, Offset end) const noexcept {
   const auto after = strangers_.lower_bound(end);
-  if (after != strangers_.begin() && std::prev(after)->second > begin) {
-    return {std::prev(after)->first, std::prev(after)->second};
+  if (after != strangers_.begin() && std::prev(after)->second.end > begin) {
+    return {std::prev(after)->first, std::prev(after)->second.end};
   }
   const std::uint32_t before = cells_before(end);
   const std::uint32_t last = before == 0 ? BitSet::kNone : live_.last_up_to(before - 1);
@@ -213,7 +217,7 @@ Offset Occupancy::find_hole(std::size_t bytes, std::size_t alignment, Offset lim
 }
 
 Offset Occupancy::end_of_last() const noexcept {
-  Offset end = strangers_.empty() ? 0 : strangers_.rbegin()->second;
+  Offset end = strangers_.empty() ? 0 : strangers_.rbegin()->second.end;
   if (!cells_.empty()) {
     const std::uint32_t last = live_.last_up_to(static_cast<std::uint32_t>(cells_.size() - 1));
     if (last != BitSet::kNone) end = std::max(end, cells_[last].end);
@@ -222,7 +226,7 @@ Offset Occupancy::end_of_last() const noexcept {
 }
 
 std::size_t Occupancy::table_bytes() const noexcept {
-  return cells_.capacity() * sizeof(Cell) + index_.capacity() * sizeof(std::uint32_t) + cells_.size() / 7;
+  return cells_.capacity() * sizeof(Cell) + lines_.capacity() + index_.capacity() * sizeof(std::uint32_t) + cells_.size() / 7;
 }
 
 }  // namespace mempool

@@ -7,6 +7,7 @@
 // plan since dropped) is a *stranger* in an ordered map, which is empty in the steady state.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -17,6 +18,7 @@
 namespace mempool {
 
 using Offset = std::uint64_t;  // bytes from the arena's base
+using Line = std::uint8_t;     // a stream that uses the arena: see arena_streams.hpp
 
 // A set of small integers with "largest member not above".
 class BitSet {
@@ -76,11 +78,19 @@ class Occupancy {
     live_.set(cell);
     ++alive_;
   }
-  void take(Offset begin, Offset end);
+  // Whose it is, where that is not line 0.
+  void set_line(std::uint32_t cell, Line line) noexcept { lines_[cell] = line; }
+  void forget_lines() noexcept { if (MEMPOOL_GUARDED("line")) std::fill(lines_.begin(), lines_.end(), Line{0}); }  // nothing is alive
+  void take(Offset begin, Offset end, Line line);
   // The range that starts at `begin` is over; where it ended, or 0 if nothing lives there.
   Offset release(Offset begin) noexcept;
-  // The end of what lives at `begin`; 0 if nothing does.
-  Offset end_at(Offset begin) const noexcept;
+  // The end of what lives at `begin` (0: nothing does), and whose it is.
+  struct Lives {
+    Offset end;
+    Line line;
+  };
+  Lives at(Offset begin) const noexcept;
+  Offset end_at(Offset begin) const noexcept { return at(begin).end; }
 
   // The start of the smallest free range of at least `bytes` below `limit`, at a multiple of `alignment`; `limit` if none.
   // Where more than kHolesLookedAt ranges are alive, the smallest of the next so many, and of what lies behind the last.
@@ -110,10 +120,11 @@ class Occupancy {
   std::uint32_t slot_of(Offset start) const noexcept;
 
   std::vector<Cell> cells_;              // sorted by start
+  std::vector<Line> lines_;              // of each cell, whose what lives there is; apart, since a single stream needs none
   std::vector<std::uint32_t> index_;     // open-addressing hash: start -> cell
   unsigned shift_ = 63;
   BitSet live_;
-  std::map<Offset, Offset> strangers_;   // begin -> end
+  std::map<Offset, Lives> strangers_;    // by begin
   std::size_t alive_ = 0;
   Offset hole_cursor_ = 0;               // where the next search for a hole begins
 };
@@ -132,7 +143,7 @@ void Occupancy::walk(Offset from, Visit&& visit) const {
       cell = next_cell(cell + 1);
     } else {
       begin = stranger->first;
-      end = stranger->second;
+      end = stranger->second.end;
       ++stranger;
     }
     if (!visit(begin, end)) return;

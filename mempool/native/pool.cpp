@@ -18,6 +18,7 @@ Pool::Pool(std::unique_ptr<Device> device, const PoolOptions& options)
       source_(*device_),
       small_(source_, options.small_bytes),
       segments_(source_),
+      streams_(source_, options.share_streams, options.told_apart),
       uses_(*device_),
       graphs_(source_) {
   source_.set_limit(options.max_reserved);
@@ -38,19 +39,20 @@ bool Pool::reserve_arena(std::size_t bytes) noexcept {
   }
   arena_bytes_ = 0;
   if (arena_base_ != 0 && source_.traits().page == 0) arena_bytes_ = bytes;
+  if (arena_base_ != 0) live_arena_.emplace();
   return arena_base_ != 0;
 }
 
-bool Pool::take_arena(std::size_t bytes, Stream stream) noexcept {
+bool Pool::take_arena(std::size_t bytes) noexcept {
   if (bytes > kMostArena) return ++arena_refused_, false;
   const std::size_t wanted = source_.round_to_page(bytes);
-  if (wanted <= arena_bytes_ && (stream == arena_stream_ || arena_base_ == 0)) return true;
-  if (arena_base_ != 0 && stream != arena_stream_ && occupancy_.alive() != 0) return ++arena_refused_, false;
+  if (wanted <= arena_bytes_) return true;
   if (source_.held()) return ++arena_refused_, false;
+  // An arena that cannot grow in place is replaced, and only while nothing in it is alive: nothing alive is ever moved. Where
+  // that is not so now, free memory stays where it is.
+  collect();
+  if (arena_base_ != 0 && wanted > arena_space_ && occupancy_.alive() != 0) return ++arena_refused_, false;
   trim();
-  // What was freed there is about to be used by another stream.
-  if (stream != arena_stream_ && !synchronize()) return ++arena_refused_, false;
-  // An arena that cannot grow in place is replaced, and only while nothing in it is alive: nothing alive is ever moved.
   const std::size_t before = arena_bytes_;
   if (arena_base_ != 0 && wanted > arena_space_ && !release_arena()) return ++arena_refused_, false;
   if (arena_base_ == 0 && !reserve_arena(wanted)) {
@@ -58,7 +60,6 @@ bool Pool::take_arena(std::size_t bytes, Stream stream) noexcept {
     if (before != 0 && reserve_arena(before) && source_.commit(arena_base_, before)) arena_bytes_ = before;
     return ++arena_refused_, false;
   }
-  arena_stream_ = stream;
   if (wanted > arena_bytes_ && !source_.commit(arena_base_ + arena_bytes_, wanted - arena_bytes_)) {
     return ++arena_refused_, false;
   }
@@ -72,6 +73,9 @@ bool Pool::release_arena() noexcept {
   if (occupancy_.alive() != 0 || source_.held()) return false;
   if (!source_.release(arena_base_, arena_space_, arena_bytes_)) return false;
   arena_base_ = arena_bytes_ = arena_space_ = 0;
+  live_arena_.reset();
+  streams_.clear();
+  occupancy_.forget_lines();
   holes_shut_ = false;
   return true;
 }
@@ -86,8 +90,8 @@ std::size_t Pool::planned_bytes() const noexcept {
   return bytes;
 }
 
-void Pool::shrink_arena() noexcept {
-  const std::size_t needed = source_.round_to_page(std::max<std::size_t>(planned_bytes(), occupancy_.end_of_last()));
+void Pool::shrink_arena(std::size_t bytes) noexcept {
+  const std::size_t needed = source_.round_to_page(std::max<std::size_t>(bytes, occupancy_.end_of_last()));
   if (needed >= arena_bytes_ || source_.held()) return;
   if (needed == 0) {
     release_arena();
@@ -109,15 +113,20 @@ std::size_t Pool::table_bytes() const noexcept {
 
 void Pool::rebuild_cells() {
   std::vector<Offset> starts;
+  std::vector<ArenaStreams::Planned> planned;
   for (const Client* client : clients_) {
     for (const Pattern* pattern : client->patterns()) {
       for (const Table& table : pattern->tables) {
-        for (const Slot& slot : table.slots) {
-          if (slot.offset != kDynamic) starts.push_back(slot.offset);
+        for (std::size_t i = 0; i < table.slots.size(); ++i) {
+          const Offset begin = table.slots[i].offset;
+          if (begin == kDynamic) continue;
+          starts.push_back(begin);
+          planned.push_back({begin, begin + table.sizes[i / pattern->unroll], table.stream});
         }
       }
     }
   }
+  streams_.set_plans(planned);
   std::sort(starts.begin(), starts.end());
   starts.erase(std::unique(starts.begin(), starts.end()), starts.end());
   occupancy_.set_cells(starts);
@@ -156,15 +165,18 @@ Pool::Given Pool::from_segments(std::size_t bytes, Stream stream, Segments::Effo
   return {block->address, block->size, block->fresh && source_.traits().fresh_is_zero};
 }
 
-Pool::Given Pool::from_hole(std::size_t bytes, Stream stream) {
-  if (arena_bytes_ == 0 || forked_ || (stream != arena_stream_ && MEMPOOL_GUARDED("stream"))) return {};
+// `anywhere`: where the plans have another stream too, which will then wait for this one.
+Pool::Given Pool::from_hole(std::size_t bytes, Stream stream, bool anywhere) {
+  if (arena_bytes_ == 0 || forked_) return {};
   const Offset begin = occupancy_.find_hole(bytes, source_.traits().alignment, arena_bytes_);
   if (begin == arena_bytes_) return {};
   // The same guard as for planned addresses: a hole is a claim like any other.
   const Offset end = begin + std::max<std::size_t>(bytes, 1);
   const bool free = occupancy_.is_free(begin, end, occupancy_.cells_before(end)) || !MEMPOOL_GUARDED("hole");
-  if (end > arena_bytes_ || !free) return {};
-  occupancy_.take(begin, end);
+  if (end > arena_bytes_ || !free || !(anywhere || streams_.plans(begin, end, stream))) return {};
+  const Line line = streams_.enter(begin, end, stream);
+  if (line == ArenaStreams::kNone) return {};
+  occupancy_.take(begin, end, line);
   return {arena_base_ + begin, round_up(bytes), false};
 }
 
@@ -172,7 +184,7 @@ Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
   ++retries_;
   trim();
   Given given = from_segments(bytes, stream, Segments::Effort::last_resort);
-  if (given.address == 0) given = from_hole(bytes, stream);
+  if (given.address == 0) given = from_hole(bytes, stream, true);
   if (given.address != 0 || source_.held()) return given;
   ++waits_;
   if (!synchronize()) return given;
@@ -188,7 +200,7 @@ Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
 Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool in_step) noexcept {
   try {
     Given given = from_segments(bytes, stream, Segments::Effort::reuse);
-    if (given.address == 0 && !in_step && !holes_shut_) given = from_hole(bytes, stream);
+    if (given.address == 0 && !in_step && !holes_shut_) given = from_hole(bytes, stream, false);
     if (given.address == 0) given = from_segments(bytes, stream, Segments::Effort::normal);
     if (given.address == 0) given = last_resort(bytes, stream);
     return given;
@@ -200,9 +212,10 @@ Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool in_ste
 Pool::Freed Pool::at(Address address) noexcept {
   if (!uses_.empty() && uses_.waits(address)) return {Freed::dead};
   if (arena_holds(address)) {
-    const Offset begin = address - arena_base_, end = occupancy_.end_at(begin);
-    if (end == 0) return {Freed::dead};
-    return {Freed::arena, end - begin, round_up(end - begin), arena_stream_};
+    const Offset begin = address - arena_base_;
+    const Occupancy::Lives lives = occupancy_.at(begin);
+    if (lives.end == 0) return {Freed::dead};
+    return {Freed::arena, lives.end - begin, round_up(lives.end - begin), streams_.stream_of(lives.line)};
   }
   if (small_.owns(address)) {
     const SmallBlocks::Freed found = small_.at(address);
@@ -226,23 +239,40 @@ Pool::Freed Pool::free(Address address, Stream stream) noexcept {
   return freed;
 }
 
+// What another stream than its own freed last is its own's again, if that one can be told to wait; else it waits here.
+bool Pool::hand_back(Address address, const Freed& freed, Stream stream) noexcept {
+  if (stream == freed.stream || source_.order(stream, freed.stream)) return true;
+  try {
+    uses_.add(address, stream);
+  } catch (...) {  // neither the device nor the host can do it now
+    for (int attempt = 0; attempt < 8 && !source_.order(stream, freed.stream); ++attempt) {
+    }
+    return true;
+  }
+  deferred_.add(freed.rounded);
+  uses_.free(address, freed.stream);
+  return false;
+}
+
 Pool::Freed Pool::free_now(Address address, Stream stream) noexcept {
   if (arena_holds(address)) {
-    const std::size_t requested = release_in_arena(address, stream);
-    return {requested != 0 ? Freed::arena : Freed::dead, requested, round_up(requested), arena_stream_};
+    const Freed freed = at(address);
+    if (freed.is_live()) release_in_arena(address, stream);
+    return freed;
   }
   if (small_.owns(address)) {
-    const SmallBlocks::Freed freed = small_.free(address);
-    if (!freed.ours) return {Freed::dead};
-    if (stream != freed.stream) source_.order(stream, freed.stream);
-    return {Freed::small, freed.requested, freed.rounded, freed.stream};
+    const Freed freed = at(address);
+    if (freed.is_live() && hand_back(address, freed, stream)) small_.free(address);
+    return freed;
   }
   Segments* in = &segments_;
   Block* block = segments_.find(address);
   if (block == nullptr) block = graphs_.find(address, in);
   if (block == nullptr) return {owns(address) ? Freed::dead : Freed::foreign};
   const Freed freed{in == &segments_ ? Freed::segment : Freed::graph, block->requested, block->size, block->stream};
-  if (!in->free(block, stream)) source_.order(stream, freed.stream);
+  const bool moves = block->stream != stream && in->has_lists(stream);
+  if (!moves && !hand_back(address, freed, stream)) return freed;
+  in->free(block, moves ? stream : freed.stream);
   if (freed.kind == Freed::graph) graphs_.trim();
   return freed;
 }
@@ -273,6 +303,7 @@ void Pool::collect_deferred() noexcept {
 
 bool Pool::synchronize() noexcept {
   if (!device_->synchronize()) return false;
+  streams_.synchronized();
   uses_.synchronized();
   collect();
   return true;
@@ -335,9 +366,36 @@ void Pool::return_idle() noexcept {
   segments_.trim(segments_.epoch() - 2);
 }
 
+void Pool::return_idle_after(Client& client) noexcept {
+  client.came_to_boundary = true;
+  for (const Client* one : clients_) {
+    if (one->replaying() && !one->came_to_boundary) return;
+  }
+  for (Client* one : clients_) one->came_to_boundary = false;
+  return_idle();
+}
+
+bool Pool::anyone_plays(const Client* but) const noexcept {
+  return std::any_of(clients_.begin(), clients_.end(),
+                     [&](const Client* client) { return client != but && client->plays(); });
+}
+
+std::uint64_t Pool::boundaries() const noexcept {
+  std::uint64_t sum = past_boundaries_;
+  for (const Client* client : clients_) sum += client->iterations();
+  return sum;
+}
+
+void Pool::retain_as_wished() noexcept {
+  std::size_t most = 0;
+  for (const Client* client : clients_) most = std::max(most, client->retained());
+  segments_.set_retained_limit(most);
+}
+
 void Pool::adopt(Client* client) { clients_.push_back(client); }
 
 void Pool::part(Client* client) noexcept {
+  past_boundaries_ += client->iterations();
   clients_.erase(std::remove(clients_.begin(), clients_.end(), client), clients_.end());
 }
 

@@ -4,10 +4,13 @@
 // `lock` held unless it says otherwise.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "arena_streams.hpp"
 #include "foreign_uses.hpp"
 #include "graph_pools.hpp"
 #include "memory_source.hpp"
@@ -22,10 +25,15 @@ namespace mempool {
 
 class Client;
 
+struct LiveArena : Live<LiveArena> {};  // for its count
+
 struct PoolOptions {
   std::size_t small_bytes = 512;                    // requests up to this go to size classes and never into a plan
   std::size_t max_reserved = ~std::size_t{0};       // bytes, arena and segments together
   std::size_t recorded_events = std::size_t{1} << 18;  // the planner's ring
+  unsigned told_apart = ArenaStreams::kMost;        // streams in the arena
+  bool share_streams = true;                        // what one stream has freed is another's after an event; else only after
+                                                    // the device was waited for: see arena_streams.hpp
 };
 
 struct ArenaStats {
@@ -49,22 +57,29 @@ class Pool : private Live<Pool> {
   bool arena_holds(Address address) const noexcept { return address - arena_base_ < arena_bytes_; }
   // Makes the arena at least `bytes` long, giving the fallback's free memory back first. False: cannot be had now, and
   // what there was is as it was, or, where nothing in it was alive, perhaps gone.
-  bool take_arena(std::size_t bytes, Stream stream) noexcept;
-  // A planned address, or 0: it intersects something alive (or the arena is shorter than the plan).
-  Address take_planned(const Slot& slot, std::size_t bytes) noexcept {
+  bool take_arena(std::size_t bytes) noexcept;
+  // A planned address, or 0: it intersects something alive, the arena is shorter than the plan, or another stream used the
+  // memory last and cannot be waited for now.
+  Address take_planned(const Slot& slot, std::size_t bytes, Stream stream) noexcept {
     const Offset end = slot.offset + bytes;
     if (end > arena_bytes_ && MEMPOOL_GUARDED("arena_end")) return 0;
     if (!occupancy_.is_free(slot.offset, end, slot.cells_before_end)) return 0;
+    if (!streams_.alone(stream)) {
+      const Line line = streams_.enter(slot.offset, end, stream);
+      if (line == ArenaStreams::kNone) return 0;
+      if (MEMPOOL_GUARDED("line")) occupancy_.set_line(slot.cell, line);
+    }
     occupancy_.take_cell(slot.cell, end);
     return arena_base_ + slot.offset;
   }
-  Stream arena_stream() const noexcept { return arena_stream_; }
+  const ArenaStreams& arena_streams() const noexcept { return streams_; }
   std::size_t arena_bytes() const noexcept { return arena_bytes_; }
   // Cells for the starts of all patterns of all clients; call when a pattern comes or goes. May throw std::bad_alloc.
   void rebuild_cells();
-  // The arena shrinks to what the patterns need that do not rest, and what is alive. Where it cannot shrink and grow in place
+  // The arena shrinks to so much and what is alive, or to what the patterns need that do not rest. Where it cannot shrink and grow in place
   // it stays: a larger one could be had again only in a moment when nothing in it is alive.
-  void shrink_arena() noexcept;
+  void shrink_arena() noexcept { shrink_arena(planned_bytes()); }
+  void shrink_arena(std::size_t bytes) noexcept;
 
   // --- allocation outside the plan
   struct Given {
@@ -96,6 +111,8 @@ class Pool : private Live<Pool> {
     if (!arena_holds(address) || !uses_.empty()) return 0;
     return release_in_arena(address, stream);
   }
+  // Whether a free asks nothing of the device: nothing waits for streams, no graph's memory goes back, and no event is needed.
+  bool frees_at_once() const noexcept { return uses_.empty() && graphs_.pools() == 0 && !options_.share_streams; }
   // What free() would say.
   Freed at(Address address) noexcept;
   // The requested size of a live buffer; `ours` false if no such buffer.
@@ -140,6 +157,11 @@ class Pool : private Live<Pool> {
   // Something that stays is in a plan's way, perhaps in a hole of the arena: those are for emergencies from now on.
   void shut_holes() noexcept { holes_shut_ = true; }
   void return_idle() noexcept;         // what was idle through the last two calls goes back
+  // The same at a client's boundary: once each client that follows a plan has come to one. What the slower ones use in every
+  // iteration of theirs is not idle.
+  void return_idle_after(Client& client) noexcept;
+  // The clock's, once for all clients.
+  std::chrono::steady_clock::time_point idle_returned{};
 
   std::size_t round_up(std::size_t bytes) const noexcept {
     const std::size_t unit = source_.traits().alignment;
@@ -148,6 +170,9 @@ class Pool : private Live<Pool> {
   void adopt(Client* client);
   void part(Client* client) noexcept;
   const std::vector<Client*>& clients() const noexcept { return clients_; }
+  bool anyone_plays(const Client* but) const noexcept;  // another client is in the middle of its plan
+  std::uint64_t boundaries() const noexcept;            // of all clients
+  void retain_as_wished() noexcept;                     // free memory is kept as the client wishes that wishes for most
 
   const PoolOptions& options() const noexcept { return options_; }
   MemorySource& source() noexcept { return source_; }
@@ -164,23 +189,25 @@ class Pool : private Live<Pool> {
   std::size_t live_blocks() const noexcept {
     return occupancy_.alive() + segments_.blocks() + small_.blocks() + graphs_.blocks();
   }
+  bool foresees() const noexcept { return source_.traits().prefetches; }  // tells the device what comes next
   void set_forked() noexcept { forked_ = true; }
   bool forked() const noexcept { return forked_; }
 
  private:
   bool reserve_arena(std::size_t bytes) noexcept;
   Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);
-  Given from_hole(std::size_t bytes, Stream stream);
+  Given from_hole(std::size_t bytes, Stream stream, bool anywhere);
   Given last_resort(std::size_t bytes, Stream stream);
   std::size_t planned_bytes() const noexcept;  // the largest arena any pattern needs that does not rest
   std::size_t release_in_arena(Address address, Stream stream) noexcept {
     const Offset begin = address - arena_base_;
     const Offset end = occupancy_.release(begin);
     if (end == 0) return 0;
-    if (stream != arena_stream_) source_.order(stream, arena_stream_);
+    streams_.freed(begin, end, stream);
     return end - begin;
   }
   Freed free_now(Address address, Stream stream) noexcept;
+  bool hand_back(Address address, const Freed& freed, Stream stream) noexcept;
   bool owns(Address address) const noexcept { return segments_.owns(address) || graphs_.owns(address); }  // in a segment
   void collect_deferred() noexcept;
   bool synchronize() noexcept;  // whether nothing is at work any more
@@ -191,18 +218,20 @@ class Pool : private Live<Pool> {
   SmallBlocks small_;
   Segments segments_;
   Occupancy occupancy_;
+  ArenaStreams streams_;
   ForeignUses uses_;
   GraphPools graphs_;
   Gauge deferred_;
   Address arena_base_ = 0;
+  std::optional<LiveArena> live_arena_;  // while there is one
   std::size_t arena_bytes_ = 0;     // committed, from the base
   std::size_t arena_space_ = 0;     // reserved address space
-  Stream arena_stream_ = 0;
   std::uint64_t arena_refused_ = 0;
   std::uint64_t retries_ = 0, waits_ = 0;
   bool holes_shut_ = false;
   bool forked_ = false;             // a forked child gets no planned addresses
   std::vector<Client*> clients_;
+  std::uint64_t past_boundaries_ = 0;  // of clients that are gone
 };
 
 }  // namespace mempool

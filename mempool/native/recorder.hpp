@@ -1,4 +1,4 @@
-// Events as they happen, in fixed-size records: a bounded ring for the planner, an unbounded tape for a trace file.
+// Events as they happen, in fixed-size records: a bounded ring for the planner, the memory of a tape (tape.hpp).
 // Tens of nanoseconds an event of the tape, most of them the clock's; a few of the ring, which asks for no time.
 #pragma once
 

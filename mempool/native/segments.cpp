@@ -30,7 +30,7 @@ Block* Segments::new_block() {
   }
   Block* block = spare_.back();
   spare_.pop_back();
-  *block = Block{};
+  *block = Block();
   return block;
 }
 
@@ -137,7 +137,7 @@ void Segments::unshelve(Block* block) noexcept {
 
 Block* Segments::take_segment(std::size_t bytes, bool large, Stream stream) {
   const DeviceTraits& traits = source_.traits();
-  const std::size_t size = source_.round_to_page(large ? bytes : std::max(shared_, bytes));
+  const std::size_t size = source_.round_to_page(bytes);
   // Everything that may throw is made before the device is asked.
   std::map<Address, Segment> made;
   Segment& segment = made[0];
@@ -218,7 +218,10 @@ Block* Segments::allocate(std::size_t bytes, Stream stream, Effort effort) {
   const std::size_t rounded = round_up(bytes);
   const bool large = rounded >= source_.traits().large;
   Block* block = reuse(rounded, large, stream, effort);
-  if (block == nullptr && effort != Effort::reuse) block = take_segment(rounded, large, stream);
+  const std::size_t size = large ? rounded : std::max(shared_, rounded);
+  if (block == nullptr && effort != Effort::reuse) block = take_segment(size, large, stream);
+  // Where a segment to share cannot be had, one for this alone may.
+  if (block == nullptr && effort == Effort::last_resort && size > rounded) block = take_segment(rounded, large, stream);
   if (block == nullptr) return nullptr;
 
   blocks_.insert(block->address, block);
@@ -325,21 +328,19 @@ bool Segments::owns(Address address) const noexcept {
   return after != segments_.begin() && address - std::prev(after)->first < std::prev(after)->second.size;
 }
 
-bool Segments::free(Block* block, Stream stream) noexcept {
+bool Segments::has_lists(Stream stream) noexcept try {
+  stream_bins(stream);
+  return true;
+} catch (...) {
+  return false;
+}
+
+void Segments::free(Block* block, Stream stream) noexcept {
   blocks_.erase(block->address);
   block->free = true;
   block->fresh = false;
-  bool moved = true;
-  if (stream != block->stream) {
-    try {
-      stream_bins(stream);
-      block->stream = stream;
-    } catch (...) {
-      moved = false;
-    }
-  }
+  block->stream = stream;
   put_back(block);
-  return moved;
 }
 
 // A free block that is in no list joins its free neighbours of the same stream and goes into theirs.
@@ -426,6 +427,14 @@ std::size_t Segments::free_bytes() const noexcept {
     }
   }
   return bytes;
+}
+
+std::size_t Segments::free_blocks() const noexcept {
+  std::size_t count = 0;
+  for (const auto& [base, segment] : segments_) {
+    for (const Block* block = segment.first; block != nullptr; block = block->after) count += block->free ? 1 : 0;
+  }
+  return count;
 }
 
 std::size_t Segments::largest_free() const noexcept {

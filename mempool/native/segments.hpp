@@ -35,15 +35,16 @@ class Segments {
   enum class Effort {
     reuse,       // free memory only
     normal,      // then the device
-    last_resort  // the same, however badly a free block fits
+    last_resort  // the same, however badly a free block fits, and however small a segment
   };
   // A block for `bytes`, or null: out of memory. May throw std::bad_alloc.
   Block* allocate(std::size_t bytes, Stream stream, Effort effort = Effort::normal);
   Block* find(Address address) const noexcept { return blocks_.find(address); }
   bool owns(Address address) const noexcept;  // whether it lies in a segment
-  // The block is over; `stream` is where its last use was queued. False: the stream has never allocated here and no
-  // list could be made for it, so that the block stays with its own stream, which has to wait.
-  bool free(Block* block, Stream stream) noexcept;
+  // Whether blocks may be freed on the stream; false: it has never allocated here, and the host has no memory for its lists.
+  bool has_lists(Stream stream) noexcept;
+  // The block is over; `stream`, which has lists, is where its last use was queued.
+  void free(Block* block, Stream stream) noexcept;
 
   // The live block becomes one of at least `bytes` with the same contents, without a copy, perhaps at another address;
   // false: it cannot, and is as it was. `stream` has used it last.
@@ -63,6 +64,7 @@ class Segments {
   // Free bytes that are committed, and the largest free block: what fragmentation strands.
   std::size_t free_bytes() const noexcept;
   std::size_t largest_free() const noexcept;
+  std::size_t free_blocks() const noexcept;
 
  private:
   struct Bins {

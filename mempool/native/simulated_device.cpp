@@ -151,10 +151,11 @@ void SimulatedDevice::forget(Event event) noexcept {
   if (event != 0 && events_.erase(event) == 0) ++counts_.errors;
 }
 
-void SimulatedDevice::wait(Stream stream, Event event) noexcept {
+bool SimulatedDevice::wait(Stream stream, Event event) noexcept {
   const Guarded guard(lock_);
   if (event != 0 && events_.count(event) == 0) ++counts_.errors;
   spoils_capture(stream);
+  return true;
 }
 
 bool SimulatedDevice::synchronize() noexcept {

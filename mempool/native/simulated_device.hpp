@@ -45,7 +45,7 @@ class SimulatedDevice final : public Device {
   void zero(Address, std::size_t, Stream) noexcept override {}
   Event record(Stream stream) noexcept override;
   bool query(Event event) noexcept override;
-  void wait(Stream stream, Event event) noexcept override;
+  bool wait(Stream stream, Event event) noexcept override;
   void forget(Event event) noexcept override;
   bool synchronize() noexcept override;
 

@@ -32,7 +32,8 @@ SmallBlocks::~SmallBlocks() {
 SmallBlocks::Region* SmallBlocks::add_region() {
   auto region = std::make_unique<Region>();
   regions_.reserve(regions_.size() + 1);
-  regions_by_base_.make_room();  // what the device has given could not go back while a graph is captured
+  // What the device has given could not go back while a graph is captured, should this fail afterwards.
+  if (MEMPOOL_GUARDED("room")) regions_by_base_.make_room();
   const Address base = source_.reserve(kRegion, kRegion);
   if (base == 0) return nullptr;
   region->base = base;
@@ -78,8 +79,8 @@ SmallBlocks::Page* SmallBlocks::fresh_page(std::size_t size_class, Stream stream
   }
   Region& region = *region_of(page->address);
   if (!commit_granule(region, *page)) return nullptr;
+  if (page->stream != stream && page->was_used && !source_.order(page->stream, stream)) return nullptr;
   ++region.in_use;
-  if (page->stream != stream && page->was_used) source_.order(page->stream, stream);
   page->was_used = true;
   page->size_class = static_cast<std::uint8_t>(size_class);
   page->stream = stream;

@@ -45,7 +45,7 @@ class Walk {
 template <class Sink>
 void walk_arena(const Pool& pool, bool paged, Walk<Sink>& walk) {
   if (pool.arena_bytes() == 0) return;
-  walk.begin(pool.arena_base(), pool.arena_bytes(), Snapshot::Segment::arena, pool.arena_stream(), paged);
+  walk.begin(pool.arena_base(), pool.arena_bytes(), Snapshot::Segment::arena, pool.arena_streams().first(), paged);
   const auto ranges = pool.occupancy().live_ranges();
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     const auto [begin, end] = ranges[i];

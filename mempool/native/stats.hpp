@@ -31,7 +31,7 @@ enum class Outcome : std::uint8_t {
   dynamic,      // the plan leaves this position to the fallback
   lost,         // the sequence has left every known pattern
   no_arena,     // the arena could not be had
-  other_stream, // the arena belongs to another stream
+  other_stream, // its memory was another stream's, which cannot be waited for now
   outside,      // outside the marked regions or inside pool.dynamic()
   count
 };

@@ -29,6 +29,8 @@ class Lock {
     if (!MEMPOOL_GUARDED("lock") || !held_.exchange(true, std::memory_order_acquire)) return;
     contend();
   }
+  // False: somebody holds it.
+  bool try_lock() noexcept { return !MEMPOOL_GUARDED("lock") || !held_.exchange(true, std::memory_order_acquire); }
   void unlock() noexcept { held_.store(false, std::memory_order_release); }
 
  private:

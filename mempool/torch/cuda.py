@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from mempool import _core
+from mempool import _core, sharing
 from mempool.errors import UsageError
+from mempool.settings import NEVER, settings
 from mempool.torch import TensorPool, companion, diagnosis, statistics
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mempool")
 DRIVER = "libcuda.so.1"
-_EVERYTHING = 1 << 62
 #: PyTorch's allocator object, once it is ours: it and our functions are in use until the process ends.
 _allocator: Any = None
 #: The pool that serves, which a closed one does until the next.
@@ -49,6 +49,9 @@ def is_serving() -> bool:
 class CudaPool(TensorPool):
     """A pool for tensors on one CUDA device."""
 
+    #: Programs may have a use by another stream waited for after the free, before their next allocation.
+    wait_bytes = NEVER
+
     def __init__(self, index: int | None = None, *, driver: str = DRIVER, **options: Any) -> None:
         """Make a pool for the device of this index, or for the first that a tensor is made on.
 
@@ -59,10 +62,9 @@ class CudaPool(TensorPool):
         self._final: Report | None = None
         if index is not None and index >= (count := statistics.devices()) > 0:
             raise UsageError(f"no CUDA device {index}; PyTorch sees {count}")
-        try:
-            self._cuda = _core.CudaDevice(index, driver=driver)
-        except (RuntimeError, ValueError) as error:
-            raise UsageError(str(error)) from None
+        memory = settings(memory=options.get("memory")).memory
+        options["share"] = sharing.pool_of(options.get("share"), index)
+        self._cuda = sharing.cuda_device(index, driver, options["share"], memory)
         super().__init__(self._cuda, **options)
 
     @property
@@ -95,7 +97,7 @@ class CudaPool(TensorPool):
         if self._final is None:
             self._final = super().report()
         self.client.drop_patterns()  # after the planner, which may have been about to install one
-        self.core.set_retained_limit(_EVERYTHING)
+        sharing.keep_as_closed(self)
 
     def report(self) -> Report:
         """Counts and sizes; of a closed pool, as they were when it was closed."""

@@ -11,6 +11,7 @@
 #include "packer.hpp"
 #include "search.hpp"
 #include "skyline.hpp"
+#include "waits.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -124,6 +125,21 @@ NB_MODULE(_core, m) {
           return pair;
         },
         "jobs"_a, "Two jobs whose fixed offsets contradict each other, or None.");
+
+  m.def("count_waits",
+        [](const In<int64_t>& start, const In<int64_t>& end, const In<int64_t>& size, const In<int64_t>& stream,
+           const In<int64_t>& offset, int64_t columns, int64_t period) {
+          const packing::Replayed plan{vector_of(start), vector_of(end), vector_of(size), vector_of(stream),
+                                       vector_of(offset), columns, period};
+          const size_t n = plan.start.size();
+          need(plan.end.size() == n && plan.size.size() == n && plan.stream.size() == n, "columns of different lengths");
+          need(columns > 0 && plan.offset.size() == n * static_cast<size_t>(columns), "not one offset for each column");
+          for (size_t b = 0; b < n; ++b) need(plan.stream[b] >= 0 && plan.size[b] > 0, "not a stream, or not a size");
+          nb::gil_scoped_release release;
+          return packing::count_waits(plan);
+        },
+        "start"_a, "end"_a, "size"_a, "stream"_a, "offset"_a, "columns"_a, "period"_a,
+        "Waits of one stream for another in `columns` iterations; streams count from 0, `offset` is row by row.");
 
   m.def("skyline",
         [](const Jobs& jobs, const In<int32_t>& order) {

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import rounds
 
-ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(Path(__file__).parents[1] / "native"))
+
+import build
+
 IN_TORCH = ("conv", "resnet", "unet", "seq2seq", "gpt", "bert", "llama")
 COLUMNS = ("allocator", "ms a step", "processor ms", "page faults", "resident MB", "of the default's time")
 
@@ -55,17 +59,9 @@ def test_replay_through_the_c_entry_points(
     tmp_path: Path, buffers: int, threads: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every allocation hits; nanoseconds are for reading."""
-    compiler = shutil.which("c++")
-    if compiler is None:
+    if shutil.which(build.compiler()) is None:
         pytest.skip("no C++ compiler")
-    native = ROOT / "mempool" / "native"
-    python = ("bind_", "module", "hook", "numpy_hook", "torch_", "checked")
-    sources = [str(path) for path in sorted(native.glob("*.cpp")) if not path.name.startswith(python)]
-    program = tmp_path / "replay_bench"
-    main = str(ROOT / "tests" / "native" / "replay_bench.cpp")
-    headers = [f"-I{native}", f"-I{ROOT / 'traces' / 'native'}"]
-    flags = ["-std=c++17", "-O3", "-DNDEBUG", *headers, "-pthread"]
-    subprocess.run([compiler, *flags, main, *sources, "-o", str(program)], check=True)
+    program = build.build("replay_bench", tmp_path)
     done = subprocess.run(
         [str(program), str(buffers), str(threads), "5"], check=True, capture_output=True, text=True
     )

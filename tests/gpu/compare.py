@@ -9,71 +9,39 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from runs import GIB, finish, show, told, why_not
+
 WAYS = ("native", "expandable", "async", "mempool")
 NAMES = ("cnn", "gpt", "lengths")
 CHECKS = ("record_stream", "graphs", "autograd_threads", "out_of_memory", "statistics")
-SECONDS = 120
-GIB = 1 << 30
+COLUMNS = (
+    "allocator",
+    "steps/s",
+    "live GiB",
+    "reserved GiB",
+    "used GiB",
+    "stranded",
+    "alloc+free ns",
+    "hit rate",
+    "losses",
+)
 
 
-def why_not() -> str | None:
-    """Why nothing can be run here, or None."""
-    try:
-        import torch
-    except ImportError:
-        return "PyTorch is not installed"
-    return None if torch.cuda.is_available() else "PyTorch sees no GPU"
-
-
-def told(script: str, *arguments: str) -> tuple[str, str]:
-    """The last line of a process and, where it failed, why."""
-    command = [sys.executable, str(HERE / script), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, cwd=HERE)
-    except subprocess.TimeoutExpired:
-        return "", f"more than {SECONDS} s"
-    lines = done.stdout.strip().splitlines()
-    if done.returncode == 0 and lines:
-        return lines[-1], ""
-    return "", (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
-
-
-def show(name: str, rows: dict[str, dict[str, Any]]) -> None:
-    """One workload's table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=name)
-    for column in (
-        "allocator",
-        "steps/s",
-        "live GiB",
-        "reserved GiB",
-        "used GiB",
-        "stranded",
-        "alloc+free ns",
-        "hit rate",
-        "losses",
-    ):
-        table.add_column(column, justify="left" if column in ("allocator", "losses") else "right")
-    for way, row in rows.items():
-        if "error" in row:
-            table.add_row(way, row["error"])
-            continue
-        live, reserved, used = (row[f"{key}_bytes"] / GIB for key in ("live", "reserved", "used"))
-        stranded = f"{1 - live / reserved:.1%}" if reserved else "-"
-        hits = f"{row['hit_rate']:.3f}" if "hit_rate" in row else "-"
-        table.add_row(
-            way, f"{row['steps_per_second']:.2f}", f"{live:.2f}", f"{reserved:.2f}", f"{used:.2f}", stranded,
-            f"{row['alloc_free_ns']:.0f}", hits, row["losses"],
-        )  # fmt: skip
-    Console(width=140).print(table)
+def cells(row: dict[str, Any]) -> list[str]:
+    """One allocator's line of the table."""
+    if "error" in row:
+        return [row["error"]]
+    live, reserved, used = (row[f"{key}_bytes"] / GIB for key in ("live", "reserved", "used"))
+    stranded = f"{1 - live / reserved:.1%}" if reserved else "-"
+    hits = f"{row['hit_rate']:.3f}" if row.get("hit_rate") is not None else "-"
+    return [
+        f"{row['steps_per_second']:.2f}", f"{live:.2f}", f"{reserved:.2f}", f"{used:.2f}", stranded,
+        f"{row['alloc_free_ns']:.0f}", hits, row["losses"],
+    ]  # fmt: skip
 
 
 def main() -> int:
@@ -81,7 +49,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
-    if (reason := why_not()) is not None:
+    if (reason := why_not("torch")) is not None:
         sys.stdout.write(f"nothing to compare: {reason}\n")
         return 0
     results: dict[str, Any] = {}
@@ -91,7 +59,7 @@ def main() -> int:
         for way in WAYS:
             line, error = told("worker.py", way, name)
             rows[way] = {"error": error} if error else json.loads(line)
-        show(name, rows)
+        show(name, COLUMNS, {way: cells(row) for way, row in rows.items()})
         if len({row["losses"] for row in rows.values() if "losses" in row}) > 1:
             wrong.append(f"{name}: the losses differ")
         wrong += [f"{name}: {way}: {row['error']}" for way, row in rows.items() if "error" in row]
@@ -100,11 +68,7 @@ def main() -> int:
     for check, answer in results["checks"].items():
         sys.stdout.write(f"{check}: {answer}\n")
         wrong += [f"{check}: {answer}"] if answer != "holds" else []
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(results, indent=1) + "\n")
-    for line in wrong:
-        sys.stderr.write(f"{line}\n")
-    return bool(wrong)
+    return finish(results, wrong, chosen.json)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).with_name("compare.py")
+import pytest
 
 
-def test_it_says_so_and_ends_well() -> None:
+@pytest.mark.parametrize("script", ["compare.py", "compare_cupy.py"])
+def test_it_says_so_and_ends_well(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT)],
+        [sys.executable, str(Path(__file__).with_name(script))],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,

@@ -11,23 +11,24 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import compare
+import runs
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
 def _gpu() -> None:
-    if (reason := compare.why_not()) is not None:
+    if (reason := runs.why_not("torch")) is not None:
         pytest.skip(reason)
 
 
 @pytest.mark.parametrize("check", compare.CHECKS)
 def test_it_holds(check: str) -> None:
-    answer, error = compare.told("checks.py", check)
+    answer, error = runs.told("checks.py", check)
     assert (answer, error) == ("holds", "")
 
 
 @pytest.mark.parametrize("workload", compare.NAMES)
 def test_training_is_the_same_to_the_bit(workload: str) -> None:
-    told = {way: json.loads(compare.told("worker.py", way, workload)[0]) for way in ("native", "mempool")}
+    told = {way: json.loads(runs.told("worker.py", way, workload)[0]) for way in ("native", "mempool")}
     assert told["native"]["losses"] == told["mempool"]["losses"]

@@ -23,9 +23,26 @@ import build  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cupy_platform import Current
+
 
 #: What tests left behind, by test: what there was before it, and after.
 left: dict[str, tuple[dict[str, int], dict[str, int]]] = {}
+
+
+#: The fake driver of the test that runs, if it has one.
+drivers: list[FakeCuda] = []
+
+
+def _on_gpu(fake: FakeCuda | None) -> dict[str, int]:
+    """What the fake GPU still holds, except of a test that gives it memory back by hand."""
+    if fake is None or fake.by_hand:
+        return dict.fromkeys(("GPU allocations", "GPU memories", "GPU streams"), 0)
+    return {
+        "GPU allocations": fake.live_allocations,
+        "GPU memories": fake.live_memories,
+        "GPU streams": fake.live_streams,
+    }
 
 
 @pytest.hookimpl(wrapper=True)
@@ -39,6 +56,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         if "mempool.numpy" in sys.modules and not _core.numpy_hook().serving():
             _core.numpy_hook().held()  # lets go of clients whose last array went after they had stopped
         time.sleep(0.01)
+    before_gpu, after_gpu = dict.fromkeys(_on_gpu(None), 0), _on_gpu(drivers.pop() if drivers else None)
+    before, after = {**before, **before_gpu}, {**after, **after_gpu}
     if any(after[kind] > before[kind] for kind in after):
         left[item.nodeid] = before, after
     return result
@@ -76,9 +95,26 @@ def fake_library(folder: Path) -> Path:
     return build.build_library("fake_cuda", folder)
 
 
+@pytest.fixture(scope="session")
+def current_library(folder: Path) -> Path:
+    return build.build_library("cupy_current", folder)
+
+
+@pytest.fixture
+def current(current_library: Path) -> Iterator[Current]:
+    """CuPy's current device and stream, which are 0 at first."""
+    from cupy_platform import Current
+
+    current = Current(current_library)
+    current.set()
+    yield current
+    current.set()
+
+
 @pytest.fixture
 def fake(fake_library: Path) -> Iterator[FakeCuda]:
-    """A CUDA driver with two devices, as nobody has used it."""
+    """A CUDA driver with two devices, as nobody has used it; pools leave nothing there."""
     fake = FakeCuda(fake_library)
+    drivers.append(fake)
     yield fake
     assert fake.faults == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from mempool.cli.app import call
-from traces import Buffers
+from traces import Buffers, Kind, Trace
 from traces.minimalloc import write_csv
 from traces.parquet import write_trace
 from traces.workload import generate
@@ -63,6 +64,31 @@ def test_a_bad_file_is_one_line_that_names_it(
 
 
 @pytest.mark.parametrize("verb", ["plan", "info"])
+def test_an_absurd_alignment_in_a_file_is_the_files_fault(
+    folder: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = generate(60, 1)
+    write_trace(dataclasses.replace(trace, metadata={"alignment": str(2**62)}), "bad")
+    assert call([verb, "bad"]) == 3
+    assert "add up to 2**62 bytes" in capsys.readouterr().err
+
+
+def test_a_plan_that_no_pool_on_the_host_can_replay_is_refused_before_the_program_begins(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    iteration = [Kind.ALLOC, Kind.ALLOC, Kind.FREE, Kind.FREE]
+    buffer = np.repeat(2 * np.arange(40), 4) + np.tile([0, 1, 0, 1], 40)
+    write_trace(Trace.of(kind=iteration * 40, buffer=buffer, size=[1001, 2003, 0, 0] * 40), "odd")
+    Path("program.py").write_text("print('began')")
+    assert call(["plan", "odd", "-o", "odd.plan"]) == 0
+    assert call(["run", "--plan", "odd.plan", "program.py"]) == 3
+    assert "mempool plan --alignment 64" in capsys.readouterr().err
+    assert call(["plan", "odd", "-o", "whole.plan", "--whole"]) == 0
+    assert call(["run", "--plan", "whole.plan", "program.py"]) == 3
+    assert "--whole" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["plan", "info"])
 def test_a_truncated_file_is_refused_wherever_it_is_cut(
     folder: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,6 +110,9 @@ def test_a_truncated_file_is_refused_wherever_it_is_cut(
         (["plan", "t.trace", "--solver", "magic"], 2, "magic"),
         (["plan", "t.trace", "--capacity", "much"], 2, "much"),
         (["plan", "t.trace", "--alignment", "3"], 2, "power of two"),
+        (["plan", "t.trace", "--alignment", str(2**63)], 2, "--alignment"),
+        (["plan", "t.trace", "--capacity", "9" * 400], 2, "more than any memory has"),
+        (["plan", "t.trace", "--wait-bytes", "-1"], 2, "--wait-bytes"),
         (["plan", "t.trace", "--seed", "x"], 2, "--seed"),
         (["plan", "t.trace", "-o", "t.trace"], 2, "overwrite"),
         (["plan", "t.trace", "-o", "no/folder/p"], 3, "no/folder/p: No such file"),

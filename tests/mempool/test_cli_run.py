@@ -408,6 +408,31 @@ if __name__ == '__main__':
 """
 
 
+def test_a_disk_that_fills_up_is_told_in_one_line(tmp_path: Path) -> None:
+    """And leaves no file; the program goes on. A limit on the size of files does as one."""
+    write(
+        tmp_path / "script.py",
+        """
+        import resource, signal, numpy as np
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        for _ in range(600_000): np.ones(100)
+        print("done")
+        """,
+    )
+    told = outcome(start(tmp_path, *MEMPOOL, "--quiet", "--record", "t.trace", "script.py"))
+    assert (told.stdout, told.status) == ("done\n", 0)
+    assert "t.trace" in told.stderr
+    assert told.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
+def test_a_program_without_a_plan_is_explained_as_it_was(tmp_path: Path) -> None:
+    write(tmp_path / "script.py", "import numpy as np\nnp.ones(1000)\n")
+    said = outcome(start(tmp_path, *MEMPOOL, "--explain", "script.py")).stderr
+    assert "no plan in effect: recording" in said
+
+
 @pytest.mark.parametrize("way", ["spawn", "fork", "forkserver", "subprocess", "os.fork"])
 def test_children_have_a_trace_of_their_own_only_if_asked(tmp_path: Path, way: str) -> None:
     """With --children each process that allocates writes one whole trace; without, only the first does."""

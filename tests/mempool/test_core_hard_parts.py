@@ -237,19 +237,6 @@ def test_an_arena_given_back_is_taken_again_at_the_next_boundary() -> None:
     assert core.run([MIB, 700]) == 2
 
 
-def test_an_arena_changes_its_stream_only_while_nothing_in_it_lives() -> None:
-    core = Core()
-    core.client.load(None, pattern([MIB, 700]))
-    kept = core.allocate(MIB)
-    core.client.load(None, pattern([MIB + 8, 800], stream=3, sequence=1))
-    core.step()
-    assert core.run([MIB + 8, 800], stream=3) == 0
-    core.free(kept)
-    for _ in range(5):
-        core.step()
-    assert core.run([MIB + 8, 800], stream=3) == 2
-
-
 def test_a_clients_arena_ends_with_it() -> None:
     core = Core()
     other = _core.Client(core.pool, "other")

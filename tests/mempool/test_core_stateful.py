@@ -327,9 +327,9 @@ TestCore.settings = settings(max_examples=300, stateful_step_count=50, deadline=
 class CountedCuda:
     """A CUDA device on the fake driver that is set up and counts as a simulated one does."""
 
-    def __init__(self, fake: FakeCuda) -> None:
+    def __init__(self, fake: FakeCuda, memory: str) -> None:
         self.fake = fake
-        self.device = fake.device()
+        self.device = fake.device(memory=memory)
 
     def counts(self) -> SimpleNamespace:
         return SimpleNamespace(
@@ -337,12 +337,15 @@ class CountedCuda:
             peak_committed=self.fake.peak_bytes(),
             resizes=0,
             live_reservations=self.fake.live_allocations,
-            events_alive=max(0, self.fake.live_events - 1),  # one is kept and used again
+            events_alive=_core.live_objects()[
+                "events"
+            ],  # the device keeps some of the driver's, to use again
             errors=self.device.errors + len(self.fake.faults),
         )
 
     def fail_after(self, calls: int) -> None:
-        self.fake.fail("cuMemAlloc_v2", OUT_OF_MEMORY, after=min(calls, 1 << 30))
+        for symbol in ("cuMemAlloc_v2", "cuMemCreate"):
+            self.fake.fail(symbol, OUT_OF_MEMORY, after=min(calls, 1 << 30))
 
     def set_capacity(self, capacity: int) -> None:
         self.fake.set_capacity(capacity)
@@ -356,11 +359,12 @@ class CoreOnCuda(Core):
     @initialize(
         capacity=st.sampled_from([ROOMY, ROOMY, 1 << 20, 24 << 20, 64 << 20]),
         small=st.sampled_from([0, 512, 512, 1 << 20]),
+        memory=st.sampled_from(["plain", "growing"]),
     )
-    def make(self, capacity: int, small: int) -> None:
+    def make(self, capacity: int, small: int, memory: str) -> None:
         self.fake.reset()
         self.fake.set_capacity(capacity)
-        self.device = CountedCuda(self.fake)
+        self.device = CountedCuda(self.fake, memory)
         self.begin(self.device.device, small, roomy=capacity == ROOMY)
 
     def teardown(self) -> None:

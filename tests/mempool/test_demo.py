@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mempool import _core
 from mempool.cli.app import call
 from mempool.demo import race as module
-from mempool.demo.network import LAYERS, Data, Network
+from mempool.demo.network import LAYERS, Data, Network, warm_up
 from mempool.demo.race import Process, Race, WorkerError, race
+from mempool.demo.worker import best_framework
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -51,6 +53,30 @@ def test_every_json_key_is_documented(done: Race) -> None:
     """Keys are an interface: docs/cli.md has each of them, and the object is JSON."""
     documented = set(re.findall(r"`([a-z0-9_]+)`", DOCS.read_text()))
     assert json.loads(json.dumps(done.answer())).keys() <= documented
+
+
+class Module:
+    """An array module that is not NumPy, as far as the network can see."""
+
+    __name__ = "arrays"
+
+    def __getattr__(self, name: str) -> object:
+        assert name != "frombuffer", "the host's memory is NumPy's"
+        return getattr(np, name)
+
+
+def test_the_network_is_the_same_in_any_array_module() -> None:
+    warm_up(Module())
+    twins = [(Network(xp, layers=(LAYERS[0], 16, LAYERS[-1])), Data(xp)) for xp in (np, Module())]
+    losses = [[network.step(*data.batch()) for _ in range(5)] for network, data in twins]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.skipif(bool(_core.cuda_devices()), reason="this machine has a CUDA device")
+def test_without_a_gpu_it_trains_in_numpy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert best_framework() == "numpy"
+    assert call(["demo", "--framework", "cupy"]) == 2
+    assert "CuPy needs a GPU" in capsys.readouterr().err
 
 
 def test_the_network_learns() -> None:

@@ -314,14 +314,6 @@ def test_a_warm_up_leads_into_its_steady_pattern() -> None:
     assert core.misses == 0
 
 
-def test_other_streams_than_the_arenas_are_served_elsewhere() -> None:
-    core = Core()
-    core.client.load(None, pattern(SIZES, others=[(1, 5, SIZES, [(1 << 21) + 65536 * k for k in range(40)])]))
-    core.run([600])
-    assert core.run(SIZES, stream=5) == 0
-    assert core.outcomes["other_stream"] == 40
-
-
 @pytest.mark.parametrize("marks", [True, False])
 def test_a_pattern_that_is_the_beginning_of_another_gives_way_to_it(marks: bool) -> None:
     core = Core()

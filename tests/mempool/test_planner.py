@@ -295,10 +295,10 @@ def test_planning_is_free_only_while_the_program_follows_its_plans(pool: Pool) -
     assert looks_until_a_plan(1024) == before - budget.left() + 1
     for _ in range(4):
         programs.layers(memory)
-    assert pool._planner._learner.is_followed()
+    assert pool._planner._learner.known.are_followed()
     for size in range(1000):
         memory.free(memory.allocate(5000 + 37 * (size * size % 997)))
-    assert not pool._planner._learner.is_followed()
+    assert not pool._planner._learner.known.are_followed()
     before = budget.left()
     assert looks_until_a_plan(4096) == before - budget.left()
 
@@ -316,7 +316,7 @@ def test_a_plan_around_something_is_looked_for_briefly(pool: Pool, monkeypatch: 
         return solve(*args, stop=stop, **options)
 
     solve = solvers.solve
-    monkeypatch.setattr(solvers, "solve", watched)
+    monkeypatch.setattr("solvers.streams.solve", watched)
     for around in ([], [(4096 * i, 4096 * i + 64) for i in range(8)]):
         assert make_plan(pool.planned.pattern, alignment=64, around=around) is not None
     assert budgets[1] * 10 < budgets[0]
@@ -447,18 +447,18 @@ def test_a_useless_plan_is_due_when_it_is_dropped(pool: Pool) -> None:
             while pool.client.state()["allocations"] < due - last:
                 memory.free(memory.allocate(sizes.randrange(600, 1 << 20)))
             learner.desert_if_useless()
-            assert last == 0 or learner.planned is not None
-        if learner.planned is None:
+            assert last == 0 or learner.known.latest is not None
+        if learner.known.latest is None:
             break
-    assert learner.planned is None
+    assert learner.known.latest is None
     pool.client.set_recording(False)
     pool.client.set_recording(True)
     for _ in range(40):
         pool.step()
         programs.layers(memory)
         pool._planner._learner.learn()
-    assert learner.planned is not None
-    assert learner.is_followed()
+    assert learner.known.latest is not None
+    assert learner.known.are_followed()
 
 
 def test_looks_in_vain_are_paid(pool: Pool) -> None:

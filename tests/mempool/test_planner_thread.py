@@ -250,7 +250,7 @@ def test_a_plan_around_that_cannot_be_made_is_tried_ever_more_rarely(
             programs.layers(memory)
             pool.plan_now()
         learner = pool._planner._learner
-        known = learner.planned
+        known = learner.known.latest
         assert known is not None
         monkeypatch.setattr(type(known), "is_blocked_by", lambda *_: True)
         monkeypatch.setattr(learner._client.__class__, "blockers", lambda _: [(0, 64)], raising=False)

@@ -30,9 +30,10 @@ def compiler() -> str:
 OUTSIDE_THE_WORLD = ("hook", "torch_", "checked", "c_api")
 
 
-def flags(sanitizer: str, mutations: bool, *, world: bool = False) -> list[str]:
+def flags(sanitizer: str, mutations: bool, *, world: bool = False, timed: bool = False) -> list[str]:
     """Compiler flags of one kind of build."""
-    optimisation = ["-O2"] if sanitizer == "none" else ["-O1", "-g", "-fno-omit-frame-pointer"]
+    plain = ["-O3", "-DNDEBUG"] if timed else ["-O2"]
+    optimisation = plain if sanitizer == "none" else ["-O1", "-g", "-fno-omit-frame-pointer"]
     extra = ["-DMEMPOOL_MUTATIONS"] if mutations or world else []
     extra += ["-DMEMPOOL_WORLD", f"-I{HERE}"] if world else []
     common = ["-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{CORE}", f"-I{TRACES}"]
@@ -54,19 +55,21 @@ def has_sanitizer(sanitizer: str) -> bool:
 
 
 def build(program: str, folder: Path, *, sanitizer: str = "none", mutations: bool = False) -> Path:
-    """Compile tests/native/PROGRAM.cpp with the core; "world" with the simulated world's threads in it.
+    """Compile tests/native/PROGRAM.cpp with the core.
+
+    "world" has the simulated world's threads in it; what ends in "_bench" is compiled as it is shipped.
 
     Raises:
         RuntimeError: with the compiler's output.
     """
     folder.mkdir(parents=True, exist_ok=True)
     world = program == "world"
-    left_out = ("bind_", "module", "numpy_", *(OUTSIDE_THE_WORLD if world else ()))
+    left_out = ("bind_", "cupy_", "module", "numpy_", *(OUTSIDE_THE_WORLD if world else ()))
     sources = [p for p in sorted(CORE.glob("*.cpp")) if not p.name.startswith(left_out)]
     sources += sorted((HERE / "world").glob("*.cpp")) if world else []
     folders = (CORE, TRACES, HERE, HERE / "world")
     headers = b"".join(p.read_bytes() for folder in folders for p in sorted(folder.glob("*.h*")))
-    options = flags(sanitizer, mutations, world=world)
+    options = flags(sanitizer, mutations, world=world, timed=program.endswith("_bench"))
 
     def compiled(source: Path) -> Path:
         key = hashlib.sha256(
@@ -88,7 +91,7 @@ def build(program: str, folder: Path, *, sanitizer: str = "none", mutations: boo
     return target
 
 
-def build_library(name: str, folder: Path, *, sanitizer: str = "none") -> Path:
+def build_library(name: str, folder: Path, *, sanitizer: str = "none", defines: tuple[str, ...] = ()) -> Path:
     """Compile tests/native/NAME.cpp, which needs nothing of the core, to a shared library.
 
     Raises:
@@ -96,7 +99,7 @@ def build_library(name: str, folder: Path, *, sanitizer: str = "none") -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     source = HERE / f"{name}.cpp"
-    options = [*flags(sanitizer, mutations=False), "-shared", "-fPIC"]
+    options = [*flags(sanitizer, mutations=False), "-shared", "-fPIC", *(f"-D{name}" for name in defines)]
     if sanitizer != "none":  # they guess the size of a library's thread-local memory, at times wildly wrong
         options.append("-ftls-model=initial-exec")
     texts = b"".join(p.read_bytes() for p in [*sorted(HERE.glob("*.h*")), source])

@@ -40,6 +40,7 @@ class Call {
  public:
   explicit Call(const char* symbol, Needs needs = kContext) : guard_((sleep(symbol), gpu->mutex)) {
     ++gpu->calls[symbol];
+    if (gpu->log.size() < fake::kMostLogged) gpu->log.emplace_back(symbol);
     const auto found = gpu->failures.find(symbol);
     if (gpu->gone) {
       refused_ = fake::kDeinitialized;
@@ -104,6 +105,9 @@ const std::map<int, const char*> kNames = {{0, "CUDA_SUCCESS"},
                                            {101, "CUDA_ERROR_INVALID_DEVICE"},
                                            {201, "CUDA_ERROR_INVALID_CONTEXT"},
                                            {400, "CUDA_ERROR_INVALID_HANDLE"},
+                                           {719, "CUDA_ERROR_LAUNCH_FAILED"},
+                                           {800, "CUDA_ERROR_NOT_PERMITTED"},
+                                           {801, "CUDA_ERROR_NOT_SUPPORTED"},
                                            {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
                                            {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
                                            {907, "CUDA_ERROR_CAPTURED_EVENT"}};
@@ -202,6 +206,171 @@ EXPORTED int cuMemFree_v2(std::uintptr_t address) {
   return gpu->free(address);
 }
 
+EXPORTED int cuDriverGetVersion(int* version) {
+  CALL("cuDriverGetVersion", kNothing);
+  *version = gpu->version;
+  return 0;
+}
+
+EXPORTED int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  CALL("cuDeviceGetAttribute", kInit);
+  if (device < 0 || device >= static_cast<int>(gpu->devices.size())) return fake::kInvalidDevice;
+  *value = gpu->devices[static_cast<std::size_t>(device)].attributes[attribute];
+  return 0;
+}
+
+EXPORTED int cuDeviceCanAccessPeer(int* can, int device, int peer) {
+  CALL("cuDeviceCanAccessPeer", kInit);
+  *can = device != peer;
+  return 0;
+}
+
+// Pages, which old drivers lack
+
+#ifndef FAKE_WITHOUT_PAGES
+struct Prop {
+  int type, shared_as, place_type, device;
+  void* of_windows;
+  unsigned char flags[8];
+};
+struct Access {
+  int place_type, device, flags;
+};
+static_assert(sizeof(Prop) == 32 && sizeof(Access) == 12, "as the driver has them");
+
+EXPORTED int cuMemGetAllocationGranularity(std::size_t* bytes, const Prop* prop, int) {
+  CALL("cuMemGetAllocationGranularity", kInit);
+  if (prop->type != 1 || prop->place_type != 1) return fake::kInvalidValue;
+  *bytes = gpu->granularity;
+  return 0;
+}
+
+EXPORTED int cuMemAddressReserve(std::uintptr_t* address, std::size_t bytes, std::size_t alignment, std::uintptr_t,
+                                 unsigned long long) {
+  CALL("cuMemAddressReserve", kInit);
+  if (bytes % fake::Gpu::kWhole != 0 || (alignment & (alignment - 1)) != 0) return fake::kInvalidValue;
+  return gpu->allocate(bytes, 0, *address, fake::kAddresses);
+}
+
+EXPORTED int cuMemAddressFree(std::uintptr_t address, std::size_t bytes) {
+  CALL("cuMemAddressFree", kInit);
+  if (gpu->allocations.count(address) != 0 && gpu->allocations[address].bytes != bytes) {
+    gpu->fault("address space is freed otherwise than it was reserved");
+  }
+  return gpu->free(address, {fake::kAddresses});
+}
+
+EXPORTED int cuMemCreate(unsigned long long* handle, std::size_t bytes, const Prop* prop, unsigned long long) {
+  CALL("cuMemCreate", kInit);
+  if (prop->type != 1 || prop->place_type != 1 || bytes % fake::Gpu::kWhole != 0) return fake::kInvalidValue;
+  if (const int code = gpu->take(prop->device, bytes)) return code;
+  *handle = gpu->next_memory++;
+  gpu->memories[*handle] = {bytes, prop->device, 1, 0};
+  return 0;
+}
+
+EXPORTED int cuMemRelease(unsigned long long handle) {
+  CALL("cuMemRelease", kInit);
+  const auto found = gpu->memories.find(handle);
+  if (found == gpu->memories.end() || found->second.handles == 0) {
+    gpu->fault("a handle of memory is released twice");
+    return fake::kInvalidValue;
+  }
+  --found->second.handles;
+  gpu->perhaps_gone(found);
+  return 0;
+}
+
+EXPORTED int cuMemMap(std::uintptr_t address, std::size_t bytes, std::size_t offset, unsigned long long handle,
+                      unsigned long long) {
+  CALL("cuMemMap", kInit);
+  return offset != 0 ? fake::kInvalidValue : gpu->map(address, bytes, handle);
+}
+
+EXPORTED int cuMemUnmap(std::uintptr_t address, std::size_t bytes) {
+  CALL("cuMemUnmap", kInit);
+  if (const int code = gpu->unsafe(self().mode)) return code;
+  return gpu->unmap(address, bytes);
+}
+
+EXPORTED int cuMemSetAccess(std::uintptr_t address, std::size_t bytes, const Access* access, std::size_t count) {
+  CALL("cuMemSetAccess", kInit);
+  std::uintptr_t begin = 0;
+  fake::Allocation* const in = gpu->found(address, begin);
+  if (in == nullptr || count == 0 || access[0].flags != 3) return fake::kInvalidValue;
+  for (std::uintptr_t page = address; page < address + bytes; page += fake::Gpu::kWhole) {
+    if (in->mapped.count(page) == 0) {
+      gpu->fault("access to where no memory is mapped");
+      return fake::kInvalidValue;
+    }
+    fake::Mapping& mapping = in->mapped[page];
+    const int owner = gpu->memories[mapping.memory].device;
+    mapping.usable = std::any_of(access, access + count, [&](const Access& one) { return one.device == owner; });
+    mapping.users.clear();
+    for (const Access* one = access; one != access + count; ++one) mapping.users.insert(one->device);
+  }
+  return 0;
+}
+
+#endif  // FAKE_WITHOUT_PAGES
+
+// Managed and host memory
+
+EXPORTED int cuMemAllocManaged(std::uintptr_t* address, std::size_t bytes, unsigned int flags) {
+  CALL("cuMemAllocManaged");
+  if (const int code = gpu->unsafe(self().mode)) return code;
+  return flags != 1 ? fake::kInvalidValue : gpu->allocate(bytes, current()->device, *address, fake::kManaged);
+}
+
+EXPORTED int cuMemAdvise(std::uintptr_t address, std::size_t bytes, int advice, int device) {
+  CALL("cuMemAdvise");
+  std::uintptr_t begin = 0;
+  const fake::Allocation* const in = gpu->found(address, begin);
+  if (in == nullptr || in->kind != fake::kManaged || address + bytes > begin + in->bytes) return fake::kInvalidValue;
+  gpu->advice.push_back(std::to_string(address) + " " + std::to_string(bytes) + " " + std::to_string(advice) + " " +
+                        std::to_string(device));
+  return 0;
+}
+
+EXPORTED int cuMemPrefetchAsync(std::uintptr_t address, std::size_t bytes, int device, Handle handle) {
+  CALL("cuMemPrefetchAsync");
+  Stream* const stream = gpu->stream(handle, current());
+  std::uintptr_t begin = 0;
+  const fake::Allocation* const in = gpu->found(address, begin);
+  if (in == nullptr || in->kind != fake::kManaged || address + bytes > begin + in->bytes || device != current()->device) {
+    gpu->fault("a prefetch of what is not managed memory");
+    return fake::kInvalidValue;
+  }
+  gpu->use(device, {address, bytes}, true);  // at once: it is only a question of when
+  return stream == nullptr ? fake::kInvalidHandle : fake::kSuccess;
+}
+
+EXPORTED int cuStreamCreate(Stream** stream, unsigned int flags) {
+  CALL("cuStreamCreate");
+  *stream = gpu->new_stream(current(), (flags & 1) == 0);
+  ++gpu->streams_made;
+  return 0;
+}
+
+EXPORTED int cuStreamDestroy_v2(Stream* stream) {
+  CALL("cuStreamDestroy_v2");
+  gpu->force(stream, stream->queued);
+  --gpu->streams_made;
+  return 0;
+}
+
+EXPORTED int cuMemHostAlloc(std::uintptr_t* address, std::size_t bytes, unsigned int flags) {
+  CALL("cuMemHostAlloc");
+  if (const int code = gpu->unsafe(self().mode)) return code;
+  return flags != 1 ? fake::kInvalidValue : gpu->allocate(bytes, current()->device, *address, fake::kHost);
+}
+
+EXPORTED int cuMemFreeHost(std::uintptr_t address) {
+  CALL("cuMemFreeHost");
+  if (const int code = gpu->unsafe(self().mode)) return code;
+  return gpu->free(address, {fake::kHost});
+}
+
 EXPORTED int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
   CALL("cuMemGetInfo_v2");
   const fake::Device& device = gpu->devices[static_cast<std::size_t>(current()->device)];
@@ -210,8 +379,8 @@ EXPORTED int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
   return 0;
 }
 
-EXPORTED int cuMemcpyDtoDAsync_v2(std::uintptr_t to, std::uintptr_t from, std::size_t bytes, Handle stream) {
-  CALL("cuMemcpyDtoDAsync_v2");
+EXPORTED int cuMemcpyAsync(std::uintptr_t to, std::uintptr_t from, std::size_t bytes, Handle stream) {
+  CALL("cuMemcpyAsync");
   return queue_bytes(stream, {{to, bytes}, {from, bytes}}, [=] {
     std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
   });
@@ -343,6 +512,9 @@ EXPORTED void fake_reset(int devices) {
   gpu->slow.clear();
   for (const auto& stream : gpu->streams) *stream = Stream{};  // their handles are not used again
   gpu->alignment = 0;
+  gpu->version = 12080;
+  gpu->granularity = fake::Gpu::kWhole;
+  gpu->streams_made = 0;
   gpu->gone = false;
   ++gpu->generation;
 }
@@ -350,6 +522,18 @@ EXPORTED void fake_reset(int devices) {
 EXPORTED void fake_set_capacity(int device, std::size_t bytes) {
   LOCKED;
   gpu->devices[static_cast<std::size_t>(device)].capacity = bytes;
+}
+EXPORTED void fake_set_attribute(int device, int attribute, int value) {
+  LOCKED;
+  gpu->devices[static_cast<std::size_t>(device)].attributes[attribute] = value;
+}
+EXPORTED void fake_set_version(int version) {
+  LOCKED;
+  gpu->version = version;
+}
+EXPORTED void fake_set_granularity(std::size_t bytes) {
+  LOCKED;
+  gpu->granularity = bytes;
 }
 EXPORTED void fake_set_alignment(std::size_t bytes) {
   LOCKED;
@@ -482,6 +666,40 @@ EXPORTED std::size_t fake_peak_bytes(int device) {
 EXPORTED std::size_t fake_live_allocations() {
   LOCKED;
   return gpu->allocations.size();
+}
+EXPORTED std::size_t fake_live_memories() {
+  LOCKED;
+  return gpu->memories.size();
+}
+EXPORTED int fake_live_streams() {
+  LOCKED;
+  return gpu->streams_made;
+}
+EXPORTED std::uint64_t fake_page_faults(int device) {
+  LOCKED;
+  return gpu->devices[static_cast<std::size_t>(device)].page_faults;
+}
+EXPORTED int fake_has_access(std::uintptr_t address, int device) {
+  LOCKED;
+  std::uintptr_t begin = 0;
+  fake::Allocation* const in = gpu->found(address, begin);
+  return in != nullptr && in->mapped.count(address) != 0 && in->mapped[address].users.count(device) != 0;
+}
+EXPORTED std::size_t fake_logged() {
+  LOCKED;
+  return gpu->log.size();
+}
+EXPORTED void fake_log(std::size_t index, char* text, std::size_t bytes) {
+  LOCKED;
+  std::snprintf(text, bytes, "%s", gpu->log.at(index).c_str());
+}
+EXPORTED std::size_t fake_advised() {
+  LOCKED;
+  return gpu->advice.size();
+}
+EXPORTED void fake_advice(std::size_t index, char* text, std::size_t bytes) {
+  LOCKED;
+  std::snprintf(text, bytes, "%s", gpu->advice.at(index).c_str());
 }
 EXPORTED std::size_t fake_live_events() {
   LOCKED;

@@ -6,11 +6,14 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
 #include <functional>
+#include <initializer_list>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -27,6 +30,7 @@ enum Code {
   kCaptureInvalidated = 901, kCaptureMerge = 902, kCaptureUnmatched = 903, kCaptureUnjoined = 904,
   kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907, kWrongThread = 908
 };
+constexpr std::size_t kMostLogged = 100000;
 enum Mode { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
 
 struct Stream;
@@ -63,6 +67,9 @@ struct Capture {
 struct Device {
   std::size_t capacity = std::size_t{1} << 40, live_bytes = 0, peak_bytes = 0;
   int primary_retained = 0;
+  std::map<int, int> attributes = {{83, 1}, {89, 1}, {102, 1}};  // managed memory, used by host and device at once; pages
+  std::list<std::uintptr_t> resident;  // pages of managed memory that are here, the longest unused first
+  std::uint64_t page_faults = 0;       // pages that a kernel missed
 };
 
 struct Context {
@@ -84,11 +91,26 @@ struct Event {
   std::shared_ptr<Mark> mark;
 };
 
+enum Kind { kPlain, kManaged, kHost, kAddresses };
+
 struct Allocation {
   std::size_t bytes = 0;
   int device = 0;
   std::uintptr_t raw = 0;  // its first page
   std::size_t pages = 0;   // bytes
+  Kind kind = kPlain;
+  std::map<std::uintptr_t, struct Mapping> mapped = {};  // of addresses, by page
+};
+
+struct Mapping {
+  unsigned long long memory = 0;
+  bool usable = false;  // by its device
+  std::set<int> users = {};
+};
+
+struct Memory {  // physical
+  std::size_t bytes = 0;
+  int device = 0, handles = 1, mappings = 0;
 };
 
 struct Failure {
@@ -97,8 +119,12 @@ struct Failure {
 
 class Gpu {
  public:
+  static constexpr std::size_t kWhole = std::size_t{2} << 20;
   std::recursive_mutex mutex;
   bool initialized = false, gone = false;
+  int version = 12080;
+  std::size_t granularity = kWhole;  // of pages
+  int streams_made = 0;              // by the driver's own function, and not destroyed
   int generation = 1;
   // 0: as drivers do it, 2 MiB for what is as large, 512 bytes for the rest. Else, up to 2048: this and nothing larger.
   std::size_t alignment = 0;
@@ -109,6 +135,10 @@ class Gpu {
   std::map<std::string, std::chrono::milliseconds> slow;
   std::set<Event*> events;
   std::map<std::uintptr_t, Allocation> allocations;
+  std::map<unsigned long long, Memory> memories;  // by handle
+  unsigned long long next_memory = 1;
+  std::vector<std::string> log;  // symbols of the calls, in order
+  std::vector<std::string> advice;
   std::vector<std::shared_ptr<Capture>> captures;  // going on
   std::map<int, std::shared_ptr<Capture>> graphs;
   int next_graph = 1;
@@ -155,12 +185,18 @@ class Gpu {
 
   // --- memory
 
-  int allocate(std::size_t bytes, int device, std::uintptr_t& address) {
+  int take(int device, std::size_t bytes) {
     Device& on = devices[static_cast<std::size_t>(device)];
-    if (bytes == 0) return kInvalidValue;
     if (bytes > on.capacity || on.live_bytes > on.capacity - bytes) return kOutOfMemory;
-    const bool whole = alignment == 0 && bytes >= kWhole;
-    const std::size_t offset = alignment != 0 ? alignment : whole ? 0 : 512;
+    on.live_bytes += bytes;
+    if (on.live_bytes > on.peak_bytes) on.peak_bytes = on.live_bytes;
+    return kSuccess;
+  }
+  int allocate(std::size_t bytes, int device, std::uintptr_t& address, Kind kind = kPlain) {
+    if (bytes == 0) return kInvalidValue;
+    if (bytes > kMemory) return kOutOfMemory;
+    const bool whole = kind == kAddresses || kind == kManaged || (alignment == 0 && bytes >= kWhole);
+    const std::size_t offset = whole ? 0 : alignment != 0 ? alignment : 512;
     const std::size_t step = whole ? kWhole : kPage;
     const std::size_t pages = (offset + bytes + kPage - 1) / kPage * kPage;
     std::uintptr_t raw = memory_;  // the lowest place with room, so that addresses are the same in each run
@@ -168,20 +204,13 @@ class Gpu {
       if (other.raw >= raw && other.raw - raw >= pages) break;
       raw = (other.raw + other.pages + step - 1) / step * step;
     }
-    if (raw - memory_ > kMemory - pages) return kOutOfMemory;
+    if (pages > kMemory || raw - memory_ > kMemory - pages) return kOutOfMemory;
+    if (kind == kPlain && take(device, bytes) != kSuccess) return kOutOfMemory;
     address = raw + offset;
-    allocations[address] = {bytes, device, raw, pages};
-    on.live_bytes += bytes;
-    if (on.live_bytes > on.peak_bytes) on.peak_bytes = on.live_bytes;
+    allocations[address] = {bytes, device, raw, pages, kind};
     return kSuccess;
   }
-  int free(std::uintptr_t address) {
-    const auto found = allocations.find(address);
-    if (found == allocations.end()) {
-      fault("memory is freed that is not allocated");
-      return kInvalidValue;
-    }
-    const Range range{address, found->second.bytes};
+  void check_unused(const Range& range) {
     for (const auto& stream : streams) {
       for (const Work& work : stream->queue) {
         if (touches(work, range)) fault("memory is freed that queued work uses");
@@ -189,20 +218,107 @@ class Gpu {
     }
     for (const auto& capture : captures) check_graph(*capture, range);
     for (const auto& [id, graph] : graphs) check_graph(*graph, range);
-    devices[static_cast<std::size_t>(found->second.device)].live_bytes -= range.bytes;
-    forget(found->second);
+  }
+  int free(std::uintptr_t address, std::initializer_list<Kind> kinds = {kPlain, kManaged}) {
+    const auto found = allocations.find(address);
+    if (found == allocations.end() || std::find(kinds.begin(), kinds.end(), found->second.kind) == kinds.end()) {
+      fault("memory is freed that is not allocated");
+      return kInvalidValue;
+    }
+    const Allocation& allocation = found->second;
+    check_unused({address, allocation.bytes});
+    if (!allocation.mapped.empty()) fault("address space is freed that memory is mapped to");
+    Device& on = devices[static_cast<std::size_t>(allocation.device)];
+    if (allocation.kind == kPlain) on.live_bytes -= allocation.bytes;
+    for (std::uintptr_t page = address; allocation.kind == kManaged && page < address + allocation.bytes; page += kWhole) {
+      leave(on, page);
+    }
+    forget(allocation);
     allocations.erase(found);
     return kSuccess;
   }
   void forget_all() {
     for (const auto& [address, allocation] : allocations) forget(allocation);
     allocations.clear();
+    memories.clear();
+    log.clear();
+    advice.clear();
   }
-  bool is_allocated(const Range& range) const {
-    auto found = allocations.upper_bound(range.begin);
-    if (found == allocations.begin()) return false;
+  // What lies there: its beginning and itself; null: nothing.
+  Allocation* found(std::uintptr_t address, std::uintptr_t& begin) {
+    auto found = allocations.upper_bound(address);
+    if (found == allocations.begin()) return nullptr;
     --found;
-    return range.begin + range.bytes <= found->first + found->second.bytes;
+    begin = found->first;
+    return address < begin + found->second.bytes ? &found->second : nullptr;
+  }
+  bool is_allocated(const Range& range) {
+    std::uintptr_t begin = 0;
+    const Allocation* const in = found(range.begin, begin);
+    if (in == nullptr || range.begin + range.bytes > begin + in->bytes) return false;
+    if (in->kind != kAddresses) return true;
+    for (std::uintptr_t page = range.begin / kWhole * kWhole; page < range.begin + range.bytes; page += kWhole) {
+      const auto mapping = in->mapped.find(page);
+      if (mapping == in->mapped.end() || !mapping->second.usable) return false;
+    }
+    return true;
+  }
+
+  // --- physical memory, and address space that it is mapped to
+
+  void perhaps_gone(std::map<unsigned long long, Memory>::iterator memory) {
+    if (memory->second.handles != 0 || memory->second.mappings != 0) return;
+    devices[static_cast<std::size_t>(memory->second.device)].live_bytes -= memory->second.bytes;
+    memories.erase(memory);
+  }
+  int map(std::uintptr_t address, std::size_t bytes, unsigned long long handle) {
+    std::uintptr_t begin = 0;
+    Allocation* const in = found(address, begin);
+    const auto memory = memories.find(handle);
+    const bool fits = in != nullptr && in->kind == kAddresses && address % kWhole == 0 && address + bytes <= begin + in->bytes;
+    if (!fits || memory == memories.end() || memory->second.bytes != bytes || bytes != kWhole || in->mapped.count(address) != 0) {
+      fault("memory is mapped to where it cannot be");
+      return kInvalidValue;
+    }
+    in->mapped[address] = {handle, false, {}};
+    ++memory->second.mappings;
+    return kSuccess;
+  }
+  int unmap(std::uintptr_t address, std::size_t bytes) {
+    std::uintptr_t begin = 0;
+    Allocation* const in = found(address, begin);
+    if (in == nullptr || bytes != kWhole || in->mapped.count(address) == 0) {
+      fault("memory is unmapped otherwise than it was mapped");
+      return kInvalidValue;
+    }
+    check_unused({address, bytes});
+    const auto memory = memories.find(in->mapped[address].memory);
+    in->mapped.erase(address);
+    --memory->second.mappings;
+    perhaps_gone(memory);
+    madvise(reinterpret_cast<void*>(address), bytes, MADV_DONTNEED);
+    return kSuccess;
+  }
+
+  // --- managed memory: a page is on one device or on none, and the longest unused makes way
+
+  void leave(Device& on, std::uintptr_t page) { on.resident.remove(page); }
+  // False: it was not there.
+  bool bring(Device& on, std::uintptr_t page) {
+    const bool there = std::find(on.resident.begin(), on.resident.end(), page) != on.resident.end();
+    for (Device& device : devices) leave(device, page);
+    on.resident.push_back(page);
+    while (on.resident.size() * kWhole > on.capacity) on.resident.pop_front();
+    return there;
+  }
+  void use(int device, const Range& range, bool ahead) {
+    std::uintptr_t begin = 0;
+    const Allocation* const in = found(range.begin, begin);
+    if (in == nullptr || in->kind != kManaged) return;
+    Device& on = devices[static_cast<std::size_t>(device)];
+    for (std::uintptr_t page = range.begin / kWhole * kWhole; page < range.begin + range.bytes; page += kWhole) {
+      if (!bring(on, page) && !ahead) ++on.page_faults;
+    }
   }
 
   // --- queues
@@ -302,7 +418,7 @@ class Gpu {
   int blocked_by_capture(Stream* stream) { return implicit(stream, true) ? kCaptureImplicit : kSuccess; }
 
  private:
-  static constexpr std::size_t kPage = 4096, kWhole = std::size_t{2} << 20, kMemory = std::size_t{1} << 38;
+  static constexpr std::size_t kPage = 4096, kMemory = std::size_t{1} << 38;
 
   static std::uintptr_t reserved() {
     constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -333,6 +449,7 @@ class Gpu {
     bool allocated = true;
     for (const Range& range : work.uses) allocated = allocated && is_allocated(range);
     if (!allocated) fault("work uses memory that is not allocated");
+    for (const Range& range : work.uses) use(stream.context->device, range, false);
     if (allocated && work.run) work.run();
     if (work.marks != nullptr) work.marks->done = true;
     return true;

@@ -105,13 +105,14 @@ class WatchedDevice final : public mempool::Device {
     return next_event_++;
   }
   bool query(Event) noexcept override { return false; }
-  void wait(Stream stream, Event event) noexcept override {
-    if (blind_) return;
+  bool wait(Stream stream, Event event) noexcept override {
+    if (blind_) return true;
     const std::lock_guard guard(mutex_);
     for (const auto& [other, time] : events_.at(event)) {
       std::uint64_t& known = known_[stream][other];
       known = std::max(known, time);
     }
+    return true;
   }
   void forget(Event event) noexcept override {
     if (blind_) return;

@@ -43,10 +43,11 @@ struct Setting {
 
   FakeDriver fake;
   TorchCalls torch;
+  bool kinds = false;  // pools have memory of every kind, not plain memory alone
   Context contexts[kDevices] = {};
   std::vector<Handle> streams[kDevices];  // which all threads use
   Ledger ledgers[kDevices];
-  Program program;  // of the default stream, which is planned
+  Program program;  // of the streams that are planned
   std::mutex mutex;
   std::vector<Buffer> mailbox;  // made by one thread, freed by any
   std::atomic<bool> stop{false};
@@ -189,13 +190,14 @@ class Worker {
     if (chance(random_, 60)) free_one(kept_, index);
   }
 
-  // What a plan knows: the same sizes in the same order on the default stream.
+  // What a plan knows: the same sizes in the same order on one of two streams.
   void iteration() {
     const Program& program = s_.program;
+    const Handle stream = s_.streams[0][chance(random_, 70) ? 0 : 1];
     std::vector<Buffer> live(program.sizes.size());
     for (std::size_t k = 0; k < live.size(); ++k) {
-      if (chance(random_, 2)) keep(make(0, tensor_size(random_), 0));
-      live[k] = make(0, program.sizes[k], 0);
+      if (chance(random_, 2)) keep(make(0, tensor_size(random_), stream));
+      live[k] = make(0, program.sizes[k], stream);
       for (std::size_t i = 0; i <= k; ++i) {
         if (live[i].address == 0 || i + program.lives[i] > k + 1) continue;
         free(live[i]);
@@ -338,8 +340,9 @@ std::unique_ptr<mempool::Pattern> pattern_for(const Setting& s, Random& random) 
   auto pattern = std::make_unique<mempool::Pattern>();
   std::size_t base = 0;
   for (std::uint32_t sequence = 0; sequence < 16; ++sequence) {  // whichever thread comes when
-    Planned part = plan(s.program, sequence, 0, base, 512, chance(random, 20), random);
-    base = part.bytes;
+    const std::size_t from = chance(random, 30) ? 0 : base;  // some share addresses
+    Planned part = plan(s.program, sequence, 0, from, 512, chance(random, 20), random);
+    base = std::max(base, part.bytes);
     pattern->arena_bytes = std::max(pattern->arena_bytes, part.bytes);
     pattern->tables.push_back(std::move(part.table));
   }
@@ -356,7 +359,8 @@ void reclaim(Setting& s) {
 void serve(Setting& s, const mempool::CudaDriver& driver, Random& random) {
   auto served = std::make_unique<Served>();
   const int index = chance(random, 30) ? mempool::CudaDevice::kUnbound : chance(random, 80) ? 0 : 1;
-  served->pool = std::make_shared<Pool>(std::make_unique<mempool::CudaDevice>(index, driver), mempool::PoolOptions{});
+  const auto kind = static_cast<mempool::CudaKind>(s.kinds ? random() % 3 : 0);  // plain, growing, managed
+  served->pool = std::make_shared<Pool>(std::make_unique<mempool::CudaDevice>(index, driver, kind), mempool::PoolOptions{});
   served->pool->segments().set_retained_limit(chance(random, 30) ? 0 : ~std::size_t{0});
   served->client = std::make_unique<Client>(served->pool, "torch");
   Served* const owner = served.release();
@@ -420,6 +424,7 @@ int main(int argc, char** argv) {
   const std::uint64_t seed = std::strtoull(argv[2], nullptr, 10);
   Random random(seed);
   Setting s(argv[1]);
+  s.kinds = seed % 2 == 1;
   s.fake.reset(kDevices);
   const mempool::CudaDriver& driver = mempool::CudaDriver::open(argv[1]);
   mempool::torch_cuda::prepare(driver);

@@ -47,12 +47,18 @@ class Core:
     """A simulated device, a pool and a client; no two live buffers may overlap."""
 
     def __init__(
-        self, *, page: int = 4096, capacity: int = 1 << 40, large: int = 256 << 10, shared: int = 1 << 20
+        self,
+        *,
+        page: int = 4096,
+        capacity: int = 1 << 40,
+        large: int = 256 << 10,
+        shared: int = 1 << 20,
+        share_streams: bool = True,
     ) -> None:
         self.device = _core.SimulatedDevice(
             capacity=capacity, page=page, alignment=512, shared_segment=shared, large=large
         )
-        self.pool = _core.Pool(device=self.device)
+        self.pool = _core.Pool(device=self.device, share_streams=share_streams)
         self.client = _core.Client(self.pool, "test")
         self.live: dict[int, int] = {}
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, TypeVar
 
 from mempool import _core
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+T = TypeVar("T")
 #: Modes of captures and of threads towards them.
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 OUT_OF_MEMORY, NO_DEVICE, INVALID_VALUE, DEINITIALIZED, NOT_INITIALIZED = 2, 100, 1, 4, 3
@@ -17,6 +20,9 @@ _ARGUMENTS = {
     "reset": "i",
     "set_capacity": "iz",
     "set_alignment": "z",
+    "set_attribute": "iii",
+    "set_version": "i",
+    "set_granularity": "z",
     "fail": "siii",
     "slow": "si",
     "shut_down": "",
@@ -43,6 +49,14 @@ _ARGUMENTS = {
     "peak_bytes": "i>z",
     "live_allocations": ">z",
     "live_events": ">z",
+    "live_memories": ">z",
+    "live_streams": ">i",
+    "page_faults": "i>z",
+    "has_access": "pi>i",
+    "logged": ">z",
+    "log": "zsz",
+    "advised": ">z",
+    "advice": "zsz",
     "primary_retained": "i>i",
     "faults": ">z",
     "fault": "zsz",
@@ -60,10 +74,14 @@ class FakeCuda:
     """A driver with so many devices. Streams are of the first one's primary context, if no other is named.
 
     Work is done when ``finish`` lets its stream go on, or when somebody waits for it.
+
+    Attributes:
+        by_hand: the test gives memory back itself, or does not.
     """
 
     def __init__(self, library: Path, devices: int = 2) -> None:
         self.driver = str(library)
+        self.by_hand = False
         self._library = ctypes.CDLL(self.driver)
         for name, signature in _ARGUMENTS.items():
             function = getattr(self._library, f"fake_{name}")
@@ -80,14 +98,25 @@ class FakeCuda:
     def reset(self, devices: int = 2) -> None:
         self._call("reset", devices)
 
-    def device(self, index: int | None = 0) -> _core.CudaDevice:
-        return _core.CudaDevice(index, driver=self.driver)
+    def device(self, index: int | None = 0, memory: str = "plain") -> _core.CudaDevice:
+        return _core.CudaDevice(index, driver=self.driver, memory=memory)
 
     def set_capacity(self, capacity: int, device: int = 0) -> None:
         self._call("set_capacity", device, capacity)
 
     def set_alignment(self, alignment: int) -> None:
         self._call("set_alignment", alignment)
+
+    def set_attribute(self, attribute: int, value: int, device: int = 0) -> None:
+        self._call("set_attribute", device, attribute, value)
+
+    def set_version(self, version: int) -> None:
+        """Of the driver, as 12080 for 12.8."""
+        self._call("set_version", version)
+
+    def set_granularity(self, granularity: int) -> None:
+        """Of pages, in bytes."""
+        self._call("set_granularity", granularity)
 
     def fail(self, symbol: str, code: int = INVALID_VALUE, *, after: int = 0, times: int = 1 << 30) -> None:
         """After so many more calls of a function, so many fail; ``times=0`` mends it."""
@@ -98,7 +127,8 @@ class FakeCuda:
         self._call("slow", symbol.encode(), ms)
 
     def shut_down(self) -> None:
-        """From now on the driver answers as it does while the process ends."""
+        """From now on the driver answers as it does while the process ends, and has no memory back."""
+        self.by_hand = True
         self._call("shut_down")
 
     # --- contexts and threads
@@ -195,15 +225,63 @@ class FakeCuda:
     def live_events(self) -> int:
         return self._call("live_events")
 
+    @property
+    def live_memories(self) -> int:
+        """Pieces of physical memory, of which pages are made."""
+        return self._call("live_memories")
+
+    @property
+    def live_streams(self) -> int:
+        """That the driver was asked for."""
+        return self._call("live_streams")
+
+    def page_faults(self, device: int = 0) -> int:
+        """Pages of managed memory that a kernel has missed."""
+        return self._call("page_faults", device)
+
+    def access(self, address: int) -> set[int]:
+        """The devices that may use the page that begins there."""
+        return {index for index in range(2) if self._call("has_access", address, index)}
+
+    @property
+    def log(self) -> list[str]:
+        """Every call of the driver since the last reset, by its symbol."""
+        return self._texts("logged", "log")
+
+    @property
+    def advice(self) -> list[tuple[int, int, int, int]]:
+        """Address, bytes, advice and device of each."""
+        return [tuple(map(int, text.split())) for text in self._texts("advised", "advice")]  # type: ignore[misc]
+
     def primary_retained(self, device: int = 0) -> int:
         return self._call("primary_retained", device)
 
     @property
     def faults(self) -> list[str]:
         """What no correct program does, as far as it happened since the last reset."""
+        return self._texts("faults", "fault")
+
+    def _texts(self, count: str, one: str) -> list[str]:
         found = []
-        for index in range(self._call("faults")):
+        for index in range(self._call(count)):
             text = ctypes.create_string_buffer(200)
-            self._library.fake_fault(index, text, len(text))
+            getattr(self._library, f"fake_{one}")(index, text, len(text))
             found.append(text.value.decode())
         return found
+
+
+def calls(
+    fake: FakeCuda, device: _core.CudaDevice | int | None = 0, memory: str = "plain"
+) -> _core.DeviceCalls:
+    """What a pool asks of a device, one call at a time; the test may leave memory behind."""
+    fake.by_hand = True
+    return _core.DeviceCalls(device if isinstance(device, _core.CudaDevice) else fake.device(device, memory))
+
+
+def on_another_thread(work: Callable[[], T]) -> T:
+    """What it answers there."""
+    answers: list[T] = []
+    thread = threading.Thread(target=lambda: answers.append(work()))
+    thread.start()
+    thread.join()
+    return answers[0]

@@ -5,10 +5,17 @@ from __future__ import annotations
 #: tests/native/stress.cpp, on the machine's own threads.
 STRESS = ["cells", "strangers", "hole", "arena_end", "own_size", "lock", "stream", "wait", "fork"]
 #: tests/native/torch_cuda.cpp, on the fake driver.
-CUDA = ["record_stream", "hold", "graph", "stream", "wait", "own_size"]
+CUDA = ["record_stream", "hold", "graph", "arena_stream", "wait", "own_size"]
 _ALWAYS = [
     *("cells", "strangers", "hole", "arena_end", "own_size", "stream", "wait", "fork"),
     *("hold", "record_stream", "graph", "resize_shared", "vain_wait"),
+    *("arena_stream", "first_line", "early_event", "rest", "no_wait", "line", "ahead"),
 ]
-#: tests/native/world.cpp, by guard: in which modes. Whole calls never meet, so they miss no lock.
-WORLD: dict[str, tuple[str, ...]] = {**dict.fromkeys(_ALWAYS, ("whole", "inside")), "lock": ("inside",)}
+#: tests/native/world.cpp, by guard: in which modes. Whole calls never meet, so they miss no lock; only where
+#: threads take turns do programs wait for a use by another stream after the free.
+WORLD: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(_ALWAYS, ("whole", "inside")),
+    "lock": ("inside",),
+    "late_order": ("whole",),
+    "renamed": ("inside",),
+}

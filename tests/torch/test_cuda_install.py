@@ -54,6 +54,21 @@ def test_a_loop_is_replayed_without_a_miss(driver: str) -> None:
 
 
 @alone
+def test_memory_may_be_of_any_kind_and_a_growing_arena_is_in_one_place(driver: str) -> None:
+    on = CudaTorch(driver)
+    for memory, symbol in (("growing", "cuMemMap"), ("managed", "cuMemAllocManaged")):
+        pool = install(driver, memory=memory)
+        train(on, pool)
+        assert (pool.state, pool.report().to_dict()["hit_rate"]) == ("replaying", 1.0)
+        assert on.fake.calls(symbol) > 0
+        pool.close()
+    assert on.fake.calls("cuMemAlloc_v2") == 0
+    with pytest.raises(UsageError, match="not plain, growing or managed"):
+        install(driver, memory="fast")
+    assert on.fake.faults == []
+
+
+@alone
 def test_installing_starts_no_driver(driver: str) -> None:
     """Visible devices can still be chosen, and a forked child can use CUDA."""
     on = CudaTorch(driver)

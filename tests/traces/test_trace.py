@@ -111,6 +111,7 @@ def test_a_window_is_a_valid_trace_of_the_events_whose_allocs_it_holds(
         ({"kind": [A], "buffer": [0], "operation": [0]}, 0, "operation"),
         ({"kind": [A], "buffer": [0], "frame": [-2]}, 0, "frame"),
         ({"kind": [A], "buffer": [0], "thread": [-1]}, 0, "thread"),
+        ({"kind": [A], "buffer": [0], "thread": [2_000_000_000]}, 0, "thread"),
         ({"kind": [A, F, F], "buffer": [7, 7, 7]}, 2, "free of buffer 7 after its free"),
         ({"kind": [R, A], "buffer": [7, 7]}, 0, "read of buffer 7 before its alloc"),
         ({"kind": [A, F, A], "buffer": [7, 7, 7]}, 2, "second time"),

@@ -15,7 +15,7 @@ Device::~Device() {
 
 mempool::DeviceTraits Device::traits() const noexcept {
   return {options_.alignment, options_.page,         options_.shared_segment, options_.large,
-          options_.fresh_is_zero, options_.slow_return};
+          options_.fresh_is_zero, options_.slow_return,  0,                       options_.prefetches};
 }
 
 // --- memory
@@ -233,6 +233,16 @@ Device::Mark& Device::mark(Event event, const char* what) {
   return events_[event - 1];
 }
 
+// Of memory that is there: the driver refuses anything else.
+void Device::prefetch(Address address, std::size_t bytes) noexcept {
+  const Where where(false);
+  point();
+  find(address, bytes, "prefetch");
+  if (!is_committed(address, bytes)) {
+    fail("the pool asks the device for something wrong", "prefetch of %zu bytes at %#zx, which are not there", bytes, address);
+  }
+}
+
 bool Device::query(Event event) noexcept {
   const Where where(false);
   point();
@@ -243,14 +253,21 @@ bool Device::query(Event event) noexcept {
   return true;
 }
 
-void Device::wait(Stream stream, Event event) noexcept {
+bool Device::wait(Stream stream, Event event) noexcept {
+  const bool fails = event_waits_failing_ != 0 && host_memory.inside[current];
   const Where where(false);
   point();
   const Mark& first = mark(event, "wait");
+  if (fails) {
+    --event_waits_failing_;
+    WORLD_TELL("    stream %zu cannot wait for event %zu", index(stream), static_cast<std::size_t>(event));
+    return false;
+  }
   if (stream == captured_) fail("a capture is spoilt", "stream %zu, which is captured, is made to wait", index(stream));
   known_[index(stream)].join(first.clock);
   queue(stream, {Work::wait, 0, 0, first.position, first.stream, 0});
   WORLD_TELL("    stream %zu waits for event %zu, of stream %zu", index(stream), static_cast<std::size_t>(event), first.stream);
+  return true;
 }
 
 void Device::forget(Event event) noexcept {

@@ -39,6 +39,7 @@ struct MemoryOptions {
   std::size_t page = 0, alignment = 512, capacity = std::size_t{1} << 40;  // bytes
   std::size_t shared_segment = std::size_t{1} << 20, large = std::size_t{256} << 10;
   bool fresh_is_zero = false, slow_return = false;
+  bool prefetches = false;  // the plan tells what comes next
 };
 
 class Device final : public mempool::Device {
@@ -55,9 +56,11 @@ class Device final : public mempool::Device {
   void release(Address address, std::size_t bytes) noexcept override;
   void copy(Address to, Address from, std::size_t bytes, Stream stream) noexcept override;
   void zero(Address address, std::size_t bytes, Stream stream) noexcept override;
+  std::size_t foresight() const noexcept override { return std::size_t{64} << 10; }
+  void prefetch(Address address, std::size_t bytes) noexcept override;
   Event record(Stream stream) noexcept override;
   bool query(Event event) noexcept override;
-  void wait(Stream stream, Event event) noexcept override;
+  bool wait(Stream stream, Event event) noexcept override;
   void forget(Event event) noexcept override;
   bool synchronize() noexcept override;
   bool capturing(Stream stream) noexcept override { return stream == captured_; }
@@ -86,7 +89,8 @@ class Device final : public mempool::Device {
   // --- what goes wrong
   void set_capacity(std::size_t bytes) noexcept { options_.capacity = bytes; }
   void fail_after(std::uint64_t calls) noexcept { calls_left_ = calls; }  // refuses every request after this many more
-  void fail_waits(std::uint64_t calls) noexcept { waits_failing_ = calls; }  // so many calls of synchronize()
+  void fail_waits(std::uint64_t calls) noexcept { waits_failing_ = calls; }  // so many calls of synchronize(),
+  void fail_event_waits(std::uint64_t calls) noexcept { event_waits_failing_ = calls; }  // of wait()
 
   std::size_t committed() const noexcept { return committed_; }
   std::size_t live_reservations() const noexcept { return reservations_.size(); }
@@ -155,7 +159,7 @@ class Device final : public mempool::Device {
   std::map<Address, Reservation> reservations_;
   std::size_t committed_ = 0;
   static constexpr Address kBase = Address{1} << 44;
-  std::uint64_t calls_left_ = ~std::uint64_t{0}, waits_failing_ = 0, refusals_ = 0, works_ = 0;
+  std::uint64_t calls_left_ = ~std::uint64_t{0}, waits_failing_ = 0, event_waits_failing_ = 0, refusals_ = 0, works_ = 0;
 
   std::map<Address, Buffer*> live_;
   std::map<Address, Former> formers_;

@@ -35,6 +35,9 @@ class Atomic {
     value_ = static_cast<T>(value_ + value);
     return before;
   }
+  T fetch_sub(T value, std::memory_order = std::memory_order_seq_cst) noexcept {
+    return fetch_add(static_cast<T>(-value));
+  }
   bool compare_exchange_strong(T& expected, T value, std::memory_order = std::memory_order_seq_cst,
                                std::memory_order = std::memory_order_seq_cst) noexcept {
     world::point();
@@ -60,6 +63,11 @@ class Lock {
     world::point();
     while (MEMPOOL_GUARDED("lock") && held_) world::block();
     held_ = true;
+  }
+  bool try_lock() noexcept {
+    world::point();
+    if (MEMPOOL_GUARDED("lock") && held_) return false;
+    return held_ = true;
   }
   void unlock() noexcept {
     held_ = false;

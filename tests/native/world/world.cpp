@@ -47,7 +47,7 @@ class World {
   explicit World(const Setting& setting) : setting_(setting), choices_(setting.seed) {
     auto device = std::make_unique<Device>(setting.memory);
     device_ = device.get();
-    pool_ = std::make_shared<Pool>(std::move(device), mempool::PoolOptions{512, ~std::size_t{0}, 4096});
+    pool_ = std::make_shared<Pool>(std::move(device), mempool::PoolOptions{512, ~std::size_t{0}, 4096, setting.told_apart, !setting.apart});
     for (int i = 0; i < 2; ++i) clients_.push_back(std::make_unique<Client>(pool_, "world"));
     for (std::size_t i = 0; i < setting.threads; ++i) {
       const bool part = i != 0 && choices_.chance(40);
@@ -125,6 +125,7 @@ class World {
   // --- the program
 
   Buffer* allocate(Thread& thread, std::size_t bytes, Stream stream, Choices& choices, std::uint64_t graph = 0) {
+    pay(stream);
     auto* const buffer = new Buffer;
     const bool zeroed = graph == 0 && choices.chance(4);
     buffer->bytes = std::max<std::size_t>(1, bytes);
@@ -152,7 +153,14 @@ class World {
   void release(Thread& thread, Buffer* buffer, Choices& choices) {
     Stream last = buffer->stream;
     if (buffer->graph == 0) {
+      if (setting_.late_orders && choices.chance(30)) {
+        const auto other = static_cast<Stream>(choices.below(kGraphs));
+        order(buffer->stream, other);
+        device_->read(*buffer, other);
+        owed_[static_cast<std::size_t>(buffer->stream)].push_back(other);
+      }
       if (choices.chance(5)) {
+        pay(buffer->stream);
         last = static_cast<Stream>(choices.below(kGraphs));
         order(buffer->stream, last);
       }
@@ -174,8 +182,12 @@ class World {
   void order(Stream first, Stream then) {
     if (first == then) return;
     const Event event = device_->record(first);
-    device_->wait(then, event);
+    if (!device_->wait(then, event)) fail("the world is wrong", "a program cannot wait");
     device_->forget(event);
+  }
+  // What other streams do with buffers of this one is waited for at last.
+  void pay(Stream stream) {
+    for (const Stream other : std::exchange(owed_[static_cast<std::size_t>(stream)], {})) order(other, stream);
   }
   void release_due(Thread& thread, Choices& choices, std::uint64_t until) {
     for (std::size_t i = thread.due.size(); i-- > 0;) {
@@ -220,6 +232,7 @@ class World {
   void resize(Thread& thread, Choices& choices) {
     Buffer* const buffer = take_kept(thread, choices);
     if (buffer == nullptr) return;
+    pay(buffer->stream);
     const bool gently = choices.chance(50);
     const std::size_t bytes = std::max<std::size_t>(1, gently ? choices.below(2 * buffer->bytes) : stress::any_size(choices));
     WORLD_TELL("  thread %zu: buffer #%zu, of %zu bytes, is to have %zu", thread.number, buffer->number, buffer->bytes, bytes);
@@ -264,15 +277,22 @@ class World {
     device_->read(buffer, other);
     ++counts_.events;
     if (choices.chance(30)) {
-      order(other, buffer.stream);
-    } else if (!tell(thread, buffer.address, other)) {
-      // The pool may have it in its books under the very stream that uses it; then that stream's next work is in order.
-      order(other, buffer.stream);
+      if (setting_.late_orders) {
+        owed_[static_cast<std::size_t>(buffer.stream)].push_back(other);
+      } else {
+        order(other, buffer.stream);
+      }
+    } else if (!tell(thread, buffer, other)) {
+      order(other, buffer.stream);  // the host has no memory to remember it
     }
     WORLD_TELL("  thread %zu: stream %zu uses buffer #%zu", thread.number, static_cast<std::size_t>(other), buffer.number);
   }
-  static bool tell(Thread& thread, Address address, Stream other) try {
-    return thread.client->use(address, other);
+  static bool tell(Thread& thread, const Buffer& buffer, Stream other) try {
+    if (!thread.client->use(buffer.address, other)) {
+      fail("a use by another stream is taken for its own's", "buffer #%zu, stream %zu", buffer.number, static_cast<std::size_t>(other));
+    }
+    if (thread.client->use(buffer.address, buffer.stream)) fail("a use by its own stream is taken for another's", "buffer #%zu", buffer.number);
+    return true;
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -432,7 +452,10 @@ class World {
         host_memory.left = choices.below(12);
         host_memory.failing = 1 + choices.below(3);
         break;
-      case Step::no_wait: device_->fail_waits(1 + choices.below(3)); break;
+      case Step::no_wait:
+        device_->fail_waits(1 + choices.below(3));
+        device_->fail_event_waits(choices.below(4));
+        break;
       case Step::capture: capture(thread, choices); break;
       case Step::replay: if (!graphs_.empty() && !capturing_) device_->replay(graphs_[choices.below(graphs_.size())].number, kGraphs); break;
       case Step::end_graph: end_graph(thread, choices); break;
@@ -465,6 +488,7 @@ class World {
     Choices choices(setting_.seed);
     device_->fail_after(~std::uint64_t{0});
     device_->fail_waits(0);
+    device_->fail_event_waits(0);
     host_memory.left = HostMemory::kPlenty;
     for (Thread& thread : threads_) {
       current = thread.number;
@@ -515,6 +539,7 @@ class World {
   bool capturing_ = false;
   std::size_t live_ = 0, requested_ = 0;
   unsigned stuck_ = 0;
+  std::array<std::vector<Stream>, kStreams> owed_;  // by stream, whom it has still to wait for
   bool limited_ = false;
   Counts counts_;
 };
@@ -537,7 +562,11 @@ Setting Setting::of(std::uint64_t seed, std::size_t steps, bool interleaved) {
   memory.capacity = choices.chance(30) ? std::size_t{12} << 20 : std::size_t{1} << 40;
   memory.fresh_is_zero = choices.chance(50);
   memory.slow_return = choices.chance(25);
+  memory.prefetches = Choices(seed ^ 0xA0761D6478BD642Fu).chance(15);
   const bool forgets = Choices(seed ^ 0x9E3779B97F4A7C15u).chance(25);  // the host's memory runs out, too
+  setting.apart = Choices(seed ^ 0xD1B54A32D192ED03u).chance(30);
+  setting.told_apart = Choices(seed ^ 0x2545F4914F6CDD1Du).chance(30) ? 2 : mempool::ArenaStreams::kMost;
+  setting.late_orders = setting.apart && !interleaved;  // who takes turns with nobody cannot say what comes next on a stream
   const bool strays = choices.chance(70), scarce = choices.chance(40), graphs = choices.chance(30);
   static constexpr Step::Kind kOdd[] = {
       Step::stray, Step::stray, Step::release, Step::release, Step::resize, Step::share, Step::share, Step::share, Step::drop_shared,

@@ -41,6 +41,9 @@ struct Setting {
   bool marks = true;         // or every iteration must be detected
   bool lies = false;         // plans may be hostile
   bool forks = false;
+  unsigned told_apart = 0;   // streams of the arena
+  bool apart = false;        // streams do not share the arena
+  bool late_orders = false;  // what another stream does with a buffer is waited for after its free, before the next allocation
   MemoryOptions memory;
   std::vector<Step> steps;
 

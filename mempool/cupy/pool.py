@@ -1,0 +1,184 @@
+"""CuPy's arrays in a pool for each device."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import TYPE_CHECKING, Any, Self
+
+from mempool import _core
+from mempool.cupy.captures import Captures
+from mempool.cupy.devices import DevicePool, Devices, Share
+from mempool.cupy.platform import Cuda
+from mempool.cupy.statistics import Statistics
+from mempool.errors import UsageError
+from mempool.place import Place, place_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from mempool.cupy.platform import Platform
+    from mempool.pool import Pool
+
+
+class CupyPool(Devices, Statistics):
+    """CuPy's arrays on all devices. All methods may be called by any thread.
+
+    What `mempool.Pool` can do, it does on each device. Beside that it has the methods of
+    ``cupy.cuda.MemoryPool``, whose ``malloc`` can also be given to ``using_allocator`` by hand.
+
+    Attributes:
+        malloc: CuPy's allocator: takes a number of bytes, gives a ``MemoryPointer``.
+    """
+
+    def __init__(
+        self, *, platform: Platform | None = None, name: str = "cupy", share: Share = None, **options: Any
+    ) -> None:
+        """Make it, without a device.
+
+        Args:
+            platform: whose devices and streams they are.
+            name: for reports and logs.
+            share: a pool of a CUDA device, whose memory is used there, or what finds it with the first array.
+            options: fields of `mempool.settings.Settings`, for each device.
+
+        Raises:
+            UsageError: no driver or GPU, an unknown option, or an impossible value.
+        """
+        from cupy.cuda import memory
+
+        super().__init__(Cuda() if platform is None else platform, name, options, share)
+        if self.settings.check:
+            raise UsageError("check=True writes around every buffer: on the host only")
+        if self.settings.mode != "off":
+            self._platform.check()
+        self._serving = False
+        self._before: Any = None  # CuPy's allocator
+        self._earlier: Any = None  # CuPy's pool
+        self._captures = Captures(self._pool_here)
+        self._errors: dict[int, int] = {}
+        kinds = memory.UnownedMemory, memory.MemoryPointer
+        self.malloc = _core.cupy_allocator(*kinds, self._client, self._shortage, *self._platform.current())
+
+    def _client(self, index: int) -> _core.Client:
+        return self.pool(index).client
+
+    def _here(self) -> DevicePool | None:
+        return self._pools.get(self.malloc.device())
+
+    def _pool_here(self) -> tuple[int, DevicePool]:
+        index = self.malloc.device()
+        return index, self.pool(index)
+
+    def _shortage(self, index: int, size: int, again: bool) -> bool:  # noqa: FBT001 - called from C
+        """A request was not served; true: it is worth another try."""
+        pool = self._pools[index]
+        errors = int(getattr(pool.device, "errors", 0))
+        if not again:
+            self._errors[index] = errors
+            self._free_earlier(pool)
+            return True
+        numbers = _core.Client.last_out_of_memory()
+        if errors != self._errors.get(index, errors):
+            raise RuntimeError(
+                f"CUDA error: {getattr(pool.device, 'last_error', None)}, while {size:,} bytes were asked for"
+            )
+        from mempool.cupy.out_of_memory import OutOfMemoryError
+
+        raise OutOfMemoryError(numbers)
+
+    def free_all_blocks(self, stream: Any = None) -> None:
+        """Give free memory back to the device: ours, and what CuPy's own pool keeps from before."""
+        super().free_all_blocks(stream)
+        if (pool := self._here()) is not None:
+            self._free_earlier(pool)
+
+    def _free_earlier(self, pool: Pool) -> None:
+        """What CuPy's own pool keeps from before; not while a graph is captured, which that would break."""
+        if self._earlier is None or self._captures.going_on(pool.core):
+            return
+        from cupy.cuda.runtime import CUDARuntimeError
+
+        with contextlib.suppress(CUDARuntimeError):  # then nothing is gained, and the error is ours
+            self._earlier.free_all_blocks()
+
+    # --- CuPy
+
+    def serve(self) -> None:
+        """Take CuPy over.
+
+        Raises:
+            UsageError: inside ``using_allocator``.
+        """
+        import cupy
+
+        before = cupy.cuda.get_allocator()
+        try:
+            cupy.cuda.set_allocator(self.malloc)
+        except ValueError:
+            raise UsageError(
+                "CuPy keeps its allocator inside using_allocator: install the pool outside"
+            ) from None
+        self._before, self._earlier = before, cupy.get_default_memory_pool()
+        cupy._default_memory_pool = self
+        self._captures.watch()
+        self._serving = True
+
+    def _stop_serving(self) -> None:
+        if not self._serving:
+            return
+        import cupy
+
+        self._captures.stop()
+        here = cupy.cuda.get_allocator()
+        try:
+            cupy.cuda.set_allocator(self._before if here is self.malloc else here)
+        except ValueError:
+            self._captures.watch()
+            raise UsageError(
+                "CuPy keeps its allocator inside using_allocator: uninstall the pool outside"
+            ) from None
+        if here is not self.malloc:
+            warnings.warn(
+                "CuPy's allocator is not the pool's any more: it is left as it is",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+        if cupy.get_default_memory_pool() is self:
+            cupy._default_memory_pool = self._earlier
+        self._serving = False
+
+    def renew_locks(self) -> None:
+        """As `mempool.Pool.renew_locks`."""
+        super().renew_locks()
+        self._captures.renew_lock()
+
+    def release_graphs(self) -> None:
+        """Say that all graphs captured so far are gone: their memory is free for others."""
+        self._captures.release()
+
+    def close(self) -> None:
+        """Leave CuPy and stop planning. Arrays stay valid, and what still asks is served.
+
+        Raises:
+            UsageError: inside ``using_allocator``, or while a graph is captured.
+        """
+        place.leave(self, self._stop_serving)
+        self.close_pools()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<mempool.cupy.CupyPool {self.name!r}: {self.state}>"
+
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
+
+
+place: Place[CupyPool] = place_of("CuPy", "mempool.cupy")

@@ -1,0 +1,30 @@
+"""A report of several devices."""
+
+from __future__ import annotations
+
+from mempool.report import Report
+
+
+class DeviceReports(Report):
+    """The reports of each device under ``devices``, by its index, and how much was allocated in all."""
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Labels and values as people read them, device after device."""
+        return [
+            (f"device {index}: {label}", value)
+            for index, values in self.values["devices"].items()
+            for label, value in Report(values).rows()
+        ]
+
+    def __str__(self) -> str:
+        each = [str(Report(values)) for values in self.values["devices"].values()]
+        return "\n".join(each) or f"mempool: {self.values['name']}\n  nothing was allocated"
+
+
+def of_devices(name: str, reports: dict[int, Report]) -> Report:
+    """One device's is its own."""
+    if len(reports) == 1:
+        return next(iter(reports.values()))
+    devices = {str(index): report.to_dict() for index, report in reports.items()}
+    allocations = sum(values["allocations"] for values in devices.values())
+    return DeviceReports({"name": name, "allocations": allocations, "devices": devices})

@@ -1,0 +1,60 @@
+// The driver's answers for one device: what it refuses is counted, and told by name, with what was asked.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cuda_driver.hpp"
+
+namespace mempool {
+
+class CudaCalls {
+ public:
+  explicit CudaCalls(const CudaDriver& driver) : driver(driver) {}
+
+  const CudaDriver& driver;
+
+  // Calls a function of the driver; false: refused.
+  template <class... Wanted, class... Given>
+  bool ok(const CuFunction<Wanted...>& function, Given... given) const noexcept {
+    return judge(function(given...), function.symbol);
+  }
+  // Of an answer that is there already. `bytes`: that were asked for, 0: none.
+  bool judge(CuCode code, const char* asked, std::size_t bytes = 0) const noexcept {
+    if (code == cu::kSuccess) return true;
+    if (code == cu::kDeinitialized || code == cu::kNotInitialized) {
+      gone_.store(true);
+      return false;
+    }
+    last_.store(code);
+    asked_.store(asked);
+    bytes_.store(bytes);
+    errors_.fetch_add(1);
+    return false;
+  }
+  // The same of a request for memory, where lack of it is no error.
+  bool had(CuCode code, const char* asked, std::size_t bytes) const noexcept {
+    return code != cu::kOutOfMemory && judge(code, asked, bytes);
+  }
+
+  bool gone() const noexcept { return gone_.load(); }  // the driver has shut down, for this process
+  std::uint64_t errors() const noexcept { return errors_.load(); }
+  CuCode last() const noexcept { return last_.load(); }
+  // As "cuMemCreate (2097152 bytes): CUDA_ERROR_NOT_SUPPORTED (801): operation not supported".
+  std::string last_text() const {
+    const char* const asked = asked_.load();
+    const std::size_t bytes = bytes_.load();
+    std::string text = asked != nullptr ? asked : "";
+    if (bytes != 0) text += " (" + std::to_string(bytes) + " bytes)";
+    return (text.empty() ? text : text + ": ") + driver.text(last());
+  }
+
+ private:
+  mutable Atomic<bool> gone_{false};
+  mutable Atomic<std::uint64_t> errors_{0};
+  mutable Atomic<CuCode> last_{cu::kSuccess};
+  mutable Atomic<const char*> asked_{nullptr};
+  mutable Atomic<std::size_t> bytes_{0};
+};
+
+}  // namespace mempool

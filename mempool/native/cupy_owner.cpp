@@ -1,0 +1,46 @@
+#include "cupy_owner.hpp"
+
+namespace mempool::cupy {
+namespace {
+
+PyTypeObject* owner_type = nullptr;
+
+void give_back(const Owner& owner) {
+  if (owner.client->free_at_once(owner.address, owner.stream)) return;
+  PyThreadState* const state = PyEval_SaveThread();
+  owner.client->free(owner.address, owner.stream);
+  PyEval_RestoreThread(state);
+}
+
+// Not noexcept: where the interpreter has ended meanwhile, taking its lock ends this thread by unwinding it.
+void dealloc(PyObject* self) {
+  const Owner& owner = *reinterpret_cast<Owner*>(self);
+  PyTypeObject* const type = Py_TYPE(self);
+  if (owner.address != 0) give_back(owner);
+  Py_DECREF(owner.keeps);
+  PyObject_Free(self);
+  Py_DECREF(type);
+}
+
+PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(dealloc)}, {0, nullptr}};
+PyType_Spec spec = {"mempool._core.CupyOwner", sizeof(Owner), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+
+}  // namespace
+
+bool prepare_owner() noexcept {
+  if (owner_type == nullptr) owner_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  return owner_type != nullptr;
+}
+
+Owner* new_owner(Client& client, PyObject* keeps, Stream stream) noexcept {
+  Owner* const owner = PyObject_New(Owner, owner_type);
+  if (owner == nullptr) return nullptr;
+  Py_INCREF(keeps);
+  owner->keeps = keeps;
+  owner->client = &client;
+  owner->address = 0;
+  owner->stream = stream;
+  return owner;
+}
+
+}  // namespace mempool::cupy

@@ -1,0 +1,42 @@
+// What a follower's plan uses next, each told once and not farther ahead than a window: for a device that has to fetch it.
+#pragma once
+
+#include <algorithm>
+
+#include "follower.hpp"
+
+namespace mempool {
+
+class Lookahead {
+ public:
+  // After an allocation that was served at its planned place: calls `tell(offset, bytes)` for those to come.
+  template <class Tell>
+  void go_on(const Follower& follower, std::size_t window, Tell tell) {
+    const Pattern& pattern = *follower.pattern();
+    const Table& table = *follower.table();
+    const std::uint64_t length = table.length(), now = follower.iteration() * length + follower.position();
+    if (&table != table_ || now < at_ || now > told_) {  // somewhere else than before
+      table_ = &table;
+      at_ = told_ = now;
+      ahead_ = 0;
+    }
+    for (; at_ < now; ++at_) ahead_ -= std::min(ahead_, table.sizes[at_ % length]);
+    const bool repeats = pattern.cyclic && (pattern.next == nullptr || pattern.next == &pattern);
+    const std::uint64_t end = repeats ? now + length : (follower.iteration() + 1) * length;
+    for (; ahead_ < window && told_ < end; ++told_) {
+      const std::uint64_t position = told_ % length, bytes = table.sizes[position];
+      const Slot& slot = table.slots[position * pattern.unroll + told_ / length % pattern.unroll];
+      if (slot.offset != kDynamic) tell(slot.offset, bytes);
+      ahead_ += bytes;
+    }
+  }
+
+ private:
+  const Table* table_ = nullptr;  // only compared: it may be gone
+  // Places are counted on over the iterations of a table.
+  std::uint64_t at_ = 0;    // where the follower was
+  std::uint64_t told_ = 0;  // all before it are told
+  std::uint64_t ahead_ = 0; // bytes of the places from `at_` to `told_`
+};
+
+}  // namespace mempool

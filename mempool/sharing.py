@@ -1,0 +1,115 @@
+"""Whether a pool may use another one's memory, and who shares it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from mempool import _core
+from mempool.errors import UsageError
+from mempool.settings import EVERYTHING, NEVER
+
+if TYPE_CHECKING:
+    from mempool.pool import Pool
+    from mempool.settings import Settings
+
+#: Settings of the memory itself, which all that share it have in common.
+COMMON = ("max_reserved", "small_bytes", "memory")
+
+
+def check(
+    share: Pool, own: Settings, device: str | _core.Device | None, given: dict[str, Any], price: int
+) -> int:
+    """See that a pool can use the memory of another, and say what a wait costs in its plans.
+
+    Args:
+        share: whose memory it is.
+        own: the settings of the pool to be.
+        device: what was asked for, or None.
+        given: the options of the call.
+        price: what a plan would have to save for each wait.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    from mempool.pool import Pool
+
+    if not isinstance(share, Pool):
+        raise UsageError(f"share is {share!r}, not a pool")
+    if share.state == "closed":
+        raise UsageError(f"{share!r} is closed: only an open pool can be shared")
+    if not (device is None or device is share.device or (device == "host" and _is_host(share))):
+        raise UsageError(f"{share!r} has another device: leave device out, or share a pool of {device!r}")
+    for name in COMMON:
+        asked, has = getattr(own, name), getattr(share.settings, name)
+        if given.get(name) is not None and asked != has:
+            raise UsageError(f"{name} is {asked}, and {has} in the pool to share: leave it out")
+    if own.check or share.settings.check:
+        raise UsageError("check=True lays every buffer between redzones: such a pool shares with nobody")
+    return _price(share, price, asked=given.get("wait_bytes") is not None)
+
+
+def _price(share: Pool, price: int, *, asked: bool) -> int:
+    """What a wait costs. Streams that may not share get no memory where they do."""
+    if price >= NEVER and share.shares_streams:
+        raise UsageError(
+            f"in {share!r} streams share memory after an event, which is not safe here: make that pool with "
+            "wait_bytes='never', or give wait_bytes here if no program frees what another stream still uses"
+        )
+    if price < NEVER and not share.shares_streams:
+        if asked:
+            raise UsageError(f"wait_bytes is {price}, and in {share!r} streams share nothing: leave it out")
+        return NEVER
+    return price
+
+
+def settings_of(share: Pool, own: Settings, price: int) -> Settings:
+    """The settings, with what all that share the memory have in common, and what a wait costs."""
+    common = {name: getattr(share.settings, name) for name in COMMON}
+    return dataclasses.replace(own, wait_bytes=price, **common)
+
+
+def others(pool: Pool) -> list[str]:
+    """Names of the other clients of a pool's memory."""
+    names = pool.core.clients()
+    names.remove(pool.name)
+    return names
+
+
+def pool_of(share: Any, index: int | None) -> Any:
+    """The pool to share: of an object with one for each device, as CuPy's, that of this or the first."""
+    if share is None or not hasattr(share, "pools"):
+        return share
+    return share.pool(index if index is not None else next(iter(share.pools), 0))
+
+
+def keep_as_closed(pool: Pool) -> None:
+    """Of free memory a closed pool that goes on serving would keep all, or nothing if others share it."""
+    pool.core.trim()
+    pool.client.set_retained_limit(0 if others(pool) else EVERYTHING)
+
+
+def cuda_device(
+    index: int | None, driver: str, share: Pool | None, memory: str = "plain"
+) -> _core.CudaDevice:
+    """A CUDA device with memory of this kind, or that of the pool to share.
+
+    Raises:
+        UsageError: there is no driver, or one too old, or that pool has another device.
+    """
+    if share is None:
+        try:
+            return _core.CudaDevice(index, driver=driver, memory=memory)
+        except (RuntimeError, ValueError) as error:
+            raise UsageError(str(error)) from None
+    device = getattr(share, "device", None)
+    if not isinstance(device, _core.CudaDevice):
+        raise UsageError(f"{share!r} is no pool of a CUDA device")
+    if index is not None and not device.bind(index):
+        raise UsageError(f"{share!r} is of CUDA device {device.index}, not {index}")
+    share.client.device_is_bound()
+    return device
+
+
+def _is_host(pool: Pool) -> bool:
+    return isinstance(pool.device, _core.HostDevice)

@@ -1,0 +1,212 @@
+"""Buffers of several streams: which of them share addresses.
+
+Memory that one stream has freed is another's only after a wait for what is queued, so sharing saves bytes and
+costs time. Buffers of streams that share nothing are packed apart, like groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from solvers._core import count_waits
+from solvers.bounds import lower_bound, peak_load
+from solvers.plan import Status, Stop
+from solvers.solve import solve
+from solvers.task import Watch
+
+if TYPE_CHECKING:
+    from solvers.plan import Plan
+    from traces.buffers import Buffers
+
+
+#: The price of a wait at which streams share nothing.
+NEVER = 2**63 - 1
+#: Of more streams only all together are tried; and at most so many plans are made.
+MOST_PARTS, MOST_ATTEMPTS = 8, 8
+
+
+def waits(plan: Plan, buffers: Buffers) -> float:
+    """How often one stream waits for another in an iteration, once iterations follow upon each other.
+
+    Who gets memory that another stream freed last waits for that free, unless it has waited for that stream
+    since.
+
+    Args:
+        plan: with offsets, for these buffers.
+        buffers: with their streams.
+    """
+    assert plan.offset is not None
+    rows = (~buffers.persistent & (buffers.size > 0) & (buffers.lengths > 0)).nonzero()[0]
+    if len(rows) == 0:
+        return 0.0
+    stream = np.unique(buffers.stream[rows], return_inverse=True)[1].astype(np.int64)
+    counted = count_waits(
+        buffers.start[rows],
+        buffers.end[rows],
+        buffers.size[rows],
+        stream,
+        np.ascontiguousarray(plan.offset[rows]).ravel(),
+        columns=plan.columns,
+        period=buffers.period or 0,
+    )
+    return counted / plan.columns
+
+
+def solve_streams(
+    buffers: Buffers,
+    *,
+    wait_bytes: int,
+    stop: Stop | None = None,
+    capacity: int | None = None,
+    close_enough: float | None = None,
+    **how: Any,
+) -> Plan:
+    """A plan in which streams share addresses where that saves enough; else as `solve`.
+
+    At first each stream is apart. Then all of them together are tried, and, where they are few, pairs whose
+    loads peak at different times, one after the other: as long as what is saved may be worth the waits.
+
+    Args:
+        buffers: what to place; groups share no addresses anyway.
+        wait_bytes: bytes that a plan must save for each wait in an iteration; 0: as small an arena as is
+            found; `NEVER`: streams share nothing.
+        stop: when to stop; nodes are each attempt's.
+        capacity: bytes; the first plan that fits is enough, whatever its waits cost, unless that is `NEVER`.
+        close_enough: how many times its lower bound an arena may be without a search for a smaller one.
+        how: the other arguments of `solve`.
+
+    Raises:
+        ValueError: as `solve`, or a negative price.
+        KeyboardInterrupt: before there was any plan.
+    """
+    if wait_bytes < 0:
+        raise ValueError(f"a wait cannot be worth {wait_bytes} bytes")
+    placed = ~buffers.persistent & (buffers.offset < 0)
+    streams = np.unique(buffers.stream[placed]).tolist()
+    apart = [frozenset([stream]) for stream in streams]
+    search = _Search(buffers, wait_bytes, stop or Stop(), capacity, close_enough, how)
+    search.attempt(apart)
+    if len(streams) > 1 and wait_bytes < NEVER:
+        search.share(apart, [frozenset(streams)])
+    return search.result()
+
+
+class _Search:
+    """The best plan so far, and what it costs."""
+
+    def __init__(
+        self,
+        buffers: Buffers,
+        wait_bytes: int,
+        stop: Stop,
+        capacity: int | None,
+        close_enough: float | None,
+        how: dict[str, Any],
+    ) -> None:
+        self._buffers, self._price, self._stop = buffers, wait_bytes, stop
+        self._capacity, self._close_enough, self._how = capacity, close_enough, how
+        self._watch = Watch(stop)
+        self._attempts = 0
+        self._best: Plan | None = None
+        self._cost = self._last_cost = math.inf
+        self._stopped_by = ""
+        self._load = functools.cache(self._load_of)
+
+    def attempt(self, parts: list[frozenset[int]]) -> None:
+        """Plan with these parts apart; the better plan stays."""
+        apart = self._apart(parts)
+        enough = self._stop.target_bytes
+        if self._close_enough is not None:
+            enough = int(lower_bound(apart) * self._close_enough)
+        stop = dataclasses.replace(self._stop, target_bytes=enough, seconds=self._watch.seconds_left)
+        try:
+            plan = solve(apart, capacity=self._capacity, stop=stop, **self._how)
+        except KeyboardInterrupt:
+            if self._best is None:
+                raise
+            self._stopped_by = "interrupt"
+            return
+        self._attempts += 1
+        if plan.stopped_by == "interrupt":
+            self._stopped_by = "interrupt"
+        self._last_cost = math.inf
+        if plan.offset is not None:
+            count = waits(plan, self._buffers) if self._price else 0
+            self._last_cost = plan.arena_bytes + self._price * count
+        if self._best is None or self._best.offset is None or self._last_cost < self._cost:
+            self._best, self._cost = plan, self._last_cost
+
+    def share(self, apart: list[frozenset[int]], together: list[frozenset[int]]) -> None:
+        """Look for something better than all apart."""
+        assert self._best is not None
+        parts, cost = apart, self._last_cost
+        if self._may_go_on() and (self._best.offset is None or self._saves(apart, together) > self._price):
+            self.attempt(together)
+        if not 2 < len(apart) <= MOST_PARTS or self._capacity is not None:
+            return
+        refused: set[frozenset[int]] = set()
+        while self._attempts < MOST_ATTEMPTS and self._may_go_on():
+            pairs = [one | other for one, other in itertools.combinations(parts, 2)]
+            pairs = [pair for pair in pairs if pair not in refused]
+            saved = [self._saves(parts, _joined(parts, pair)) for pair in pairs]
+            if not saved or max(saved) <= self._price:  # not even for a single wait
+                return
+            pair = pairs[saved.index(max(saved))]
+            self.attempt(_joined(parts, pair))
+            if self._last_cost < cost:
+                parts, cost = _joined(parts, pair), self._last_cost
+            else:
+                refused.add(pair)
+
+    def result(self) -> Plan:
+        """The best, with what is true of it where any two streams may share."""
+        assert self._best is not None
+        plan = dataclasses.replace(self._best, seconds=self._watch.seconds)
+        if self._stopped_by:
+            plan = dataclasses.replace(plan, stopped_by=self._stopped_by)
+        bound = lower_bound(self._buffers)
+        if plan.offset is None or plan.lower_bound_bytes <= bound or self._price >= NEVER:
+            return plan
+        if plan.arena_bytes <= bound:
+            return dataclasses.replace(plan, lower_bound_bytes=bound, status=Status.OPTIMAL)
+        proven = plan.stopped_by in ("bound", "proof")  # for streams that are apart
+        stopped_by = "finished" if proven else plan.stopped_by
+        return dataclasses.replace(
+            plan, lower_bound_bytes=bound, status=Status.FEASIBLE, stopped_by=stopped_by
+        )
+
+    def _may_go_on(self) -> bool:
+        if not self._stopped_by:
+            self._stopped_by = self._watch.reason(of_nodes=False)
+        found = self._best is not None and self._best.offset is not None
+        return not self._stopped_by and (self._capacity is None or not found)
+
+    def _saves(self, parts: list[frozenset[int]], together: list[frozenset[int]]) -> int:
+        """How many bytes at most it saves that some parts are one."""
+        return sum(map(self._load, parts)) - sum(map(self._load, together))
+
+    def _load_of(self, part: frozenset[int]) -> int:
+        """The sum of the groups' peak loads."""
+        b = self._buffers
+        rows = np.flatnonzero(np.isin(b.stream, list(part)) & ~b.persistent & (b.offset < 0))
+        groups = np.unique(b.group[rows])
+        return sum(peak_load(b.select(rows[b.group[rows] == group])) for group in groups)
+
+    def _apart(self, parts: list[frozenset[int]]) -> Buffers:
+        """The same buffers, in which no two parts share addresses; what has a place already stays there."""
+        b = self._buffers
+        part = np.zeros(len(b), np.int64)
+        for k, streams in enumerate(parts):
+            part[np.isin(b.stream, list(streams)) & (b.offset < 0)] = k
+        group = np.unique(b.group * max(len(parts), 1) + part, return_inverse=True)[1]
+        return dataclasses.replace(b, group=group.astype(np.int64))
+
+
+def _joined(parts: list[frozenset[int]], pair: frozenset[int]) -> list[frozenset[int]]:
+    return [pair, *(part for part in parts if not part <= pair)]

@@ -1,0 +1,41 @@
+"""What must hold on a GPU under CuPy: see cupy_checks.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import compare_cupy
+import runs
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _gpu() -> None:
+    if (reason := runs.why_not("cupy")) is not None:
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize("check", compare_cupy.CHECKS)
+def test_it_holds(check: str) -> None:
+    answer, error = runs.told("cupy_checks.py", check)
+    assert error == ""
+    if answer.startswith("skipped"):
+        pytest.skip(answer)
+    assert answer == "holds"
+
+
+@pytest.mark.parametrize("name", compare_cupy.NAMES)
+def test_results_are_the_same_to_the_bit(name: str) -> None:
+    rows = {}
+    for way in ("cupy", "mempool", "mempool growing", "mempool managed"):
+        line, error = runs.told("cupy_worker.py", way, name)
+        assert error == "", way
+        rows[way] = json.loads(line)["result"]
+    assert set(rows.values()) == {rows["cupy"]}, rows

@@ -1,0 +1,224 @@
+"""Several streams in one arena: who gets what another has freed waits for that, and for no more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from cores import Core, pattern
+
+if TYPE_CHECKING:
+    from mempool import _core
+
+SIZES = [4096, 8192, 1024, 2048]
+APART = [0, 4096, 12288, 13312]
+BYTES = sum(SIZES)
+
+
+def two_streams(*, shared: bool, order: tuple[int, int] = (0, 5)) -> _core.Pattern:
+    """Stream 5 does the same as stream 0, at the same addresses or behind them."""
+    offsets = APART if shared else [BYTES + offset for offset in APART]
+    first, second = order
+    return pattern(SIZES, APART, stream=first, others=[(1, second, SIZES, offsets)])
+
+
+def waits(core: Core) -> int:
+    count: int = core.pool.stats()["stream_waits"]
+    return count
+
+
+@pytest.mark.parametrize("page", [0, 4096])
+def test_streams_take_turns_with_the_same_addresses(page: int) -> None:
+    core = Core(page=page)
+    core.client.load(None, two_streams(shared=True))
+    for _ in range(10):
+        core.step()
+        assert core.run(SIZES) == 4
+        assert core.run(SIZES, stream=5) == 4
+    assert core.misses == 0
+    assert core.device.counts().committed <= max(BYTES, 4 * page + BYTES)
+    # The other's buffers were freed last to first: the wait for the first place covers all of them.
+    assert waits(core) >= 2 * 10 - 1
+    core.give_everything_back()
+
+
+def test_streams_that_share_nothing_wait_for_nothing() -> None:
+    core = Core()
+    core.client.load(None, two_streams(shared=False))
+    for iteration in range(10):
+        core.step()
+        assert core.run(SIZES) + core.run(SIZES, stream=5) == 8
+        if iteration == 0:
+            first = waits(core)  # nobody has watched what the first one did while it was alone
+    assert waits(core) == first <= 1
+    assert core.device.counts().events_alive <= 1
+    core.give_everything_back()
+
+
+def test_a_single_stream_is_never_watched() -> None:
+    core = Core()
+    core.client.load(None, pattern(SIZES, APART, stream=7))
+    for _ in range(10):
+        assert core.run(SIZES, stream=7) == 4
+    assert waits(core) == 0
+    assert core.device.counts().events_alive == 0
+    core.give_everything_back()
+
+
+def test_events_are_kept_in_bounds() -> None:
+    """Frees in shared places record an event each; those that nobody waits for are forgotten."""
+    core = Core()
+    core.client.load(None, two_streams(shared=True))
+    core.step()
+    core.run(SIZES, stream=5)
+    for _ in range(200):
+        core.step()
+        assert core.run(SIZES) == 4
+    assert 0 < core.device.counts().events_alive <= 2 * 32
+    core.give_everything_back()
+    assert core.device.counts().events_alive == 0
+
+
+def test_who_has_waited_waits_for_the_same_not_again() -> None:
+    core = Core()
+    core.client.load(None, two_streams(shared=True))
+    core.step()
+    core.run(SIZES)
+    addresses = [core.allocate(size, 5) for size in SIZES]
+    first = waits(core)
+    for address in addresses:  # in the order of their allocation
+        core.free(address, 5)
+    core.step()
+    core.run([], stream=5)
+    assert [core.allocate(size, 5) for size in SIZES] == addresses
+    assert waits(core) == first
+
+
+def test_while_a_graph_is_captured_nobody_waits() -> None:
+    """An event recorded then would be the graph's."""
+    core = Core()
+    core.client.load(None, two_streams(shared=True))
+    core.step()
+    assert core.run(SIZES) == 4
+    core.pool.begin_graph((1, 0), [9])
+    core.device.capture([9])
+    assert core.run(SIZES, stream=5) == 0
+    assert core.outcomes["other_stream"] == 4
+    core.device.capture([])
+    core.pool.end_graph((1, 0))
+    core.step()
+    assert core.run(SIZES, stream=5) == 4
+    core.pool.release_graph((1, 0))
+    core.give_everything_back()
+
+
+def test_a_use_by_another_stream_than_the_planned_ones_own_is_known() -> None:
+    """Also after plans have come and the arena has gone: it decides whether a free has to wait."""
+    core = Core()
+    for again in range(3):
+        core.client.load(None, two_streams(shared=False))
+        mine, others = core.allocate(SIZES[0]), core.allocate(SIZES[0], 5)
+        assert core.hits == 2 * (again + 1)
+        core.client.install(pattern([700, 800]))
+        assert (core.client.use(mine, 5), core.client.use(mine, 0)) == (True, False)
+        assert (core.client.use(others, 0), core.client.use(others, 5)) == (True, False)
+        for address, stream in ((mine, 0), (others, 5)):
+            core.free(address, stream)
+            core.device.finish(5 - stream)
+        core.give_everything_back()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_plan_of_another_process_has_other_streams(late: bool) -> None:
+    """A handle says nothing in another process: streams are told by the order of their first allocations."""
+    core = Core()
+    if late:
+        core.run([1000], stream=111)
+        core.run([1000], stream=222)
+    core.client.load(None, two_streams(shared=True, order=(31, 47)))
+    before = core.misses
+    for _ in range(3):
+        assert core.run(SIZES, stream=111) + core.run(SIZES, stream=222) == 8
+    assert core.misses == before
+    core.give_everything_back()
+
+
+def test_more_streams_than_are_told_apart_are_served_too() -> None:
+    core = Core()
+    streams = range(20)
+    others = [(k, k, SIZES, APART) for k in streams[1:]]
+    core.client.load(None, pattern(SIZES, APART, others=others))
+    for _ in range(3):
+        for stream in streams:
+            assert core.run(SIZES, stream=stream) == (4 if stream < 15 else 0)
+    assert core.outcomes["other_stream"] == 3 * 4 * 5
+    core.give_everything_back()
+
+
+def test_a_buffer_that_another_stream_freed_is_that_streams() -> None:
+    """What lives in the arena belongs to who allocated it, and its memory to who freed it."""
+    core = Core()
+    core.client.load(None, pattern(SIZES, APART))
+    kept = core.allocate(SIZES[0])
+    assert not core.client.use(kept, 0)
+    core.free(kept, stream=5)
+    core.step()
+    again = core.allocate(SIZES[0])
+    assert again == kept
+    assert waits(core) == 1
+
+
+def test_holes_of_an_arena_are_anothers_only_when_memory_runs_out() -> None:
+    core = Core(page=0, capacity=1 << 20)
+    core.client.load(None, pattern([512 << 10, 1024]))
+    core.run([512 << 10, 1024])
+    core.client.enter_dynamic()
+    core.allocate(400 << 10, 5)
+    assert core.arena_alive == 0
+    core.allocate(400 << 10, 5)
+    assert core.arena_alive == 1
+    assert waits(core) == 1
+
+
+def test_zones_follow_the_plans() -> None:
+    """What was freed before plans came or went is still waited for."""
+    core = Core()
+    core.client.load(None, two_streams(shared=True))
+    core.step()
+    core.run(SIZES)
+    core.run(SIZES, stream=5)
+    before = waits(core)
+    rng = np.random.default_rng(0)
+    for k in range(20):
+        sizes = rng.integers(600, 9000, 6).tolist()
+        core.client.install(pattern(sizes, stream=k % 2 * 5))
+    core.step()
+    core.client.load(None, two_streams(shared=True))
+    assert core.run(SIZES) == 4
+    assert waits(core) > before
+
+
+def test_streams_that_do_not_share_wait_for_the_device_once() -> None:
+    """What the first did while it was alone; their plan keeps them apart."""
+    core = Core(share_streams=False)
+    core.client.load(None, two_streams(shared=False))
+    for _ in range(10):
+        core.step()
+        assert core.run(SIZES) + core.run(SIZES, stream=5) == 8
+    assert waits(core) == core.device.counts().synchronizes == 1
+    assert core.device.counts().events_alive == 0
+    core.give_everything_back()
+
+
+def test_a_plan_of_shared_addresses_is_not_followed_where_streams_do_not_share() -> None:
+    """The device is waited for rarely; else what was another stream's is a miss."""
+    core = Core(share_streams=False)
+    core.client.load(None, two_streams(shared=True))
+    for _ in range(300):
+        core.step()
+        core.run(SIZES)
+        core.run(SIZES, stream=5)
+    assert 1 < waits(core) < 8
+    assert core.outcomes["other_stream"] > 1000
+    core.give_everything_back()

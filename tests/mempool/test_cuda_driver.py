@@ -1,0 +1,202 @@
+"""The driver's library and which device it is, on a driver without a GPU: see tests/native/fake_cuda.cpp."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from fake_cuda import (
+    DEINITIALIZED,
+    NO_DEVICE,
+    NOT_INITIALIZED,
+    FakeCuda,
+    calls,
+)
+
+from mempool import _core
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+# --- the driver
+
+
+@pytest.mark.skipif(bool(_core.cuda_devices()), reason="this machine has a CUDA device")
+def test_without_a_driver_there_are_no_devices_and_asking_for_one_is_a_clear_error() -> None:
+    assert _core.cuda_devices() == []
+    with pytest.raises(RuntimeError, match=r"libcuda\.so\.1"):
+        _core.CudaDevice(0)
+
+
+def test_a_library_that_is_not_there_is_named() -> None:
+    assert _core.cuda_devices(driver="libno-such-cuda.so") == []
+    with pytest.raises(RuntimeError, match=r"no CUDA driver: libno-such-cuda\.so"):
+        _core.CudaDevice(0, driver="libno-such-cuda.so")
+
+
+def test_a_symbol_that_is_missing_is_named() -> None:
+    assert _core.cuda_devices(driver="libm.so.6") == []
+    with pytest.raises(RuntimeError, match=r"libm\.so\.6 has no cuInit"):
+        _core.CudaDevice(0, driver="libm.so.6")
+
+
+def test_a_driver_that_does_not_start_says_why_and_is_asked_again(fake: FakeCuda, tmp_path: Path) -> None:
+    other = FakeCuda(shutil.copy(fake.driver, tmp_path))  # one that nobody has started
+    other.fail("cuInit", NO_DEVICE)
+    assert _core.cuda_devices(driver=other.driver) == []
+    device = other.device()
+    assert calls(fake, device).reserve(512) == 0
+    assert device.errors == 1
+    assert re.search(r"CUDA_ERROR_NO_DEVICE \(100\)", str(device.last_error))
+    other.fail("cuInit", times=0)
+    assert calls(fake, device).reserve(512) != 0
+
+
+def test_a_driver_is_started_once_and_not_before_it_is_needed(fake: FakeCuda, tmp_path: Path) -> None:
+    """From then on the process's devices are chosen and its forked children have none."""
+    other = FakeCuda(shutil.copy(fake.driver, tmp_path))
+    devices = [other.device(index) for index in (0, 1, None)]
+    assert other.calls("cuInit") == 0
+    for device in devices:
+        device.bind(0)
+        calls(fake, device).reserve(512)
+        assert len(_core.cuda_devices(driver=other.driver)) == 2
+    assert other.calls("cuInit") == 1
+
+
+def test_listing_devices_and_making_one_makes_no_context(fake: FakeCuda) -> None:
+    assert _core.cuda_devices(driver=fake.driver) == ["Fake GPU 0", "Fake GPU 1"]
+    device = calls(fake)
+    assert fake.primary_retained() == 0
+    device.reserve(512)
+    device.reserve(512)
+    assert fake.primary_retained() == 1
+
+
+def test_a_negative_index_is_refused(fake: FakeCuda) -> None:
+    with pytest.raises(ValueError, match="negative"):
+        fake.device(-1)
+
+
+def test_a_device_that_is_not_there_has_no_memory(fake: FakeCuda) -> None:
+    device = fake.device(2)
+    assert calls(fake, device).reserve(512) == 0
+    assert "CUDA_ERROR_INVALID_DEVICE" in str(device.last_error)
+
+
+# --- binding
+
+
+def test_an_unbound_device_has_no_memory_until_it_is_bound_once(fake: FakeCuda) -> None:
+    device = fake.device(None)
+    memory = calls(fake, device)
+    assert device.index is None
+    assert device.memory() == (0, 0)
+    assert memory.reserve(512) == 0
+    assert memory.record(0) == 0
+    assert memory.synchronize()
+    assert not memory.capturing(0)
+    assert fake.primary_retained(0) == fake.primary_retained(1) == 0
+    assert not device.bind(2)
+    assert not device.bind(-1)
+    assert device.bind(1)
+    assert device.bind(1)
+    assert not device.bind(0)
+    assert device.index == 1
+    address = memory.reserve(512)
+    assert (fake.live_bytes(0), fake.live_bytes(1)) == (0, 512)
+    memory.release(address, 512)
+    assert device.errors == 0
+
+
+def test_of_many_threads_that_bind_one_decides(fake: FakeCuda) -> None:
+    for _ in range(50):
+        device = fake.device(None)
+        barrier = threading.Barrier(2)
+        answers = {}
+
+        def bind(index: int, device=device, barrier=barrier, answers=answers) -> None:  # type: ignore[no-untyped-def]
+            barrier.wait()
+            answers[index] = device.bind(index)
+
+        threads = [threading.Thread(target=bind, args=(index,)) for index in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(answers.values()) == [False, True]
+        assert answers[device.index]
+
+
+# --- the end of the process
+
+
+def test_after_the_driver_has_shut_down_calls_do_nothing_and_complain_of_nothing(fake: FakeCuda) -> None:
+    device, stream = fake.device(), fake.stream()
+    memory = calls(fake, device)
+    address, event = memory.reserve(4096), memory.record(stream)
+    fake.shut_down()
+    assert memory.reserve(512) == 0
+    assert memory.query(event)
+    assert memory.wait(stream, event)
+    assert memory.record(stream) == 0
+    memory.forget(event)
+    assert memory.synchronize()
+    assert not memory.capturing(stream)
+    memory.release(address, 4096)
+    assert device.memory() == (0, 0)
+    assert (device.errors, device.last_error) == (0, None)
+    asked = fake.calls("cuCtxGetCurrent") + fake.calls("cuThreadExchangeStreamCaptureMode")
+    everything_again = [memory.reserve(512), memory.record(stream), memory.synchronize()]
+    assert everything_again == [0, 0, True]
+    assert fake.calls("cuCtxGetCurrent") + fake.calls("cuThreadExchangeStreamCaptureMode") == asked
+
+
+@pytest.mark.parametrize("code", [DEINITIALIZED, NOT_INITIALIZED], ids=["the end", "a forked child"])
+@pytest.mark.parametrize(
+    "symbol",
+    [
+        "cuEventQuery",
+        "cuCtxSynchronize",
+        "cuMemFree_v2",
+        "cuStreamIsCapturing",
+        "cuCtxGetCurrent",
+        "cuEventRecord",
+    ],
+)
+def test_whichever_call_notices_it_first(fake: FakeCuda, symbol: str, code: int) -> None:
+    device, stream = fake.device(), fake.stream()
+    memory = calls(fake, device)
+    address, event = memory.reserve(4096), memory.record(stream)
+    fake.fail(symbol, code)
+    assert symbol != "cuEventQuery" or memory.query(event)
+    assert symbol != "cuEventRecord" or memory.record(stream) == 0
+    assert memory.synchronize()
+    memory.release(address, 4096)
+    assert memory.wait(stream, event)
+    memory.forget(event)
+    assert not memory.capturing(stream)
+    assert memory.record(stream) == 0
+    assert memory.query(event)
+    assert (device.errors, device.last_error) == (0, None)
+
+
+def test_a_pool_on_the_device_may_outlive_the_interpreter(fake: FakeCuda) -> None:
+    program = """
+import sys
+from mempool import Pool, _core
+pool = Pool(_core.CudaDevice(0, driver=sys.argv[1]))
+kept = [pool.allocate(size) for size in (100, 5000, 3 << 20)]
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, fake.driver], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,532 @@
+"""The kinds of CUDA memory: plain, growing, managed and pinned, on a driver without a GPU."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from cores import pattern
+from fake_cuda import OUT_OF_MEMORY, FakeCuda, calls
+from pools import run
+from programs import Watched, replaced, training
+
+import build
+from mempool import OutOfMemoryError, Pool, UsageError, _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIB = 1 << 20
+KINDS = ["plain", "growing", "managed", "pinned"]
+GETS_MEMORY = {
+    "plain": ("cuMemAlloc_v2",),
+    "growing": ("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"),
+    "managed": ("cuMemAllocManaged",),
+    "pinned": ("cuMemHostAlloc",),
+}
+LAUNCH_FAILED, NOT_PERMITTED = 719, 800
+#: Attributes of a device, and what may be advised.
+HAS_MANAGED, HAS_CONCURRENT_MANAGED, HAS_PAGES = 83, 89, 102
+READ_MOSTLY, NOT_READ_MOSTLY, PREFERRED_LOCATION = 1, 2, 3
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+# --- every kind
+
+
+@every_kind
+def test_a_kind_is_chosen_by_one_word(fake: FakeCuda, kind: str) -> None:
+    device = fake.device(memory=kind)
+    assert device.kind == kind
+    device.check()
+    assert device.alignment == 512
+
+
+def test_a_word_that_is_no_kind_is_refused(fake: FakeCuda) -> None:
+    with pytest.raises(ValueError, match="plain, growing, managed or pinned"):
+        fake.device(memory="fast")
+
+
+@every_kind
+@pytest.mark.parametrize("program", [replaced, training])
+def test_a_pool_records_plans_and_replays(
+    fake: FakeCuda, kind: str, program: Callable[[Watched], Callable[[int], None]]
+) -> None:
+    device = fake.device(memory=kind)
+    with Pool(device, background=False) as pool:
+        memory = Watched(pool)
+        iteration = program(memory)
+        run(pool, iteration, 12, marks=True)
+        report = pool.report().to_dict()
+        assert (report["state"], report["misses"]) == ("replaying", 0)
+        memory.free_all()
+        assert pool.release()
+    assert device.errors == 0
+
+
+@every_kind
+def test_memory_of_one_stream_is_used_on_another_only_after_its_work(fake: FakeCuda, kind: str) -> None:
+    """Each buffer is written and read by its stream, and freed while that is queued."""
+    device = fake.device(memory=kind)
+    pool = _core.Pool(device=device)
+    client = _core.Client(pool, "test")
+    streams = [fake.stream(), fake.stream(), 0]
+    for number in range(300):
+        stream = streams[number * 7 % 3]
+        size = (700, 5000, 3 * MIB, 12 * MIB, 40 * MIB)[number % 5]
+        address = client.allocate(size, stream)
+        assert address % 512 == 0
+        assert address != 0
+        for begin in (address, address + size - min(size, MIB)):
+            fake.write(stream, begin, min(size, MIB), number % 251)
+            fake.expect(stream, begin, min(size, MIB), number % 251)
+        assert client.free(address, stream if number % 5 else streams[(number + 1) % 3])
+        if number % 9 == 0:
+            fake.finish(streams[number % 3])
+        if number % 60 == 59:
+            pool.trim()
+    pool.trim()
+    assert pool.release_arena()
+    assert (fake.live_bytes(), device.errors) == (0, 0)
+
+
+@every_kind
+def test_every_request_for_memory_may_fail_and_the_pool_goes_on(fake: FakeCuda, kind: str) -> None:
+    """Out of memory, and a refusal of another kind, at the n-th call of each function that gets memory."""
+    for symbol in GETS_MEMORY[kind]:
+        for code in (OUT_OF_MEMORY, LAUNCH_FAILED):
+            for after in range(6):
+                fake.reset()
+                device = fake.device(memory=kind)
+                pool = _core.Pool(device=device)
+                client = _core.Client(pool, "test")
+                fake.fail(symbol, code, after=after, times=2)
+                live: dict[int, int] = {}
+                for size in (3 * MIB, 5000, 9 * MIB, 40 * MIB, 2 * MIB + 4096, 64 * MIB):
+                    address = client.allocate(size)
+                    assert all(address + size <= a or a + n <= address for a, n in live.items())
+                    if address != 0:
+                        live[address] = size
+                        fake.write(0, address + size - 4096, 4096, 1)
+                fake.fail(symbol, times=0)
+                assert client.allocate(MIB) != 0
+                fake.finish(0)
+                assert (device.errors > 0) == (code == LAUNCH_FAILED and fake.calls(symbol) > after)
+                del client, pool
+                assert (fake.live_bytes(), fake.live_memories) == (0, 0), (symbol, code, after)
+
+
+@every_kind
+def test_a_lost_device_is_an_error_and_no_crash(fake: FakeCuda, kind: str) -> None:
+    """Every call fails from now on, as after an illegal access; what cannot be waited for is kept."""
+    fake.by_hand = True
+    device = fake.device(memory=kind)
+    pool = _core.Pool(device=device)
+    client = _core.Client(pool, "test")
+    kept, freed = client.allocate(3 * MIB), client.allocate(30 * MIB)
+    for symbol in set(fake.log):
+        fake.fail(symbol, LAUNCH_FAILED)
+    for symbol in ("cuCtxSynchronize", "cuMemUnmap", "cuMemFree_v2", "cuStreamIsCapturing", "cuEventRecord"):
+        fake.fail(symbol, LAUNCH_FAILED)
+    assert client.free(freed)
+    assert client.allocate(50 * MIB) == 0
+    pool.trim()
+    assert client.free(kept)
+    assert device.errors > 0
+    assert "CUDA_ERROR_LAUNCH_FAILED (719)" in str(device.last_error)
+    assert fake.live_allocations > 0
+
+
+def test_memory_belongs_to_the_device_whose_pool_it_is(fake: FakeCuda) -> None:
+    for kind in ("plain", "growing"):
+        memory = calls(fake, 1, kind)
+        address = memory.reserve(4 * MIB)
+        assert memory.commit(address, 4 * MIB)
+        assert (fake.live_bytes(0), fake.live_bytes(1)) == (0, 4 * MIB)
+        memory.release(address, 4 * MIB)
+    assert fake.live_bytes(1) == 0
+
+
+# --- what a device or a driver lacks
+
+
+@pytest.mark.parametrize(("kind", "attribute"), [("growing", HAS_PAGES), ("managed", HAS_MANAGED)])
+def test_a_device_without_such_memory_says_so_and_has_none(fake: FakeCuda, kind: str, attribute: int) -> None:
+    fake.set_attribute(attribute, 0)
+    device = fake.device(memory=kind)
+    with pytest.raises(RuntimeError, match=f"CUDA device 0 has no {kind} memory"):
+        device.check()
+    assert _core.Client(_core.Pool(device=device), "test").allocate(4 * MIB) == 0
+    assert "CUDA_ERROR_NOT_SUPPORTED" in str(device.last_error)
+
+
+def test_a_device_that_is_not_there_is_told_by_its_index(fake: FakeCuda) -> None:
+    with pytest.raises(RuntimeError, match="no CUDA device 7; the driver sees 2"):
+        fake.device(7).check()
+
+
+def test_a_driver_too_old_for_a_kind_names_what_it_lacks(folder: Path) -> None:
+    old = FakeCuda(build.build_library("fake_cuda", folder, defines=("FAKE_WITHOUT_PAGES",)))
+    old.set_version(10010)
+    old.device()
+    with pytest.raises(
+        RuntimeError,
+        match=r"no cuMemAddressReserve, which came with CUDA 10\.2: this driver is of .* 10\.1",
+    ):
+        old.device(memory="growing")
+
+
+@every_kind
+def test_a_plan_larger_than_the_card_is_gone_without(
+    fake: FakeCuda, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the card is what limits it: managed and pinned memory are not."""
+
+    def train(pool: Pool) -> None:
+        for _ in range(6):
+            pool.step()
+            buffers = [pool.allocate(n * MIB) for n in (20, 20, 20)]
+            for address in buffers:
+                pool.free(address)
+            pool.plan_now()
+
+    with Pool(fake.device(memory=kind), background=False) as pool:
+        train(pool)
+        pool.save(tmp_path / "large.plan")
+        assert pool.release()
+    fake.set_capacity(50 * MIB)
+    device = fake.device(memory=kind)
+    with Pool(device, plan=tmp_path / "large.plan", background=False) as small:
+        if kind in ("managed", "pinned"):
+            train(small)
+            assert small.report().to_dict()["misses"] == 0
+        else:
+            small._planner._tell()
+            assert "an arena of 60 MiB cannot be had from the device, which has 50 MiB free" in caplog.text
+            live = [small.allocate(20 * MIB), small.allocate(20 * MIB)]
+            with pytest.raises(OutOfMemoryError, match="20,971,520 bytes asked for"):
+                small.allocate(20 * MIB)
+            for address in live:
+                small.free(address)
+        address = small.allocate(MIB)
+        small.free(address)
+        assert device.errors == 0
+
+
+def test_a_driver_that_does_not_permit_it_is_told_by_name(fake: FakeCuda, tmp_path: Path) -> None:
+    other = FakeCuda(Path(shutil.copy(fake.driver, tmp_path)))  # one that nobody has started
+    other.fail("cuInit", NOT_PERMITTED)
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_NOT_PERMITTED"):
+        other.device().check()
+
+
+def test_pages_larger_than_ours_are_refused(fake: FakeCuda) -> None:
+    fake.set_granularity(64 * MIB)
+    device = fake.device(memory="growing")
+    assert _core.Client(_core.Pool(device=device), "test").allocate(4 * MIB) == 0
+    assert "cuMemGetAllocationGranularity (67108864 bytes)" in str(device.last_error)
+
+
+# --- growing
+
+
+def installed(client: _core.Client, sizes: list[int], offsets: list[int]) -> None:
+    client.install(pattern(sizes, offsets))
+    client.mark(_core.Mark.STEP)
+
+
+def test_an_arena_grows_in_place_beside_what_is_alive(fake: FakeCuda) -> None:
+    device = fake.device(memory="growing")
+    pool = _core.Pool(device=device)
+    client = _core.Client(pool, "test")
+    installed(client, [MIB, 3 * MIB], [0, MIB])
+    first = client.allocate(MIB)
+    fake.write(0, first, MIB, 7)
+    assert pool.stats()["arena_bytes"] == 4 * MIB
+    installed(client, [5 * MIB, 9 * MIB], [MIB, 6 * MIB])
+    second = client.allocate(5 * MIB)
+    assert second == first + MIB  # the same arena, larger
+    assert pool.stats()["arena_bytes"] == 16 * MIB
+    fake.write(0, second, 5 * MIB, 8)
+    fake.expect(0, first, MIB, 7)
+    assert pool.stats()["reserved"]["current"] == fake.live_bytes() == 16 * MIB
+    assert client.free(first)
+    assert client.free(second)
+    assert client.give_back(force=True)
+    assert fake.live_bytes() == 0
+
+
+def test_on_request_other_processes_get_what_is_unused_while_something_lives_in_the_arena(
+    fake: FakeCuda,
+) -> None:
+    """And the next iteration has it again, in the same place."""
+    fake.set_capacity(64 * MIB)
+    device = fake.device(memory="growing")
+    pool = _core.Pool(device=device)
+    client = _core.Client(pool, "test")
+    installed(client, [MIB, 40 * MIB], [0, 2 * MIB])
+    first = client.allocate(MIB)
+    later = client.allocate(40 * MIB)
+    fake.write(0, later, 40 * MIB, 1)
+    assert client.free(later)
+    assert fake.live_bytes() == 42 * MIB
+    assert not client.give_back(force=True)  # the arena is still there
+    assert fake.live_bytes() == 2 * MIB
+    assert pool.stats()["reserved"]["current"] == 2 * MIB
+    client.mark(_core.Mark.STEP)
+    other = client.allocate(MIB)  # the first place is taken
+    assert client.allocate(40 * MIB) == later
+    assert client.stats()["outcomes"]["hit"] == 3
+    for address in (first, other, later):
+        assert client.free(address)
+
+
+def test_pages_are_mapped_once_and_unmapped_as_they_were(fake: FakeCuda) -> None:
+    """Random parts of a space come and go: the driver finds nothing amiss, and kernels reach the rest."""
+    memory = calls(fake, memory="growing")
+    rng = random.Random(1)
+    space = memory.reserve(64 * MIB)
+    there: set[int] = set()
+    for _ in range(200):
+        first = rng.randrange(32)
+        last = rng.randrange(first + 1, 33)
+        pages = set(range(first, last))
+        if there & pages:
+            for page in sorted(there & pages):
+                memory.decommit(space + page * 2 * MIB, 2 * MIB)
+            there -= pages
+        else:
+            assert memory.commit(space + first * 2 * MIB, (last - first) * 2 * MIB)
+            there |= pages
+        assert fake.live_bytes() == len(there) * 2 * MIB
+        for page in there:
+            fake.write(0, space + page * 2 * MIB, 2 * MIB, 1)
+        fake.finish(0)
+    memory.release(space, 64 * MIB)
+    assert (fake.live_bytes(), fake.live_memories, fake.live_allocations) == (0, 0, 0)
+
+
+def test_what_cannot_be_mapped_whole_is_not_mapped_at_all(fake: FakeCuda) -> None:
+    memory = calls(fake, memory="growing")
+    fake.set_capacity(9 * MIB)
+    space = memory.reserve(64 * MIB)
+    assert not memory.commit(space, 10 * MIB)
+    assert fake.live_bytes() == 0
+    assert memory.commit(space, 8 * MIB)
+    memory.release(space, 64 * MIB)
+
+
+def test_peers_may_use_growing_memory_as_they_may_plain_memory(fake: FakeCuda) -> None:
+    memory = calls(fake, memory="growing")
+    space = memory.reserve(2 * MIB)
+    assert memory.commit(space, 2 * MIB)
+    assert fake.access(space) == {0, 1}
+    memory.release(space, 2 * MIB)
+
+
+def test_a_peer_that_may_not_have_it_costs_the_device_nothing(fake: FakeCuda) -> None:
+    device = fake.device(memory="growing")
+    memory = calls(fake, device)
+    space = memory.reserve(4 * MIB)
+    fake.fail("cuMemSetAccess", times=1)
+    assert memory.commit(space, 2 * MIB)
+    assert memory.commit(space + 2 * MIB, 2 * MIB)
+    assert (fake.access(space), fake.access(space + 2 * MIB)) == ({0}, {0})
+    assert device.errors == 0
+    memory.release(space, 4 * MIB)
+
+
+# --- managed
+
+
+def test_managed_memory_may_be_more_than_the_device_has(fake: FakeCuda) -> None:
+    fake.set_capacity(32 * MIB)
+    plain = _core.Client(_core.Pool(device=fake.device()), "test")
+    assert plain.allocate(40 * MIB) == 0
+    client = _core.Client(_core.Pool(device=fake.device(memory="managed")), "test")
+    address = client.allocate(40 * MIB)
+    assert address != 0
+    fake.write(0, address, 40 * MIB, 3)
+    fake.expect(0, address, 40 * MIB, 3)
+    fake.finish(0)
+    assert client.free(address)
+
+
+def test_managed_memory_is_to_be_on_its_device(fake: FakeCuda) -> None:
+    device = fake.device(1, "managed")
+    client = _core.Client(_core.Pool(device=device), "test")
+    address = client.allocate(40 * MIB)
+    assert fake.advice == [(address, 40 * MIB, PREFERRED_LOCATION, 1)]
+    assert device.read_mostly(address, MIB)
+    assert device.read_mostly(address, MIB, on=False)
+    assert [advice for *_, advice, _ in fake.advice[1:]] == [READ_MOSTLY, NOT_READ_MOSTLY]
+    assert not fake.device().read_mostly(address, MIB)  # plain memory is in one place
+
+
+def test_where_host_and_device_take_turns_nothing_is_advised(fake: FakeCuda) -> None:
+    fake.set_attribute(HAS_CONCURRENT_MANAGED, 0)
+    client = _core.Client(_core.Pool(device=fake.device(memory="managed")), "test")
+    assert client.allocate(40 * MIB) != 0
+    assert fake.advice == []
+
+
+def page_faults(fake: FakeCuda, *, ahead: bool) -> int:
+    """Of ten iterations in replay that use 48 MiB on a device of 16 MiB, each buffer after it was made."""
+    fake.reset()
+    fake.set_capacity(16 * MIB)
+    if not ahead:
+        fake.fail("cuMemPrefetchAsync")
+    device = fake.device(memory="managed")
+    pool = _core.Pool(device=device)
+    client = _core.Client(pool, "test")
+    sizes = [2 * MIB] * 24
+    installed(client, sizes, [2 * MIB * k for k in range(24)])
+    before = 0
+    for number in range(12):
+        if number == 2:
+            before = fake.page_faults()
+        live = []
+        for size in sizes:
+            live.append(client.allocate(size))
+            fake.write(0, live[-1], size, number)
+            fake.finish(0)
+        for address in live:
+            assert client.free(address)
+        client.mark(_core.Mark.STEP)
+    assert client.stats()["outcomes"]["hit"] == 12 * 24
+    assert (device.errors == 0) == ahead
+    return fake.page_faults() - before
+
+
+def test_the_plan_brings_what_is_used_next_before_it_is_missed(fake: FakeCuda) -> None:
+    assert page_faults(fake, ahead=False) == 240
+    assert page_faults(fake, ahead=True) == 0
+    assert fake.calls("cuStreamCreate") == 1
+
+
+def test_nothing_is_fetched_while_everything_fits(fake: FakeCuda) -> None:
+    with Pool(fake.device(memory="managed"), background=False) as pool:
+        memory = Watched(pool)
+        run(pool, replaced(memory), 8, marks=True)
+        memory.free_all()
+    assert fake.calls("cuMemPrefetchAsync") == 0
+
+
+def test_places_are_told_once_an_iteration_whatever_the_program_does(fake: FakeCuda) -> None:
+    """Steps over places, stray sizes and another plan cost a few calls, not each place each time."""
+    fake.set_capacity(16 * MIB)
+    client = _core.Client(_core.Pool(device=fake.device(memory="managed")), "test")
+    sizes = [MIB + 512 * k for k in range(24)]
+    rng = random.Random(3)
+    for plan in range(3):
+        installed(client, sizes, [2 * MIB * ((k + plan) % 24) for k in range(24)])
+        for _ in range(20):
+            before = fake.calls("cuMemPrefetchAsync")
+            live = []
+            for size in sizes:
+                if rng.random() < 0.05:
+                    continue
+                live.append(client.allocate(size))
+                if rng.random() < 0.05:
+                    live.append(client.allocate(777_777))
+            for address in live:
+                assert client.free(address)
+            client.mark(_core.Mark.STEP)
+            assert fake.calls("cuMemPrefetchAsync") - before <= 3 * len(sizes)
+
+
+# --- the setting
+
+
+def test_the_setting_is_of_cuda_alone() -> None:
+    with pytest.raises(UsageError, match=re.escape("memory='growing'")):
+        Pool("host", memory="growing")
+    with pytest.raises(UsageError, match="'fast', not plain, growing or managed"):
+        Pool("host", memory="fast")
+
+
+# --- what is refused when memory goes back, and when little is left
+
+
+def test_a_page_that_could_not_be_unmapped_is_there_still(fake: FakeCuda) -> None:
+    memory = calls(fake, memory="growing")
+    space = memory.reserve(8 * MIB)
+    assert memory.commit(space, 8 * MIB)
+    fake.fail("cuMemUnmap", LAUNCH_FAILED, after=1, times=1)
+    memory.decommit(space, 6 * MIB)
+    assert fake.live_bytes() == 4 * MIB
+    assert memory.commit(space, 6 * MIB)
+    assert fake.live_bytes() == 8 * MIB
+    fake.fail("cuMemUnmap", LAUNCH_FAILED, times=1)
+    memory.release(space, 8 * MIB)
+    assert fake.live_bytes() == 2 * MIB  # its addresses are nobody else's
+    fake.reset()
+
+
+@pytest.mark.parametrize("kind", ["plain", "managed", "growing"])
+@pytest.mark.parametrize("by", ["limit", "card"])
+def test_what_is_left_is_had_though_it_is_less_than_a_segment(fake: FakeCuda, kind: str, by: str) -> None:
+    if by == "card" and kind != "managed":
+        fake.set_capacity(42 * MIB)
+    limit = {"max_reserved": 42 * MIB} if by == "limit" else {}
+    client = _core.Client(_core.Pool(device=fake.device(memory=kind), **limit), "test")
+    live = [client.allocate(12 * MIB), client.allocate(18 * MIB)]
+    live += [client.allocate(MIB) for _ in range(4)]
+    assert 0 not in live
+    for address in live:
+        assert client.free(address)
+
+
+def test_nothing_is_advised_where_host_and_device_take_turns(fake: FakeCuda) -> None:
+    fake.set_attribute(HAS_CONCURRENT_MANAGED, 0)
+    device = fake.device(memory="managed")
+    client = _core.Client(_core.Pool(device=device), "test")
+    address = client.allocate(4 * MIB)
+    assert not device.read_mostly(address, MIB)
+    assert fake.advice == []
+
+
+# --- waiting lets Python run
+
+
+@pytest.mark.parametrize("call", ["trim", "release", "free_elsewhere", "step", "stats"])
+def test_whoever_waits_for_the_device_lets_python_run(fake: FakeCuda, call: str) -> None:
+    """Or for somebody who does: a function that is queued on a stream may be one of Python's."""
+    fake.set_capacity(100 * MIB)
+    with Pool(fake.device(), wait_bytes="never", background=False) as pool:
+        stream = fake.stream()
+        address = pool.allocate(60 * MIB)
+        pool.free(address)
+        fake.slow("cuCtxSynchronize", 300)
+        ticks = 0
+        done = threading.Event()
+
+        def work() -> None:
+            if call in ("trim", "release"):
+                getattr(pool, call)()
+            elif call == "free_elsewhere":
+                pool.allocate(90 * MIB, stream=stream)  # which waits for the other stream
+            else:
+                waiting = threading.Thread(target=pool.allocate, args=(90 * MIB,), kwargs={"stream": stream})
+                waiting.start()
+                time.sleep(0.05)
+                getattr(pool.core if call == "stats" else pool, call)()
+                waiting.join()
+            done.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        while not done.is_set():
+            time.sleep(0.005)
+            ticks += 1
+        thread.join()
+        assert fake.calls("cuCtxSynchronize") > 0
+        assert ticks > 20
+        fake.slow("cuCtxSynchronize", 0)

@@ -1,0 +1,561 @@
+"""CuPy's arrays in a pool, on addresses without memory: see tests/support/cupy_platform.py."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+
+from cupy_platform import Current, FakePlatform, capsule, install, make  # noqa: E402
+from pools import simulated  # noqa: E402
+
+import mempool.cupy  # noqa: E402
+from mempool import OutOfMemoryError, UsageError, _core  # noqa: E402
+from mempool.cupy.platform import Cuda  # noqa: E402
+from traces.parquet import read_trace  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fake_cuda import FakeCuda
+
+    from mempool.cupy import CupyPool
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def cupy_is_as_before() -> Iterator[None]:
+    before = cupy.cuda.get_allocator(), cupy.get_default_memory_pool(), dict(cupy.cuda.Stream.__dict__)
+    yield
+    assert not mempool.cupy.is_installed()
+    assert cupy.cuda.get_allocator() == before[0]
+    assert cupy.get_default_memory_pool() is before[1]
+    assert dict(cupy.cuda.Stream.__dict__) == before[2]
+
+
+@pytest.fixture
+def platform(current: Current) -> FakePlatform:
+    return FakePlatform(current, lambda _: simulated())
+
+
+@pytest.fixture
+def pool(platform: FakePlatform) -> Iterator[CupyPool]:
+    with install(platform) as made:
+        yield made
+
+
+def train(pool: CupyPool, iterations: int = 8, *, step: bool = True) -> None:
+    for _ in range(iterations):
+        if step:
+            pool.step()
+        first = cupy.ndarray((10_000,), "f4")
+        second = cupy.ndarray((20_000,), "f4")
+        del first
+        third = cupy.ndarray((30_000,), "f4")
+        del second, third
+        pool.plan_now()
+
+
+# --- arrays
+
+
+def test_an_array_has_what_it_asks_for_and_gives_it_back(pool: CupyPool) -> None:
+    array = cupy.ndarray((1000,), "f4")
+    assert array.data.ptr == array.data.mem.ptr != 0
+    assert (array.data.mem.size, array.data.device_id) == (4000, 0)
+    assert pool.pool(0).core.owns(array.data.ptr)
+    assert pool.report().to_dict()["requested_bytes"] == 4000
+    del array
+    assert pool.report().to_dict()["requested_bytes"] == 0
+
+
+def test_no_bytes_are_no_buffer(pool: CupyPool) -> None:
+    for made in (cupy.ndarray((0, 5), "f4").data, pool.malloc(0), cupy.cuda.alloc(0)):
+        assert (made.ptr, made.mem.size, made.device_id) == (0, 0, 0)
+        assert (made + 0).ptr == 0
+    assert pool.pools == {}
+
+
+def test_views_and_pointers_keep_the_buffer(pool: CupyPool) -> None:
+    array = cupy.ndarray((1000,), "f4")
+    begin = array.data.ptr
+    view, pointer = array[100:].reshape(30, 30)[2:], array.data + 512
+    assert (view.data.ptr, pointer.ptr) == (begin + 4 * 160, begin + 512)
+    del array
+    gc.collect()
+    assert pool.used_bytes() >= 4000
+    pointer -= 256
+    assert pointer.ptr == begin + 256
+    del view
+    assert pool.used_bytes() >= 4000
+    del pointer
+    assert pool.used_bytes() == 0
+
+
+def test_an_array_over_memory_asked_for_by_hand(pool: CupyPool) -> None:
+    memory = cupy.cuda.alloc(4096)
+    array = cupy.ndarray((512,), "f8", memptr=memory)
+    assert array.data.ptr == memory.ptr
+    del memory
+    assert pool.used_bytes() == 4096
+    del array
+    assert pool.used_bytes() == 0
+
+
+@pytest.mark.parametrize("step", [True, False])
+def test_arrays_are_replayed_with_marks_and_without(pool: CupyPool, step: bool) -> None:
+    train(pool, 60, step=step)
+    report = pool.report().to_dict()
+    assert pool.state == report["state"] == "replaying"
+    assert report["hit_rate"] == 1.0
+    assert report["coverage"] == 1.0
+    assert report["name"] == "cupy"
+
+
+def test_sizes_that_are_none_are_refused(pool: CupyPool) -> None:
+    with pytest.raises(ValueError, match="size -1 is negative"):
+        pool.malloc(-1)
+    with pytest.raises(OverflowError):
+        pool.malloc(1 << 70)
+    for bad in ("12", 1.5, None):
+        with pytest.raises(TypeError):
+            pool.malloc(bad)
+    for arguments, options in (((), {}), ((1, 2), {}), ((), {"size": 4})):
+        with pytest.raises(TypeError, match="one argument"):
+            pool.malloc(*arguments, **options)
+    assert cupy.ndarray((10,), "f4").data.ptr != 0
+
+
+def test_an_allocator_by_hand(platform: FakePlatform) -> None:
+    pool = make(platform)
+    with cupy.cuda.using_allocator(pool.malloc):
+        array = cupy.ndarray((1000,), "f4")
+    assert pool.pool(0).core.owns(array.data.ptr)
+    pool.close()
+    assert pool.pool(0).core.owns(array.data.ptr)
+
+
+# --- what is current
+
+
+def test_each_device_has_a_pool_of_its_own(pool: CupyPool, platform: FakePlatform, current: Current) -> None:
+    train(pool)
+    with current.on(device=2):
+        train(pool)
+        there = cupy.ndarray((1000,), "f4")
+        assert there.data.device_id == 2
+        assert pool.pool(2).core.owns(there.data.ptr)
+        assert pool.used_bytes() == 4032
+    assert pool.used_bytes() == 0
+    assert sorted(platform.devices) == [0, 2]
+    assert [one.name for one in pool.pools.values()] == ["cupy", "cupy:2"]
+    assert pool.plans == 2
+    report = pool.report()
+    assert sorted(report.values["devices"]) == ["0", "2"]
+    assert report.values["allocations"] == 8 * 3 * 2 + 1
+    assert "mempool: cupy:2" in str(report)
+    assert "device 2: hit rate" in report._repr_html_()
+    del there  # with another device current
+    assert pool.pool(2).client.stats()["live"]["current"] == 0
+
+
+def test_a_stream_is_taken_at_the_allocation_and_given_at_the_free(current: Current, fake: FakeCuda) -> None:
+    """The memory that is free on one stream does not serve another."""
+    with install(FakePlatform(current, fake.device)) as pool:
+        with current.on(stream=4096):
+            array = cupy.ndarray((1000,), "f4")
+            freed = array.data.ptr
+        del array
+        on_the_default = cupy.ndarray((1000,), "f4")
+        assert on_the_default.data.ptr != freed
+        with current.on(stream=4096):
+            assert cupy.ndarray((1000,), "f4").data.ptr == freed
+        assert pool.malloc.current() == (0, 0)
+
+
+def test_the_legacy_default_stream_has_two_handles_and_is_one_stream(
+    current: Current, fake: FakeCuda
+) -> None:
+    with install(FakePlatform(current, fake.device)):
+        freed = cupy.ndarray((1000,), "f4").data.ptr
+        with current.on(stream=1):
+            assert cupy.ndarray((1000,), "f4").data.ptr == freed
+
+
+def test_the_per_thread_default_stream_is_another_one_in_each_thread(
+    current: Current, fake: FakeCuda
+) -> None:
+    def freed() -> tuple[int, int]:
+        with current.on(stream=2):
+            return pool.malloc.current()[1], cupy.ndarray((1000,), "f4").data.ptr
+
+    with install(FakePlatform(current, fake.device)) as pool:
+        mine, where = freed()
+        assert (mine, where) == freed()
+        assert mine == _core.thread_stream() < 0
+        with ThreadPoolExecutor(1) as threads:
+            its, there = threads.submit(freed).result()
+        assert its not in (mine, 0, 2)
+        assert there != where
+
+
+def test_functions_in_python_do_as_well(current: Current) -> None:
+    with install(FakePlatform(current, lambda _: simulated(), python=True)) as pool, current.on(1, 4096):
+        assert pool.malloc.current() == (1, 4096)
+        assert cupy.ndarray((10,), "f4").data.device_id == 1
+
+
+def test_an_error_of_cupys_own_comes_through(pool: CupyPool) -> None:
+    """As where the driver cannot say which device is current."""
+
+    def fail() -> int:
+        raise RuntimeError("cudaErrorInsufficientDriver")
+
+    class Failing:
+        def check(self) -> None: ...
+        def device(self, index: int) -> _core.Device:
+            raise AssertionError
+
+        def current(self) -> tuple[Any, Any]:
+            return fail, fail
+
+    broken = make(Failing())  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="cudaErrorInsufficientDriver"):
+        broken.malloc(100)
+    with pytest.raises(RuntimeError, match="cudaErrorInsufficientDriver"):
+        broken.malloc(0)
+    broken.close()
+
+
+def test_cupy_exports_what_is_called_in_c() -> None:
+    for function in Cuda().current():
+        assert _core.cupy_knows(function)
+
+
+def test_a_function_of_another_type_is_not_called_in_c() -> None:
+    name = b"int (PyObject *)"
+    assert not _core.cupy_knows(capsule(1, name))
+    assert not _core.cupy_knows(len)
+
+
+# --- several devices
+
+
+def test_plans_are_saved_and_loaded_for_each_device(
+    platform: FakePlatform, current: Current, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.plan"
+    with install(platform) as pool:
+        with pytest.raises(UsageError, match="no plan yet"):
+            pool.save(path)
+        train(pool)
+        with current.on(device=1):
+            train(pool)
+        pool.save(path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.device1.plan", "run.plan"]
+    with install(platform, plan=str(path)) as pool:
+        for device in (1, 0):
+            with current.on(device=device):
+                train(pool, 1, step=False)
+        assert {i: one.report().to_dict()["hits_total"] for i, one in pool.pools.items()} == {0: 3, 1: 3}
+
+
+def test_traces_are_written_for_each_device(platform: FakePlatform, current: Current, tmp_path: Path) -> None:
+    path = tmp_path / "run.trace"
+    with install(platform, record=str(path)) as pool:
+        train(pool, 2)
+        with current.on(device=1):
+            train(pool, 1)
+    assert len(read_trace(path).size) > len(read_trace(tmp_path / "run.device1.trace").size) > 0
+
+
+def test_scopes_hold_on_a_device_that_comes_in_their_middle(pool: CupyPool, current: Current) -> None:
+    with pool.dynamic():
+        for device in (0, 1):
+            with current.on(device=device):
+                cupy.ndarray((1000,), "f4")
+    with current.on(device=1):
+        assert pool.pool(1).client.stats()["outcomes"]["outside"] == 1
+        cupy.ndarray((1000,), "f4")
+        assert pool.pool(1).client.stats()["outcomes"]["outside"] == 1
+    with pool.iteration():
+        with current.on(device=2):
+            cupy.ndarray((1000,), "f4")
+        with pytest.raises(UsageError, match="inside an iteration"), pool.iteration():
+            pass
+        with pytest.raises(UsageError, match=r"step\(\) inside iteration"):
+            pool.step()
+    assert [one.client.state()["marks"] for one in pool.pools.values()] == [1, 1, 1]
+    pool.step()
+
+
+# --- statistics
+
+
+def test_numbers_by_cupys_names(pool: CupyPool) -> None:
+    mine = cupy.get_default_memory_pool()
+    assert mine is pool
+    assert (mine.used_bytes(), mine.free_bytes(), mine.total_bytes(), mine.n_free_blocks()) == (0, 0, 0, 0)
+    first, second = cupy.ndarray((MIB,), "u1"), cupy.ndarray((MIB,), "u1")
+    assert (mine.used_bytes(), mine.free_bytes()) == (2 * MIB, 0)
+    del first
+    held = mine.total_bytes()
+    assert mine.used_bytes() == MIB
+    assert mine.free_bytes() == held - MIB
+    mine.free_all_blocks()
+    mine.free_all_blocks(stream=cupy.cuda.Stream.null)
+    assert mine.total_bytes() == MIB
+    assert mine.free_bytes() == 0
+    del second
+
+
+def test_free_blocks_are_counted(current: Current) -> None:
+    with install(FakePlatform(current, lambda _: simulated(page=0))) as pool:
+        kept = [cupy.ndarray((1024,), "u1") for _ in range(5)]
+        before = pool.n_free_blocks()
+        del kept[1], kept[2]
+        assert pool.n_free_blocks() == before + 2
+
+
+def test_limits_are_cupys(current: Current, fake: FakeCuda) -> None:
+    fake.set_capacity(64 * MIB)
+    with install(FakePlatform(current, fake.device)) as pool:
+        assert pool.get_limit() == 0
+        pool.set_limit(size=24 * MIB)
+        assert pool.get_limit() == 24 * MIB
+        first = cupy.ndarray((16 * MIB,), "u1")
+        with pytest.raises(cupy.cuda.memory.OutOfMemoryError, match=f"limited to {24 * MIB:,}"):
+            cupy.ndarray((16 * MIB,), "u1")
+        with current.on(device=1):
+            assert pool.get_limit() == 0
+        pool.set_limit(fraction=0.5)
+        assert pool.get_limit() == 32 * MIB
+        pool.set_limit()
+        assert pool.get_limit() == 0
+        second = cupy.ndarray((16 * MIB,), "u1")
+        del first, second
+        for bad in ({"size": 1, "fraction": 0.5}, {"size": -1}, {"fraction": 1.5}):
+            with pytest.raises(ValueError):
+                pool.set_limit(**bad)
+
+
+def test_settings_of_the_environment_hold(platform: FakePlatform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMPOOL_MAX_RESERVED", "2MiB")
+    with install(platform) as pool, pytest.raises(OutOfMemoryError):
+        cupy.ndarray((3 * MIB,), "u1")
+    monkeypatch.setenv("MEMPOOL", "off")
+    before = cupy.cuda.get_allocator()
+    with install(platform) as pool:
+        assert cupy.cuda.get_allocator() == before
+        assert pool.state == "off"
+        assert cupy.get_default_memory_pool() is not pool
+
+
+# --- out of memory
+
+
+def test_out_of_memory_is_cupys_error_and_ours_with_our_numbers(current: Current) -> None:
+    with install(FakePlatform(current, lambda _: simulated(capacity=8 * MIB))) as pool:
+        kept = cupy.ndarray((5 * MIB,), "u1")
+        for kind in (cupy.cuda.memory.OutOfMemoryError, OutOfMemoryError, MemoryError):
+            with pytest.raises(kind, match=f"{4 * MIB:,} bytes asked for; {5 * MIB:,} live") as caught:
+                cupy.ndarray((4 * MIB,), "u1")
+        error = pickle.loads(pickle.dumps(caught.value))
+        assert (type(error), str(error)) == (type(caught.value), str(caught.value))
+        assert (error.asked_bytes, error._size) == (4 * MIB, 4 * MIB)
+        del kept, caught
+        assert cupy.ndarray((7 * MIB,), "u1").data.ptr != 0
+        assert pool.used_bytes() == 0
+
+
+def test_out_of_memory_in_the_middle_of_replay_and_on(current: Current) -> None:
+    platform = FakePlatform(current, lambda _: simulated(capacity=4 * MIB))
+    with install(platform) as pool:
+        train(pool)
+        first = cupy.ndarray((10_000,), "f4")
+        with pytest.raises(OutOfMemoryError):
+            cupy.ndarray((4 * MIB,), "u1")
+        del first
+        before = pool.report().to_dict()["hits_total"]
+        train(pool, 3)
+        assert pool.report().to_dict()["hits_total"] == before + 9
+
+
+def test_before_the_error_cupys_own_pool_gives_back_what_it_keeps(
+    current: Current, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Earlier:
+        calls = 0
+
+        def free_all_blocks(self) -> None:
+            self.calls += 1
+            platform.devices[0].set_capacity(8 * MIB)  # type: ignore[attr-defined]
+
+    earlier = Earlier()
+    monkeypatch.setattr(cupy, "_default_memory_pool", earlier)
+    platform = FakePlatform(current, lambda _: simulated(capacity=2 * MIB))
+    with install(platform):
+        array = cupy.ndarray((6 * MIB,), "u1")
+        assert earlier.calls == 1
+        with pytest.raises(OutOfMemoryError):
+            cupy.ndarray((6 * MIB,), "u1")
+        assert earlier.calls == 2
+        cupy.get_default_memory_pool().free_all_blocks()
+        assert earlier.calls == 3
+        del array
+    assert cupy.get_default_memory_pool() is earlier
+
+
+def test_what_the_driver_refuses_is_not_called_out_of_memory(current: Current, fake: FakeCuda) -> None:
+    with install(FakePlatform(current, fake.device)):
+        fake.fail("cuMemAlloc_v2")
+        with pytest.raises(RuntimeError, match=r"CUDA error: .*CUDA_ERROR_INVALID_VALUE.*1,000 bytes"):
+            cupy.ndarray((1000,), "u1")
+        fake.fail("cuMemAlloc_v2", times=0)
+        assert cupy.ndarray((1000,), "u1").data.ptr != 0
+
+
+# --- installing
+
+
+def test_arrays_of_before_and_of_after_stay_what_they_are(platform: FakePlatform) -> None:
+    def before(size: int) -> Any:
+        return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(4096, size, None, 0), 0)
+
+    with cupy.cuda.using_allocator(before):
+        earlier = cupy.ndarray((10,), "f4")
+    pool = install(platform)
+    array = cupy.ndarray((1000,), "f4")
+    core = pool.pool(0).core
+    pool.close()
+    assert earlier.data.ptr == 4096
+    assert core.owns(array.data.ptr)
+    view = array[5:]
+    del array
+    assert core.stats()["live_blocks"] == 1
+    del view
+    assert core.stats()["live_blocks"] == 0
+
+
+def test_a_second_pool_is_refused(pool: CupyPool, platform: FakePlatform) -> None:
+    with pytest.raises(UsageError, match=r"CuPy has a pool already: mempool\.cupy\.uninstall\(\) it first"):
+        install(platform)
+    assert mempool.cupy.installed() is pool
+    assert cupy.ndarray((10,), "f4").data.ptr != 0
+
+
+def test_inside_using_allocator_nothing_is_changed(platform: FakePlatform) -> None:
+    with cupy.cuda.using_allocator(None), pytest.raises(UsageError, match="install the pool outside"):
+        install(platform)
+    assert not mempool.cupy.is_installed()
+    pool = install(platform)
+    for other in (cupy.cuda.get_allocator(), len):
+        with cupy.cuda.using_allocator(other), pytest.raises(UsageError, match="uninstall the pool outside"):
+            mempool.cupy.uninstall()
+    assert cupy.ndarray((10,), "f4").data.ptr != 0
+    assert cupy.cuda.Stream.begin_capture._mempool is pool._captures
+    mempool.cupy.uninstall()
+
+
+def test_an_allocator_that_somebody_has_set_since_is_left(platform: FakePlatform) -> None:
+    before = cupy.cuda.get_allocator()
+    install(platform)
+    cupy.cuda.set_allocator(len)
+    with pytest.warns(RuntimeWarning, match="not the pool's any more"):
+        mempool.cupy.uninstall()
+    assert cupy.cuda.get_allocator() is len
+    cupy.cuda.set_allocator(before)
+
+
+def test_to_uninstall_nothing_warns() -> None:
+    with pytest.warns(RuntimeWarning, match="no pool is installed in CuPy"):
+        mempool.cupy.uninstall()
+
+
+def test_again_and_again(platform: FakePlatform) -> None:
+    kept = []
+    before = _core.live_objects()["pools"]
+    for number in range(200):
+        with install(platform):
+            kept.append(cupy.ndarray((1000 + number,), "f4"))
+        del kept[:-3]
+    platform.devices.clear()
+    gc.collect()
+    assert _core.live_objects()["pools"] <= before + 4
+
+
+def test_who_still_asks_a_closed_pool_is_served(platform: FakePlatform, current: Current) -> None:
+    pool = install(platform)
+    train(pool)
+    pool.close()
+    pool.close()
+    assert pool.state == "closed"
+    one = pool.malloc(1000)
+    with current.on(device=1):
+        other = pool.malloc(1000)
+    assert (one.device_id, other.device_id) == (0, 1)
+    assert pool.pool(1).core.owns(other.ptr)
+
+
+def test_an_option_that_makes_no_sense_is_named(platform: FakePlatform) -> None:
+    with pytest.raises(UsageError, match="check=True"):
+        install(platform, check=True)
+    with pytest.raises(UsageError, match="'device'"):
+        install(platform, device="cuda:1")
+    assert not mempool.cupy.is_installed()
+
+
+def test_no_driver_an_old_one_and_no_device_say_what_to_do(
+    fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match=r"libno-such-cuda\.so.*install NVIDIA's driver"):
+        mempool.cupy.install(driver="libno-such-cuda.so")
+    assert not mempool.cupy.is_there("libno-such-cuda.so")
+    assert mempool.cupy.is_there(fake.driver)
+
+    def too_old() -> int:
+        raise cupy.cuda.runtime.CUDARuntimeError(35)
+
+    monkeypatch.setattr("cupy.cuda.runtime.getDeviceCount", too_old)
+    with pytest.raises(UsageError, match=r"(?i)driver.*new enough for this CuPy"):
+        mempool.cupy.install(driver=fake.driver)
+    monkeypatch.setattr("cupy.cuda.runtime.getDeviceCount", lambda: 0)
+    with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES"):
+        mempool.cupy.install(driver=fake.driver)
+    assert fake.calls("cuInit") == 0
+    monkeypatch.setattr("cupy.cuda.runtime.is_hip", True)
+    with pytest.raises(UsageError, match="ROCm"):
+        mempool.cupy.install(driver=fake.driver)
+    assert not mempool.cupy.is_installed()
+
+
+def test_a_device_that_is_not_there_is_refused_and_the_pool_goes_on(
+    fake: FakeCuda, current: Current, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cupy.cuda.runtime.getDeviceCount", lambda: 2)
+    platform = Cuda(fake.driver)
+    monkeypatch.setattr(platform, "current", current.capsules)
+    with mempool.cupy._install(platform, {"background": False}) as pool:
+        for index in (2, -1):
+            with (
+                current.on(device=index),
+                pytest.raises((UsageError, RuntimeError), match=f"no CUDA device {index}"),
+            ):
+                cupy.ndarray((10,), "f4")
+        with current.on(device=1):
+            assert cupy.ndarray((10,), "f4").data.device_id == 1
+        assert list(pool.pools) == [1]
+
+
+def test_nothing_warns_of_a_version_that_was_tested(platform: FakePlatform) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        install(platform).close()

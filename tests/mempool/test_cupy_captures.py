@@ -1,0 +1,240 @@
+"""Graphs that CuPy captures, on the fake driver: its own streams cannot reach that, so others stand in."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+
+from cupy_platform import Current, FakePlatform, install  # noqa: E402
+
+import mempool.cupy  # noqa: E402
+from mempool import OutOfMemoryError, UsageError, _core  # noqa: E402
+from mempool.cupy import captures  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fake_cuda import FakeCuda
+
+    from mempool.cupy import CupyPool
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass
+class Stream:
+    """Of the fake driver, with the methods that CuPy's class has now."""
+
+    ptr: int
+
+    def begin_capture(self, mode: int = 0) -> None:
+        cupy.cuda.Stream.begin_capture(self, mode)
+
+    def end_capture(self) -> int:
+        return cupy.cuda.Stream.end_capture(self)
+
+
+@pytest.fixture
+def stream(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Stream:
+    def begin(stream: Any, mode: int = 0) -> None:
+        if fake.is_captured(stream.ptr):
+            raise RuntimeError("cudaErrorIllegalState")
+        fake.begin_capture(stream.ptr, mode)
+
+    for kind in (cupy.cuda.Stream, cupy.cuda.ExternalStream):
+        monkeypatch.setattr(kind, "begin_capture", begin, raising=False)
+        monkeypatch.setattr(kind, "end_capture", lambda stream: fake.end_capture(stream.ptr), raising=False)
+    return Stream(fake.stream())
+
+
+@pytest.fixture
+def pool(current: Current, fake: FakeCuda, stream: Stream) -> Iterator[CupyPool]:
+    with install(FakePlatform(current, fake.device)) as made:
+        yield made
+        made.release_graphs()
+    assert not captures._with_graphs
+
+
+def array(size: int = 64 * KIB) -> Any:
+    return cupy.ndarray((size,), "u1")
+
+
+def span(one: Any) -> range:
+    return range(one.data.ptr, one.data.ptr + one.nbytes)
+
+
+def test_what_a_graph_was_given_is_nobody_elses(
+    pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
+) -> None:
+    """Long after its arrays are gone, and on the same stream too."""
+    with current.on(stream=stream.ptr):
+        kept = array()
+        stream.begin_capture()
+        temporary, output = array(), array()
+        graphs = [span(temporary), span(output)]
+        del temporary
+        assert not fake.is_broken(stream.ptr)
+        assert stream.end_capture() >= 0
+        del output
+        later = [array() for _ in range(1000)]
+        assert not any(one.data.ptr in graph for graph in graphs for one in later)
+        del later, kept
+        pool.free_all_blocks()
+        later = [array() for _ in range(1000)]
+        assert not any(one.data.ptr in graph for graph in graphs for one in later)
+        del later
+        held = pool.total_bytes()
+        pool.release_graphs()
+        assert pool.total_bytes() < held
+
+
+def test_a_replayed_iteration_is_captured_without_its_plan(
+    pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
+) -> None:
+    """And goes on with it afterwards."""
+    with current.on(stream=stream.ptr):
+
+        def iteration(*, capture: bool = False) -> None:
+            pool.step()
+            first = array(100_000)
+            if capture:
+                stream.begin_capture()
+            second = array(200_000)
+            del first
+            third = array(300_000)
+            del second, third
+
+        for _ in range(8):
+            iteration()
+            pool.plan_now()
+        pool.pool(0).client.set_recording(False)  # so that hits go the straight way
+        iteration()
+        hits = pool.report().to_dict()["hits_total"]
+        iteration(capture=True)
+        assert pool.report().to_dict()["hits_total"] == hits + 1
+        assert not fake.is_broken(stream.ptr)
+        assert stream.end_capture() >= 0
+        for _ in range(4):
+            iteration()
+        assert pool.report().to_dict()["hits_total"] >= hits + 9
+
+
+def test_other_streams_go_on_during_a_capture(
+    pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
+) -> None:
+    with current.on(stream=fake.stream()):
+        before = array(30 * MIB)
+        stream.begin_capture()
+        del before
+        there = array(30 * MIB)
+        fake.write(current_stream := fake.stream(), there.data.ptr, 8, 1)
+        fake.finish(current_stream)
+    here = array()
+    del here, there
+    pool.free_all_blocks()  # keeps what it would have to wait for
+    assert not fake.is_broken(stream.ptr)
+    assert stream.end_capture() >= 0
+    pool.free_all_blocks()
+    assert pool.used_bytes() == 0
+
+
+def test_a_stream_that_joins_a_capture_is_part_of_it(
+    pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
+) -> None:
+    side = fake.stream()
+    stream.begin_capture()
+    fake.fork(stream.ptr, side)
+    with current.on(stream=side):
+        one = array()
+        where = one.data.ptr
+        del one
+    calls = _core.DeviceCalls(fake.device())
+    context = calls.reserve(512)  # makes one
+    joined = calls.record(side)
+    assert calls.wait(stream.ptr, joined)
+    calls.forget(joined)
+    calls.release(context, 512)
+    assert stream.end_capture() >= 0
+    with current.on(stream=side):
+        assert array().data.ptr != where
+
+
+def test_memory_that_runs_out_in_a_capture_does_not_break_it(
+    pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
+) -> None:
+    """CuPy's own pool, which would have to give memory back, is left alone meanwhile."""
+
+    class Earlier:
+        calls = 0
+
+        def free_all_blocks(self) -> None:
+            self.calls += 1
+
+    earlier, plain = Earlier(), pool._earlier
+    pool._earlier = earlier
+    fake.set_capacity(30 * MIB)
+    with current.on(stream=stream.ptr):
+        stream.begin_capture()
+        with pytest.raises(OutOfMemoryError):
+            array(50 * MIB)
+        assert earlier.calls == 0
+        one = array()
+        assert not fake.is_broken(stream.ptr)
+        assert stream.end_capture() >= 0
+        with pytest.raises(OutOfMemoryError):
+            array(50 * MIB)
+        assert earlier.calls == 1
+        assert one.data.ptr != 0
+    pool._earlier = plain
+
+
+def test_a_capture_that_does_not_begin_changes_nothing(
+    pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
+) -> None:
+    stream.begin_capture()
+    with pytest.raises(RuntimeError, match="cudaErrorIllegalState"):
+        stream.begin_capture()
+    assert pool._captures.going_on(pool.pool(0).core)
+    assert stream.end_capture() >= 0
+    fake.begin_capture(stream.ptr)  # by somebody else
+    with pytest.raises(RuntimeError, match="cudaErrorIllegalState"):
+        stream.begin_capture()
+    assert not pool._captures.going_on(pool.pool(0).core)
+    fake.end_capture(stream.ptr)
+    with current.on(stream=stream.ptr):
+        freed = array().data.ptr
+        assert array().data.ptr == freed
+
+
+def test_a_pool_does_not_leave_in_the_middle_of_a_capture(pool: CupyPool, stream: Stream) -> None:
+    stream.begin_capture()
+    with pytest.raises(UsageError, match=r"being captured: end_capture\(\) first"):
+        mempool.cupy.uninstall()
+    assert mempool.cupy.is_installed()
+    assert stream.end_capture() >= 0
+
+
+def test_a_graph_keeps_its_memory_when_the_pool_is_gone(
+    current: Current, fake: FakeCuda, stream: Stream
+) -> None:
+    pool = install(FakePlatform(current, fake.device))
+    with current.on(stream=stream.ptr):
+        stream.begin_capture()
+        one = array()
+        address = one.data.ptr
+        fake.write(stream.ptr, address, 64 * KIB, 7)
+        graph = stream.end_capture()
+    pool.close()
+    del one, pool
+    gc.collect()
+    assert _core.live_objects()["pools"] == 1
+    fake.launch(graph, stream.ptr)
+    fake.expect(stream.ptr, address, 64 * KIB, 7)
+    fake.finish(stream.ptr)
+    fake.destroy_graph(graph)
+    captures._with_graphs.clear()

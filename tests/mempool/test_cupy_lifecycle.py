@@ -1,0 +1,447 @@
+"""CuPy's buffers end anywhere: in other threads, garbage collections, forked children, at the very end."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+
+from cores import pattern  # noqa: E402
+from cupy_platform import Current, FakePlatform, install, make  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from pools import simulated  # noqa: E402
+
+from mempool import OutOfMemoryError  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fake_cuda import FakeCuda
+
+    from mempool.cupy import CupyPool
+
+SUPPORT = Path(__file__).parents[1] / "support"
+KIB, MIB = 1 << 10, 1 << 20
+#: Times that a stream is given an address between two waits for the device, at least.
+RARELY = 1024
+
+
+@pytest.fixture
+def pool(current: Current) -> Iterator[CupyPool]:
+    with install(FakePlatform(current, lambda _: simulated())) as made:
+        yield made
+
+
+class Model:
+    """What a pool must do, by a list: no two live buffers of a device overlap."""
+
+    def __init__(self) -> None:
+        self.spans: dict[int, tuple[int, int, int]] = {}  # number: device, address, size
+        self.views: dict[int, list[Any]] = {}
+        self._numbers = 0
+
+    def add(self, device: int, pointer: Any, size: int) -> None:
+        assert (pointer.device_id, pointer.mem.size) == (device, size)
+        for other, address, length in self.spans.values():
+            apart = pointer.ptr + size <= address or address + length <= pointer.ptr
+            assert other != device or apart, "two live buffers overlap"
+        self._numbers += 1
+        self.spans[self._numbers] = device, pointer.ptr, size
+        self.views[self._numbers] = [pointer]
+
+    def view(self, choice: int, again: int) -> None:
+        views = self.views[self._one(choice)]
+        views.append(views[-1] + 0 if again % 2 else cupy.ndarray((1,), "u1", memptr=views[0]).data)
+
+    def drop(self, choice: int, *, elsewhere: bool = False) -> None:
+        """Its last view goes, here or in another thread."""
+        number = self._one(choice)
+        del self.spans[number]
+        views = self.views.pop(number)
+        if elsewhere:
+            thread = threading.Thread(target=views.clear)
+            thread.start()
+            thread.join()
+
+    def used(self, device: int) -> int:
+        return sum(size for on, _, size in self.spans.values() if on == device)
+
+    def _one(self, choice: int) -> int:
+        return sorted(self.views)[choice % len(self.views)]
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("alloc"), st.integers(0, 1), st.sampled_from([0, 4096, 8192, 2])),
+        st.tuples(st.just("view"), st.integers(0, 99), st.integers(0, 500)),
+        st.tuples(st.just("drop"), st.integers(0, 99), st.booleans()),
+        st.tuples(st.just("round"), st.integers(0, 1), st.integers(1, 4)),
+        st.tuples(st.just("trim"), st.integers(0, 1), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+class Player:
+    """Does what is drawn, on a pool with two devices and on the model."""
+
+    def __init__(self, current: Current, sizes: list[int]) -> None:
+        self.pool = make(FakePlatform(current, lambda _: simulated(capacity=4 * MIB)))
+        self.model, self.current, self.sizes = Model(), current, sizes
+
+    def alloc(self, device: int, stream: int, size: int = 0) -> None:
+        size = size or self.sizes[stream % 5] * (8 if len(self.model.views) % 7 == 0 else 1)
+        with self.current.on(device, stream):
+            try:
+                self.model.add(device, self.pool.malloc(size), size)
+            except OutOfMemoryError:
+                assert self.model.used(device) > MIB
+
+    def view(self, choice: int, again: int) -> None:
+        if self.model.views:
+            self.model.view(choice, again)
+
+    def drop(self, choice: int, elsewhere: int) -> None:
+        if self.model.views:
+            self.model.drop(choice, elsewhere=bool(elsewhere))
+
+    def round(self, device: int, count: int) -> None:
+        self.pool.step()
+        for size in self.sizes[:count]:
+            self.alloc(device, 0, size)
+        for _ in range(count):
+            self.drop(-1, 0)
+        self.pool.plan_now()
+
+    def trim(self, device: int, _: int) -> None:
+        with self.current.on(device):
+            self.pool.free_all_blocks()
+
+
+@given(ACTIONS, st.lists(st.integers(1, 60_000), min_size=5, max_size=5))
+@settings(max_examples=100)
+def test_against_a_naive_model(
+    current_library: Path, actions: list[tuple[str, int, int]], sizes: list[int]
+) -> None:
+    """Devices, streams, views, frees in other threads, replay, in any order: live buffers are apart."""
+    player = Player(Current(current_library), sizes)
+    for action, *arguments in actions:
+        getattr(player, action)(*arguments)
+    pools = player.pool.pools
+    for device, one in pools.items():
+        assert one.report().to_dict()["requested_bytes"] == player.model.used(device)
+    player.model.views.clear()
+    assert [one.core.stats()["live_blocks"] for one in pools.values()] == [0] * len(pools)
+    player.pool.close()
+
+
+def test_cycles_are_collected_in_the_middle_of_allocations(pool: CupyPool) -> None:
+    """Making a MemoryPointer may collect garbage, which frees buffers of the same pool."""
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.me, self.array = self, cupy.ndarray((5000,), "f4")
+
+    before = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        live: list[Any] = []
+        for number in range(3000):
+            Cycle()
+            live.append(cupy.ndarray((1000 + number % 50,), "f4"))
+            del live[:-5]
+            spans = sorted((array.data.ptr, array.nbytes) for array in live)
+            assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
+    finally:
+        gc.set_threshold(*before)
+    live.clear()
+    gc.collect()
+    assert pool.used_bytes() == 0
+
+
+def test_threads_allocate_and_free_each_others_arrays(pool: CupyPool, current: Current) -> None:
+    """With streams of their own and one in common."""
+    box: list[Any] = []
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(1500):
+                with current.on(device=turn % 2, stream=4096 * (number % 2)):
+                    box.append(cupy.ndarray((1000 + turn % 13,), "f4"))
+                    if len(box) > 20:
+                        box.pop(0)
+                if turn % 100 == 0:
+                    pool.step()
+                    pool.plan_now()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    spans = sorted((array.data.device_id, array.data.ptr, array.nbytes) for array in box)
+    assert all(a[0] != b[0] or a[1] + a[2] <= b[1] for a, b in itertools.pairwise(spans))
+    box.clear()
+    assert [one.core.stats()["live_blocks"] for one in pool.pools.values()] == [0, 0]
+
+
+def test_whoever_waits_for_the_device_lets_the_interpreter_run(current: Current, fake: FakeCuda) -> None:
+    """A function queued on a stream may need the interpreter before what is waited for can end."""
+    fake.set_capacity(20 * MIB)
+    fake.slow("cuCtxSynchronize", 500)
+    ticks, done = [], threading.Event()
+    with install(FakePlatform(current, fake.device)) as pool:
+        with current.on(stream=fake.stream()):
+            del (kept := [cupy.ndarray((12 * MIB,), "u1")])[:]
+        small = [cupy.ndarray((100,), "u1")]
+
+        def others() -> None:
+            while not done.is_set():
+                if len(ticks) == 5:
+                    small.clear()  # the pool's lock is held by who waits
+                ticks.append(1)
+                done.wait(0.005)
+
+        thread = threading.Thread(target=others)
+        thread.start()
+        array = cupy.ndarray((12 * MIB,), "u1")  # only after all streams were waited for
+        during = len(ticks)
+        done.set()
+        thread.join()
+        assert array.data.ptr != 0
+        assert kept == small == []
+        assert during >= 5
+        assert pool.used_bytes() == 12 * MIB
+
+
+def test_a_planned_address_that_needs_a_wait_lets_the_interpreter_run(
+    current: Current, fake: FakeCuda
+) -> None:
+    """Two streams have the same place in turn; the second has to wait for all that the first has queued."""
+    side = fake.stream()
+    with install(FakePlatform(current, fake.device)) as pool:
+        client = pool.pool(0).client
+        client.load(None, pattern([MIB], [0], others=[(1, side, [MIB, MIB], [MIB, 0])]))
+        client.set_recording(False)  # so that hits go the straight way
+
+        def one(stream: int) -> int:
+            with current.on(stream=stream):
+                return int(cupy.ndarray((MIB,), "u1").data.ptr)
+
+        assert one(0) == one(0)
+        pool.step()
+        beside = ThreadPoolExecutor(1)  # whose last stream is always this one, as on the straight way
+        place = one(0)
+        assert beside.submit(one, side).result() == place + MIB
+        for _ in range(RARELY):
+            pool.step()
+            assert one(0) == place
+        assert beside.submit(one, side).result() == place + MIB
+        fake.slow("cuCtxSynchronize", 300)
+        ticks, done = [], threading.Event()
+
+        def tick() -> None:
+            while not done.wait(0.005):
+                ticks.append(1)
+
+        thread = threading.Thread(target=tick)
+        thread.start()
+        before = fake.calls("cuCtxSynchronize")
+        there = beside.submit(one, side).result()
+        during = len(ticks)
+        done.set()
+        thread.join()
+        beside.shutdown()
+        assert there == place
+        assert fake.calls("cuCtxSynchronize") == before + 1
+        assert during >= 10
+
+
+def test_a_buffer_that_is_freed_while_the_lock_is_held_waits_without_the_interpreter(
+    current: Current, fake: FakeCuda
+) -> None:
+    fake.set_capacity(20 * MIB)
+    with install(FakePlatform(current, fake.device)):
+        with current.on(stream=fake.stream()):
+            cupy.ndarray((12 * MIB,), "u1")
+        small = [cupy.ndarray((100,), "u1")]
+        ticks, done = [], threading.Event()
+
+        def tick() -> None:
+            while not done.wait(0.005):
+                ticks.append(1)
+
+        def wait_for_the_device() -> None:
+            cupy.ndarray((12 * MIB,), "u1")
+
+        fake.slow("cuCtxSynchronize", 500)
+        threads = [threading.Thread(target=work) for work in (tick, wait_for_the_device)]
+        for thread in threads:
+            thread.start()
+        done.wait(0.1)  # the pool's lock is held by who waits for the device
+        before = len(ticks)
+        small.clear()
+        during = len(ticks) - before
+        done.set()
+        for thread in threads:
+            thread.join()
+        assert during >= 10
+
+
+def in_a_process(current_library: Path, program: str) -> str:
+    """What it prints; it ends well and says nothing on stderr."""
+    head = f"""
+    import gc, os, sys, threading
+    import cupy
+    from cupy_platform import Current, FakePlatform, install, make
+    from pools import simulated
+    from mempool import _core
+    current = Current({str(current_library)!r})
+    platform = FakePlatform(current, lambda _: simulated())
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(head) + textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("close", ["", "pool.close()", "del pool", "pool.close(); del pool; gc.collect()"])
+def test_arrays_that_live_until_the_interpreter_ends(
+    current_library: Path, close: str, background: bool
+) -> None:
+    """In modules, in cycles, in a thread that goes on, and in an object that ends last of all."""
+    said = in_a_process(
+        current_library,
+        f"""
+        pool = install(platform, background={background})
+        for _ in range(8):
+            pool.step()
+            kept = [cupy.ndarray((1000 * k,), "f4") for k in range(1, 5)]
+            if not {background}:
+                pool.plan_now()
+        class Cycle: pass
+        cycle = Cycle(); cycle.me = cycle; cycle.array = cupy.ndarray((5000,), "f4")
+        sys.kept = cupy.ndarray((6000,), "f4")
+        cupy.kept = cupy.ndarray((7000,), "f4")
+        class Last:
+            def __del__(self, allocate=pool.malloc): self.array = allocate(1000)
+        sys.last = Last()
+        begun = threading.Event()
+        def work(allocate=pool.malloc):
+            mine = cupy.ndarray((1000,), "f4")
+            while True:
+                mine = allocate(4000)
+                begun.set()
+        threading.Thread(target=work, daemon=True).start()
+        begun.wait()
+        {close}
+        print("end")
+        """,
+    )
+    assert said == "end\n"
+
+
+def test_a_forked_child_frees_and_allocates(current_library: Path) -> None:
+    said = in_a_process(
+        current_library,
+        """
+        pool = install(platform, background=False)
+        for _ in range(8):
+            pool.step()
+            kept = [cupy.ndarray((1000 * k,), "f4") for k in range(1, 5)]
+            pool.plan_now()
+        child = os.fork()
+        if child == 0:
+            del kept[:2]
+            more = [cupy.ndarray((1000 * k,), "f4") for k in range(1, 5)]
+            spans = sorted((a.data.ptr, a.nbytes) for a in kept + more)
+            apart = all(a + size <= b for (a, size), (b, _) in zip(spans, spans[1:]))
+            pool.close()
+            del kept, more
+            os._exit(0 if apart and pool.pool(0).core.stats()["live_blocks"] == 0 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(kept) == 4
+        pool.close()
+        print("well")
+        """,
+    )
+    assert said == "well\n"
+
+
+def test_a_child_that_is_forked_while_another_thread_holds_the_locks(current_library: Path) -> None:
+    said = in_a_process(
+        current_library,
+        """
+        import signal, threading
+        pool = install(platform, background=False)
+        kept = cupy.ndarray((1000,), "f4")
+        held, over = threading.Event(), threading.Event()
+
+        def hold():
+            with pool._lock, pool._captures._lock, pool.pool(0)._lock:
+                held.set()
+                over.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            pool.step()
+            pool.release_graphs()
+            with pool.iteration():
+                pass
+            os._exit(len(pool.pools) - 1)
+        assert os.waitpid(child, 0)[1] == 0
+        over.set()
+        thread.join()
+        pool.close()
+        print("well")
+        """,
+    )
+    assert said == "well\n"
+
+
+def test_the_last_buffer_takes_the_pool_with_it(current_library: Path) -> None:
+    said = in_a_process(
+        current_library,
+        """
+        pool = install(platform, background=False)
+        array = cupy.ndarray((1000,), "f4")
+        pool.close()
+        platform.devices.clear()
+        del pool
+        gc.collect()
+        print(_core.live_objects()["pools"], end=" ")
+        thread = threading.Thread(target=globals().pop, args=("array",))
+        thread.start(); thread.join()
+        del thread
+        gc.collect()
+        print(_core.live_objects()["pools"])
+        """,
+    )
+    assert said == "1 0\n"

@@ -1,0 +1,115 @@
+"""``mempool run`` of programs that use CuPy, without a GPU and with a driver that looks like one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from mempool import _core
+
+MEMPOOL = str(Path(sysconfig.get_path("scripts"), "mempool"))
+SUPPORT = Path(__file__).parents[1] / "support"
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
+
+
+def run(command: list[str], script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("MEMPOOL")}
+    return subprocess.run(
+        [*command, str(script)],
+        cwd=script.parent,
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(bool(_core.cuda_devices()), reason="this machine has a CUDA device")
+def test_without_a_gpu_the_program_runs_as_it_does_without_us(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys
+        import cupy
+        print(type(cupy.cuda.get_allocator()).__name__)
+        try:
+            cupy.zeros(10)
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            print(error)
+        sys.exit(3)
+        """)
+    )
+    plain, ours = run([sys.executable], script), run([MEMPOOL, "run", "--json", "report.json"], script)
+    assert (ours.stdout, ours.returncode) == (plain.stdout, plain.returncode)
+    assert "cupy" not in ours.stderr
+    assert list(json.loads((tmp_path / "report.json").read_text())["pools"]) == ["numpy"]
+
+
+def test_with_a_driver_the_pool_serves_without_having_started_it(tmp_path: Path, fake_library: Path) -> None:
+    """Programs choose their devices and fork between the import and the first array."""
+    (tmp_path / "libcuda.so.1").symlink_to(fake_library)
+    script = tmp_path / "program.py"
+    script.write_text(
+        textwrap.dedent("""
+        import ctypes
+        import cupy
+        import mempool.cupy
+        calls = ctypes.CDLL("libcuda.so.1").fake_calls(b"cuInit")
+        print(calls, cupy.get_default_memory_pool() is mempool.cupy.installed() is not None)
+        """)
+    )
+    done = run([MEMPOOL, "run", "--json", "report.json"], script, LD_LIBRARY_PATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "0 True\n"), done.stderr
+    assert json.loads((tmp_path / "report.json").read_text())["pools"]["cupy"]["allocations"] == 0
+
+
+def test_a_program_on_cupy_is_replayed_and_reported(
+    tmp_path: Path, fake_library: Path, current_library: Path
+) -> None:
+    (tmp_path / "libcuda.so.1").symlink_to(fake_library)
+    script = tmp_path / "program.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys, time
+        from unittest import mock
+        sys.path.append({str(SUPPORT)!r})
+        import numpy
+        from mempool.cupy import platform  # what tells the current device, before the program imports CuPy
+        from pathlib import Path
+        class Now:
+            def current(self):
+                from cupy_platform import Current
+                return Current(Path({str(current_library)!r})).capsules()
+        with mock.patch.object(platform.Cuda, "current", Now.current):
+            import cupy
+        end = time.monotonic() + 60
+        import mempool.cupy
+        pool = mempool.cupy.installed()
+        while pool.report().values.get("hits", 0) < 100 and time.monotonic() < end:
+            first, second = cupy.ndarray((10_000,), "f4"), cupy.ndarray((20_000,), "f4")
+            del first
+            third = cupy.ndarray((30_000,), "f4")
+            del second, third
+            pool.step()
+        """)
+    )
+    done = run(
+        [MEMPOOL, "run", "--json", "report.json", "--record", "run.trace"],
+        script,
+        LD_LIBRARY_PATH=str(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "mempool: cupy" in done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())["pools"]["cupy"]
+    assert report["hits"] >= 100
+    assert report["hit_rate"] == 1.0
+    assert sorted(path.name for path in tmp_path.glob("run*")) == ["run.trace"]

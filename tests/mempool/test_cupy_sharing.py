@@ -1,0 +1,179 @@
+"""CuPy's arrays on another pool's memory, and memory of every kind, on a driver without a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+
+from cupy_platform import Current, FakePlatform, install  # noqa: E402
+
+import mempool.cupy  # noqa: E402
+from mempool import Pool, UsageError  # noqa: E402
+from mempool.cupy.platform import Cuda  # noqa: E402
+
+if TYPE_CHECKING:
+    from fake_cuda import FakeCuda
+
+MIB = 1 << 20
+
+
+def test_what_one_frees_serves_the_other(fake: FakeCuda, current: Current) -> None:
+    platform = FakePlatform(current, fake.device)
+    with (
+        Pool(fake.device(), wait_bytes="never", background=False) as other,
+        install(platform, share=other) as pool,
+    ):
+        address = other.allocate(3 * MIB)
+        other.free(address)
+        held = fake.live_bytes()
+        array = cupy.ndarray((3 * MIB,), "u1")
+        assert array.data.ptr == address
+        assert (fake.live_bytes(), platform.devices) == (held, {})
+        assert (pool.used_bytes(), pool.free_bytes()) == (3 * MIB, held - 3 * MIB)
+        del array
+        address = other.allocate(3 * MIB)
+        assert (pool.used_bytes(), pool.free_bytes()) == (0, held - 3 * MIB)  # the other's is not free
+        other.free(address)
+        assert other.allocate(3 * MIB) == address
+        other.free(address)
+        assert pool.pool(0).core is other.core
+        with current.on(device=1):  # the other pool is of the first device
+            array = cupy.ndarray((3 * MIB,), "u1")
+            assert list(platform.devices) == [1]
+            del array
+        assert pool.release()
+        assert fake.live_bytes() == 0
+
+
+def test_streams_are_kept_apart_on_a_memory_that_is_shared(fake: FakeCuda, current: Current) -> None:
+    """Freed on one stream while its work is queued: CuPy on another stream gets other memory."""
+    with (
+        Pool(fake.device(), wait_bytes="never", background=False) as other,
+        install(FakePlatform(current, fake.device), share=other),
+    ):
+        first, second = fake.stream(), fake.stream()
+        address = other.allocate(3 * MIB, stream=first)
+        fake.write(first, address, 3 * MIB, 1)
+        other.free(address, stream=first)
+        with current.on(stream=second):
+            array = cupy.ndarray((3 * MIB,), "u1")
+            assert array.data.ptr != address
+            del array
+        with current.on(stream=first):
+            array = cupy.ndarray((3 * MIB,), "u1")
+            assert array.data.ptr == address
+            del array
+        fake.finish(first)
+
+
+def test_both_replay_plans_of_their_own(fake: FakeCuda, current: Current) -> None:
+    with (
+        Pool(fake.device(), wait_bytes="never", background=False) as other,
+        install(FakePlatform(current, fake.device), share=other) as pool,
+    ):
+        for _ in range(12):
+            pool.step()
+            arrays = [cupy.ndarray((n * 10_000,), "u1") for n in (3, 1, 2)]
+            del arrays
+            other.step()
+            buffers = [other.allocate(n * 7_000) for n in (2, 5)]
+            for address in buffers:
+                other.free(address)
+            pool.plan_now()
+            other.plan_now()
+        for report in (pool.report().to_dict(), other.report().to_dict()):
+            assert (report["state"], report["misses"]) == ("replaying", 0)
+
+
+def test_a_pool_that_shares_its_memory_is_found_with_the_first_array(
+    fake: FakeCuda, current: Current
+) -> None:
+    """As under `mempool run`, where CuPy may be imported before PyTorch."""
+    found: list[Pool] = []
+    with install(FakePlatform(current, fake.device), share=lambda: found[0] if found else None) as pool:
+        with Pool(fake.device(), wait_bytes="never", background=False) as other:
+            found.append(other)
+            assert cupy.ndarray((MIB,), "u1").data.ptr != 0
+            assert pool.pool(0).core is other.core
+        with current.on(device=1):  # it is closed by now
+            assert cupy.ndarray((MIB,), "u1").data.ptr != 0
+            assert pool.pool(1).core is not other.core
+
+
+def test_a_pool_of_the_host_is_refused(fake: FakeCuda, current: Current) -> None:
+    with Pool(background=False) as host, pytest.raises(UsageError, match="no pool of a CUDA device"):
+        install(FakePlatform(current, fake.device), share=host)
+    assert not mempool.cupy.is_installed()
+
+
+@pytest.mark.parametrize("memory", ["plain", "growing", "managed"])
+def test_memory_is_of_the_kind_that_was_asked_for(fake: FakeCuda, current: Current, memory: str) -> None:
+    cuda = Cuda(fake.driver, memory=memory)
+    with install(FakePlatform(current, cuda.device), memory=memory) as pool:
+        for _ in range(8):
+            pool.step()
+            arrays = [cupy.ndarray((n * MIB,), "u1") for n in (3, 1, 2)]
+            del arrays
+            pool.plan_now()
+        assert pool.report().to_dict()["misses"] == 0
+        assert getattr(pool.pool(0).device, "kind", None) == memory
+        assert pool.release()
+
+
+def test_any_adapter_takes_cupys_pool_as_the_one_to_share(fake: FakeCuda, current: Current) -> None:
+    """And CuPy one that does not know its device yet; not one that is closed."""
+    from mempool.callbacks import CallbackPool
+
+    with (
+        install(FakePlatform(current, fake.device)) as pool,
+        CallbackPool(0, share=pool, name="other", background=False) as other,
+    ):
+        address = other.take(3 * MIB)
+        other.give(address, 0)
+        assert cupy.ndarray((3 * MIB,), "u1").data.ptr == address
+    with (
+        CallbackPool(None, driver=fake.driver, name="first", background=False) as first,
+        install(FakePlatform(current, fake.device), share=first) as pool,
+    ):
+        assert cupy.ndarray((MIB,), "u1").data.ptr != 0
+        assert (first.index, pool.pool(0).core) == (0, first.core)
+    with pytest.raises(UsageError, match="closed"):
+        install(FakePlatform(current, fake.device), share=first)
+
+
+def test_an_array_on_another_device_decides_nothing_for_a_pool_that_was_found(
+    fake: FakeCuda, current: Current
+) -> None:
+    from mempool.callbacks import CallbackPool
+
+    with (
+        CallbackPool(None, driver=fake.driver, name="tensors", background=False) as found,
+        install(FakePlatform(current, fake.device), share=lambda: found),
+        current.on(device=1),
+    ):
+        assert cupy.ndarray((MIB,), "u1").data.ptr != 0
+        assert found.index is None
+
+
+def test_the_demonstration_finds_what_it_reads(fake: FakeCuda, current: Current) -> None:
+    """`mempool demo` saves the plan and reads the report as of any pool."""
+    with install(FakePlatform(current, fake.device)) as pool:
+        assert pool.planned is None
+        for _ in range(6):
+            with pool.iteration():
+                arrays = [cupy.ndarray((n * MIB,), "u1") for n in (3, 1, 2)]
+                del arrays
+            pool.plan_now()
+        assert pool.planned is not None
+        report = pool.report().to_dict()
+        assert {"state", "hits", "planned_arena_bytes", "reserved_peak_bytes"} <= report.keys()
+        assert cupy.get_default_memory_pool().total_bytes() == report["reserved_bytes"]
+
+
+def test_a_gpu_without_such_memory_is_told_before_the_first_array(fake: FakeCuda) -> None:
+    fake.set_attribute(102, 0)
+    with pytest.raises(UsageError, match="CUDA device 0 has no growing memory"):
+        Cuda(fake.driver, memory="growing").device(0)

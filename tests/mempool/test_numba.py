@@ -1,0 +1,231 @@
+"""Numba's memory manager on a fake driver: what is served, when it is given back, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("numba.cuda.cudadrv.driver", reason="Numba is not installed")
+
+from numba import cuda
+from numba.cuda.cudadrv import driver as numba_driver
+
+import mempool.numba
+from mempool import Pool, UsageError
+from mempool.callbacks import CallbackPool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fake_cuda import FakeCuda
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(cuda, "HostOnlyCUDAMemoryManager"), reason="this Numba has no memory plug-ins"
+)
+MIB = 1 << 20
+
+
+class Context(SimpleNamespace):
+    """What a manager asks of Numba's context."""
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(device=SimpleNamespace(id=index))
+
+
+@pytest.fixture
+def pool(fake: FakeCuda) -> Iterator[mempool.numba.NumbaPool]:
+    with mempool.numba.install(driver=fake.driver, background=False) as installed:
+        yield installed
+    gc.collect()
+
+
+@pytest.fixture
+def manager(pool: mempool.numba.NumbaPool) -> Any:
+    return numba_driver._memory_manager(context=Context())
+
+
+def address(memory: Any) -> int:
+    return int(memory.device_pointer)
+
+
+def test_installing_makes_it_the_manager_and_closing_gives_the_former_back(fake: FakeCuda) -> None:
+    before = numba_driver._memory_manager
+    with mempool.numba.install(driver=fake.driver, background=False) as pool:
+        assert numba_driver._memory_manager is mempool.numba.Manager
+        assert mempool.numba.installed() is pool
+    assert numba_driver._memory_manager in (before, numba_driver.NumbaCUDAMemoryManager)
+    assert fake.calls("cuMemAlloc_v2") == 0
+
+
+def test_the_environment_is_enough() -> None:
+    code = (
+        "from numba.cuda.cudadrv import driver; driver._ensure_memory_manager(); "
+        "import mempool.numba; assert driver._memory_manager is mempool.numba.Manager"
+    )
+    environment = {"NUMBA_CUDA_MEMORY_MANAGER": "mempool.numba", "PATH": ""}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True)
+
+
+def test_a_manager_that_nobody_gave_a_pool_makes_one(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mempool.numba.NumbaPool.__init__, "__kwdefaults__", {"synchronize": True})
+    monkeypatch.setattr(
+        mempool.callbacks.CallbackPool.__init__, "__kwdefaults__", {"driver": fake.driver, "share": None}
+    )
+    manager = mempool.numba.Manager(context=Context(1))
+    manager.memalloc(MIB)
+    made = mempool.numba.installed()
+    assert made is not None
+    assert made.index == 1
+    made.close()
+
+
+def test_after_numba_has_made_a_context_it_is_too_late(
+    fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = {0: SimpleNamespace(primary_context=object())}
+    monkeypatch.setattr(numba_driver.driver, "devices", devices)
+    with pytest.raises(UsageError, match="has used CUDA already"):
+        mempool.numba.install(driver=fake.driver, background=False)
+    assert mempool.numba.installed() is None
+
+
+def test_what_is_dropped_is_the_next_ones(pool: mempool.numba.NumbaPool, manager: Any) -> None:
+    first = manager.memalloc(MIB)
+    assert (first.size, pool.client.stats()["requested"]["current"]) == (MIB, MIB)
+    where, reserved = address(first), pool.core.stats()["reserved"]["current"]
+    del first
+    gc.collect()
+    assert pool.client.stats()["requested"]["current"] == 0
+    again = manager.memalloc(MIB)
+    assert address(again) == where
+    assert pool.core.stats()["reserved"]["current"] == reserved
+
+
+def test_what_a_stream_still_uses_is_not_the_next_ones(
+    fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any
+) -> None:
+    """Numba does not say that a kernel on another stream reads it; the next one may be written at once."""
+    slow, fast = fake.stream(), fake.stream()
+    memory = manager.memalloc(MIB)
+    where = address(memory)
+    fake.write(slow, where, 4096, 1)
+    fake.finish(slow)
+    fake.expect(slow, where, 4096, 1)
+    memory.free()
+    again = manager.memalloc(MIB)
+    assert address(again) == where
+    fake.write(fast, where, 4096, 2)
+    fake.finish(fast)
+    fake.finish(slow)
+    again.free()
+
+
+def test_without_synchronizing_nobody_waits(fake: FakeCuda) -> None:
+    with mempool.numba.install(driver=fake.driver, synchronize=False, background=False):
+        manager = mempool.numba.Manager(context=Context())
+        manager.memalloc(MIB).free()
+        before = fake.calls("cuCtxSynchronize")
+        manager.memalloc(MIB).free()
+        assert fake.calls("cuCtxSynchronize") == before
+
+
+def test_inside_defer_cleanup_nobody_waits_and_afterwards_all_is_given_back(
+    fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any
+) -> None:
+    kept = [manager.memalloc(MIB) for _ in range(3)]
+    before = fake.calls("cuCtxSynchronize")
+    with manager.defer_cleanup(), manager.defer_cleanup():
+        for memory in kept:
+            memory.free()
+        manager.memalloc(MIB).free()
+        assert fake.calls("cuCtxSynchronize") == before
+        assert pool.client.stats()["blocks"]["current"] == 4
+    assert pool.client.stats()["blocks"]["current"] == 0
+    assert fake.calls("cuCtxSynchronize") == before + 1
+
+
+def test_what_cannot_be_waited_for_is_given_back_later(
+    fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any
+) -> None:
+    memory = manager.memalloc(MIB)
+    fake.fail("cuCtxSynchronize", times=1)
+    memory.free()
+    assert pool.client.stats()["blocks"]["current"] == 1
+    manager.reset()
+    assert pool.client.stats()["blocks"]["current"] == 0
+
+
+def test_out_of_memory_is_numbas_own_error_with_the_numbers(
+    fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any
+) -> None:
+    fake.set_capacity(64 * MIB)
+    with pytest.raises(numba_driver.CudaAPIError, match="134,217,728 bytes asked for") as told:
+        manager.memalloc(128 * MIB)
+    assert told.value.code == 2
+    manager.memalloc(MIB).free()
+
+
+def test_the_numbers_of_the_device(fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any) -> None:
+    fake.set_capacity(64 * MIB)
+    manager.memalloc(8 * MIB).free()
+    free, total = manager.get_memory_info()
+    assert (free, total) == (64 * MIB, 64 * MIB)  # what the pool keeps is free too
+
+
+def test_handles_for_other_processes_are_refused(manager: Any) -> None:
+    with pytest.raises(NotImplementedError, match="another process"):
+        manager.get_ipc_handle(manager.memalloc(MIB))
+
+
+def test_one_pool_serves_one_device(pool: mempool.numba.NumbaPool, manager: Any) -> None:
+    manager.memalloc(MIB)
+    with pytest.raises(UsageError, match="is of CUDA device 0, not 1"):
+        mempool.numba.Manager(context=Context(1)).memalloc(MIB)
+
+
+def test_a_closed_pool_goes_on_serving(pool: mempool.numba.NumbaPool, manager: Any) -> None:
+    kept = manager.memalloc(MIB)
+    pool.close()
+    manager.memalloc(MIB).free()
+    kept.free()
+    assert pool.client.stats()["blocks"]["current"] == 0
+
+
+def test_a_loop_is_replayed(pool: mempool.numba.NumbaPool, manager: Any) -> None:
+    for _ in range(12):
+        pool.step()
+        kept = [manager.memalloc(4096 * (1 + layer)) for layer in range(8)]
+        while kept:
+            manager.memalloc(30_000).free()
+            kept.pop().free()
+        pool.plan_now()
+    assert pool.report().to_dict()["hit_rate"] == 1.0
+    pool.close()
+    assert pool.client.patterns() == 0
+
+
+def test_with_another_framework_on_one_memory(fake: FakeCuda) -> None:
+    with (
+        CallbackPool(0, driver=fake.driver, name="other", background=False) as other,
+        mempool.numba.install(share=other, background=False) as pool,
+    ):
+        manager = mempool.numba.Manager(context=Context())
+        where = other.take(MIB)
+        reserved = other.core.stats()["reserved"]["current"]
+        other.give(where, 0)
+        memory = manager.memalloc(MIB)
+        assert address(memory) == where
+        memory.free()
+        assert other.take(MIB) == where
+        assert pool.core.stats()["reserved"]["current"] == reserved
+        other.give(where, 0)
+
+
+def test_a_pool_of_the_host_cannot_be_shared(fake: FakeCuda) -> None:
+    with Pool(background=False) as host, pytest.raises(UsageError, match="is no pool of a CUDA device"):
+        mempool.numba.install(share=host)

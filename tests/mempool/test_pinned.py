@@ -1,0 +1,205 @@
+"""Pooled page-locked memory, on a driver without a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from mempool import OutOfMemoryError, UsageError, pinned
+from mempool.pinned import PinnedPool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fake_cuda import FakeCuda
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def pool(fake: FakeCuda) -> Iterator[PinnedPool]:
+    with PinnedPool(driver=fake.driver, background=False) as made:
+        yield made
+        made.release()
+
+
+def address(array: np.ndarray) -> int:
+    where: int = array.__array_interface__["data"][0]
+    return where
+
+
+def test_arrays_are_the_hosts_and_aligned(fake: FakeCuda, pool: PinnedPool) -> None:
+    arrays = [pool.empty((n, 7), "f4") for n in (1, 100, 60_000, 0)]
+    for k, array in enumerate(arrays):
+        array[:] = k
+    assert [float(array.sum()) for array in arrays] == [0, 700, 840_000, 0]
+    assert all(address(array) % 512 == 0 for array in arrays[:3])
+    assert pool.empty(3).dtype == np.float64
+    assert fake.calls("cuMemHostAlloc") > 0
+    assert fake.calls("cuMemAlloc_v2") == 0
+
+
+def test_memory_goes_round_once_its_streams_are_through(fake: FakeCuda, pool: PinnedPool) -> None:
+    """A copy is queued from it: who comes next must not write there before."""
+    stream = fake.stream()
+    array = pool.empty(MIB, "u1")
+    first = address(array)
+    array[:] = 7
+    fake.expect(stream, first, MIB, 7)
+    pool.used_by(array[3:], stream)  # of a view
+    del array
+    other = pool.empty(MIB, "u1")
+    assert address(other) != first
+    other[:] = 1
+    fake.finish(stream)
+    assert address(pool.empty(MIB, "u1")) == first
+    unused = address(pool.empty(MIB, "u1"))
+    assert address(pool.empty(MIB, "u1")) == unused
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_the_default_streams_are_waited_for_like_any_other(
+    fake: FakeCuda, pool: PinnedPool, stream: int
+) -> None:
+    array = pool.empty(MIB, "u1")
+    first = address(array)
+    fake.expect(stream, first, MIB, 0)
+    pool.used_by(array, stream)
+    del array
+    assert address(pool.empty(MIB, "u1")) != first
+    fake.finish(stream)
+
+
+def test_a_stream_is_told_by_itself_and_kept_until_the_array_goes(fake: FakeCuda, pool: PinnedPool) -> None:
+    class Stream:
+        ptr = fake.stream()
+
+    stream = Stream()
+    seen = weakref.ref(stream)
+    array = pool.empty(np.int64(1000), "u1")
+    pool.used_by(array, stream)
+    del stream
+    assert seen() is not None
+    del array
+    assert seen() is None
+    with pytest.raises(TypeError):
+        pool.used_by(pool.empty(10), "stream")
+
+
+def test_a_threads_default_stream_is_that_threads_wherever_the_array_goes(
+    fake: FakeCuda, pool: PinnedPool
+) -> None:
+    """Told in one thread, freed in another: what the first has queued is waited for."""
+    array = pool.empty(MIB, "u1")
+    first = address(array)
+    array[:] = 7
+
+    kept = [array]
+    del array
+
+    def use() -> None:
+        fake.expect(2, first, MIB, 7)
+        pool.used_by(kept[0], 2)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    kept.clear()
+    waits = fake.calls("cuCtxSynchronize")
+    other = pool.empty(MIB, "u1")
+    assert address(other) != first or fake.calls("cuCtxSynchronize") > waits
+    other[:] = 1
+
+
+def test_the_environment_is_meant_for_others(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMPOOL_PLAN", "no.plan")
+    monkeypatch.setenv("MEMPOOL_MAX_RESERVED", "1KB")
+    with PinnedPool(driver=fake.driver, background=False, max_reserved="1GiB") as pool:
+        assert pool.empty(MIB).size == MIB
+        assert pool.settings.plan is None
+
+
+def test_arrays_outlive_the_pool(fake: FakeCuda) -> None:
+    with PinnedPool(driver=fake.driver, background=False) as pool:
+        array = pool.empty(MIB)
+        view = array[5:].reshape(-1)
+    del pool, array
+    view[:] = 3
+    assert float(view.sum()) == 3 * (MIB - 5)
+    assert fake.live_allocations > 0
+
+
+def test_a_loop_is_planned_like_any_other(pool: PinnedPool) -> None:
+    for _ in range(10):
+        pool.step()
+        batches = [pool.empty(n * 1000, "u1") for n in (3, 50, 7)]
+        del batches
+        pool.plan_now()
+    report = pool.report().to_dict()
+    assert (report["state"], report["misses"]) == ("replaying", 0)
+
+
+def test_out_of_memory_says_so_and_the_pool_goes_on(fake: FakeCuda, pool: PinnedPool) -> None:
+    fake.fail("cuMemHostAlloc", 2)
+    with pytest.raises(OutOfMemoryError, match="64"):
+        pool.empty(64 * MIB, "u1")
+    fake.fail("cuMemHostAlloc", times=0)
+    assert pool.empty(64 * MIB, "u1").size == 64 * MIB
+
+
+def test_an_array_of_somebody_else_is_refused(pool: PinnedPool) -> None:
+    for array in (np.zeros(3), np.frombuffer(b"1234", "u1")):
+        with pytest.raises(ValueError, match="not of a pool of pinned memory"):
+            pool.used_by(array, 0)
+
+
+def test_without_a_driver_or_a_device_it_is_a_clear_error(fake: FakeCuda) -> None:
+    with pytest.raises(UsageError, match=r"no CUDA driver: .*libno\.so"):
+        PinnedPool(driver="libno.so")
+    with pytest.raises(UsageError, match="no CUDA device 5; the driver sees 2"):
+        PinnedPool(5, driver=fake.driver)
+
+
+def test_an_array_that_is_there_when_python_ends_does_no_harm(fake: FakeCuda) -> None:
+    program = """if True:
+        import sys
+        from mempool.pinned import PinnedPool
+        pool = PinnedPool(driver=sys.argv[1])
+        kept = pool.empty(1 << 20)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program, fake.driver], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_cupy_takes_its_pinned_memory_from_it(
+    fake: FakeCuda, pool: PinnedPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the stream that is current when it goes."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    current = fake.stream()
+    monkeypatch.setattr(pinned, "_current_stream", lambda: current)
+    monkeypatch.setattr(pinned, "_current_device", lambda: 0)
+    cupy.cuda.set_pinned_memory_allocator(pool.malloc)
+    try:
+        memory = cupy.cuda.alloc_pinned_memory(MIB)
+        first = memory.ptr
+        assert memory.size() == MIB
+        later = memory + 100
+        fake.expect(current, first, MIB, 0)
+        del memory
+        assert cupy.cuda.alloc_pinned_memory(MIB).ptr != first
+        del later
+        assert cupy.cuda.alloc_pinned_memory(MIB).ptr != first
+        fake.finish(current)
+        assert cupy.cuda.alloc_pinned_memory(MIB).ptr == first
+        fake.finish(current)
+    finally:
+        cupy.cuda.set_pinned_memory_allocator()

@@ -1,0 +1,101 @@
+"""Programs of several streams, from the recording to the replay: what the plan says is what happens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pools import simulated
+
+from mempool import Pool
+from solvers import check, peak_load
+from solvers.streams import waits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+KIB = 1 << 10
+COMPUTE, COPY = 0, 7
+
+
+class TwoStreams:
+    """Layers compute on one stream; between them another one gathers and scatters buckets.
+
+    No two live buffers may overlap.
+    """
+
+    def __init__(self, pool: Pool, copy: int = COPY) -> None:
+        self.pool, self.copy = pool, copy
+        self.live: dict[int, int] = {}
+
+    def allocate(self, size: int, stream: int) -> int:
+        address = self.pool.allocate(size, stream=stream)
+        for other, length in self.live.items():
+            assert address + size <= other or other + length <= address, "two live buffers overlap"
+        self.live[address] = size
+        return address
+
+    def free(self, address: int, stream: int) -> None:
+        del self.live[address]
+        self.pool.free(address, stream=stream)
+
+    def iteration(self, layers: int = 8) -> None:
+        for layer in range(layers):
+            bucket = self.allocate(256 * KIB, self.copy)
+            self.free(bucket, self.copy)
+            work = [self.allocate((20 + 10 * k + layer) * KIB, COMPUTE) for k in range(6)]
+            for address in reversed(work):
+                self.free(address, COMPUTE)
+
+
+def run(pool: Pool, iteration: Callable[[], None], count: int, *, marks: bool) -> None:
+    for _ in range(count):
+        if marks:
+            pool.step()
+        iteration()
+        pool.plan_now()
+
+
+@pytest.mark.parametrize("marks", [True, False])
+@pytest.mark.parametrize(("wait_bytes", "shares"), [(0, True), ("1GiB", False), ("never", False)])
+def test_what_the_plan_says_is_what_happens(wait_bytes: int | str, shares: bool, marks: bool) -> None:
+    with Pool(simulated(), background=False, wait_bytes=wait_bytes) as pool:
+        program = TwoStreams(pool)
+        run(pool, program.iteration, 12, marks=marks)
+        assert pool.planned is not None
+        plan, buffers = pool.planned.plan, pool.planned.buffers
+        check(plan, buffers)
+        assert set(buffers.stream.tolist()) == {COMPUTE, COPY}
+        apart = sum(peak_load(buffers.select((buffers.stream == s).nonzero()[0])) for s in (COMPUTE, COPY))
+        assert (plan.arena_bytes < apart * 0.9) == shares
+        expected = waits(plan, buffers)
+        assert (expected > 0) == shares
+        before, misses = pool.core.stats()["stream_waits"], pool.report().to_dict()["misses"]
+        run(pool, program.iteration, 10, marks=marks)
+        assert pool.core.stats()["stream_waits"] - before == 10 * expected
+        assert pool.report().to_dict()["misses"] == misses
+
+
+def test_where_streams_never_share_a_plan_that_lets_them_is_told(tmp_path: Path) -> None:
+    """PyTorch's programs may have a use by another stream waited for after the free: see CudaPool."""
+    path = tmp_path / "p.plan"
+    with Pool(simulated(), background=False, wait_bytes=0) as pool:
+        run(pool, TwoStreams(pool).iteration, 12, marks=True)
+        pool.save(path)
+    with Pool(simulated(), background=False, plan=str(path), wait_bytes="never") as pool:
+        run(pool, TwoStreams(pool).iteration, 3, marks=True)
+        assert "other_stream: another stream used the memory last" in pool.explain()
+
+
+def test_a_saved_plan_of_several_streams_serves_the_next_process(tmp_path: Path) -> None:
+    """Where the second stream has another handle."""
+    path = tmp_path / "p.plan"
+    with Pool(simulated(), background=False, wait_bytes=0) as pool:
+        run(pool, TwoStreams(pool).iteration, 12, marks=True)
+        pool.save(path)
+    with Pool(simulated(), background=False, plan=str(path)) as pool:
+        run(pool, TwoStreams(pool, copy=123).iteration, 6, marks=True)
+        said = pool.report().to_dict()
+        assert said["hits"] == 6 * 8 * 7
+        assert said["misses"] == 0

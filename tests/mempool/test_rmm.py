@@ -1,0 +1,363 @@
+"""RMM's resource on a fake driver: streams, errors, what it leaves behind, and memory shared with others."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cores import pattern
+
+pytest.importorskip("rmm.mr", reason="RMM is not installed")
+
+import rmm
+from rmm.pylibrmm.stream import DEFAULT_STREAM, LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, Stream
+
+import mempool.rmm
+from mempool import Pool, UsageError
+from mempool.callbacks import CallbackPool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fake_cuda import FakeCuda
+
+MIB = 1 << 20
+PER_THREAD = 2
+
+
+class Handle:
+    """A stream of somebody else's, as RMM takes them."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+@pytest.fixture
+def pool(fake: FakeCuda) -> Iterator[mempool.rmm.RmmPool]:
+    with mempool.rmm.install(driver=fake.driver, background=False) as installed:
+        yield installed
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    """Resources are kept for ever; those of a test only as long as it lasts."""
+    yield
+    mempool.rmm._kept.clear()
+    gc.collect()
+
+
+def current() -> Any:
+    return rmm.mr.get_per_device_resource(0)
+
+
+def test_installing_makes_it_the_devices_resource_and_closing_gives_the_former_back(fake: FakeCuda) -> None:
+    before = current()
+    with mempool.rmm.install(driver=fake.driver, background=False) as pool:
+        assert isinstance(current(), rmm.mr.CallbackMemoryResource)
+        assert mempool.rmm.installed() is pool
+    assert current() is before
+
+
+def test_a_resource_that_was_set_meanwhile_stays(fake: FakeCuda) -> None:
+    before = current()
+    pool = mempool.rmm.install(driver=fake.driver, background=False)
+    mine = rmm.mr.CudaMemoryResource()
+    rmm.mr.set_per_device_resource(0, mine)
+    pool.close()
+    assert current() is mine
+    rmm.mr.set_per_device_resource(0, before)
+
+
+def test_what_is_freed_is_the_next_ones_of_its_stream(fake: FakeCuda, pool: mempool.rmm.RmmPool) -> None:
+    stream = Stream(Handle(fake.stream()))
+    where = current().allocate(MIB, stream)
+    assert where % 256 == 0
+    reserved = pool.core.stats()["reserved"]["current"]
+    current().deallocate(where, MIB, stream)
+    assert current().allocate(MIB, stream) == where
+    current().deallocate(where, MIB, stream)
+    assert pool.core.stats()["reserved"]["current"] == reserved
+    assert pool.client.stats()["blocks"]["current"] == 0
+
+
+def test_what_another_stream_frees_waits_for_it(fake: FakeCuda, pool: mempool.rmm.RmmPool) -> None:
+    own, other = fake.stream(), fake.stream()
+    where = current().allocate(MIB, Stream(Handle(own)))
+    fake.write(other, where, 4096, 1)
+    fake.finish(other)
+    fake.expect(other, where, 4096, 1)
+    current().deallocate(where, MIB, Stream(Handle(other)))
+    again = current().allocate(MIB, Stream(Handle(own)))
+    fake.write(own, again, 4096, 2)
+    fake.finish(own)
+    fake.finish(other)
+    current().deallocate(again, MIB, Stream(Handle(own)))
+
+
+def test_the_two_names_of_the_default_stream_are_one(pool: mempool.rmm.RmmPool) -> None:
+    where = current().allocate(MIB, DEFAULT_STREAM)
+    current().deallocate(where, MIB, LEGACY_DEFAULT_STREAM)
+    assert current().allocate(MIB, LEGACY_DEFAULT_STREAM) == where
+    current().deallocate(where, MIB, DEFAULT_STREAM)
+
+
+def test_the_default_stream_of_a_thread_is_another_one_in_each(
+    fake: FakeCuda, pool: mempool.rmm.RmmPool
+) -> None:
+    """Its memory serves the same thread again at once, and another one only after a wait for the device."""
+    fake.set_capacity(20 * MIB)  # of one segment
+    for _ in range(20):
+        where = current().allocate(8 * MIB, PER_THREAD_DEFAULT_STREAM)
+        current().deallocate(where, 8 * MIB, PER_THREAD_DEFAULT_STREAM)
+    assert fake.calls("cuCtxSynchronize") == 0
+    large = current().allocate(12 * MIB, PER_THREAD_DEFAULT_STREAM)
+    fake.write(PER_THREAD, large, 12 * MIB, 1)
+    current().deallocate(large, 12 * MIB, PER_THREAD_DEFAULT_STREAM)
+
+    def elsewhere() -> None:
+        mine = current().allocate(12 * MIB, PER_THREAD_DEFAULT_STREAM)
+        fake.write(PER_THREAD, mine, 12 * MIB, 2)
+        fake.expect(PER_THREAD, mine, 12 * MIB, 2)
+        fake.finish(PER_THREAD)
+        current().deallocate(mine, 12 * MIB, PER_THREAD_DEFAULT_STREAM)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert fake.calls("cuCtxSynchronize") > 0
+
+
+def test_a_loop_on_the_default_stream_of_a_thread_is_replayed(pool: mempool.rmm.RmmPool) -> None:
+    for _ in range(12):
+        pool.step()
+        buffers = [(current().allocate(n * MIB, PER_THREAD_DEFAULT_STREAM), n * MIB) for n in (3, 1, 2)]
+        for where, size in buffers:
+            current().deallocate(where, size, PER_THREAD_DEFAULT_STREAM)
+        pool.plan_now()
+    report = pool.report().to_dict()
+    assert (report["state"], report["misses"]) == ("replaying", 0)
+
+
+def test_two_threads_default_streams_are_ordered_each(fake: FakeCuda) -> None:
+    """What one thread's has waited for, the other's has not."""
+    with Pool(fake.device(), name="other", background=False) as other:
+        busy = fake.stream()
+        other.client.load(None, pattern([MIB, MIB], stream=busy))
+        with mempool.rmm.install(share=other, wait_bytes=0, background=False) as rmm_pool:
+            rmm_pool.client.load(None, pattern([MIB], [MIB], stream=2, others=[(1, 2, [MIB], [0])]))
+            first, second = (other.allocate(MIB, stream=busy) for _ in range(2))
+            fake.write(busy, first, 4096, 1)
+            fake.finish(busy)
+            fake.expect(busy, first, 4096, 1)
+            for address in (first, second):
+                other.free(address, stream=busy)
+
+            def use() -> None:
+                mine = current().allocate(MIB, PER_THREAD_DEFAULT_STREAM)
+                fake.write(PER_THREAD, mine, 4096, 2)
+                fake.finish(PER_THREAD)
+                current().deallocate(mine, MIB, PER_THREAD_DEFAULT_STREAM)
+
+            for _ in range(2):
+                thread = threading.Thread(target=use)
+                thread.start()
+                thread.join()
+            fake.finish(busy)
+
+
+def test_closed_pools_keep_nothing_that_is_free(fake: FakeCuda) -> None:
+    held = []
+    for _ in range(4):
+        with mempool.rmm.install(driver=fake.driver, background=False):
+            where = current().allocate(100 * MIB)
+            current().deallocate(where, 100 * MIB)
+        held.append(fake.live_bytes())
+    assert held == [0] * 4
+
+
+@pytest.mark.parametrize("way", ["bind", "share"])
+def test_a_plan_from_a_file_begins_when_somebody_decides_on_the_device(
+    fake: FakeCuda, way: str, tmp_path: Path
+) -> None:
+    with Pool(fake.device(), wait_bytes="never", background=False) as trained:
+        for _ in range(6):
+            trained.step()
+            trained.free(trained.allocate(MIB))
+            trained.plan_now()
+        trained.save(tmp_path / "a.plan")
+    with CallbackPool(
+        None, driver=fake.driver, plan=tmp_path / "a.plan", name="late", background=False
+    ) as late:
+        if way == "bind":
+            late.bind(0)
+        else:
+            mempool.rmm.install(0, share=late, background=False).close()
+        late.step()
+        late.give(late.take(MIB), 0)
+        assert late.report().to_dict()["hits"] == 1
+
+
+def test_out_of_memory_is_a_memory_error_with_the_numbers(fake: FakeCuda, pool: mempool.rmm.RmmPool) -> None:
+    fake.set_capacity(64 * MIB)
+    with pytest.raises(MemoryError, match="134,217,728 bytes asked for"):
+        current().allocate(128 * MIB)
+    where = current().allocate(MIB)
+    current().deallocate(where, MIB)
+
+
+def test_buffers_outlive_the_pool(pool: mempool.rmm.RmmPool) -> None:
+    resource = current()
+    where = resource.allocate(MIB)
+    pool.close()
+    resource.deallocate(where, MIB)
+    resource.deallocate(resource.allocate(MIB), MIB)
+    assert pool.client.stats()["blocks"]["current"] == 0
+
+
+def test_an_adaptor_lies_above_it(fake: FakeCuda) -> None:
+    with CallbackPool(0, driver=fake.driver, name="upstream", background=False) as pool:
+        limited = rmm.mr.LimitingResourceAdaptor(mempool.rmm.resource(pool), 2 * MIB)
+        where = limited.allocate(MIB)
+        assert pool.client.stats()["requested"]["current"] == MIB
+        with pytest.raises(MemoryError):
+            limited.allocate(2 * MIB)
+        limited.deallocate(where, MIB)
+    with Pool(background=False) as host, pytest.raises(UsageError, match="no pool for RMM"):
+        mempool.rmm.resource(host)  # type: ignore[arg-type]
+
+
+def test_many_threads_never_wait_for_each_other_for_ever(pool: mempool.rmm.RmmPool) -> None:
+    """RMM calls without the interpreter's lock, and takes it for each call of ours."""
+
+    def work() -> None:
+        for number in range(300):
+            size = 4096 * (1 + number % 7)
+            resource.deallocate(resource.allocate(size), size)
+
+    resource = current()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert pool.client.stats()["blocks"]["current"] == 0
+
+
+def test_a_buffer_may_outlive_the_interpreter(fake_library: Path) -> None:
+    """Its resource is freed with the last module, and calls us then."""
+    code = f"""
+        import mempool.rmm, rmm.mr
+        pool = mempool.rmm.install(driver={str(fake_library)!r})
+        class Kept:
+            def __init__(self):
+                self.resource = rmm.mr.get_per_device_resource(0)
+                self.address = self.resource.allocate(1 << 20)
+            def __del__(self):
+                self.resource.deallocate(self.address, 1 << 20)
+                print("freed")
+        kept = Kept()
+        kept.itself = kept
+        rmm.kept = kept
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_loop_is_replayed(pool: mempool.rmm.RmmPool) -> None:
+    for _ in range(12):
+        pool.step()
+        kept = [(current().allocate(size), size) for size in range(4096, 40_000, 4096)]
+        for where, size in reversed(kept):
+            current().deallocate(where, size)
+        pool.plan_now()
+    assert pool.report().to_dict()["hit_rate"] == 1.0
+
+
+# --- with others on one memory
+
+
+def test_memory_goes_from_one_framework_to_the_other_and_back(fake: FakeCuda) -> None:
+    with (
+        CallbackPool(0, driver=fake.driver, name="other", background=False) as other,
+        mempool.rmm.install(share=other, background=False) as pool,
+    ):
+        where = other.take(MIB)
+        reserved = other.core.stats()["reserved"]["current"]
+        other.give(where, 0)
+        assert current().allocate(MIB) == where
+        current().deallocate(where, MIB)
+        assert other.take(MIB) == where
+        other.give(where, 0)
+        assert pool.core.stats()["reserved"]["current"] == reserved
+
+
+def test_what_is_planned_for_both_waits_for_the_others_stream(fake: FakeCuda) -> None:
+    """Freed on one stream, wanted on another by another framework: an event, recorded at the free."""
+    first, second = fake.stream(), fake.stream()
+    with (
+        CallbackPool(0, driver=fake.driver, name="other", wait_bytes=0, background=False) as other,
+        mempool.rmm.install(share=other, wait_bytes=0, background=False) as pool,
+    ):
+        other.client.load(None, pattern([MIB], stream=first))
+        pool.client.load(None, pattern([MIB], stream=second))
+        where = other.take(MIB, first)
+        fake.write(first, where, 4096, 1)
+        fake.finish(first)
+        fake.expect(first, where, 4096, 1)
+        other.give(where, first)
+        waits = fake.calls("cuStreamWaitEvent")
+        assert current().allocate(MIB, Stream(Handle(second))) == where
+        assert fake.calls("cuStreamWaitEvent") == waits + 1
+        fake.write(second, where, 4096, 2)
+        fake.finish(second)
+        fake.finish(first)
+        current().deallocate(where, MIB, Stream(Handle(second)))
+
+
+def test_where_streams_share_nothing_the_other_gets_memory_of_its_own(fake: FakeCuda) -> None:
+    first, second = fake.stream(), fake.stream()
+    with (
+        CallbackPool(0, driver=fake.driver, name="other", background=False) as other,
+        mempool.rmm.install(share=other, background=False),
+    ):
+        assert not other.shares_streams  # unless somebody says so
+        where = other.take(MIB, first)
+        other.give(where, first)
+        mine = current().allocate(MIB, Stream(Handle(second)))
+        assert mine != where
+        current().deallocate(mine, MIB, Stream(Handle(second)))
+
+
+def test_in_need_all_that_is_free_is_anybodys_after_a_wait_for_the_device(fake: FakeCuda) -> None:
+    fake.set_capacity(24 * MIB)
+    first, second = fake.stream(), fake.stream()
+    with (
+        CallbackPool(0, driver=fake.driver, name="other", background=False) as other,
+        mempool.rmm.install(share=other, background=False),
+    ):
+        where = other.take(16 * MIB, first)
+        fake.write(first, where, 4096, 1)
+        fake.finish(first)
+        fake.expect(first, where, 4096, 1)
+        other.give(where, first)
+        mine = current().allocate(16 * MIB, Stream(Handle(second)))
+        fake.write(second, mine, 4096, 2)
+        fake.finish(second)
+        fake.finish(first)
+        current().deallocate(mine, 16 * MIB, Stream(Handle(second)))

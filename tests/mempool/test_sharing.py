@@ -1,0 +1,418 @@
+"""Several pools on one memory: what either frees serves both, and neither spoils the other's plan."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from cores import pattern
+from pools import run, simulated
+from programs import Watched, layers
+
+import mempool.numpy
+from mempool import OutOfMemoryError, Pool, UsageError, _core
+from mempool.learner import joined
+from mempool.settings import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def pools() -> Iterator[tuple[Pool, Pool]]:
+    with (
+        Pool(simulated(), name="one", background=False) as one,
+        Pool(name="other", share=one, background=False) as other,
+    ):
+        yield one, other
+
+
+def take_turns(one: Pool, other: Pool, count: int = 14) -> tuple[Watched, Watched]:
+    memory, others = Watched(one), Watched(other)
+    for _ in range(count):
+        for which in (memory, others):
+            which.pool.step()
+            layers(which, 10 if which is memory else 7)
+            which.pool.plan_now()
+    return memory, others
+
+
+# --- one memory
+
+
+def test_what_one_frees_serves_the_other(pools: tuple[Pool, Pool]) -> None:
+    one, other = pools
+    address = one.allocate(MIB)
+    reserved = one.core.stats()["reserved"]["current"]
+    one.free(address)
+    assert other.allocate(MIB) == address
+    assert one.core.stats()["reserved"]["current"] == reserved
+    other.free(address)
+
+
+def test_each_replays_its_plan_in_one_arena(pools: tuple[Pool, Pool]) -> None:
+    one, other = pools
+    take_turns(one, other)
+    for pool in pools:
+        report = pool.report().to_dict()
+        assert (report["state"], report["hit_rate"], report["plans"]) == ("replaying", 1.0, 1)
+    assert one.planned is not None
+    assert other.planned is not None
+    assert one.planned.plan.arena_bytes != other.planned.plan.arena_bytes
+    arena = one.core.stats()["arena_bytes"]
+    largest = max(one.planned.plan.arena_bytes, other.planned.plan.arena_bytes)
+    assert largest <= arena < largest + one.device.page
+
+
+def test_counts_are_of_each_and_memory_is_of_both(pools: tuple[Pool, Pool]) -> None:
+    one, other = pools
+    kept = one.allocate(MIB), other.allocate(2 * MIB)
+    mine, its = one.report().to_dict(), other.report().to_dict()
+    assert (mine["requested_bytes"], its["requested_bytes"]) == (MIB, 2 * MIB)
+    assert mine["reserved_bytes"] == its["reserved_bytes"] >= 3 * MIB
+    assert (mine["shared_with"], its["shared_with"]) == (["other"], ["one"])
+    assert "shared with  " in str(one.report())
+    for pool, address in zip(pools, kept, strict=True):
+        pool.free(address)
+
+
+def test_peaks_that_one_resets_are_the_others_as_before(pools: tuple[Pool, Pool]) -> None:
+    one, other = pools
+    one.free(one.allocate(MIB))
+    one.trim()
+    other.client.reset_peaks()
+    report = one.report().to_dict()
+    assert report["requested_peak_bytes"] == MIB
+    assert report["reserved_bytes"] < MIB <= report["reserved_peak_bytes"]
+
+
+def test_out_of_memory_tells_what_is_live_in_both() -> None:
+    with (
+        Pool(simulated(4 * MIB), background=False) as one,
+        Pool(share=one, background=False) as other,
+    ):
+        address = one.allocate(3 * MIB)
+        with pytest.raises(OutOfMemoryError) as told:
+            other.allocate(2 * MIB)
+        assert told.value.live_bytes == 3 * MIB
+        one.free(address)
+        other.free(other.allocate(2 * MIB))
+
+
+# --- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"max_reserved": "1GiB"}, "max_reserved is 1073741824, and None in the pool to share"),
+        ({"small_bytes": 64}, "small_bytes is 64, and 512"),
+        ({"wait_bytes": "never"}, "streams share memory after an event"),
+        ({"check": True}, "shares with nobody"),
+        ({"device": "host"}, "has another device"),
+        ({"device": _core.HostDevice()}, "has another device"),
+    ],
+    ids=str,
+)
+def test_what_the_memory_is_like_is_decided_by_the_first(options: dict[str, Any], why: str) -> None:
+    with Pool(simulated(), background=False) as one, pytest.raises(UsageError, match=why):
+        Pool(share=one, background=False, **options)
+
+
+def test_the_same_again_is_no_difference() -> None:
+    with Pool(max_reserved="1GiB", background=False) as one:
+        with Pool("host", share=one, max_reserved="1GiB", small_bytes=512, background=False) as other:
+            assert other.report().to_dict()["max_reserved_bytes"] == 1 << 30
+        with Pool(share=one, background=False) as other:
+            assert other.report().to_dict()["max_reserved_bytes"] == 1 << 30
+
+
+def test_a_pool_whose_streams_share_nothing_shares_with_all_and_nobody_changes_that() -> None:
+    with Pool(simulated(), wait_bytes="never", background=False) as one:
+        with Pool(share=one, background=False) as other:
+            assert not other.shares_streams
+            assert other.settings.wait_bytes == NEVER
+        with pytest.raises(UsageError, match="streams share nothing"):
+            Pool(share=one, wait_bytes=0, background=False)
+
+
+def test_a_closed_pool_and_what_is_none_are_refused() -> None:
+    with Pool(background=False) as closed:
+        pass
+    with pytest.raises(UsageError, match="is closed"):
+        Pool(share=closed)
+    with pytest.raises(UsageError, match="not a pool"):
+        Pool(share=closed.core)  # type: ignore[arg-type]
+    with Pool(check=True, background=False) as checked, pytest.raises(UsageError, match="redzones"):
+        Pool(share=checked)
+
+
+# --- the end of one
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_closing_one_leaves_the_other_at_work(pools: tuple[Pool, Pool], first: int) -> None:
+    memory, others = take_turns(*pools)
+    closed, goes_on = (memory, others) if first == 0 else (others, memory)
+    kept = closed.allocate(MIB)
+    closed.pool.close()
+    hits = goes_on.pool.report().to_dict()["hits_total"]
+    goes_on.pool.step()
+    layers(goes_on, 10 if goes_on is memory else 7)
+    assert goes_on.pool.report().to_dict()["hit_rate"] == 1.0
+    assert goes_on.pool.report().to_dict()["hits_total"] > hits
+    closed.free(kept)
+
+
+def test_the_memory_lives_while_either_does() -> None:
+    device = simulated()
+    one = Pool(device, background=False)
+    other = Pool(share=one, background=False)
+    address = other.allocate(MIB)
+    one.close()
+    del one
+    gc.collect()
+    other.free(address)
+    other.free(other.allocate(MIB))
+    other.close()
+    del other
+    gc.collect()
+    assert device.counts().live_reservations == 0
+
+
+def test_a_closed_one_keeps_no_arena_and_no_free_memory_for_its_plans(pools: tuple[Pool, Pool]) -> None:
+    """Its planner no longer looks after them."""
+    one, other = pools
+    take_turns(one, other)
+    assert one.planned is not None
+    assert other.planned is not None
+    small = min(one.planned.plan.arena_bytes, other.planned.plan.arena_bytes)
+    large = one if one.planned.plan.arena_bytes > small else other
+    large.close()
+    page = one.device.page
+    assert one.core.stats()["arena_bytes"] == -(-small // page) * page
+
+
+# --- neither spoils the other's plan
+
+
+def test_free_memory_is_kept_as_the_one_wishes_that_wishes_for_most(pools: tuple[Pool, Pool]) -> None:
+    """A small plan of one would have the other's memory taken from the device each time."""
+    one, other = pools
+    one.client.set_retained_limit(64 * MIB)
+    other.client.set_retained_limit(0)
+    one.free(one.allocate(32 * MIB))
+    assert one.core.stats()["segment_free_bytes"] >= 32 * MIB
+    other.close()
+    assert one.core.stats()["segment_free_bytes"] >= 32 * MIB
+
+
+def test_a_closed_one_wishes_for_nothing(pools: tuple[Pool, Pool]) -> None:
+    one, other = pools
+    one.client.set_retained_limit(0)
+    other.client.set_retained_limit(64 * MIB)
+    other.close()
+    one.free(one.allocate(32 * MIB))
+    assert one.core.stats()["segment_free_bytes"] == 0
+
+
+def test_what_one_allocates_keeps_out_of_the_holes_that_the_other_is_about_to_use() -> None:
+    with Pool(simulated(), background=False) as one, Pool(share=one, background=False) as other:
+        sizes = [64 << 10] * 4
+        one.client.load(None, pattern(sizes))
+        first = one.allocate(sizes[0])
+        kept = other.allocate(64 << 10)
+        rest = [one.allocate(size) for size in sizes[1:]]
+        assert one.client.stats()["outcomes"]["hit"] == 4
+        for address in (first, *rest):
+            one.free(address)
+        other.free(kept)
+
+
+def test_between_its_iterations_they_are_the_others_too() -> None:
+    with Pool(simulated(), background=False) as one, Pool(share=one, background=False) as other:
+        sizes = [64 << 10] * 4
+        one.client.load(None, pattern(sizes))
+        planned = [one.allocate(size) for size in sizes]
+        for address in planned:
+            one.free(address)
+        address = other.allocate(64 << 10)
+        assert address in planned
+        other.free(address)
+
+
+def test_an_idle_one_that_gives_back_leaves_the_arena_to_the_other_that_is_at_work(
+    pools: tuple[Pool, Pool],
+) -> None:
+    one, other = pools
+    memory = Watched(one)
+    run(one, lambda _: layers(memory), 8, marks=True)
+    assert one.state == "replaying"
+    before = one.report().to_dict()
+    for _ in range(4):
+        other.trim()
+        assert one.core.stats()["arena_bytes"] == before["arena_bytes"]
+        one.step()
+        layers(memory)
+    assert one.report().to_dict()["misses_total"] == before["misses_total"]
+    assert one.core.stats()["arena_bytes"] == before["arena_bytes"]
+    other.trim()
+    other.trim()
+    assert one.core.stats()["arena_bytes"] == 0
+
+
+def test_one_that_gives_the_arena_back_by_force_costs_the_other_no_misses(pools: tuple[Pool, Pool]) -> None:
+    one, other = pools
+    memory, _ = take_turns(one, other)
+    before = one.report().to_dict()["misses_total"]
+    assert other.release()
+    assert (one.state, other.state) == ("armed", "armed")
+    layers(memory, 10)  # what is left of its iteration
+    one.step()
+    layers(memory, 10)
+    assert one.state == "replaying"
+    assert one.report().to_dict()["misses_total"] == before
+
+
+def test_what_a_slow_one_uses_in_each_iteration_is_not_idle_to_a_fast_one(pools: tuple[Pool, Pool]) -> None:
+    """Idle memory goes back after two iterations: of whom?"""
+    one, other = pools
+    for pool in pools:
+        pool.client.set_retained_limit(1 << 40)
+        pool.client.load(None, pattern([4096]))
+    calls = 0
+    for _ in range(6):
+        other.step()
+        other.free(other.allocate(4096))
+        other.free(other.allocate(2 * MIB))  # off the plan
+        for _ in range(5):
+            one.step()
+            one.free(one.allocate(4096))
+        calls = calls or one.core.stats()["device_calls"]
+    assert one.core.stats()["device_calls"] == calls
+
+
+def test_idle_memory_goes_back_by_the_clock_once_for_all() -> None:
+    """However many planners look at the clock, what was used a moment ago stays."""
+    with contextlib.ExitStack() as all_of:
+        one = all_of.enter_context(Pool(simulated(), background=False))
+        others = [all_of.enter_context(Pool(share=one, background=False)) for _ in range(4)]
+        one.free(one.allocate(2 * MIB))
+        for pool in (one, *others):
+            pool.client.wait_for_work(0.0)
+        assert one.core.stats()["segment_free_bytes"] >= 2 * MIB
+
+
+def test_a_plan_from_a_file_begins_when_another_decides_on_the_device(fake: Any) -> None:
+    device = fake.device(None)
+    with Pool(device, background=False) as one, Pool(share=one, background=False) as other:
+        other.client.load(None, pattern([4096, 8192]))
+        assert device.bind(0)
+        one.client.device_is_bound()
+        kept = [other.allocate(size) for size in (4096, 8192)]
+        assert other.client.stats()["outcomes"]["hit"] == 2
+        for address in kept:
+            other.free(address)
+
+
+def test_two_that_are_alive_at_the_same_time_come_to_lie_beside_each_other(pools: tuple[Pool, Pool]) -> None:
+    """As batches of one framework are while another one trains on them."""
+    one, other = pools
+    memory, others = Watched(one), Watched(other)
+    for _ in range(40):
+        other.step()
+        batches = [others.allocate(size) for size in (200_000, 100_000, 50_000)]
+        one.step()
+        layers(memory, 10)
+        for address in batches:
+            others.free(address)
+        for pool in pools:
+            pool.plan_now()
+    misses = [pool.report().to_dict()["misses_total"] for pool in pools]
+    for _ in range(5):
+        other.step()
+        batches = [others.allocate(size) for size in (200_000, 100_000, 50_000)]
+        one.step()
+        layers(memory, 10)
+        for address in batches:
+            others.free(address)
+    assert [pool.report().to_dict()["misses_total"] for pool in pools] == misses
+
+
+def test_places_to_keep_out_of_are_joined_where_they_overlap() -> None:
+    """The solver takes ranges that do not."""
+    assert joined([(20, 30), (0, 6), (5, 9), (7, 8)]) == [(0, 9), (20, 30)]
+    assert joined([]) == []
+
+
+# --- one framework's pools, one after the other
+
+
+def test_arrays_of_a_former_pool_are_counted_by_the_next_on_the_same_memory() -> None:
+    with Pool(name="all", background=False) as memory:
+        with mempool.numpy.install(share=memory, background=False) as former:
+            array = np.ones(1 << 20, np.uint8)
+            assert former.report().to_dict()["requested_bytes"] >= 1 << 20
+        with mempool.numpy.install(share=memory, background=False) as pool:
+            requested = pool.report().to_dict()["requested_bytes"]
+            assert requested >= 1 << 20
+            del array
+            assert 0 <= pool.report().to_dict()["requested_bytes"] <= requested - (1 << 20)
+
+
+def test_a_former_pool_is_forgotten_though_others_on_its_memory_are_at_work() -> None:
+    with Pool(name="all", background=False) as memory:
+        kept = memory.allocate(MIB)
+        held = _core.numpy_hook().held()
+        with mempool.numpy.install(share=memory, background=False):
+            del_me = np.ones(1 << 20, np.uint8)
+            del del_me
+        gc.collect()
+        assert _core.numpy_hook().held() == held
+        memory.free(kept)
+
+
+def test_of_pools_one_after_the_other_only_the_last_is_held_for_living_arrays() -> None:
+    with Pool(name="all", background=False) as memory:
+        held = _core.numpy_hook().held()
+        array = np.empty(0)
+        for _ in range(4):
+            with mempool.numpy.install(share=memory, background=False):
+                array = np.ones(1 << 20, np.uint8)
+        gc.collect()
+        assert _core.numpy_hook().held() == held + 1
+        assert int(array.sum()) == 1 << 20
+
+
+def test_a_request_that_was_under_way_when_pools_changed_hands_costs_no_array_its_memory() -> None:
+    """It is in the former's books, its free in the next one's: those are then no proof that all is over."""
+    memory = Pool(name="all", background=False)
+    with mempool.numpy.install(share=memory, background=False) as former:
+        array = np.full(1 << 20, 7, np.uint8)
+    with mempool.numpy.install(share=memory, background=False) as pool:
+        late = [former.client.allocate(4096) for _ in range(pool.client.stats()["blocks"]["current"])]
+        for address in late:
+            assert pool.client.free(address)
+        assert pool.client.stats()["blocks"]["current"] == 0
+    memory.close()
+    del memory, former, pool
+    gc.collect()
+    assert _core.numpy_hook().held() > 0
+    assert int(array.sum()) == 7 << 20
+    del array
+
+
+def test_an_array_may_outlive_all_pools_on_its_memory() -> None:
+    memory = Pool(background=False)
+    with mempool.numpy.install(share=memory, background=False):
+        array = np.full(1 << 20, 7, np.uint8)
+    memory.close()
+    del memory
+    gc.collect()
+    assert int(array.sum()) == 7 << 20
+    del array

@@ -1,0 +1,214 @@
+"""Which streams share addresses, and what the waits for that cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from solvers import Plan, Status, Stop, check, lower_bound, peak_load, solve
+from solvers.streams import MOST_ATTEMPTS, NEVER, solve_streams, waits
+from traces.buffers import Buffers
+
+FEW = Stop(nodes=20_000)
+
+
+@st.composite
+def several_streams(draw: st.DrawFn, most: int = 14) -> Buffers:
+    """Buffers of one iteration on up to three streams, some of which outlive it."""
+    n = draw(st.integers(2, most))
+    life = draw(st.lists(st.integers(1, 2 * n), min_size=n, max_size=n))
+    size = draw(st.lists(st.integers(1, 40), min_size=n, max_size=n))
+    stream = draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
+    start = np.arange(n)
+    return Buffers.of(
+        start, start + np.array(life), np.array(size) * 64, stream=np.array(stream) * 7, period=n
+    )
+
+
+def alternating(turns: int = 4, size: int = 1 << 20) -> Buffers:
+    """Two streams in turn: what one uses is over when the other begins."""
+    start = np.arange(2 * turns)
+    return Buffers.of(start, start + 1, np.full(2 * turns, size), stream=start % 2, period=2 * turns)
+
+
+def waits_by_bytes(plan: Plan, buffers: Buffers) -> float:
+    """The same count, byte by byte and without clocks: each byte knows who freed it when."""
+    assert plan.offset is not None
+    assert buffers.period is not None
+    period, unit = buffers.period, 64
+    before = (int(buffers.lengths.max()) // period + 2) * plan.columns
+    moments: list[tuple[int, int, int, int]] = []
+    for iteration in range(before + plan.columns):
+        for row in range(len(buffers)):
+            for time, begins in ((buffers.start[row], 1), (buffers.end[row], 0)):
+                moments.append((int(time) + iteration * period, begins, iteration, row))
+    freed: dict[int, dict[int, int]] = {}
+    heard: dict[tuple[int, int], int] = {}
+    count = 0
+    for now, (_, begins, iteration, row) in enumerate(sorted(moments), 1):
+        low = int(plan.offset[row, iteration % plan.columns]) // unit
+        places = range(low, low + int(buffers.size[row]) // unit)
+        mine = int(buffers.stream[row])
+        if not begins:
+            for place in places:
+                freed.setdefault(place, {})[mine] = now
+            continue
+        for other in set(buffers.stream.tolist()) - {mine}:
+            latest = max((freed.get(place, {}).get(other, 0) for place in places), default=0)
+            if latest > heard.get((mine, other), 0):
+                heard[mine, other] = latest
+                count += iteration >= before
+    return count / plan.columns
+
+
+@given(several_streams(), st.sampled_from([0, 64, 512, 1 << 40]))
+def test_waits_are_those_that_a_naive_replay_counts(buffers: Buffers, price: int) -> None:
+    plan = solve_streams(buffers, wait_bytes=price, stop=FEW, solver="greedy")
+    check(plan, buffers)
+    assert waits(plan, buffers) == waits_by_bytes(plan, buffers)
+
+
+@given(several_streams(), st.integers(0, 4096))
+def test_no_plan_costs_more_than_keeping_all_streams_apart(buffers: Buffers, price: int) -> None:
+    def cost(plan: Plan) -> float:
+        return plan.arena_bytes + price * waits(plan, buffers)
+
+    apart = dataclasses.replace(buffers, group=buffers.stream)
+    kept_apart = solve(apart, stop=FEW, solver="greedy")
+    plan = solve_streams(buffers, wait_bytes=price, stop=FEW, solver="greedy")
+    assert waits(kept_apart, buffers) == 0
+    assert cost(plan) <= cost(kept_apart)
+    assert plan.lower_bound_bytes <= lower_bound(buffers)
+    assert plan.status is not Status.OPTIMAL or plan.arena_bytes == plan.lower_bound_bytes
+
+
+def test_streams_share_for_what_it_is_worth() -> None:
+    buffers = alternating()
+    dear = solve_streams(buffers, wait_bytes=1 << 20, stop=FEW)
+    cheap = solve_streams(buffers, wait_bytes=1 << 16, stop=FEW)
+    assert (dear.arena_bytes, waits(dear, buffers)) == (2 << 20, 0)
+    assert (cheap.arena_bytes, waits(cheap, buffers)) == (1 << 20, 8)
+    assert dear.status is Status.FEASIBLE
+    assert cheap.status is Status.OPTIMAL
+
+
+def test_of_three_streams_only_those_share_that_gain() -> None:
+    """The third one's buffers are always alive, so sharing with it saves nothing."""
+    two = alternating()
+    table: dict[str, Any] = {
+        "start": np.append(two.start, 0),
+        "end": np.append(two.end, two.period),
+        "size": np.append(two.size, 5 << 20),
+        "stream": np.append(two.stream, 2),
+    }
+    buffers = Buffers.of(**table, period=two.period)
+    plan = solve_streams(buffers, wait_bytes=1, stop=FEW)
+    assert plan.arena_bytes == peak_load(buffers)
+    assert waits(plan, buffers) == 8
+
+
+def test_where_only_sharing_fits_the_waits_are_paid() -> None:
+    buffers = alternating()
+    plan = solve_streams(buffers, wait_bytes=1 << 40, capacity=1 << 20, stop=FEW)
+    assert plan.arena_bytes == 1 << 20
+    plan = solve_streams(buffers, wait_bytes=1 << 40, capacity=1 << 19, stop=FEW)
+    assert plan.offset is None
+    assert plan.status is Status.INFEASIBLE
+
+
+def triangle(streams: int = 3) -> Buffers:
+    """At each time one stream of several has nothing, each in its turn: any two peak together."""
+    start, end, stream = zip(
+        *[(t, t + 1, s) for t in range(streams) for s in range(streams) if s != t], strict=True
+    )
+    size = np.full(len(start), 1 << 20)
+    return Buffers.of(np.array(start), np.array(end), size, stream=np.array(stream), period=streams)
+
+
+def test_streams_of_which_only_all_together_save_anything_are_together() -> None:
+    plan = solve_streams(triangle(), wait_bytes=0, stop=FEW)
+    assert (plan.arena_bytes, plan.status) == (2 << 20, Status.OPTIMAL)
+    plan = solve_streams(triangle(), wait_bytes=1 << 40, capacity=2 << 20, stop=FEW)
+    assert plan.arena_bytes == 2 << 20
+    apart = solve_streams(triangle(), wait_bytes=1 << 40, stop=FEW)
+    assert (apart.arena_bytes, apart.status, apart.stopped_by) == (3 << 20, Status.FEASIBLE, "finished")
+
+
+def test_never_is_never() -> None:
+    plan = solve_streams(triangle(), wait_bytes=NEVER, capacity=2 << 20, stop=FEW)
+    assert plan.status is Status.INFEASIBLE
+    assert solve_streams(triangle(), wait_bytes=NEVER, stop=FEW).arena_bytes == 3 << 20
+
+
+@pytest.mark.parametrize("streams", [2, 8, 40])
+def test_few_plans_are_made_however_many_streams_there_are(
+    streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def counted(*args: Any, **how: Any) -> Plan:
+        made.append(args)
+        return solve(*args, **how)
+
+    monkeypatch.setattr("solvers.streams.solve", counted)
+    rng = np.random.default_rng(streams)
+    start = np.arange(400)
+    buffers = Buffers.of(
+        start,
+        start + rng.integers(1, 40, 400),
+        rng.integers(1, 1000, 400) * 512,
+        stream=rng.integers(0, streams, 400),
+        period=400,
+    )
+    plan = solve_streams(buffers, wait_bytes=64, stop=Stop(nodes=1000), solver="first_fit")
+    check(plan, buffers)
+    assert len(made) <= MOST_ATTEMPTS
+
+
+@pytest.mark.parametrize("way", ["interrupt", "Ctrl-C"])
+def test_who_is_interrupted_keeps_the_best_plan(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def interrupted(*args: Any, **how: Any) -> Plan:
+        if made and way == "Ctrl-C":
+            raise KeyboardInterrupt
+        made.append(solve(*args, **how))
+        return made[-1]
+
+    monkeypatch.setattr("solvers.streams.solve", interrupted)
+    stop = Stop(nodes=1000, interrupt=lambda: way == "interrupt" and bool(made))
+    plan = solve_streams(alternating(), wait_bytes=0, stop=stop)
+    assert (plan.arena_bytes, plan.stopped_by, len(made)) == (2 << 20, "interrupt", 1)
+    check(plan, alternating())
+
+
+def test_long_lives_are_counted_in_little_memory() -> None:
+    """One buffer of 60 periods beside thousands of others, most of which share nothing."""
+    n = 2000
+    start = np.arange(n)
+    end = start + 1
+    end[0] = 60 * n
+    offset = np.repeat((start * 64)[:, None], 61, axis=1)
+    offset[0] = (n + np.arange(61)) * 64
+    offset[-2:] = (n + 61) * 64
+    stream = np.zeros(n, np.int64)
+    stream[-1] = 1
+    buffers = Buffers.of(start, end, np.full(n, 64), stream=stream, period=n)
+    plan = Plan(offset, int(offset.max()) + 64, 0, Status.FEASIBLE, "test", 0, 0.0, "", n)
+    assert waits(plan, buffers) == 2
+
+
+def test_a_single_stream_is_planned_as_ever() -> None:
+    buffers = dataclasses.replace(alternating(), stream=np.zeros(8, np.int64))
+    plan = solve_streams(buffers, wait_bytes=0, stop=FEW)
+    assert (plan.arena_bytes, waits(plan, buffers)) == (1 << 20, 0)
+
+
+def test_a_price_is_not_negative() -> None:
+    with pytest.raises(ValueError, match="-1 bytes"):
+        solve_streams(alternating(), wait_bytes=-1)
