@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import random
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -144,31 +145,35 @@ def test_marks_of_a_program_that_never_repeats_wake_nobody_each_time() -> None:
 
 
 def test_plan_now_waits_for_the_planner_of_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_work = 0
-    met = 0
+    """The planner's thread is held in the middle of its work until another has asked for a plan."""
+    entered, go_on = threading.Event(), threading.Event()
+    at_work: list[str] = []
+    met: list[list[str]] = []
     learn = Learner.learn
 
-    def slow(learner: Learner) -> bool:
-        nonlocal at_work, met
-        at_work += 1
-        met = max(met, at_work)
-        time.sleep(0.01)
+    def held(learner: Learner) -> bool:
+        at_work.append(threading.current_thread().name)
+        met.append(list(at_work))
+        if at_work[-1] == "mempool-planner":
+            entered.set()
+            assert go_on.wait(60)
         try:
             return learn(learner)
         finally:
-            at_work -= 1
+            at_work.pop()
 
-    monkeypatch.setattr(Learner, "learn", slow)
+    monkeypatch.setattr(Learner, "learn", held)
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
-        turns = Turns(pool)
-
-        def iteration() -> None:
-            programs.layers(memory, scale=1024 + 8 * turns.count)
-            pool.plan_now()
-
-        until(lambda: turns.count > 3, iteration)
-    assert met == 1
+        until(entered.is_set, marked(pool, memory))
+        other = threading.Thread(target=pool.plan_now)
+        other.start()
+        other.join(0.2)
+        waited = other.is_alive()
+        go_on.set()
+        other.join()
+        assert waited
+    assert max(len(those) for those in met) == 1
 
 
 def test_what_planning_left_in_the_heap_goes_back_though_nothing_more_happens(
