@@ -298,9 +298,9 @@ class Client:
         Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or by force. True: no arena is left.
         """
 
-    def wait_for_work(self, seconds: float, looks: float = 0.0, allocations: int = 18446744073709551615, misses: int = 18446744073709551615, spoilt: int = 18446744073709551615, around: int = 0) -> tuple[bool, float]:
+    def wait_for_work(self, seconds: float, looks: float = 0.0, allocations: int = 18446744073709551615, misses: int = 18446744073709551615, spoilt: int = 18446744073709551615, around: int = 0, others_layouts: int = 18446744073709551615) -> tuple[bool, float]:
         """
-        (there may be something to plan; seconds of processor time that looks in vain took). Waits at most so many seconds; looks in vain end no wait as long as they took less than `looks`. Also ends when something stays in the way of a plan, not before iteration `around`, when the arena was refused, at so many allocations, and, while nothing is recorded, at so many misses and when so much of the program goes off its plan.
+        (there may be something to plan; seconds of processor time that looks in vain took). Waits at most so many seconds; looks in vain end no wait as long as they took less than `looks`. Also ends when something stays in the way of a plan, not before iteration `around`, when the arena was refused, at so many allocations, while nothing is recorded at so many misses and when so much of the program goes off its plan, and, where it is given, when `others_layouts` of the state is another number.
         """
 
     def grow_recording(self) -> bool:
@@ -337,7 +337,7 @@ class Client:
 
     def others_reach(self) -> list[tuple[int, int]]:
         """
-        (begin, end) offsets in the arena between which the plans of each other client lie.
+        (begin, end) offsets in the arena where other clients' plans lie, but those that rest; disjoint, in order.
         """
 
     def divergences(self) -> list[dict[str, Any]]: ...

@@ -10,6 +10,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
+from mempool.beside import Beside, joined
 from mempool.known_plans import MOST_KNOWN, KnownPlans
 from mempool.report import NOT_MISSES
 from mempool.rest import NEVER, SPOILT, Counts, Due, Rarely, Rest
@@ -38,8 +39,6 @@ MOST_WARM_UP = 1 << 13
 LEAST_STAY = 2
 #: A plan that covers less of the peak may be improved one day.
 LEAST_COVERAGE = 0.99
-#: So many requests found another's buffer in their place before plans are made beside those of others.
-MOST_COLLISIONS = 16
 _LEAST_CACHE = 32 << 20
 
 
@@ -82,8 +81,7 @@ class Learner:
         self._improvable: set[int] = set()  # keys of plans that may be for more than is needed
         self._improving = False  # that is what the recording is for
         self._recorded_at = 0  # iteration when recording began
-        self._beside = False  # plans keep out of where other clients' plans lie
-        self._collisions = 0  # when that was decided last
+        self._beside = Beside(client)
 
     def begin(self, loaded: Planned | None = None) -> None:
         """Begin recording; a loaded plan replays already."""
@@ -235,12 +233,11 @@ class Learner:
         """None: interrupted."""
         from mempool.planned import make_plan
 
-        others = self._client.others_reach() if self._beside else []
         planned = make_plan(
             pattern,
             alignment=self._device.alignment,
             interrupt=self._interrupt,
-            around=joined([*around, *others]),
+            around=joined([*around, *self._beside.reaches()]),
             wait_bytes=self._wait_bytes,
         )
         return None if self._interrupt() else planned
@@ -263,30 +260,33 @@ class Learner:
             self._around = Rarely()
         self._keep_beside(planned)
 
-    def collides(self) -> bool:
-        """Whether other clients on this memory are alive where plans lie, time and again."""
-        occupied = int(self._client.stats()["outcomes"]["occupied"])
-        if occupied - self._collisions < MOST_COLLISIONS or not (others := self._client.others_reach()):
-            return False
-        if any(known.is_blocked_by(others) for known in self.known):
-            return True
-        self._collisions = occupied  # with its own
-        return False
+    def others_changed(self) -> bool:
+        """Whether other clients on this memory are in the way of plans, or no longer where plans keep out."""
+        return self._beside.may_come_closer() or self._beside.collides(self.known)
 
     def plan_beside(self) -> bool:
-        """Plan again beside the plans of others that are alive at the same time; True if it is done."""
-        if not self.collides():
+        """Plan again beside the plans of others that are alive at the same time; True if it is done.
+
+        What lies beside theirs comes closer when they are gone, where that makes the arena clearly smaller.
+        """
+        collides = self._beside.collides(self.known)
+        if not collides and not self._beside.may_come_closer():
             return False
-        self._beside = True
-        self._collisions = self._client.stats()["outcomes"]["occupied"]
+        self._beside.begin()
+        others = self._beside.reaches()
+        done = False
         for known in list(self.known):
+            blocked = collides and known.is_blocked_by(others)
             planned = self._make(known.pattern)
-            if planned is None or not self._can_be_had(planned):
-                self._beside = False
-                return False
-            self._install(planned, None, instead_of=known)
-        log.info("planning beside others on the same memory")
-        return True
+            if planned is None or (blocked and not self._can_be_had(planned)):
+                self._beside.give_up()
+                return done
+            if blocked or planned.improves(known):
+                self._install(planned, None, instead_of=known)
+                done = True
+        if done:
+            log.info("planning beside others on the same memory")
+        return done
 
     def _can_be_had(self, planned: Planned) -> bool:
         """Whether the arena, and what is in use outside it now, is within the limit and the device."""
@@ -379,7 +379,7 @@ class Learner:
             rest = self._rest.due(now, replaying=state["replaying"])
         in_allocations = max(1, min(rest.allocations - now.allocations, self.known.judged_in()))
         allocations, misses = now.allocations + in_allocations, max(rest.misses, now.misses + 1)
-        return Due(allocations, misses, rest.spoilt, around=self._around.at)
+        return Due(allocations, misses, rest.spoilt, self._around.at, self._beside.layouts)
 
     def resume_if_changed(self) -> None:
         """Record again when the pattern has changed for good, or, without one, after a long pause."""
@@ -398,14 +398,3 @@ class Learner:
             self.known.drop()
             self._improvable = set()
             self._rest.since_failure(self._counts())
-
-
-def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same places as ranges that do not overlap, in order."""
-    whole: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
-        if whole and begin < whole[-1][1]:
-            whole[-1] = whole[-1][0], max(whole[-1][1], end)
-        else:
-            whole.append((begin, end))
-    return whole

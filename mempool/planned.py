@@ -253,10 +253,11 @@ def make_plan(
     if plan.offset is None:
         return None
     check(plan, everything)
-    if around:  # what is proven of it holds beside these ranges only
-        bound = lower_bound(buffers)
+    if around:  # what is proven of it holds beside these ranges only, which need not be in its arena
+        offset, bound = plan.offset[: len(rows)], lower_bound(buffers)
+        arena = int((offset + buffers.size[:, None])[offset >= 0].max(initial=0))
         plan = dataclasses.replace(
-            plan, offset=plan.offset[: len(rows)], lower_bound_bytes=bound, status=Status.FEASIBLE
+            plan, offset=offset, arena_bytes=arena, lower_bound_bytes=bound, status=Status.FEASIBLE
         )
         check(plan, buffers)
     return Planned(pattern, buffers, plan)

@@ -202,13 +202,14 @@ class Planner:
             misses=due.misses,
             spoilt=due.spoilt,
             around=due.around,
+            **({} if due.others_layouts is None else {"others_layouts": due.others_layouts}),
         )
         self._budget.charge(looked)
         return news
 
     def _turn(self, *, work: bool) -> bool:
         """Do what there is to do and may be done; whether something is left."""
-        if self._learner.collides() and self._budget.has_some():
+        if self._learner.others_changed() and self._budget.has_some():
             with self._budget.charged():
                 self._learner.plan_beside()
         if self._client.blockers() and self._budget.has_some():

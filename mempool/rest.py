@@ -35,12 +35,14 @@ class Due(NamedTuple):
         misses: ever.
         spoilt: the core's score of spoilt iterations.
         around: iterations, before which nothing is planned around what stays in a plan's way.
+        others_layouts: times that where others' plans lie had changed; None: that is nothing to wait for.
     """
 
     allocations: int
     misses: int
     spoilt: int
     around: int = 0
+    others_layouts: int | None = None
 
 
 class Rest:

@@ -70,6 +70,7 @@ Table state(Client& client) {
   d["events_kept"] = s.kept;
   d["tape_lost"] = s.lost;
   d["tape_in_file"] = s.in_file;
+  d["others_layouts"] = s.others_layouts;
   return d;
 }
 
@@ -102,9 +103,10 @@ bool is_over() noexcept {
 // Once the interpreter ends, its lock is not taken again: Python would end this thread by unwinding it, which noexcept
 // functions on its stack forbid.
 std::pair<bool, double> wait_for_work(Client& client, double seconds, double looks, std::uint64_t allocations,
-                                      std::uint64_t misses, std::uint64_t spoilt, std::uint64_t around) {
+                                      std::uint64_t misses, std::uint64_t spoilt, std::uint64_t around,
+                                      std::uint64_t others_layouts) {
   PyThreadState* const state = PyEval_SaveThread();
-  const Client::Heard heard = client.wait_for_work({seconds, looks, allocations, misses, spoilt, around});
+  const Client::Heard heard = client.wait_for_work({seconds, looks, allocations, misses, spoilt, around, others_layouts});
   while (is_over()) pause();
   PyEval_RestoreThread(state);
   return {heard.news, heard.looked};
@@ -198,10 +200,12 @@ void bind_client(nb::module_& m) {
            "by force. True: no arena is left.")
       .def("wait_for_work", &wait_for_work, "seconds"_a, "looks"_a = 0.0, "allocations"_a = ~std::uint64_t{0},
            "misses"_a = ~std::uint64_t{0}, "spoilt"_a = ~std::uint64_t{0}, "around"_a = 0,
+           "others_layouts"_a = ~std::uint64_t{0},
            "(there may be something to plan; seconds of processor time that looks in vain took). Waits at most so many "
            "seconds; looks in vain end no wait as long as they took less than `looks`. Also ends when something stays in "
-           "the way of a plan, not before iteration `around`, when the arena was refused, at so many allocations, and, while "
-           "nothing is recorded, at so many misses and when so much of the program goes off its plan.")
+           "the way of a plan, not before iteration `around`, when the arena was refused, at so many allocations, while nothing is "
+           "recorded at so many misses and when so much of the program goes off its plan, and, where it is given, when "
+           "`others_layouts` of the state is another number.")
       .def("grow_recording", &Client::grow_recording,
            "Room for twice as many events. False: it is not full, or would be more than a sixteenth of the memory held.")
       .def("rest_unused", &Client::rest_unused,
@@ -218,7 +222,7 @@ void bind_client(nb::module_& m) {
            "Where something is in the way of a plan iteration after iteration: its range of the arena, (begin, end) offsets, "
            "and all that were in the way before and are still there.")
       .def("others_reach", &Client::others_reach,
-           "(begin, end) offsets in the arena between which the plans of each other client lie.")
+           "(begin, end) offsets in the arena where other clients' plans lie, but those that rest; disjoint, in order.")
       .def("divergences", &divergences)
       .def_static("last_out_of_memory", []() -> nb::typed<nb::dict, nb::str, std::size_t> {
         const OutOfMemory o = Client::last_out_of_memory();

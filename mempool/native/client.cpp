@@ -421,7 +421,7 @@ Client::State Client::state() {
   const Guarded guard(pool_->lock);
   return {ring_.on(), tape_.on(),  marked_,           replaying_,   iterations_, marks_,
           active_at_, settled(),   spoilt_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped(),
-          ring_.kept(), tape_.lost(), tape_.spilt()};
+          ring_.kept(), tape_.lost(), tape_.spilt(), pool_->layouts() - layouts_};
 }
 
 ClientStats Client::stats() {

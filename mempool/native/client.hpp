@@ -124,6 +124,7 @@ class Client : private Live<Client> {
     std::uint64_t misses;       // while nothing is recorded: so many, ever
     std::uint64_t spoilt;       // of State: so much while nothing is recorded
     std::uint64_t around = 0;   // iterations of State, before which nobody plans around what stays in the way
+    std::uint64_t others_layouts = ~std::uint64_t{0};  // ends it where State has another number; this one: nobody cares
   };
   struct Heard {
     bool news;      // there may be something to plan
@@ -172,6 +173,7 @@ class Client : private Live<Client> {
     std::uint64_t seen = 0, dropped = 0, kept = 0;  // events of the ring
     std::uint64_t lost = 0;              // events of the tape for which there was no room
     std::uint64_t in_file = 0;           // events of the tape that wait there
+    std::uint64_t others_layouts = 0;    // times that where other clients' plans lie has changed
   };
   State state();
   ClientStats stats();
@@ -179,7 +181,7 @@ class Client : private Live<Client> {
   // Where something is in the way of a plan iteration after iteration: its range of the arena, and all that were in the
   // way before and are still there.
   std::vector<std::pair<Offset, Offset>> blockers();
-  // From where to where the plans of the pool's other clients reach in the arena, of each.
+  // Where in the arena the plans of the pool's other clients lie, but those that rest: disjoint ranges in order.
   std::vector<std::pair<Offset, Offset>> others_reach();
   std::vector<Divergence> divergences();
   static OutOfMemory last_out_of_memory() noexcept;
@@ -251,11 +253,12 @@ class Client : private Live<Client> {
   void refuse(std::size_t bytes) noexcept;
   void check(const Pattern& pattern, bool cyclic) const;
   void admit(std::vector<std::unique_ptr<Pattern>> fresh);
-  void supersede(Pattern* fresh) noexcept;
+  bool supersede(Pattern* fresh) noexcept;
   bool in_use(const Pattern* pattern) const noexcept;
   void forget(Pattern* pattern) noexcept;
   void name_streams(std::uint32_t sequence) noexcept;
   void keep_patterns_bounded() noexcept;
+  void layout_changed() noexcept;
   Pattern* followed() const noexcept;
 
   std::shared_ptr<Pool> pool_;
@@ -268,6 +271,7 @@ class Client : private Live<Client> {
   std::vector<std::unique_ptr<Pattern>> patterns_;
   std::vector<Pattern*> known_;       // the same, most recently used first
   std::uint64_t rested_at_ = 0;       // iteration of the last rest_unused()
+  std::uint64_t layouts_ = 0;         // of the pool's, those that came from here
   Pattern* current_ = nullptr;        // where a new iteration or thread begins
   Pattern* ended_ = nullptr;          // of the last iteration that ended
   Succession succession_;             // of the iterations that ended

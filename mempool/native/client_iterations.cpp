@@ -21,7 +21,10 @@ void Client::have_arena() noexcept {
   if (known_.empty() || pool_->forked() || !pool_->source().device().bound()) return;
   std::size_t bytes = 0;
   for (Pattern* pattern : known_) {
-    if (pattern->rests && in_use(pattern)) pattern->rests = false;
+    if (pattern->rests && in_use(pattern)) {
+      pattern->rests = false;
+      layout_changed();
+    }
     if (!pattern->rests) bytes = std::max(bytes, pattern->arena_bytes);
   }
   if (pool_->arena_bytes() < bytes) {

@@ -22,7 +22,14 @@ bool Client::in_use(const Pattern* pattern) const noexcept {
   });
 }
 
+// Others may have planned beside what was there, and may come closer now.
+void Client::layout_changed() noexcept {
+  ++layouts_;
+  pool_->layout_changed();
+}
+
 void Client::forget(Pattern* pattern) noexcept {
+  layout_changed();
   for (const auto& other : patterns_) {
     if (other->next == pattern) other->next = nullptr;
   }
@@ -48,7 +55,8 @@ void Client::rest_unused() noexcept {
   for (Pattern* pattern : known_) {
     const bool used = in_use(pattern) || pattern->last_used > rested_at_;
     pattern->unused = used ? 0 : pattern->unused + 1;
-    pattern->rests = pattern->unused >= kRestAfter;
+    const bool rests = pattern->unused >= kRestAfter;
+    if (std::exchange(pattern->rests, rests) != rests) layout_changed();
   }
   rested_at_ = iterations_;
   pool_->shrink_arena();
@@ -96,15 +104,24 @@ void Client::admit(std::vector<std::unique_ptr<Pattern>> fresh) {
     throw;
   }
   for (auto& pattern : fresh) patterns_.push_back(std::move(pattern));
+  layout_changed();
 }
 
-// An older plan of the same sizes has had its day: whoever follows it goes on in the fresh one, where it stood.
-void Client::supersede(Pattern* fresh) noexcept {
+// An older plan of the same sizes has had its day: whoever follows it goes on in the fresh one, where it stood. Whether there
+// was one that nobody follows now: the fresh one waits in its place, and rests if it did.
+bool Client::supersede(Pattern* fresh) noexcept {
+  bool idle = false;
   for (auto it = patterns_.begin(); it != patterns_.end();) {
     Pattern* const old = it->get();
     if (old == fresh || !old->same_sizes(*fresh)) {
       ++it;
       continue;
+    }
+    if (!in_use(old)) {
+      idle = true;
+      fresh->last_used = old->last_used;
+      fresh->unused = old->unused;
+      fresh->rests = old->rests;
     }
     for (Sequence& sequence : sequences_) sequence.follower.replace(old, fresh);
     for (const auto& pattern : patterns_) {
@@ -118,6 +135,7 @@ void Client::supersede(Pattern* fresh) noexcept {
     known_.erase(std::remove(known_.begin(), known_.end(), old), known_.end());
     it = patterns_.erase(it);
   }
+  return idle;
 }
 
 void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen) {
@@ -128,9 +146,10 @@ void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   one.push_back(std::move(pattern));
   const Guarded guard(pool_->lock);
   admit(std::move(one));
-  supersede(fresh);
+  const bool idle = supersede(fresh);
   keep_patterns_bounded();
   if (replaying_) have_arena();
+  if (idle) return;
   coming_ = fresh;
   if (current_ == nullptr || !marked_) current_ = fresh;
   if (marked_) return;
@@ -191,6 +210,7 @@ void Client::drop_patterns() noexcept {
   replaying_ = false;
   known_.clear();
   patterns_.clear();
+  layout_changed();
   blockers_.clear();
   try {
     pool_->rebuild_cells();
@@ -200,20 +220,30 @@ void Client::drop_patterns() noexcept {
 }
 
 std::vector<std::pair<Offset, Offset>> Client::others_reach() {
-  const Guarded guard(pool_->lock);
-  std::vector<std::pair<Offset, Offset>> reaches;
-  for (const Client* client : pool_->clients()) {
-    Offset begin = ~Offset{0}, end = 0;
-    for (const Pattern* pattern : client->known_) {
-      if (client == this || pattern->rests) continue;
-      for (const Table& table : pattern->tables) {
-        for (const Slot& slot : table.slots) begin = std::min(begin, slot.offset == kDynamic ? begin : slot.offset);
+  std::vector<std::pair<Offset, Offset>> ranges;
+  {
+    const Guarded guard(pool_->lock);
+    for (const Client* client : pool_->clients()) {
+      if (client == this) continue;
+      for (Pattern* pattern : client->known_) {
+        if (pattern->rests) continue;
+        pattern->each_planned([&](const Table&, const Slot& slot, std::uint64_t bytes) {
+          ranges.emplace_back(slot.offset, slot.offset + bytes);
+        });
       }
-      end = std::max<Offset>(end, pattern->arena_bytes);
     }
-    if (begin < end) reaches.emplace_back(begin, end);
   }
-  return reaches;
+  std::sort(ranges.begin(), ranges.end());
+  std::size_t joined = 0;
+  for (const auto& [begin, end] : ranges) {
+    if (joined != 0 && begin <= ranges[joined - 1].second) {
+      ranges[joined - 1].second = std::max(ranges[joined - 1].second, end);
+    } else {
+      ranges[joined++] = {begin, end};
+    }
+  }
+  ranges.resize(joined);
+  return ranges;
 }
 
 bool Client::give_back(bool force) noexcept {

@@ -61,6 +61,15 @@ struct Pattern : Live<Pattern> {
   unsigned unused = 0;           // rounds of rest_unused() in a row in which nobody followed it
   bool rests = false;            // for so long that no arena is kept for it
 
+  // Calls visit(table, slot, bytes requested) for each planned buffer, once for each unrolled iteration.
+  template <class Visit>
+  void each_planned(Visit visit) {
+    for (Table& table : tables) {
+      for (std::size_t i = 0; i < table.slots.size(); ++i) {
+        if (table.slots[i].offset != kDynamic) visit(table, table.slots[i], table.sizes[i / unroll]);
+      }
+    }
+  }
   // Whether the other expects the same sizes in the same sequences.
   bool same_sizes(const Pattern& other) const noexcept;
   const Table* table_of(std::uint32_t sequence, Stream stream) const noexcept {

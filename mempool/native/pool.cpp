@@ -115,15 +115,11 @@ void Pool::rebuild_cells() {
   std::vector<Offset> starts;
   std::vector<ArenaStreams::Planned> planned;
   for (const Client* client : clients_) {
-    for (const Pattern* pattern : client->patterns()) {
-      for (const Table& table : pattern->tables) {
-        for (std::size_t i = 0; i < table.slots.size(); ++i) {
-          const Offset begin = table.slots[i].offset;
-          if (begin == kDynamic) continue;
-          starts.push_back(begin);
-          planned.push_back({begin, begin + table.sizes[i / pattern->unroll], table.stream});
-        }
-      }
+    for (Pattern* pattern : client->patterns()) {
+      pattern->each_planned([&](const Table& table, const Slot& slot, std::uint64_t bytes) {
+        starts.push_back(slot.offset);
+        planned.push_back({slot.offset, slot.offset + bytes, table.stream});
+      });
     }
   }
   streams_.set_plans(planned);
@@ -132,14 +128,10 @@ void Pool::rebuild_cells() {
   occupancy_.set_cells(starts);
   for (const Client* client : clients_) {
     for (Pattern* pattern : client->patterns()) {
-      for (Table& table : pattern->tables) {
-        for (std::size_t i = 0; i < table.slots.size(); ++i) {
-          Slot& slot = table.slots[i];
-          if (slot.offset == kDynamic) continue;
-          slot.cell = occupancy_.cell_of(slot.offset);
-          slot.cells_before_end = occupancy_.cells_before(slot.offset + table.sizes[i / pattern->unroll]);
-        }
-      }
+      pattern->each_planned([&](const Table&, Slot& slot, std::uint64_t bytes) {
+        slot.cell = occupancy_.cell_of(slot.offset);
+        slot.cells_before_end = occupancy_.cells_before(slot.offset + bytes);
+      });
     }
   }
 }
@@ -396,6 +388,7 @@ void Pool::adopt(Client* client) { clients_.push_back(client); }
 
 void Pool::part(Client* client) noexcept {
   past_boundaries_ += client->iterations();
+  layout_changed();
   clients_.erase(std::remove(clients_.begin(), clients_.end(), client), clients_.end());
 }
 

@@ -172,6 +172,8 @@ class Pool : private Live<Pool> {
   const std::vector<Client*>& clients() const noexcept { return clients_; }
   bool anyone_plays(const Client* but) const noexcept;  // another client is in the middle of its plan
   std::uint64_t boundaries() const noexcept;            // of all clients
+  void layout_changed() noexcept { ++layouts_; }
+  std::uint64_t layouts() const noexcept { return layouts_; }  // times that where some client's plans lie has changed
   void retain_as_wished() noexcept;                     // free memory is kept as the client wishes that wishes for most
 
   const PoolOptions& options() const noexcept { return options_; }
@@ -232,6 +234,7 @@ class Pool : private Live<Pool> {
   bool forked_ = false;             // a forked child gets no planned addresses
   std::vector<Client*> clients_;
   std::uint64_t past_boundaries_ = 0;  // of clients that are gone
+  std::uint64_t layouts_ = 0;
 };
 
 }  // namespace mempool

@@ -296,3 +296,30 @@ def test_few_marked_iterations_are_enough() -> None:
             for size in (5000, 6000, 7000, 8000):
                 memory.free(memory.allocate(size))
         assert pool.wait(10)
+
+
+def test_a_plan_beside_others_comes_down_when_they_are_gone_though_nothing_is_missed() -> None:
+    with Pool(simulated(), name="one") as one, Pool(name="other", share=one) as other:
+        memory, others = programs.Watched(one), programs.Watched(other)
+
+        def together() -> None:
+            other.step()
+            batches = [others.allocate(size) for size in (200_000, 100_000, 50_000)]
+            one.step()
+            programs.layers(memory)
+            for address in batches:
+                others.free(address)
+
+        def beside(pool: Pool) -> bool:
+            assert pool._planner is not None
+            return pool._planner._learner._beside.layouts is not None
+
+        def is_high(pool: Pool) -> bool:
+            assert pool.planned is not None
+            return pool.planned.plan.arena_bytes > 1.2 * pool.planned.plan.lower_bound_bytes
+
+        until(lambda: any(beside(pool) and is_high(pool) for pool in (one, other)), together)
+        high, low = (one, other) if beside(one) and is_high(one) else (other, one)
+        until(lambda: all(not pool.client.state()["recording"] for pool in (one, other)), together)
+        low.close()
+        until(lambda: not is_high(high), lambda: None)
