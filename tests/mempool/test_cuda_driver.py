@@ -1,4 +1,4 @@
-"""The driver's library and which device it is, on a driver without a GPU: see tests/native/fake_cuda.cpp."""
+"""The driver's library and which device it is, on a driver without a GPU: see tests/native/fake_cuda/."""
 
 from __future__ import annotations
 

@@ -92,21 +92,21 @@ def build(program: str, folder: Path, *, sanitizer: str = "none", mutations: boo
 
 
 def build_library(name: str, folder: Path, *, sanitizer: str = "none", defines: tuple[str, ...] = ()) -> Path:
-    """Compile tests/native/NAME.cpp, which needs nothing of the core, to a shared library.
+    """Compile tests/native/NAME/*.cpp, which need nothing of the core, to a shared library.
 
     Raises:
         RuntimeError: with the compiler's output.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    source = HERE / f"{name}.cpp"
+    sources = sorted((HERE / name).glob("*.cpp"))
     options = [*flags(sanitizer, mutations=False), "-shared", "-fPIC", *(f"-D{name}" for name in defines)]
     if sanitizer != "none":  # they guess the size of a library's thread-local memory, at times wildly wrong
         options.append("-ftls-model=initial-exec")
-    texts = b"".join(p.read_bytes() for p in [*sorted(HERE.glob("*.h*")), source])
+    texts = b"".join(p.read_bytes() for p in sorted((HERE / name).iterdir()))
     key = hashlib.sha256(repr((compiler(), options)).encode() + texts).hexdigest()[:20]
     target = folder / f"lib{name}-{key}.so"
     if not target.exists():
-        _run([compiler(), *options, str(source), "-o", f"{target}.part"])
+        _run([compiler(), *options, *map(str, sources), "-o", f"{target}.part"])
         Path(f"{target}.part").replace(target)
     return target
 

@@ -44,7 +44,7 @@ def trained() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CUDA driver without a GPU: see tests/native/fake_cuda.cpp."""
+    """A CUDA driver without a GPU: see tests/native/fake_cuda/."""
     sys.path.insert(0, str(TESTS / "native"))
     import build
 

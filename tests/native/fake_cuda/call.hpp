@@ -1,0 +1,70 @@
+// What every symbol of the fake driver has in common.
+#pragma once
+
+#include "gpu.hpp"
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+namespace fake {
+
+using Handle = std::uintptr_t;
+
+inline Gpu* const gpu = new Gpu;  // never destroyed: calls come until the process has ended
+
+struct Thread {
+  int generation = 0;
+  int mode = kGlobal;
+  std::vector<Context*> contexts;
+};
+
+inline Thread& self() {
+  thread_local Thread thread;
+  if (thread.generation != gpu->generation) thread = Thread{gpu->generation, kGlobal, {}};
+  return thread;
+}
+
+inline Context* current() { return self().contexts.empty() ? nullptr : self().contexts.back(); }
+
+enum Needs { kNothing, kInit, kContext };
+
+// Every call of the driver: counted, refused on demand, and by the driver's own rules.
+class Call {
+ public:
+  explicit Call(const char* symbol, Needs needs = kContext) : guard_((sleep(symbol), gpu->mutex)) {
+    ++gpu->calls[symbol];
+    if (gpu->log.size() < kMostLogged) gpu->log.emplace_back(symbol);
+    const auto found = gpu->failures.find(symbol);
+    if (gpu->gone) {
+      refused_ = kDeinitialized;
+    } else if (needs != kNothing && !gpu->initialized) {
+      refused_ = kNotInitialized;
+    } else if (found != gpu->failures.end() && found->second.after-- <= 0 && found->second.times-- > 0) {
+      refused_ = found->second.code;
+    } else if (needs == kContext && current() == nullptr) {
+      refused_ = kInvalidContext;
+      gpu->fault(std::string(symbol) + " without a current context");
+    }
+  }
+  int refused() const { return refused_; }
+
+ private:
+  // Others may call meanwhile.
+  static void sleep(const char* symbol) {
+    std::chrono::milliseconds time{0};
+    {
+      const std::lock_guard<std::recursive_mutex> guard(gpu->mutex);
+      const auto found = gpu->slow.find(symbol);
+      if (found != gpu->slow.end()) time = found->second;
+    }
+    if (time.count() != 0) std::this_thread::sleep_for(time);
+  }
+
+  std::lock_guard<std::recursive_mutex> guard_;
+  int refused_ = 0;
+};
+
+}  // namespace fake
+
+#define CALL(...)                     \
+  const fake::Call call(__VA_ARGS__); \
+  if (call.refused() != 0) return call.refused()
