@@ -81,7 +81,10 @@ ForeignUses::Freed ForeignUses::next(bool begin) noexcept {
   if (paused_ != 0) return {};
   Use* before = nullptr;
   for (Use* use = first_; use != nullptr; before = use, use = use->next) {
-    if (!through(*use) && MEMPOOL_GUARDED("record_stream")) continue;
+    if (!through(*use) && MEMPOOL_GUARDED("record_stream")) {
+      if (busy_.size() == streams_.size()) break;  // so are all that follow
+      continue;
+    }
     (before == nullptr ? first_ : before->next) = use->next;
     if (last_ == use) last_ = before;
     const Freed freed{use->address, use->stream};

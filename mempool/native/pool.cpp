@@ -225,25 +225,36 @@ Pool::Freed Pool::free(Address address, Stream stream) noexcept {
   if (uses_.empty() || !uses_.has(address)) return free_now(address, stream);
   const Freed freed = at(address);
   if (!freed.is_live()) return freed;  // it waits already
-  deferred_.add(freed.rounded);
-  uses_.free(address, stream);
-  collect();
+  wait_for_uses(address, freed, freed.kind != Freed::arena && add_use(address, freed, stream) ? freed.stream : stream);
   return freed;
 }
 
-// What another stream than its own freed last is its own's again, if that one can be told to wait; else it waits here.
-bool Pool::hand_back(Address address, const Freed& freed, Stream stream) noexcept {
-  if (stream == freed.stream || source_.order(stream, freed.stream)) return true;
-  try {
-    uses_.add(address, stream);
-  } catch (...) {  // neither the device nor the host can do it now
-    for (int attempt = 0; attempt < 8 && !source_.order(stream, freed.stream); ++attempt) {
-    }
-    return true;
-  }
+// The program has freed it; it is free on `stream` when those are through that use it.
+void Pool::wait_for_uses(Address address, const Freed& freed, Stream stream) noexcept {
   deferred_.add(freed.rounded);
-  uses_.free(address, freed.stream);
+  uses_.free(address, stream);
+  collect();
+}
+
+// The stream that frees it is one that uses it. False: the host has no memory to remember that.
+bool Pool::add_use(Address address, const Freed& freed, Stream stream) noexcept try {
+  if (stream != freed.stream) uses_.add(address, stream);
+  return true;
+} catch (...) {
   return false;
+}
+
+// What another stream than its own has freed is its own's again once that one is through: neither waits for the other. False:
+// not yet.
+bool Pool::hand_back(Address address, const Freed& freed, Stream stream) noexcept {
+  if (stream == freed.stream) return true;
+  if (add_use(address, freed, stream)) {
+    wait_for_uses(address, freed, freed.stream);
+    return false;
+  }
+  for (int attempt = 0; attempt < 8 && !source_.order(stream, freed.stream); ++attempt) {
+  }
+  return true;
 }
 
 Pool::Freed Pool::free_now(Address address, Stream stream) noexcept {
@@ -262,9 +273,8 @@ Pool::Freed Pool::free_now(Address address, Stream stream) noexcept {
   if (block == nullptr) block = graphs_.find(address, in);
   if (block == nullptr) return {owns(address) ? Freed::dead : Freed::foreign};
   const Freed freed{in == &segments_ ? Freed::segment : Freed::graph, block->requested, block->size, block->stream};
-  const bool moves = block->stream != stream && in->has_lists(stream);
-  if (!moves && !hand_back(address, freed, stream)) return freed;
-  in->free(block, moves ? stream : freed.stream);
+  if (!hand_back(address, freed, stream)) return freed;
+  in->free(block);
   if (freed.kind == Freed::graph) graphs_.trim();
   return freed;
 }

@@ -209,6 +209,8 @@ class Pool : private Live<Pool> {
     return end - begin;
   }
   Freed free_now(Address address, Stream stream) noexcept;
+  void wait_for_uses(Address address, const Freed& freed, Stream stream) noexcept;
+  bool add_use(Address address, const Freed& freed, Stream stream) noexcept;
   bool hand_back(Address address, const Freed& freed, Stream stream) noexcept;
   bool owns(Address address) const noexcept { return segments_.owns(address) || graphs_.owns(address); }  // in a segment
   void collect_deferred() noexcept;

@@ -328,18 +328,10 @@ bool Segments::owns(Address address) const noexcept {
   return after != segments_.begin() && address - std::prev(after)->first < std::prev(after)->second.size;
 }
 
-bool Segments::has_lists(Stream stream) noexcept try {
-  stream_bins(stream);
-  return true;
-} catch (...) {
-  return false;
-}
-
-void Segments::free(Block* block, Stream stream) noexcept {
+void Segments::free(Block* block) noexcept {
   blocks_.erase(block->address);
   block->free = true;
   block->fresh = false;
-  block->stream = stream;
   put_back(block);
 }
 

@@ -41,10 +41,8 @@ class Segments {
   Block* allocate(std::size_t bytes, Stream stream, Effort effort = Effort::normal);
   Block* find(Address address) const noexcept { return blocks_.find(address); }
   bool owns(Address address) const noexcept;  // whether it lies in a segment
-  // Whether blocks may be freed on the stream; false: it has never allocated here, and the host has no memory for its lists.
-  bool has_lists(Stream stream) noexcept;
-  // The block is over; `stream`, which has lists, is where its last use was queued.
-  void free(Block* block, Stream stream) noexcept;
+  // The block is over, and free for what comes on its stream from now on.
+  void free(Block* block) noexcept;
 
   // The live block becomes one of at least `bytes` with the same contents, without a copy, perhaps at another address;
   // false: it cannot, and is as it was. `stream` has used it last.

@@ -70,12 +70,14 @@ class Core(RuleBasedStateMachine):
         self.dead: list[int] = []
         self.requested, self.blocks = Gauge(), Gauge()
         self.refused_frees = self.out_of_memory = self.depth = 0
+        self.stream_of: dict[int, int] = {}
+        self.freed_abroad = 0  # on another stream than their own, since all was done
         self.roomy = roomy
         self.patterns: list[tuple[Any, list[int]]] = []
 
     # --- what the model does at each step
 
-    def insert(self, address: int, size: int) -> None:
+    def insert(self, address: int, size: int, stream: int = 0) -> None:
         assert address % self.alignment == 0
         at = bisect.bisect(self.begins, address)
         if at > 0:
@@ -84,11 +86,13 @@ class Core(RuleBasedStateMachine):
             assert address + size <= self.begins[at]
         self.begins.insert(at, address)
         self.live[address] = size
+        self.stream_of[address] = stream
         self.requested.add(size)
         self.blocks.add(1)
 
-    def remove(self, address: int) -> int:
+    def remove(self, address: int, stream: int = 0) -> int:
         self.begins.remove(address)
+        self.freed_abroad += self.stream_of.pop(address) != stream
         size = self.live.pop(address)
         self.requested.current -= size
         self.blocks.current -= 1
@@ -103,7 +107,7 @@ class Core(RuleBasedStateMachine):
             assert not self.roomy or size > ROOMY
             assert _core.Client.last_out_of_memory()["asked_bytes"] == size
         else:
-            self.insert(address, size)
+            self.insert(address, size, stream)
 
     # --- what a program does
 
@@ -129,7 +133,7 @@ class Core(RuleBasedStateMachine):
     @rule(data=st.data(), stream=streams)
     def free(self, data: st.DataObject, stream: int) -> None:
         address = data.draw(st.sampled_from(self.begins))
-        self.remove(address)
+        self.remove(address, stream)
         assert self.client.free(address, stream)
 
     @precondition(lambda self: self.live)
@@ -144,8 +148,9 @@ class Core(RuleBasedStateMachine):
             return
         # In place, or with its pages mapped elsewhere, there never were two.
         if moved == address or self.device.counts().resizes > resizes:
+            stream = self.stream_of[address]
             self.remove(address)
-            self.insert(moved, max(size, 1))
+            self.insert(moved, max(size, 1), stream)
         else:
             self.insert(moved, max(size, 1))
             self.remove(address)
@@ -255,6 +260,22 @@ class Core(RuleBasedStateMachine):
         self.device.fail_after(calls)
         self.roomy = False
 
+    @rule(stream=streams)
+    def device_goes_on(self, stream: int) -> None:
+        self.device.finish(stream)
+
+    @rule()
+    def all_is_done(self) -> None:
+        """What was freed on another stream than its own waits no longer."""
+        self.finish()
+        self.freed_abroad = 0
+
+    def finish(self) -> None:
+        for stream in (0, 2):
+            self.device.finish(stream)
+        self.pool.trim()
+        assert self.client.stats()["deferred_blocks"] == 0
+
     @rule(roomy=st.booleans())
     def device_recovers(self, roomy: bool) -> None:
         self.device.fail_after((1 << 64) - 1)
@@ -293,7 +314,8 @@ class Core(RuleBasedStateMachine):
         stats, pool, counts = self.client.stats(), self.pool.stats(), self.device.counts()
         assert stats["requested"] == self.requested.expected()
         assert stats["blocks"] == self.blocks.expected()
-        assert pool["live_blocks"] == len(self.live)
+        assert pool["live_blocks"] == len(self.live) + stats["deferred_blocks"]
+        assert stats["deferred_blocks"] <= self.freed_abroad
         assert stats["out_of_memory"] == self.out_of_memory
         assert stats["double_frees"] + stats["foreign_frees"] == self.refused_frees
         assert self.requested.current <= stats["live"]["current"] <= pool["reserved"]["current"]
@@ -313,7 +335,7 @@ class Core(RuleBasedStateMachine):
             assert self.client.free(address)
         assert self.client.stats()["live"]["current"] == 0
         self.client.drop_patterns()
-        self.pool.trim()
+        self.finish()
         assert self.pool.release_arena()
         counts = self.device.counts()
         assert (counts.committed, counts.live_reservations, counts.errors) == (0, 0, 0)
@@ -350,6 +372,9 @@ class CountedCuda:
     def set_capacity(self, capacity: int) -> None:
         self.fake.set_capacity(capacity)
 
+    def finish(self, stream: int) -> None:
+        self.fake.finish(stream)
+
 
 class CoreOnCuda(Core):
     """The same on a CUDA device, whose copies and zeros are done as late as can be."""
@@ -373,10 +398,6 @@ class CoreOnCuda(Core):
         finally:  # nothing of it may come to the next driver
             for name in ("client", "pool", "device"):
                 self.__dict__.pop(name, None)
-
-    @rule(stream=st.sampled_from([0, 2]))
-    def let_a_stream_go_on(self, stream: int) -> None:
-        self.fake.finish(stream)
 
 
 @pytest.fixture(scope="module", autouse=True)

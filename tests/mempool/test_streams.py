@@ -142,6 +142,46 @@ class TestABufferThatAnotherStreamUses:
         assert (later.kind.tolist(), later.buffer.tolist(), later.stream.tolist()) == ([Kind.READ], [1], [9])
 
 
+class TestABufferThatAnotherStreamFrees:
+    """It is its own stream's again when that one has come past the free; neither waits for the other."""
+
+    @pytest.mark.parametrize("used_too", [False, True])
+    @pytest.mark.parametrize("size", [100, 60_000, BIG])
+    def test_waits_for_that_one(self, core: Core, size: int, used_too: bool) -> None:
+        core.pool.set_retained_limit(1 << 40)
+        first = core.allocate(size, 1)
+        if used_too:
+            assert core.client.use(first, 7)
+        core.free(first, 5)
+        for stream in (5, 7) if used_too else (5,):
+            assert core.pool.stats()["live_blocks"] == 1
+            address = core.allocate(size, 1)
+            assert address != first
+            core.free(address, 1)
+            core.device.finish(stream)
+        core.step()
+        assert core.allocate(size, 1) == first
+
+    @pytest.mark.parametrize("size", [100, 60_000, BIG])
+    def test_does_not_pile_up(self, core: Core, size: int) -> None:
+        """Nor where the other one has memory of its own here."""
+        core.pool.set_retained_limit(1 << 40)
+        own = core.allocate(size, 5)
+        for _ in range(200):
+            address = core.allocate(size, 1)
+            core.free(address, 5)
+            core.device.finish(5)
+        core.free(own, 5)
+        assert core.pool.stats()["reserved"]["peak"] <= max(4 * size, 4 << 20)
+        assert core.device.counts().synchronizes == 0
+
+    def test_is_gone_with_it_where_the_host_has_to_wait_for_memory(self) -> None:
+        core = Core(page=0, capacity=3 * BIG, shared=BIG)
+        for _ in range(20):
+            core.free(core.allocate(BIG, 1), 5)
+        assert core.client.stats()["out_of_memory"] == 0
+
+
 class TestACapturedGraph:
     """Its memory is its own for as long as it can be replayed."""
 
@@ -309,14 +349,17 @@ class Streams(RuleBasedStateMachine):
             self.uses.setdefault(address, set()).add(stream)
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), abroad=st.sampled_from([None, None, 1, 5]))
+    def free(self, data: st.DataObject, abroad: int | None) -> None:
         address = data.draw(st.sampled_from(sorted(self.live)))
         size, stream = self.live.pop(address)
         if size > 512:  # pages of small ones go from stream to stream by events
             self.own.append((address, size, stream, self.synchronizes()))
-        self.busy.append((address, size, self.uses.pop(address, set()), self.synchronizes()))
-        assert self.client.free(address, stream)
+        uses = self.uses.pop(address, set())
+        if abroad not in (None, stream):
+            uses.add(abroad)
+        self.busy.append((address, size, uses, self.synchronizes()))
+        assert self.client.free(address, stream if abroad is None else abroad)
 
     @rule(stream=st.sampled_from([1, 5, 7, 8]))
     def finish(self, stream: int) -> None:

@@ -115,6 +115,8 @@ class Core:
         for address in list(self.live):
             self.free(address)
         self.client.drop_patterns()
+        for stream in range(4):  # what was freed on another one than its own waits for that
+            self.device.finish(stream)
         self.pool.trim()
         assert self.pool.release_arena()
         assert self.committed == 0

@@ -120,10 +120,10 @@ def test_an_unchanged_program_under_mempool_run(tmp_path: Path) -> None:
 
 def test_two_processes_that_train_together_have_a_pool_and_a_plan_each(tmp_path: Path) -> None:
     script = write(tmp_path / "ddp.py", DISTRIBUTED)
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2")
-    for way, port in (("plain", 29611), ("pool", 29612)):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    for way in ("plain", "pool"):
         done = subprocess.run(
-            [*torchrun, f"--master_port={port}", script, way, str(tmp_path)],
+            [*torchrun, script, way, str(tmp_path)],
             capture_output=True,
             text=True,
             check=False,

@@ -262,6 +262,7 @@ class TestEnds:
         out = run("""
             import os, warnings, torch, mempool.torch
             warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than processors
             torch.set_num_threads(1)  # threads of OpenMP do not survive a fork, with a pool or without
             pool = mempool.torch.install(device="cpu")
             kept = torch.arange(100_000)
