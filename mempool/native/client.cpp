@@ -45,6 +45,11 @@ bool Client::plays() const noexcept {
                                    [](const Sequence& one) { return one.follower.plays() && one.follower.expected() != 0; });
 }
 
+bool Client::is_alone() const noexcept {
+  const Guarded guard(pool_->lock);
+  return pool_->clients().size() == 1;
+}
+
 void Client::inherit(Client& former) noexcept {
   const auto move = [](Gauge& from, Gauge& to) {
     to.current += from.current;

@@ -107,6 +107,7 @@ class Client : private Live<Client> {
   // call (so that a loop that asks each time does not thrash) or `force`, and by force as much of its end as can be where
   // something is alive and it has pages; the next boundary takes it again. True: no arena left.
   bool give_back(bool force) noexcept;
+  bool is_alone() const noexcept;  // no other client uses this memory
 
   // --- waiting for something to plan; the planner's thread
   // What recurs in the recording, as far as a brief look tells.

@@ -12,12 +12,22 @@ void give_back(const Owner& owner) {
   PyEval_RestoreThread(state);
 }
 
+// The last buffer of a pool that is closed ends the pool. Waiting for the device, others need not wait too.
+void let_go(const Owner& owner) {
+  if (Py_REFCNT(owner.keeps) == 1) {
+    PyThreadState* const state = PyEval_SaveThread();
+    if (owner.client->is_alone()) owner.client->give_back(true);
+    PyEval_RestoreThread(state);
+  }
+  Py_DECREF(owner.keeps);
+}
+
 // Not noexcept: where the interpreter has ended meanwhile, taking its lock ends this thread by unwinding it.
 void dealloc(PyObject* self) {
   const Owner& owner = *reinterpret_cast<Owner*>(self);
   PyTypeObject* const type = Py_TYPE(self);
   if (owner.address != 0) give_back(owner);
-  Py_DECREF(owner.keeps);
+  let_go(owner);
   PyObject_Free(self);
   Py_DECREF(type);
 }

@@ -273,6 +273,32 @@ def test_a_planned_address_that_needs_a_wait_lets_the_interpreter_run(
         assert during >= 10
 
 
+def test_the_last_array_of_a_closed_pool_ends_it_without_the_interpreter(
+    current: Current, fake: FakeCuda
+) -> None:
+    with install(FakePlatform(current, fake.device)) as pool:
+        arrays = [cupy.ndarray((12 * MIB,), "u1")]
+    del pool
+    gc.collect()
+    fake.slow("cuCtxSynchronize", 300)
+    ticks, done = [], threading.Event()
+
+    def tick() -> None:
+        while not done.wait(0.005):
+            ticks.append(1)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    before = fake.calls("cuCtxSynchronize")
+    arrays.clear()
+    during = len(ticks)
+    done.set()
+    thread.join()
+    assert fake.calls("cuCtxSynchronize") > before
+    assert fake.live_allocations == 0
+    assert during >= 10
+
+
 def test_a_buffer_that_is_freed_while_the_lock_is_held_waits_without_the_interpreter(
     current: Current, fake: FakeCuda
 ) -> None:
