@@ -280,9 +280,9 @@ class Client:
         The oldest records of the tape that nobody has taken, packed; empty: there are none.
         """
 
-    def install(self, pattern: Pattern, iterations_seen: int = 0) -> None:
+    def install(self, pattern: Pattern, iterations_seen: int = 0, instead: bool = False) -> bool:
         """
-        Takes up a pattern that was recorded here; it takes effect at the next boundary.
+        Takes up a pattern that was recorded here; it takes effect at the next boundary. `instead`: only in place of one of the same sizes; False: there is none any more.
         """
 
     def load(self, warmup: Pattern | None, steady: Pattern) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 #: So many requests found another's buffer in their place before plans are made beside those of others.
 MOST_COLLISIONS = 16
+_NEVER_SEEN = (1 << 64) - 2  # a number of changes
 #: What is to be kept out of is given to the solver as at most so many ranges.
 MOST_RANGES = 64
 
@@ -47,11 +48,15 @@ class Beside:
 
     def may_come_closer(self) -> bool:
         """Whether others have planned anew, or are gone, since plans were made beside theirs."""
-        return self._layouts is not None and self._changes() != self._layouts
+        return self._layouts is not None and self.others_changes() != self._layouts
 
     def begin(self) -> None:
         """Plans are made beside what others have planned by now."""
-        self._collisions, self._layouts = self._occupied(), self._changes()
+        self._collisions, self._layouts = self._occupied(), self.others_changes()
+
+    def begin_anew(self) -> None:
+        """Plans were made beside others elsewhere: whom they keep out of here is still to be seen."""
+        self._layouts = _NEVER_SEEN
 
     def give_up(self) -> None:
         """There is no room: they lie over each other again, until more is in the way."""
@@ -63,7 +68,8 @@ class Beside:
     def _others(self) -> list[tuple[int, int]]:
         return joined(self._client.others_reach())
 
-    def _changes(self) -> int:
+    def others_changes(self) -> int:
+        """How often where others' plans lie has changed."""
         return int(self._client.state()["others_layouts"])
 
 

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any
 
 from mempool import _core, sharing
-from mempool.errors import UsageError
+from mempool.errors import OutOfMemoryError, UsageError
 from mempool.pool import Pool
 from mempool.settings import NEVER, settings
 from mempool.streams import number
@@ -30,11 +30,18 @@ class CallbackPool(Pool):
         """Make a pool for the device of this index, or for the first that asks.
 
         Raises:
-            UsageError: there is no driver or no such device, or the pool to share has another one.
+            UsageError: there is no driver, no such device or no such memory on it, or the pool to share has
+                another device.
         """
+        if not isinstance(index, int | None) or isinstance(index, bool):
+            raise UsageError(f"index is {index!r}, not the number of a device")
         memory = settings(memory=options.get("memory")).memory
         share = sharing.pool_of(share, index)
         self._cuda: _core.CudaDevice = sharing.cuda_device(index, driver, share, memory)
+        try:
+            self._cuda.check()
+        except RuntimeError as error:
+            raise UsageError(str(error)) from None
         super().__init__(self._cuda, share=share, **{"name": self.framework, **options})
         self._over: deque[int] = deque()  # appended to inside garbage collections, too
 
@@ -53,11 +60,28 @@ class CallbackPool(Pool):
             raise UsageError(f"the pool is of CUDA device {self.index}, not {index}: it serves one device")
         self.client.device_is_bound()
 
+    def allocate(self, size: int, *, stream: int = 0) -> int:
+        """As `mempool.Pool.allocate`.
+
+        Raises:
+            RuntimeError: the driver refused for another reason than want of memory, which it gives.
+        """
+        errors = self._cuda.errors
+        try:
+            return super().allocate(size, stream=stream)
+        except OutOfMemoryError:
+            if self._cuda.errors == errors:
+                raise
+            raise RuntimeError(
+                f"CUDA error: {self._cuda.last_error}, while {size:,} bytes were asked for"
+            ) from None
+
     def take(self, size: int, stream: int = 0) -> int:
         """Address of ``size`` bytes, first used on ``stream``; what is over is given back first.
 
         Raises:
             OutOfMemoryError: with the numbers; the pool stays usable.
+            RuntimeError: as `allocate`.
         """
         self.settle()
         return self.allocate(size, stream=number(stream))

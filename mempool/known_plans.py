@@ -56,11 +56,19 @@ class KnownPlans:
         self.latest = self._loaded = planned
         self._plans = [planned]
 
-    def install(self, planned: Planned, counts: list[int] | None, *, instead_of: Planned | None) -> None:
-        """Hand a plan to the core; as a new one, or instead of another of the same sequence."""
+    def install(self, planned: Planned, counts: list[int] | None, *, instead_of: Planned | None) -> bool:
+        """Hand a plan to the core; as a new one, or instead of another of the same sequence.
+
+        Returns:
+            False: that other one is no longer known to the core, and so neither is here.
+        """
         self.tell_of_a_stranger(at_last=True)
         pattern = planned.pattern
-        self._client.install(planned.native(counts), pattern.iterations_seen)
+        instead = instead_of is not None
+        if not self._client.install(planned.native(counts), pattern.iterations_seen, instead=instead):
+            self._plans = [known for known in self if known is not instead_of]
+            self.latest = next(iter(self._plans), None) if self.latest is instead_of else self.latest
+            return False
         if instead_of is None:
             self.latest = planned
             self._plans = [planned, *(k for k in self if not k.same_sequence(pattern))][:MOST_KNOWN]
@@ -70,6 +78,7 @@ class KnownPlans:
         self.made += 1
         self._installed_at = self._followed()
         log.info("planned %d buffers into %d bytes", len(pattern.buffers), planned.plan.arena_bytes)
+        return True
 
     def drop(self) -> None:
         """Forget them all."""

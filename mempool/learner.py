@@ -78,6 +78,7 @@ class Learner:
         self._around = Rarely()  # to plan again around what stays
         self._longer: dict[int, Rarely] = {}  # and for longer lifetimes; by the plan's key
         self._seen_alive: set[tuple[int, int]] | None = None  # ranges of the arena, some iterations ago
+        self._stays: dict[int, set[tuple[int, int]]] = {}  # what plans were made around; by the plan's key
         self._improvable: set[int] = set()  # keys of plans that may be for more than is needed
         self._improving = False  # that is what the recording is for
         self._recorded_at = 0  # iteration when recording began
@@ -88,6 +89,10 @@ class Learner:
         if loaded is not None:
             self.known.load(loaded)
             self._keep_beside(loaded)
+            from mempool.planned import LESS
+
+            if loaded.plan.arena_bytes > LESS * loaded.plan.lower_bound_bytes:
+                self._beside.begin_anew()
         self._record()
 
     def _record(self) -> None:
@@ -244,11 +249,15 @@ class Learner:
 
     def _install(
         self, planned: Planned, counts: list[int] | None, *, instead_of: Planned | None = None
-    ) -> None:
+    ) -> bool:
+        """False: there is no plan any more that it was to replace."""
         pattern = planned.pattern
         longer = any(known.same_sequence(pattern) for known in self.known)
-        self.known.install(planned, counts, instead_of=instead_of)
-        self._improvable &= {known.key for known in self.known}
+        if not self.known.install(planned, counts, instead_of=instead_of):
+            return False
+        keys = {known.key for known in self.known}
+        self._improvable &= keys
+        self._stays = {key: stays for key, stays in self._stays.items() if key in keys}
         if pattern.coverage < LEAST_COVERAGE or longer or instead_of is not None:
             self._improvable.add(planned.key)
         anew = instead_of is None and not longer
@@ -259,10 +268,11 @@ class Learner:
         if anew:
             self._around = Rarely()
         self._keep_beside(planned)
+        return True
 
-    def others_changed(self) -> bool:
-        """Whether other clients on this memory are in the way of plans, or no longer where plans keep out."""
-        return self._beside.may_come_closer() or self._beside.collides(self.known)
+    def shares(self) -> bool:
+        """Whether other clients use this memory, or have when plans were made."""
+        return self._beside.layouts is not None or self._beside.others_changes() > 0
 
     def plan_beside(self) -> bool:
         """Plan again beside the plans of others that are alive at the same time; True if it is done.
@@ -277,20 +287,21 @@ class Learner:
         done = False
         for known in list(self.known):
             blocked = collides and known.is_blocked_by(others)
-            planned = self._make(known.pattern)
+            stays = self._stays.get(known.key, set()).intersection(self._core.arena_ranges())
+            planned = self._make(known.pattern, sorted(stays))
             if planned is None or (blocked and not self._can_be_had(planned)):
                 self._beside.give_up()
                 return done
             if blocked or planned.improves(known):
-                self._install(planned, None, instead_of=known)
-                done = True
+                done = self._install(planned, None, instead_of=known) or done
         if done:
             log.info("planning beside others on the same memory")
         return done
 
     def _can_be_had(self, planned: Planned) -> bool:
         """Whether the arena, and what is in use outside it now, is within the limit and the device."""
-        stats, total = self._core.stats(), self._device.memory()[1]
+        managed = getattr(self._device, "kind", "") == "managed"  # which may be more than the device has
+        stats, total = self._core.stats(), 0 if managed else self._device.memory()[1]
         outside = stats["reserved"]["current"] - stats["arena_bytes"] - stats["segment_free_bytes"]
         most = min(stats["max_reserved_bytes"], total or stats["max_reserved_bytes"])
         return bool(planned.plan.arena_bytes + max(outside, 0) <= most)
@@ -318,6 +329,7 @@ class Learner:
                 return False
             log.info("planning around %d buffers that stay in the arena", len(around))
             self._install(planned, None, instead_of=known)
+            self._stays[planned.key] = set(around)
         return bool(blocked)
 
     def _improve(self, pattern: Pattern, counts: list[int]) -> bool:

@@ -238,29 +238,63 @@ def make_plan(
         around: (begin, end) offsets of ranges that the plan must not use; they do not overlap.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
     """
-    from solvers import Status, Stop, check, lower_bound
+    from solvers import Stop, check, lower_bound
     from solvers.streams import solve_streams
 
     rows = pattern.buffers
     buffers = dataclasses.replace(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
     )
-    everything = _with_kept(buffers, around)
-    stop = Stop(nodes=AROUND_NODES if around else POOL_NODES, interrupt=interrupt)
-    plan = solve_streams(
-        everything, stop=stop, wait_bytes=wait_bytes, close_enough=CLOSE_ENOUGH, seed=seed, solver="greedy"
-    )
+
+    def solved(buffers: Buffers, nodes: int) -> Plan:
+        stop = Stop(nodes=nodes, interrupt=interrupt)
+        return solve_streams(
+            buffers, stop=stop, wait_bytes=wait_bytes, close_enough=CLOSE_ENOUGH, seed=seed, solver="greedy"
+        )
+
+    if not around:
+        plan = solved(buffers, POOL_NODES)
+        if plan.offset is None:
+            return None
+        check(plan, buffers)
+        return Planned(pattern, buffers, plan)
+    everything, bound = _with_kept(buffers, around), lower_bound(buffers)
+    plan = solved(everything, AROUND_NODES)
     if plan.offset is None:
         return None
     check(plan, everything)
-    if around:  # what is proven of it holds beside these ranges only, which need not be in its arena
-        offset, bound = plan.offset[: len(rows)], lower_bound(buffers)
-        arena = int((offset + buffers.size[:, None])[offset >= 0].max(initial=0))
-        plan = dataclasses.replace(
-            plan, offset=offset, arena_bytes=arena, lower_bound_bytes=bound, status=Status.FEASIBLE
-        )
-        check(plan, buffers)
-    return Planned(pattern, buffers, plan)
+    plan = _as_if_alone(dataclasses.replace(plan, offset=plan.offset[: len(rows)]), buffers, bound)
+    if plan.arena_bytes > LESS * bound:  # what lies below such a range is hard to use for many buffers
+        apart = solved(buffers, AROUND_NODES)
+        if apart.offset is None:
+            return None
+        base = _first_gap(apart.arena_bytes, around, alignment)
+        if base + apart.arena_bytes < plan.arena_bytes:
+            moved = np.where(apart.offset >= 0, apart.offset + base, apart.offset)
+            plan = _as_if_alone(dataclasses.replace(apart, offset=moved), buffers, bound)
+    check(plan, buffers)
+    planned = Planned(pattern, buffers, plan)
+    assert not planned.is_blocked_by(around)
+    return planned
+
+
+def _as_if_alone(plan: Plan, buffers: Buffers, bound: int) -> Plan:
+    """What is proven of it holds beside some ranges only, which need not be in its arena."""
+    from solvers import Status
+
+    assert plan.offset is not None
+    arena = int((plan.offset + buffers.size[:, None])[plan.offset >= 0].max(initial=0))
+    return dataclasses.replace(plan, arena_bytes=arena, lower_bound_bytes=bound, status=Status.FEASIBLE)
+
+
+def _first_gap(size: int, around: Sequence[tuple[int, int]], alignment: int) -> int:
+    """The lowest aligned offset from which on so many bytes lie in none of the ranges."""
+    base = 0
+    for begin, end in sorted(around):
+        if base + size <= begin:
+            break
+        base = max(base, -(-end // alignment) * alignment)
+    return base
 
 
 def _with_kept(buffers: Buffers, around: Sequence[tuple[int, int]]) -> Buffers:

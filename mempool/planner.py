@@ -209,7 +209,7 @@ class Planner:
 
     def _turn(self, *, work: bool) -> bool:
         """Do what there is to do and may be done; whether something is left."""
-        if self._learner.others_changed() and self._budget.has_some():
+        if self._budget.has_some() and self._learner.shares():
             with self._budget.charged():
                 self._learner.plan_beside()
         if self._client.blockers() and self._budget.has_some():

@@ -25,13 +25,6 @@ nb::dict outcomes(const Counts& counts) {
   return d;
 }
 
-// What takes long is made while Python's threads run on.
-template <class Make>
-auto unlocked(Make make) {
-  const nb::gil_scoped_release release;
-  return make();
-}
-
 Table stats(Client& client) {
   const ClientStats s = patiently(client.pool(), [&] { return client.stats(); });
   Table d;
@@ -76,7 +69,7 @@ Table state(Client& client) {
 
 nb::typed<nb::list, Table> divergences(Client& client) {
   nb::typed<nb::list, Table> list;
-  for (const Divergence& one : client.divergences()) {
+  for (const Divergence& one : patiently(client.pool(), [&] { return client.divergences(); })) {
     nb::dict d;
     d["iteration"] = one.iteration;
     d["sequence"] = one.sequence;
@@ -166,9 +159,9 @@ void bind_client(nb::module_& m) {
              return nb::make_tuple(moved, foreign);
            }, "address"_a, "bytes"_a, "stream"_a = 0, "(new address or 0, whether the old one is not ours).")
       .def("mark", &Client::mark, released, "mark"_a)
-      .def("enter_dynamic", &Client::enter_dynamic)
-      .def("leave_dynamic", &Client::leave_dynamic)
-      .def("set_recording", &Client::set_recording, "on"_a)
+      .def("enter_dynamic", &Client::enter_dynamic, released)
+      .def("leave_dynamic", &Client::leave_dynamic, released)
+      .def("set_recording", [](Client& c, bool on) { patiently(c.pool(), [&] { c.set_recording(on); }); }, "on"_a)
       .def("set_tape", &Client::set_tape, "on"_a, nb::kw_only(), "folder"_a = "", "piece"_a = Tape::kPiece,
            "Record everything. Events beyond a piece in memory go to a file in the folder, if there is one.")
       .def("recording",
@@ -188,13 +181,17 @@ void bind_client(nb::module_& m) {
            "What recurs in the planner's ring: (the earliest of its allocations that says anything, 0 where there are "
            "marks; how many there are). None: nothing, and the bell rings again when a quarter more has come.")
       .def("take_tape", &take_tape, "The oldest records of the tape that nobody has taken, packed; empty: there are none.")
-      .def("install", [](Client& c, Pattern& p, std::uint64_t seen) { c.install(owned(&p), seen); }, "pattern"_a,
-           "iterations_seen"_a = 0,
-           "Takes up a pattern that was recorded here; it takes effect at the next boundary.")
-      .def("load", [](Client& c, Pattern* warmup, Pattern& steady) { c.load(owned(warmup), owned(&steady)); },
+      .def("install",
+           [](Client& c, Pattern& p, std::uint64_t seen, bool instead) {
+             return unlocked([&] { return c.install(owned(&p), seen, instead); });
+           }, "pattern"_a, "iterations_seen"_a = 0, "instead"_a = false,
+           "Takes up a pattern that was recorded here; it takes effect at the next boundary. `instead`: only in place of one "
+           "of the same sizes; False: there is none any more.")
+      .def("load",
+           [](Client& c, Pattern* warmup, Pattern& steady) { unlocked([&] { c.load(owned(warmup), owned(&steady)); }); },
            "warmup"_a.none(), "steady"_a, "Replays a pattern from elsewhere, from the next allocation on.")
       .def("drop_patterns", &Client::drop_patterns, released)
-      .def("device_is_bound", &Client::device_is_bound, "Loaded patterns, of all clients of the pool, may begin.")
+      .def("device_is_bound", &Client::device_is_bound, released, "Loaded patterns, of all clients of the pool, may begin.")
       .def("give_back", &Client::give_back, released, "force"_a = false,
            "Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or "
            "by force. True: no arena is left.")
@@ -206,22 +203,29 @@ void bind_client(nb::module_& m) {
            "the way of a plan, not before iteration `around`, when the arena was refused, at so many allocations, while nothing is "
            "recorded at so many misses and when so much of the program goes off its plan, and, where it is given, when "
            "`others_layouts` of the state is another number.")
-      .def("grow_recording", &Client::grow_recording,
+      .def("grow_recording", &Client::grow_recording, released,
            "Room for twice as many events. False: it is not full, or would be more than a sixteenth of the memory held.")
-      .def("rest_unused", &Client::rest_unused,
+      .def("rest_unused", &Client::rest_unused, released,
            "Once a second, as waiting for work does: for what nobody has followed for long no arena is kept.")
-      .def("wake", &Client::wake)
-      .def("check_again_after", &Client::check_again_after, "events"_a)
-      .def("patterns", [](Client& c) { const Guarded guard(c.pool().lock); return c.patterns().size(); })
+      .def("wake", [](Client& c) { patiently(c.pool(), [&] { c.wake(); }); })
+      .def("check_again_after",
+           [](Client& c, std::uint64_t events) { patiently(c.pool(), [&] { c.check_again_after(events); }); }, "events"_a)
+      .def("patterns",
+           [](Client& c) {
+             return patiently(c.pool(), [&] {
+               const Guarded guard(c.pool().lock);
+               return c.patterns().size();
+             });
+           })
       .def("state", &state)
       .def("stats", &stats)
       .def("reset_peaks", &Client::reset_peaks, released)
-      .def("set_retained_limit", &Client::set_retained_limit, "bytes"_a,
+      .def("set_retained_limit", &Client::set_retained_limit, released, "bytes"_a,
            "Free memory that this client would have the pool keep; of all clients' wishes the largest counts.")
-      .def("blockers", &Client::blockers,
+      .def("blockers", [](Client& c) { return patiently(c.pool(), [&] { return c.blockers(); }); },
            "Where something is in the way of a plan iteration after iteration: its range of the arena, (begin, end) offsets, "
            "and all that were in the way before and are still there.")
-      .def("others_reach", &Client::others_reach,
+      .def("others_reach", [](Client& c) { return unlocked([&] { return c.others_reach(); }); },
            "(begin, end) offsets in the arena where other clients' plans lie, but those that rest; disjoint, in order.")
       .def("divergences", &divergences)
       .def_static("last_out_of_memory", []() -> nb::typed<nb::dict, nb::str, std::size_t> {

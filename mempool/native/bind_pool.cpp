@@ -150,10 +150,12 @@ void bind_pool(nb::module_& m) {
            "All that was queued anywhere is done. False: it could not be waited for, as while a graph is captured.")
       .def("clients",
            [](Pool& pool) {
-             std::vector<std::string> names;
-             const Guarded guard(pool.lock);
-             for (const Client* client : pool.clients()) names.push_back(client->name());
-             return names;
+             return patiently(pool, [&] {
+               std::vector<std::string> names;
+               const Guarded guard(pool.lock);
+               for (const Client* client : pool.clients()) names.push_back(client->name());
+               return names;
+             });
            },
            "Names of those that share it.")
       .def("begin_graph",
@@ -161,8 +163,10 @@ void bind_pool(nb::module_& m) {
              const auto takes = [streams = std::move(streams)](Stream stream) {
                return std::find(streams.begin(), streams.end(), stream) != streams.end();
              };
-             const Guarded guard(pool.lock);
-             pool.begin_graph(id, takes);
+             unlocked([&] {
+               const Guarded guard(pool.lock);
+               pool.begin_graph(id, takes);
+             });
            },
            "id"_a, "streams"_a, "What is allocated on these streams belongs to a graph that is being captured.")
       .def("end_graph", [](Pool& pool, GraphPools::Id id) { const Guarded guard(pool.lock); pool.end_graph(id); }, "id"_a, released)
@@ -174,17 +178,24 @@ void bind_pool(nb::module_& m) {
            "Give the arena back if nothing in it is alive; True if there is none afterwards.")
       .def("set_retained_limit",
            [](Pool& pool, std::size_t bytes) { const Guarded guard(pool.lock); pool.segments().set_retained_limit(bytes); },
-           "bytes"_a, "Free memory beyond this goes back to the device at once.")
+           "bytes"_a, released, "Free memory beyond this goes back to the device at once.")
       .def("set_max_reserved",
            [](Pool& pool, std::size_t bytes) { const Guarded guard(pool.lock); pool.source().set_limit(bytes); }, "bytes"_a, released)
       .def("owns",
            [](Pool& pool, Address address) {
-             const Guarded guard(pool.lock);
-             bool ours = false;
-             pool.size_of(address, ours);
-             return ours;
+             return patiently(pool, [&] {
+               const Guarded guard(pool.lock);
+               bool ours = false;
+               pool.size_of(address, ours);
+               return ours;
+             });
            }, "address"_a)
       .def("arena_ranges",
-           [](Pool& pool) { const Guarded guard(pool.lock); return pool.occupancy().live_ranges(); },
+           [](Pool& pool) {
+             return unlocked([&] {
+               const Guarded guard(pool.lock);
+               return pool.occupancy().live_ranges();
+             });
+           },
            "Live (begin, end) offsets in the arena, in order.");
 }

@@ -26,6 +26,13 @@ auto patiently(Pool& pool, Act act) {
   return act();
 }
 
+// What takes long, or may wait for the device, is done while Python's threads run on.
+template <class Act>
+auto unlocked(Act act) {
+  const nanobind::gil_scoped_release release;
+  return act();
+}
+
 void bind_device(nanobind::module_& m);
 void bind_pattern(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);

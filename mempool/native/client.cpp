@@ -340,7 +340,7 @@ Address Client::allocate_at_once(std::size_t bytes, Stream stream) noexcept {
 
 bool Client::free_at_once(Address address, Stream stream) noexcept {
   if (!pool_->lock.try_lock()) return false;
-  const bool at_once = pool_->frees_at_once();
+  const bool at_once = pool_->frees_at_once(address);
   if (at_once) free_locked(address, stream, nullptr);
   pool_->lock.unlock();
   return at_once;

@@ -95,9 +95,10 @@ class Client : private Live<Client> {
   // std::bad_alloc.
   void set_history(std::size_t events);
   const Recorder<RecordedEvent>& history() const noexcept { return history_; }  // the pool's lock is held
-  // A cyclic pattern that was recorded here, in which so many iterations were seen. May throw std::bad_alloc, or
-  // std::invalid_argument for one that this pool cannot replay; then nothing has changed.
-  void install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen);
+  // A cyclic pattern that was recorded here, in which so many iterations were seen. `instead`: only in place of one of the same
+  // sizes; false: that is forgotten by now, and so is this. May throw std::bad_alloc, or std::invalid_argument for one that
+  // this pool cannot replay; then nothing has changed.
+  bool install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead = false);
   // A pattern from a file: its warm-up first, if there is one. Replays from the next allocation on. Throws as install.
   void load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady);
   void drop_patterns() noexcept;
@@ -246,6 +247,7 @@ class Client : private Live<Client> {
   void judge_iteration() noexcept;
   void begin_everywhere(std::uint64_t mark) noexcept;
   void have_arena() noexcept;
+  void have_arena_for_all() noexcept;
   void signal_work() noexcept;
   std::size_t events_kept() noexcept;
   bool is_news(const Wait& wait, double looked, std::uint64_t dropped) noexcept;
@@ -290,6 +292,7 @@ class Client : private Live<Client> {
   std::uint64_t misses_before_ = 0;   // when this iteration began
   std::uint64_t turn_ = 0;            // the number of the iteration in which all followers began together last
   std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // iterations of all clients
+  std::uint64_t for_all_at_ = 0;      // iteration, before which no arena is tried for that others need
   std::uint64_t arena_retry_at_ = 0;  // iteration; 0: the arena was never refused, or has been had since
   std::uint64_t check_at_ = 64;       // ring event
   Bell bell_;

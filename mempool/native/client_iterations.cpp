@@ -10,6 +10,7 @@ namespace {
 constexpr std::size_t kMostBlockers = 256;
 constexpr std::size_t kFewEvents = 64;  // in a recording of fewer, each mark is worth a look
 constexpr std::uint64_t kPatience = 2;  // iterations that a buffer is in the way before it is taken to stay
+constexpr std::uint64_t kPauseForAll = 64;  // iterations, where an arena could not be had for all
 constexpr std::uint64_t kMostSpoilt = 24;  // so that it is soon over
 constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest, the planner stops recording
 
@@ -18,7 +19,9 @@ constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest,
 // Sees to the arena that the patterns need, at a boundary. Where it cannot be had, or not so large, the pool goes on with
 // what there is, and tries again some iterations later.
 void Client::have_arena() noexcept {
-  if (known_.empty() || pool_->forked() || !pool_->source().device().bound()) return;
+  if (pool_->forked() || !pool_->source().device().bound()) return;
+  have_arena_for_all();
+  if (known_.empty()) return;
   std::size_t bytes = 0;
   for (Pattern* pattern : known_) {
     if (pattern->rests && in_use(pattern)) {
@@ -40,6 +43,14 @@ void Client::have_arena() noexcept {
   replaying_ = true;
   if (active_at_ == 0) active_at_ = iterations_ + 1;
   begin_steady();
+}
+
+// An arena that cannot grow in place is replaced, in a moment when nothing in it is alive. At others' own boundaries there may
+// never be one, as where each iteration of theirs uses what this client made before: whoever comes to one takes it for all.
+void Client::have_arena_for_all() noexcept {
+  if (pool_->clients().size() == 1 || iterations_ < for_all_at_ || pool_->occupancy().alive() != 0) return;
+  const std::size_t bytes = pool_->planned_bytes();
+  if (bytes > pool_->arena_bytes() && !pool_->take_arena(bytes)) for_all_at_ = iterations_ + kPauseForAll;
 }
 
 void Client::device_is_bound() noexcept {

@@ -138,23 +138,27 @@ bool Client::supersede(Pattern* fresh) noexcept {
   return idle;
 }
 
-void Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen) {
+bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead) {
   check(*pattern, true);
   for (Table& table : pattern->tables) table.build_index(true);
+  pattern->settle_reach();
   Pattern* const fresh = pattern.get();
   std::vector<std::unique_ptr<Pattern>> one;
   one.push_back(std::move(pattern));
   const Guarded guard(pool_->lock);
+  const auto same = [&](const Pattern* known) { return known->same_sizes(*fresh); };
+  if (instead && std::none_of(known_.begin(), known_.end(), same)) return false;
   admit(std::move(one));
   const bool idle = supersede(fresh);
   keep_patterns_bounded();
   if (replaying_) have_arena();
-  if (idle) return;
+  if (idle) return true;
   coming_ = fresh;
   if (current_ == nullptr || !marked_) current_ = fresh;
-  if (marked_) return;
+  if (marked_) return true;
   if (active_at_ == 0) iterations_ = std::max(iterations_, iterations_seen);
   for (Sequence& sequence : sequences_) sequence.follower.take_up(fresh);
+  return true;
 }
 
 // A plan of another process has that one's streams; a sequence is the same one by its number.
@@ -189,6 +193,7 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
   both.push_back(std::move(steady));
   for (const auto& pattern : both) {
     for (Table& table : pattern->tables) table.build_index(pattern->cyclic);
+    pattern->settle_reach();
   }
   const Guarded guard(pool_->lock);
   Pattern* const first = both.front().get();
@@ -225,25 +230,12 @@ std::vector<std::pair<Offset, Offset>> Client::others_reach() {
     const Guarded guard(pool_->lock);
     for (const Client* client : pool_->clients()) {
       if (client == this) continue;
-      for (Pattern* pattern : client->known_) {
-        if (pattern->rests) continue;
-        pattern->each_planned([&](const Table&, const Slot& slot, std::uint64_t bytes) {
-          ranges.emplace_back(slot.offset, slot.offset + bytes);
-        });
+      for (const Pattern* pattern : client->known_) {
+        if (!pattern->rests) ranges.insert(ranges.end(), pattern->reach.begin(), pattern->reach.end());
       }
     }
   }
-  std::sort(ranges.begin(), ranges.end());
-  std::size_t joined = 0;
-  for (const auto& [begin, end] : ranges) {
-    if (joined != 0 && begin <= ranges[joined - 1].second) {
-      ranges[joined - 1].second = std::max(ranges[joined - 1].second, end);
-    } else {
-      ranges[joined++] = {begin, end};
-    }
-  }
-  ranges.resize(joined);
-  return ranges;
+  return joined(std::move(ranges));
 }
 
 bool Client::give_back(bool force) noexcept {

@@ -1,5 +1,7 @@
 #include "pattern.hpp"
 
+#include <algorithm>
+
 namespace mempool {
 namespace {
 
@@ -9,6 +11,29 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
 }
 
 }  // namespace
+
+std::vector<std::pair<Offset, Offset>> joined(std::vector<std::pair<Offset, Offset>> ranges) {
+  std::sort(ranges.begin(), ranges.end());
+  std::size_t kept = 0;
+  for (const auto& [begin, end] : ranges) {
+    if (kept != 0 && begin <= ranges[kept - 1].second) {
+      ranges[kept - 1].second = std::max(ranges[kept - 1].second, end);
+    } else {
+      ranges[kept++] = {begin, end};
+    }
+  }
+  ranges.resize(kept);
+  return ranges;
+}
+
+void Pattern::settle_reach() {
+  std::vector<std::pair<Offset, Offset>> ranges;
+  each_planned([&](const Table&, const Slot& slot, std::uint64_t bytes) {
+    ranges.emplace_back(slot.offset, slot.offset + bytes);
+  });
+  reach = joined(std::move(ranges));
+  reach.shrink_to_fit();
+}
 
 bool Pattern::same_sizes(const Pattern& other) const noexcept {
   if (cyclic != other.cyclic || tables.size() != other.tables.size()) return false;

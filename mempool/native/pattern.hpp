@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device.hpp"
@@ -13,6 +14,9 @@ namespace mempool {
 
 inline constexpr Offset kDynamic = ~Offset{0};  // this position is left to the fallback
 inline constexpr std::uint32_t kWindow = 8;     // sizes that are enough to recognise a place in a pattern
+
+// The same places as disjoint ranges in order.
+std::vector<std::pair<Offset, Offset>> joined(std::vector<std::pair<Offset, Offset>> ranges);
 
 struct Slot {
   Offset offset = kDynamic;            // from the arena's base
@@ -60,6 +64,7 @@ struct Pattern : Live<Pattern> {
   std::uint64_t last_used = 0;   // the client's iteration in which it was
   unsigned unused = 0;           // rounds of rest_unused() in a row in which nobody followed it
   bool rests = false;            // for so long that no arena is kept for it
+  std::vector<std::pair<Offset, Offset>> reach;  // where its buffers lie: disjoint ranges in order
 
   // Calls visit(table, slot, bytes requested) for each planned buffer, once for each unrolled iteration.
   template <class Visit>
@@ -70,6 +75,7 @@ struct Pattern : Live<Pattern> {
       }
     }
   }
+  void settle_reach();  // to be called when the offsets are known for good
   // Whether the other expects the same sizes in the same sequences.
   bool same_sizes(const Pattern& other) const noexcept;
   const Table* table_of(std::uint32_t sequence, Stream stream) const noexcept {

@@ -80,6 +80,7 @@ class Pool : private Live<Pool> {
   // it stays: a larger one could be had again only in a moment when nothing in it is alive.
   void shrink_arena() noexcept { shrink_arena(planned_bytes()); }
   void shrink_arena(std::size_t bytes) noexcept;
+  std::size_t planned_bytes() const noexcept;  // the largest arena any pattern needs that does not rest
 
   // --- allocation outside the plan
   struct Given {
@@ -111,8 +112,14 @@ class Pool : private Live<Pool> {
     if (!arena_holds(address) || !uses_.empty()) return 0;
     return release_in_arena(address, stream);
   }
-  // Whether a free asks nothing of the device: nothing waits for streams, no graph's memory goes back, and no event is needed.
-  bool frees_at_once() const noexcept { return uses_.empty() && graphs_.pools() == 0 && !options_.share_streams; }
+  // Whether its free asks nothing of the device: nothing waits for streams, no graph's memory goes back, no event is needed,
+  // and what is free stays.
+  bool frees_at_once(Address address) const noexcept {
+    if (!uses_.empty() || graphs_.pools() != 0 || options_.share_streams) return false;
+    if (arena_holds(address)) return true;
+    const Block* const block = segments_.find(address);
+    return block == nullptr || segments_.keeps(block->size);
+  }
   // What free() would say.
   Freed at(Address address) noexcept;
   // The requested size of a live buffer; `ours` false if no such buffer.
@@ -200,7 +207,6 @@ class Pool : private Live<Pool> {
   Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);
   Given from_hole(std::size_t bytes, Stream stream, bool anywhere);
   Given last_resort(std::size_t bytes, Stream stream);
-  std::size_t planned_bytes() const noexcept;  // the largest arena any pattern needs that does not rest
   std::size_t release_in_arena(Address address, Stream stream) noexcept {
     const Offset begin = address - arena_base_;
     const Offset end = occupancy_.release(begin);

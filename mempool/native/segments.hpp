@@ -49,6 +49,7 @@ class Segments {
   bool resize(Block* block, std::size_t bytes, Stream stream) noexcept;
 
   void set_retained_limit(std::size_t bytes) noexcept { retained_limit_ = bytes; }
+  bool keeps(std::size_t bytes) const noexcept { return idle_.bytes() <= retained_limit_ && bytes <= retained_limit_ - idle_.bytes(); }
   // Gives back free segments, and free pages of shared ones. `idle_before`: only what is idle since an earlier epoch.
   void trim(std::uint64_t idle_before = ~std::uint64_t{0}) noexcept;
   void next_epoch() noexcept { ++epoch_; }

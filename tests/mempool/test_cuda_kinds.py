@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cores import pattern
@@ -496,7 +496,28 @@ def test_nothing_is_advised_where_host_and_device_take_turns(fake: FakeCuda) -> 
 # --- waiting lets Python run
 
 
-@pytest.mark.parametrize("call", ["trim", "release", "free_elsewhere", "step", "stats"])
+#: What waits for the pool's lock, of whatever its thread waits for: by name.
+WAITING: dict[str, Callable[[Pool], Any]] = {
+    "step": lambda pool: pool.step(),
+    "dynamic": lambda pool: pool.dynamic().__enter__(),
+    "state": lambda pool: pool.state,
+    "explain": lambda pool: pool.explain(),
+    "stats": lambda pool: pool.core.stats(),
+    "clients": lambda pool: pool.core.clients(),
+    "arena_ranges": lambda pool: pool.core.arena_ranges(),
+    "owns": lambda pool: pool.core.owns(12345),
+    "blockers": lambda pool: pool.client.blockers(),
+    "others_reach": lambda pool: pool.client.others_reach(),
+    "patterns": lambda pool: pool.client.patterns(),
+    "set_recording": lambda pool: pool.client.set_recording(False),
+    "wake": lambda pool: pool.client.wake(),
+    "check_again_after": lambda pool: pool.client.check_again_after(10),
+    "set_retained_limit": lambda pool: pool.client.set_retained_limit(1 << 40),
+    "install": lambda pool: pool.client.install(pattern([MIB])),
+}
+
+
+@pytest.mark.parametrize("call", ["trim", "release", "free_elsewhere", "install_there", *WAITING])
 def test_whoever_waits_for_the_device_lets_python_run(fake: FakeCuda, call: str) -> None:
     """Or for somebody who does: a function that is queued on a stream may be one of Python's."""
     fake.set_capacity(100 * MIB)
@@ -513,11 +534,14 @@ def test_whoever_waits_for_the_device_lets_python_run(fake: FakeCuda, call: str)
                 getattr(pool, call)()
             elif call == "free_elsewhere":
                 pool.allocate(90 * MIB, stream=stream)  # which waits for the other stream
+            elif call == "install_there":
+                pool.client.load(None, pattern([MIB]))
+                pool.client.install(pattern([80 * MIB]))  # which takes an arena
             else:
                 waiting = threading.Thread(target=pool.allocate, args=(90 * MIB,), kwargs={"stream": stream})
                 waiting.start()
                 time.sleep(0.05)
-                getattr(pool.core if call == "stats" else pool, call)()
+                WAITING[call](pool)
                 waiting.join()
             done.set()
 

@@ -170,6 +170,19 @@ def test_out_of_memory_is_numbas_own_error_with_the_numbers(
     manager.memalloc(MIB).free()
 
 
+def test_what_the_driver_refuses_for_another_reason_is_no_want_of_memory(
+    fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any
+) -> None:
+    fake.fail("cuMemAlloc_v2", 719)
+    with pytest.raises(RuntimeError, match=r"cuMemAlloc_v2 .*CUDA_ERROR_LAUNCH_FAILED"):
+        manager.memalloc(32 * MIB)
+
+
+def test_a_device_that_is_not_there_is_refused(fake: FakeCuda) -> None:
+    with pytest.raises(UsageError, match="no CUDA device 9"):
+        mempool.numba.install(index=9, driver=fake.driver)
+
+
 def test_the_numbers_of_the_device(fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any) -> None:
     fake.set_capacity(64 * MIB)
     manager.memalloc(8 * MIB).free()

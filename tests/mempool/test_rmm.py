@@ -214,6 +214,34 @@ def test_out_of_memory_is_a_memory_error_with_the_numbers(fake: FakeCuda, pool: 
     current().deallocate(where, MIB)
 
 
+def test_what_the_driver_refuses_for_another_reason_is_no_want_of_memory(
+    fake: FakeCuda, pool: mempool.rmm.RmmPool
+) -> None:
+    """Who is told of that tries again, for ever."""
+    fake.fail("cuMemAlloc_v2", 719)
+    with pytest.raises(RuntimeError, match=r"cuMemAlloc_v2 .*CUDA_ERROR_LAUNCH_FAILED"):
+        current().allocate(32 * MIB)
+    fake.fail("cuMemAlloc_v2", 719, times=0)
+    current().deallocate(current().allocate(32 * MIB), 32 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("index", "memory", "problem"),
+    [
+        (7, "plain", "no CUDA device 7"),
+        ("0", "plain", "not the number of a device"),
+        (0, "growing", "has no growing memory"),
+    ],
+)
+def test_what_is_not_there_is_said_before_the_first_buffer(
+    fake: FakeCuda, index: Any, memory: str, problem: str
+) -> None:
+    fake.set_attribute(102, 0)  # growing memory
+    with pytest.raises(UsageError, match=problem):
+        mempool.rmm.install(index, driver=fake.driver, memory=memory)
+    assert mempool.rmm.installed() is None
+
+
 def test_buffers_outlive_the_pool(pool: mempool.rmm.RmmPool) -> None:
     resource = current()
     where = resource.allocate(MIB)

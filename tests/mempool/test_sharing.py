@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from cores import pattern
-from hypothesis import given
-from hypothesis import strategies as st
 from pools import run, simulated
 from programs import Watched, layers
 
 import mempool.numpy
 from mempool import OutOfMemoryError, Pool, UsageError, _core
-from mempool.beside import joined
 from mempool.settings import NEVER
 
 if TYPE_CHECKING:
@@ -322,113 +317,6 @@ def test_a_plan_from_a_file_begins_when_another_decides_on_the_device(fake: Any)
         assert other.client.stats()["outcomes"]["hit"] == 2
         for address in kept:
             other.free(address)
-
-
-def test_two_that_are_alive_at_the_same_time_come_to_lie_beside_each_other(pools: tuple[Pool, Pool]) -> None:
-    """As batches of one framework are while another one trains on them."""
-    one, other = pools
-    memory, others = Watched(one), Watched(other)
-    for _ in range(40):
-        other.step()
-        batches = [others.allocate(size) for size in (200_000, 100_000, 50_000)]
-        one.step()
-        layers(memory, 10)
-        for address in batches:
-            others.free(address)
-        for pool in pools:
-            pool.plan_now()
-    misses = [pool.report().to_dict()["misses_total"] for pool in pools]
-    for _ in range(5):
-        other.step()
-        batches = [others.allocate(size) for size in (200_000, 100_000, 50_000)]
-        one.step()
-        layers(memory, 10)
-        for address in batches:
-            others.free(address)
-    assert [pool.report().to_dict()["misses_total"] for pool in pools] == misses
-
-
-class Three:
-    """Three frameworks on one memory, alive at the same time: what a solver and batches keep, and layers."""
-
-    def __init__(self, pools: tuple[Pool, Pool, Pool]) -> None:
-        self.pools = pools
-        self.solver, self.batches, self.layers = (Watched(pool) for pool in pools)
-
-    def iteration(self, scale: tuple[float, float, float]) -> None:
-        kept = []
-        for which, sizes, by in ((self.solver, (60, 90), scale[2]), (self.batches, (200, 100, 50), scale[1])):
-            which.pool.step()
-            kept += [(which, which.allocate(int(1000 * by * size))) for size in sizes]
-        self.layers.pool.step()
-        layers(self.layers, 10, int(1024 * scale[0]))
-        for which, address in kept:
-            which.free(address)
-        for pool in self.pools:
-            pool.plan_now()
-
-    def phase(self, scale: tuple[float, float, float]) -> float:
-        """Go on until what was before has come to rest; bytes reserved, by what was alive at its end."""
-        for round_ in range(73):
-            self.iteration(scale)
-            for pool in self.pools if round_ >= 60 else ():
-                pool.client.rest_unused()  # as each second
-        for pool in self.pools:
-            pool.client.reset_peaks()
-        self.iteration(scale)
-        alive = sum(pool.client.stats()["live"]["peak"] for pool in self.pools)
-        return self.pools[0].core.stats()["reserved"]["current"] / alive
-
-
-def test_plans_beside_others_come_closer_when_those_are_gone_or_want_less() -> None:
-    with (
-        Pool(simulated(), name="solver", background=False) as solver,
-        Pool(name="batches", share=solver, background=False) as batches,
-        Pool(name="layers", share=solver, background=False) as third,
-    ):
-        program = Three((solver, batches, third))
-        for scale in ((1, 1, 1), (2, 1, 1), (1, 3, 1), (1, 1, 4), (0.6, 0.7, 0.55), (3, 2, 1), (1, 1, 1)):
-            assert program.phase(scale) < 1.15, scale
-
-
-def test_a_plan_beside_others_hears_of_their_changes_and_of_none_of_its_own() -> None:
-    with Pool(simulated(), background=False) as one, Pool(name="other", share=one, background=False) as other:
-        take_turns(one, other)
-        one.client.set_recording(False)
-        one.client.wait_for_work(0.0)  # what rang before
-        now = one.client.state()["others_layouts"]
-        assert one.client.wait_for_work(0.6, others_layouts=now)[0] is False
-        assert one.client.state()["others_layouts"] == now
-        began = time.monotonic()
-        other.client.drop_patterns()
-        one.client.wait_for_work(60.0, others_layouts=now)
-        assert time.monotonic() - began < 30
-        now = one.client.state()["others_layouts"]
-        one.client.drop_patterns()
-        assert one.client.state()["others_layouts"] == now
-
-
-def test_places_to_keep_out_of_are_joined_where_they_overlap() -> None:
-    """The solver takes ranges that do not."""
-    assert joined([(20, 30), (0, 6), (5, 9), (7, 8)]) == [(0, 9), (20, 30)]
-    assert joined([(5, 9), (0, 5)]) == [(0, 9)]
-    assert joined([]) == []
-
-
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9))), st.integers(1, 9))
-def test_many_places_to_keep_out_of_are_few_and_hold_them_all(
-    places: list[tuple[int, int]], most: int
-) -> None:
-    ranges = [(begin, begin + length) for begin, length in places]
-    few = joined(ranges, most)
-    assert len(few) <= most
-    assert all(a[1] < b[0] for a, b in itertools.pairwise(few))
-    held = {offset for begin, end in few for offset in range(begin, end)}
-    assert held >= {offset for begin, end in ranges for offset in range(begin, end)}
-    if ranges:
-        assert (min(held), max(held)) == (min(ranges)[0], max(end for _, end in ranges) - 1)
-    if len(joined(ranges)) <= most:
-        assert few == joined(ranges)
 
 
 # --- one framework's pools, one after the other
