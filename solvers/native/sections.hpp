@@ -1,0 +1,36 @@
+// Time as far as packing sees it: one section for each largest set of jobs that are alive together.
+//
+// Jobs that meet share an instant; what is alive at any instant is alive at one of those where no more jobs can be
+// had by moving to a neighbour (the maximal cliques of an interval graph: Fulkerson and Gross, 1965). All other
+// instants are forgotten.
+#pragma once
+
+#include "jobs.hpp"
+
+namespace packing {
+
+struct Sections {
+  std::vector<Piece> span;  // of each job, in sections [start, end); never empty
+  int32_t count = 0;
+};
+
+// Of jobs of one piece each. Without `merge`, every instant at which a job begins is a section (for tests).
+inline Sections sections_of(const Jobs& jobs, bool merge) {
+  std::vector<bool> begins(jobs.instants, false), ends(jobs.instants, false);
+  for (const Piece& piece : jobs.pieces) begins[piece.start] = ends[piece.end] = true;
+  // A section is a stretch of instants at which jobs begin, up to the first at which one ends.
+  std::vector<int32_t> of(jobs.instants, 0);  // the section that is open at, or opens last before, an instant
+  int32_t current = -1;
+  bool closed = true;
+  for (int32_t t = 0; t < jobs.instants; ++t) {
+    closed = closed || ends[t] || !merge;
+    if (begins[t] && closed) ++current, closed = false;
+    of[t] = current;
+  }
+  Sections result;
+  result.count = current + 1;
+  for (const Piece& piece : jobs.pieces) result.span.push_back({of[piece.start], of[piece.end - 1] + 1});
+  return result;
+}
+
+}  // namespace packing

@@ -1,0 +1,376 @@
+// The skyline of a packing that is built from below, its valleys, and what may happen next in each of them.
+//
+// The skyline is a chain of runs: maximal stretches of sections of one height. A *valley* is a run lower than both
+// neighbours, its walls. A job that is placed at a valley's height lies within the valley. So at any section of it
+// there are few choices: one of the jobs within that cover the section, or *idle*: none of them stands there at this
+// height, and the section rises. Where no boundary inside a stretch of sections is crossed by a job that is still to
+// be placed, the two sides have nothing to do with each other: such a boundary is a *cut*, and a wall without end.
+//
+// Why nothing is lost: move all jobs of a plan down as far as they go, and place them by offset. Then each stands on
+// the ground or on top of another that it meets. If in a valley of height h the section s is not covered at h by a job
+// within, the next job above s either reaches beyond the valley, and stands no lower than its lower wall; or lies
+// within, and stands on a job within that does not cover s, which has its own size above h; or was kept from h by its
+// alignment or its fixed offset. The least of these is the height to which s rises.
+#pragma once
+
+#include <limits>
+#include <tuple>
+#include <utility>
+
+#include "sections.hpp"
+
+namespace packing {
+
+// Rules that only spare work. Each may be switched off, and the answer must stay the same.
+enum Rules : uint32_t {
+  rule_merge = 1,      // sections are maximal sets, not instants
+  rule_waste = 2,      // too little lies within a valley to fill it up to its walls
+  rule_idle = 4,       // a section rises to the lowest top that can be, not byte by byte
+  rule_cuts = 8,       // parts with nothing in common are searched one after the other
+  rule_failures = 16,  // what has failed once is not searched again
+  rule_twins = 32,     // of equal jobs the first is placed first
+  rule_weights = 64,   // sections that failed often are decided first
+  every_rule = 127,
+};
+
+class Valleys {
+ public:
+  static constexpr int64_t no_wall = std::numeric_limits<int64_t>::max() / 2;
+  static constexpr int32_t no_valley = -1;
+
+  struct Item {
+    int32_t begin, end;  // sections
+    int64_t size;        // bytes, with padding up to the coarsest alignment that all jobs have
+    int64_t bytes;       // without padding
+    int64_t mask;        // alignment - 1
+    int64_t fixed;       // the offset it must have, or -1
+    int32_t twin;        // the equal job that must be placed before, or -1
+  };
+
+  struct Run {
+    int32_t begin, end;     // sections
+    int64_t height;
+    int32_t before, after;  // its neighbours, or -1
+    int32_t options;        // at `section`: jobs, and idle if `idle` >= 0; or no_valley
+    int32_t section;        // where it is best to decide
+    int32_t until;          // idle means that the sections [section, until) rise
+    int64_t idle;           // to this height, or -1 when they cannot
+    double score;           // options by weight of the section: the lowest is decided first
+  };
+
+  // False: a rule has shown that this capacity is not enough.
+  bool begin(const Jobs& jobs, int64_t capacity, uint32_t rules);
+
+  int32_t sections() const { return static_cast<int32_t>(slack_.size()); }
+  int32_t run_at(int32_t section) const { return run_at_[section]; }
+  const Run& run(int32_t index) const { return runs_[index]; }
+  const Item& item(int32_t job) const { return items_[job]; }
+  bool is_cut(int32_t boundary) const { return crossing_[boundary] == 0; }
+  bool has_jobs(int32_t section) const { return first_[section] >= 0; }
+  int64_t offset(int32_t job) const { return offset_[job]; }
+  int64_t work() const { return work_; }
+
+  // Calls take(job) for each job still to be placed that begins in sections [left, right).
+  template <class Take>
+  void each(int32_t left, int32_t right, Take take) const {
+    for (int32_t s = left; s < right; ++s)
+      for (int32_t job = first_[s]; job >= 0; job = next_[job]) take(job);
+  }
+
+  // Calls take(job) for the jobs that may stand in the valley and cover its section.
+  template <class Take>
+  void options(const Run& run, Take take) const {
+    for (int32_t s = run.begin; s <= run.section; ++s)
+      for (int32_t job = first_[s]; job >= 0 && items_[job].end <= run.end; job = next_[job])
+        if (items_[job].end > run.section && stands(items_[job], run.height)) take(job);
+  }
+
+  // Both return false when a rule has shown that nothing comes of it; undo() takes them back in either case.
+  bool place(int32_t job, int32_t run);
+  bool idle(int32_t run);
+
+  size_t mark() const { return trail_.size(); }
+  void undo(size_t mark);
+  void blame_less(double factor) {
+    for (double& w : weight_) w = 1 + (w - 1) * factor;
+  }
+
+ private:
+  struct Step {
+    int32_t job;          // placed, or -1: sections rose
+    int32_t begin, end;   // sections that rose
+    int64_t by;           // so much
+    int32_t first, last;  // the runs that were replaced
+    int32_t runs;         // number of runs before
+  };
+  struct Part {
+    int32_t begin, end;
+    int64_t height;
+  };
+
+  bool stands(const Item& item, int64_t height) const {
+    return (height & item.mask) == 0 && (item.fixed < 0 || item.fixed == height) &&
+           (item.twin < 0 || offset_[item.twin] >= 0);
+  }
+  bool replace(int32_t run, int32_t begin, int32_t end, int64_t height);
+  bool link(int32_t before, int32_t after);
+  bool evaluate(Run& run);
+  bool fail(int32_t section) {
+    if (rules_ & rule_weights) weight_[section] += 1;
+    return false;
+  }
+
+  uint32_t rules_ = every_rule;
+  int64_t capacity_ = 0, grain_ = 1, work_ = 0;
+  std::vector<Item> items_;
+  std::vector<int64_t> offset_;                // of each job, or -1
+  std::vector<int32_t> first_, next_, last_;   // jobs still to be placed: by begin, then end; last_ links back
+  std::vector<int64_t> slack_;                 // of each section: capacity - height - bytes still to be placed
+  std::vector<int32_t> crossing_;              // jobs still to be placed that cross each boundary
+  std::vector<double> weight_;                 // of each section: 1 + failures seen there
+  std::vector<Run> runs_;
+  std::vector<int32_t> run_at_;                // the run that begins at a section
+  std::vector<Step> trail_;
+  std::vector<Part> parts_;
+  // Scratch of evaluate(), by section of the run.
+  struct Column {
+    int32_t covers = 0, stands = 0;  // changes of the number of jobs within that cover, and may stand
+    int64_t load = 0;                // changes of their bytes
+    int64_t least_begin = no_wall, least_end = no_wall;  // smallest job within that begins, or ends, here
+  };
+  std::vector<Column> columns_;
+};
+
+inline bool Valleys::begin(const Jobs& jobs, int64_t capacity, uint32_t rules) {
+  *this = Valleys();
+  rules_ = rules;
+  capacity_ = capacity;
+  const Sections sections = sections_of(jobs, rules & rule_merge);
+  const int32_t n = jobs.count(), count = sections.count;
+  int64_t coarse = std::numeric_limits<int64_t>::max();
+  for (int32_t j = 0; j < n; ++j) {
+    if (jobs.fixed[j] < 0) coarse = std::min(coarse, jobs.mask[j]);
+    else if (jobs.fixed[j] > 0) coarse = std::min(coarse, (jobs.fixed[j] & -jobs.fixed[j]) - 1);
+  }
+  if (coarse == std::numeric_limits<int64_t>::max()) coarse = 0;
+  grain_ = coarse + 1;
+  offset_.assign(n, -1);
+  int64_t padding = 0;
+  for (int32_t j = 0; j < n; ++j) {
+    const int64_t padded = (jobs.size[j] + coarse) & ~coarse;
+    padding = std::max(padding, padded - jobs.size[j]);
+    items_.push_back({sections.span[j].start, sections.span[j].end, padded, jobs.size[j], jobs.mask[j], jobs.fixed[j], -1});
+  }
+  std::vector<int64_t> load(count + 1, 0);
+  crossing_.assign(count + 1, 0);
+  for (const Item& item : items_) {
+    load[item.begin] += item.size, load[item.end] -= item.size;
+    if (item.begin + 1 < item.end) ++crossing_[item.begin + 1], --crossing_[item.end];
+  }
+  for (int32_t s = 0; s < count; ++s) crossing_[s + 1] += crossing_[s], load[s + 1] += load[s];
+  // The topmost job of a section may end beyond the capacity with its padding.
+  slack_.assign(count, 0);
+  for (int32_t s = 0; s < count; ++s) slack_[s] = ((capacity + padding) & ~coarse) - load[s];
+  weight_.assign(count, 1);
+  columns_.assign(count + 1, Column());
+
+  std::vector<int32_t> order(n);
+  for (int32_t j = 0; j < n; ++j) order[j] = j;
+  const auto key = [&](int32_t j) {
+    const Item& i = items_[j];
+    return std::tuple(i.begin, i.end, -i.size, i.bytes, i.mask, i.fixed, j);
+  };
+  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return key(a) < key(b); });
+  first_.assign(count, -1);
+  next_.assign(n, -1);
+  last_.assign(n, -1);
+  for (int32_t k = n; k-- > 0;) {
+    const int32_t job = order[k];
+    int32_t& head = first_[items_[job].begin];
+    next_[job] = head;
+    if (head >= 0) last_[head] = job;
+    head = job;
+  }
+  if (rules & rule_twins) {
+    for (int32_t k = 1; k < n; ++k) {
+      const Item &a = items_[order[k - 1]], &b = items_[order[k]];
+      if (std::tie(a.begin, a.end, a.size, a.bytes, a.mask) == std::tie(b.begin, b.end, b.size, b.bytes, b.mask) &&
+          a.fixed < 0 && b.fixed < 0)
+        items_[order[k]].twin = order[k - 1];
+    }
+  }
+  run_at_.assign(count, -1);
+  for (const int64_t s : slack_)
+    if (s < 0) return false;
+  for (int32_t s = 0, from = 0; s < count; ++s) {
+    if (s + 1 < count && crossing_[s + 1] != 0) continue;
+    const auto index = static_cast<int32_t>(runs_.size());
+    run_at_[from] = index;
+    runs_.push_back({from, s + 1, 0, index - 1, s + 1 < count ? index + 1 : -1, no_valley, from, from, -1, 0});
+    from = s + 1;
+  }
+  for (Run& run : runs_)
+    if (!evaluate(run)) return false;
+  return true;
+}
+
+inline bool Valleys::place(int32_t job, int32_t run) {
+  const Item& item = items_[job];
+  offset_[job] = runs_[run].height;
+  if (last_[job] >= 0) next_[last_[job]] = next_[job];
+  else first_[item.begin] = next_[job];
+  if (next_[job] >= 0) last_[next_[job]] = last_[job];
+  for (int32_t b = item.begin + 1; b < item.end; ++b) --crossing_[b];
+  trail_.push_back({job, 0, 0, 0, -1, -1, static_cast<int32_t>(runs_.size())});
+  if (offset_[job] > capacity_ - item.bytes) return fail(item.begin);
+  return replace(run, item.begin, item.end, offset_[job] + item.size);
+}
+
+inline bool Valleys::idle(int32_t index) {
+  const Run run = runs_[index];
+  const int64_t by = run.idle - run.height;
+  trail_.push_back({-1, run.section, run.until, by, -1, -1, static_cast<int32_t>(runs_.size())});
+  int32_t worst = -1;
+  for (int32_t s = run.section; s < run.until; ++s)
+    if ((slack_[s] -= by) < 0) worst = s;
+  if (worst >= 0) return fail(worst);
+  return replace(index, run.section, run.until, run.idle);
+}
+
+inline void Valleys::undo(size_t mark) {
+  for (; trail_.size() > mark; trail_.pop_back()) {
+    const Step& step = trail_.back();
+    if (step.first >= 0) {
+      const int32_t before = runs_[step.first].before, after = runs_[step.last].after;
+      if (before >= 0) runs_[before].after = step.first;
+      if (after >= 0) runs_[after].before = step.last;
+      for (int32_t k = step.first; k != after; k = runs_[k].after) run_at_[runs_[k].begin] = k;
+    }
+    runs_.resize(step.runs);
+    if (step.job < 0) {
+      for (int32_t s = step.begin; s < step.end; ++s) slack_[s] += step.by;
+      continue;
+    }
+    const Item& item = items_[step.job];
+    offset_[step.job] = -1;
+    for (int32_t b = item.begin + 1; b < item.end; ++b) ++crossing_[b];
+    if (last_[step.job] >= 0) next_[last_[step.job]] = step.job;
+    else first_[item.begin] = step.job;
+    if (next_[step.job] >= 0) last_[next_[step.job]] = step.job;
+  }
+}
+
+// Gives the sections [begin, end) of a run another height, and judges anew what that changes.
+inline bool Valleys::replace(int32_t run, int32_t begin, int32_t end, int64_t height) {
+  int32_t first = run, last = run;
+  int32_t left = begin, right = end;  // of what is at `height` afterwards
+  const Run old = runs_[run];
+  parts_.clear();
+  if (old.begin < begin) parts_.push_back({old.begin, begin, old.height});
+  else if (old.before >= 0 && !is_cut(begin) && runs_[old.before].height == height) first = old.before, left = runs_[first].begin;
+  if (end == old.end && old.after >= 0 && !is_cut(end) && runs_[old.after].height == height) last = old.after, right = runs_[last].end;
+  for (int32_t b = left + 1; b <= right; ++b)
+    if (b == right || (b > begin && b < end && is_cut(b))) parts_.push_back({left, b, height}), left = b;
+  if (end < old.end) parts_.push_back({end, old.end, old.height});
+  // A neighbour that is or becomes a valley has got another wall.
+  const auto changes = [&](int32_t neighbour, int64_t was, int64_t is) {
+    return runs_[neighbour].height < std::max(was, is);
+  };
+  const int32_t before = runs_[first].before, after = runs_[last].after;
+  if (before >= 0 && !is_cut(runs_[first].begin) && changes(before, runs_[first].height, parts_.front().height) &&
+      runs_[first].height != parts_.front().height) {
+    parts_.insert(parts_.begin(), {runs_[before].begin, runs_[before].end, runs_[before].height});
+    first = before;
+  }
+  if (after >= 0 && !is_cut(runs_[last].end) && changes(after, runs_[last].height, parts_.back().height) &&
+      runs_[last].height != parts_.back().height) {
+    parts_.push_back({runs_[after].begin, runs_[after].end, runs_[after].height});
+    last = after;
+  }
+  trail_.back().first = first;
+  trail_.back().last = last;
+  return link(first, last);
+}
+
+inline bool Valleys::link(int32_t first, int32_t last) {
+  const int32_t before = runs_[first].before, after = runs_[last].after;
+  const auto base = static_cast<int32_t>(runs_.size()), many = static_cast<int32_t>(parts_.size());
+  for (int32_t k = 0; k < many; ++k) {
+    const Part& part = parts_[k];
+    runs_.push_back({part.begin, part.end, part.height, k == 0 ? before : base + k - 1,
+                     k + 1 == many ? after : base + k + 1, no_valley, part.begin, part.begin, -1, 0});
+    run_at_[part.begin] = base + k;
+  }
+  if (before >= 0) runs_[before].after = base;
+  if (after >= 0) runs_[after].before = base + many - 1;
+  for (int32_t k = 0; k < many; ++k)
+    if (!evaluate(runs_[base + k])) return false;
+  return true;
+}
+
+// Finds the section of a valley where least can happen. False: somewhere nothing can.
+inline bool Valleys::evaluate(Run& run) {
+  const int64_t left = is_cut(run.begin) ? no_wall : runs_[run.before].height;
+  const int64_t right = is_cut(run.end) ? no_wall : runs_[run.after].height;
+  const int64_t wall = std::min(left, right), height = run.height;
+  if (wall <= height) return true;
+  const int32_t width = run.end - run.begin;
+  int64_t later = no_wall;  // where a job that cannot stand here may stand at the earliest
+  int64_t inside = 0;
+  int32_t failed = -1;
+  for (int32_t s = run.begin; s < run.end; ++s) {
+    for (int32_t job = first_[s]; job >= 0; job = next_[job]) {
+      const Item& item = items_[job];
+      if (item.end > run.end) break;
+      ++inside;
+      Column &from = columns_[item.begin - run.begin], &to = columns_[item.end - run.begin];
+      ++from.covers, --to.covers;
+      from.load += item.size, to.load -= item.size;
+      from.least_begin = std::min(from.least_begin, item.size);
+      to.least_end = std::min(to.least_end, item.size);
+      if (stands(item, height)) {
+        ++from.stands, --to.stands;
+      } else if (item.twin < 0 || (height & item.mask) != 0) {
+        if (item.fixed >= 0 && item.fixed < height) failed = s;
+        later = std::min(later, item.fixed >= 0 ? item.fixed : (height + item.mask) & ~item.mask);
+      }
+    }
+  }
+  work_ += 4 * width + 2 * inside + 8;
+  int64_t least = no_wall;
+  for (int32_t k = width; k-- > 0;) {  // least_begin becomes that of all that begin later
+    const int64_t here = columns_[k].least_begin;
+    columns_[k].least_begin = least;
+    least = std::min(least, here);
+  }
+  int32_t covers = 0, stands = 0;
+  int64_t load = 0, ended = no_wall;
+  run.score = std::numeric_limits<double>::max();
+  for (int32_t k = 0; k < width; ++k) {
+    Column& column = columns_[k];
+    const int32_t s = run.begin + k;
+    covers += column.covers, stands += column.stands, load += column.load;
+    ended = std::min(ended, column.least_end);
+    const int64_t other = std::min(ended, column.least_begin);
+    column = Column();
+    if (wall < no_wall && (rules_ & rule_waste) && wall - height - load > slack_[s]) failed = s;
+    if (covers == 0) {
+      if (wall == no_wall) continue;  // nothing is left to be placed here
+      if (wall - height > slack_[s]) failed = s;
+      if (run.options == 1 && run.idle == wall && run.until == s) run.until = s + 1;
+      if (run.score > 0) run.score = 0, run.options = 1, run.section = s, run.until = s + 1, run.idle = wall;
+      continue;
+    }
+    int64_t idle = std::min({wall, later, rules_ & rule_idle ? other + height : height + grain_});
+    if (!(rules_ & rule_idle) && std::min({wall, later, other}) >= no_wall) idle = no_wall;
+    const bool may = idle < no_wall && idle - height <= slack_[s];
+    const int32_t options = stands + (may ? 1 : 0);
+    if (options == 0) failed = s;
+    const double score = options <= 1 ? 0.5 : options / weight_[s];
+    if (score < run.score) run.score = score, run.options = options, run.section = s, run.until = s + 1, run.idle = may ? idle : -1;
+  }
+  columns_[width] = Column();
+  return failed < 0 || fail(failed);
+}
+
+}  // namespace packing
