@@ -1,4 +1,9 @@
 // A complete search for offsets within a capacity, or for the proof that there are none.
+//
+// Depth first: at the section of all valleys where fewest things can happen, try one after the other. The order in
+// which they are tried is a matter of taste, which is drawn anew at each restart (Gomes, Selman and Kautz, 1998); tries
+// grow longer as Luby, Sinclair and Zuckerman (1993) have it, so that the search ends. Ideas from MiniMalloc (Moffitt,
+// 2023: sections, splitting at cuts) and from rectangle packing (Simonis and O'Sullivan, 2008).
 #pragma once
 
 #include "random.hpp"
@@ -6,199 +11,244 @@
 
 namespace packing {
 
-// The states that have been searched to the end without a plan, by a hash of 64 bits; forgets the older of two that
-// fall together.
+// States that have been searched to the end and hold no plan, by a hash of 63 bits. It forgets the older of two that
+// fall on one place. That two states of one search are ever taken for each other is as likely as a fault of memory.
 class Failures {
  public:
-  explicit Failures(size_t bits) : keys_(size_t{1} << bits, 0), mask_(keys_.size() - 1) {}
-  bool has(uint64_t key) const { return keys_[key & mask_] == key; }
-  void add(uint64_t key) { keys_[key & mask_] = key; }
+  bool has(uint64_t key) const { return !keys_.empty() && keys_[place(key)] == (key | 1); }
+  void add(uint64_t key) {
+    if (keys_.empty()) keys_.assign(size_t{1} << bits, 0);
+    keys_[place(key)] = key | 1;
+  }
 
  private:
+  static constexpr int bits = 16;
+  static size_t place(uint64_t key) { return key >> (64 - bits); }
   std::vector<uint64_t> keys_;
-  uint64_t mask_;
 };
 
 class Branching {
  public:
   enum class State { open, found, infeasible };
 
-  Branching(const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules = every_rule, int64_t restart = 500)
-      : jobs_(jobs), random_(seed), failures_(16), rules_(rules), restart_(restart) {
-    for (int32_t j = 0; j < jobs.count(); ++j) key_.push_back(random_.next());
-    begin(capacity);
-  }
-
-  void begin(int64_t capacity) {
-    state_ = valleys_.begin(jobs_, capacity, rules_) ? State::open : State::infeasible;
-    if (state_ == State::open) restart();
+  // Throws std::invalid_argument for jobs of several pieces or more than 2^62 bytes.
+  Branching(const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules = every_rule)
+      : valleys_(jobs, capacity, rules), rules_(rules), random_(seed) {
+    for (int32_t j = 0; j < jobs.count(); ++j) {
+      key_.push_back(random_.next());
+      biggest_ = std::max(biggest_, static_cast<double>(jobs.size[j]));
+    }
+    if (valleys_.promising()) restart();
+    else state_ = State::infeasible;
   }
 
   State state() const { return state_; }
-  int64_t nodes() const { return nodes_; }
-  int64_t work() const { return valleys_.work(); }
-  int64_t restarts() const { return restarts_; }
-  std::vector<int64_t> offsets() const {
-    std::vector<int64_t> result;
-    for (int32_t j = 0; j < jobs_.count(); ++j) result.push_back(valleys_.offset(j));
-    return result;
-  }
+  int64_t nodes() const { return nodes_; }        // jobs placed and sections risen
+  int64_t work() const { return work_ + valleys_.work(); }
+  int64_t offset(int32_t job) const { return valleys_.offset(job); }
+  int32_t count() const { return static_cast<int32_t>(key_.size()); }
 
+  // Goes on for about `budget` more units of work, some nanoseconds each.
   State advance(int64_t budget) {
-    const int64_t until = nodes_ + budget;
-    while (state_ == State::open && nodes_ < until) {
-      if (restart_ > 0 && nodes_ >= limit_) restart();
-      step();
+    const int64_t until = work() + budget;
+    while (state_ == State::open && work() < until) {
+      if (failed_ >= limit_) restart();
+      else step();
     }
     return state_;
   }
 
  private:
   static constexpr int32_t idle = -1;
+  static constexpr int64_t shortest_try = 300;  // failures
+  static constexpr int32_t most_hashed = 4096;  // sections: wider states come once
+
   struct Option {
-    int32_t job;
+    int32_t job;  // or idle
     double value;
   };
-  struct Field {          // a stretch of sections without a cut, to be filled
+  struct Field {  // sections that are to be filled and have nothing to do with others
     int32_t left, right;
-    int32_t parent;       // the latest decision without which it would not be, or -1
-    int32_t next;         // another that is to be filled too, or -1
+    int32_t parent;  // the latest decision without which it would not be, or -1
+    int32_t next;    // another that is to be filled too, or -1
   };
-  struct Frame {          // a decision that has alternatives left
-    int32_t left, right;  // where
-    int32_t parent;       // the decision without which this one would not be; what fails here fails that
-    int32_t next;         // fields to fill after this one
+  struct Frame {  // a decision
+    Field field;
     int32_t run;
     size_t mark, fields;  // to go back to
     size_t option, end;   // alternatives left
-    uint64_t key;
+    uint64_t key;         // of the state, or 0
   };
 
   void restart() {
     valleys_.undo(0);
     frames_.clear(), fields_.clear(), options_.clear();
-    parent_ = next_ = -1;
-    for (double& w : taste_) w = random_.unit();
-    ++restarts_;
-    limit_ = nodes_ + restart_;
-    valleys_.blame_less(0.5);
-    split(0, valleys_.sections());
-    if (!pop()) state_ = State::found;
+    for (double& weight : taste_) weight = random_.unit();
+    failed_ = 0;
+    limit_ = shortest_try * luby(++tries_);
+    here_ = {0, 0, -1, -1};
+    for (int32_t from = 0, b = 1; b <= valleys_.sections(); ++b) {
+      if (b < valleys_.sections() && !cut(b)) continue;
+      add_field(from, b);
+      from = b;
+    }
+    next_field();
   }
 
-  // Puts the fields between the cuts of [left, right) on the list of what is to be filled.
-  void split(int32_t left, int32_t right) {
-    for (int32_t b = left + 1, from = left; b <= right; ++b) {
-      if (b < right && !(valleys_.is_cut(b) && (rules_ & rule_cuts))) continue;
-      bool empty = true;
-      for (int32_t s = from; s < b && empty; ++s) empty = !valleys_.has_jobs(s);
-      if (!empty) {
-        fields_.push_back({from, b, parent_, next_});
-        next_ = static_cast<int32_t>(fields_.size()) - 1;
-      }
-      from = b;
+  // 1 1 2 1 1 2 4 1 1 2 1 1 2 4 8 ...
+  static int64_t luby(int64_t i) {
+    int64_t k = 1;
+    while (k - 1 < i) k *= 2;
+    return k - 1 == i ? k / 2 : luby(i - k / 2 + 1);
+  }
+
+  static uint64_t mix(uint64_t state) { return Random(state).next(); }
+  bool cut(int32_t boundary) const { return (rules_ & rule_cuts) && valleys_.is_cut(boundary); }
+
+  void add_field(int32_t left, int32_t right) {
+    for (int32_t s = left; s < right; ++s) {
+      if (!valleys_.has_jobs(s)) continue;
+      fields_.push_back({left, right, here_.parent, here_.next});
+      here_.next = static_cast<int32_t>(fields_.size()) - 1;
+      return;
     }
   }
 
-  bool pop() {
-    if (next_ < 0) return false;
-    const Field& field = fields_[next_];
-    left_ = field.left, right_ = field.right, parent_ = field.parent, next_ = field.next;
-    return true;
+  void next_field() {
+    if (here_.next < 0) state_ = State::found;
+    else here_ = fields_[here_.next];
+  }
+
+  // After a job has been placed: goes on in the parts into which that has cut the field.
+  void split(const Valleys::Item& item) {
+    const int32_t left = here_.left, right = here_.right;
+    if (!valleys_.has_jobs(left) || !(rules_ & rule_cuts) || has_cut(item)) {
+      int32_t from = left;
+      for (int32_t b = item.begin + 1; b < item.end; ++b)
+        if (cut(b)) add_field(from, b), from = b;
+      add_field(from, right);
+      next_field();
+    }
+  }
+
+  bool has_cut(const Valleys::Item& item) const {
+    for (int32_t b = item.begin + 1; b < item.end; ++b)
+      if (cut(b)) return true;
+    return false;
   }
 
   void step() {
-    ++nodes_;
     int32_t best = -1;
     double score = std::numeric_limits<double>::max();
-    uint64_t key = 0;
-    for (int32_t r = valleys_.run_at(left_); r >= 0 && valleys_.run(r).begin < right_; r = valleys_.run(r).after) {
-      const auto& run = valleys_.run(r);
-      key = mix(key ^ static_cast<uint64_t>(run.height) * 0x9e3779b97f4a7c15ULL ^ static_cast<uint64_t>(run.begin));
-      if (run.options > 0 && run.score < score) score = run.score, best = r;
+    work_ += 8;
+    for (int32_t r = valleys_.run_at(here_.left); r >= 0; r = valleys_.run(r).after) {
+      const Valleys::Run& run = valleys_.run(r);
+      if (run.begin >= here_.right) break;
+      ++work_;
+      if (run.options == Valleys::no_valley || run.score >= score) continue;
+      score = run.score, best = r;
+      if (run.options == 1) break;
     }
-    const auto& run = valleys_.run(best);
-    if (run.options == 1) {
-      int32_t job = idle;
-      if (run.idle < 0) valleys_.options(run, [&](int32_t j) { job = j; });
-      if (!apply(job, best)) back();
-      return;
-    }
-    if (rules_ & rule_failures) {
-      valleys_.each(left_, right_, [&](int32_t j) { key ^= key_[j]; });
-      key = mix(key ^ static_cast<uint64_t>(left_) << 32 ^ static_cast<uint64_t>(right_));
-      if (failures_.has(key)) return back();
-    }
-    const size_t first = options_.size();
-    valleys_.options(run, [&](int32_t j) { options_.push_back({j, value(j, run)}); });
-    if (run.idle >= 0) options_.push_back({idle, -1e9});
-    std::sort(options_.begin() + first, options_.end(), [](const Option& a, const Option& b) {
-      return a.value > b.value || (a.value == b.value && a.job > b.job);
-    });
-    frames_.push_back({left_, right_, parent_, next_, best, valleys_.mark(), fields_.size(), first, options_.size(), key});
-    parent_ = static_cast<int32_t>(frames_.size()) - 1;
-    back();
+    const Valleys::Run& run = valleys_.run(best);
+    if (run.options > 1) return decide(best);
+    int32_t job = idle;
+    if (run.idle < 0) valleys_.options(run, [&](int32_t only) { job = only; });
+    if (!apply(job, best)) back();
   }
 
-  // How promising it is to place a job in a valley.
+  // Of several things that can happen in a valley, one after the other.
+  void decide(int32_t index) {
+    const uint64_t key = state_key();
+    if (key != 0 && failures_.has(key)) return back();
+    const Valleys::Run& run = valleys_.run(index);
+    const size_t first = options_.size();
+    valleys_.options(run, [&](int32_t job) { options_.push_back({job, value(job, run)}); });
+    std::sort(options_.begin() + static_cast<std::ptrdiff_t>(first), options_.end(), [](const Option& a, const Option& b) {
+      return a.value > b.value || (a.value == b.value && a.job < b.job);
+    });
+    if (run.idle >= 0) options_.push_back({idle, 0});
+    work_ += 8 * static_cast<int64_t>(options_.size() - first);
+    frames_.push_back({here_, index, valleys_.mark(), fields_.size(), first, options_.size(), key});
+    here_.parent = static_cast<int32_t>(frames_.size()) - 1;
+    try_next();
+  }
+
+  // How soon to place a job in a valley: by its length, size and area, and by how well it fits to the walls.
   double value(int32_t job, const Valleys::Run& run) {
-    const auto& item = valleys_.item(job);
-    const double width = run.end - run.begin;
-    double result = taste_[0] * 2 * (item.end - item.begin) / width + taste_[1] * 2 * static_cast<double>(item.size) / 1048576;
-    result += taste_[2] * ((item.begin == run.begin) + (item.end == run.end));
-    result += taste_[3] * 0.5 * random_.unit();
-    return result;
+    const Valleys::Item& item = valleys_.item(job);
+    const double length = static_cast<double>(item.end - item.begin) / (run.end - run.begin);
+    const double size = static_cast<double>(item.bytes) / biggest_;
+    const bool at_left = item.begin == run.begin, at_right = item.end == run.end;
+    const int64_t top = run.height + item.size;
+    const int level = (at_left && !valleys_.is_cut(run.begin) && valleys_.run(run.before).height == top) +
+                      (at_right && !valleys_.is_cut(run.end) && valleys_.run(run.after).height == top);
+    return 2 * taste_[0] * length + 2 * taste_[1] * size + taste_[2] * length * size +
+           0.5 * taste_[3] * (at_left + at_right) + taste_[4] * level + taste_[5] * random_.unit();
+  }
+
+  // Of what is left to be placed in this field and of the skyline under it; 0 where it would cost too much.
+  uint64_t state_key() {
+    if (!(rules_ & rule_failures) || here_.right - here_.left > most_hashed) return 0;
+    uint64_t key = mix(static_cast<uint64_t>(here_.left) << 32 | static_cast<uint64_t>(here_.right));
+    for (int32_t r = valleys_.run_at(here_.left); r >= 0; r = valleys_.run(r).after) {
+      const Valleys::Run& run = valleys_.run(r);
+      if (run.begin >= here_.right) break;
+      key = mix(key ^ mix(static_cast<uint64_t>(run.height)) ^ static_cast<uint64_t>(run.begin));
+    }
+    valleys_.each(here_.left, here_.right, [&](int32_t job) { key ^= key_[job]; });
+    work_ += here_.right - here_.left;
+    return mix(key) | 1;
   }
 
   bool apply(int32_t job, int32_t run) {
-    if (job == idle) return valleys_.idle(run);
-    if (!valleys_.place(job, run)) return false;
-    const int32_t left = left_, right = right_;
-    split(left, right);
-    if (!pop()) state_ = State::found;
+    ++nodes_;
+    if (job == idle ? !valleys_.idle(run) : !valleys_.place(job, run)) {
+      ++failed_;
+      return false;
+    }
+    if (job != idle) split(valleys_.item(job));
     return true;
   }
 
-  // Tries the next alternative of the latest decision that matters here.
+  // Nothing can come of this field: back to the latest decision that has a part in it.
   void back() {
-    while (parent_ >= 0) {
-      Frame& frame = frames_[parent_];
-      const int32_t me = parent_;
+    if (here_.parent < 0) state_ = State::infeasible;
+    else try_next();
+  }
+
+  // Takes the next alternative of the decision here_.parent, or of the one before when none is left.
+  void try_next() {
+    for (int32_t at = here_.parent; at >= 0; at = here_.parent) {
+      Frame& frame = frames_[at];
       valleys_.undo(frame.mark);
-      frames_.resize(me + 1);
+      frames_.resize(at + 1);
       fields_.resize(frame.fields);
       options_.resize(frame.end);
-      left_ = frame.left, right_ = frame.right, next_ = frame.next;
-      while (frame.option < frame.end) {
+      here_ = frame.field;
+      here_.parent = at;
+      if (frame.option < frame.end) {
         if (apply(options_[frame.option++].job, frame.run)) return;
-        valleys_.undo(frame.mark);
+        continue;
       }
-      if (rules_ & rule_failures) failures_.add(frame.key);
-      parent_ = frame.parent;
-      options_.resize(frame.end);
+      if (frame.key != 0) failures_.add(frame.key);
+      here_.parent = frame.field.parent;
     }
     state_ = State::infeasible;
   }
 
-  const Jobs jobs_;
+  Valleys valleys_;
+  const uint32_t rules_;
   Random random_;
   Failures failures_;
-  uint32_t rules_;
-  int64_t restart_, limit_ = 0, nodes_ = 0, restarts_ = 0;
-  Valleys valleys_;
-  std::vector<uint64_t> key_;
+  State state_ = State::open;
+  Field here_{0, 0, -1, -1};      // what is being filled
   std::vector<Frame> frames_;
   std::vector<Field> fields_;
   std::vector<Option> options_;
-  double taste_[4] = {};
-  int32_t left_ = 0, right_ = 0, parent_ = -1, next_ = -1;
-  State state_ = State::open;
-
-  static uint64_t mix(uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
-    return z ^ (z >> 31);
-  }
+  std::vector<uint64_t> key_;     // of each job
+  double taste_[6] = {}, biggest_ = 1;
+  int64_t nodes_ = 0, work_ = 0, tries_ = 0;
+  int64_t failed_ = 0, limit_ = 0;  // in this try
 };
 
 }  // namespace packing

@@ -14,6 +14,8 @@
 #pragma once
 
 #include <limits>
+#include <numeric>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 
@@ -29,14 +31,15 @@ enum Rules : uint32_t {
   rule_cuts = 8,       // parts with nothing in common are searched one after the other
   rule_failures = 16,  // what has failed once is not searched again
   rule_twins = 32,     // of equal jobs the first is placed first
-  rule_weights = 64,   // sections that failed often are decided first
-  every_rule = 127,
+  every_rule = 63,
 };
 
 class Valleys {
  public:
-  static constexpr int64_t no_wall = std::numeric_limits<int64_t>::max() / 2;
+  static constexpr int64_t no_wall = std::numeric_limits<int64_t>::max();
+  static constexpr int64_t most = int64_t{1} << 62;  // bytes, whatever is added up
   static constexpr int32_t no_valley = -1;
+  static constexpr int64_t most_pinned = int64_t{1} << 26;  // sections of all jobs with a fixed offset together
 
   struct Item {
     int32_t begin, end;  // sections
@@ -55,11 +58,14 @@ class Valleys {
     int32_t section;        // where it is best to decide
     int32_t until;          // idle means that the sections [section, until) rise
     int64_t idle;           // to this height, or -1 when they cannot
-    double score;           // options by weight of the section: the lowest is decided first
+    double score;           // the lowest is decided first: few options, then few sections
   };
 
-  // False: a rule has shown that this capacity is not enough.
-  bool begin(const Jobs& jobs, int64_t capacity, uint32_t rules);
+  // Of jobs of one piece each.
+  Valleys(const Jobs& jobs, int64_t capacity, uint32_t rules);
+
+  // Whether the capacity may be enough, as far as can be seen before anything is placed.
+  bool promising() const { return promising_; }
 
   int32_t sections() const { return static_cast<int32_t>(slack_.size()); }
   int32_t run_at(int32_t section) const { return run_at_[section]; }
@@ -91,9 +97,6 @@ class Valleys {
 
   size_t mark() const { return trail_.size(); }
   void undo(size_t mark);
-  void blame_less(double factor) {
-    for (double& w : weight_) w = 1 + (w - 1) * factor;
-  }
 
  private:
   struct Step {
@@ -113,21 +116,26 @@ class Valleys {
            (item.twin < 0 || offset_[item.twin] >= 0);
   }
   bool replace(int32_t run, int32_t begin, int32_t end, int64_t height);
-  bool link(int32_t before, int32_t after);
+  void widen(int32_t& first, int32_t& last);
+  bool link(int32_t first, int32_t last);
   bool evaluate(Run& run);
-  bool fail(int32_t section) {
-    if (rules_ & rule_weights) weight_[section] += 1;
-    return false;
-  }
+  int64_t gather(const Run& run);
+  bool below_pinned(int32_t begin, int32_t end, int64_t height) const;
+  void measure(const Jobs& jobs, const Sections& sections);
+  void chain();
+  void pin();
 
-  uint32_t rules_ = every_rule;
-  int64_t capacity_ = 0, grain_ = 1, work_ = 0;
+  uint32_t rules_;
+  bool promising_ = true;
+  int64_t capacity_;
+  int64_t grain_ = 1;  // all heights are multiples of it
+  int64_t work_ = 0;   // sections and jobs looked at
   std::vector<Item> items_;
   std::vector<int64_t> offset_;                // of each job, or -1
   std::vector<int32_t> first_, next_, last_;   // jobs still to be placed: by begin, then end; last_ links back
   std::vector<int64_t> slack_;                 // of each section: capacity - height - bytes still to be placed
   std::vector<int32_t> crossing_;              // jobs still to be placed that cross each boundary
-  std::vector<double> weight_;                 // of each section: 1 + failures seen there
+  std::vector<int32_t> pinned_, pinned_at_;    // jobs with a fixed offset, lowest first, of section s from pinned_at_[s]
   std::vector<Run> runs_;
   std::vector<int32_t> run_at_;                // the run that begins at a section
   std::vector<Step> trail_;
@@ -141,76 +149,110 @@ class Valleys {
   std::vector<Column> columns_;
 };
 
-inline bool Valleys::begin(const Jobs& jobs, int64_t capacity, uint32_t rules) {
-  *this = Valleys();
-  rules_ = rules;
-  capacity_ = capacity;
+inline Valleys::Valleys(const Jobs& jobs, int64_t capacity, uint32_t rules) : rules_(rules), capacity_(capacity) {
   const Sections sections = sections_of(jobs, rules & rule_merge);
-  const int32_t n = jobs.count(), count = sections.count;
-  int64_t coarse = std::numeric_limits<int64_t>::max();
-  for (int32_t j = 0; j < n; ++j) {
-    if (jobs.fixed[j] < 0) coarse = std::min(coarse, jobs.mask[j]);
-    else if (jobs.fixed[j] > 0) coarse = std::min(coarse, (jobs.fixed[j] & -jobs.fixed[j]) - 1);
-  }
-  if (coarse == std::numeric_limits<int64_t>::max()) coarse = 0;
-  grain_ = coarse + 1;
-  offset_.assign(n, -1);
-  int64_t padding = 0;
-  for (int32_t j = 0; j < n; ++j) {
-    const int64_t padded = (jobs.size[j] + coarse) & ~coarse;
-    padding = std::max(padding, padded - jobs.size[j]);
-    items_.push_back({sections.span[j].start, sections.span[j].end, padded, jobs.size[j], jobs.mask[j], jobs.fixed[j], -1});
-  }
-  std::vector<int64_t> load(count + 1, 0);
-  crossing_.assign(count + 1, 0);
-  for (const Item& item : items_) {
-    load[item.begin] += item.size, load[item.end] -= item.size;
-    if (item.begin + 1 < item.end) ++crossing_[item.begin + 1], --crossing_[item.end];
-  }
-  for (int32_t s = 0; s < count; ++s) crossing_[s + 1] += crossing_[s], load[s + 1] += load[s];
-  // The topmost job of a section may end beyond the capacity with its padding.
-  slack_.assign(count, 0);
-  for (int32_t s = 0; s < count; ++s) slack_[s] = ((capacity + padding) & ~coarse) - load[s];
-  weight_.assign(count, 1);
+  measure(jobs, sections);
+  chain();
+  pin();
+  const int32_t count = sections.count;
   columns_.assign(count + 1, Column());
-
-  std::vector<int32_t> order(n);
-  for (int32_t j = 0; j < n; ++j) order[j] = j;
-  const auto key = [&](int32_t j) {
-    const Item& i = items_[j];
-    return std::tuple(i.begin, i.end, -i.size, i.bytes, i.mask, i.fixed, j);
-  };
-  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return key(a) < key(b); });
-  first_.assign(count, -1);
-  next_.assign(n, -1);
-  last_.assign(n, -1);
-  for (int32_t k = n; k-- > 0;) {
-    const int32_t job = order[k];
-    int32_t& head = first_[items_[job].begin];
-    next_[job] = head;
-    if (head >= 0) last_[head] = job;
-    head = job;
-  }
-  if (rules & rule_twins) {
-    for (int32_t k = 1; k < n; ++k) {
-      const Item &a = items_[order[k - 1]], &b = items_[order[k]];
-      if (std::tie(a.begin, a.end, a.size, a.bytes, a.mask) == std::tie(b.begin, b.end, b.size, b.bytes, b.mask) &&
-          a.fixed < 0 && b.fixed < 0)
-        items_[order[k]].twin = order[k - 1];
-    }
-  }
   run_at_.assign(count, -1);
-  for (const int64_t s : slack_)
-    if (s < 0) return false;
+  for (const int64_t slack : slack_) promising_ = promising_ && slack >= 0;
   for (int32_t s = 0, from = 0; s < count; ++s) {
-    if (s + 1 < count && crossing_[s + 1] != 0) continue;
+    if (!is_cut(s + 1)) continue;
     const auto index = static_cast<int32_t>(runs_.size());
     run_at_[from] = index;
     runs_.push_back({from, s + 1, 0, index - 1, s + 1 < count ? index + 1 : -1, no_valley, from, from, -1, 0});
     from = s + 1;
   }
-  for (Run& run : runs_)
-    if (!evaluate(run)) return false;
+  for (Run& run : runs_) promising_ = promising_ && evaluate(run);
+}
+
+// Items, and how much of them there is at each section and across each boundary.
+inline void Valleys::measure(const Jobs& jobs, const Sections& sections) {
+  const int32_t n = jobs.count(), count = sections.count;
+  // What stands at a multiple of an alignment and has its size rounded up ends at one.
+  int64_t coarse = n > 0 ? most - 1 : 0;
+  for (int32_t j = 0; j < n; ++j) {
+    if (jobs.fixed[j] < 0) coarse = std::min(coarse, jobs.mask[j]);
+    else if (jobs.fixed[j] > 0) coarse = std::min(coarse, (jobs.fixed[j] & -jobs.fixed[j]) - 1);
+  }
+  if (coarse == most - 1) coarse = 0;
+  grain_ = coarse + 1;
+  int64_t padding = 0, total = 0;
+  for (int32_t j = 0; j < n; ++j) {
+    if (!jobs.single(j)) throw std::invalid_argument("a job of several pieces");
+    if (jobs.size[j] > most || jobs.mask[j] > most || jobs.fixed[j] > most) throw std::invalid_argument("too many bytes");
+    const int64_t padded = (jobs.size[j] + coarse) & ~coarse;
+    padding = std::max(padding, padded - jobs.size[j]);
+    if (padded > most - total) throw std::invalid_argument("too many bytes");
+    total += padded;
+    items_.push_back({sections.span[j].start, sections.span[j].end, padded, jobs.size[j], jobs.mask[j], jobs.fixed[j], -1});
+  }
+  capacity_ = std::clamp<int64_t>(capacity_, 0, most);
+  offset_.assign(n, -1);
+  std::vector<int64_t> load(count + 1, 0);
+  crossing_.assign(count + 2, 0);
+  for (const Item& item : items_) {
+    load[item.begin] += item.size, load[item.end] -= item.size;
+    ++crossing_[item.begin + 1], --crossing_[item.end];
+  }
+  // The topmost job of a section may end beyond the capacity with its padding.
+  for (int32_t s = 0; s < count; ++s) {
+    slack_.push_back(((capacity_ + padding) & ~coarse) - load[s]);
+    load[s + 1] += load[s], crossing_[s + 1] += crossing_[s];
+  }
+}
+
+// Lists of what is to be placed, and which of equal jobs comes first.
+inline void Valleys::chain() {
+  const auto n = static_cast<int32_t>(items_.size());
+  std::vector<int32_t> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  const auto key = [&](int32_t j) {
+    const Item& i = items_[j];
+    return std::tuple(i.begin, i.end, -i.size, i.bytes, i.mask, i.fixed);
+  };
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return key(a) < key(b); });
+  first_.assign(slack_.size(), -1);
+  next_.assign(n, -1);
+  last_.assign(n, -1);
+  for (int32_t k = n; k-- > 0;) {
+    int32_t& head = first_[items_[order[k]].begin];
+    next_[order[k]] = head;
+    if (head >= 0) last_[head] = order[k];
+    head = order[k];
+  }
+  if (!(rules_ & rule_twins)) return;
+  for (int32_t k = 1; k < n; ++k)
+    if (items_[order[k]].fixed < 0 && key(order[k - 1]) == key(order[k])) items_[order[k]].twin = order[k - 1];
+}
+
+// Jobs with a fixed offset by section: nothing may rise into the next of them.
+inline void Valleys::pin() {
+  std::vector<int32_t> pinned;
+  int64_t places = 0;
+  for (size_t j = 0; j < items_.size(); ++j)
+    if (items_[j].fixed >= 0) pinned.push_back(static_cast<int32_t>(j)), places += items_[j].end - items_[j].begin;
+  if (pinned.empty()) return;
+  if (places > most_pinned) throw std::invalid_argument("too many fixed offsets");
+  std::stable_sort(pinned.begin(), pinned.end(),
+                   [&](int32_t a, int32_t b) { return items_[a].fixed < items_[b].fixed; });
+  pinned_at_.assign(slack_.size() + 2, 0);
+  for (const int32_t job : pinned)
+    for (int32_t s = items_[job].begin; s < items_[job].end; ++s) ++pinned_at_[s + 2];
+  for (size_t s = 2; s < pinned_at_.size(); ++s) pinned_at_[s] += pinned_at_[s - 1];
+  pinned_.resize(places);
+  for (const int32_t job : pinned)
+    for (int32_t s = items_[job].begin; s < items_[job].end; ++s) pinned_[pinned_at_[s + 1]++] = job;
+}
+
+// Whether the sections [begin, end) may rise to a height without meeting a job that is to be placed below it.
+inline bool Valleys::below_pinned(int32_t begin, int32_t end, int64_t height) const {
+  if (pinned_.empty()) return true;
+  for (int32_t s = begin; s < end; ++s)
+    for (int32_t k = pinned_at_[s]; k < pinned_at_[s + 1] && items_[pinned_[k]].fixed < height; ++k)
+      if (offset_[pinned_[k]] < 0) return false;
   return true;
 }
 
@@ -222,19 +264,19 @@ inline bool Valleys::place(int32_t job, int32_t run) {
   if (next_[job] >= 0) last_[next_[job]] = last_[job];
   for (int32_t b = item.begin + 1; b < item.end; ++b) --crossing_[b];
   trail_.push_back({job, 0, 0, 0, -1, -1, static_cast<int32_t>(runs_.size())});
-  if (offset_[job] > capacity_ - item.bytes) return fail(item.begin);
-  return replace(run, item.begin, item.end, offset_[job] + item.size);
+  const int64_t top = offset_[job] + item.size;
+  if (offset_[job] > capacity_ - item.bytes || !below_pinned(item.begin, item.end, top)) return false;
+  return replace(run, item.begin, item.end, top);
 }
 
 inline bool Valleys::idle(int32_t index) {
   const Run run = runs_[index];
   const int64_t by = run.idle - run.height;
   trail_.push_back({-1, run.section, run.until, by, -1, -1, static_cast<int32_t>(runs_.size())});
-  int32_t worst = -1;
+  bool fits = below_pinned(run.section, run.until, run.idle);
   for (int32_t s = run.section; s < run.until; ++s)
-    if ((slack_[s] -= by) < 0) worst = s;
-  if (worst >= 0) return fail(worst);
-  return replace(index, run.section, run.until, run.idle);
+    if ((slack_[s] -= by) < 0) fits = false;
+  return fits && replace(index, run.section, run.until, run.idle);
 }
 
 inline void Valleys::undo(size_t mark) {
@@ -262,36 +304,40 @@ inline void Valleys::undo(size_t mark) {
 
 // Gives the sections [begin, end) of a run another height, and judges anew what that changes.
 inline bool Valleys::replace(int32_t run, int32_t begin, int32_t end, int64_t height) {
-  int32_t first = run, last = run;
-  int32_t left = begin, right = end;  // of what is at `height` afterwards
   const Run old = runs_[run];
+  int32_t first = run, last = run;    // the runs that make room
+  int32_t left = begin, right = end;  // of what is at `height` afterwards
   parts_.clear();
   if (old.begin < begin) parts_.push_back({old.begin, begin, old.height});
-  else if (old.before >= 0 && !is_cut(begin) && runs_[old.before].height == height) first = old.before, left = runs_[first].begin;
-  if (end == old.end && old.after >= 0 && !is_cut(end) && runs_[old.after].height == height) last = old.after, right = runs_[last].end;
-  for (int32_t b = left + 1; b <= right; ++b)
-    if (b == right || (b > begin && b < end && is_cut(b))) parts_.push_back({left, b, height}), left = b;
+  else if (!is_cut(begin) && runs_[old.before].height == height) first = old.before, left = runs_[first].begin;
+  if (end == old.end && !is_cut(end) && runs_[old.after].height == height) last = old.after, right = runs_[last].end;
+  for (int32_t b = begin + 1; b < end; ++b)
+    if (is_cut(b)) parts_.push_back({left, b, height}), left = b;
+  parts_.push_back({left, right, height});
   if (end < old.end) parts_.push_back({end, old.end, old.height});
-  // A neighbour that is or becomes a valley has got another wall.
-  const auto changes = [&](int32_t neighbour, int64_t was, int64_t is) {
-    return runs_[neighbour].height < std::max(was, is);
-  };
-  const int32_t before = runs_[first].before, after = runs_[last].after;
-  if (before >= 0 && !is_cut(runs_[first].begin) && changes(before, runs_[first].height, parts_.front().height) &&
-      runs_[first].height != parts_.front().height) {
-    parts_.insert(parts_.begin(), {runs_[before].begin, runs_[before].end, runs_[before].height});
-    first = before;
-  }
-  if (after >= 0 && !is_cut(runs_[last].end) && changes(after, runs_[last].height, parts_.back().height) &&
-      runs_[last].height != parts_.back().height) {
-    parts_.push_back({runs_[after].begin, runs_[after].end, runs_[after].height});
-    last = after;
-  }
+  widen(first, last);
   trail_.back().first = first;
   trail_.back().last = last;
   return link(first, last);
 }
 
+// Takes in the neighbours that have got another wall, where they are valleys or were.
+inline void Valleys::widen(int32_t& first, int32_t& last) {
+  const auto changed = [&](int32_t neighbour, int64_t was, int64_t is) {
+    return was != is && runs_[neighbour].height < std::max(was, is);
+  };
+  const int32_t before = runs_[first].before, after = runs_[last].after;
+  if (!is_cut(runs_[first].begin) && changed(before, runs_[first].height, parts_.front().height)) {
+    parts_.insert(parts_.begin(), {runs_[before].begin, runs_[before].end, runs_[before].height});
+    first = before;
+  }
+  if (!is_cut(runs_[last].end) && changed(after, runs_[last].height, parts_.back().height)) {
+    parts_.push_back({runs_[after].begin, runs_[after].end, runs_[after].height});
+    last = after;
+  }
+}
+
+// Puts the parts in the place of the runs from first to last.
 inline bool Valleys::link(int32_t first, int32_t last) {
   const int32_t before = runs_[first].before, after = runs_[last].after;
   const auto base = static_cast<int32_t>(runs_.size()), many = static_cast<int32_t>(parts_.size());
@@ -312,37 +358,17 @@ inline bool Valleys::link(int32_t first, int32_t last) {
 inline bool Valleys::evaluate(Run& run) {
   const int64_t left = is_cut(run.begin) ? no_wall : runs_[run.before].height;
   const int64_t right = is_cut(run.end) ? no_wall : runs_[run.after].height;
-  const int64_t wall = std::min(left, right), height = run.height;
-  if (wall <= height) return true;
+  const int64_t wall = std::min(left, right);
+  if (wall <= run.height) return true;
+  const int64_t later = gather(run);
   const int32_t width = run.end - run.begin;
-  int64_t later = no_wall;  // where a job that cannot stand here may stand at the earliest
-  int64_t inside = 0;
-  int32_t failed = -1;
-  for (int32_t s = run.begin; s < run.end; ++s) {
-    for (int32_t job = first_[s]; job >= 0; job = next_[job]) {
-      const Item& item = items_[job];
-      if (item.end > run.end) break;
-      ++inside;
-      Column &from = columns_[item.begin - run.begin], &to = columns_[item.end - run.begin];
-      ++from.covers, --to.covers;
-      from.load += item.size, to.load -= item.size;
-      from.least_begin = std::min(from.least_begin, item.size);
-      to.least_end = std::min(to.least_end, item.size);
-      if (stands(item, height)) {
-        ++from.stands, --to.stands;
-      } else if (item.twin < 0 || (height & item.mask) != 0) {
-        if (item.fixed >= 0 && item.fixed < height) failed = s;
-        later = std::min(later, item.fixed >= 0 ? item.fixed : (height + item.mask) & ~item.mask);
-      }
-    }
-  }
-  work_ += 4 * width + 2 * inside + 8;
   int64_t least = no_wall;
   for (int32_t k = width; k-- > 0;) {  // least_begin becomes that of all that begin later
     const int64_t here = columns_[k].least_begin;
     columns_[k].least_begin = least;
     least = std::min(least, here);
   }
+  bool possible = later > run.height;
   int32_t covers = 0, stands = 0;
   int64_t load = 0, ended = no_wall;
   run.score = std::numeric_limits<double>::max();
@@ -351,26 +377,48 @@ inline bool Valleys::evaluate(Run& run) {
     const int32_t s = run.begin + k;
     covers += column.covers, stands += column.stands, load += column.load;
     ended = std::min(ended, column.least_end);
-    const int64_t other = std::min(ended, column.least_begin);
+    const int64_t other = std::min(ended, column.least_begin);  // smallest job within that does not cover s
     column = Column();
-    if (wall < no_wall && (rules_ & rule_waste) && wall - height - load > slack_[s]) failed = s;
     if (covers == 0) {
       if (wall == no_wall) continue;  // nothing is left to be placed here
-      if (wall - height > slack_[s]) failed = s;
-      if (run.options == 1 && run.idle == wall && run.until == s) run.until = s + 1;
+      possible = possible && wall - run.height <= slack_[s];
       if (run.score > 0) run.score = 0, run.options = 1, run.section = s, run.until = s + 1, run.idle = wall;
+      else if (run.until == s) run.until = s + 1;
       continue;
     }
-    int64_t idle = std::min({wall, later, rules_ & rule_idle ? other + height : height + grain_});
-    if (!(rules_ & rule_idle) && std::min({wall, later, other}) >= no_wall) idle = no_wall;
-    const bool may = idle < no_wall && idle - height <= slack_[s];
+    if ((rules_ & rule_waste) && wall < no_wall && wall - run.height - load > slack_[s]) possible = false;
+    int64_t idle = std::min({wall, later, other < no_wall ? run.height + other : no_wall});
+    if (idle < no_wall && !(rules_ & rule_idle)) idle = run.height + grain_;
+    const bool may = idle < no_wall && idle - run.height <= slack_[s];
     const int32_t options = stands + (may ? 1 : 0);
-    if (options == 0) failed = s;
-    const double score = options <= 1 ? 0.5 : options / weight_[s];
-    if (score < run.score) run.score = score, run.options = options, run.section = s, run.until = s + 1, run.idle = may ? idle : -1;
+    possible = possible && options > 0;
+    const double score = options <= 1 ? 0.5 : options + 0.5 * width / sections();
+    if (score >= run.score) continue;
+    run.score = score, run.options = options, run.section = s, run.until = s + 1, run.idle = may ? idle : -1;
   }
   columns_[width] = Column();
-  return failed < 0 || fail(failed);
+  return possible;
+}
+
+// Fills the columns of a run. Returns where a job within that cannot stand there may stand at the earliest.
+inline int64_t Valleys::gather(const Run& run) {
+  int64_t later = no_wall, inside = 0;
+  for (int32_t s = run.begin; s < run.end; ++s) {
+    for (int32_t job = first_[s]; job >= 0 && items_[job].end <= run.end; job = next_[job]) {
+      const Item& item = items_[job];
+      Column &from = columns_[item.begin - run.begin], &to = columns_[item.end - run.begin];
+      ++from.covers, --to.covers;
+      from.load += item.size, to.load -= item.size;
+      from.least_begin = std::min(from.least_begin, item.size);
+      to.least_end = std::min(to.least_end, item.size);
+      if (stands(item, run.height)) ++from.stands, --to.stands;
+      else if (item.fixed >= 0) later = std::min(later, item.fixed);
+      else if ((run.height & item.mask) != 0) later = std::min(later, (run.height + item.mask) & ~item.mask);
+      ++inside;
+    }
+  }
+  work_ += 4 * (run.end - run.begin) + 2 * inside + 8;
+  return later;
 }
 
 }  // namespace packing
