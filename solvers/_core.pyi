@@ -51,6 +51,29 @@ class Search:
     @property
     def looks(self) -> int: ...
 
+class Branching:
+    """Complete search for offsets within a capacity; one piece a job."""
+
+    def __init__(self, jobs: Jobs, capacity: int, seed: int, rules: int = 63) -> None: ...
+
+    def advance(self, budget: int) -> None:
+        """Go on for about `budget` looks."""
+
+    @property
+    def found(self) -> bool: ...
+
+    @property
+    def infeasible(self) -> bool: ...
+
+    @property
+    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def nodes(self) -> int: ...
+
+    @property
+    def looks(self) -> int: ...
+
 def clash(jobs: Jobs) -> tuple[int, int] | None:
     """Two jobs whose fixed offsets contradict each other, or None."""
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "branching.hpp"
 #include "packer.hpp"
 #include "search.hpp"
 #include "skyline.hpp"
@@ -116,6 +117,32 @@ NB_MODULE(_core, m) {
       .def_prop_ro("offsets", [](const packing::Search& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
       .def_prop_ro("arena", &packing::Search::arena)
       .def_prop_ro("looks", &packing::Search::looks);
+
+  nb::class_<packing::Branching>(m, "Branching", "Complete search for offsets within a capacity; one piece a job.")
+      .def("__init__",
+           [](packing::Branching* self, const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules) {
+             nb::gil_scoped_release release;
+             new (self) packing::Branching(jobs, capacity, seed, rules);
+           },
+           "jobs"_a, "capacity"_a, "seed"_a, "rules"_a = static_cast<uint32_t>(packing::every_rule))
+      .def("advance",
+           [](packing::Branching& self, int64_t budget) {
+             nb::gil_scoped_release release;
+             self.advance(budget);
+           },
+           "budget"_a, "Go on for about `budget` looks.")
+      .def_prop_ro("found", [](const packing::Branching& self) { return self.state() == packing::Branching::State::found; })
+      .def_prop_ro("infeasible",
+                   [](const packing::Branching& self) { return self.state() == packing::Branching::State::infeasible; })
+      .def_prop_ro("offsets",
+                   [](const packing::Branching& self) {
+                     std::vector<int64_t> offsets;
+                     for (int32_t j = 0; j < self.count(); ++j) offsets.push_back(self.offset(j));
+                     return array_of(offsets);
+                   },
+                   nb::rv_policy::automatic)
+      .def_prop_ro("nodes", &packing::Branching::nodes)
+      .def_prop_ro("looks", &packing::Branching::looks);
 
   m.def("clash",
         [](const Jobs& jobs) -> std::optional<std::pair<int32_t, int32_t>> {
