@@ -56,8 +56,10 @@ class Branching:
 
     def __init__(self, jobs: Jobs, capacity: int, seed: int, rules: int = 63) -> None: ...
 
-    def advance(self, budget: int) -> None:
-        """Go on for about `budget` looks."""
+    def advance(self, budget: int) -> bool:
+        """
+        Go on for about `budget` looks; whether a plan, or a proof that there is none, was found.
+        """
 
     @property
     def found(self) -> bool: ...

@@ -13,7 +13,6 @@ import numpy as np
 from solvers.greedy import quick
 
 if TYPE_CHECKING:
-    from solvers.jobs import Jobs
     from solvers.task import Task
 
 #: A node budget in CP-SAT's deterministic seconds, which stop it at the same point on every machine.
@@ -33,24 +32,18 @@ def exact(task: Task) -> None:
     Raises:
         ModuleNotFoundError: OR-Tools is not installed.
     """
-    if quick(task):
+    if quick(task) is not None:
         prove(task)
 
 
 def prove(task: Task, nodes_a_second: int = _NODES_A_SECOND) -> None:
     """Improve on the task's offsets until proven optimal or a limit is reached."""
-    if task.offsets is None or (unit := _unit(task.jobs)) * _MOST_UNITS < task.arena:
+    if task.offsets is None or (unit := task.jobs.unit) * _MOST_UNITS < task.arena:
         task.stopped_by = "finished"
         return
     model = _Model(task, unit)
     budget = task.watch.stop.node_budget
     model.run(task, None if budget is None else budget / nodes_a_second)
-
-
-def _unit(jobs: Jobs) -> int:
-    """In some optimal plan all offsets are multiples of this: pushed down, they are aligned sums of sizes."""
-    values = np.concatenate([jobs.size, jobs.alignment[jobs.alignment > 1], jobs.fixed[jobs.fixed > 0]])
-    return int(np.gcd.reduce(values))
 
 
 class _Model:

@@ -38,16 +38,19 @@ def greedy(task: Task) -> None:
     Lowest valley first reaches the peak load on most training-shaped work; the search earns its place on
     irregular ones.
     """
+    order = quick(task)
+    if order is not None:
+        _search(task, task.jobs.native(), order)
+
+
+def quick(task: Task) -> NDArray[np.int32] | None:
+    """The quick orders only: the best, or None if there is no reason to go on.
+
+    There is always a plan afterwards.
+    """
     native = task.jobs.native()
     order = _valleys(task, native)
-    if order is not None and _fits(task, native):
-        _search(task, native, order)
-
-
-def quick(task: Task) -> bool:
-    """The quick orders only; whether to go on. There is always a plan afterwards."""
-    native = task.jobs.native()
-    return _valleys(task, native) is not None and _fits(task, native)
+    return order if order is not None and _fits(task, native) else None
 
 
 def _valleys(task: Task, native: _core.Jobs) -> NDArray[np.int32] | None:

@@ -59,6 +59,15 @@ class Jobs:
         """Time in which each job needs memory, gaps left out."""
         return np.add.reduceat(self.end - self.start, self.first) if len(self) else self.pieces
 
+    @property
+    def unit(self) -> int:
+        """In some smallest plan all offsets are multiples of this.
+
+        Pushed down, they are aligned sums of sizes.
+        """
+        values = np.concatenate([self.size, self.alignment[self.alignment > 1], self.fixed[self.fixed > 0]])
+        return int(np.gcd.reduce(values))
+
     def native(self) -> NativeJobs:
         """The same for the native kernels."""
         return NativeJobs(self.pieces, self.start, self.end, self.size, self.alignment, self.fixed)

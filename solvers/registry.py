@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping
 
-from solvers import exact, greedy
+from solvers import branching, exact, greedy
 from solvers.task import Task
 
 #: Up to this many jobs "auto" asks the exact solver when the heuristics leave a gap,
@@ -17,8 +17,10 @@ Solver = Callable[[Task], None]
 
 
 def auto(task: Task) -> None:
-    """The greedy orders and the search; then, for few jobs and with OR-Tools installed, the exact solver."""
-    greedy.greedy(task)
+    """The greedy orders, then the searches in turn; last, for few jobs, the exact solver if it is there."""
+    order = greedy.quick(task)
+    if order is not None:
+        branching.take_turns(task, order)
     if len(task.jobs) <= FEW and task.stopped_by in ("nodes", "time") and exact.available():
         exact.prove(task, _NODES_A_SECOND)
 

@@ -205,7 +205,8 @@ class _Solve:
             self._on_improvement(self._plan(offset, arena, self._bound, ""))
 
         # Earlier groups leave the rest as much room as they can: only the last may stop at a target.
-        return Task(jobs, self._watch, self._seed, self._target if last else 0, found if last else None)
+        target, capacity = (self._target, self._capacity) if last else (0, None)
+        return Task(jobs, self._watch, self._seed, target, capacity, found if last else None)
 
     def _work(self, task: Task) -> None:
         try:

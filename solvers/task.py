@@ -67,6 +67,7 @@ class Task:
         watch: limits of the solve.
         seed: of the solver's random numbers.
         target: an arena that is small enough; at least the lower bound.
+        capacity: an arena above it is of no use, or None.
         found: called with (offsets, arena) whenever a smaller arena was found.
         offsets: int64[len(jobs)], the best so far, or None.
         arena: its size.
@@ -78,11 +79,13 @@ class Task:
     watch: Watch
     seed: int = 0
     target: int = 0
+    capacity: int | None = None
     found: Callable[[NDArray[np.int64], int], None] | None = None
     offsets: NDArray[np.int64] | None = None
     arena: int = 0
     lower_bound: int = field(init=False)
     stopped_by: str = ""
+    _refuted: bool = False
 
     def __post_init__(self) -> None:
         self.lower_bound = self.jobs.lower_bound
@@ -96,12 +99,25 @@ class Task:
         if self.found is not None:
             self.found(offsets, arena)
 
+    def refute(self, arena: int) -> None:
+        """Take note that no plan has an arena of this size or a smaller one."""
+        unit = self.jobs.unit
+        self.lower_bound = max(self.lower_bound, min((arena // unit + 1) * unit, self.arena))
+        self.target = max(self.target, self.lower_bound)
+        self._refuted = True
+
     def done(self, *, of_nodes: bool = True) -> bool:
         """Whether to stop; `stopped_by` then says why. Work done so far must have been told to the watch."""
         self.stopped_by = self._good_enough() or self.watch.reason(of_nodes=of_nodes)
         return self.stopped_by != ""
 
     def _good_enough(self) -> str:
-        if self.offsets is None or self.arena > max(self.target, self.lower_bound):
+        if self.offsets is None:
             return ""
-        return "bound" if self.arena <= self.lower_bound else "target"
+        if self.capacity is not None and self.lower_bound > self.capacity:
+            return "proof"
+        if self.arena > max(self.target, self.lower_bound):
+            return ""
+        if self.arena > self.lower_bound:
+            return "target"
+        return "proof" if self._refuted else "bound"

@@ -128,9 +128,9 @@ NB_MODULE(_core, m) {
       .def("advance",
            [](packing::Branching& self, int64_t budget) {
              nb::gil_scoped_release release;
-             self.advance(budget);
+             return self.advance(budget) != packing::Branching::State::open;
            },
-           "budget"_a, "Go on for about `budget` looks.")
+           "budget"_a, "Go on for about `budget` looks; whether a plan, or a proof that there is none, was found.")
       .def_prop_ro("found", [](const packing::Branching& self) { return self.state() == packing::Branching::State::found; })
       .def_prop_ro("infeasible",
                    [](const packing::Branching& self) { return self.state() == packing::Branching::State::infeasible; })

@@ -1,0 +1,125 @@
+"""The complete search in the valleys of the skyline, taking turns with the search over orders.
+
+It decides whether there is a plan within a capacity. So it is asked for one at the lower bound, which is
+raised when there is none, and for some between the bound and the best plan so far, which bring a better plan
+in small steps where the bound is out of reach.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from solvers import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from solvers.jobs import Jobs
+    from solvers.task import Task
+
+#: Looks between two glances at the clock; some ten milliseconds.
+_SLICE = 10_000_000
+#: Looks of the first turn. Each round is twice as long as the one before.
+_FIRST = 4_000_000
+_LONGEST = 2**40
+#: Fixed offsets beyond which the search may keep too much: it lists them section by section.
+_MOST_FIXED = 4_000
+
+
+def can_branch(jobs: Jobs) -> bool:
+    """Whether the search takes these jobs: none with gaps, or across the place where a circle was cut."""
+    return len(jobs.start) == len(jobs) and (jobs.fixed >= 0).sum() <= _MOST_FIXED
+
+
+def take_turns(task: Task, order: NDArray[np.int32]) -> None:
+    """Improve on the task's offsets until the bound is reached, all is proven or a limit is reached.
+
+    Args:
+        task: what to pack; it has offsets.
+        order: where the search over orders begins.
+    """
+    _Turns(task, order).run()
+
+
+class _Turns:
+    def __init__(self, task: Task, order: NDArray[np.int32]) -> None:
+        self._task, self._native = task, task.jobs.native()
+        self._orders = _core.Search(self._native, order, task.seed % 2**64)
+        self._searches = 0
+        self._at_target: tuple[int, _core.Branching] | None = None
+        self._part = 0.5  # of the gap, that the next step is to close
+
+    def run(self) -> None:
+        turns = [self._target, self._between, self._order] if can_branch(self._task.jobs) else [self._order]
+        budget = _FIRST
+        while not self._task.done():
+            for turn in turns:
+                turn(budget)
+                if self._task.stopped_by:
+                    return
+            budget = min(2 * budget, _LONGEST)
+
+    def _target(self, budget: int) -> None:
+        """A plan as small as it need be; where there is none, the target rises."""
+        until = self._task.watch.nodes + budget
+        while not self._task.stopped_by and (left := until - self._task.watch.nodes) > 0:
+            capacity = self._task.target
+            if self._at_target is None or self._at_target[0] != capacity:
+                self._at_target = capacity, self._search(capacity)
+            self._branch(self._at_target[1], capacity, left)
+
+    def _between(self, budget: int) -> None:
+        """A plan somewhat smaller than the best; the step is as large as has paid lately."""
+        gap, unit = self._task.arena - self._task.target, self._task.jobs.unit
+        step = max(int(gap * self._part) // unit * unit, unit)
+        if step < gap:
+            capacity = self._task.arena - step
+            ended = self._branch(self._search(capacity), capacity, budget // 2)
+            self._part = min(self._part * 2, 0.5) if ended else self._part / 2
+
+    def _order(self, budget: int) -> None:
+        task, search = self._task, self._orders
+        until = search.looks + budget // 2
+        while not task.stopped_by and search.looks < until:
+            if self._spend(search, lambda looks: search.advance(looks, task.target), until - search.looks):
+                task.offer(search.offsets, search.arena)
+                task.done()
+
+    def _search(self, capacity: int) -> _core.Branching:
+        self._searches += 1
+        return _core.Branching(self._native, capacity, (self._task.seed + self._searches * 2**32) % 2**64)
+
+    def _branch(self, search: _core.Branching, capacity: int, budget: int) -> bool:
+        """Whether the search came to an end: with a plan, or with a better bound."""
+        task = self._task
+        ended = self._spend(search, search.advance, budget)
+        if search.found:
+            offsets = search.offsets
+            task.offer(offsets, int((offsets + task.jobs.size).max()))
+        elif search.infeasible:
+            task.refute(capacity)
+        if ended:
+            task.done()
+        return ended
+
+    def _spend(
+        self, work: _core.Branching | _core.Search, advance: Callable[[int], bool], budget: int
+    ) -> bool:
+        """Advance in slices until something is found; False when the budget is spent or a limit is reached.
+
+        A slice's length does not depend on the clock, so that a budget of nodes gives the same plan
+        everywhere.
+        """
+        task, until = self._task, work.looks + budget
+        while (left := until - work.looks) > 0:
+            nodes, before = task.watch.nodes_left, work.looks
+            event = advance(min(_SLICE, left, left if nodes is None else nodes))
+            task.watch.nodes += work.looks - before
+            if event:
+                return True
+            if task.done():
+                return False
+        return False
