@@ -45,8 +45,7 @@ class Branching {
   State state() const { return state_; }
   int64_t nodes() const { return nodes_; }        // jobs placed and sections risen
   int64_t looks() const { return looks_each * (work_ + valleys_.work()); }
-  int64_t offset(int32_t job) const { return valleys_.offset(job); }
-  int32_t count() const { return static_cast<int32_t>(key_.size()); }
+  std::vector<int64_t> offsets() const { return valleys_.offsets(); }
 
   // Goes on until a plan or a proof is found or about `budget` more looks are spent.
   State advance(int64_t budget) {

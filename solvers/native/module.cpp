@@ -134,13 +134,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("found", [](const packing::Branching& self) { return self.state() == packing::Branching::State::found; })
       .def_prop_ro("infeasible",
                    [](const packing::Branching& self) { return self.state() == packing::Branching::State::infeasible; })
-      .def_prop_ro("offsets",
-                   [](const packing::Branching& self) {
-                     std::vector<int64_t> offsets;
-                     for (int32_t j = 0; j < self.count(); ++j) offsets.push_back(self.offset(j));
-                     return array_of(offsets);
-                   },
-                   nb::rv_policy::automatic)
+      .def_prop_ro("offsets", [](const packing::Branching& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
       .def_prop_ro("nodes", &packing::Branching::nodes)
       .def_prop_ro("looks", &packing::Branching::looks);
 

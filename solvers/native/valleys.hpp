@@ -73,7 +73,12 @@ class Valleys {
   const Item& item(int32_t job) const { return items_[job]; }
   bool is_cut(int32_t boundary) const { return crossing_[boundary] == 0; }
   bool has_jobs(int32_t section) const { return first_[section] >= 0; }
-  int64_t offset(int32_t job) const { return offset_[job]; }
+  // Of the jobs as they were given; -1 for those that are still to be placed.
+  std::vector<int64_t> offsets() const {
+    std::vector<int64_t> result(order_.size());
+    for (size_t k = 0; k < order_.size(); ++k) result[order_[k]] = offset_[k];
+    return result;
+  }
   int64_t work() const { return work_; }
 
   // Calls take(job) for each job still to be placed that begins in sections [left, right).
@@ -122,6 +127,7 @@ class Valleys {
   int64_t gather(const Run& run);
   bool below_pinned(int32_t begin, int32_t end, int64_t height) const;
   void measure(const Jobs& jobs, const Sections& sections);
+  void sort(const std::vector<Item>& items);
   void chain();
   void pin();
 
@@ -130,7 +136,8 @@ class Valleys {
   int64_t capacity_;
   int64_t grain_ = 1;  // all heights are multiples of it
   int64_t work_ = 0;   // sections and jobs looked at
-  std::vector<Item> items_;
+  std::vector<Item> items_;      // the jobs by begin, then end: those of a valley lie side by side in memory
+  std::vector<int32_t> order_;   // the job that each item is
   std::vector<int64_t> offset_;                // of each job, or -1
   std::vector<int32_t> first_, next_, last_;   // jobs still to be placed: by begin, then end; last_ links back
   std::vector<int64_t> slack_;                 // of each section: capacity - height - bytes still to be placed
@@ -180,6 +187,8 @@ inline void Valleys::measure(const Jobs& jobs, const Sections& sections) {
   if (coarse == most - 1) coarse = 0;
   grain_ = coarse + 1;
   int64_t padding = 0, total = 0;
+  std::vector<Item> items;
+  items.reserve(n);
   for (int32_t j = 0; j < n; ++j) {
     if (!jobs.single(j)) throw std::invalid_argument("a job of several pieces");
     if (jobs.size[j] > most || jobs.mask[j] > most || jobs.fixed[j] > most) throw std::invalid_argument("too many bytes");
@@ -187,8 +196,9 @@ inline void Valleys::measure(const Jobs& jobs, const Sections& sections) {
     padding = std::max(padding, padded - jobs.size[j]);
     if (padded > most - total) throw std::invalid_argument("too many bytes");
     total += padded;
-    items_.push_back({sections.span[j].start, sections.span[j].end, padded, jobs.size[j], jobs.mask[j], jobs.fixed[j], -1});
+    items.push_back({sections.span[j].start, sections.span[j].end, padded, jobs.size[j], jobs.mask[j], jobs.fixed[j], -1});
   }
+  sort(items);
   capacity_ = std::clamp<int64_t>(capacity_, 0, most);
   offset_.assign(n, -1);
   std::vector<int64_t> load(count + 1, 0);
@@ -204,28 +214,30 @@ inline void Valleys::measure(const Jobs& jobs, const Sections& sections) {
   }
 }
 
-// Lists of what is to be placed, and which of equal jobs comes first.
+inline void Valleys::sort(const std::vector<Item>& items) {
+  const auto key = [](const Item& i) { return std::tuple(i.begin, i.end, -i.size, i.bytes, i.mask, i.fixed); };
+  order_.resize(items.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  std::stable_sort(order_.begin(), order_.end(), [&](int32_t a, int32_t b) { return key(items[a]) < key(items[b]); });
+  items_.reserve(items.size());
+  for (const int32_t job : order_) items_.push_back(items[job]);
+  if (!(rules_ & rule_twins)) return;
+  for (size_t k = 1; k < items_.size(); ++k)
+    if (items_[k].fixed < 0 && key(items_[k - 1]) == key(items_[k])) items_[k].twin = static_cast<int32_t>(k) - 1;
+}
+
+// Lists of what is to be placed.
 inline void Valleys::chain() {
   const auto n = static_cast<int32_t>(items_.size());
-  std::vector<int32_t> order(n);
-  std::iota(order.begin(), order.end(), 0);
-  const auto key = [&](int32_t j) {
-    const Item& i = items_[j];
-    return std::tuple(i.begin, i.end, -i.size, i.bytes, i.mask, i.fixed);
-  };
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return key(a) < key(b); });
   first_.assign(slack_.size(), -1);
   next_.assign(n, -1);
   last_.assign(n, -1);
   for (int32_t k = n; k-- > 0;) {
-    int32_t& head = first_[items_[order[k]].begin];
-    next_[order[k]] = head;
-    if (head >= 0) last_[head] = order[k];
-    head = order[k];
+    int32_t& head = first_[items_[k].begin];
+    next_[k] = head;
+    if (head >= 0) last_[head] = k;
+    head = k;
   }
-  if (!(rules_ & rule_twins)) return;
-  for (int32_t k = 1; k < n; ++k)
-    if (items_[order[k]].fixed < 0 && key(order[k - 1]) == key(order[k])) items_[order[k]].twin = order[k - 1];
 }
 
 // Jobs with a fixed offset by section: nothing may rise into the next of them.
