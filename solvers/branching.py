@@ -25,6 +25,8 @@ _SLICE = 10_000_000
 #: Looks of the first turn. Each round is twice as long as the one before.
 _FIRST = 4_000_000
 _LONGEST = 2**40
+#: Looks a job with which the search comes to the top at least once.
+_ENOUGH = 4_000
 #: Fixed offsets beyond which the search may keep too much: it lists them section by section.
 _MOST_FIXED = 4_000
 
@@ -75,7 +77,7 @@ class _Turns:
         """A plan somewhat smaller than the best; the step is as large as has paid lately."""
         gap, unit = self._task.arena - self._task.target, self._task.jobs.unit
         step = max(int(gap * self._part) // unit * unit, unit)
-        if step < gap:
+        if step < gap and budget >= _ENOUGH * len(self._task.jobs):
             capacity = self._task.arena - step
             ended = self._branch(self._search(capacity), capacity, budget // 2)
             self._part = min(self._part * 2, 0.5) if ended else self._part / 2
@@ -90,7 +92,10 @@ class _Turns:
 
     def _search(self, capacity: int) -> _core.Branching:
         self._searches += 1
-        return _core.Branching(self._native, capacity, (self._task.seed + self._searches * 2**32) % 2**64)
+        seed = (self._task.seed + self._searches * 2**32) % 2**64
+        search = _core.Branching(self._native, capacity, seed)
+        self._task.watch.nodes += search.looks
+        return search
 
     def _branch(self, search: _core.Branching, capacity: int, budget: int) -> bool:
         """Whether the search came to an end: with a plan, or with a better bound."""

@@ -34,6 +34,7 @@ class Branching {
   // Throws std::invalid_argument for jobs of several pieces or more than 2^62 bytes.
   Branching(const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules = every_rule)
       : valleys_(jobs, capacity, rules), rules_(rules), random_(seed) {
+    work_ = work_a_job * jobs.count();
     for (int32_t j = 0; j < jobs.count(); ++j) {
       key_.push_back(random_.next());
       biggest_ = std::max(biggest_, static_cast<double>(jobs.size[j]));
@@ -60,6 +61,7 @@ class Branching {
  private:
   static constexpr int32_t idle = -1;
   static constexpr int64_t looks_each = 4;      // what looking at a section costs, in looks of first fit; measured
+  static constexpr int64_t work_a_job = 64;     // of the beginning
   static constexpr int64_t shortest_try = 200;  // failures
   static constexpr int32_t most_hashed = 4096;  // sections: wider states come once
 
