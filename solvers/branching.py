@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from solvers import _core
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from solvers.jobs import Jobs
@@ -27,13 +28,19 @@ _FIRST = 4_000_000
 _LONGEST = 2**40
 #: Looks a job with which the search comes to the top at least once.
 _ENOUGH = 4_000
-#: Fixed offsets beyond which the search may keep too much: it lists them section by section.
-_MOST_FIXED = 4_000
+#: The search lists fixed offsets section by section, and adds up sizes with their padding.
+_MOST_PINNED, _MOST_BYTES = 2**26, 2.0**61
 
 
 def can_branch(jobs: Jobs) -> bool:
-    """Whether the search takes these jobs: none with gaps, or across the place where a circle was cut."""
-    return len(jobs.start) == len(jobs) and (jobs.fixed >= 0).sum() <= _MOST_FIXED
+    """Whether the search takes these jobs: none with gaps, or across the place where a circle was cut.
+
+    Nor absurdly many bytes, or fixed offsets among very many jobs.
+    """
+    fixed = jobs.fixed >= 0
+    total = (jobs.size.astype(np.float64) + jobs.alignment).sum() + jobs.fixed.max(initial=0)
+    one_piece_each = len(jobs.start) == len(jobs)
+    return one_piece_each and int(fixed.sum()) * len(jobs) <= _MOST_PINNED and bool(total <= _MOST_BYTES)
 
 
 def take_turns(task: Task, order: NDArray[np.int32]) -> None:

@@ -1,9 +1,10 @@
 // A complete search for offsets within a capacity, or for the proof that there are none.
 //
-// Depth first: at the section of all valleys where fewest things can happen, try one after the other. The order in
-// which they are tried is a matter of taste, which is drawn anew at each restart (Gomes, Selman and Kautz, 1998); tries
-// grow longer as Luby, Sinclair and Zuckerman (1993) have it, so that the search ends. Ideas from MiniMalloc (Moffitt,
-// 2023: sections, splitting at cuts) and from rectangle packing (Simonis and O'Sullivan, 2008).
+// Depth first: at the section of all valleys where fewest things can happen, and most has failed (Boussemart, Hemery,
+// Lecoutre and Sais, 2004), try one after the other. Their order is a matter of taste, which is drawn anew at each
+// restart (Gomes, Selman and Kautz, 1998); the failures are forgotten then, or all tries would be alike. Tries grow
+// longer as Luby, Sinclair and Zuckerman (1993) have it, so that the search ends. Sections and splitting at cuts are
+// MiniMalloc's (Moffitt, 2023).
 #pragma once
 
 #include "random.hpp"
@@ -44,6 +45,8 @@ class Branching {
   }
 
   State state() const { return state_; }
+  bool found() const { return state_ == State::found; }
+  bool infeasible() const { return state_ == State::infeasible; }
   int64_t nodes() const { return nodes_; }        // jobs placed and sections risen
   int64_t looks() const { return looks_each * (work_ + valleys_.work()); }
   std::vector<int64_t> offsets() const { return valleys_.offsets(); }
@@ -86,6 +89,7 @@ class Branching {
     valleys_.undo(0);
     frames_.clear(), fields_.clear(), options_.clear();
     for (double& weight : taste_) weight = random_.unit();
+    valleys_.forget();
     failed_ = 0;
     limit_ = shortest_try * luby(++tries_);
     here_ = {0, 0, -1, -1};
@@ -165,9 +169,10 @@ class Branching {
     const Valleys::Run& run = valleys_.run(index);
     const size_t first = options_.size();
     valleys_.options(run, [&](int32_t job) { options_.push_back({job, value(job, run)}); });
-    std::sort(options_.begin() + static_cast<std::ptrdiff_t>(first), options_.end(), [](const Option& a, const Option& b) {
+    const auto sooner = [](const Option& a, const Option& b) {
       return a.value > b.value || (a.value == b.value && a.job < b.job);
-    });
+    };
+    std::sort(options_.begin() + static_cast<std::ptrdiff_t>(first), options_.end(), sooner);
     if (run.idle >= 0) options_.push_back({idle, 0});
     work_ += 8 * static_cast<int64_t>(options_.size() - first);
     frames_.push_back({here_, index, valleys_.mark(), fields_.size(), first, options_.size(), key});

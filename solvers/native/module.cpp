@@ -131,10 +131,10 @@ NB_MODULE(_core, m) {
              return self.advance(budget) != packing::Branching::State::open;
            },
            "budget"_a, "Go on for about `budget` looks; whether a plan, or a proof that there is none, was found.")
-      .def_prop_ro("found", [](const packing::Branching& self) { return self.state() == packing::Branching::State::found; })
-      .def_prop_ro("infeasible",
-                   [](const packing::Branching& self) { return self.state() == packing::Branching::State::infeasible; })
-      .def_prop_ro("offsets", [](const packing::Branching& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
+      .def_prop_ro("found", &packing::Branching::found)
+      .def_prop_ro("infeasible", &packing::Branching::infeasible)
+      .def_prop_ro(
+          "offsets", [](const packing::Branching& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
       .def_prop_ro("nodes", &packing::Branching::nodes)
       .def_prop_ro("looks", &packing::Branching::looks);
 

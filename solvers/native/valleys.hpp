@@ -39,6 +39,7 @@ class Valleys {
   static constexpr int64_t no_wall = std::numeric_limits<int64_t>::max();
   static constexpr int64_t most = int64_t{1} << 62;  // bytes, whatever is added up
   static constexpr int32_t no_valley = -1;
+  static constexpr double must_rise = -1;  // the score of a section that nothing within its valley covers
   static constexpr int64_t most_pinned = int64_t{1} << 26;  // sections of all jobs with a fixed offset together
 
   struct Item {
@@ -58,7 +59,7 @@ class Valleys {
     int32_t section;        // where it is best to decide
     int32_t until;          // idle means that the sections [section, until) rise
     int64_t idle;           // to this height, or -1 when they cannot
-    double score;           // the lowest is decided first: few options, then few sections
+    double score;           // the lowest is decided first: few options by the weight of the section
   };
 
   // Of jobs of one piece each.
@@ -102,6 +103,7 @@ class Valleys {
 
   size_t mark() const { return trail_.size(); }
   void undo(size_t mark);
+  void forget() { std::fill(weight_.begin(), weight_.end(), 1.0); }
 
  private:
   struct Step {
@@ -142,7 +144,8 @@ class Valleys {
   std::vector<int32_t> first_, next_, last_;   // jobs still to be placed: by begin, then end; last_ links back
   std::vector<int64_t> slack_;                 // of each section: capacity - height - bytes still to be placed
   std::vector<int32_t> crossing_;              // jobs still to be placed that cross each boundary
-  std::vector<int32_t> pinned_, pinned_at_;    // jobs with a fixed offset, lowest first, of section s from pinned_at_[s]
+  std::vector<int32_t> pinned_, pinned_at_;    // jobs with a fixed offset, lowest first; those of s from pinned_at_[s]
+  std::vector<double> weight_;                 // of each section: 1 + failures there since the last forget()
   std::vector<Run> runs_;
   std::vector<int32_t> run_at_;                // the run that begins at a section
   std::vector<Step> trail_;
@@ -163,6 +166,7 @@ inline Valleys::Valleys(const Jobs& jobs, int64_t capacity, uint32_t rules) : ru
   pin();
   const int32_t count = sections.count;
   columns_.assign(count + 1, Column());
+  weight_.assign(count, 1);
   run_at_.assign(count, -1);
   for (const int64_t slack : slack_) promising_ = promising_ && slack >= 0;
   for (int32_t s = 0, from = 0; s < count; ++s) {
@@ -191,12 +195,14 @@ inline void Valleys::measure(const Jobs& jobs, const Sections& sections) {
   items.reserve(n);
   for (int32_t j = 0; j < n; ++j) {
     if (!jobs.single(j)) throw std::invalid_argument("a job of several pieces");
-    if (jobs.size[j] > most || jobs.mask[j] > most || jobs.fixed[j] > most) throw std::invalid_argument("too many bytes");
+    const int64_t largest = std::max({jobs.size[j], jobs.mask[j], jobs.fixed[j]});
+    if (largest > most) throw std::invalid_argument("too many bytes");
     const int64_t padded = (jobs.size[j] + coarse) & ~coarse;
     padding = std::max(padding, padded - jobs.size[j]);
     if (padded > most - total) throw std::invalid_argument("too many bytes");
     total += padded;
-    items.push_back({sections.span[j].start, sections.span[j].end, padded, jobs.size[j], jobs.mask[j], jobs.fixed[j], -1});
+    const Piece span = sections.span[j];
+    items.push_back({span.start, span.end, padded, jobs.size[j], jobs.mask[j], jobs.fixed[j], -1});
   }
   sort(items);
   capacity_ = std::clamp<int64_t>(capacity_, 0, most);
@@ -287,7 +293,7 @@ inline bool Valleys::idle(int32_t index) {
   trail_.push_back({-1, run.section, run.until, by, -1, -1, static_cast<int32_t>(runs_.size())});
   bool fits = below_pinned(run.section, run.until, run.idle);
   for (int32_t s = run.section; s < run.until; ++s)
-    if ((slack_[s] -= by) < 0) fits = false;
+    if ((slack_[s] -= by) < 0) fits = false, weight_[s] += 1;
   return fits && replace(index, run.section, run.until, run.idle);
 }
 
@@ -381,9 +387,13 @@ inline bool Valleys::evaluate(Run& run) {
     least = std::min(least, here);
   }
   bool possible = later > run.height;
+  int32_t failed = run.begin;
   int32_t covers = 0, stands = 0;
   int64_t load = 0, ended = no_wall;
   run.score = std::numeric_limits<double>::max();
+  const auto choose = [&](double score, int32_t options, int32_t section, int64_t idle) {
+    run.score = score, run.options = options, run.section = section, run.until = section + 1, run.idle = idle;
+  };
   for (int32_t k = 0; k < width; ++k) {
     Column& column = columns_[k];
     const int32_t s = run.begin + k;
@@ -394,21 +404,22 @@ inline bool Valleys::evaluate(Run& run) {
     if (covers == 0) {
       if (wall == no_wall) continue;  // nothing is left to be placed here
       possible = possible && wall - run.height <= slack_[s];
-      if (run.score > 0) run.score = 0, run.options = 1, run.section = s, run.until = s + 1, run.idle = wall;
+      if (run.score > must_rise) choose(must_rise, 1, s, wall);
       else if (run.until == s) run.until = s + 1;
       continue;
     }
-    if ((rules_ & rule_waste) && wall < no_wall && wall - run.height - load > slack_[s]) possible = false;
+    if ((rules_ & rule_waste) && wall < no_wall && wall - run.height - load > slack_[s]) possible = false, failed = s;
     int64_t idle = std::min({wall, later, other < no_wall ? run.height + other : no_wall});
     if (idle < no_wall && !(rules_ & rule_idle)) idle = run.height + grain_;
     const bool may = idle < no_wall && idle - run.height <= slack_[s];
     const int32_t options = stands + (may ? 1 : 0);
-    possible = possible && options > 0;
-    const double score = options <= 1 ? 0.5 : options + 0.5 * width / sections();
+    if (options == 0) possible = false, failed = s;
+    const double score = options <= 1 ? 0 : (options + 0.5 * width / sections()) / weight_[s];
     if (score >= run.score) continue;
-    run.score = score, run.options = options, run.section = s, run.until = s + 1, run.idle = may ? idle : -1;
+    choose(score, options, s, may ? idle : -1);
   }
   columns_[width] = Column();
+  if (!possible) weight_[failed] += 1;
   return possible;
 }
 
