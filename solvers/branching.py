@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers import _core
+from solvers.greedy import fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,8 @@ def can_branch(jobs: Jobs) -> bool:
 def take_turns(task: Task, order: NDArray[np.int32]) -> None:
     """Improve on the task's offsets until the bound is reached, all is proven or a limit is reached.
 
+    First and best fit come after the first turn, which is often the last and not as long as they take.
+
     Args:
         task: what to pack; it has offsets.
         order: where the search over orders begins.
@@ -62,7 +65,12 @@ class _Turns:
         self._part = 0.5  # of the gap, that the next step is to close
 
     def run(self) -> None:
-        turns = [self._target, self._between, self._order] if can_branch(self._task.jobs) else [self._order]
+        turns = [self._order]
+        if can_branch(self._task.jobs):
+            turns = [self._target, self._between, self._order]
+            self._target(_FIRST)
+        if self._task.stopped_by or not fits(self._task):
+            return
         budget = _FIRST
         while not self._task.done():
             for turn in turns:

@@ -48,14 +48,13 @@ def quick(task: Task) -> NDArray[np.int32] | None:
 
     There is always a plan afterwards.
     """
-    native = task.jobs.native()
-    order = _valleys(task, native)
-    return order if order is not None and _fits(task, native) else None
+    order = valleys(task)
+    return order if order is not None and fits(task) else None
 
 
-def _valleys(task: Task, native: _core.Jobs) -> NDArray[np.int32] | None:
+def valleys(task: Task) -> NDArray[np.int32] | None:
     """Lowest valley first in each order: the best order, or None when there is no reason to go on."""
-    best, smallest = None, 0
+    native, best, smallest = task.jobs.native(), None, 0
     for order in orders(task.jobs).values():
         offsets = _core.skyline(native, order)
         arena = int((offsets + task.jobs.size).max())
@@ -68,12 +67,13 @@ def _valleys(task: Task, native: _core.Jobs) -> NDArray[np.int32] | None:
     return best
 
 
-def _fits(task: Task, native: _core.Jobs) -> bool:
+def fits(task: Task) -> bool:
     """First and best fit in each order; whether to go on.
 
     The first order is that of the best offsets so far. In it, first fit puts no job higher than it was: below
     its old offset stand only jobs that have not risen, so that offset is still free.
     """
+    native = task.jobs.native()
     if task.offsets is not None:
         down = np.argsort(task.offsets, kind="stable").astype(np.int32)
         if not _place(task, native, down):

@@ -17,8 +17,8 @@ Solver = Callable[[Task], None]
 
 
 def auto(task: Task) -> None:
-    """The greedy orders, then the searches in turn; last, for few jobs, the exact solver if it is there."""
-    order = greedy.quick(task)
+    """Valleys in a few orders, then the searches in turn; last, for few jobs, the exact solver."""
+    order = greedy.valleys(task)
     if order is not None:
         branching.take_turns(task, order)
     if len(task.jobs) <= FEW and task.stopped_by in ("nodes", "time") and exact.available():
