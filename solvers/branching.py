@@ -69,7 +69,7 @@ class _Turns:
         if can_branch(self._task.jobs):
             turns = [self._target, self._between, self._order]
             self._target(_FIRST)
-        if self._task.stopped_by or not fits(self._task):
+        if self._task.done() or not fits(self._task):
             return
         budget = _FIRST
         while not self._task.done():

@@ -65,7 +65,6 @@ class Branching {
   static constexpr int32_t idle = -1;
   static constexpr int64_t looks_each = 4;      // what looking at a section costs, in looks of first fit; measured
   static constexpr int64_t work_a_job = 64;     // of the beginning
-  static constexpr int64_t shortest_try = 200;  // failures
   static constexpr int32_t most_hashed = 4096;  // sections: wider states come once
 
   struct Option {
@@ -91,7 +90,7 @@ class Branching {
     for (double& weight : taste_) weight = random_.unit();
     valleys_.forget();
     failed_ = 0;
-    limit_ = shortest_try * luby(++tries_);
+    limit_ = (64 + static_cast<int64_t>(key_.size()) / 16) * luby(++tries_);  // measured on many kinds of jobs
     here_ = {0, 0, -1, -1};
     for (int32_t from = 0, b = 1; b <= valleys_.sections(); ++b) {
       if (b < valleys_.sections() && !cut(b)) continue;
