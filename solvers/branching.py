@@ -59,7 +59,8 @@ def take_turns(task: Task, order: NDArray[np.int32]) -> None:
 class _Turns:
     def __init__(self, task: Task, order: NDArray[np.int32]) -> None:
         self._task, self._native = task, task.jobs.native()
-        self._orders = _core.Search(self._native, order, task.seed % 2**64)
+        self._first_order = order
+        self._orders: _core.Search | None = None
         self._searches = 0
         self._at_target: tuple[int, _core.Branching] | None = None
         self._part = 0.5  # of the gap, that the next step is to close
@@ -99,6 +100,8 @@ class _Turns:
 
     def _order(self, budget: int) -> None:
         task, search = self._task, self._orders
+        if search is None:  # it begins with a whole pass
+            search = self._orders = _core.Search(self._native, self._first_order, task.seed % 2**64)
         until = search.looks + budget // 2
         while not task.stopped_by and search.looks < until:
             if self._spend(search, lambda looks: search.advance(looks, task.target), until - search.looks):
