@@ -409,4 +409,4 @@ class Learner:
         if self.known.are_useless():
             self.known.drop()
             self._improvable = set()
-            self._rest.since_failure(self._counts())
+            self._rest.since_deserted(self._counts(), recording=self._client.state()["recording"])

@@ -102,6 +102,12 @@ class Rest:
         self._pause(now, doublings=self._vain)
         self._vain += 1
 
+    def since_deserted(self, now: Counts, *, recording: bool) -> None:
+        """No plan is left. A pause that has begun goes on, and is no longer for that: it failed only once."""
+        if recording or now.allocations >= self._until:
+            self.since_failure(now)
+        self._share, self._spoilt, self._planned = math.inf, NEVER, False
+
     def _pause(self, now: Counts, *, doublings: int) -> None:
         recorded = max(now.allocations - self.began, LEAST_PAUSE)
         self._until = now.allocations + min(recorded << min(2 + doublings, 40), LONGEST_PAUSE)

@@ -103,3 +103,18 @@ def test_a_pause_after_nothing_is_short() -> None:
     rest.since_failure(Counts(0, 0))
     assert not over(rest, 0, 0)
     assert over(rest, 256, 1)
+
+
+def test_plans_dropped_in_a_pause_make_it_no_longer() -> None:
+    """What was recorded in vain, and what nothing followed, were one failure."""
+    rest = Rest()
+    rest.recorded_from(Counts(0, 0))
+    rest.since_vain(Counts(1000, 100), replaying=True)
+    until = rest.due(Counts(1000, 100), replaying=False)
+    assert until.allocations == 0  # no plan is in effect any more
+    rest.since_deserted(Counts(1100, 100), recording=False)
+    assert rest.due(Counts(1100, 100), replaying=False) == Due(5000, NEVER, NEVER)
+    assert not rest.is_over(Counts(4999, 4000), replaying=False, spoilt=SPOILT)
+    rest.recorded_from(Counts(5000, 4000))
+    rest.since_deserted(Counts(6000, 4000), recording=True)
+    assert rest.due(Counts(6000, 4000), replaying=False) == Due(14_000, NEVER, NEVER)
