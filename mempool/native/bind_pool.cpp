@@ -140,7 +140,7 @@ void bind_pool(nb::module_& m) {
                             {small_bytes, max_reserved, recorded_events, ArenaStreams::kMost, share_streams});
           },
           nb::kw_only(), "device"_a, "small_bytes"_a = 512, "max_reserved"_a = ~std::size_t{0},
-          "recorded_events"_a = std::size_t{1} << 18, "share_streams"_a = true)
+          "recorded_events"_a = PoolOptions{}.recorded_events, "share_streams"_a = true)
       .def("stats", &stats)
       .def("wait_for_device",
            [](Pool& pool) {

@@ -30,7 +30,7 @@ struct LiveArena : Live<LiveArena> {};  // for its count
 struct PoolOptions {
   std::size_t small_bytes = 512;                    // requests up to this go to size classes and never into a plan
   std::size_t max_reserved = ~std::size_t{0};       // bytes, arena and segments together
-  std::size_t recorded_events = std::size_t{1} << 18;  // the planner's ring
+  std::size_t recorded_events = std::size_t{1} << 16;  // the planner's ring
   unsigned told_apart = ArenaStreams::kMost;        // streams in the arena
   bool share_streams = true;                        // what one stream has freed is another's after an event; else only after
                                                     // the device was waited for: see arena_streams.hpp

@@ -136,7 +136,7 @@ class Planning:
     What is planned depends on the program alone: looking costs nothing.
     """
 
-    def __init__(self, *, marks: bool = True, every: int = 50, events: int = 1 << 18) -> None:
+    def __init__(self, *, marks: bool = True, every: int = 50, events: int = 1 << 16) -> None:
         """Begin to record.
 
         Args:
