@@ -38,6 +38,8 @@ Table stats(Client& client) {
   d["steady"] = outcomes(s.steady);
   d["deferred_bytes"] = s.deferred_bytes;
   d["deferred_blocks"] = s.deferred_blocks;
+  d["deferred_small_blocks"] = s.deferred_small_blocks;
+  d["deferred_small_bytes"] = s.deferred_small_bytes;
   d["foreign_frees"] = s.foreign_frees;
   d["double_frees"] = s.double_frees;
   d["out_of_memory"] = s.out_of_memory;

@@ -434,6 +434,8 @@ ClientStats Client::stats() {
   ClientStats stats = stats_;
   stats.deferred_bytes = pool_->deferred().current;
   stats.deferred_blocks = pool_->uses().waiting();
+  stats.deferred_small_blocks = pool_->deferred_small().blocks;
+  stats.deferred_small_bytes = pool_->deferred_small().bytes;
   for (std::size_t i = 0; replaying_ && i < stats.steady.size(); ++i) {
     stats.steady[i] = stats.outcomes[i] - before_steady_[i];
   }

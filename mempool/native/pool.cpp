@@ -232,6 +232,7 @@ Pool::Freed Pool::free(Address address, Stream stream) noexcept {
 // The program has freed it; it is free on `stream` when those are through that use it.
 void Pool::wait_for_uses(Address address, const Freed& freed, Stream stream) noexcept {
   deferred_.add(freed.rounded);
+  if (is_small(freed)) deferred_small_.add(freed.rounded);
   uses_.free(address, stream);
   collect();
 }
@@ -299,7 +300,9 @@ bool Pool::use(Address address, Stream stream) {
 
 void Pool::collect_deferred() noexcept {
   for (ForeignUses::Freed through = uses_.next(true); through.address != 0; through = uses_.next(false)) {
-    deferred_.sub(free_now(through.address, through.stream).rounded);
+    const Freed freed = free_now(through.address, through.stream);
+    deferred_.sub(freed.rounded);
+    if (is_small(freed)) deferred_small_.sub(freed.rounded);
   }
 }
 

@@ -137,6 +137,12 @@ class Pool : private Live<Pool> {
     if (deferred_.current != 0) collect_deferred();
   }
   const Gauge& deferred() const noexcept { return deferred_; }  // bytes that wait for that
+  struct Waiting {
+    std::size_t blocks = 0, bytes = 0;
+    void add(std::size_t more) noexcept { ++blocks, bytes += more; }
+    void sub(std::size_t less) noexcept { --blocks, bytes -= less; }
+  };
+  const Waiting& deferred_small() const noexcept { return deferred_small_; }  // of these, what was asked for as small
   const ForeignUses& uses() const noexcept { return uses_; }
 
   // --- graphs that are captured
@@ -231,7 +237,10 @@ class Pool : private Live<Pool> {
   ArenaStreams streams_;
   ForeignUses uses_;
   GraphPools graphs_;
+  bool is_small(const Freed& freed) const noexcept { return freed.requested <= options_.small_bytes; }
+
   Gauge deferred_;
+  Waiting deferred_small_;
   Address arena_base_ = 0;
   std::optional<LiveArena> live_arena_;  // while there is one
   std::size_t arena_bytes_ = 0;     // committed, from the base

@@ -56,6 +56,7 @@ struct ClientStats {
   std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> steady{};  // since the plan took effect; filled in when asked for
   // Of the pool: freed, and waiting for other streams; filled in when asked for.
   std::size_t deferred_bytes = 0, deferred_blocks = 0;
+  std::size_t deferred_small_bytes = 0, deferred_small_blocks = 0;
   std::uint64_t foreign_frees = 0;  // of addresses that are not ours; refused
   std::uint64_t double_frees = 0;   // of ours where nothing lives; refused
   std::uint64_t out_of_memory = 0;

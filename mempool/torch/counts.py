@@ -91,7 +91,6 @@ class Counts:
         gauges = moment.gauges
         allocation = self._split(gauges, "blocks", "small")
         allocated = self._split(gauges, "live", "small_live")
-        waiting, waiting_bytes = (moment.client[f"deferred_{unit}"] for unit in ("blocks", "bytes"))
         return {
             **{name: value - self._counters_before.get(name, 0) for name, value in moment.counters.items()},
             "max_split_size": -1,  # any block may be split
@@ -101,12 +100,12 @@ class Counts:
             "num_oom_rejections": 0,
             "allocation": allocation,
             "segment": _three(self._segments),
-            "active": _more(allocation, waiting),
+            "active": _more(allocation, moment.client, "blocks"),
             "inactive_split": _three(self._idle_blocks),
             "allocated_bytes": allocated,
             "reserved_bytes": _parts(self._stat(gauges["reserved"], "reserved"), self._small_reserved.stat()),
             "reserved_bytes_by_private_pools": {},
-            "active_bytes": _more(allocated, waiting_bytes),
+            "active_bytes": _more(allocated, moment.client, "bytes"),
             "inactive_split_bytes": _three(self._idle_bytes),
             "requested_bytes": self._split(gauges, "requested", "small_requested"),
             "oversize_allocations": Watched().stat(),
@@ -177,10 +176,12 @@ def _three(watched: dict[str, Watched]) -> dict[str, Stat]:
     return {"all": every, "small_pool": small, "large_pool": large}
 
 
-def _more(stats: dict[str, Stat], amount: int) -> dict[str, Stat]:
-    """With so much more that is in use, none of it small."""
+def _more(stats: dict[str, Stat], client: dict[str, Any], unit: str) -> dict[str, Stat]:
+    """With what was given back and waits for other streams."""
+    waiting, small = client[f"deferred_{unit}"], client[f"deferred_small_{unit}"]
     more = {part: dict(stat) for part, stat in stats.items()}
-    for stat in (more["all"], more["large_pool"]):
+    for part, amount in (("all", waiting), ("small_pool", small), ("large_pool", waiting - small)):
+        stat = more[part]
         stat["current"] += amount
         stat["freed"] -= amount
         stat["peak"] = max(stat["peak"], stat["current"])
