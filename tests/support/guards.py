@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: tests/native/stress.cpp, on the machine's own threads.
-STRESS = ["cells", "strangers", "hole", "arena_end", "own_size", "lock", "stream", "wait", "fork"]
+STRESS = ["cells", "strangers", "hole", "arena_end", "own_size", "lock", "record_stream", "wait", "fork"]
 #: tests/native/torch_cuda.cpp, on the fake driver.
 CUDA = ["record_stream", "hold", "graph", "arena_stream", "wait", "own_size"]
 _ALWAYS = [
