@@ -328,8 +328,8 @@ class Learner:
             if planned is None:
                 return False
             log.info("planning around %d buffers that stay in the arena", len(around))
-            self._install(planned, None, instead_of=known)
-            self._stays[planned.key] = set(around)
+            if self._install(planned, None, instead_of=known):
+                self._stays[planned.key] = set(around)
         return bool(blocked)
 
     def _improve(self, pattern: Pattern, counts: list[int]) -> bool:

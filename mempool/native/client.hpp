@@ -143,6 +143,7 @@ class Client : private Live<Client> {
   bool plays() const noexcept;  // in the middle of its plan: holes of the arena are about to be used
   std::uint64_t iterations() const noexcept { return iterations_; }
   std::size_t retained() const noexcept { return retained_; }
+  std::size_t needed_bytes() const noexcept;  // the largest arena that a pattern needs which does not rest
   std::size_t live() const noexcept { return stats_.live.current; }
   bool nothing_alive() const noexcept { return stats_.blocks.current == 0; }
   // What the other one left alive is from now on freed and counted here. Both serve the same framework, one after the other.
@@ -247,7 +248,7 @@ class Client : private Live<Client> {
   void judge_iteration() noexcept;
   void begin_everywhere(std::uint64_t mark) noexcept;
   void have_arena() noexcept;
-  void have_arena_for_all() noexcept;
+  void have_arena_for_others() noexcept;
   void signal_work() noexcept;
   std::size_t events_kept() noexcept;
   bool is_news(const Wait& wait, double looked, std::uint64_t dropped) noexcept;
@@ -292,7 +293,7 @@ class Client : private Live<Client> {
   std::uint64_t misses_before_ = 0;   // when this iteration began
   std::uint64_t turn_ = 0;            // the number of the iteration in which all followers began together last
   std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // iterations of all clients
-  std::uint64_t for_all_at_ = 0;      // iteration, before which no arena is tried for that others need
+  std::uint64_t for_others_at_ = 0;   // iteration, before which no arena is tried for that others need
   std::uint64_t arena_retry_at_ = 0;  // iteration; 0: the arena was never refused, or has been had since
   std::uint64_t check_at_ = 64;       // ring event
   Bell bell_;

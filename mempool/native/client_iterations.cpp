@@ -10,7 +10,7 @@ namespace {
 constexpr std::size_t kMostBlockers = 256;
 constexpr std::size_t kFewEvents = 64;  // in a recording of fewer, each mark is worth a look
 constexpr std::uint64_t kPatience = 2;  // iterations that a buffer is in the way before it is taken to stay
-constexpr std::uint64_t kPauseForAll = 64;  // iterations, where an arena could not be had for all
+constexpr std::uint64_t kPauseForOthers = 64;  // iterations, where an arena could not be had for them
 constexpr std::uint64_t kMostSpoilt = 24;  // so that it is soon over
 constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest, the planner stops recording
 
@@ -20,16 +20,14 @@ constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest,
 // what there is, and tries again some iterations later.
 void Client::have_arena() noexcept {
   if (pool_->forked() || !pool_->source().device().bound()) return;
-  have_arena_for_all();
+  if (pool_->clients().size() > 1) have_arena_for_others();
   if (known_.empty()) return;
-  std::size_t bytes = 0;
   for (Pattern* pattern : known_) {
-    if (pattern->rests && in_use(pattern)) {
-      pattern->rests = false;
-      layout_changed();
-    }
-    if (!pattern->rests) bytes = std::max(bytes, pattern->arena_bytes);
+    if (!pattern->rests || !in_use(pattern)) continue;
+    pattern->rests = false;
+    layout_changed();
   }
+  const std::size_t bytes = needed_bytes();
   if (pool_->arena_bytes() < bytes) {
     if (iterations_ < arena_retry_at_) return;
     if (!pool_->take_arena(bytes)) {
@@ -46,11 +44,23 @@ void Client::have_arena() noexcept {
 }
 
 // An arena that cannot grow in place is replaced, in a moment when nothing in it is alive. At others' own boundaries there may
-// never be one, as where each iteration of theirs uses what this client made before: whoever comes to one takes it for all.
-void Client::have_arena_for_all() noexcept {
-  if (pool_->clients().size() == 1 || iterations_ < for_all_at_ || pool_->occupancy().alive() != 0) return;
-  const std::size_t bytes = pool_->planned_bytes();
-  if (bytes > pool_->arena_bytes() && !pool_->take_arena(bytes)) for_all_at_ = iterations_ + kPauseForAll;
+// never be one, as where each iteration of theirs uses what this client made before: whoever comes to one takes it for those
+// who were refused.
+void Client::have_arena_for_others() noexcept {
+  if (iterations_ < for_others_at_ || pool_->occupancy().alive() != 0) return;
+  std::size_t bytes = 0;
+  for (const Client* other : pool_->clients()) {
+    if (other != this && other->arena_retry_at_ != 0) bytes = std::max(bytes, other->needed_bytes());
+  }
+  if (bytes > pool_->arena_bytes() && !pool_->take_arena(bytes)) for_others_at_ = iterations_ + kPauseForOthers;
+}
+
+std::size_t Client::needed_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const Pattern* pattern : known_) {
+    if (!pattern->rests) bytes = std::max(bytes, pattern->arena_bytes);
+  }
+  return bytes;
 }
 
 void Client::device_is_bound() noexcept {

@@ -110,19 +110,17 @@ void Client::admit(std::vector<std::unique_ptr<Pattern>> fresh) {
 // An older plan of the same sizes has had its day: whoever follows it goes on in the fresh one, where it stood. Whether there
 // was one that nobody follows now: the fresh one waits in its place, and rests if it did.
 bool Client::supersede(Pattern* fresh) noexcept {
-  bool idle = false;
+  bool idle = false, used = false;
   for (auto it = patterns_.begin(); it != patterns_.end();) {
     Pattern* const old = it->get();
     if (old == fresh || !old->same_sizes(*fresh)) {
       ++it;
       continue;
     }
-    if (!in_use(old)) {
-      idle = true;
-      fresh->last_used = old->last_used;
-      fresh->unused = old->unused;
-      fresh->rests = old->rests;
-    }
+    (in_use(old) ? used : idle) = true;
+    fresh->last_used = std::max(fresh->last_used, old->last_used);
+    fresh->unused = old->unused;
+    fresh->rests = old->rests;
     for (Sequence& sequence : sequences_) sequence.follower.replace(old, fresh);
     for (const auto& pattern : patterns_) {
       if (pattern->next == old) pattern->next = fresh;
@@ -135,7 +133,8 @@ bool Client::supersede(Pattern* fresh) noexcept {
     known_.erase(std::remove(known_.begin(), known_.end(), old), known_.end());
     it = patterns_.erase(it);
   }
-  return idle;
+  if (used) fresh->unused = 0, fresh->rests = false;
+  return idle && !used;
 }
 
 bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead) {

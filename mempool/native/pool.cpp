@@ -82,11 +82,7 @@ bool Pool::release_arena() noexcept {
 
 std::size_t Pool::planned_bytes() const noexcept {
   std::size_t bytes = 0;
-  for (const Client* client : clients_) {
-    for (const Pattern* pattern : client->patterns()) {
-      if (!pattern->rests) bytes = std::max(bytes, pattern->arena_bytes);
-    }
-  }
+  for (const Client* client : clients_) bytes = std::max(bytes, client->needed_bytes());
   return bytes;
 }
 

@@ -80,7 +80,6 @@ class Pool : private Live<Pool> {
   // it stays: a larger one could be had again only in a moment when nothing in it is alive.
   void shrink_arena() noexcept { shrink_arena(planned_bytes()); }
   void shrink_arena(std::size_t bytes) noexcept;
-  std::size_t planned_bytes() const noexcept;  // the largest arena any pattern needs that does not rest
 
   // --- allocation outside the plan
   struct Given {
@@ -213,6 +212,7 @@ class Pool : private Live<Pool> {
   Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);
   Given from_hole(std::size_t bytes, Stream stream, bool anywhere);
   Given last_resort(std::size_t bytes, Stream stream);
+  std::size_t planned_bytes() const noexcept;  // the largest arena any pattern needs that does not rest
   std::size_t release_in_arena(Address address, Stream stream) noexcept {
     const Offset begin = address - arena_base_;
     const Offset end = occupancy_.release(begin);
