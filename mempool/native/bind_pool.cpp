@@ -43,6 +43,8 @@ class BorrowedDevice final : public Device {
   void prefetch(Address address, std::size_t bytes) noexcept override { device_.prefetch(address, bytes); }
   Event record(Stream stream) noexcept override { return device_.record(stream); }
   bool query(Event event) noexcept override { return device_.query(event); }
+  bool tells(Event event) const noexcept override { return device_.tells(event); }
+  bool may_record(Stream stream) noexcept override { return device_.may_record(stream); }
   bool wait(Stream stream, Event event) noexcept override { return device_.wait(stream, event); }
   void forget(Event event) noexcept override { device_.forget(event); }
   bool synchronize() noexcept override { return device_.synchronize(); }

@@ -10,7 +10,8 @@ namespace {
 constexpr std::size_t kMostBlockers = 256;
 constexpr std::size_t kFewEvents = 64;  // in a recording of fewer, each mark is worth a look
 constexpr std::uint64_t kPatience = 2;  // iterations that a buffer is in the way before it is taken to stay
-constexpr std::uint64_t kPauseForOthers = 64;  // iterations, where an arena could not be had for them
+constexpr std::uint64_t kPauseForOthers = 32;  // iterations, where an arena could not be had for them; then twice as many
+constexpr std::uint64_t kLongestPause = std::uint64_t{1} << 20;
 constexpr std::uint64_t kMostSpoilt = 24;  // so that it is soon over
 constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest, the planner stops recording
 
@@ -52,7 +53,13 @@ void Client::have_arena_for_others() noexcept {
   for (const Client* other : pool_->clients()) {
     if (other != this && other->arena_retry_at_ != 0) bytes = std::max(bytes, other->needed_bytes());
   }
-  if (bytes > pool_->arena_bytes() && !pool_->take_arena(bytes)) for_others_at_ = iterations_ + kPauseForOthers;
+  if (bytes <= pool_->arena_bytes()) return;
+  if (pool_->take_arena(bytes)) {
+    pause_for_others_ = kPauseForOthers;
+    return;
+  }
+  for_others_at_ = iterations_ + pause_for_others_;
+  pause_for_others_ = std::min(2 * pause_for_others_, kLongestPause);
 }
 
 std::size_t Client::needed_bytes() const noexcept {

@@ -145,6 +145,9 @@ bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   std::vector<std::unique_ptr<Pattern>> one;
   one.push_back(std::move(pattern));
   const Guarded guard(pool_->lock);
+  for (Table& table : fresh->tables) {  // one from a file has been renamed here
+    if (table.sequence < sequences_.size()) table.stream = sequences_[table.sequence].follower.stream();
+  }
   const auto same = [&](const Pattern* known) { return known->same_sizes(*fresh); };
   if (instead && std::none_of(known_.begin(), known_.end(), same)) return false;
   admit(std::move(one));

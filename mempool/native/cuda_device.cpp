@@ -262,6 +262,17 @@ bool CudaDevice::query(Event event) noexcept {
   return calls_.judge(code, driver_.event_query.symbol) || absent();
 }
 
+bool CudaDevice::tells(Event event) const noexcept {
+  if (event == 0) return true;
+  const Marker& marker = *reinterpret_cast<const Marker*>(event);
+  return marker.event != nullptr && !marker.captured;
+}
+
+bool CudaDevice::may_record(Stream stream) noexcept {
+  const Scope scope(*this);
+  return !scope || (!ThreadStream::elsewhere(stream) && capture_of(stream) == Capture::none);
+}
+
 bool CudaDevice::wait(Stream stream, Event event) noexcept {
   if (event == 0) return true;
   const Marker& marker = *reinterpret_cast<const Marker*>(event);

@@ -61,6 +61,8 @@ class CudaDevice final : public Device {
   // it stands for is not queued until the graph is launched.
   Event record(Stream stream) noexcept override;
   bool query(Event event) noexcept override;
+  bool tells(Event event) const noexcept override;
+  bool may_record(Stream stream) noexcept override;
   // Within a capture: an edge of the graph. A stream of a capture waits for earlier work by blocking the caller. A stream
   // outside would become part of the capture: that is refused and counted as an error.
   bool wait(Stream stream, Event event) noexcept override;

@@ -56,6 +56,9 @@ class Device {
   // Events order streams; a device without streams answers at once.
   virtual Event record(Stream stream) noexcept = 0;
   virtual bool query(Event event) noexcept = 0;
+  // Whether asking for it will ever tell more than it does now: not where it could not be recorded, or became part of a graph.
+  virtual bool tells(Event) const noexcept { return true; }
+  virtual bool may_record(Stream) noexcept { return true; }  // an event that tells
   // False: what is queued on the stream from now on may begin before the event has come.
   [[nodiscard]] virtual bool wait(Stream stream, Event event) noexcept = 0;
   virtual void forget(Event event) noexcept = 0;

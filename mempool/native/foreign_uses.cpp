@@ -12,6 +12,11 @@ bool holds(const std::vector<Stream>& streams, Stream stream) noexcept {
   return std::find(streams.begin(), streams.end(), stream) != streams.end();
 }
 
+template <class Known>
+auto find(Known& known, Stream stream) noexcept {
+  return std::find_if(known.begin(), known.end(), [&](const auto& one) { return one.stream == stream; });
+}
+
 }  // namespace
 
 ForeignUses::~ForeignUses() {
@@ -23,9 +28,9 @@ ForeignUses::~ForeignUses() {
 }
 
 void ForeignUses::add(Address address, Stream stream) {
-  if (!holds(streams_, stream)) {
+  if (find(streams_, stream) == streams_.end()) {
     busy_.reserve(streams_.size() + 1);
-    streams_.push_back(stream);
+    streams_.push_back({stream, 0});
   }
   const auto [found, fresh] = uses_.try_emplace(address);
   Use& use = found->second;
@@ -50,6 +55,7 @@ void ForeignUses::free(Address address, Stream stream) noexcept {
   use.freed = true;
   ++waiting_;
   use.stream = stream;
+  for (const By& by : use.by) awaited_ += find(streams_, by.stream)->waiting++ == 0 ? 1 : 0;
   (last_ == nullptr ? first_ : last_->next) = &use;
   last_ = &use;
   if (paused_ == 0) record(use);
@@ -60,10 +66,19 @@ void ForeignUses::record(Use& use) noexcept {
   use.recorded = true;
 }
 
+// What could not be recorded at the free, or was captured with it, is recorded when that is over.
+bool ForeignUses::record_again(By& by) noexcept {
+  if (!device_.may_record(by.stream)) return false;
+  LiveEvents::forget(device_, by.event);
+  by.event = LiveEvents::record(device_, by.stream);
+  return device_.tells(by.event);
+}
+
 bool ForeignUses::through(Use& use) noexcept {
   if (!use.recorded) return false;
   for (By& by : use.by) {
     if (by.event == 0) continue;
+    if (!device_.tells(by.event) && !record_again(by)) return false;  // which says nothing of what was freed later
     // Streams finish in order, so one look at a busy stream is enough for all that was freed later.
     if (holds(busy_, by.stream)) return false;
     if (!device_.query(by.event)) {
@@ -82,7 +97,7 @@ ForeignUses::Freed ForeignUses::next(bool begin) noexcept {
   Use* before = nullptr;
   for (Use* use = first_; use != nullptr; before = use, use = use->next) {
     if (!through(*use) && MEMPOOL_GUARDED("record_stream")) {
-      if (busy_.size() == streams_.size()) break;  // so are all that follow
+      if (busy_.size() == awaited_) break;  // so are all that follow
       continue;
     }
     (before == nullptr ? first_ : before->next) = use->next;
@@ -90,6 +105,7 @@ ForeignUses::Freed ForeignUses::next(bool begin) noexcept {
     const Freed freed{use->address, use->stream};
     for (const By& by : use->by) {
       LiveEvents::forget(device_, by.event);
+      awaited_ -= --find(streams_, by.stream)->waiting == 0 ? 1 : 0;
     }
     uses_.erase(freed.address);
     --waiting_;

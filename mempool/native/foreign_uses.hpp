@@ -56,7 +56,12 @@ class ForeignUses {
     bool recorded = false;
     Use* next = nullptr;  // freed after this one
   };
+  struct Known {
+    Stream stream;
+    std::size_t waiting;  // freed ones that it uses
+  };
   void record(Use& use) noexcept;
+  bool record_again(By& by) noexcept;
   bool through(Use& use) noexcept;
 
   Device& device_;
@@ -64,7 +69,8 @@ class ForeignUses {
   Use* first_ = nullptr;  // freed, oldest first
   Use* last_ = nullptr;
   std::vector<Stream> busy_;  // since next(true); has room for every stream ever added
-  std::vector<Stream> streams_;
+  std::vector<Known> streams_;
+  std::size_t awaited_ = 0;    // of these, how many something waits for
   std::size_t waiting_ = 0;
   unsigned paused_ = 0;
 };

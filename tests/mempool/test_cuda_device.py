@@ -462,3 +462,32 @@ def test_threads_use_one_device_together(fake: FakeCuda) -> None:
     assert (fake.live_allocations, fake.faults, device.errors) == (0, [], 0)
     assert fake.live_events <= 4
     assert fake.primary_retained() == 1
+
+
+@pytest.mark.parametrize("trouble", ["capture", "cuEventRecord", "none"])
+def test_an_event_that_tells_nothing_holds_up_no_later_free(fake: FakeCuda, trouble: str) -> None:
+    """It could not be recorded, or was captured: that is done again when it can be."""
+    fake.set_capacity(100 * MIB)
+    client = _core.Client(_core.Pool(device=fake.device(), share_streams=False), "test")
+    client.set_retained_limit(1 << 40)
+    own, other = fake.stream(), fake.stream()
+    first = client.allocate(3 * MIB, own)
+    if trouble == "capture":
+        fake.begin_capture(other)
+    elif trouble == "cuEventRecord":
+        for symbol in ("cuEventRecord", "cuStreamSynchronize", "cuCtxSynchronize"):
+            fake.fail(symbol, 719, times=1)
+    assert client.free(first, other)
+    if trouble == "capture":
+        fake.destroy_graph(fake.end_capture(other))
+    fake.finish(other)
+    for _ in range(20):
+        address = client.allocate(3 * MIB, own)
+        assert address != 0
+        assert client.free(address, other)
+        fake.finish(other)
+    client.mark(_core.Mark.STEP)
+    assert client.free(client.allocate(3 * MIB, own), own)
+    assert client.stats()["deferred_blocks"] == 0
+    assert client.pool.stats()["reserved"]["current"] < 40 * MIB
+    assert fake.calls("cuCtxSynchronize") == (trouble == "cuEventRecord")
