@@ -294,7 +294,8 @@ class Client : private Live<Client> {
   std::uint64_t turn_ = 0;            // the number of the iteration in which all followers began together last
   std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // iterations of all clients
   std::uint64_t for_others_at_ = 0;   // iteration, before which no arena is tried for that others need
-  std::uint64_t pause_for_others_ = 32;
+  static constexpr std::uint64_t kPauseForOthers = 32;  // iterations, where it could not be had; then twice as many
+  std::uint64_t pause_for_others_ = kPauseForOthers;
   std::uint64_t arena_retry_at_ = 0;  // iteration; 0: the arena was never refused, or has been had since
   std::uint64_t check_at_ = 64;       // ring event
   Bell bell_;

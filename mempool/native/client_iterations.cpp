@@ -10,7 +10,6 @@ namespace {
 constexpr std::size_t kMostBlockers = 256;
 constexpr std::size_t kFewEvents = 64;  // in a recording of fewer, each mark is worth a look
 constexpr std::uint64_t kPatience = 2;  // iterations that a buffer is in the way before it is taken to stay
-constexpr std::uint64_t kPauseForOthers = 32;  // iterations, where an arena could not be had for them; then twice as many
 constexpr std::uint64_t kLongestPause = std::uint64_t{1} << 20;
 constexpr std::uint64_t kMostSpoilt = 24;  // so that it is soon over
 constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest, the planner stops recording
