@@ -112,6 +112,7 @@ class _Search:
         self._buffers, self._price, self._stop = buffers, wait_bytes, stop
         self._capacity, self._close_enough, self._how = capacity, close_enough, how
         self._watch = Watch(stop)
+        self._bound = lower_bound(buffers)
         self._attempts = 0
         self._best: Plan | None = None
         self._cost = self._last_cost = math.inf
@@ -133,6 +134,8 @@ class _Search:
             self._stopped_by = "interrupt"
             return
         self._attempts += 1
+        if len(parts) <= 1:  # all may share, so it holds for any parts
+            self._bound = max(self._bound, plan.lower_bound_bytes)
         if plan.stopped_by == "interrupt":
             self._stopped_by = "interrupt"
         self._last_cost = math.inf
@@ -170,8 +173,8 @@ class _Search:
         plan = dataclasses.replace(self._best, seconds=self._watch.seconds)
         if self._stopped_by:
             plan = dataclasses.replace(plan, stopped_by=self._stopped_by)
-        bound = lower_bound(self._buffers)
-        if plan.offset is None or plan.lower_bound_bytes <= bound or self._price >= NEVER:
+        bound = self._bound
+        if plan.offset is None or plan.lower_bound_bytes == bound or self._price >= NEVER:
             return plan
         if plan.arena_bytes <= bound:
             return dataclasses.replace(plan, lower_bound_bytes=bound, status=Status.OPTIMAL)

@@ -209,6 +209,18 @@ def test_a_single_stream_is_planned_as_ever() -> None:
     assert (plan.arena_bytes, waits(plan, buffers)) == (1 << 20, 0)
 
 
+@pytest.mark.parametrize("stream", [[0, 0, 0], [0, 0, 1]])
+def test_what_is_proven_where_all_share_holds_for_the_plan(stream: list[int]) -> None:
+    buffers = Buffers.of(
+        [3, 0, 5], [5, 4, 9], [3, 3, 3], alignment=np.array([2, 4, 1]), stream=np.array(stream)
+    )
+    assert lower_bound(buffers) == 6
+    plan = solve_streams(buffers, wait_bytes=0, stop=FEW)
+    check(plan, buffers)
+    assert (plan.arena_bytes, plan.lower_bound_bytes, plan.status) == (7, 7, Status.OPTIMAL)
+    assert plan.stopped_by == "proof"
+
+
 def test_a_price_is_not_negative() -> None:
     with pytest.raises(ValueError, match="-1 bytes"):
         solve_streams(alternating(), wait_bytes=-1)
