@@ -21,6 +21,8 @@ from solvers.solve import solve
 from solvers.task import Watch
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from solvers.plan import Plan
     from traces.buffers import Buffers
 
@@ -64,7 +66,7 @@ def solve_streams(
     wait_bytes: int,
     stop: Stop | None = None,
     capacity: int | None = None,
-    close_enough: float | None = None,
+    close_enough: float | Fraction | None = None,
     **how: Any,
 ) -> Plan:
     """A plan in which streams share addresses where that saves enough; else as `solve`.
@@ -76,7 +78,7 @@ def solve_streams(
         buffers: what to place; groups share no addresses anyway.
         wait_bytes: bytes that a plan must save for each wait in an iteration; 0: as small an arena as is
             found; `NEVER`: streams share nothing.
-        stop: when to stop; nodes are each attempt's.
+        stop: when to stop; nodes are each attempt's. At the target nothing else is tried.
         capacity: bytes; the first plan that fits is enough, whatever its waits cost, unless that is `NEVER`.
         close_enough: how many times its lower bound an arena may be without a search for a smaller one.
         how: the other arguments of `solve`.
@@ -106,11 +108,12 @@ class _Search:
         wait_bytes: int,
         stop: Stop,
         capacity: int | None,
-        close_enough: float | None,
+        close_enough: float | Fraction | None,
         how: dict[str, Any],
     ) -> None:
         self._buffers, self._price, self._stop = buffers, wait_bytes, stop
         self._capacity, self._close_enough, self._how = capacity, close_enough, how
+        self._enough = max(self._stop.target_bytes or 0, capacity or 0)
         self._watch = Watch(stop)
         self._bound = lower_bound(buffers)
         self._attempts = 0
@@ -179,7 +182,9 @@ class _Search:
         if plan.arena_bytes <= bound:
             return dataclasses.replace(plan, lower_bound_bytes=bound, status=Status.OPTIMAL)
         proven = plan.stopped_by in ("bound", "proof")  # for streams that are apart
-        stopped_by = "finished" if proven else plan.stopped_by
+        stopped_by = plan.stopped_by
+        if proven:
+            stopped_by = "target" if plan.arena_bytes <= self._enough else "finished"
         return dataclasses.replace(
             plan, lower_bound_bytes=bound, status=Status.FEASIBLE, stopped_by=stopped_by
         )
@@ -187,8 +192,9 @@ class _Search:
     def _may_go_on(self) -> bool:
         if not self._stopped_by:
             self._stopped_by = self._watch.reason(of_nodes=False)
-        found = self._best is not None and self._best.offset is not None
-        return not self._stopped_by and (self._capacity is None or not found)
+        best = self._best
+        enough = best is not None and best.offset is not None and best.arena_bytes <= self._enough
+        return not self._stopped_by and not enough
 
     def _saves(self, parts: list[frozenset[int]], together: list[frozenset[int]]) -> int:
         """How many bytes at most it saves that some parts are one."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from fractions import Fraction
 from pathlib import Path  # noqa: TC003 - typer reads it from the signature
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -12,8 +14,12 @@ from mempool.cli.outputs import why_not, written_over
 from mempool.report import binary
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mempool.cli.work import Work
     from solvers import Plan
+
+T = TypeVar("T")
 
 
 def _solvers(incomplete: str) -> list[str]:
@@ -47,6 +53,12 @@ def plan(
         str | None,
         typer.Option(metavar="SIZE", help="The first plan that fits is enough: 4096, 512M, 1.5GiB, 2GB."),
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE|PERCENT", help="An arena that is small enough: 2GiB, or 0.1% above the bound."
+        ),
+    ] = None,
     alignment: Annotated[
         int,
         typer.Option(
@@ -73,11 +85,16 @@ def plan(
 
         mempool plan run.trace -o run.plan
         mempool plan buffers.csv -o solved.csv --time-limit 10
+        mempool plan run.trace --target 0.1%
         mempool plan run.trace --whole --capacity 2GiB --json
     """
+    import solvers
     from mempool.cli.work import read_work
+    from mempool.settings import parse_bytes, wait_price
 
-    size, price = _size(capacity), _price(wait_bytes)
+    size = _parsed("--capacity", parse_bytes, capacity)
+    times, target_bytes = _parsed("--target", _parse_target, target) or (None, None)
+    price = _parsed("--wait-bytes", wait_price, wait_bytes)
     _check_output(output, trace)
     if alignment & (alignment - 1):
         raise typer.BadParameter(f"alignment {alignment} is not a power of two")
@@ -86,7 +103,15 @@ def plan(
     if work.kind == "plan":
         raise Stop(ExitCode.FILE, f"{trace}: a plan already; plans are made from traces")
     _check_fits(output, work)
-    found = _solve(work, solver, seed, size, time_limit, nodes, price)
+    found = _solve(
+        work,
+        solver,
+        seed=seed,
+        capacity=size,
+        stop=solvers.Stop(seconds=time_limit, nodes=nodes, target_bytes=target_bytes),
+        close_enough=times,
+        wait_bytes=price,
+    )
     if output is not None and found.offset is not None:
         _write(found, work, output)
     if json:
@@ -127,24 +152,23 @@ def answer(found: Plan, work: Work) -> dict[str, Any]:
     }
 
 
-def _size(text: str | None) -> int | None:
+def _parsed(option: str, parse: Callable[[str], T], text: str | None) -> T | None:
+    """What an option's text means."""
     from mempool.errors import UsageError
+
+    try:
+        return None if text is None else parse(text)
+    except UsageError as error:
+        raise typer.BadParameter(f"{option}: {error}") from None
+
+
+def _parse_target(text: str) -> tuple[Fraction | None, int | None]:
+    """How many times the lower bound an arena may be, or how many bytes; exact, as "0.1%" is said to be."""
     from mempool.settings import parse_bytes
 
-    try:
-        return None if text is None else parse_bytes(text)
-    except UsageError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def _price(text: str) -> int:
-    from mempool.errors import UsageError
-    from mempool.settings import wait_price
-
-    try:
-        return wait_price(text)
-    except UsageError as error:
-        raise typer.BadParameter(f"--wait-bytes: {error}") from None
+    if percentage := re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*%\s*", text):
+        return 1 + Fraction(percentage[1]) / 100, None
+    return None, parse_bytes(text)
 
 
 def _check_output(output: Path | None, trace: Path) -> None:
@@ -165,15 +189,7 @@ def _check_fits(output: Path | None, work: Work) -> None:
         )
 
 
-def _solve(
-    work: Work,
-    solver: str,
-    seed: int,
-    capacity: int | None,
-    seconds: float | None,
-    nodes: int | None,
-    wait_bytes: int,
-) -> Plan:
+def _solve(work: Work, solver: str, **how: Any) -> Plan:
     import solvers
     from solvers.streams import solve_streams
 
@@ -185,15 +201,7 @@ def _solve(
             show(f"arena {binary(found.arena_bytes)}, {percent(found.gap)} above the bound; Ctrl-C keeps it")
 
         try:
-            found = solve_streams(
-                work.buffers,
-                wait_bytes=wait_bytes,
-                capacity=capacity,
-                stop=solvers.Stop(seconds=seconds, nodes=nodes),
-                seed=seed,
-                solver=solver,
-                on_improvement=better,
-            )
+            found = solve_streams(work.buffers, solver=solver, on_improvement=better, **how)
         except ModuleNotFoundError as error:
             raise Stop(
                 ExitCode.FAILED, f"solver {solver!r} needs {error.name}, which is not installed"

@@ -109,6 +109,8 @@ def test_a_truncated_file_is_refused_wherever_it_is_cut(
         (["plan", "t.trace", "--frobnicate"], 2, "--frobnicate"),
         (["plan", "t.trace", "--solver", "magic"], 2, "magic"),
         (["plan", "t.trace", "--capacity", "much"], 2, "much"),
+        (["plan", "t.trace", "--target", "low"], 2, "--target: 'low'"),
+        (["plan", "t.trace", "--target", "-1%"], 2, "--target: '-1%'"),
         (["plan", "t.trace", "--alignment", "3"], 2, "power of two"),
         (["plan", "t.trace", "--alignment", str(2**63)], 2, "--alignment"),
         (["plan", "t.trace", "--capacity", "9" * 400], 2, "more than any memory has"),

@@ -123,6 +123,25 @@ def test_too_small_a_capacity_is_a_negative_answer(folder: Path, capsys: pytest.
     assert not Path("s.csv").exists()
 
 
+def test_a_target_ends_the_search(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In bytes and above the lower bound: the first arena that is small enough is the answer."""
+    rng = np.random.default_rng(5)
+    start = rng.integers(0, 60, 120)
+    write_csv(Buffers.of(start, start + rng.integers(1, 30, 120), rng.integers(1, 50, 120)), "hard.csv")
+    first, best = (said(capsys, "plan", "hard.csv", "--nodes", n, "--json")[1] for n in ("0", "30000000"))
+    assert best["arena_bytes"] < first["arena_bytes"]
+    for target in (str(first["arena_bytes"] - 1), f"{100 * (first['ratio'] - 1) - 0.01:.2f} %"):
+        code, planned = said(capsys, "plan", "hard.csv", "--target", target, "--json")
+        assert (code, planned["status"], planned["stopped_by"]) == (0, "feasible", "target")
+        assert best["arena_bytes"] < planned["arena_bytes"] < first["arena_bytes"]
+    for target in ("0", "0%"):  # the bound ends it first, or the nodes
+        planned = said(capsys, "plan", "hard.csv", "--target", target, "--nodes", "30000000", "--json")[1]
+        assert planned["arena_bytes"] == best["arena_bytes"]
+    for target in ("9" * 9 + "%", "9e12TiB"):
+        planned = said(capsys, "plan", "hard.csv", "--target", target, "--json")[1]
+        assert planned["stopped_by"] == "target"
+
+
 @pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.name)
 def test_published_instances_are_planned_and_checked(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

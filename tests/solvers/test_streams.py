@@ -221,6 +221,23 @@ def test_what_is_proven_where_all_share_holds_for_the_plan(stream: list[int]) ->
     assert plan.stopped_by == "proof"
 
 
+@pytest.mark.parametrize("enough", [{"stop": Stop(target_bytes=2 << 20)}, {"capacity": 2 << 20}])
+def test_at_the_target_nothing_else_is_tried(enough: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def counted(*args: Any, **how: Any) -> Plan:
+        made.append(solve(*args, **how))
+        return made[-1]
+
+    monkeypatch.setattr("solvers.streams.solve", counted)
+    plan = solve_streams(alternating(), wait_bytes=0, **enough)
+    check(plan, alternating())
+    assert (plan.arena_bytes, plan.stopped_by, len(made)) == (2 << 20, "target", 1)
+    made.clear()
+    assert solve_streams(alternating(), wait_bytes=0).arena_bytes == 1 << 20
+    assert len(made) == 2
+
+
 def test_a_price_is_not_negative() -> None:
     with pytest.raises(ValueError, match="-1 bytes"):
         solve_streams(alternating(), wait_bytes=-1)
