@@ -74,6 +74,7 @@ class Plan:
             "finished" (nothing left to try); "" in plans given to ``on_improvement``.
         period: of the buffers, or None.
         reason: why there is no plan, one line; empty when there is one.
+        nodes: work that it took, as in `Stop`; what OR-Tools does is not counted.
     """
 
     offset: NDArray[np.int64] | None
@@ -86,6 +87,7 @@ class Plan:
     stopped_by: str
     period: int | None = None
     reason: str = ""
+    nodes: int = 0
 
     def __post_init__(self) -> None:
         for value in (self.arena_bytes, self.lower_bound_bytes):

@@ -95,13 +95,13 @@ def _solve_each(
             on_improvement(plan)
 
     bound, bounds = lower_bound(buffers), list[int]()
-    enough, seconds = max(stop.target_bytes or 0, capacity or 0, bound), 0.0
+    enough, seconds, nodes = max(stop.target_bytes or 0, capacity or 0, bound), 0.0, 0
     if len(tried) > 1 and solver == "auto" and len(buffers) <= FEW:
         tried = sorted(tried, key=lambda columns: _quickly(buffers, columns))
     for k, columns in enumerate(tried):
         part = stop if len(tried) == 1 else part_of(stop, seconds, len(tried) - k)
         plan = _Solve(buffers, capacity, part, seed, solver, better, columns).run()
-        seconds += plan.seconds
+        seconds, nodes = seconds + plan.seconds, nodes + plan.nodes
         bounds.append(plan.lower_bound_bytes)
         if best is None or _is_better(plan, best):
             best = plan
@@ -113,7 +113,8 @@ def _solve_each(
         ):
             break
     assert best is not None
-    return _of_all(best, min(bounds) if len(bounds) == len(tried) else bound, seconds)
+    best = dataclasses.replace(best, seconds=seconds, nodes=nodes)
+    return _of_all(best, min(bounds) if len(bounds) == len(tried) else bound)
 
 
 def _quickly(buffers: Buffers, columns: int) -> int:
@@ -132,19 +133,16 @@ def _is_better(plan: Plan, than: Plan) -> bool:
     return plan.offset is not None and plan.arena_bytes < than.arena_bytes
 
 
-def _of_all(best: Plan, bound: int, seconds: float) -> Plan:
+def _of_all(best: Plan, bound: int) -> Plan:
     """The best of several plans, judged by the bound that holds for all of them."""
     if best.offset is None or best.lower_bound_bytes <= bound:
-        return dataclasses.replace(
-            best, lower_bound_bytes=min(best.lower_bound_bytes, bound), seconds=seconds
-        )
+        return dataclasses.replace(best, lower_bound_bytes=min(best.lower_bound_bytes, bound))
     proven = best.arena_bytes <= bound
     return dataclasses.replace(
         best,
         lower_bound_bytes=bound,
         status=Status.OPTIMAL if proven else Status.FEASIBLE,
         stopped_by=best.stopped_by if proven or best.stopped_by != "proof" else "finished",
-        seconds=seconds,
     )
 
 
@@ -262,6 +260,7 @@ class _Solve:
             stopped_by,
             self._buffers.period,
             reason,
+            self._watch.nodes,
         )
 
     def _too_small(self) -> str:

@@ -100,6 +100,7 @@ def read_plan(path: StrPath) -> tuple[Plan, Buffers, dict[str, str]]:
             _number(said, "seconds", float),
             said.get("stopped_by", ""),
             period,
+            nodes=_number({"nodes": "0"} | said, "nodes", int),
         )
         return plan, buffers, {k.removeprefix(_EXTRA): v for k, v in metadata.items() if k.startswith(_EXTRA)}
 
@@ -128,6 +129,7 @@ def _scalars(plan: Plan) -> dict[str, str]:
         "solver": plan.solver,
         "seed": plan.seed,
         "seconds": plan.seconds,
+        "nodes": plan.nodes,
         "stopped_by": plan.stopped_by,
         "period": "" if plan.period is None else plan.period,
     }

@@ -116,7 +116,7 @@ class _Search:
         self._enough = max(self._stop.target_bytes or 0, capacity or 0)
         self._watch = Watch(stop)
         self._bound = lower_bound(buffers)
-        self._attempts = 0
+        self._attempts = self._nodes = 0
         self._best: Plan | None = None
         self._cost = self._last_cost = math.inf
         self._stopped_by = ""
@@ -137,6 +137,7 @@ class _Search:
             self._stopped_by = "interrupt"
             return
         self._attempts += 1
+        self._nodes += plan.nodes
         if len(parts) <= 1:  # all may share, so it holds for any parts
             self._bound = max(self._bound, plan.lower_bound_bytes)
         if plan.stopped_by == "interrupt":
@@ -173,7 +174,7 @@ class _Search:
     def result(self) -> Plan:
         """The best, with what is true of it where any two streams may share."""
         assert self._best is not None
-        plan = dataclasses.replace(self._best, seconds=self._watch.seconds)
+        plan = dataclasses.replace(self._best, seconds=self._watch.seconds, nodes=self._nodes)
         if self._stopped_by:
             plan = dataclasses.replace(plan, stopped_by=self._stopped_by)
         bound = self._bound

@@ -75,6 +75,7 @@ def answer(work: Work, largest: int) -> dict[str, Any]:
             "solver": work.plan.solver,
             "seed": work.plan.seed,
             "seconds": work.plan.seconds,
+            "nodes": work.plan.nodes,
             "stopped_by": work.plan.stopped_by,
         }
     return said

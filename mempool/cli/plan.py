@@ -142,6 +142,7 @@ def answer(found: Plan, work: Work) -> dict[str, Any]:
         "solver": found.solver,
         "seed": found.seed,
         "seconds": found.seconds,
+        "nodes": found.nodes,
         "stopped_by": found.stopped_by,
         "buffers": len(work.buffers),
         "persistent_buffers": int(work.buffers.persistent.sum()),

@@ -12,6 +12,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from solvers import SOLVERS, Plan, Status, Stop, check, lower_bound, peak_load, registry, solve
+from solvers.rotation import columns_to_try
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:
@@ -183,6 +184,16 @@ def test_the_same_seed_and_nodes_give_the_same_plan() -> None:
     seen: list[Plan] = []
     again = solve(buffers, seed=7, stop=stop, solver="greedy", on_improvement=seen.append)
     assert again.arena_bytes == seen[-1].arena_bytes == first.arena_bytes
+
+
+def test_nodes_of_all_numbers_of_columns_are_counted() -> None:
+    start = np.arange(3)
+    buffers = Buffers.of(start, start + 4, np.array([100, 130, 170]), period=3, alignment=np.full(3, 64))
+    tried = columns_to_try(buffers)
+    alone = [solve(buffers, columns=columns, stop=Stop(nodes=1000), solver="greedy") for columns in tried]
+    together = solve(buffers, stop=Stop(nodes=1000 * len(tried)), solver="greedy")
+    assert together.stopped_by == "nodes"
+    assert together.nodes == sum(plan.nodes for plan in alone) >= 1000 * len(tried) > 1000
 
 
 def test_more_nodes_never_give_a_larger_arena() -> None:

@@ -117,6 +117,14 @@ def changed(folder: Path, metadata: dict[str, str] | None = None, **columns: Any
     return path
 
 
+def test_a_file_from_before_nodes_were_written_is_read(tmp_path: Path) -> None:
+    table = pq.read_table(stored(tmp_path))
+    said = {key: value for key, value in table.schema.metadata.items() if key != b"plan.nodes"}
+    assert len(said) == len(table.schema.metadata) - 1
+    pq.write_table(table.replace_schema_metadata(said), tmp_path / "older")
+    assert read_plan(tmp_path / "older")[0].nodes == 0
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -124,6 +132,7 @@ def changed(folder: Path, metadata: dict[str, str] | None = None, **columns: Any
         ({"metadata": {"mempool.kind": "trace"}}, "not a plan, but 'trace'"),
         ({"metadata": {"plan.arena_bytes": "much"}}, "its arena_bytes is 'much'"),
         ({"metadata": {"plan.arena_bytes": "9" * 30}}, "an arena or a bound of 999"),
+        ({"metadata": {"plan.nodes": "many"}}, "its nodes is 'many'"),
         ({"metadata": {"plan.status": "great"}}, "its status is 'great'"),
         ({"metadata": {"plan.period": "9" * 5000}}, "its period is '999"),
         ({"metadata": {"plan.period": "1"}}, "row 1: start is outside the period"),
