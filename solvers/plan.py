@@ -109,11 +109,16 @@ class Plan:
     @property
     def gap(self) -> float:
         """How far the arena is above the lower bound, as a fraction of it; 0.0 is optimal."""
-        if self.arena_bytes <= self.lower_bound_bytes:
-            return 0.0
-        return self.arena_bytes / self.lower_bound_bytes - 1 if self.lower_bound_bytes else float("inf")
+        return gap_of(self.arena_bytes, self.lower_bound_bytes)
 
     def fragmentation(self, load: Buffers | int) -> float:
         """``1 - peak load / arena``, of the buffers or of a peak load in bytes; 0.0 for an empty arena."""
         peak = load if isinstance(load, int) else peak_load(load)
         return 1 - peak / self.arena_bytes if self.arena_bytes else 0.0
+
+
+def gap_of(arena_bytes: int, lower_bound_bytes: int) -> float:
+    """How far an arena is above a bound, as a fraction of it."""
+    if arena_bytes <= lower_bound_bytes:
+        return 0.0
+    return arena_bytes / lower_bound_bytes - 1 if lower_bound_bytes else float("inf")

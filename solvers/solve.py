@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from solvers.greedy import quick
 from solvers.jobs import Jobs, jobs_of
 from solvers.pieces import pieces_of
 from solvers.plan import Plan, Status, Stop
+from solvers.progress import Progress, Total
 from solvers.registry import FEW, SOLVERS
 from solvers.rotation import columns_to_try, part_of
 from solvers.task import Task, Watch
@@ -39,6 +41,7 @@ def solve(
     solver: str = "auto",
     columns: int | None = None,
     on_improvement: Callable[[Plan], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
     """Find offsets for all buffers, in an arena as small as can be.
 
@@ -54,6 +57,8 @@ def solve(
         columns: after how many iterations addresses repeat, at least `Buffers.max_instances`; by default a
             few numbers are tried where a buffer outlives its iteration.
         on_improvement: called from this thread with every plan that is better than the last.
+        on_progress: called from this thread where the limits are looked at, whether or not there is a better
+            plan: at most ten times a second, and first after a tenth of a second.
 
     Raises:
         ValueError: no such solver, too few columns, a buffer alive over more than 64 periods, or absurdly
@@ -72,7 +77,9 @@ def solve(
     tried = (
         [columns or buffers.max_instances] if columns or solver not in ROTATING else columns_to_try(buffers)
     )
-    return _solve_each(tried, buffers, capacity, stop or Stop(), seed, solver, on_improvement)
+    return _solve_each(
+        tried, buffers, capacity, stop or Stop(), seed, solver, on_improvement, Total(on_progress)
+    )
 
 
 def _solve_each(
@@ -83,6 +90,7 @@ def _solve_each(
     seed: int,
     solver: str,
     on_improvement: Callable[[Plan], None] | None,
+    total: Total,
 ) -> Plan:
     """The best of the plans with these numbers of columns; the first that is good enough ends the search.
 
@@ -95,13 +103,14 @@ def _solve_each(
             on_improvement(plan)
 
     bound, bounds = lower_bound(buffers), list[int]()
-    enough, seconds, nodes = max(stop.target_bytes or 0, capacity or 0, bound), 0.0, 0
+    enough = max(stop.target_bytes or 0, capacity or 0, bound)
+    tell = total.teller(lambda of_one: of_one if len(tried) == 1 else bound)
     if len(tried) > 1 and solver == "auto" and len(buffers) <= FEW:
         tried = sorted(tried, key=lambda columns: _quickly(buffers, columns))
     for k, columns in enumerate(tried):
-        part = stop if len(tried) == 1 else part_of(stop, seconds, len(tried) - k)
-        plan = _Solve(buffers, capacity, part, seed, solver, better, columns).run()
-        seconds, nodes = seconds + plan.seconds, nodes + plan.nodes
+        part = stop if len(tried) == 1 else part_of(stop, total.seconds, len(tried) - k)
+        plan = _Solve(buffers, capacity, part, seed, solver, better, tell, columns).run()
+        total.add(plan)
         bounds.append(plan.lower_bound_bytes)
         if best is None or _is_better(plan, best):
             best = plan
@@ -113,7 +122,7 @@ def _solve_each(
         ):
             break
     assert best is not None
-    best = dataclasses.replace(best, seconds=seconds, nodes=nodes)
+    best = dataclasses.replace(best, seconds=total.seconds, nodes=total.nodes)
     return _of_all(best, min(bounds) if len(bounds) == len(tried) else bound)
 
 
@@ -157,10 +166,11 @@ class _Solve:
         seed: int,
         solver: str,
         on_improvement: Callable[[Plan], None] | None,
+        on_progress: Callable[[Progress], None] | None,
         columns: int,
     ) -> None:
         self._buffers, self._capacity, self._seed, self._solver = buffers, capacity, seed, solver
-        self._on_improvement = on_improvement
+        self._on_improvement, self._on_progress = on_improvement, on_progress
         self._watch = Watch(stop)
         self._bound = lower_bound(buffers)
         self._target = max(stop.target_bytes or 0, capacity or 0)
@@ -178,6 +188,8 @@ class _Solve:
         for k, rows in enumerate(self._groups):
             self._watch.share(len(self._groups) - k)
             task = self._task(k, rows)
+            if self._on_progress is not None:
+                self._watch.tell = partial(self._tell, task, self._on_progress, k)
             if reason := _contradiction(self._buffers, rows, task.jobs):
                 return self._no_plan(Status.INFEASIBLE, "proof", reason)
             self._work(task)
@@ -205,6 +217,12 @@ class _Solve:
         # Earlier groups leave the rest as much room as they can: only the last may stop at a target.
         target, capacity = (self._target, self._capacity) if last else (0, None)
         return Task(jobs, self._watch, self._seed, target, capacity, found if last else None)
+
+    def _tell(self, task: Task, on_progress: Callable[[Progress], None], k: int) -> None:
+        """There is an arena for all only when there is one for the last group."""
+        arena = task.arena if task.offsets is not None and k == len(self._groups) - 1 else None
+        bound = task.lower_bound if len(self._groups) == 1 else self._bound
+        on_progress(Progress(arena, bound, self._watch.nodes, self._watch.seconds))
 
     def _work(self, task: Task) -> None:
         try:

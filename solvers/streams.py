@@ -17,13 +17,16 @@ import numpy as np
 from solvers._core import count_waits
 from solvers.bounds import lower_bound, peak_load
 from solvers.plan import Status, Stop
+from solvers.progress import Total
 from solvers.solve import solve
 from solvers.task import Watch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from fractions import Fraction
 
     from solvers.plan import Plan
+    from solvers.progress import Progress
     from traces.buffers import Buffers
 
 
@@ -67,6 +70,7 @@ def solve_streams(
     stop: Stop | None = None,
     capacity: int | None = None,
     close_enough: float | Fraction | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
     **how: Any,
 ) -> Plan:
     """A plan in which streams share addresses where that saves enough; else as `solve`.
@@ -81,6 +85,7 @@ def solve_streams(
         stop: when to stop; nodes are each attempt's. At the target nothing else is tried.
         capacity: bytes; the first plan that fits is enough, whatever its waits cost, unless that is `NEVER`.
         close_enough: how many times its lower bound an arena may be without a search for a smaller one.
+        on_progress: as of `solve`. The smallest arena so far may be that of an attempt with too many waits.
         how: the other arguments of `solve`.
 
     Raises:
@@ -92,7 +97,7 @@ def solve_streams(
     placed = ~buffers.persistent & (buffers.offset < 0)
     streams = np.unique(buffers.stream[placed]).tolist()
     apart = [frozenset([stream]) for stream in streams]
-    search = _Search(buffers, wait_bytes, stop or Stop(), capacity, close_enough, how)
+    search = _Search(buffers, wait_bytes, stop or Stop(), capacity, close_enough, on_progress, how)
     search.attempt(apart)
     if len(streams) > 1 and wait_bytes < NEVER:
         search.share(apart, [frozenset(streams)])
@@ -109,14 +114,16 @@ class _Search:
         stop: Stop,
         capacity: int | None,
         close_enough: float | Fraction | None,
+        on_progress: Callable[[Progress], None] | None,
         how: dict[str, Any],
     ) -> None:
         self._buffers, self._price, self._stop = buffers, wait_bytes, stop
         self._capacity, self._close_enough, self._how = capacity, close_enough, how
+        self._total = Total(on_progress)
         self._enough = max(self._stop.target_bytes or 0, capacity or 0)
         self._watch = Watch(stop)
         self._bound = lower_bound(buffers)
-        self._attempts = self._nodes = 0
+        self._attempts = 0
         self._best: Plan | None = None
         self._cost = self._last_cost = math.inf
         self._stopped_by = ""
@@ -124,21 +131,23 @@ class _Search:
 
     def attempt(self, parts: list[frozenset[int]]) -> None:
         """Plan with these parts apart; the better plan stays."""
-        apart = self._apart(parts)
+        apart, all_share = self._apart(parts), len(parts) <= 1
+        holds = all_share or self._price >= NEVER
+        tell = self._total.teller(lambda bound: max(bound, self._bound) if holds else self._bound)
         enough = self._stop.target_bytes
         if self._close_enough is not None:
             enough = int(lower_bound(apart) * self._close_enough)
         stop = dataclasses.replace(self._stop, target_bytes=enough, seconds=self._watch.seconds_left)
         try:
-            plan = solve(apart, capacity=self._capacity, stop=stop, **self._how)
+            plan = solve(apart, capacity=self._capacity, stop=stop, on_progress=tell, **self._how)
         except KeyboardInterrupt:
             if self._best is None:
                 raise
             self._stopped_by = "interrupt"
             return
         self._attempts += 1
-        self._nodes += plan.nodes
-        if len(parts) <= 1:  # all may share, so it holds for any parts
+        self._total.add(plan)
+        if all_share:  # so it holds for any parts
             self._bound = max(self._bound, plan.lower_bound_bytes)
         if plan.stopped_by == "interrupt":
             self._stopped_by = "interrupt"
@@ -174,7 +183,7 @@ class _Search:
     def result(self) -> Plan:
         """The best, with what is true of it where any two streams may share."""
         assert self._best is not None
-        plan = dataclasses.replace(self._best, seconds=self._watch.seconds, nodes=self._nodes)
+        plan = dataclasses.replace(self._best, seconds=self._watch.seconds, nodes=self._total.nodes)
         if self._stopped_by:
             plan = dataclasses.replace(plan, stopped_by=self._stopped_by)
         bound = self._bound

@@ -16,13 +16,26 @@ if TYPE_CHECKING:
     from solvers.plan import Stop
 
 
+#: Seconds at least from one report of progress to the next.
+PAUSE = 0.1
+
+
 class Watch:
-    """Clock, budget and interrupt of one solve, shared by its tasks."""
+    """Clock, budget and interrupt of one solve, shared by its tasks.
+
+    Attributes:
+        stop: the limits.
+        nodes: work so far.
+        interrupted: whether the caller or the user wants it to end.
+        tell: reports progress; called now and then when a limit is asked for.
+    """
 
     def __init__(self, stop: Stop) -> None:
         self.stop = stop
         self.nodes = 0
         self.interrupted = False
+        self.tell: Callable[[], None] | None = None
+        self._told = 0.0
         self._began = time.perf_counter()
         self._last_node, self._last_second = stop.node_budget, stop.seconds
 
@@ -50,6 +63,9 @@ class Watch:
 
     def reason(self, *, of_nodes: bool = True) -> str:
         """Which limit has been reached: "interrupt", "time", "nodes", or "" for none."""
+        if self.tell is not None and self.seconds >= self._told + PAUSE:
+            self._told = self.seconds
+            self.tell()
         if self.interrupted or (self.stop.interrupt is not None and self.stop.interrupt()):
             self.interrupted = True
             return "interrupt"

@@ -1,0 +1,197 @@
+"""What is told of a search while it runs is true of all attempts so far, and not told too often."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from solvers import Plan, Progress, Status, Stop, check, lower_bound, solve, task
+from solvers.rotation import columns_to_try
+from solvers.streams import NEVER, solve_streams
+from traces.buffers import Buffers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FEW = Stop(nodes=300_000)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever the limits are looked at."""
+    monkeypatch.setattr(task, "PAUSE", 0.0)
+
+
+def hard(n: int = 120, seed: int = 5, **columns: Any) -> Buffers:
+    """No order finds the bound at once."""
+    random = np.random.default_rng(seed)
+    start = random.integers(0, 60, n)
+    return Buffers.of(start, start + random.integers(1, 30, n), random.integers(1, 50, n), **columns)
+
+
+def rotating() -> Buffers:
+    """Buffers of several lengths and odd sizes that outlive the iteration: several numbers of columns."""
+    random = np.random.default_rng(2)
+    start = np.sort(random.integers(0, 40, 40))
+    return Buffers.of(start, start + random.integers(10, 60, 40), random.integers(1, 50, 40), period=40)
+
+
+def padded(stream: NDArray[np.int64]) -> Buffers:
+    """Alignments that no bound knows of: only a search raises it."""
+    random = np.random.default_rng(2)
+    start = random.integers(0, 12, 10)
+    end, size = start + random.integers(1, 8, 10), random.integers(1, 20, 10)
+    return Buffers.of(start, end, size, alignment=2 ** random.integers(0, 5, 10), stream=stream)
+
+
+def check_told(told: list[Progress], plan: Plan) -> None:
+    """Arenas never rise, and all else never falls."""
+    for before, after in itertools.pairwise([*told, Progress(None, 0, plan.nodes, plan.seconds)]):
+        assert before.nodes <= after.nodes
+        assert before.seconds <= after.seconds
+    for before, after in itertools.pairwise(told):
+        assert before.lower_bound_bytes <= after.lower_bound_bytes
+        assert before.arena_bytes is None or after.arena_bytes is not None
+    arenas = [progress.arena_bytes for progress in told if progress.arena_bytes is not None]
+    assert arenas == sorted(arenas, reverse=True)
+    assert all(told[-1].lower_bound_bytes <= arena for arena in arenas)
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("solver", ["auto", "greedy", "first_fit", "best_fit", "exact"])
+def test_every_solver_tells_in_the_callers_thread(solver: str) -> None:
+    told, threads = list[Progress](), set[int]()
+
+    def tell(progress: Progress) -> None:
+        told.append(progress)
+        threads.add(threading.get_ident())
+
+    plan = solve(hard(), solver=solver, stop=FEW, on_progress=tell)
+    assert told
+    assert threads == {threading.get_ident()}
+    check_told(told, plan)
+
+
+@pytest.mark.usefixtures("often")
+def test_it_is_told_where_there_is_nothing_better() -> None:
+    told, better = list[Progress](), list[Plan]()
+    stop = Stop(nodes=60_000_000)
+    plan = solve(hard(), solver="greedy", stop=stop, on_progress=told.append, on_improvement=better.append)
+    check_told(told, plan)
+    last = told[-1]
+    assert last.arena_bytes == plan.arena_bytes
+    assert last.lower_bound_bytes == plan.lower_bound_bytes
+    assert last.gap == plan.gap > 0
+    since = {progress.nodes for progress in told if progress.arena_bytes == plan.arena_bytes}
+    assert len(since) > 1
+    assert len({progress.nodes for progress in told}) > len(better)
+
+
+def test_it_is_told_at_most_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("solvers.task.time.perf_counter", lambda: now)
+    told = list[float]()
+    watch = task.Watch(Stop())
+    watch.tell = lambda: told.append(now)
+    while now < 1:
+        now += 1 / 128
+        assert watch.reason() == ""
+    assert 5 <= len(told) <= 10
+    assert all(after - before >= 0.1 for before, after in itertools.pairwise([0.0, *told]))
+
+
+@pytest.mark.usefixtures("often")
+def test_numbers_of_columns_are_added_up() -> None:
+    buffers, told = rotating(), list[Progress]()
+    assert len(columns_to_try(buffers)) > 2
+    plan = solve(buffers, stop=FEW, solver="greedy", on_progress=told.append)
+    check_told(told, plan)
+    assert plan.stopped_by == "nodes"
+    assert told[-1].nodes > FEW.nodes // 2  # type: ignore[operator]
+    assert {progress.lower_bound_bytes for progress in told} == {lower_bound(buffers)}
+    assert told[-1].arena_bytes == plan.arena_bytes
+
+
+@pytest.mark.usefixtures("often")
+def test_what_is_proven_of_one_number_of_columns_is_no_bound_of_others() -> None:
+    random, told = np.random.default_rng(11), list[Progress]()
+    start = random.integers(0, 8, 6)
+    end, size = start + random.integers(1, 20, 6), random.integers(1, 20, 6)
+    buffers = Buffers.of(start, end, size, alignment=2 ** random.integers(0, 5, 6), period=8)
+    first = columns_to_try(buffers)[0]
+    assert solve(buffers, columns=first, stop=FEW).lower_bound_bytes > lower_bound(buffers)
+    check_told(told, solve(buffers, stop=FEW, on_progress=told.append))
+    assert {progress.lower_bound_bytes for progress in told} == {lower_bound(buffers)}
+
+
+@pytest.mark.usefixtures("often")
+def test_of_several_groups_there_is_an_arena_when_there_is_one_for_all() -> None:
+    buffers, told = hard(group=np.arange(120) % 3), list[Progress]()
+    plan = solve(buffers, solver="greedy", stop=FEW, on_progress=told.append)
+    check_told(told, plan)
+    arenas = [progress.arena_bytes for progress in told]
+    assert None in arenas
+    assert arenas[-1] == plan.arena_bytes
+    assert {progress.lower_bound_bytes for progress in told} == {lower_bound(buffers)}
+    assert [progress.gap is None for progress in told] == [arena is None for arena in arenas]
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("price", [0, NEVER])
+def test_attempts_with_streams_apart_and_together_are_added_up(price: int) -> None:
+    buffers, told = hard(stream=np.arange(120) % 3), list[Progress]()
+    plan = solve_streams(buffers, wait_bytes=price, stop=FEW, solver="greedy", on_progress=told.append)
+    check(plan, buffers)
+    check_told(told, plan)
+    assert told[-1].lower_bound_bytes == plan.lower_bound_bytes
+    assert told[-1].nodes > plan.nodes // 2
+    smallest = min(progress.arena_bytes for progress in told if progress.arena_bytes is not None)
+    assert smallest == told[-1].arena_bytes == plan.arena_bytes
+
+
+@pytest.mark.usefixtures("often")
+def test_a_bound_that_a_search_has_raised_is_told() -> None:
+    told = list[Progress]()
+    buffers = padded(np.zeros(10, np.int64))
+    plan = solve(buffers, on_progress=told.append)
+    check_told(told, plan)
+    assert plan.stopped_by == "proof"
+    assert told[0].lower_bound_bytes == lower_bound(buffers) < told[-1].lower_bound_bytes
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("price", [0, NEVER])
+def test_a_raised_bound_is_told_where_it_holds_for_all_attempts(price: int) -> None:
+    told = list[Progress]()
+    buffers = padded(np.arange(10) % 4 // 3)
+    plan = solve_streams(buffers, wait_bytes=price, stop=FEW, on_progress=told.append)
+    check_told(told, plan)
+    bounds = {progress.lower_bound_bytes for progress in told}
+    if price == NEVER:
+        assert min(bounds) > lower_bound(buffers)
+    else:
+        assert min(bounds) == lower_bound(buffers) < max(bounds) <= plan.lower_bound_bytes
+
+
+@pytest.mark.usefixtures("often")
+def test_who_listens_gets_the_same_plan() -> None:
+    alone, heard = (solve(hard(), stop=FEW, on_progress=tell) for tell in (None, lambda _: None))
+    assert alone.offset is not None
+    assert heard.offset is not None
+    assert (alone.offset == heard.offset).all()
+    assert alone.nodes == heard.nodes
+
+
+@pytest.mark.usefixtures("often")
+def test_ctrl_c_while_it_is_told_returns_the_best_plan() -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.arena_bytes is not None:
+            raise KeyboardInterrupt
+
+    plan = solve(hard(), on_progress=interrupt)
+    check(plan, hard())
+    assert (plan.status, plan.stopped_by) == (Status.FEASIBLE, "interrupt")
