@@ -109,7 +109,13 @@ def _solve_each(
         tried = sorted(tried, key=lambda columns: _quickly(buffers, columns))
     for k, columns in enumerate(tried):
         part = stop if len(tried) == 1 else part_of(stop, total.seconds, len(tried) - k)
-        plan = _Solve(buffers, capacity, part, seed, solver, better, tell, columns).run()
+        try:
+            plan = _Solve(buffers, capacity, part, seed, solver, better, tell, columns).run()
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            best = dataclasses.replace(best, stopped_by="interrupt")
+            break
         total.add(plan)
         bounds.append(plan.lower_bound_bytes)
         if best is None or _is_better(plan, best):

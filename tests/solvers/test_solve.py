@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from solvers import SOLVERS, Plan, Status, Stop, check, lower_bound, peak_load, registry, solve
+from solvers.jobs import Jobs, jobs_of
 from solvers.rotation import columns_to_try
 from traces.buffers import Buffers
 
@@ -246,6 +247,26 @@ def test_ctrl_c_before_there_is_a_plan_goes_on_to_the_caller() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         solve(hard(), stop=Stop(interrupt=interrupt), solver="first_fit")
+
+
+def test_ctrl_c_as_another_number_of_columns_is_begun_with_returns_the_best_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[Buffers] = []
+
+    def interrupted(unrolled: Buffers, *args: Any) -> Jobs:
+        if begun:
+            raise KeyboardInterrupt
+        begun.append(unrolled)
+        return jobs_of(unrolled, *args)
+
+    monkeypatch.setitem(solve.__globals__, "jobs_of", interrupted)
+    start = np.arange(3)
+    buffers = Buffers.of(start, start + 4, np.array([100, 130, 170]), period=3, alignment=np.full(3, 64))
+    plan = solve(buffers, stop=FAST, solver="greedy")
+    check(plan, buffers)
+    assert plan.stopped_by == "interrupt"
+    assert plan.nodes > 0
 
 
 def test_ctrl_c_reaches_the_exact_solver() -> None:
