@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mempool.cli.work import Work
-    from solvers import Plan
+    from solvers import Plan, Progress
 
 T = TypeVar("T")
 
@@ -196,13 +196,11 @@ def _solve(work: Work, solver: str, **how: Any) -> Plan:
 
     if solver not in solvers.SOLVERS:
         raise typer.BadParameter(f"no solver {solver!r}; there are {', '.join(solvers.SOLVERS)}")
-    with progress(f"planning {len(work.buffers):,} buffers") as show:
-
-        def better(found: Plan) -> None:
-            show(f"arena {binary(found.arena_bytes)}, {percent(found.gap)} above the bound; Ctrl-C keeps it")
-
+    with progress(f"planning {len(work.buffers):,} buffers; Ctrl-C keeps the best plan") as show:
         try:
-            found = solve_streams(work.buffers, solver=solver, on_improvement=better, **how)
+            found = solve_streams(
+                work.buffers, solver=solver, on_progress=lambda far: show(_line(far)), **how
+            )
         except ModuleNotFoundError as error:
             raise Stop(
                 ExitCode.FAILED, f"solver {solver!r} needs {error.name}, which is not installed"
@@ -217,6 +215,15 @@ def _solve(work: Work, solver: str, **how: Any) -> Plan:
                 ExitCode.FAILED, f"the solver made a wrong plan, which is not written: {error}"
             ) from None
     return found
+
+
+def _line(far: Progress) -> str:
+    """How far the search has come, in the width of most terminals."""
+    best = "no plan" if far.arena_bytes is None else f"arena {binary(far.arena_bytes)}"
+    gap = "" if far.gap is None else f", gap {percent(far.gap)}"
+    millions = far.nodes / 1e6
+    speed = f"{millions / far.seconds:.1f} M/s, {far.seconds:.0f} s" if far.seconds else "0 s"
+    return f"{best}, bound {binary(far.lower_bound_bytes)}{gap}, {millions:.1f} M nodes, {speed}"
 
 
 def _write(found: Plan, work: Work, output: Path) -> None:
@@ -255,7 +262,7 @@ def _show(found: Plan, work: Work, output: Path | None) -> None:
         ]
     if said["stream_waits"]:
         rows.append(("waits", f"{said['stream_waits']:g} of one stream for another in an iteration"))
-    rows.append(("seconds", f"{found.seconds:.3f}"))
+    rows += [("seconds", f"{found.seconds:.3f}"), ("nodes", f"{found.nodes:,}")]
     if output is not None and found.offset is not None:
         rows.append(("written", str(output)))
     facts("plan", rows)

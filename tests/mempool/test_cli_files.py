@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 
 from mempool.cli.app import call
-from solvers import check, peak_load, read_plan
+from mempool.report import binary
+from solvers import check, peak_load, read_plan, task
 from traces import Buffers, Trace
 from traces.minimalloc import write_csv
 from traces.parquet import write_trace
@@ -39,6 +41,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     write_csv(buffers, "b.csv")
     return tmp_path
+
+
+def hard() -> Buffers:
+    """No order finds the bound at once."""
+    rng = np.random.default_rng(5)
+    start = rng.integers(0, 60, 120)
+    return Buffers.of(start, start + rng.integers(1, 30, 120), rng.integers(1, 50, 120))
 
 
 def said(capsys: pytest.CaptureFixture[str], *command: str) -> tuple[int, dict[str, Any]]:
@@ -125,9 +134,7 @@ def test_too_small_a_capacity_is_a_negative_answer(folder: Path, capsys: pytest.
 
 def test_a_target_ends_the_search(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In bytes and above the lower bound: the first arena that is small enough is the answer."""
-    rng = np.random.default_rng(5)
-    start = rng.integers(0, 60, 120)
-    write_csv(Buffers.of(start, start + rng.integers(1, 30, 120), rng.integers(1, 50, 120)), "hard.csv")
+    write_csv(hard(), "hard.csv")
     first, best = (said(capsys, "plan", "hard.csv", "--nodes", n, "--json")[1] for n in ("0", "30000000"))
     assert best["arena_bytes"] < first["arena_bytes"]
     for target in (str(first["arena_bytes"] - 1), f"{100 * (first['ratio'] - 1) - 0.01:.2f} %"):
@@ -152,6 +159,35 @@ def test_published_instances_are_planned_and_checked(
     assert code == 0
     assert planned["ratio"] >= 1
     assert call(["check", solved, str(path)]) == 0
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stderr", [Terminal(), io.StringIO()], ids=["terminal", "file"])
+def test_a_search_shows_how_far_it_has_come(
+    stderr: io.StringIO,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a terminal, and nowhere else: best arena, bound, gap, nodes and nodes a second."""
+    write_csv(hard(), "hard.csv")
+    monkeypatch.setattr(task, "PAUSE", 0.0)
+    monkeypatch.setattr("sys.stderr", stderr)
+    for name, value in {"COLUMNS": "80", "TERM": "xterm", "FORCE_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    command = ("plan", "hard.csv", "--solver", "greedy", "--nodes", "30000000", "--json")
+    planned = said(capsys, *command)[1]
+    shown = stderr.getvalue()
+    if not stderr.isatty():
+        assert shown == ""
+        return
+    best = f"arena {binary(planned['arena_bytes'])}, bound {binary(planned['lower_bound_bytes'])}"
+    gap = f"gap {100 * planned['ratio'] - 100:.2f} %"
+    assert re.search(rf"{best}, {gap}, \d+\.\d M nodes, \d+\.\d M/s, \d s", shown)
 
 
 def test_ctrl_c_keeps_the_best_plan(folder: Path) -> None:
