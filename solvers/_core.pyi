@@ -51,6 +51,23 @@ class Search:
     @property
     def looks(self) -> int: ...
 
+class Repair:
+    """Makes a plan lower piece by piece; one piece a job."""
+
+    def __init__(self, jobs: Jobs, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int) -> None: ...
+
+    def advance(self, budget: int, target: int) -> bool:
+        """Go on for about `budget` looks; whether a smaller arena was found."""
+
+    @property
+    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def arena(self) -> int: ...
+
+    @property
+    def looks(self) -> int: ...
+
 class Branching:
     """Complete search for offsets within a capacity; one piece a job."""
 
@@ -79,6 +96,11 @@ class Branching:
 def clash(jobs: Jobs) -> tuple[int, int] | None:
     """Two jobs whose fixed offsets contradict each other, or None."""
 
+def stack_bound(jobs: Jobs, steps: int) -> int:
+    """
+    How high jobs that all meet must stand at least, found in about so many steps.
+    """
+
 def count_waits(start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], end: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], stream: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], columns: int, period: int) -> int:
     """
     Waits of one stream for another in `columns` iterations; streams count from 0, `offset` is row by row.
@@ -87,4 +109,9 @@ def count_waits(start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order
 def skyline(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """
     Offsets by lowest valley first; `order` decides where several jobs fit.
+    """
+
+def fullest(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], goal: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    """
+    Offsets by what is alive, for an arena of `goal` bytes; `order` is that of the jobs that have gaps.
     """

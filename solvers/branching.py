@@ -27,8 +27,10 @@ _SLICE = 10_000_000
 #: Looks of the first turn. Each round is twice as long as the one before.
 _FIRST = 4_000_000
 _LONGEST = 2**40
-#: Looks a job with which the search comes to the top at least once.
-_ENOUGH = 4_000
+#: Looks a job with which the search comes to the top at least once; and with which some places are repaired.
+_ENOUGH, _LOCALLY = 4_000, 200
+#: So few jobs are soon searched through.
+_FEW = 60
 #: The search lists fixed offsets section by section, and adds up sizes with their padding.
 _MOST_PINNED, _MOST_BYTES = 2**26, 2.0**61
 
@@ -64,11 +66,14 @@ class _Turns:
         self._searches = 0
         self._at_target: tuple[int, _core.Branching] | None = None
         self._part = 0.5  # of the gap, that the next step is to close
+        self._repaired: _core.Repair | None = None
 
     def run(self) -> None:
         turns = [self._order]
         if can_branch(self._task.jobs):
-            turns = [self._target, self._between, self._order]
+            turns = [self._target, self._repair, self._between, self._order]
+            if len(self._task.jobs) > _FEW:
+                self._repair(max(_FIRST // 4, _LOCALLY * len(self._task.jobs)))
             self._target(_FIRST)
         if self._task.done() or not fits(self._task):
             return
@@ -82,6 +87,8 @@ class _Turns:
 
     def _target(self, budget: int) -> None:
         """A plan as small as it need be; where there is none, the target rises."""
+        if budget < _ENOUGH * len(self._task.jobs):
+            return
         until = self._task.watch.nodes + budget
         while not self._task.stopped_by and (left := until - self._task.watch.nodes) > 0:
             capacity = self._task.target
@@ -97,6 +104,20 @@ class _Turns:
             capacity = self._task.arena - step
             ended = self._branch(self._search(capacity), capacity, budget // 2)
             self._part = min(self._part * 2, 0.5) if ended else self._part / 2
+
+    def _repair(self, budget: int) -> None:
+        """A plan that is lower at its highest place, again and again."""
+        task, repair = self._task, self._repaired
+        if repair is None or repair.arena > task.arena:
+            assert task.offsets is not None
+            self._searches += 1
+            seed = (task.seed + self._searches * 2**32) % 2**64
+            repair = self._repaired = _core.Repair(self._native, task.offsets, seed)
+        until = repair.looks + budget
+        while not task.stopped_by and repair.looks < until:
+            if self._spend(repair, lambda looks: repair.advance(looks, task.target), until - repair.looks):
+                task.offer(repair.offsets, repair.arena)
+                task.done()
 
     def _order(self, budget: int) -> None:
         task, search = self._task, self._orders
@@ -129,7 +150,7 @@ class _Turns:
         return ended
 
     def _spend(
-        self, work: _core.Branching | _core.Search, advance: Callable[[int], bool], budget: int
+        self, work: _core.Branching | _core.Repair | _core.Search, advance: Callable[[int], bool], budget: int
     ) -> bool:
         """Advance in slices until something is found; False when the budget is spent or a limit is reached.
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from solvers import _core
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _SLICE = 10_000_000
 #: With more jobs than this, first and best fit would take the whole budget: a pass is quadratic.
 _MANY = 10_000
+#: With more jobs than this, the orders that seldom help are left out.
+_FEW = 50_000
 
 
 def first_fit(task: Task) -> None:
@@ -53,17 +55,32 @@ def quick(task: Task) -> NDArray[np.int32] | None:
 
 
 def valleys(task: Task) -> NDArray[np.int32] | None:
-    """Lowest valley first in each order: the best order, or None when there is no reason to go on."""
-    native, best, smallest = task.jobs.native(), None, 0
-    for order in orders(task.jobs).values():
-        offsets = _core.skyline(native, order)
-        arena = int((offsets + task.jobs.size).max())
+    """Valley by valley: the best order to fill them in, or None when there is no reason to go on.
+
+    Earlier starts first, which is quick; by what is alive, which is nearly always the best; then other orders.
+    """
+    jobs, native, best, smallest = task.jobs, task.jobs.native(), None, 0
+
+    def tried(order: NDArray[np.int32], offsets: NDArray[np.int64]) -> bool:
+        nonlocal best, smallest
+        arena = int((offsets + jobs.size).max())
         if best is None or arena < smallest:
             best, smallest = order, arena
         task.offer(offsets, arena)
-        task.watch.nodes += len(task.jobs)
-        if task.done(of_nodes=False):
-            return None
+        task.watch.nodes += len(jobs)
+        return task.done(of_nodes=False)
+
+    names = orders(jobs)
+    first = names.pop("start")()
+    if tried(first, _core.skyline(native, first)):
+        return None
+    offsets = _core.fullest(native, first, max(task.target, task.lower_bound))
+    if tried(np.argsort(offsets, kind="stable").astype(np.int32), offsets):
+        return None
+    if len(jobs) <= _FEW:
+        for order in names.values():
+            if tried(found := order(), _core.skyline(native, found)):
+                return None
     return best
 
 
@@ -74,34 +91,37 @@ def fits(task: Task) -> bool:
     its old offset stand only jobs that have not risen, so that offset is still free.
     """
     native = task.jobs.native()
-    if task.offsets is not None:
+    if task.offsets is not None and len(task.jobs) <= _FEW:
         down = np.argsort(task.offsets, kind="stable").astype(np.int32)
         if not _place(task, native, down):
             return False
     if len(task.jobs) <= _MANY:
         for order in orders(task.jobs).values():
             for rule in (False, True):
-                if not _place(task, native, order, best_fit=rule):
+                if not _place(task, native, order(), best_fit=rule):
                     return False
     return not task.done()
 
 
-def orders(jobs: Jobs) -> dict[str, NDArray[np.int32]]:
-    """Orders of placement by name, int32[n] each; the quickest to fill valleys by come first."""
+def orders(jobs: Jobs) -> dict[str, Callable[[], NDArray[np.int32]]]:
+    """Orders of placement by name, each a function that makes it, int32[n]; the quickest to fill valleys by first."""
     lifetime = jobs.lifetime
     start = jobs.start[jobs.first]
     area = lifetime.astype(np.float64) * jobs.size
-    keys = {
-        "start": (-jobs.size, -lifetime, start),
-        "size": (start, -jobs.size),
-        "area": (start, -area),
-        "lifetime": (-jobs.size, -lifetime),
+
+    def by(*keys: NDArray[Any]) -> Callable[[], NDArray[np.int32]]:
+        return lambda: np.lexsort(keys).astype(np.int32)
+
+    return {
+        "start": by(-jobs.size, -lifetime, start),
+        "size": by(start, -jobs.size),
+        "area": by(start, -area),
+        "lifetime": by(-jobs.size, -lifetime),
     }
-    return {name: np.lexsort(key).astype(np.int32) for name, key in keys.items()}
 
 
 def _one_pass(task: Task, *, best_fit: bool) -> None:
-    if _place(task, task.jobs.native(), orders(task.jobs)["size"], best_fit=best_fit, of_nodes=False):
+    if _place(task, task.jobs.native(), orders(task.jobs)["size"](), best_fit=best_fit, of_nodes=False):
         task.stopped_by = "bound" if task.arena <= task.lower_bound else "finished"
 
 

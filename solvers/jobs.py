@@ -68,6 +68,15 @@ class Jobs:
         values = np.concatenate([self.size, self.alignment[self.alignment > 1], self.fixed[self.fixed > 0]])
         return int(np.gcd.reduce(values))
 
+    def attainable(self, arena: int) -> int:
+        """The smallest size not below ``arena`` that some smallest plan may have: where one of the jobs ends."""
+        free = self.fixed < 0
+        step = np.lcm(self.alignment[free], self.unit)
+        size = self.size[free]
+        ends = np.maximum(-(-(arena - size) // step), 0) * step + size
+        kept = self.fixed[~free] + self.size[~free]
+        return int(min(ends.min(initial=2**63 - 1), kept[kept >= arena].min(initial=2**63 - 1)))
+
     def native(self) -> NativeJobs:
         """The same for the native kernels."""
         return NativeJobs(self.pieces, self.start, self.end, self.size, self.alignment, self.fixed)

@@ -5,24 +5,41 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping
 
-from solvers import branching, exact, greedy
+import numpy as np
+
+from solvers import _core, branching, exact, greedy
 from solvers.task import Task
 
 #: Up to this many jobs "auto" asks the exact solver when the heuristics leave a gap,
 FEW = 60
 #: for one of CP-SAT's deterministic seconds per so many nodes of the budget.
 _NODES_A_SECOND = 100_000_000
+#: Steps that the bound of stacks may take; some ten milliseconds.
+_STEPS = 4_000_000
 
 Solver = Callable[[Task], None]
 
 
 def auto(task: Task) -> None:
-    """Valleys in a few orders, then the searches in turn; last, for few jobs, the exact solver."""
-    order = greedy.valleys(task)
-    if order is not None:
-        branching.take_turns(task, order)
+    """All that there is: heuristics, bounds and searches; last, for few jobs, the exact solver."""
+    search(task)
     if len(task.jobs) <= FEW and task.stopped_by in ("nodes", "time") and exact.available():
         exact.prove(task, _NODES_A_SECOND)
+
+
+def search(task: Task) -> None:
+    """Valley by valley, then better bounds, then the searches in turn."""
+    order = greedy.valleys(task)
+    if order is not None and not _bounded(task):
+        branching.take_turns(task, order)
+
+
+def _bounded(task: Task) -> bool:
+    """Raise the bound where one can be had that is better than the load; whether that settles it."""
+    jobs = task.jobs
+    uneven = len(np.unique(jobs.alignment)) > 1 or (jobs.fixed >= 0).any() or len(jobs.start) > len(jobs)
+    task.bound(_core.stack_bound(jobs.native(), _STEPS) if uneven else task.lower_bound)
+    return task.done()
 
 
 SOLVERS: Mapping[str, Solver] = types.MappingProxyType(

@@ -115,16 +115,20 @@ class Task:
         if self.found is not None:
             self.found(offsets, arena)
 
-    def refute(self, arena: int) -> None:
-        """Take note that no plan has an arena of this size or a smaller one."""
-        unit = self.jobs.unit
-        self.lower_bound = max(self.lower_bound, min((arena // unit + 1) * unit, self.arena))
+    def bound(self, arena: int) -> None:
+        """Take note that no plan has a smaller arena than this."""
+        self.lower_bound = max(self.lower_bound, min(self.jobs.attainable(arena), self.arena))
         self.target = max(self.target, self.lower_bound)
+
+    def refute(self, arena: int) -> None:
+        """Take note that no plan has an arena of this size or a smaller one, as a search has shown."""
+        self.bound(arena + 1)
         self._refuted = True
 
     def done(self, *, of_nodes: bool = True) -> bool:
         """Whether to stop; `stopped_by` then says why. Work done so far must have been told to the watch."""
-        self.stopped_by = self._good_enough() or self.watch.reason(of_nodes=of_nodes)
+        limit = self.watch.reason(of_nodes=of_nodes)  # first: it tells how far the search has come
+        self.stopped_by = self._good_enough() or limit
         return self.stopped_by != ""
 
     def _good_enough(self) -> str:

@@ -9,9 +9,12 @@
 #include <stdexcept>
 
 #include "branching.hpp"
+#include "fullest.hpp"
 #include "packer.hpp"
+#include "repair.hpp"
 #include "search.hpp"
 #include "skyline.hpp"
+#include "stack.hpp"
 #include "waits.hpp"
 
 namespace nb = nanobind;
@@ -118,6 +121,22 @@ NB_MODULE(_core, m) {
       .def_prop_ro("arena", &packing::Search::arena)
       .def_prop_ro("looks", &packing::Search::looks);
 
+  nb::class_<packing::Repair>(m, "Repair", "Makes a plan lower piece by piece; one piece a job.")
+      .def("__init__",
+           [](packing::Repair* self, const Jobs& jobs, const In<int64_t>& offsets, uint64_t seed) {
+             need(offsets.shape(0) == jobs.size.size(), "columns of different lengths");
+             for (int32_t j = 0; j < jobs.count(); ++j) need(jobs.single(j), "a job of several pieces");
+             auto begin = vector_of(offsets);
+             nb::gil_scoped_release release;
+             new (self) packing::Repair(jobs, std::move(begin), seed);
+           },
+           "jobs"_a, "offsets"_a, "seed"_a)
+      .def("advance", &packing::Repair::advance, "budget"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Go on for about `budget` looks; whether a smaller arena was found.")
+      .def_prop_ro("offsets", [](const packing::Repair& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
+      .def_prop_ro("arena", &packing::Repair::arena)
+      .def_prop_ro("looks", &packing::Repair::looks);
+
   nb::class_<packing::Branching>(m, "Branching", "Complete search for offsets within a capacity; one piece a job.")
       .def("__init__",
            [](packing::Branching* self, const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules) {
@@ -147,6 +166,13 @@ NB_MODULE(_core, m) {
         },
         "jobs"_a, "Two jobs whose fixed offsets contradict each other, or None.");
 
+  m.def("stack_bound",
+        [](const Jobs& jobs, int64_t steps) {
+          nb::gil_scoped_release release;
+          return packing::Stacks(jobs, steps).bound();
+        },
+        "jobs"_a, "steps"_a, "How high jobs that all meet must stand at least, found in about so many steps.");
+
   m.def("count_waits",
         [](const In<int64_t>& start, const In<int64_t>& end, const In<int64_t>& size, const In<int64_t>& stream,
            const In<int64_t>& offset, int64_t columns, int64_t period) {
@@ -175,4 +201,17 @@ NB_MODULE(_core, m) {
           return array_of(offsets);
         },
         "jobs"_a, "order"_a, "Offsets by lowest valley first; `order` decides where several jobs fit.");
+
+  m.def("fullest",
+        [](const Jobs& jobs, const In<int32_t>& order, int64_t goal) {
+          const auto checked = order_of(jobs, order);
+          std::vector<int64_t> offsets;
+          {
+            nb::gil_scoped_release release;
+            offsets = packing::pack_fullest(jobs, checked, goal);
+          }
+          return array_of(offsets);
+        },
+        "jobs"_a, "order"_a, "goal"_a,
+        "Offsets by what is alive, for an arena of `goal` bytes; `order` is that of the jobs that have gaps.");
 }

@@ -1,9 +1,10 @@
-// Lowest valley first: fills the skyline of tops over time from below.
+// Fills the skyline of tops over time from below, valley by valley.
 //
-// The skyline is a ring of runs of equal height. The lowest run takes the first job, in the caller's order, whose
+// The skyline is a ring of runs of equal height. A run lower than both neighbours is a valley: it takes a job whose
 // lifetime lies within it, else it rises to its lower neighbour. After Burke, Kendall and Whitwell (2004), with fixed
-// times, and on a circle: a job of two pieces, one at either end of the line, is one arc. Near linear: a heap of runs,
-// a ring of runs, and one tree over the jobs by start.
+// times, and on a circle: a job of two pieces, one at either end of the line, is one arc. Nothing that happens in a
+// valley has to do with another one, so they are filled in the order in which one comes to them, near by, without a
+// heap: the offsets are those of the lowest valley first.
 #pragma once
 
 #include <limits>
@@ -101,38 +102,52 @@ class Skyline {
   // `floor[t]` is the height below which instant t is taken already.
   explicit Skyline(const std::vector<int64_t>& floor) : runs_(floor.size()), length_(floor.size()) {
     insert(0, floor[0], -1);
-    int32_t last = 0;
     for (int32_t t = 1; t < length_; ++t) {
-      if (runs_[last].height == floor[t]) continue;
-      insert(t, floor[t], last);
-      last = t;
+      if (runs_[start_].height == floor[t]) continue;
+      insert(t, floor[t], start_);
+      start_ = t;
     }
-    merge(last);
+    merge(start_);
   }
 
-  // Places the `left` jobs of the tree; gives up (false) when one ends above `limit`.
-  bool fill(const Jobs& jobs, JobTree& tree, size_t left, int64_t limit, std::vector<int64_t>& offset) {
-    while (left > 0) {
-      const int32_t run = lowest();
-      const int32_t job = tree.take(run, end_of(run));
-      if (job < 0) {
-        set(run, std::min(runs_[runs_[run].before].height, runs_[runs_[run].after].height));
+  struct Valley {
+    int32_t from, to;        // instants; `to` may lie beyond the circle's length
+    int64_t height;
+    int64_t before, after;   // heights of its walls; no wall is as high as can be
+  };
+
+  // Places `left` jobs, those that take(valley) returns; -1 where none is to be placed in a valley, which is not
+  // allowed where it has no walls. Gives up (false) when a job ends above `limit`.
+  template <class Take>
+  bool fill(const Jobs& jobs, size_t left, int64_t limit, std::vector<int64_t>& offset, Take take) {
+    for (int32_t run = start_; left > 0;) {
+      const Run& here = runs_[run];
+      const bool alone = here.after == run;
+      const int64_t before = alone ? no_wall : runs_[here.before].height;
+      const int64_t after = alone ? no_wall : runs_[here.after].height;
+      if (std::min(before, after) < here.height) {
+        run = before < here.height ? here.before : here.after;
         continue;
       }
-      offset[job] = jobs.aligned(job, runs_[run].height);
+      const int32_t job = take(Valley{run, end_of(run), here.height, before, after});
+      if (job < 0) {
+        run = set(run, std::min(before, after));
+        continue;
+      }
+      offset[job] = jobs.aligned(job, here.height);
       if (offset[job] + jobs.size[job] > limit) return false;
-      raise(run, arc(jobs, job), offset[job] + jobs.size[job]);
+      run = raise(run, arc(jobs, job), offset[job] + jobs.size[job]);
       --left;
     }
     return true;
   }
 
  private:
+  static constexpr int64_t no_wall = std::numeric_limits<int64_t>::max();
   struct Run {
     int64_t height = -1;  // -1: no run starts here
     int32_t before = -1, after = -1;
   };
-  using Entry = std::pair<int64_t, int32_t>;  // height, start; stale when the run has changed since
 
   // Beyond the circle's length for the run that holds instant 0 or begins after all others.
   int32_t end_of(int32_t run) const {
@@ -145,32 +160,28 @@ class Skyline {
     runs_[start] = {height, before < 0 ? start : before, after};
     runs_[runs_[start].before].after = start;
     runs_[after].before = start;
-    heap_.emplace(height, start);
   }
 
-  void set(int32_t run, int64_t height) {
+  // Returns the run that it has become.
+  int32_t set(int32_t run, int64_t height) {
     runs_[run].height = height;
-    heap_.emplace(height, run);
     merge(run);
-    merge(runs_[run].before);
+    const int32_t before = runs_[run].before;
+    return merge(before) ? before : run;
   }
 
   // Joins `run` with the next one when they are equally high.
-  void merge(int32_t run) {
+  bool merge(int32_t run) {
     const int32_t next = runs_[run].after;
-    if (next == run || runs_[next].height != runs_[run].height) return;
+    if (next == run || runs_[next].height != runs_[run].height) return false;
     runs_[run].after = runs_[next].after;
     runs_[runs_[next].after].before = run;
     runs_[next].height = -1;
+    return true;
   }
 
-  int32_t lowest() {
-    while (runs_[heap_.top().second].height != heap_.top().first) heap_.pop();
-    return heap_.top().second;
-  }
-
-  // Raises the part `piece` of a run to `height`.
-  void raise(int32_t run, Piece piece, int64_t height) {
+  // Raises the part `piece` of a run to `height`. Returns a run that is there, lower if it can be.
+  int32_t raise(int32_t run, Piece piece, int64_t height) {
     const int64_t below = runs_[run].height;
     if (runs_[run].after == run && piece.start != run) {  // one run all round may as well begin here
       runs_[run].height = -1;
@@ -179,17 +190,14 @@ class Skyline {
     }
     const int32_t end = piece.end % length_;
     if (end != runs_[run].after % length_) insert(end, below, run);
-    if (piece.start == run) {
-      set(run, height);
-    } else {
-      insert(piece.start, height, run);
-      merge(piece.start);
-    }
+    if (piece.start == run) return set(run, height);
+    insert(piece.start, height, run);
+    merge(piece.start);
+    return run;
   }
 
   std::vector<Run> runs_;  // by first instant
-  std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> heap_;
-  int32_t length_;
+  int32_t length_, start_ = 0;
 };
 
 // For each instant, the highest end of the jobs placed there.
@@ -223,16 +231,24 @@ class ValleyPacker {
   // The arena, or -1 when it would be above `limit`.
   int64_t pack(const std::vector<int32_t>& order, int64_t limit) {
     for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
-    place_others();
     tree_.fill(priority_);
+    const auto take = [&](const Skyline::Valley& valley) { return tree_.take(valley.from, valley.to); };
+    return pack(order, limit, take);
+  }
+
+  template <class Take>
+  int64_t pack(const std::vector<int32_t>& order, int64_t limit, Take take) {
+    for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
+    place_others();
     Skyline skyline(floor_under(jobs_, others_, offset_));
-    if (!skyline.fill(jobs_, tree_, candidates_.size(), limit, offset_)) return -1;
+    if (!skyline.fill(jobs_, candidates_.size(), limit, offset_, take)) return -1;
     int64_t arena = 0;
     for (int32_t j = 0; j < jobs_.count(); ++j) arena = std::max(arena, offset_[j] + jobs_.size[j]);
     return arena <= limit ? arena : -1;
   }
 
   const std::vector<int64_t>& offsets() const { return offset_; }
+  const std::vector<int32_t>& candidates() const { return candidates_; }
 
  private:
   static std::vector<int32_t> of(const Jobs& jobs, bool candidate) {

@@ -132,6 +132,8 @@ class Valleys {
   void sort(const std::vector<Item>& items);
   void chain();
   void pin();
+  std::vector<int64_t> stand();
+  void take_out(int32_t job);
 
   uint32_t rules_;
   bool promising_ = true;
@@ -169,14 +171,41 @@ inline Valleys::Valleys(const Jobs& jobs, int64_t capacity, uint32_t rules) : ru
   weight_.assign(count, 1);
   run_at_.assign(count, -1);
   for (const int64_t slack : slack_) promising_ = promising_ && slack >= 0;
+  const std::vector<int64_t> ground = stand();
   for (int32_t s = 0, from = 0; s < count; ++s) {
-    if (!is_cut(s + 1)) continue;
+    if (!is_cut(s + 1) && ground[s] == ground[s + 1]) continue;
     const auto index = static_cast<int32_t>(runs_.size());
     run_at_[from] = index;
-    runs_.push_back({from, s + 1, 0, index - 1, s + 1 < count ? index + 1 : -1, no_valley, from, from, -1, 0});
+    runs_.push_back({from, s + 1, ground[s], index - 1, s + 1 < count ? index + 1 : -1, no_valley, from, from, -1, 0});
     from = s + 1;
   }
   for (Run& run : runs_) promising_ = promising_ && evaluate(run);
+}
+
+// What is fixed at 0 stands there from the beginning. Returns the height of each section, and one more.
+inline std::vector<int64_t> Valleys::stand() {
+  std::vector<int64_t> ground(slack_.size() + 1, 0);
+  for (int32_t job = 0; job < static_cast<int32_t>(items_.size()); ++job) {
+    const Item& item = items_[job];
+    if (item.fixed != 0) continue;
+    promising_ = promising_ && item.bytes <= capacity_;
+    take_out(job);
+    offset_[job] = 0;
+    for (int32_t s = item.begin; s < item.end; ++s) {
+      promising_ = promising_ && ground[s] == 0;
+      ground[s] = item.size;
+    }
+  }
+  return ground;
+}
+
+// Of the lists of what is still to be placed.
+inline void Valleys::take_out(int32_t job) {
+  const Item& item = items_[job];
+  if (last_[job] >= 0) next_[last_[job]] = next_[job];
+  else first_[item.begin] = next_[job];
+  if (next_[job] >= 0) last_[next_[job]] = last_[job];
+  for (int32_t b = item.begin + 1; b < item.end; ++b) --crossing_[b];
 }
 
 // Items, and how much of them there is at each section and across each boundary.
@@ -251,7 +280,7 @@ inline void Valleys::pin() {
   std::vector<int32_t> pinned;
   int64_t places = 0;
   for (size_t j = 0; j < items_.size(); ++j)
-    if (items_[j].fixed >= 0) pinned.push_back(static_cast<int32_t>(j)), places += items_[j].end - items_[j].begin;
+    if (items_[j].fixed > 0) pinned.push_back(static_cast<int32_t>(j)), places += items_[j].end - items_[j].begin;
   if (pinned.empty()) return;
   if (places > most_pinned) throw std::invalid_argument("too many fixed offsets");
   std::stable_sort(pinned.begin(), pinned.end(),
@@ -277,10 +306,7 @@ inline bool Valleys::below_pinned(int32_t begin, int32_t end, int64_t height) co
 inline bool Valleys::place(int32_t job, int32_t run) {
   const Item& item = items_[job];
   offset_[job] = runs_[run].height;
-  if (last_[job] >= 0) next_[last_[job]] = next_[job];
-  else first_[item.begin] = next_[job];
-  if (next_[job] >= 0) last_[next_[job]] = last_[job];
-  for (int32_t b = item.begin + 1; b < item.end; ++b) --crossing_[b];
+  take_out(job);
   trail_.push_back({job, 0, 0, 0, -1, -1, static_cast<int32_t>(runs_.size())});
   const int64_t top = offset_[job] + item.size;
   if (offset_[job] > capacity_ - item.bytes || !below_pinned(item.begin, item.end, top)) return false;

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from instances import crossing
 
 from solvers import Status, Stop, check, lower_bound, peak_load, solve
 from solvers._core import Branching
@@ -120,11 +121,6 @@ def test_a_capacity_that_is_proven_too_small_is_infeasible() -> None:
     below = solve(buffers, capacity=best.arena_bytes - 1)
     assert (below.status, below.stopped_by) == (Status.INFEASIBLE, "proof")
     assert solve(buffers, capacity=best.arena_bytes).arena_bytes == 9
-
-
-def crossing() -> Buffers:
-    """A least instance, found at random, whose peak load of 8 cannot be reached."""
-    return Buffers.of([1, 4, 0, 1, 3, 5, 0], [2, 5, 4, 5, 7, 8, 1], [3, 3, 2, 3, 2, 4, 4])
 
 
 def load_instance(bench: Path, name: str) -> Buffers:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from instances import crossing
 
 from solvers import Plan, Progress, Status, Stop, check, lower_bound, solve, task
 from solvers.rotation import columns_to_try
 from solvers.streams import NEVER, solve_streams
 from traces.buffers import Buffers
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 FEW = Stop(nodes=300_000)
 
@@ -38,14 +36,6 @@ def rotating() -> Buffers:
     random = np.random.default_rng(2)
     start = np.sort(random.integers(0, 40, 40))
     return Buffers.of(start, start + random.integers(10, 60, 40), random.integers(1, 50, 40), period=40)
-
-
-def padded(stream: NDArray[np.int64]) -> Buffers:
-    """Alignments that no bound knows of: only a search raises it."""
-    random = np.random.default_rng(2)
-    start = random.integers(0, 12, 10)
-    end, size = start + random.integers(1, 8, 10), random.integers(1, 20, 10)
-    return Buffers.of(start, end, size, alignment=2 ** random.integers(0, 5, 10), stream=stream)
 
 
 def check_told(told: list[Progress], plan: Plan) -> None:
@@ -156,7 +146,7 @@ def test_attempts_with_streams_apart_and_together_are_added_up(price: int) -> No
 @pytest.mark.usefixtures("often")
 def test_a_bound_that_a_search_has_raised_is_told() -> None:
     told = list[Progress]()
-    buffers = padded(np.zeros(10, np.int64))
+    buffers = crossing()
     plan = solve(buffers, on_progress=told.append)
     check_told(told, plan)
     assert plan.stopped_by == "proof"
@@ -167,7 +157,7 @@ def test_a_bound_that_a_search_has_raised_is_told() -> None:
 @pytest.mark.parametrize("price", [0, NEVER])
 def test_a_raised_bound_is_told_where_it_holds_for_all_attempts(price: int) -> None:
     told = list[Progress]()
-    buffers = padded(np.arange(10) % 4 // 3)
+    buffers = crossing(stream=[0, 0, 0, 0, 0, 0, 1])
     plan = solve_streams(buffers, wait_bytes=price, stop=FEW, on_progress=told.append)
     check_told(told, plan)
     bounds = {progress.lower_bound_bytes for progress in told}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from instances import crossing
 
 from solvers import Plan, Status, Stop, check, lower_bound, peak_load, solve
 from solvers.streams import MOST_ATTEMPTS, NEVER, solve_streams, waits
@@ -209,15 +210,13 @@ def test_a_single_stream_is_planned_as_ever() -> None:
     assert (plan.arena_bytes, waits(plan, buffers)) == (1 << 20, 0)
 
 
-@pytest.mark.parametrize("stream", [[0, 0, 0], [0, 0, 1]])
-def test_what_is_proven_where_all_share_holds_for_the_plan(stream: list[int]) -> None:
-    buffers = Buffers.of(
-        [3, 0, 5], [5, 4, 9], [3, 3, 3], alignment=np.array([2, 4, 1]), stream=np.array(stream)
-    )
-    assert lower_bound(buffers) == 6
+@pytest.mark.parametrize("stream", [0, [0, 0, 0, 0, 0, 0, 1]])
+def test_what_is_proven_where_all_share_holds_for_the_plan(stream: int | list[int]) -> None:
+    buffers = crossing(stream=stream)
+    assert lower_bound(buffers) == 8
     plan = solve_streams(buffers, wait_bytes=0, stop=FEW)
     check(plan, buffers)
-    assert (plan.arena_bytes, plan.lower_bound_bytes, plan.status) == (7, 7, Status.OPTIMAL)
+    assert (plan.arena_bytes, plan.lower_bound_bytes, plan.status) == (9, 9, Status.OPTIMAL)
     assert plan.stopped_by == "proof"
 
 

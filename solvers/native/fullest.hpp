@@ -1,0 +1,302 @@
+// Which job fills a valley, told by the load: one that covers the fullest instant of the valley, the longest of these,
+// and none that would rise above a wall under which more is alive than in the valley.
+//
+// An arena is as small as the load where nothing is lost at the instants of highest load. Where a job ends higher than
+// the wall beside it, the run under the wall becomes a valley in its turn, and what does not fill it is lost; where
+// it stays below, what is lost is lost in this valley, where there is less to lose. So the fullest instants end up on
+// the tops of hills, and pile up nearly without a gap. What has been lost counts as alive from then on; and where so
+// much would be lost that the arena cannot be as small as it should be, the job may rise above the wall after all.
+#pragma once
+
+#include "skyline.hpp"
+
+namespace packing {
+
+// Bytes that each instant needs, with the fullest instant of any stretch: a tree of maxima over blocks of instants.
+class Fullness {
+ public:
+  explicit Fullness(std::vector<int64_t> load) : load_(std::move(load)) {
+    while (leaves_ * width < count()) leaves_ *= 2;
+    added_.assign(2 * leaves_, 0);
+    most_.assign(2 * leaves_, -1);
+    for (int32_t block = 0; block < leaves_; ++block) most_[leaves_ + block] = most_in(block);
+    for (int32_t k = leaves_; k-- > 1;) most_[k] = std::max(most_[2 * k], most_[2 * k + 1]);
+  }
+
+  int64_t operator[](int32_t instant) const {
+    int64_t load = load_[instant];
+    for (int32_t k = leaves_ + instant / width; k >= 1; k /= 2) load += added_[k];
+    return load;
+  }
+
+  // To all of [from, to).
+  void add(int32_t from, int32_t to, int64_t bytes) { add(1, 0, leaves_, from, to, bytes); }
+
+  // Of [from, to), which is not empty.
+  int32_t fullest(int32_t from, int32_t to) const {
+    Best best{-1, from};
+    find(1, 0, leaves_, from, to, 0, best);
+    return best.instant;
+  }
+
+ private:
+  static constexpr int32_t width = 16;
+  struct Best {
+    int64_t load;
+    int32_t instant;
+  };
+
+  int32_t count() const { return static_cast<int32_t>(load_.size()); }
+  int64_t most_in(int32_t block) const {
+    int64_t most = -1;
+    for (int32_t t = block * width; t < std::min(count(), (block + 1) * width); ++t) most = std::max(most, load_[t]);
+    return most;
+  }
+
+  // Below a node, the blocks [low, high).
+  void add(int32_t node, int32_t low, int32_t high, int32_t from, int32_t to, int64_t bytes) {
+    if (low * width >= to || high * width <= from) return;
+    if (from <= low * width && high * width <= to) {
+      added_[node] += bytes, most_[node] += bytes;
+      return;
+    }
+    if (node >= leaves_) {
+      for (int32_t t = std::max(from, low * width); t < std::min({to, count(), high * width}); ++t) load_[t] += bytes;
+      most_[node] = most_in(low) + added_[node];
+      return;
+    }
+    const int32_t middle = (low + high) / 2;
+    add(2 * node, low, middle, from, to, bytes);
+    add(2 * node + 1, middle, high, from, to, bytes);
+    most_[node] = std::max(most_[2 * node], most_[2 * node + 1]) + added_[node];
+  }
+
+  void find(int32_t node, int32_t low, int32_t high, int32_t from, int32_t to, int64_t above, Best& best) const {
+    if (low * width >= to || high * width <= from || most_[node] + above <= best.load) return;
+    above += added_[node];
+    if (node >= leaves_) {
+      for (int32_t t = std::max(from, low * width); t < std::min({to, count(), high * width}); ++t)
+        if (load_[t] + above > best.load) best = {load_[t] + above, t};
+      return;
+    }
+    const int32_t middle = (low + high) / 2;
+    const bool right_first = most_[2 * node + 1] > most_[2 * node];
+    for (const bool right : {right_first, !right_first}) {
+      if (right) find(2 * node + 1, middle, high, from, to, above, best);
+      else find(2 * node, low, middle, from, to, above, best);
+    }
+  }
+
+  std::vector<int64_t> load_, added_, most_;
+  int32_t leaves_ = 1;
+};
+
+// The jobs that are still to be placed as points (start, end), found by rectangles of them.
+class Spans {
+ public:
+  struct Found {
+    int32_t slot = -1;    // where the job is, or -1
+    int32_t length = 0;
+    int64_t size = 0;
+  };
+
+  Spans(const Jobs& jobs, const std::vector<int32_t>& candidates) {
+    // Points that are near to each other come near to each other: along a Z (Morton, 1966).
+    std::vector<std::pair<uint64_t, int32_t>> order;
+    order.reserve(candidates.size());
+    for (const int32_t job : candidates) {
+      const Piece piece = arc(jobs, job);
+      order.emplace_back(spread(piece.start) << 1 | spread(piece.end), job);
+    }
+    std::sort(order.begin(), order.end());
+    for (const auto& [code, job] : order) {
+      const Piece piece = arc(jobs, job);
+      entries_.push_back({piece.start, piece.end, jobs.size[job], job});
+    }
+    while (leaves_ * bucket < entries_.size()) leaves_ *= 2;
+    boxes_.assign(2 * leaves_, Box{});
+    for (size_t leaf = 0; leaf * bucket < entries_.size(); ++leaf) boxes_[leaves_ + leaf] = box_of(leaf);
+    for (size_t k = leaves_; k-- > 1;) boxes_[k] = join(boxes_[2 * k], boxes_[2 * k + 1]);
+  }
+
+  // The longest with start in [from, start_by] and end in [end_from, to], of at most `most` bytes; if longer than
+  // `found`.
+  void longest(int32_t from, int32_t start_by, int32_t end_from, int32_t to, int64_t most, Found& found) const {
+    find(1, {from, start_by, end_from, to, most}, found);
+  }
+
+  // Whether it is alive at an instant of a circle so long; the instant may be one turn ahead.
+  bool covers(const Found& found, int32_t instant, int32_t circle) const {
+    const Entry& e = entries_[found.slot];
+    const int32_t since = (instant - e.start + circle) % circle;
+    return since < e.end - e.start;
+  }
+
+  // Takes out what was found.
+  int32_t take(const Found& found) {
+    Entry& entry = entries_[found.slot];
+    const int32_t job = entry.job;
+    entry.job = -1;
+    size_t k = leaves_ + found.slot / bucket;
+    boxes_[k] = box_of(found.slot / bucket);
+    for (k /= 2; k >= 1; k /= 2) {
+      const Box box = join(boxes_[2 * k], boxes_[2 * k + 1]);
+      if (box == boxes_[k]) break;
+      boxes_[k] = box;
+    }
+    return job;
+  }
+
+ private:
+  static constexpr int32_t good_enough = 64;  // a longer job is not looked for to gain less than this part
+  static constexpr int32_t bucket = 8, none = std::numeric_limits<int32_t>::max();
+  struct Entry {
+    int32_t start, end;
+    int64_t size;
+    int32_t job;  // -1: taken
+  };
+  struct Box {
+    int32_t first_start = none, last_start = -1, first_end = none, last_end = -1;
+    int64_t least = std::numeric_limits<int64_t>::max();
+    bool operator==(const Box& other) const {
+      return first_start == other.first_start && last_start == other.last_start && first_end == other.first_end &&
+             last_end == other.last_end && least == other.least;
+    }
+  };
+  struct Wanted {
+    int32_t from, start_by, end_from, to;
+    int64_t most;
+  };
+
+  static uint64_t spread(int32_t value) {
+    uint64_t x = static_cast<uint32_t>(value);
+    x = (x | x << 16) & 0x0000ffff0000ffffu;
+    x = (x | x << 8) & 0x00ff00ff00ff00ffu;
+    x = (x | x << 4) & 0x0f0f0f0f0f0f0f0fu;
+    x = (x | x << 2) & 0x3333333333333333u;
+    return (x | x << 1) & 0x5555555555555555u;
+  }
+  static Box join(const Box& a, const Box& b) {
+    return {std::min(a.first_start, b.first_start), std::max(a.last_start, b.last_start),
+            std::min(a.first_end, b.first_end), std::max(a.last_end, b.last_end), std::min(a.least, b.least)};
+  }
+  Box box_of(size_t leaf) const {
+    Box box;
+    for (size_t k = leaf * bucket; k < std::min((leaf + 1) * bucket, entries_.size()); ++k) {
+      const Entry& e = entries_[k];
+      if (e.job >= 0) box = join(box, {e.start, e.start, e.end, e.end, e.size});
+    }
+    return box;
+  }
+  // How long a job of the box may be at most; not positive when none is wanted.
+  static int32_t promise(const Box& box, const Wanted& w) {
+    if (box.first_start > w.start_by || box.last_start < w.from || box.last_end < w.end_from || box.first_end > w.to ||
+        box.least > w.most)
+      return 0;
+    return std::min(box.last_end, w.to) - std::max(box.first_start, w.from);
+  }
+  void find(size_t node, const Wanted& wanted, Found& found) const {
+    if (node >= leaves_) {
+      for (size_t k = (node - leaves_) * bucket; k < std::min((node - leaves_ + 1) * bucket, entries_.size()); ++k) {
+        const Entry& e = entries_[k];
+        const int32_t length = e.end - e.start;
+        if (e.job < 0 || e.start < wanted.from || e.start > wanted.start_by || e.end < wanted.end_from ||
+            e.end > wanted.to || e.size > wanted.most)
+          continue;
+        if (length > found.length || (length == found.length && e.size > found.size))
+          found = {static_cast<int32_t>(k), length, e.size};
+      }
+      return;
+    }
+    const int32_t left = promise(boxes_[2 * node], wanted), right = promise(boxes_[2 * node + 1], wanted);
+    const bool right_first = right > left;
+    for (const bool second : {right_first, !right_first})
+      if (const int32_t most = second ? right : left; most - most / good_enough > found.length)
+        find(2 * node + second, wanted, found);
+  }
+
+  std::vector<Entry> entries_;
+  std::vector<Box> boxes_;
+  size_t leaves_ = 1;
+};
+
+// Chooses for an arena that should be no larger than `goal`.
+class FullestFirst {
+ public:
+  FullestFirst(const Jobs& jobs, const std::vector<int32_t>& candidates, int64_t goal)
+      : goal_(goal), length_(jobs.instants - 1), load_(load_of(jobs)), spans_(jobs, candidates) {}
+
+  // The job for a valley, or -1 where it had better rise.
+  int32_t take(const Skyline::Valley& valley) {
+    const bool alone = valley.to - valley.from == length_;  // then a job may lie anywhere on the circle
+    const int32_t from = alone ? 0 : valley.from, to = alone ? 2 * length_ : valley.to;
+    const int32_t fullest = fullest_of(valley);
+    const int64_t here = load_[fullest % length_], wall = std::min(valley.before, valley.after);
+    int64_t most = no_limit;
+    if (!alone) {
+      if (load_[from > 0 ? from - 1 : length_ - 1] >= here) most = std::min(most, valley.before - valley.height);
+      if (load_[to % length_] >= here) most = std::min(most, valley.after - valley.height);
+    }
+    Spans::Found found = longest(from, to, most);
+    if (found.slot < 0 && most < no_limit && here + wall - valley.height > goal_) found = longest(from, to, most = no_limit);
+    if (found.slot < 0) {
+      load_.add(valley.from, std::min(valley.to, length_), wall - valley.height);
+      if (valley.to > length_) load_.add(0, valley.to - length_, wall - valley.height);
+      return -1;
+    }
+    if (!spans_.covers(found, fullest, length_)) {
+      Spans::Found covering;
+      for (const int32_t turn : {0, length_})
+        if (to > turn) spans_.longest(from - turn, fullest - turn, fullest - turn + 1, to - turn, most, covering);
+      if (alone) spans_.longest(from, fullest + length_, fullest + length_ + 1, to, most, covering);
+      if (covering.slot >= 0) found = covering;
+    }
+    return spans_.take(found);
+  }
+
+ private:
+  static constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
+
+  static std::vector<int64_t> load_of(const Jobs& jobs) {
+    std::vector<int64_t> load(jobs.instants, 0);
+    for (int32_t j = 0; j < jobs.count(); ++j)
+      for (int32_t k = jobs.first[j]; k < jobs.first[j + 1]; ++k) {
+        load[jobs.pieces[k].start] += jobs.size[j];
+        load[jobs.pieces[k].end] -= jobs.size[j];
+      }
+    for (int32_t t = 1; t < jobs.instants; ++t) load[t] += load[t - 1];
+    load.pop_back();
+    return load;
+  }
+
+  // Counted on beyond the circle's length, as the valley is.
+  int32_t fullest_of(const Skyline::Valley& valley) const {
+    const int32_t first = load_.fullest(valley.from, std::min(valley.to, length_));
+    if (valley.to <= length_) return first;
+    const int32_t second = load_.fullest(0, valley.to - length_);
+    return load_[second] > load_[first] ? second + length_ : first;
+  }
+
+  // That lies within.
+  Spans::Found longest(int32_t from, int32_t to, int64_t most) const {
+    Spans::Found found;
+    for (const int32_t turn : {0, length_})
+      if (to > turn) spans_.longest(from - turn, to - turn, from - turn, to - turn, most, found);
+    return found;
+  }
+
+  int64_t goal_;
+  int32_t length_;
+  Fullness load_;
+  Spans spans_;
+};
+
+// Places all jobs so: those that are fixed or have gaps by first fit, and on top of these the others.
+inline std::vector<int64_t> pack_fullest(const Jobs& jobs, const std::vector<int32_t>& order, int64_t goal) {
+  ValleyPacker packer(jobs);
+  FullestFirst chooser(jobs, packer.candidates(), goal);
+  packer.pack(order, std::numeric_limits<int64_t>::max(), [&](const Skyline::Valley& v) { return chooser.take(v); });
+  return packer.offsets();
+}
+
+}  // namespace packing

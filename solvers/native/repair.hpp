@@ -1,0 +1,169 @@
+// Makes a plan lower: what stands highest is taken down with all that stands beside and above it from some depth on,
+// and put up again within a smaller arena by the complete search, on the ground of what has stayed.
+//
+// What is taken down is a cone: from the depth upwards, each job that meets the time of those already taken. So what
+// stays is below all that is free again, and the small problem has a ground of different heights and nothing above.
+// The rest of the plan is a large neighbourhood in the sense of Shaw (1998).
+#pragma once
+
+#include "branching.hpp"
+
+namespace packing {
+
+class Repair {
+ public:
+  // Of jobs of one piece each, with the offsets of a plan. What has a fixed offset stays.
+  Repair(Jobs jobs, std::vector<int64_t> offsets, uint64_t seed)
+      : jobs_(std::move(jobs)), offset_(std::move(offsets)), random_(seed), by_offset_(jobs_.count()) {
+    std::iota(by_offset_.begin(), by_offset_.end(), 0);
+    settle();
+  }
+
+  const Jobs& jobs() const { return jobs_; }
+  const std::vector<int64_t>& offsets() const { return offset_; }
+  int64_t arena() const { return arena_; }
+  int64_t looks() const { return looks_; }
+
+  // Goes on until the arena is at most `target` or about `budget` more looks are spent.
+  // Returns at once, and true, when the arena has become smaller.
+  bool advance(int64_t budget, int64_t target) {
+    const int64_t until = looks_ + budget, before = arena_;
+    while (looks_ < until && arena_ > target && arena_ == before) step(target, until - looks_);
+    return arena_ < before;
+  }
+
+ private:
+  static constexpr int64_t looks_a_job = 8;   // of choosing what to take down; measured
+  static constexpr double least_depth = 0.002;
+  static constexpr int64_t first_budget = 1'000'000;
+
+  void step(int64_t target, int64_t left) {
+    const int64_t excess = arena_ - target;
+    const int64_t goal = std::max(target, arena_ - std::max<int64_t>(static_cast<int64_t>(excess * part_), 1));
+    const auto depth = static_cast<int64_t>(depth_ * static_cast<double>(arena_) * (0.8 + 0.4 * random_.unit()));
+    looks_ += looks_a_job * jobs_.count();
+    const std::vector<int32_t> cone = cone_of(highest_, offset_[highest_] + jobs_.size[highest_] - depth);
+    const bool whole = static_cast<int32_t>(cone.size()) == free_ || static_cast<int64_t>(cone.size()) > most_;
+    if (static_cast<int64_t>(cone.size()) > most_) return deeper(true, 1);
+    const Jobs small = on_ground(cone, goal);
+    if (small.count() == 0) return deeper(whole, 1.5);
+    Branching search(small, goal, random_.next());
+    const int64_t before = search.looks();
+    search.advance(std::min(left, budget_));
+    looks_ += search.looks() - before + looks_a_job * small.count();
+    if (search.found()) {
+      const auto found = search.offsets();
+      for (size_t k = 0; k < cone.size(); ++k) offset_[cone[k]] = found[k];
+      settle();
+      part_ = std::min(1.0, part_ * 2);
+      depth_ = std::max(least_depth, depth_ * 0.5);
+    } else {
+      deeper(whole, search.infeasible() ? 1.5 : 1.2);
+    }
+  }
+
+  // Nothing came of it: more is taken down next time; after everything was, less is asked for, with more patience.
+  void deeper(bool whole, double by) {
+    depth_ *= by;
+    if (!whole && depth_ < 2) return;
+    depth_ = least_depth;
+    part_ /= 2;
+    if (part_ > 0.005) return;
+    part_ = 0.25;
+    most_ *= 2;
+    budget_ *= 2;
+  }
+
+  // The jobs from the height on that stand beside or above the highest, lowest first.
+  std::vector<int32_t> cone_of(int32_t highest, int64_t height) const {
+    std::vector<int32_t> cone;
+    Piece hull = span(highest);
+    const auto from = std::lower_bound(by_offset_.begin(), by_offset_.end(), height,
+                                       [&](int32_t job, int64_t at) { return offset_[job] < at; });
+    bool there = false;
+    for (auto it = from; it != by_offset_.end(); ++it) {
+      const Piece piece = span(*it);
+      if (piece.start >= hull.end || hull.start >= piece.end) continue;
+      if (jobs_.fixed[*it] >= 0) return {};
+      hull = {std::min(hull.start, piece.start), std::max(hull.end, piece.end)};
+      cone.push_back(*it);
+      there = there || *it == highest;
+    }
+    return there ? cone : std::vector<int32_t>();
+  }
+
+  // The jobs of a cone, first, and the ground under them; none where they cannot fit.
+  Jobs on_ground(const std::vector<int32_t>& cone, int64_t goal) {
+    if (cone.empty()) return {};
+    Jobs small;
+    Piece hull = span(cone[0]);
+    for (const int32_t job : cone) {
+      const Piece piece = span(job);
+      hull = {std::min(hull.start, piece.start), std::max(hull.end, piece.end)};
+      taken_[job] = true;
+    }
+    const auto width = static_cast<size_t>(hull.end - hull.start);
+    std::vector<int64_t> load(width + 1, 0), ground(width + 1, 0);
+    for (const int32_t job : cone) {
+      add(small, span(job), jobs_.size[job], jobs_.mask[job], -1);
+      load[span(job).start - hull.start] += jobs_.size[job];
+      load[span(job).end - hull.start] -= jobs_.size[job];
+    }
+    for (size_t t = 1; t < width; ++t) load[t] += load[t - 1];
+    for (const int32_t job : by_offset_) {  // the highest last
+      if (taken_[job] || span(job).start >= hull.end || span(job).end <= hull.start) continue;
+      const int64_t top = offset_[job] + jobs_.size[job];
+      for (int32_t t = std::max(span(job).start, hull.start); t < std::min(span(job).end, hull.end); ++t)
+        ground[t - hull.start] = top;
+    }
+    for (const int32_t job : cone) taken_[job] = false;
+    bool fits = true;
+    for (size_t t = 0; t < width; ++t) {
+      if (load[t] == 0) ground[t] = 0;
+      fits = fits && ground[t] + load[t] <= goal;
+    }
+    if (!fits) return {};
+    for (size_t from = 0, t = 0; t < width; ++t) {
+      if (t + 1 < width && ground[t + 1] == ground[t]) continue;
+      if (ground[t] > 0)
+        add(small, {static_cast<int32_t>(from) + hull.start, static_cast<int32_t>(t) + 1 + hull.start}, ground[t], 0, 0);
+      from = t + 1;
+    }
+    small.instants = jobs_.instants;
+    return small;
+  }
+
+  static void add(Jobs& jobs, Piece piece, int64_t size, int64_t mask, int64_t fixed) {
+    if (jobs.first.empty()) jobs.first.push_back(0);
+    jobs.first.push_back(jobs.first.back() + 1);
+    jobs.pieces.push_back(piece);
+    jobs.size.push_back(size), jobs.mask.push_back(mask), jobs.fixed.push_back(fixed);
+  }
+
+  Piece span(int32_t job) const { return jobs_.pieces[jobs_.first[job]]; }
+
+  // After offsets have changed.
+  void settle() {
+    std::stable_sort(by_offset_.begin(), by_offset_.end(),
+                     [&](int32_t a, int32_t b) { return offset_[a] < offset_[b]; });
+    arena_ = free_ = 0;
+    taken_.assign(jobs_.count(), false);
+    for (int32_t j = 0; j < jobs_.count(); ++j) {
+      if (jobs_.fixed[j] < 0) ++free_;
+      if (offset_[j] + jobs_.size[j] > arena_) arena_ = offset_[j] + jobs_.size[j], highest_ = j;
+    }
+  }
+
+  const Jobs jobs_;
+  std::vector<int64_t> offset_;
+  Random random_;
+  std::vector<int32_t> by_offset_;  // jobs, lowest first
+  std::vector<bool> taken_;
+  int32_t highest_ = 0, free_ = 0;
+  int64_t arena_ = 0, looks_ = 0, budget_ = first_budget;
+  int64_t most_ = 400;    // jobs of a cone
+  double depth_ = least_depth;   // of the cone, as a part of the arena
+  double part_ = 0.25;    // of what is above the target, that is to go
+};
+
+}  // namespace packing

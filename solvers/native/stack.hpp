@@ -1,0 +1,147 @@
+// How high buffers that all meet each other must stand: a bound where alignments differ, where fixed offsets leave
+// holes, and where sets meet in pairs without an instant in common, as three arcs round a circle do.
+//
+// Buffers that meet stand in one stack. The least height at which the top of a set S can be, its jobs in any order,
+// is h(S) = min over its topmost job j of place(h(S - j), j) + size of j, where place() is the lowest offset from there
+// on that alignment and fixed offsets allow: a lower stack below never makes a higher one (after Held and Karp, 1962).
+#pragma once
+
+#include <bitset>
+#include <limits>
+
+#include "jobs.hpp"
+
+namespace packing {
+
+class Stacks {
+ public:
+  // Gives up some of the bound rather than take more than about so many steps.
+  Stacks(const Jobs& jobs, int64_t steps) : jobs_(jobs), steps_(steps) {}
+
+  int64_t bound() {
+    at_instants();
+    if (jobs_.count() <= most_pairs && static_cast<size_t>(jobs_.count()) != jobs_.pieces.size()) pairs();
+    return best_;
+  }
+
+ private:
+  static constexpr int32_t most_free = 18;   // jobs of a stack whose order is tried
+  static constexpr int32_t most_pairs = 64;  // jobs among which all sets that meet are looked for
+  using Set = std::bitset<most_pairs>;
+
+  // The largest sets of jobs that are alive at one instant.
+  void at_instants() {
+    struct Begun {
+      Piece piece;
+      int32_t job;
+    };
+    std::vector<Begun> pieces, alive;
+    for (int32_t j = 0; j < jobs_.count(); ++j)
+      for (int32_t k = jobs_.first[j]; k < jobs_.first[j + 1]; ++k) pieces.push_back({jobs_.pieces[k], j});
+    std::stable_sort(pieces.begin(), pieces.end(),
+                     [](const Begun& a, const Begun& b) { return a.piece.start < b.piece.start; });
+    const auto look = [&] {
+      std::vector<int32_t> set;
+      for (const Begun& b : alive) set.push_back(b.job);
+      steps_ -= 16 * static_cast<int64_t>(set.size());
+      raise(set);
+    };
+    for (const Begun& next : pieces) {
+      if (steps_ <= 0) return;
+      const auto ended = [&](const Begun& b) { return b.piece.end <= next.piece.start; };
+      const auto gone = std::find_if(alive.begin(), alive.end(), ended);
+      steps_ -= static_cast<int64_t>(alive.size()) + 1;
+      if (gone != alive.end()) {
+        look();
+        alive.erase(std::remove_if(gone, alive.end(), ended), alive.end());
+      }
+      alive.push_back(next);
+    }
+    look();
+  }
+
+  // All largest sets of jobs that meet in pairs (Bron and Kerbosch, 1973, with the pivot of Tomita and others, 2006).
+  void pairs() {
+    const int32_t n = jobs_.count();
+    meets_.assign(n, Set());
+    for (int32_t a = 0; a < n; ++a)
+      for (int32_t b = 0; b < a; ++b)
+        if (meet(a, b)) meets_[a][b] = meets_[b][a] = true;
+    Set all;
+    for (int32_t j = 0; j < n; ++j) all[j] = true;
+    std::vector<int32_t> chosen;
+    extend(chosen, all, Set());
+  }
+
+  void extend(std::vector<int32_t>& chosen, Set open, Set closed) {
+    if ((steps_ -= 64) < 0) return;
+    if (open.none() && closed.none()) return raise(chosen);
+    Set rest = open;
+    for (int32_t v = 0; v < jobs_.count(); ++v)
+      if ((open[v] || closed[v]) && (open & ~meets_[v]).count() < rest.count()) rest = open & ~meets_[v];
+    for (int32_t v = 0; v < jobs_.count(); ++v) {
+      if (!rest[v]) continue;
+      chosen.push_back(v);
+      extend(chosen, open & meets_[v], closed & meets_[v]);
+      chosen.pop_back();
+      open[v] = false, closed[v] = true;
+    }
+  }
+
+  bool meet(int32_t a, int32_t b) const {
+    for (int32_t k = jobs_.first[a]; k < jobs_.first[a + 1]; ++k)
+      for (int32_t l = jobs_.first[b]; l < jobs_.first[b + 1]; ++l)
+        if (jobs_.pieces[k].start < jobs_.pieces[l].end && jobs_.pieces[l].start < jobs_.pieces[k].end) return true;
+    return false;
+  }
+
+  // By what a set needs, if that is more than is known.
+  void raise(const std::vector<int32_t>& set) {
+    std::vector<int32_t> free;
+    taken_.clear();
+    int64_t top = 0;
+    for (const int32_t j : set) {
+      if (jobs_.fixed[j] < 0) free.push_back(j);
+      else taken_.push_back({jobs_.fixed[j], jobs_.fixed[j] + jobs_.size[j]}), top = std::max(top, taken_.back().second);
+    }
+    std::sort(taken_.begin(), taken_.end());
+    best_ = std::max(best_, top);
+    std::stable_sort(free.begin(), free.end(), [&](int32_t a, int32_t b) { return jobs_.mask[a] > jobs_.mask[b]; });
+    int64_t height = 0;  // of one order: what no order needs is no gain
+    for (const int32_t j : free) height = place(height, j) + jobs_.size[j];
+    if (height <= best_) return;
+    if (free.size() > most_free) return;
+    const int64_t steps = static_cast<int64_t>(free.size()) << free.size();
+    if (steps > steps_) return;
+    steps_ -= steps;
+    best_ = std::max(best_, least(free));
+  }
+
+  int64_t least(const std::vector<int32_t>& free) {
+    const size_t all = (size_t{1} << free.size()) - 1;
+    height_.assign(all + 1, std::numeric_limits<int64_t>::max());
+    height_[0] = 0;
+    for (size_t set = 0; set < all; ++set)
+      for (size_t k = 0; k < free.size(); ++k) {
+        if (set >> k & 1) continue;
+        int64_t& height = height_[set | size_t{1} << k];
+        height = std::min(height, place(height_[set], free[k]) + jobs_.size[free[k]]);
+      }
+    return height_[all];
+  }
+
+  int64_t place(int64_t height, int32_t job) const {
+    int64_t at = jobs_.aligned(job, height);
+    for (const auto& [low, high] : taken_)
+      if (high > at && low < at + jobs_.size[job]) at = jobs_.aligned(job, high);
+    return at;
+  }
+
+  const Jobs& jobs_;
+  int64_t steps_, best_ = 0;
+  std::vector<std::pair<int64_t, int64_t>> taken_;  // fixed ranges of the set, lowest first
+  std::vector<int64_t> height_;
+  std::vector<Set> meets_;
+};
+
+}  // namespace packing
