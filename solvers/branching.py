@@ -46,7 +46,7 @@ def can_branch(jobs: Jobs) -> bool:
     return one_piece_each and int(fixed.sum()) * len(jobs) <= _MOST_PINNED and bool(total <= _MOST_BYTES)
 
 
-def take_turns(task: Task, order: NDArray[np.int32]) -> None:
+def take_turns(task: Task, order: NDArray[np.int32], nodes: int | None = None) -> None:
     """Improve on the task's offsets until the bound is reached, all is proven or a limit is reached.
 
     First and best fit come after the first turn, which is often the last and not as long as they take.
@@ -54,8 +54,9 @@ def take_turns(task: Task, order: NDArray[np.int32]) -> None:
     Args:
         task: what to pack; it has offsets.
         order: where the search over orders begins.
+        nodes: after about so many it ends, too; the task is then not stopped by anything.
     """
-    _Turns(task, order).run()
+    _Turns(task, order).run(nodes)
 
 
 class _Turns:
@@ -68,7 +69,8 @@ class _Turns:
         self._part = 0.5  # of the gap, that the next step is to close
         self._repaired: _core.Repair | None = None
 
-    def run(self) -> None:
+    def run(self, nodes: int | None) -> None:
+        until = None if nodes is None else self._task.watch.nodes + nodes
         turns = [self._order]
         if can_branch(self._task.jobs):
             turns = [self._target, self._repair, self._between, self._order]
@@ -80,6 +82,8 @@ class _Turns:
         budget = _FIRST
         while not self._task.done():
             for turn in turns:
+                if until is not None and self._task.watch.nodes >= until:
+                    return
                 turn(budget)
                 if self._task.stopped_by:
                     return

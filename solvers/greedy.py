@@ -57,7 +57,7 @@ def quick(task: Task) -> NDArray[np.int32] | None:
 def valleys(task: Task) -> NDArray[np.int32] | None:
     """Valley by valley: the best order to fill them in, or None when there is no reason to go on.
 
-    Earlier starts first, which is quick; by what is alive, which is nearly always the best; then other orders.
+    Earlier starts first, which is quick; by what is alive, nearly always the best; then other orders.
     """
     jobs, native, best, smallest = task.jobs, task.jobs.native(), None, 0
 
@@ -104,7 +104,7 @@ def fits(task: Task) -> bool:
 
 
 def orders(jobs: Jobs) -> dict[str, Callable[[], NDArray[np.int32]]]:
-    """Orders of placement by name, each a function that makes it, int32[n]; the quickest to fill valleys by first."""
+    """Orders of placement by name, as functions that make them, int32[n]; the quickest to pack by first."""
     lifetime = jobs.lifetime
     start = jobs.start[jobs.first]
     area = lifetime.astype(np.float64) * jobs.size

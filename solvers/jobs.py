@@ -69,7 +69,7 @@ class Jobs:
         return int(np.gcd.reduce(values))
 
     def attainable(self, arena: int) -> int:
-        """The smallest size not below ``arena`` that some smallest plan may have: where one of the jobs ends."""
+        """The smallest size not below ``arena`` that a smallest plan may have: the end of one of the jobs."""
         free = self.fixed < 0
         step = np.lcm(self.alignment[free], self.unit)
         size = self.size[free]

@@ -10,8 +10,8 @@ import numpy as np
 from solvers import _core, branching, exact, greedy
 from solvers.task import Task
 
-#: Up to this many jobs "auto" asks the exact solver when the heuristics leave a gap,
-FEW = 60
+#: Up to this many jobs "auto" asks the exact solver when so many nodes have left a gap,
+FEW, _NODES_FIRST = 60, 40_000_000
 #: for one of CP-SAT's deterministic seconds per so many nodes of the budget.
 _NODES_A_SECOND = 100_000_000
 #: Steps that the bound of stacks may take; some ten milliseconds.
@@ -21,17 +21,18 @@ Solver = Callable[[Task], None]
 
 
 def auto(task: Task) -> None:
-    """All that there is: heuristics, bounds and searches; last, for few jobs, the exact solver."""
-    search(task)
-    if len(task.jobs) <= FEW and task.stopped_by in ("nodes", "time") and exact.available():
+    """All that there is: heuristics, bounds and searches; for few jobs, after a while, the exact solver."""
+    asked = len(task.jobs) <= FEW and exact.available()
+    search(task, _NODES_FIRST if asked else None)
+    if asked and task.stopped_by in ("", "nodes", "time"):
         exact.prove(task, _NODES_A_SECOND)
 
 
-def search(task: Task) -> None:
-    """Valley by valley, then better bounds, then the searches in turn."""
+def search(task: Task, nodes: int | None = None) -> None:
+    """Valley by valley, then better bounds, then the searches in turn for about so many nodes."""
     order = greedy.valleys(task)
     if order is not None and not _bounded(task):
-        branching.take_turns(task, order)
+        branching.take_turns(task, order, nodes)
 
 
 def _bounded(task: Task) -> bool:
