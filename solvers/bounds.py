@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from traces.buffers import Buffers
 
+#: Times so near to each other need no sorting: as many instants for each that matters.
+_DENSE = 8
 #: Instants near the peak at which the padding of the topmost buffer is looked at.
 _INSTANTS = 256
 
@@ -38,8 +40,12 @@ def lower_bound(buffers: Buffers) -> int:
     The sum of the peak loads of groups, which share no addresses. Where all buffers are aligned, all but the
     topmost are counted with their padding. A fixed offset bounds too.
     """
-    pieces = pieces_of(buffers)
-    taking = np.unique(pieces.owner)
+    return bound_of(buffers, pieces_of(buffers))
+
+
+def bound_of(buffers: Buffers, pieces: Pieces) -> int:
+    """`lower_bound` of buffers whose pieces are at hand."""
+    taking = pieces.rows
     fixed = taking[buffers.offset[taking] >= 0]
     top = int((buffers.offset[fixed] + buffers.size[fixed]).max(initial=0))
     if len(taking) == 0:
@@ -59,14 +65,16 @@ def lower_bound(buffers: Buffers) -> int:
     return max(top, plain, aligned)
 
 
-def quietest(buffers: Buffers) -> int:
+def quietest(buffers: Buffers, pieces: Pieces) -> int:
     """The time on the circle at which the fewest bytes are alive: where to cut it."""
-    times, loads = load_curve(buffers)
+    times, loads = _curve(pieces, buffers.size, buffers.period)
     return int(times[loads.argmin()]) if len(times) else 0
 
 
 def _by_group(pieces: Pieces, group: NDArray[np.int64]) -> list[Pieces]:
     of = group[pieces.owner]
+    if (of == of[:1]).all():
+        return [pieces]
     order = np.argsort(of, kind="stable")
     ends = np.flatnonzero(np.diff(of[order])) + 1
     return [Pieces(pieces.owner[k], pieces.start[k], pieces.end[k]) for k in np.split(order, ends)]
@@ -77,21 +85,35 @@ def _curve(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     always = 0
     if period is not None:
-        turns = (pieces.end - pieces.start) // period
-        always = int((size[pieces.owner] * turns).sum())
-        rest = pieces.end - turns * period > pieces.start
-        end = pieces.end - turns * period
-        pieces = on_line(Pieces(pieces.owner[rest], pieces.start[rest], end[rest]), period, 0)
+        if (pieces.end - pieces.start).max(initial=0) >= period:
+            turns = (pieces.end - pieces.start) // period
+            always = int((size[pieces.owner] * turns).sum())
+            rest = pieces.end - turns * period > pieces.start
+            end = pieces.end - turns * period
+            pieces = Pieces(pieces.owner[rest], pieces.start[rest], end[rest])
+        pieces = on_line(pieces, period, 0)
     moment = np.concatenate([pieces.start, pieces.end])
     change = np.concatenate([size[pieces.owner], -size[pieces.owner]])
     if period is not None:
         moment, change = np.append(moment, 0), np.append(change, always)
-    times, place = np.unique(moment, return_inverse=True)
-    changes = np.zeros(len(times), np.int64)
-    np.add.at(changes, place, change)
+    times, changes = _sums(moment, change)
     if period is not None and times[-1] == period:
         times, changes = times[:-1], changes[:-1]
     return times, np.cumsum(changes)
+
+
+def _sums(moment: NDArray[np.int64], change: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The moments, ascending and once each, with the sum of the changes at each."""
+    first = int(moment.min(initial=0))
+    if (dense := int(moment.max(initial=0)) - first + 1) <= _DENSE * len(moment):
+        changes, there = np.zeros(dense, np.int64), np.zeros(dense, np.bool_)
+        np.add.at(changes, moment - first, change)
+        there[moment - first] = True
+        return np.flatnonzero(there) + first, changes[there]
+    times, place = np.unique(moment, return_inverse=True)
+    changes = np.zeros(len(times), np.int64)
+    np.add.at(changes, place, change)
+    return times, changes
 
 
 def _padded_bound(

@@ -112,8 +112,13 @@ def orders(jobs: Jobs) -> dict[str, Callable[[], NDArray[np.int32]]]:
     def by(*keys: NDArray[Any]) -> Callable[[], NDArray[np.int32]]:
         return lambda: np.lexsort(keys).astype(np.int32)
 
+    def by_start() -> NDArray[np.int32]:
+        if (start[1:] > start[:-1]).all():  # as they come
+            return np.arange(len(jobs), dtype=np.int32)
+        return by(-jobs.size, -lifetime, start)()
+
     return {
-        "start": by(-jobs.size, -lifetime, start),
+        "start": by_start,
         "size": by(start, -jobs.size),
         "area": by(start, -area),
         "lifetime": by(-jobs.size, -lifetime),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers._core import Jobs as NativeJobs
-from solvers.bounds import lower_bound, quietest
+from solvers.bounds import bound_of, quietest
 from solvers.pieces import Pieces, on_line, pieces_of
 
 if TYPE_CHECKING:
@@ -82,17 +82,20 @@ class Jobs:
         return NativeJobs(self.pieces, self.start, self.end, self.size, self.alignment, self.fixed)
 
 
-def jobs_of(buffers: Buffers, taken: Sequence[tuple[int, int]] = ()) -> Jobs:
+def jobs_of(buffers: Buffers, bound: int | None = None, taken: Sequence[tuple[int, int]] = ()) -> Jobs:
     """Jobs for the buffers that take memory; lifetimes must not be longer than the period.
 
     Args:
         buffers: buffers of one group. A circle is cut where the fewest bytes are alive.
+        bound: their lower bound, where it is known.
         taken: ranges of addresses (from, to) that these buffers must not touch.
     """
     pieces = pieces_of(buffers)
+    bound = bound_of(buffers, pieces) if bound is None else bound
     if buffers.period is not None:
-        pieces = on_line(pieces, buffers.period, quietest(buffers))
-    row, counts = np.unique(pieces.owner, return_counts=True)
+        pieces = on_line(pieces, buffers.period, quietest(buffers, pieces))
+    row = pieces.rows
+    counts = np.diff(np.flatnonzero(pieces.first), append=len(pieces))
     jobs = Jobs(
         row,
         counts,
@@ -101,7 +104,7 @@ def jobs_of(buffers: Buffers, taken: Sequence[tuple[int, int]] = ()) -> Jobs:
         buffers.size[row],
         buffers.alignment[row],
         buffers.offset[row],
-        lower_bound(buffers),
+        bound,
     )
     return _without(jobs, pieces, np.asarray(taken, np.int64).reshape(-1, 2)) if taken else jobs
 

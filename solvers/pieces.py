@@ -30,6 +30,16 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.owner)
 
+    @property
+    def first(self) -> NDArray[np.bool_]:
+        """Which of them is the first of its buffer."""
+        return np.diff(self.owner, prepend=-1) > 0
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Rows of the buffers that have any, ascending."""
+        return self.owner[self.first]
+
 
 def pieces_of(buffers: Buffers) -> Pieces:
     """The pieces of all buffers that a plan places and that take memory.
@@ -37,16 +47,17 @@ def pieces_of(buffers: Buffers) -> Pieces:
     Raises:
         ValueError: so many bytes that sums of sizes and offsets may not fit 64 bits.
     """
-    row = np.arange(len(buffers))
-    owner = np.concatenate([row, buffers.gap_buffer])
-    start = np.concatenate([buffers.start, buffers.gap_end])
-    end = np.concatenate([buffers.end, buffers.gap_start])
-    # The k-th start and the k-th end of a buffer belong together: gaps do not overlap.
-    by_start, by_end = np.lexsort((start, owner)), np.lexsort((end, owner))
-    owner, start, end = owner[by_start], start[by_start], end[by_end]
+    owner, start, end = np.arange(len(buffers)), buffers.start, buffers.end
+    if len(buffers.gap_buffer):
+        owner = np.concatenate([owner, buffers.gap_buffer])
+        start = np.concatenate([start, buffers.gap_end])
+        end = np.concatenate([end, buffers.gap_start])
+        # The k-th start and the k-th end of a buffer belong together: gaps do not overlap.
+        by_start, by_end = np.lexsort((start, owner)), np.lexsort((end, owner))
+        owner, start, end = owner[by_start], start[by_start], end[by_end]
     keep = (start < end) & (buffers.size[owner] > 0) & ~buffers.persistent[owner]
     pieces = Pieces(owner[keep], start[keep], end[keep])
-    _refuse_absurd(buffers, np.unique(pieces.owner))
+    _refuse_absurd(buffers, pieces.rows)
     return pieces
 
 
@@ -62,11 +73,13 @@ def on_line(pieces: Pieces, period: int, cut: int) -> Pieces:
 
     A piece across the cut becomes two.
     """
-    start = (pieces.start - cut) % period
+    start = pieces.start - cut
+    start = np.where((start < 0) | (start >= period), start % period, start)
     end = start + (pieces.end - pieces.start)
     over = end > period
-    owner = np.concatenate([pieces.owner, pieces.owner[over]])
-    first = np.concatenate([start, np.zeros(over.sum(), np.int64)])
-    last = np.concatenate([np.minimum(end, period), end[over] - period])
-    order = np.lexsort((first, owner))
+    owner = np.concatenate([pieces.owner[over], pieces.owner])
+    first = np.concatenate([np.zeros(over.sum(), np.int64), start])
+    last = np.concatenate([end[over] - period, np.minimum(end, period)])
+    several = not pieces.first.all()
+    order = np.lexsort((first, owner)) if several else np.argsort(owner, kind="stable")
     return Pieces(owner[order], first[order], last[order])

@@ -112,7 +112,7 @@ def _solve_each(
     for k, columns in enumerate(tried):
         part = stop if len(tried) == 1 else part_of(stop, total.seconds, len(tried) - k)
         try:
-            plan = _Solve(buffers, capacity, part, seed, solver, better, tell, columns).run()
+            plan = _Solve(buffers, bound, capacity, part, seed, solver, better, tell, columns).run()
         except KeyboardInterrupt:
             if best is None:
                 raise
@@ -169,6 +169,7 @@ class _Solve:
     def __init__(
         self,
         buffers: Buffers,
+        bound: int,
         capacity: int | None,
         stop: Stop,
         seed: int,
@@ -180,7 +181,7 @@ class _Solve:
         self._buffers, self._capacity, self._seed, self._solver = buffers, capacity, seed, solver
         self._on_improvement, self._on_progress = on_improvement, on_progress
         self._watch = Watch(stop)
-        self._bound = lower_bound(buffers)
+        self._bound = bound
         self._target = max(stop.target_bytes or 0, capacity or 0)
         # What is not packed: persistent buffers have no offset, those without memory keep theirs or take 0.
         start = np.where(buffers.persistent, -1, np.maximum(buffers.offset, 0))
@@ -211,8 +212,10 @@ class _Solve:
         return self._judge(stopped_by)
 
     def _task(self, k: int, rows: NDArray[np.int64]) -> Task:
-        unrolled = self._buffers.select(rows).unrolled(self._offset.shape[1])
-        jobs = jobs_of(unrolled, _taken(self._buffers, self._groups, k, self._offset))
+        alone = len(self._groups) == 1
+        buffers = self._buffers if alone and len(rows) == len(self._buffers) else self._buffers.select(rows)
+        bound = self._bound if alone and self._offset.shape[1] == 1 else None
+        jobs = jobs_of(buffers.unrolled(self._offset.shape[1]), bound, _taken(self._buffers, self._groups, k, self._offset))
         last = k == len(self._groups) - 1
 
         def found(offsets: NDArray[np.int64], arena: int) -> None:
@@ -295,7 +298,7 @@ class _Solve:
 
 def _groups(buffers: Buffers) -> list[NDArray[np.int64]]:
     """Rows of the buffers that take memory, one array a group; coarsest alignment first, to waste least."""
-    rows = np.unique(pieces_of(buffers).owner)
+    rows = pieces_of(buffers).rows
     if len(rows) == 0:
         return []
     order = np.argsort(buffers.group[rows], kind="stable")

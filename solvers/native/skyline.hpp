@@ -30,8 +30,9 @@ class JobTree {
  public:
   JobTree(const Jobs& jobs, const std::vector<int32_t>& candidates)
       : by_start_(candidates), length_(jobs.instants - 1) {
-    std::stable_sort(by_start_.begin(), by_start_.end(),
-                     [&](int32_t a, int32_t b) { return arc(jobs, a).start < arc(jobs, b).start; });
+    const auto sooner = [&](int32_t a, int32_t b) { return arc(jobs, a).start < arc(jobs, b).start; };
+    if (!std::is_sorted(by_start_.begin(), by_start_.end(), sooner))
+      std::stable_sort(by_start_.begin(), by_start_.end(), sooner);
     while (leaves_ < by_start_.size()) leaves_ *= 2;
     nodes_.assign(2 * leaves_, Node{});
     for (const int32_t job : by_start_) {
