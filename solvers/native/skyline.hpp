@@ -35,10 +35,13 @@ class JobTree {
       std::stable_sort(by_start_.begin(), by_start_.end(), sooner);
     while (leaves_ < by_start_.size()) leaves_ *= 2;
     nodes_.assign(2 * leaves_, Node{});
+    first_from_.reserve(jobs.instants + 1);
     for (const int32_t job : by_start_) {
-      starts_.push_back(arc(jobs, job).start);
-      ends_.push_back(arc(jobs, job).end);
+      const Piece piece = arc(jobs, job);
+      first_from_.resize(piece.start + 1, static_cast<int32_t>(ends_.size()));
+      ends_.push_back(piece.end);
     }
+    first_from_.resize(std::max(jobs.instants, 0) + 1, static_cast<int32_t>(ends_.size()));
   }
 
   // Puts all candidates back, with new priorities.
@@ -51,10 +54,10 @@ class JobTree {
   int32_t take(int32_t from, int32_t to) {
     Best best;
     if (to - from == length_) {
-      find(1, 0, leaves_, 0, starts_.size(), none - 1, best);
+      find(1, 0, leaves_, 0, ends_.size(), none - 1, best);
     } else {
-      find(1, 0, leaves_, index(from), index(std::min(to, length_)), to, best);
-      if (to > length_) find(1, 0, leaves_, 0, index(to - length_), to - length_, best);
+      find(1, 0, leaves_, first_from_[from], first_from_[std::min(to, length_)], to, best);
+      if (to > length_) find(1, 0, leaves_, 0, first_from_[to - length_], to - length_, best);
     }
     if (best.priority == none) return -1;
     nodes_[best.leaf] = Node{};
@@ -73,9 +76,6 @@ class JobTree {
     size_t leaf = 0;
   };
   static Node join(Node a, Node b) { return {std::min(a.end, b.end), std::min(a.priority, b.priority)}; }
-  size_t index(int32_t start) const {
-    return std::lower_bound(starts_.begin(), starts_.end(), start) - starts_.begin();
-  }
 
   // Among the leaves [low, high), those that end by `by`.
   void find(size_t node, size_t begin, size_t end, size_t low, size_t high, int32_t by, Best& best) const {
@@ -92,7 +92,8 @@ class JobTree {
     }
   }
 
-  std::vector<int32_t> by_start_, starts_, ends_;
+  std::vector<int32_t> by_start_, ends_;
+  std::vector<int32_t> first_from_;  // by instant: the first of by_start_ that starts then or later
   std::vector<Node> nodes_;
   int32_t length_;
   size_t leaves_ = 1;
