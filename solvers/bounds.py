@@ -102,7 +102,9 @@ def _curve(
     return times, np.cumsum(changes)
 
 
-def _sums(moment: NDArray[np.int64], change: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _sums(
+    moment: NDArray[np.int64], change: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The moments, ascending and once each, with the sum of the changes at each."""
     first = int(moment.min(initial=0))
     if (dense := int(moment.max(initial=0)) - first + 1) <= _DENSE * len(moment):

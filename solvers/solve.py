@@ -215,7 +215,11 @@ class _Solve:
         alone = len(self._groups) == 1
         buffers = self._buffers if alone and len(rows) == len(self._buffers) else self._buffers.select(rows)
         bound = self._bound if alone and self._offset.shape[1] == 1 else None
-        jobs = jobs_of(buffers.unrolled(self._offset.shape[1]), bound, _taken(self._buffers, self._groups, k, self._offset))
+        jobs = jobs_of(
+            buffers.unrolled(self._offset.shape[1]),
+            bound,
+            _taken(self._buffers, self._groups, k, self._offset),
+        )
         last = k == len(self._groups) - 1
 
         def found(offsets: NDArray[np.int64], arena: int) -> None:

@@ -8,6 +8,7 @@
 // much would be lost that the arena cannot be as small as it should be, the job may rise above the wall after all.
 #pragma once
 
+#include "random.hpp"
 #include "skyline.hpp"
 
 namespace packing {
@@ -220,11 +221,13 @@ class Spans {
   size_t leaves_ = 1;
 };
 
-// Chooses for an arena that should be no larger than `goal`.
+// Chooses for an arena that should be no larger than `goal`. `doubt` is a part of it by which the load of stretches is
+// taken for more than it is, at random, so that another choice is made.
 class FullestFirst {
  public:
-  FullestFirst(const Jobs& jobs, const std::vector<int32_t>& candidates, int64_t goal)
-      : goal_(goal), length_(jobs.instants - 1), load_(load_of(jobs)), spans_(jobs, candidates) {}
+  FullestFirst(const Jobs& jobs, const std::vector<int32_t>& candidates, int64_t goal, double doubt, Random& random)
+      : goal_(goal), length_(jobs.instants - 1), load_(load_of(jobs, doubt * static_cast<double>(goal), random)),
+        spans_(jobs, candidates) {}
 
   // The job for a valley, or -1 where it had better rise.
   int32_t take(const Skyline::Valley& valley) {
@@ -257,7 +260,7 @@ class FullestFirst {
  private:
   static constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
 
-  static std::vector<int64_t> load_of(const Jobs& jobs) {
+  static std::vector<int64_t> load_of(const Jobs& jobs, double doubt, Random& random) {
     std::vector<int64_t> load(jobs.instants, 0);
     for (int32_t j = 0; j < jobs.count(); ++j)
       for (int32_t k = jobs.first[j]; k < jobs.first[j + 1]; ++k) {
@@ -266,6 +269,13 @@ class FullestFirst {
       }
     for (int32_t t = 1; t < jobs.instants; ++t) load[t] += load[t - 1];
     load.pop_back();
+    if (doubt > 0) {
+      const auto count = static_cast<int32_t>(load.size());
+      for (int32_t t = 0; t < count;) {
+        const auto more = static_cast<int64_t>(doubt * random.unit());
+        for (const int32_t until = std::min(count, t + 1 + random.below(1 + count / 8)); t < until; ++t) load[t] += more;
+      }
+    }
     return load;
   }
 
@@ -292,11 +302,13 @@ class FullestFirst {
 };
 
 // Places all jobs so: those that are fixed or have gaps by first fit, and on top of these the others.
-inline std::vector<int64_t> pack_fullest(const Jobs& jobs, const std::vector<int32_t>& order, int64_t goal) {
+// No offsets when the arena would be above `limit`.
+inline std::vector<int64_t> pack_fullest(const Jobs& jobs, const std::vector<int32_t>& order, int64_t goal,
+                                         int64_t limit, double doubt, Random& random) {
   ValleyPacker packer(jobs);
-  FullestFirst chooser(jobs, packer.candidates(), goal);
-  packer.pack(order, std::numeric_limits<int64_t>::max(), [&](const Skyline::Valley& v) { return chooser.take(v); });
-  return packer.offsets();
+  FullestFirst chooser(jobs, packer.candidates(), goal, doubt, random);
+  const auto take = [&](const Skyline::Valley& valley) { return chooser.take(valley); };
+  return packer.pack(order, limit, take) < 0 ? std::vector<int64_t>() : packer.offsets();
 }
 
 }  // namespace packing

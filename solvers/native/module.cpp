@@ -208,7 +208,8 @@ NB_MODULE(_core, m) {
           std::vector<int64_t> offsets;
           {
             nb::gil_scoped_release release;
-            offsets = packing::pack_fullest(jobs, checked, goal);
+            packing::Random random(0);
+            offsets = packing::pack_fullest(jobs, checked, goal, std::numeric_limits<int64_t>::max(), 0, random);
           }
           return array_of(offsets);
         },

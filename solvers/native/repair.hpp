@@ -7,6 +7,7 @@
 #pragma once
 
 #include "branching.hpp"
+#include "fullest.hpp"
 
 namespace packing {
 
@@ -34,7 +35,10 @@ class Repair {
 
  private:
   static constexpr int64_t looks_a_job = 8;   // of choosing what to take down; measured
-  static constexpr double least_depth = 0.002;
+  static constexpr int64_t looks_of_a_pack = 500;  // a job; measured
+  static constexpr int packs = 4;
+  static constexpr double doubt = 0.03;
+  static constexpr double least_depth = 0.004;
   static constexpr int64_t first_budget = 1'000'000;
 
   void step(int64_t target, int64_t left) {
@@ -47,19 +51,38 @@ class Repair {
     if (static_cast<int64_t>(cone.size()) > most_) return deeper(true, 1);
     const Jobs small = on_ground(cone, goal);
     if (small.count() == 0) return deeper(whole, 1.5);
-    Branching search(small, goal, random_.next());
-    const int64_t before = search.looks();
-    search.advance(std::min(left, budget_));
-    looks_ += search.looks() - before + looks_a_job * small.count();
-    if (search.found()) {
-      const auto found = search.offsets();
-      for (size_t k = 0; k < cone.size(); ++k) offset_[cone[k]] = found[k];
+    if (pack(small, cone, goal) || search(small, cone, goal, left)) {
       settle();
       part_ = std::min(1.0, part_ * 2);
       depth_ = std::max(least_depth, depth_ * 0.5);
     } else {
-      deeper(whole, search.infeasible() ? 1.5 : 1.2);
+      deeper(whole, 1.3);
     }
+  }
+
+  // By what is alive, a few times with some doubt.
+  bool pack(const Jobs& small, const std::vector<int32_t>& cone, int64_t goal) {
+    std::vector<int32_t> order(small.count());
+    std::iota(order.begin(), order.end(), 0);
+    for (int k = 0; k < packs; ++k) {
+      looks_ += looks_of_a_pack * small.count();
+      if (put(cone, pack_fullest(small, order, goal, goal, k == 0 ? 0 : doubt * random_.unit(), random_))) return true;
+    }
+    return false;
+  }
+
+  bool search(const Jobs& small, const std::vector<int32_t>& cone, int64_t goal, int64_t left) {
+    if (small.count() > most_searched_) return false;
+    Branching search(small, goal, random_.next());
+    search.advance(std::min(left, budget_));
+    looks_ += search.looks();
+    return search.found() && put(cone, search.offsets());
+  }
+
+  bool put(const std::vector<int32_t>& cone, const std::vector<int64_t>& found) {
+    if (found.empty()) return false;
+    for (size_t k = 0; k < cone.size(); ++k) offset_[cone[k]] = found[k];
+    return true;
   }
 
   // Nothing came of it: more is taken down next time; after everything was, less is asked for, with more patience.
@@ -71,6 +94,7 @@ class Repair {
     if (part_ > 0.005) return;
     part_ = 0.25;
     most_ *= 2;
+    most_searched_ *= 2;
     budget_ *= 2;
   }
 
@@ -161,7 +185,7 @@ class Repair {
   std::vector<bool> taken_;
   int32_t highest_ = 0, free_ = 0;
   int64_t arena_ = 0, looks_ = 0, budget_ = first_budget;
-  int64_t most_ = 400;    // jobs of a cone
+  int64_t most_ = 8000, most_searched_ = 400;  // jobs of a cone
   double depth_ = least_depth;   // of the cone, as a part of the arena
   double part_ = 0.25;    // of what is above the target, that is to go
 };
