@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers import _core
+from solvers.aside import aside
 from solvers.greedy import fits
 
 if TYPE_CHECKING:
@@ -97,7 +98,10 @@ class _Turns:
         while not self._task.stopped_by and (left := until - self._task.watch.nodes) > 0:
             capacity = self._task.target
             if self._at_target is None or self._at_target[0] != capacity:
-                self._at_target = capacity, self._search(capacity)
+                search = self._search(capacity)
+                if search is None:
+                    return
+                self._at_target = capacity, search
             self._branch(self._at_target[1], capacity, left)
 
     def _between(self, budget: int) -> None:
@@ -106,7 +110,10 @@ class _Turns:
         step = max(int(gap * self._part) // unit * unit, unit)
         if step < gap and budget >= _ENOUGH * len(self._task.jobs):
             capacity = self._task.arena - step
-            ended = self._branch(self._search(capacity), capacity, budget // 2)
+            search = self._search(capacity)
+            if search is None:
+                return
+            ended = self._branch(search, capacity, budget // 2)
             self._part = min(self._part * 2, 0.5) if ended else self._part / 2
 
     def _repair(self, budget: int) -> None:
@@ -116,7 +123,10 @@ class _Turns:
             assert task.offsets is not None
             self._searches += 1
             seed = (task.seed + self._searches * 2**32) % 2**64
-            repair = self._repaired = _core.Repair(self._native, task.offsets, seed)
+            offsets = task.offsets
+            repair = self._repaired = aside(task, lambda _: _core.Repair(self._native, offsets, seed))
+            if repair is None:
+                return
         until = repair.looks + budget
         while not task.stopped_by and repair.looks < until:
             if self._spend(repair, lambda looks: repair.advance(looks, task.target), until - repair.looks):
@@ -126,18 +136,22 @@ class _Turns:
     def _order(self, budget: int) -> None:
         task, search = self._task, self._orders
         if search is None:  # it begins with a whole pass
-            search = self._orders = _core.Search(self._native, self._first_order, task.seed % 2**64)
+            begin, seed = self._first_order, task.seed % 2**64
+            search = self._orders = aside(task, lambda _: _core.Search(self._native, begin, seed))
+            if search is None:
+                return
         until = search.looks + budget // 2
         while not task.stopped_by and search.looks < until:
             if self._spend(search, lambda looks: search.advance(looks, task.target), until - search.looks):
                 task.offer(search.offsets, search.arena)
                 task.done()
 
-    def _search(self, capacity: int) -> _core.Branching:
+    def _search(self, capacity: int) -> _core.Branching | None:
         self._searches += 1
         seed = (self._task.seed + self._searches * 2**32) % 2**64
-        search = _core.Branching(self._native, capacity, seed)
-        self._task.watch.nodes += search.looks
+        search = aside(self._task, lambda _: _core.Branching(self._native, capacity, seed))
+        if search is not None:
+            self._task.watch.nodes += search.looks
         return search
 
     def _branch(self, search: _core.Branching, capacity: int, budget: int) -> bool:

@@ -188,31 +188,37 @@ NB_MODULE(_core, m) {
         "start"_a, "end"_a, "size"_a, "stream"_a, "offset"_a, "columns"_a, "period"_a,
         "Waits of one stream for another in `columns` iterations; streams count from 0, `offset` is row by row.");
 
+  nb::class_<packing::Cancel>(m, "Cancel", "Tells a kernel on another thread to give up.")
+      .def(nb::init<>())
+      .def("cancel", &packing::Cancel::cancel);
+
   m.def("skyline",
-        [](const Jobs& jobs, const In<int32_t>& order) {
+        [](const Jobs& jobs, const In<int32_t>& order, const packing::Cancel& cancel) {
           const auto checked = order_of(jobs, order);
           std::vector<int64_t> offsets;
           {
             nb::gil_scoped_release release;
             packing::ValleyPacker packer(jobs);
-            packer.pack(checked, std::numeric_limits<int64_t>::max());
-            offsets = packer.offsets();
+            if (packer.pack(checked, std::numeric_limits<int64_t>::max(), cancel) >= 0) offsets = packer.offsets();
           }
           return array_of(offsets);
         },
-        "jobs"_a, "order"_a, "Offsets by lowest valley first; `order` decides where several jobs fit.");
+        "jobs"_a, "order"_a, "cancel"_a,
+        "Offsets by lowest valley first, none when cancelled; `order` decides where several jobs fit.");
 
   m.def("fullest",
-        [](const Jobs& jobs, const In<int32_t>& order, int64_t goal) {
+        [](const Jobs& jobs, const In<int32_t>& order, int64_t goal, const packing::Cancel& cancel) {
           const auto checked = order_of(jobs, order);
           std::vector<int64_t> offsets;
           {
             nb::gil_scoped_release release;
             packing::Random random(0);
-            offsets = packing::pack_fullest(jobs, checked, goal, std::numeric_limits<int64_t>::max(), 0, random);
+            const int64_t limit = std::numeric_limits<int64_t>::max();
+            offsets = packing::pack_fullest(jobs, checked, goal, limit, 0, random, cancel);
           }
           return array_of(offsets);
         },
-        "jobs"_a, "order"_a, "goal"_a,
-        "Offsets by what is alive, for an arena of `goal` bytes; `order` is that of the jobs that have gaps.");
+        "jobs"_a, "order"_a, "goal"_a, "cancel"_a,
+        "Offsets by what is alive, none when cancelled, for an arena of `goal` bytes; `order` is that of the jobs "
+        "that have gaps.");
 }

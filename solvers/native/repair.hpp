@@ -6,6 +6,9 @@
 // The rest of the plan is a large neighbourhood in the sense of Shaw (1998).
 #pragma once
 
+#include <memory>
+#include <numeric>
+
 #include "branching.hpp"
 #include "fullest.hpp"
 
@@ -36,59 +39,73 @@ class Repair {
  private:
   static constexpr int64_t looks_a_job = 8;   // of choosing what to take down; measured
   static constexpr int64_t looks_of_a_pack = 500;  // a job; measured
-  static constexpr int packs = 4;
-  static constexpr double doubt = 0.03;
+  static constexpr int most_packs = 4;
+  static constexpr double most_doubt = 0.03;
   static constexpr double least_depth = 0.004;
   static constexpr int64_t first_budget = 1'000'000;
 
+  enum class Phase { choosing, packing, searching };
+
+  // A little of an attempt, so that a limit is never far.
   void step(int64_t target, int64_t left) {
-    const int64_t excess = arena_ - target;
-    const int64_t goal = std::max(target, arena_ - std::max<int64_t>(static_cast<int64_t>(excess * part_), 1));
-    const auto depth = static_cast<int64_t>(depth_ * static_cast<double>(arena_) * (0.8 + 0.4 * random_.unit()));
+    if (phase_ == Phase::choosing) choose(target);
+    else if (phase_ == Phase::packing) pack();
+    else search(left);
+  }
+
+  void choose(int64_t target) {
     looks_ += looks_a_job * jobs_.count();
-    const std::vector<int32_t> cone = cone_of(highest_, offset_[highest_] + jobs_.size[highest_] - depth);
-    const bool whole = static_cast<int32_t>(cone.size()) == free_ || static_cast<int64_t>(cone.size()) > most_;
-    if (static_cast<int64_t>(cone.size()) > most_) return deeper(true, 1);
-    const Jobs small = on_ground(cone, goal);
-    if (small.count() == 0) return deeper(whole, 1.5);
-    if (pack(small, cone, goal) || search(small, cone, goal, left)) {
-      settle();
-      part_ = std::min(1.0, part_ * 2);
-      depth_ = std::max(least_depth, depth_ * 0.5);
-    } else {
-      deeper(whole, 1.3);
-    }
+    const auto part = static_cast<int64_t>(static_cast<double>(arena_ - target) * part_);
+    const auto depth = static_cast<int64_t>(depth_ * static_cast<double>(arena_) * (0.8 + 0.4 * random_.unit()));
+    goal_ = std::max(target, arena_ - std::max<int64_t>(part, 1));
+    cone_ = cone_of(highest_, offset_[highest_] + jobs_.size[highest_] - depth);
+    const bool too_many = static_cast<int64_t>(cone_.size()) > most_;
+    whole_ = too_many || static_cast<int32_t>(cone_.size()) == free_;
+    small_ = too_many ? Jobs() : on_ground(cone_, goal_);
+    if (small_.count() == 0) return deeper(1.5);
+    packs_ = 0;
+    phase_ = Phase::packing;
   }
 
   // By what is alive, a few times with some doubt.
-  bool pack(const Jobs& small, const std::vector<int32_t>& cone, int64_t goal) {
-    std::vector<int32_t> order(small.count());
+  void pack() {
+    std::vector<int32_t> order(small_.count());
     std::iota(order.begin(), order.end(), 0);
-    for (int k = 0; k < packs; ++k) {
-      looks_ += looks_of_a_pack * small.count();
-      if (put(cone, pack_fullest(small, order, goal, goal, k == 0 ? 0 : doubt * random_.unit(), random_))) return true;
-    }
-    return false;
+    looks_ += looks_of_a_pack * small_.count();
+    const double doubt = packs_ == 0 ? 0 : most_doubt * random_.unit();
+    if (put(pack_fullest(small_, order, goal_, goal_, doubt, random_)) || ++packs_ < most_packs) return;
+    if (small_.count() > most_searched_) return deeper(1.3);
+    search_ = std::make_unique<Branching>(small_, goal_, random_.next());
+    looks_ += search_->looks();
+    patience_ = budget_;
+    phase_ = Phase::searching;
   }
 
-  bool search(const Jobs& small, const std::vector<int32_t>& cone, int64_t goal, int64_t left) {
-    if (small.count() > most_searched_) return false;
-    Branching search(small, goal, random_.next());
-    search.advance(std::min(left, budget_));
-    looks_ += search.looks();
-    return search.found() && put(cone, search.offsets());
+  void search(int64_t left) {
+    const int64_t before = search_->looks();
+    search_->advance(std::min(left, patience_));
+    const int64_t spent = search_->looks() - before;
+    looks_ += spent, patience_ -= spent;
+    if (search_->found()) put(search_->offsets());
+    else if (search_->infeasible() || patience_ <= 0) deeper(1.3);
   }
 
-  bool put(const std::vector<int32_t>& cone, const std::vector<int64_t>& found) {
+  // The offsets of what was taken down, if there are any.
+  bool put(const std::vector<int64_t>& found) {
     if (found.empty()) return false;
-    for (size_t k = 0; k < cone.size(); ++k) offset_[cone[k]] = found[k];
+    for (size_t k = 0; k < cone_.size(); ++k) offset_[cone_[k]] = found[k];
+    part_ = std::min(1.0, part_ * 2);
+    depth_ = std::max(least_depth, depth_ * 0.5);
+    phase_ = Phase::choosing;
+    settle();
     return true;
   }
 
   // Nothing came of it: more is taken down next time; after everything was, less is asked for, with more patience.
-  void deeper(bool whole, double by) {
+  void deeper(double by) {
+    phase_ = Phase::choosing;
     depth_ *= by;
-    if (!whole && depth_ < 2) return;
+    if (!whole_ && depth_ < 2) return;
     depth_ = least_depth;
     part_ /= 2;
     if (part_ > 0.005) return;
@@ -183,6 +200,14 @@ class Repair {
   Random random_;
   std::vector<int32_t> by_offset_;  // jobs, lowest first
   std::vector<bool> taken_;
+  // The attempt that is under way.
+  Phase phase_ = Phase::choosing;
+  std::vector<int32_t> cone_;           // what is taken down
+  Jobs small_;                          // the same, and the ground under it
+  int64_t goal_ = 0, patience_ = 0;     // the arena that it is to have; looks that the search has left
+  bool whole_ = false;                  // nothing more can be taken down
+  int packs_ = 0;
+  std::unique_ptr<Branching> search_;
   int32_t highest_ = 0, free_ = 0;
   int64_t arena_ = 0, looks_ = 0, budget_ = first_budget;
   int64_t most_ = 8000, most_searched_ = 400;  // jobs of a cone
