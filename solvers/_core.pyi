@@ -52,7 +52,7 @@ class Search:
     def looks(self) -> int: ...
 
 class Repair:
-    """Makes a plan lower piece by piece; one piece a job."""
+    """Makes a plan lower, place by place."""
 
     def __init__(self, jobs: Jobs, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int) -> None: ...
 

@@ -37,14 +37,19 @@ _MOST_PINNED, _MOST_BYTES = 2**26, 2.0**61
 
 
 def can_branch(jobs: Jobs) -> bool:
-    """Whether the search takes these jobs: none with gaps, or across the place where a circle was cut.
+    """Whether the complete search takes these jobs: none with gaps, or across the cut of a circle.
 
     Nor absurdly many bytes, or fixed offsets among very many jobs.
     """
     fixed = jobs.fixed >= 0
-    total = (jobs.size.astype(np.float64) + jobs.alignment).sum() + jobs.fixed.max(initial=0)
     one_piece_each = len(jobs.start) == len(jobs)
-    return one_piece_each and int(fixed.sum()) * len(jobs) <= _MOST_PINNED and bool(total <= _MOST_BYTES)
+    return one_piece_each and int(fixed.sum()) * len(jobs) <= _MOST_PINNED and can_repair(jobs)
+
+
+def can_repair(jobs: Jobs) -> bool:
+    """Whether parts of a plan can be made lower: not with absurdly many bytes."""
+    total = (jobs.size.astype(np.float64) + jobs.alignment).sum() + jobs.fixed.max(initial=0)
+    return bool(total <= _MOST_BYTES)
 
 
 def take_turns(task: Task, order: NDArray[np.int32], nodes: int | None = None) -> None:
@@ -72,11 +77,14 @@ class _Turns:
 
     def run(self, nodes: int | None) -> None:
         until = None if nodes is None else self._task.watch.nodes + nodes
-        turns = [self._order]
-        if can_branch(self._task.jobs):
+        jobs, turns = self._task.jobs, [self._order]
+        if can_repair(jobs):
+            turns.append(self._repair)
+        if can_branch(jobs):
             turns = [self._target, self._repair, self._between, self._order]
-            if len(self._task.jobs) > _FEW:
-                self._repair(max(_FIRST // 4, _LOCALLY * len(self._task.jobs)))
+        if self._repair in turns and len(jobs) > _FEW:
+            self._repair(max(_FIRST // 4, _LOCALLY * len(jobs)))
+        if self._target in turns:
             self._target(_FIRST)
         if self._task.done() or not fits(self._task):
             return

@@ -121,14 +121,13 @@ NB_MODULE(_core, m) {
       .def_prop_ro("arena", &packing::Search::arena)
       .def_prop_ro("looks", &packing::Search::looks);
 
-  nb::class_<packing::Repair>(m, "Repair", "Makes a plan lower piece by piece; one piece a job.")
+  nb::class_<packing::Repair>(m, "Repair", "Makes a plan lower, place by place.")
       .def("__init__",
            [](packing::Repair* self, const Jobs& jobs, const In<int64_t>& offsets, uint64_t seed) {
              need(offsets.shape(0) == jobs.size.size(), "columns of different lengths");
-             for (int32_t j = 0; j < jobs.count(); ++j) need(jobs.single(j), "a job of several pieces");
-             auto begin = vector_of(offsets);
+             const auto begin = vector_of(offsets);
              nb::gil_scoped_release release;
-             new (self) packing::Repair(jobs, std::move(begin), seed);
+             new (self) packing::Repair(jobs, begin, seed);
            },
            "jobs"_a, "offsets"_a, "seed"_a)
       .def("advance", &packing::Repair::advance, "budget"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>(),

@@ -1,9 +1,9 @@
 // Makes a plan lower: what stands highest is taken down with all that stands beside and above it from some depth on,
-// and put up again within a smaller arena by the complete search, on the ground of what has stayed.
+// and put up again within a smaller arena, on the ground of what has stayed: by what is alive, or by the complete search.
 //
 // What is taken down is a cone: from the depth upwards, each job that meets the time of those already taken. So what
-// stays is below all that is free again, and the small problem has a ground of different heights and nothing above.
-// The rest of the plan is a large neighbourhood in the sense of Shaw (1998).
+// stays is below all that is free again, and the small problem has a ground of different heights and nothing above but
+// what must stay where it is. It is a large neighbourhood in the sense of Shaw (1998).
 #pragma once
 
 #include <memory>
@@ -16,15 +16,26 @@ namespace packing {
 
 class Repair {
  public:
-  // Of jobs of one piece each, with the offsets of a plan. What has a fixed offset stays.
-  Repair(Jobs jobs, std::vector<int64_t> offsets, uint64_t seed)
-      : jobs_(std::move(jobs)), offset_(std::move(offsets)), random_(seed), by_offset_(jobs_.count()) {
+  // Of jobs with the offsets of a plan. What has a fixed offset stays, and so do jobs of several pieces.
+  Repair(const Jobs& jobs, const std::vector<int64_t>& offsets, uint64_t seed) : random_(seed) {
+    for (int32_t j = 0; j < jobs.count(); ++j) {
+      first_.push_back(jobs_.count());
+      for (int32_t k = jobs.first[j]; k < jobs.first[j + 1]; ++k) {
+        add(jobs_, jobs.pieces[k], jobs.size[j], jobs.mask[j], jobs.single(j) ? jobs.fixed[j] : offsets[j]);
+        offset_.push_back(offsets[j]);
+      }
+    }
+    jobs_.instants = jobs.instants;
+    by_offset_.resize(jobs_.count());
     std::iota(by_offset_.begin(), by_offset_.end(), 0);
     settle();
   }
 
-  const Jobs& jobs() const { return jobs_; }
-  const std::vector<int64_t>& offsets() const { return offset_; }
+  std::vector<int64_t> offsets() const {
+    std::vector<int64_t> result;
+    for (const int32_t k : first_) result.push_back(offset_[k]);
+    return result;
+  }
   int64_t arena() const { return arena_; }
   int64_t looks() const { return looks_; }
 
@@ -115,9 +126,10 @@ class Repair {
     budget_ *= 2;
   }
 
-  // The jobs from the height on that stand beside or above the highest, lowest first.
-  std::vector<int32_t> cone_of(int32_t highest, int64_t height) const {
+  // The jobs from the height on that stand beside or above the highest, lowest first. Notes which of them must stay.
+  std::vector<int32_t> cone_of(int32_t highest, int64_t height) {
     std::vector<int32_t> cone;
+    staying_.clear();
     Piece hull = span(highest);
     const auto from = std::lower_bound(by_offset_.begin(), by_offset_.end(), height,
                                        [&](int32_t job, int64_t at) { return offset_[job] < at; });
@@ -125,7 +137,10 @@ class Repair {
     for (auto it = from; it != by_offset_.end(); ++it) {
       const Piece piece = span(*it);
       if (piece.start >= hull.end || hull.start >= piece.end) continue;
-      if (jobs_.fixed[*it] >= 0) return {};
+      if (jobs_.fixed[*it] >= 0) {
+        staying_.push_back(*it);
+        continue;
+      }
       hull = {std::min(hull.start, piece.start), std::max(hull.end, piece.end)};
       cone.push_back(*it);
       there = there || *it == highest;
@@ -143,14 +158,17 @@ class Repair {
       hull = {std::min(hull.start, piece.start), std::max(hull.end, piece.end)};
       taken_[job] = true;
     }
-    const auto width = static_cast<size_t>(hull.end - hull.start);
+    const int32_t width = hull.end - hull.start;
     std::vector<int64_t> load(width + 1, 0), ground(width + 1, 0);
-    for (const int32_t job : cone) {
-      add(small, span(job), jobs_.size[job], jobs_.mask[job], -1);
-      load[span(job).start - hull.start] += jobs_.size[job];
-      load[span(job).end - hull.start] -= jobs_.size[job];
-    }
-    for (size_t t = 1; t < width; ++t) load[t] += load[t - 1];
+    const auto put_in = [&](int32_t job, int64_t fixed) {
+      const int32_t from = std::max(span(job).start, hull.start) - hull.start;
+      const int32_t to = std::min(span(job).end, hull.end) - hull.start;
+      add(small, {from, to}, jobs_.size[job], jobs_.mask[job], fixed);
+      load[from] += jobs_.size[job], load[to] -= jobs_.size[job];
+    };
+    for (const int32_t job : cone) put_in(job, -1);
+    for (const int32_t job : staying_) put_in(job, offset_[job]), taken_[job] = true;
+    for (int32_t t = 1; t < width; ++t) load[t] += load[t - 1];
     for (const int32_t job : by_offset_) {  // the highest last
       if (taken_[job] || span(job).start >= hull.end || span(job).end <= hull.start) continue;
       const int64_t top = offset_[job] + jobs_.size[job];
@@ -158,19 +176,20 @@ class Repair {
         ground[t - hull.start] = top;
     }
     for (const int32_t job : cone) taken_[job] = false;
+    for (const int32_t job : staying_) taken_[job] = false;
+    looks_ += width;
     bool fits = true;
-    for (size_t t = 0; t < width; ++t) {
+    for (int32_t t = 0; t < width; ++t) {
       if (load[t] == 0) ground[t] = 0;
       fits = fits && ground[t] + load[t] <= goal;
     }
     if (!fits) return {};
-    for (size_t from = 0, t = 0; t < width; ++t) {
+    for (int32_t from = 0, t = 0; t < width; ++t) {
       if (t + 1 < width && ground[t + 1] == ground[t]) continue;
-      if (ground[t] > 0)
-        add(small, {static_cast<int32_t>(from) + hull.start, static_cast<int32_t>(t) + 1 + hull.start}, ground[t], 0, 0);
+      if (ground[t] > 0) add(small, {from, t + 1}, ground[t], 0, 0);
       from = t + 1;
     }
-    small.instants = jobs_.instants;
+    small.instants = width + 1;
     return small;
   }
 
@@ -195,7 +214,8 @@ class Repair {
     }
   }
 
-  const Jobs jobs_;
+  Jobs jobs_;                        // pieces, each a job
+  std::vector<int32_t> first_;       // of each job that was given, its first piece
   std::vector<int64_t> offset_;
   Random random_;
   std::vector<int32_t> by_offset_;  // jobs, lowest first
@@ -203,6 +223,7 @@ class Repair {
   // The attempt that is under way.
   Phase phase_ = Phase::choosing;
   std::vector<int32_t> cone_;           // what is taken down
+  std::vector<int32_t> staying_;        // what must stay beside and above it
   Jobs small_;                          // the same, and the ground under it
   int64_t goal_ = 0, patience_ = 0;     // the arena that it is to have; looks that the search has left
   bool whole_ = false;                  // nothing more can be taken down
