@@ -32,6 +32,8 @@ _LONGEST = 2**40
 _ENOUGH, _LOCALLY = 4_000, 200
 #: So few jobs are soon searched through.
 _FEW = 60
+#: Of more, a try of the search over orders, which is one pass over all, takes too long.
+_MOST_ORDERED = 20_000
 #: The search lists fixed offsets section by section, and adds up sizes with their padding.
 _MOST_PINNED, _MOST_BYTES = 2**26, 2.0**61
 
@@ -77,15 +79,8 @@ class _Turns:
 
     def run(self, nodes: int | None) -> None:
         until = None if nodes is None else self._task.watch.nodes + nodes
-        jobs, turns = self._task.jobs, [self._order]
-        if can_repair(jobs):
-            turns.append(self._repair)
-        if can_branch(jobs):
-            turns = [self._target, self._repair, self._between, self._order]
-        if self._repair in turns and len(jobs) > _FEW:
-            self._repair(max(_FIRST // 4, _LOCALLY * len(jobs)))
-        if self._target in turns:
-            self._target(_FIRST)
+        turns = self._turns()
+        self._begin(turns)
         if self._task.done() or not fits(self._task):
             return
         budget = _FIRST
@@ -97,6 +92,21 @@ class _Turns:
                 if self._task.stopped_by:
                     return
             budget = min(2 * budget, _LONGEST)
+
+    def _turns(self) -> list[Callable[[int], None]]:
+        jobs = self._task.jobs
+        order = [self._order] if len(jobs) <= _MOST_ORDERED else []
+        repair = [self._repair] if can_repair(jobs) else []
+        if can_branch(jobs):
+            return [self._target, *repair, self._between, *order]
+        return [*order, *repair] or [self._order]
+
+    def _begin(self, turns: list[Callable[[int], None]]) -> None:
+        jobs = self._task.jobs
+        if self._repair in turns and len(jobs) > _FEW:
+            self._repair(max(_FIRST // 4, _LOCALLY * len(jobs)))
+        if self._target in turns:
+            self._target(_FIRST)
 
     def _target(self, budget: int) -> None:
         """A plan as small as it need be; where there is none, the target rises."""

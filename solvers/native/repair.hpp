@@ -169,11 +169,17 @@ class Repair {
     for (const int32_t job : cone) put_in(job, -1);
     for (const int32_t job : staying_) put_in(job, offset_[job]), taken_[job] = true;
     for (int32_t t = 1; t < width; ++t) load[t] += load[t - 1];
-    for (const int32_t job : by_offset_) {  // the highest last
-      if (taken_[job] || span(job).start >= hull.end || span(job).end <= hull.start) continue;
-      const int64_t top = offset_[job] + jobs_.size[job];
-      for (int32_t t = std::max(span(job).start, hull.start); t < std::min(span(job).end, hull.end); ++t)
-        ground[t - hull.start] = top;
+    std::vector<int32_t> next(width + 1);  // the next instant, or one on the way there, whose ground is not known
+    std::iota(next.begin(), next.end(), 0);
+    const auto open_from = [&](int32_t t) {
+      while (next[t] != t) t = next[t] = next[next[t]];
+      return t;
+    };
+    for (auto it = by_offset_.rbegin(); it != by_offset_.rend() && open_from(0) < width; ++it) {  // the highest first
+      if (taken_[*it] || span(*it).start >= hull.end || span(*it).end <= hull.start) continue;
+      const int32_t to = std::min(span(*it).end, hull.end) - hull.start;
+      for (int32_t t = open_from(std::max(span(*it).start - hull.start, 0)); t < to; t = open_from(t))
+        ground[t] = offset_[*it] + jobs_.size[*it], next[t] = t + 1;
     }
     for (const int32_t job : cone) taken_[job] = false;
     for (const int32_t job : staying_) taken_[job] = false;
