@@ -49,6 +49,7 @@ class BorrowedDevice final : public Device {
   void forget(Event event) noexcept override { device_.forget(event); }
   bool synchronize() noexcept override { return device_.synchronize(); }
   bool capturing(Stream stream) noexcept override { return device_.capturing(stream); }
+  std::uint64_t capture(Stream stream) noexcept override { return device_.capture(stream); }
   DeviceMemory memory() const noexcept override { return device_.memory(); }
   std::uint64_t errors() const noexcept override { return device_.errors(); }
   std::string last_error_text() const override { return device_.last_error_text(); }

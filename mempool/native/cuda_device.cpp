@@ -23,9 +23,8 @@ struct CudaDevice::Shared {
   std::vector<std::unique_ptr<Backing>> left;  // of devices that are gone, which could not wait for what they gave back
 };
 
-// Indices beyond share an entry: wasteful and right.
 CudaDevice::Shared& CudaDevice::shared(int index) noexcept {
-  static auto* const all = new std::array<Shared, 64>;  // never destroyed, like whoever calls when a process ends
+  static auto* const all = new std::array<Shared, kShared>;  // never destroyed, like whoever calls when a process ends
   return (*all)[static_cast<std::size_t>(index) % all->size()];
 }
 
@@ -39,6 +38,14 @@ void CudaDevice::begin_capture(int index) noexcept {
 void CudaDevice::end_capture(int index) noexcept {
   const Guarded guard(shared(index).lock);
   --shared(index).captures;
+}
+
+void CudaDevice::begin_capture() noexcept {
+  for (int index = 0; index < kShared; ++index) begin_capture(index);
+}
+
+void CudaDevice::end_capture() noexcept {
+  for (int index = 0; index < kShared; ++index) end_capture(index);
 }
 
 // --- what every call needs: a context that is current, and captures that do not mind
@@ -212,6 +219,14 @@ bool CudaDevice::capturing(Stream stream) noexcept {
   const Scope scope(*this);
   if (ThreadStream::elsewhere(stream)) return false;  // nobody can say; its own thread asks for itself
   return scope && capture_of(stream) != Capture::none;
+}
+
+std::uint64_t CudaDevice::capture(Stream stream) noexcept {
+  if (stream == 0 || ThreadStream::elsewhere(stream)) return 0;  // the default stream cannot be captured
+  const Scope scope(*this);
+  int status = 0;
+  unsigned long long number = 0;
+  return scope && calls_.ok(driver_.capture_info, handle(stream), &status, &number) && status == cu::kCaptureActive ? number : 0;
 }
 
 CudaDevice::Marker* CudaDevice::take_marker() noexcept {

@@ -37,6 +37,9 @@ class CudaDevice final : public Device {
   // every pool that would do so does not, and keeps what it gives back for later. Calls nest.
   static void begin_capture(int index) noexcept;
   static void end_capture(int index) noexcept;
+  // The same on every device: a stream of any may become part of the capture.
+  static void begin_capture() noexcept;
+  static void end_capture() noexcept;
   int index() const noexcept { return index_.load(); }
   CudaKind kind() const noexcept { return kind_; }
   std::uint64_t errors() const noexcept override { return calls_.errors(); }  // calls refused, except for lack of memory
@@ -69,6 +72,7 @@ class CudaDevice final : public Device {
   void forget(Event event) noexcept override;
   bool synchronize() noexcept override;
   bool capturing(Stream stream) noexcept override;
+  std::uint64_t capture(Stream stream) noexcept override;
   DeviceMemory memory() const noexcept override;
   bool serves(int index) noexcept override { return index_.load(std::memory_order_relaxed) == index || bind(index); }
   bool bound() const noexcept override { return index_.load() != kUnbound; }
@@ -101,6 +105,7 @@ class CudaDevice final : public Device {
   struct Shared;
   Shared& shared() const noexcept;
   static Shared& shared(int index) noexcept;
+  static constexpr int kShared = 64;  // indices beyond share with others: wasteful and right
 
   const CudaDriver& driver_;
   const CudaKind kind_;

@@ -131,6 +131,17 @@ EXPORTED int cuStreamIsCapturing(Handle handle, int* status) {
   return 0;
 }
 
+// As it was before it told more: a number is given for a capture that can still become a graph.
+EXPORTED int cuStreamGetCaptureInfo(Handle handle, int* status, unsigned long long* number) {
+  CALL("cuStreamGetCaptureInfo");
+  Stream* const stream = gpu->stream(handle, current());
+  if (stream == nullptr) return kInvalidHandle;
+  if (gpu->implicit(stream, false)) return kCaptureImplicit;
+  *status = stream->capture == nullptr ? 0 : stream->capture->valid ? 1 : 2;
+  if (*status == 1) *number = stream->capture->number;
+  return 0;
+}
+
 EXPORTED int cuThreadExchangeStreamCaptureMode(int* mode) {
   CALL("cuThreadExchangeStreamCaptureMode", kInit);
   std::swap(*mode, self().mode);
