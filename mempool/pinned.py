@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mempool import _core
-from mempool.errors import UsageError
+from mempool import cuda
 from mempool.pool import Pool
 from mempool.streams import number
 
@@ -44,17 +43,13 @@ class PinnedPool(Pool):
     #: What the environment says (a plan, a limit) is meant for the GPU's memory.
     reads_environment = False
 
-    def __init__(self, index: int = 0, *, driver: str = "libcuda.so.1", **options: Any) -> None:
+    def __init__(self, index: int = 0, *, driver: str = cuda.DRIVER, **options: Any) -> None:
         """Make a pool whose memory is locked through the GPU of this index; others reach it as well.
 
         Raises:
             UsageError: no driver or no such GPU, or the options make no sense.
         """
-        try:
-            device = _core.CudaDevice(index, driver=driver, memory="pinned")
-            device.check()
-        except (RuntimeError, ValueError) as error:
-            raise UsageError(str(error)) from None
+        device = cuda.check(cuda.device(index, driver, "pinned"))
         super().__init__(device, **{"name": "pinned", **options})
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = float) -> NDArray[Any]:

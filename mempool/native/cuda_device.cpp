@@ -100,13 +100,17 @@ CudaDevice::~CudaDevice() {
 }
 
 void CudaDevice::check() const {
-  if (const CuCode code = driver_.start(); code != cu::kSuccess) throw std::runtime_error(driver_.text(code));
+  const auto must = [this](CuCode code, const CuEntry& asked) {
+    if (code != cu::kSuccess) throw std::runtime_error(asked.symbol + (": " + driver_.text(code)));
+  };
+  must(driver_.start(), driver_.init);
   if (index_.load() == kUnbound) return;
   const std::string name = "CUDA device " + std::to_string(index_.load());
+  int count = 0;
+  must(driver_.device_count(&count), driver_.device_count);
+  if (index_.load() >= count) throw std::runtime_error("no " + name + "; the driver sees " + std::to_string(count));
   CuDevice device = 0;
-  if (index_.load() >= driver_.count() || driver_.device_get(&device, index_.load()) != cu::kSuccess) {
-    throw std::runtime_error("no " + name + "; the driver sees " + std::to_string(driver_.count()));
-  }
+  must(driver_.device_get(&device, index_.load()), driver_.device_get);
   const int attribute = kind_ == CudaKind::growing ? cu::kHasPages : kind_ == CudaKind::managed ? cu::kHasManaged : 0;
   int has = 0;
   if (attribute != 0 && (driver_.device_attribute(&has, attribute, device) != cu::kSuccess || has == 0)) {

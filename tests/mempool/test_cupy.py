@@ -525,7 +525,7 @@ def test_no_driver_an_old_one_and_no_device_say_what_to_do(
         raise cupy.cuda.runtime.CUDARuntimeError(35)
 
     monkeypatch.setattr("cupy.cuda.runtime.getDeviceCount", too_old)
-    with pytest.raises(UsageError, match=r"(?i)driver.*new enough for this CuPy"):
+    with pytest.raises(UsageError, match=r"(?i)insufficient.*install a newer driver"):
         mempool.cupy.install(driver=fake.driver)
     monkeypatch.setattr("cupy.cuda.runtime.getDeviceCount", lambda: 0)
     with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES"):
