@@ -160,6 +160,16 @@ class Pattern:
     def add_table(self, *, sequence: int, stream: int, sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], phase: int = 0, marks: Sequence[int] = []) -> None:
         """
         Positions of one sequence: sizes int64[n] in bytes, offsets int64[n, unroll] in bytes (-1: dynamic). phase: the count of the sequence's allocations at which position 0 was due. The first table added decides where iterations end.
+    @property
+    def refusals(self) -> int:
+        """
+        How many requests for memory of the calling thread the driver refused for another reason than lack of it.
+        """
+
+    @property
+    def last_refusal(self) -> str:
+        """The latest of these."""
+
         """
 
     @property

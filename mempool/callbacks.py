@@ -66,15 +66,13 @@ class CallbackPool(Pool):
         Raises:
             RuntimeError: the driver refused for another reason than want of memory, which it gives.
         """
-        errors = self._cuda.errors
+        refusals = self._cuda.refusals
         try:
             return super().allocate(size, stream=stream)
         except OutOfMemoryError:
-            if self._cuda.errors == errors:
+            if self._cuda.refusals == refusals:
                 raise
-            raise RuntimeError(
-                f"CUDA error: {self._cuda.last_error}, while {size:,} bytes were asked for"
-            ) from None
+            raise RuntimeError(cuda.refused(self._cuda, size)) from None
 
     def take(self, size: int, stream: int = 0) -> int:
         """Address of ``size`` bytes, first used on ``stream``; what is over is given back first.

@@ -48,6 +48,11 @@ def check(device: _core.CudaDevice) -> _core.CudaDevice:
     return device
 
 
+def refused(device: _core.CudaDevice, size: int) -> str:
+    """What the driver said when this thread asked for so many bytes, where it was not lack of memory."""
+    return f"CUDA error: {device.last_refusal}, while {size:,} bytes were asked for"
+
+
 def advised(error: Exception) -> str:
     """What an error of the driver's says, and what helps."""
     text = str(error)

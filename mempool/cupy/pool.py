@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Self
 
-from mempool import _core
+from mempool import _core, cuda
 from mempool.cupy.captures import Captures
 from mempool.cupy.devices import DevicePool, Devices, Share
 from mempool.cupy.platform import Cuda
@@ -58,7 +59,7 @@ class CupyPool(Devices, Statistics):
         self._before: Any = None  # CuPy's allocator
         self._earlier: Any = None  # CuPy's pool
         self._captures = Captures(self._pool_here, lambda: self.pools)
-        self._errors: dict[int, int] = {}
+        self._mine = threading.local()  # what the driver has refused this thread so far
         kinds = memory.UnownedMemory, memory.MemoryPointer
         self.malloc = _core.cupy_allocator(*kinds, self._client, self._shortage, *self._platform.current())
 
@@ -80,17 +81,15 @@ class CupyPool(Devices, Statistics):
     def _shortage(self, index: int, size: int, again: bool) -> bool:  # noqa: FBT001 - called from C
         """A request was not served; true: it is worth another try."""
         pool = self._pools[index]
-        errors = int(getattr(pool.device, "errors", 0))
+        refusals = int(getattr(pool.device, "refusals", 0))
         self._captures.settle()
         if not again:
-            self._errors[index] = errors
+            self._mine.refusals = refusals
             self._free_earlier(pool)
             return True
         numbers = _core.Client.last_out_of_memory()
-        if errors != self._errors.get(index, errors):
-            raise RuntimeError(
-                f"CUDA error: {getattr(pool.device, 'last_error', None)}, while {size:,} bytes were asked for"
-            )
+        if isinstance(pool.device, _core.CudaDevice) and refusals != self._mine.refusals:
+            raise RuntimeError(cuda.refused(pool.device, size))
         from mempool.cupy.out_of_memory import OutOfMemoryError
 
         raise OutOfMemoryError(numbers)

@@ -70,7 +70,10 @@ void bind_cuda(nb::module_& m) {
       .def("bind", &CudaDevice::bind, "index"_a,
            "Whether the device is now the one of this index; the first call that names a device decides.")
       .def_prop_ro("errors", &CudaDevice::errors, "How many calls the driver refused, except for lack of memory.")
-      .def_prop_ro("last_error", &last_error, "The latest of these.");
+      .def_prop_ro("last_error", &last_error, "The latest of these.")
+      .def_prop_ro("refusals", &CudaDevice::refusals,
+                   "How many requests for memory of the calling thread the driver refused for another reason than lack of it.")
+      .def_prop_ro("last_refusal", &CudaDevice::last_refusal_text, "The latest of these.");
 }
 
 }  // namespace

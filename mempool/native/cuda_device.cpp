@@ -142,13 +142,37 @@ CuContext CudaDevice::context() const noexcept {
 DeviceTraits CudaDevice::traits() const noexcept { return backing_->memory->traits(); }
 
 Address CudaDevice::reserve(std::size_t bytes, std::size_t alignment) noexcept {
-  const Scope scope(*this);
-  return scope ? backing_->memory->reserve(index_.load(), bytes, alignment) : 0;
+// What the driver said to the calling thread's requests for memory.
+struct CudaDevice::Refusals {
+  std::uint64_t count = 0;
+  CudaRefusal last;
+};
+
+// A request for memory. What other calls of the thread were refused is no reason for it to fail.
+template <class Ask>
+auto CudaDevice::ask_for_memory(Ask ask) noexcept {
+  CudaCalls::mine() = {};
+  const auto had = [&] {
+    const Scope scope(*this);
+    return scope ? ask() : decltype(ask()){};
+  }();
+  if (!had && CudaCalls::mine().asked != nullptr) {
+    Refusals& refusals = per_thread<Refusals>();
+    ++refusals.count;
+    refusals.last = CudaCalls::mine();
+  }
+  return had;
+}
+
+std::uint64_t CudaDevice::refusals() const noexcept { return per_thread<Refusals>().count; }
+
+std::string CudaDevice::last_refusal_text() const { return calls_.text(per_thread<Refusals>().last); }
+
+  return ask_for_memory([&] { return backing_->memory->reserve(index_.load(), bytes, alignment); });
 }
 
 bool CudaDevice::commit(Address address, std::size_t bytes) noexcept {
-  const Scope scope(*this);
-  return scope && backing_->memory->commit(address, bytes);
+  return ask_for_memory([&] { return backing_->memory->commit(address, bytes); });
 }
 
 void CudaDevice::decommit(Address address, std::size_t bytes) noexcept {

@@ -42,8 +42,10 @@ class CudaDevice final : public Device {
   static void end_capture() noexcept;
   int index() const noexcept { return index_.load(); }
   CudaKind kind() const noexcept { return kind_; }
-  std::uint64_t errors() const noexcept override { return calls_.errors(); }  // calls refused, except for lack of memory
-  std::string last_error_text() const override { return calls_.last_text(); }
+  std::uint64_t errors() const noexcept { return calls_.errors(); }  // calls refused, except for lack of memory
+  std::string last_error_text() const { return calls_.last_text(); }
+  std::uint64_t refusals() const noexcept override;
+  std::string last_refusal_text() const override;
   // Throws std::runtime_error where there is no such device, or none with this kind of memory. Starts the driver, and makes
   // no context.
   void check() const;
@@ -86,6 +88,9 @@ class CudaDevice final : public Device {
     bool captured = false;    // last recorded in a capture
     Marker* next = nullptr;   // in the list of free ones
   };
+  struct Refusals;
+  template <class Ask>
+  auto ask_for_memory(Ask ask) noexcept;
 
   struct Backing {  // outlives the device where something could not be given back
     explicit Backing(const CudaDriver& driver) : calls(driver) {}

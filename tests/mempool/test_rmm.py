@@ -214,6 +214,17 @@ def test_out_of_memory_is_a_memory_error_with_the_numbers(fake: FakeCuda, pool: 
     current().deallocate(where, MIB)
 
 
+def test_out_of_memory_stays_that_when_a_wait_is_refused(fake: FakeCuda, pool: mempool.rmm.RmmPool) -> None:
+    fake.set_capacity(64 * MIB)
+    kept = current().allocate(MIB)
+    fake.fail("cuCtxSynchronize", 719)
+    with pytest.raises(MemoryError, match="134,217,728 bytes asked for"):
+        current().allocate(128 * MIB)
+    fake.fail("cuCtxSynchronize", times=0)
+    assert "cuCtxSynchronize" in str(pool.device.last_error)  # type: ignore[attr-defined]
+    current().deallocate(kept, MIB)
+
+
 def test_what_the_driver_refuses_for_another_reason_is_no_want_of_memory(
     fake: FakeCuda, pool: mempool.rmm.RmmPool
 ) -> None:
