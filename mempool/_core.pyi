@@ -133,6 +133,16 @@ class CudaDevice(Device):
         Managed memory that is rarely written may be in several places at once. False: refused.
         """
 
+    def context_of(self, stream: int) -> int:
+        """
+        Of pinned memory: another context that the calling thread means by this stream; 0: it is of this device's.
+        """
+
+    def wait_elsewhere(self, context: int, stream: int) -> bool:
+        """
+        Waits for a stream of another context. False: refused, or a graph is captured there.
+        """
+
     @property
     def index(self) -> int | None:
         """None: not bound yet."""
@@ -150,16 +160,6 @@ class CudaDevice(Device):
     def last_error(self) -> str | None:
         """The latest of these."""
 
-class Pattern:
-    """
-    One recurring iteration: expected sizes in order, and their planned offsets.
-    """
-
-    def __init__(self, *, cyclic: bool = True, unroll: int = 1, arena_bytes: int) -> None: ...
-
-    def add_table(self, *, sequence: int, stream: int, sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], phase: int = 0, marks: Sequence[int] = []) -> None:
-        """
-        Positions of one sequence: sizes int64[n] in bytes, offsets int64[n, unroll] in bytes (-1: dynamic). phase: the count of the sequence's allocations at which position 0 was due. The first table added decides where iterations end.
     @property
     def refusals(self) -> int:
         """
@@ -170,6 +170,16 @@ class Pattern:
     def last_refusal(self) -> str:
         """The latest of these."""
 
+class Pattern:
+    """
+    One recurring iteration: expected sizes in order, and their planned offsets.
+    """
+
+    def __init__(self, *, cyclic: bool = True, unroll: int = 1, arena_bytes: int) -> None: ...
+
+    def add_table(self, *, sequence: int, stream: int, sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], phase: int = 0, marks: Sequence[int] = []) -> None:
+        """
+        Positions of one sequence: sizes int64[n] in bytes, offsets int64[n, unroll] in bytes (-1: dynamic). phase: the count of the sequence's allocations at which position 0 was due. The first table added decides where iterations end.
         """
 
     @property

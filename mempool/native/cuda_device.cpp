@@ -52,12 +52,13 @@ void CudaDevice::end_capture() noexcept {
 
 class CudaDevice::Scope {
  public:
-  explicit Scope(const CudaDevice& device) noexcept : device_(device) {
+  // `elsewhere`: a context to use instead of the device's own.
+  explicit Scope(const CudaDevice& device, CuContext elsewhere = nullptr) noexcept : device_(device) {
     const CudaDriver& driver = device.driver_;
     const CudaCalls& calls = device.calls_;
     if (device.absent() || !calls.judge(driver.start(), driver.init.symbol)) return;
     relaxed_ = calls.ok(driver.exchange_capture_mode, &mode_);
-    const CuContext wanted = relaxed_ ? device.context() : nullptr;
+    const CuContext wanted = !relaxed_ ? nullptr : elsewhere != nullptr ? elsewhere : device.context();
     CuContext current = nullptr;
     if (wanted == nullptr || !calls.ok(driver.context_current, &current)) return;
     pushed_ = current != wanted && calls.ok(driver.context_push, wanted);
@@ -141,7 +142,6 @@ CuContext CudaDevice::context() const noexcept {
 
 DeviceTraits CudaDevice::traits() const noexcept { return backing_->memory->traits(); }
 
-Address CudaDevice::reserve(std::size_t bytes, std::size_t alignment) noexcept {
 // What the driver said to the calling thread's requests for memory.
 struct CudaDevice::Refusals {
   std::uint64_t count = 0;
@@ -168,6 +168,7 @@ std::uint64_t CudaDevice::refusals() const noexcept { return per_thread<Refusals
 
 std::string CudaDevice::last_refusal_text() const { return calls_.text(per_thread<Refusals>().last); }
 
+Address CudaDevice::reserve(std::size_t bytes, std::size_t alignment) noexcept {
   return ask_for_memory([&] { return backing_->memory->reserve(index_.load(), bytes, alignment); });
 }
 
@@ -355,6 +356,23 @@ bool CudaDevice::wait_for_all() noexcept {
   unfinished_.store(!done && !absent());
   if (done) release_waiting();
   return done;
+}
+
+CuContext CudaDevice::context_of(Stream stream) const noexcept {
+  CuContext named = nullptr;
+  if (driver_.context_current(&named) != cu::kSuccess) return nullptr;
+  const Scope scope(*this);
+  if (!scope) return nullptr;
+  const bool has_handle = stream > ThreadStream::kHandle;  // the others are of the context that is current
+  if (has_handle && !calls_.ok(driver_.stream_context, handle(stream), &named)) return nullptr;
+  return named == context() ? nullptr : named;
+}
+
+bool CudaDevice::wait_elsewhere(CuContext context, Stream stream) noexcept {
+  const Scope scope(*this, context);
+  if (!scope) return absent();
+  if (ThreadStream::elsewhere(stream)) return calls_.ok(driver_.context_synchronize);
+  return capture_of(stream) == Capture::none && calls_.ok(driver_.stream_synchronize, handle(stream));
 }
 
 bool CudaDevice::synchronize() noexcept {

@@ -52,6 +52,12 @@ class CudaDevice final : public Device {
   // What is written rarely may be in several places at once, and no longer. Managed memory only; false: refused.
   bool read_mostly(Address address, std::size_t bytes, bool on) noexcept;
 
+  // Of pinned memory, which every context uses. The other context that the calling thread means by this stream, or null: it
+  // is of this device's own.
+  CuContext context_of(Stream stream) const noexcept;
+  // Waits for a stream of another context. False: refused, or a graph is captured there.
+  bool wait_elsewhere(CuContext context, Stream stream) noexcept;
+
   DeviceTraits traits() const noexcept override;
   Address reserve(std::size_t bytes, std::size_t alignment) noexcept override;
   bool commit(Address address, std::size_t bytes) noexcept override;
@@ -82,15 +88,15 @@ class CudaDevice final : public Device {
 
  private:
   class Scope;
+  struct Refusals;
+  template <class Ask>
+  auto ask_for_memory(Ask ask) noexcept;
   enum class Capture { none, active, elsewhere };  // elsewhere: of a stream that the legacy default stream waits for
   struct Marker {
     CuEvent event = nullptr;  // none: nothing could be recorded, and nothing is known to be done
     bool captured = false;    // last recorded in a capture
     Marker* next = nullptr;   // in the list of free ones
   };
-  struct Refusals;
-  template <class Ask>
-  auto ask_for_memory(Ask ask) noexcept;
 
   struct Backing {  // outlives the device where something could not be given back
     explicit Backing(const CudaDriver& driver) : calls(driver) {}

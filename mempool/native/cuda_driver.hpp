@@ -149,6 +149,7 @@ struct CudaDriver {
 
   F<void**, std::size_t, unsigned int> host_alloc{*this, CuPart::host, "cuMemHostAlloc", 2020};
   F<void*> host_free{*this, CuPart::host, "cuMemFreeHost", 2000};
+  F<CuStream, CuContext*> stream_context{*this, CuPart::host, "cuStreamGetCtx", 9020};
 };
 
 }  // namespace mempool

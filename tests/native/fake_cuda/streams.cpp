@@ -29,6 +29,12 @@ EXPORTED int cuStreamCreate(Stream** stream, unsigned int flags) {
   return 0;
 }
 
+EXPORTED int cuStreamGetCtx(Handle handle, Context** context) {
+  CALL("cuStreamGetCtx");
+  *context = gpu->stream(handle, current())->context;
+  return 0;
+}
+
 EXPORTED int cuStreamDestroy_v2(Stream* stream) {
   CALL("cuStreamDestroy_v2");
   gpu->force(stream, stream->queued);
