@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import threading
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 runtime = pytest.importorskip("cupy.cuda.runtime")
 
 from cupy_platform import Current, FakePlatform, install  # noqa: E402
-from fake_cuda import RELAXED, THREAD_LOCAL, on_another_thread  # noqa: E402
+from fake_cuda import RELAXED, THREAD_LOCAL, eventually, on_another_thread  # noqa: E402
 
 import mempool.cupy  # noqa: E402
 from mempool import OutOfMemoryError, UsageError, _core  # noqa: E402
@@ -387,8 +386,7 @@ def test_a_capture_is_over_with_the_thread_whose_default_stream_it_began_on(
         return on_another_thread(lambda: pool._captures.going_on(core))
 
     assert on_another_thread(begin)
-    while pool._captures.going_on(core):  # what is local to a thread ends a moment after it for Python
-        time.sleep(0.001)
+    assert eventually(lambda: not pool._captures.going_on(core))
 
 
 def test_captures_of_cupys_runtime_functions_are_seen(
