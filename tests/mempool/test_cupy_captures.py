@@ -317,6 +317,9 @@ def test_streams_of_another_gpu_may_be_captured(
     far = Stream(fake.stream(fake.primary(1)))
     with current.on(stream=stream.ptr):
         array()
+    if joins:
+        with current.on(1, far.ptr):
+            array()
     origin = stream if joins else far
     origin.begin_capture()
     if joins:
