@@ -4,6 +4,7 @@
 
 #include "guards.hpp"
 #include "live_events.hpp"
+#include "thread_stream.hpp"
 
 namespace mempool {
 namespace {
@@ -68,6 +69,11 @@ void ForeignUses::record(Use& use) noexcept {
 
 // What could not be recorded at the free, or was captured with it, is recorded when that is over.
 bool ForeignUses::record_again(By& by) noexcept {
+  if (ThreadStream::ended(by.stream)) {  // where nobody can record any more: once for all that was freed so far
+    if (!device_.synchronize()) return false;
+    synchronized();
+    return true;
+  }
   if (!device_.may_record(by.stream)) return false;
   LiveEvents::forget(device_, by.event);
   by.event = LiveEvents::record(device_, by.stream);

@@ -29,6 +29,12 @@ EXPORTED int cuStreamCreate(Stream** stream, unsigned int flags) {
   return 0;
 }
 
+EXPORTED int cuStreamGetCtx(Handle handle, Context** context) {
+  CALL("cuStreamGetCtx");
+  *context = gpu->stream(handle, current())->context;
+  return 0;
+}
+
 EXPORTED int cuStreamDestroy_v2(Stream* stream) {
   CALL("cuStreamDestroy_v2");
   gpu->force(stream, stream->queued);
@@ -128,6 +134,17 @@ EXPORTED int cuStreamIsCapturing(Handle handle, int* status) {
   if (stream == nullptr) return kInvalidHandle;
   if (gpu->implicit(stream, false)) return kCaptureImplicit;
   *status = stream->capture == nullptr ? 0 : stream->capture->valid ? 1 : 2;
+  return 0;
+}
+
+// As it was before it told more: a number is given for a capture that can still become a graph.
+EXPORTED int cuStreamGetCaptureInfo(Handle handle, int* status, unsigned long long* number) {
+  CALL("cuStreamGetCaptureInfo");
+  Stream* const stream = gpu->stream(handle, current());
+  if (stream == nullptr) return kInvalidHandle;
+  if (gpu->implicit(stream, false)) return kCaptureImplicit;
+  *status = stream->capture == nullptr ? 0 : stream->capture->valid ? 1 : 2;
+  if (*status == 1) *number = stream->capture->number;
   return 0;
 }
 
