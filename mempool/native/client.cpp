@@ -139,7 +139,7 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   outcome = match.outcome;
   if (match.boundary) boundary(sequence.follower.finished());
   if (!replaying_) {
-    outcome = arena_retry_at_ != 0 ? Outcome::no_arena : Outcome::unplanned;
+    outcome = refusal_ != Refusal::none ? Outcome::no_arena : Outcome::unplanned;
     return 0;
   }
   if (match.slot == nullptr) return 0;
@@ -426,7 +426,7 @@ Client::State Client::state() {
   const Guarded guard(pool_->lock);
   return {ring_.on(), tape_.on(),  marked_,           replaying_,   iterations_, marks_,
           active_at_, settled(),   spoilt_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped(),
-          ring_.kept(), tape_.lost(), tape_.spilt(), pool_->layouts() - layouts_};
+          ring_.kept(), tape_.lost(), tape_.spilt(), pool_->layouts() - layouts_, needed_bytes(), refusal_};
 }
 
 ClientStats Client::stats() {

@@ -143,7 +143,8 @@ class Client : private Live<Client> {
   bool plays() const noexcept;  // in the middle of its plan: holes of the arena are about to be used
   std::uint64_t iterations() const noexcept { return iterations_; }
   std::size_t retained() const noexcept { return retained_; }
-  std::size_t needed_bytes() const noexcept;  // the largest arena that a pattern needs which does not rest
+  // The largest arena that a pattern needs which does not rest.
+  std::size_t needed_bytes() const noexcept { return largest() == nullptr ? 0 : largest()->arena_bytes; }
   std::size_t live() const noexcept { return stats_.live.current; }
   bool nothing_alive() const noexcept { return stats_.blocks.current == 0; }
   // What the other one left alive is from now on freed and counted here. Both serve the same framework, one after the other.
@@ -177,6 +178,8 @@ class Client : private Live<Client> {
     std::uint64_t lost = 0;              // events of the tape for which there was no room
     std::uint64_t in_file = 0;           // events of the tape that wait there
     std::uint64_t others_layouts = 0;    // times that where other clients' plans lie has changed
+    std::size_t needed = 0;              // bytes of the arena that patterns need
+    Refusal refusal = Refusal::none;     // why there is none so large
   };
   State state();
   ClientStats stats();
@@ -247,7 +250,10 @@ class Client : private Live<Client> {
   bool settled() const noexcept;
   void judge_iteration() noexcept;
   void begin_everywhere(std::uint64_t mark) noexcept;
+  Pattern* largest(std::size_t most = ~std::size_t{0}) const noexcept;
   void have_arena() noexcept;
+  void take_arena() noexcept;
+  void refused(Pattern& pattern, Refusal why) noexcept;
   void have_arena_for_others() noexcept;
   void signal_work() noexcept;
   std::size_t events_kept() noexcept;
@@ -296,14 +302,15 @@ class Client : private Live<Client> {
   std::uint64_t for_others_at_ = 0;   // iteration, before which no arena is tried for that others need
   static constexpr std::uint64_t kPauseForOthers = 32;  // iterations, where it could not be had; then twice as many
   std::uint64_t pause_for_others_ = kPauseForOthers;
-  std::uint64_t arena_retry_at_ = 0;  // iteration; 0: the arena was never refused, or has been had since
+  Refusal refusal_ = Refusal::none;   // of the largest arena that a pattern needs
+  std::uint64_t refusals_ = 0;        // times that this has become another one
   std::uint64_t check_at_ = 64;       // ring event
   Bell bell_;
   bool work_ = false;
   bool woken_ = false;                // wake() came, perhaps before the wait
   bool interrupted_ = false;          // the ring was off for a while
   std::uint64_t misses_looked_at_ = ~std::uint64_t{0};
-  std::uint64_t refusals_heard_ = 0;  // of the arena
+  std::uint64_t refusals_heard_ = 0;
   std::size_t retained_ = 0;
   std::chrono::steady_clock::time_point rested_{};  // rest_unused() by the clock
 };

@@ -215,6 +215,7 @@ void Client::drop_patterns() noexcept {
   current_ = ended_ = coming_ = nullptr;
   succession_.clear();
   replaying_ = false;
+  refusal_ = Refusal::none;
   known_.clear();
   patterns_.clear();
   layout_changed();

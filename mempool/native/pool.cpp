@@ -35,7 +35,7 @@ bool Pool::reserve_arena(std::size_t bytes) noexcept {
   for (const std::size_t space : {source_.traits().page == 0 ? bytes : roomy, bytes}) {
     arena_base_ = source_.reserve(space, source_.traits().alignment);
     arena_space_ = space;
-    if (arena_base_ != 0) break;
+    if (arena_base_ != 0 || space == bytes) break;
   }
   arena_bytes_ = 0;
   if (arena_base_ != 0 && source_.traits().page == 0) arena_bytes_ = bytes;
@@ -43,28 +43,44 @@ bool Pool::reserve_arena(std::size_t bytes) noexcept {
   return arena_base_ != 0;
 }
 
-bool Pool::take_arena(std::size_t bytes) noexcept {
-  if (bytes > kMostArena) return ++arena_refused_, false;
+Refusal Pool::take_arena(std::size_t bytes) noexcept {
+  const Refusal why = try_arena(bytes);
+  if (why != Refusal::none) ++arena_refused_;
+  return why;
+}
+
+Refusal Pool::try_arena(std::size_t bytes) noexcept {
+  if (bytes > kMostArena) return Refusal::foreseen;
   const std::size_t wanted = source_.round_to_page(bytes);
-  if (wanted <= arena_bytes_) return true;
-  if (source_.held()) return ++arena_refused_, false;
+  if (wanted <= arena_bytes_) return Refusal::none;
+  if (source_.held()) return Refusal::captured;
   // An arena that cannot grow in place is replaced, and only while nothing in it is alive: nothing alive is ever moved. Where
   // that is not so now, free memory stays where it is.
   collect();
-  if (arena_base_ != 0 && wanted > arena_space_ && occupancy_.alive() != 0) return ++arena_refused_, false;
+  const bool in_place = arena_base_ != 0 && wanted <= arena_space_;
+  if (arena_base_ != 0 && !in_place && occupancy_.alive() != 0) return Refusal::alive;
+  if (!may_be_had(wanted, in_place)) return Refusal::foreseen;
   trim();
   const std::size_t before = arena_bytes_;
-  if (arena_base_ != 0 && wanted > arena_space_ && !release_arena()) return ++arena_refused_, false;
+  if (arena_base_ != 0 && !in_place && !release_arena()) return Refusal::device;
   if (arena_base_ == 0 && !reserve_arena(wanted)) {
     // A smaller plan goes on in an arena as large as the one given up for this.
     if (before != 0 && reserve_arena(before) && source_.commit(arena_base_, before)) arena_bytes_ = before;
-    return ++arena_refused_, false;
+    return Refusal::device;
   }
-  if (wanted > arena_bytes_ && !source_.commit(arena_base_ + arena_bytes_, wanted - arena_bytes_)) {
-    return ++arena_refused_, false;
-  }
+  if (wanted > arena_bytes_ && !source_.commit(arena_base_ + arena_bytes_, wanted - arena_bytes_)) return Refusal::device;
   arena_bytes_ = std::max(arena_bytes_, wanted);
-  return true;
+  return Refusal::none;
+}
+
+// Whether there is so much within the limit and on the device, as far as that is known, once all that is free has gone back.
+bool Pool::may_be_had(std::size_t arena_bytes, bool in_place) noexcept {
+  const std::size_t stays = segments_.kept_bytes() + (in_place ? arena_bytes_ : 0);
+  const std::size_t more = arena_bytes - (in_place ? arena_bytes_ : 0);
+  if (stays > source_.limit() || more > source_.limit() - stays) return false;
+  if (source_.traits().prefetches) return true;  // more than the device holds
+  const DeviceMemory memory = device_->memory();
+  return memory.total == 0 || more <= memory.free + (source_.reserved().current - stays);
 }
 
 bool Pool::release_arena() noexcept {

@@ -4,6 +4,7 @@
 // `lock` held unless it says otherwise.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -36,6 +37,16 @@ struct PoolOptions {
                                                     // the device was waited for: see arena_streams.hpp
 };
 
+// Why an arena cannot be had.
+enum class Refusal : std::uint8_t {
+  none,
+  captured,  // a graph is being captured
+  alive,     // something lives in the one there is, which cannot grow in place
+  foreseen,  // there is too little memory: nothing was tried
+  device     // it was tried
+};
+inline constexpr std::array<const char*, 5> kRefusalNames = {"", "capture", "alive", "memory", "memory"};
+
 struct ArenaStats {
   std::size_t bytes = 0;      // committed
   std::size_t alive = 0;      // ranges alive
@@ -55,9 +66,9 @@ class Pool : private Live<Pool> {
 
   // --- the arena
   bool arena_holds(Address address) const noexcept { return address - arena_base_ < arena_bytes_; }
-  // Makes the arena at least `bytes` long, giving the fallback's free memory back first. False: cannot be had now, and
-  // what there was is as it was, or, where nothing in it was alive, perhaps gone.
-  bool take_arena(std::size_t bytes) noexcept;
+  // Makes the arena at least `bytes` long, giving the fallback's free memory back first. Where it cannot be had, what there
+  // was is as it was; only after Refusal::device, and where nothing in it was alive, perhaps gone.
+  Refusal take_arena(std::size_t bytes) noexcept;
   // A planned address, or 0: it intersects something alive, the arena is shorter than the plan, or another stream used the
   // memory last and cannot be waited for now.
   Address take_planned(const Slot& slot, std::size_t bytes, Stream stream) noexcept {
@@ -208,7 +219,9 @@ class Pool : private Live<Pool> {
   bool forked() const noexcept { return forked_; }
 
  private:
+  Refusal try_arena(std::size_t bytes) noexcept;
   bool reserve_arena(std::size_t bytes) noexcept;
+  bool may_be_had(std::size_t arena_bytes, bool in_place) noexcept;
   Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);
   Given from_hole(std::size_t bytes, Stream stream, bool anywhere);
   Given last_resort(std::size_t bytes, Stream stream);

@@ -421,6 +421,20 @@ std::size_t Segments::free_bytes() const noexcept {
   return bytes;
 }
 
+std::size_t Segments::kept_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const auto& [base, segment] : segments_) {
+    std::size_t idle = 0;
+    bool alive = false;
+    for (const Block* block = segment.first; block != nullptr; block = block->after) {
+      if (block->free) idle += block->idle;
+      alive = alive || !block->free;
+    }
+    if (alive) bytes += segment.committed - std::min(segment.committed, idle);
+  }
+  return bytes;
+}
+
 std::size_t Segments::free_blocks() const noexcept {
   std::size_t count = 0;
   for (const auto& [base, segment] : segments_) {

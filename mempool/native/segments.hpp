@@ -63,6 +63,7 @@ class Segments {
   // Free bytes that are committed, and the largest free block: what fragmentation strands.
   std::size_t free_bytes() const noexcept;
   std::size_t largest_free() const noexcept;
+  std::size_t kept_bytes() const noexcept;  // committed, and not to be given back by trim()
   std::size_t free_blocks() const noexcept;
 
  private:
