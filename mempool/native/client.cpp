@@ -18,7 +18,7 @@ Client::Client(std::shared_ptr<Pool> pool, std::string name)
   uid_ = ThreadCache::enlist(this);
   try {
     const Guarded guard(pool_->lock);
-    pool_->adopt(this);
+    owner_ = pool_->adopt(this);
   } catch (...) {
     ThreadCache::strike(uid_);
     throw;
@@ -51,6 +51,7 @@ bool Client::is_alone() const noexcept {
 }
 
 void Client::inherit(Client& former) noexcept {
+  pool_->owners().hand_over(&former, this);
   const auto move = [](Gauge& from, Gauge& to) {
     to.current += from.current;
     to.peak = std::max(to.peak, to.current);
@@ -202,6 +203,7 @@ void Client::served(const Pool::Given& given, std::size_t bytes) noexcept {
   stats_.requested.add(bytes);
   stats_.live.add(given.rounded);
   stats_.blocks.add(1);
+  if (pool_->owners().several()) pool_->set_owner(given.address, owner_);
 }
 
 // Small is what was asked for as such, wherever it was served.
@@ -217,10 +219,11 @@ void Client::ended_small(std::size_t requested, std::size_t rounded) noexcept {
   stats_.small_live.sub(rounded);
 }
 
-void Client::ended(const Pool::Freed& freed) noexcept {
-  stats_.requested.sub(freed.requested);
-  stats_.live.sub(freed.rounded);
+void Client::ended(std::size_t requested, std::size_t rounded) noexcept {
+  stats_.requested.sub(requested);
+  stats_.live.sub(rounded);
   stats_.blocks.sub(1);
+  if (is_small(requested)) ended_small(requested, rounded);
 }
 
 Pool::Given Client::serve_small(std::size_t bytes, Stream stream) noexcept try {
@@ -272,8 +275,8 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
     return given;
   }
   if (resized != nullptr && resized->done) {
-    ended(resized->before);
-    if (is_small(resized->before.requested)) ended_small(resized->before.requested, resized->before.rounded);
+    pool_->owners().ends(resized->before.owner, this);
+    ended(resized->before.requested, resized->before.rounded);
     if (ring_.on()) ring_.add(outside() ? RecordedEvent::free : RecordedEvent::handover, resized->address, 0, stream, 0);
     if (tape_.on()) tape_.add(RecordedEvent::handover, resized->address, 0, stream, 0);
     if (history_.on()) {
@@ -305,6 +308,7 @@ Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
   stats_.requested.add(bytes);
   stats_.live.add(pool_->round_up(bytes));
   stats_.blocks.add(1);
+  if (pool_->owners().several()) pool_->set_owner(*slot, owner_);
   return address;
 }
 
@@ -353,12 +357,18 @@ bool Client::free(Address address, Stream stream, bool* dead) noexcept {
 
 bool Client::free_locked(Address address, Stream stream, bool* dead) noexcept {
   if (dead != nullptr) *dead = false;
-  if (const std::size_t bytes = recorded() ? 0 : pool_->free_in_arena(address, stream)) {
-    stats_.requested.sub(bytes);
-    stats_.live.sub(pool_->round_up(bytes));
-    stats_.blocks.sub(1);
-    if (is_small(bytes)) ended_small(bytes, pool_->round_up(bytes));  // in a hole
-    return true;
+  if (!recorded() && !pool_->owners().several()) {
+    if (const std::size_t bytes = pool_->free_in_arena(address, stream)) {
+      ended(bytes, pool_->round_up(bytes));  // it may be small, in a hole
+      return true;
+    }
+  } else if (!recorded()) {
+    const Owner whose = pool_->owner_in_arena(address);
+    if (const std::size_t bytes = pool_->free_in_arena(address, stream)) {
+      Client* const owner = pool_->owners().ends(whose, this);
+      if (owner != nullptr) owner->freed(address, bytes, pool_->round_up(bytes), stream);
+      return true;
+    }
   }
   const Pool::Freed freed = pool_->free(address, stream);
   if (dead != nullptr) *dead = freed.kind == Pool::Freed::dead;
@@ -366,20 +376,27 @@ bool Client::free_locked(Address address, Stream stream, bool* dead) noexcept {
     ++(freed.kind == Pool::Freed::dead ? stats_.double_frees : stats_.foreign_frees);
     return false;
   }
-  ended(freed);
-  const bool small = is_small(freed.requested);
-  if (small) ended_small(freed.requested, freed.rounded);
-  if (!small && ring_.on()) ring_.add(RecordedEvent::free, address, 0, stream, 0);
-  if (tape_.on()) tape_.add(RecordedEvent::free, address, 0, stream, 0);
-  if (history_.on()) history_.add(RecordedEvent::free, address, freed.requested, stream, 0);
+  Client* const owner = pool_->owners().ends(freed.owner, this);
+  if (owner != nullptr) owner->freed(address, freed.requested, freed.rounded, stream);
   return true;
+}
+
+// A buffer of this client is over, whoever frees it.
+void Client::freed(Address address, std::size_t requested, std::size_t rounded, Stream stream) noexcept {
+  ended(requested, rounded);
+  if (!recorded()) return;
+  if (!is_small(requested) && ring_.on()) ring_.add(RecordedEvent::free, address, 0, stream, 0);
+  if (tape_.on()) tape_.add(RecordedEvent::free, address, 0, stream, 0);
+  if (history_.on()) history_.add(RecordedEvent::free, address, requested, stream, 0);
 }
 
 bool Client::use(Address address, Stream stream) {
   const Guarded guard(pool_->lock);
   if (!pool_->use(address, stream)) return false;
-  if (ring_.on()) ring_.add(RecordedEvent::use, address, static_cast<std::size_t>(stream), stream, 0);
-  if (tape_.on()) tape_.add(RecordedEvent::use, address, 0, stream, 0);
+  Client* const owner = pool_->owners().several() ? pool_->owners().of(pool_->at(address).owner, this) : this;
+  if (owner == nullptr) return true;
+  if (owner->ring_.on()) owner->ring_.add(RecordedEvent::use, address, static_cast<std::size_t>(stream), stream, 0);
+  if (owner->tape_.on()) owner->tape_.add(RecordedEvent::use, address, 0, stream, 0);
   return true;
 }
 
@@ -390,11 +407,12 @@ Address Client::reallocate(Address address, std::size_t bytes, Stream stream, bo
   Pool::Given given;
   {
     const Guarded guard(pool_->lock);
-    bool ours = false;
-    old = pool_->size_of(address, ours);
-    *foreign = !ours;
-    if (!ours) return 0;
-    given = is_small(bytes) ? serve_small(bytes, stream) : serve(bytes, stream, &resized);
+    const Pool::Freed found = pool_->at(address);
+    old = found.requested;
+    *foreign = !found.is_live();
+    if (*foreign) return 0;
+    const bool mine = pool_->owners().of(found.owner, this) == this;
+    given = is_small(bytes) ? serve_small(bytes, stream) : serve(bytes, stream, mine ? &resized : nullptr);
   }
   if (given.address == 0 || resized.done) return given.address;
   pool_->source().device().copy(given.address, address, std::min(old, bytes), stream);

@@ -232,7 +232,8 @@ class Client : private Live<Client> {
   };
   Pool::Given serve(std::size_t bytes, Stream stream, Resized* resized = nullptr) noexcept;
   Pool::Given serve_large(Sequence& sequence, std::size_t bytes, Stream stream, Resized* resized);
-  void ended(const Pool::Freed& freed) noexcept;
+  void ended(std::size_t requested, std::size_t rounded) noexcept;
+  void freed(Address address, std::size_t requested, std::size_t rounded, Stream stream) noexcept;
   bool free_locked(Address address, Stream stream, bool* dead) noexcept;
   Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome);
   void look_ahead(Sequence& sequence) noexcept;
@@ -274,6 +275,7 @@ class Client : private Live<Client> {
   std::shared_ptr<Pool> pool_;
   std::string name_;
   std::uint64_t uid_;
+  Owner owner_ = 0;  // its number in the pool
   std::deque<Sequence> sequences_;
   Recorder<BriefEvent> ring_;
   Tape tape_;

@@ -219,17 +219,19 @@ Pool::Freed Pool::at(Address address) noexcept {
     const Offset begin = address - arena_base_;
     const Occupancy::Lives lives = occupancy_.at(begin);
     if (lives.end == 0) return {Freed::dead};
-    return {Freed::arena, lives.end - begin, round_up(lives.end - begin), streams_.stream_of(lives.line)};
+    return {Freed::arena, lives.end - begin, round_up(lives.end - begin), streams_.stream_of(lives.line), lives.owner};
   }
   if (small_.owns(address)) {
     const SmallBlocks::Freed found = small_.at(address);
-    return {found.ours ? Freed::small : Freed::dead, found.requested, found.rounded, found.stream};
+    return {found.ours ? Freed::small : Freed::dead, found.requested, found.rounded, found.stream, found.owner};
   }
   if (const Block* block = segments_.find(address)) {
-    return {Freed::segment, block->requested, block->size, block->stream};
+    return {Freed::segment, block->requested, block->size, block->stream, block->owner};
   }
   Segments* in = nullptr;
-  if (const Block* block = graphs_.find(address, in)) return {Freed::graph, block->requested, block->size, block->stream};
+  if (const Block* block = graphs_.find(address, in)) {
+    return {Freed::graph, block->requested, block->size, block->stream, block->owner};
+  }
   return {owns(address) ? Freed::dead : Freed::foreign};
 }
 
@@ -285,7 +287,7 @@ Pool::Freed Pool::free_now(Address address, Stream stream) noexcept {
   Block* block = segments_.find(address);
   if (block == nullptr) block = graphs_.find(address, in);
   if (block == nullptr) return {owns(address) ? Freed::dead : Freed::foreign};
-  const Freed freed{in == &segments_ ? Freed::segment : Freed::graph, block->requested, block->size, block->stream};
+  const Freed freed{in == &segments_ ? Freed::segment : Freed::graph, block->requested, block->size, block->stream, block->owner};
   if (!hand_back(address, freed, stream)) return freed;
   in->free(block);
   if (freed.kind == Freed::graph) graphs_.trim();
@@ -365,7 +367,7 @@ Pool::Given Pool::resize(Address old, std::size_t bytes, Stream stream, Freed& b
   if (uses_.has(old) && MEMPOOL_GUARDED("resize_shared")) return {};  // another stream may be at work on what it is now
   Block* const block = segments_.find(old);
   if (block == nullptr) return {};
-  before = {Freed::segment, block->requested, block->size};
+  before = {Freed::segment, block->requested, block->size, block->stream, block->owner};
   if (!segments_.resize(block, bytes, stream)) return {};
   return {block->address, block->size, false};
 }
@@ -409,9 +411,27 @@ void Pool::retain_as_wished() noexcept {
   segments_.set_retained_limit(most);
 }
 
-void Pool::adopt(Client* client) { clients_.push_back(client); }
+Owner Pool::adopt(Client* client) {
+  clients_.push_back(client);
+  return owners_.enlist(client, live_blocks() - uses_.waiting());
+}
+
+void Pool::set_owner(Address address, Owner owner) noexcept {
+  Segments* in = nullptr;
+  if (arena_holds(address)) {
+    occupancy_.set_owner_at(address - arena_base_, owner);
+  } else if (small_.owns(address)) {
+    small_.set_owner(address, owner);
+  } else if (Block* const block = segments_.find(address)) {
+    block->owner = owner;
+  } else if (Block* const block = graphs_.find(address, in)) {
+    block->owner = owner;
+  }
+  owners_.begins(owner);
+}
 
 void Pool::part(Client* client) noexcept {
+  owners_.strike(client, live_blocks() - uses_.waiting());
   past_boundaries_ += client->iterations();
   layout_changed();
   clients_.erase(std::remove(clients_.begin(), clients_.end(), client), clients_.end());

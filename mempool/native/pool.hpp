@@ -17,6 +17,7 @@
 #include "memory_source.hpp"
 #include "live.hpp"
 #include "occupancy.hpp"
+#include "owners.hpp"
 #include "pattern.hpp"
 #include "segments.hpp"
 #include "small.hpp"
@@ -113,6 +114,7 @@ class Pool : private Live<Pool> {
     std::size_t requested = 0;
     std::size_t rounded = 0;
     Stream stream = 0;  // its own
+    Owner owner = 0;
     bool is_live() const noexcept { return kind != foreign && kind != dead; }
   };
   // What is used by other streams is over for the program, and its memory is free when they are through.
@@ -121,6 +123,17 @@ class Pool : private Live<Pool> {
   std::size_t free_in_arena(Address address, Stream stream) noexcept {
     if (!arena_holds(address) || !uses_.empty()) return 0;
     return release_in_arena(address, stream);
+  }
+  // --- of several clients, the one that counts a buffer
+  Owners& owners() noexcept { return owners_; }
+  Owner owner_in_arena(Address address) const noexcept {
+    return arena_holds(address) ? occupancy_.at(address - arena_base_).owner : Owners::kWhoever;
+  }
+  void set_owner(Address address, Owner owner) noexcept;  // of a live one
+  // Of a planned one, which was just taken.
+  void set_owner(const Slot& slot, Owner owner) noexcept {
+    occupancy_.set_owner(slot.cell, owner);
+    owners_.begins(owner);
   }
   // Whether its free asks nothing of the device: nothing waits for streams, no graph's memory goes back, no event is needed,
   // and what is free stays.
@@ -190,7 +203,7 @@ class Pool : private Live<Pool> {
     const std::size_t unit = source_.traits().alignment;
     return (bytes + unit - 1) & ~(unit - 1);  // a power of two
   }
-  void adopt(Client* client);
+  Owner adopt(Client* client);  // may throw std::bad_alloc
   void part(Client* client) noexcept;
   const std::vector<Client*>& clients() const noexcept { return clients_; }
   bool anyone_plays(const Client* but) const noexcept;  // another client is in the middle of its plan
@@ -258,6 +271,7 @@ class Pool : private Live<Pool> {
   std::optional<LiveArena> live_arena_;  // while there is one
   std::size_t arena_bytes_ = 0;     // committed, from the base
   std::size_t arena_space_ = 0;     // reserved address space
+  Owners owners_;
   std::uint64_t arena_refused_ = 0;
   std::uint64_t retries_ = 0, waits_ = 0;
   bool holes_shut_ = false;

@@ -135,7 +135,8 @@ SmallBlocks::Freed SmallBlocks::free(Address address) noexcept {
   std::size_t block = 0;
   Page* page = locate(address, block);
   if (page == nullptr) return {};
-  const Freed freed{true, page->requested[block], (page->size_class + std::size_t{1}) * unit_, page->stream};
+  const Freed freed{true, page->requested[block], (page->size_class + std::size_t{1}) * unit_, page->stream,
+                    page->owner[block]};
   page->free[block / 64] |= std::uint64_t{1} << (block % 64);
   --page->used;
   --live_;
@@ -152,7 +153,12 @@ SmallBlocks::Freed SmallBlocks::at(Address address) const noexcept {
   std::size_t block = 0;
   const Page* page = locate(address, block);
   if (page == nullptr) return {};
-  return {true, page->requested[block], (page->size_class + std::size_t{1}) * unit_, page->stream};
+  return {true, page->requested[block], (page->size_class + std::size_t{1}) * unit_, page->stream, page->owner[block]};
+}
+
+void SmallBlocks::set_owner(Address address, Owner owner) noexcept {
+  std::size_t block = 0;
+  if (Page* const page = locate(address, block)) page->owner[block] = owner;
 }
 
 void SmallBlocks::trim() noexcept {

@@ -12,6 +12,7 @@
 
 #include "address_map.hpp"
 #include "memory_source.hpp"
+#include "owners.hpp"
 
 namespace mempool {
 
@@ -34,6 +35,7 @@ class SmallBlocks {
     std::size_t requested = 0;
     std::size_t rounded = 0;
     Stream stream = 0;  // its next user's
+    Owner owner = 0;
   };
   Freed free(Address address) noexcept;
   bool owns(Address address) const noexcept { return region_of(address) != nullptr; }
@@ -41,6 +43,7 @@ class SmallBlocks {
   std::size_t blocks() const noexcept { return live_; }  // live ones
   std::size_t largest() const noexcept { return largest_; }
   Freed at(Address address) const noexcept;  // what free() would say
+  void set_owner(Address address, Owner owner) noexcept;  // of a live block
   std::size_t unit() const noexcept { return unit_; }  // bytes between one size class and the next
   // Calls use(region) with each of the regions, whose tables only a snapshot reads from outside.
   template <class Use>
@@ -62,6 +65,7 @@ class SmallBlocks {
     Address address = 0;
     Page* next = nullptr;
     std::array<std::uint16_t, 256> requested{};
+    std::array<Owner, 256> owner{};
   };
   struct Region {
     Address base = 0;
