@@ -10,12 +10,18 @@ namespace mempool {
 namespace {
 
 constexpr std::size_t kMostDivergences = 64;
+#ifdef MEMPOOL_WORLD  // where programs are small
+constexpr std::size_t kFewSequences = 4;
+#else
+constexpr std::size_t kFewSequences = 64;  // that it is no use to look through
+#endif
 
 }  // namespace
 
 Client::Client(std::shared_ptr<Pool> pool, std::string name)
     : pool_(std::move(pool)), name_(std::move(name)), uid_(0), ring_(pool_->options().recorded_events) {
   uid_ = ThreadCache::enlist(this);
+  caches_ = ThreadCache::fresh_number();
   try {
     const Guarded guard(pool_->lock);
     owner_ = pool_->adopt(this);
@@ -85,19 +91,49 @@ Client::Sequence& Client::find_sequence(Stream stream, const void* thread) {
     idle->follower.set_idle(false);
     return *idle;
   }
-  sequences_.emplace_back(static_cast<std::uint32_t>(sequences_.size()), stream, thread);
-  Sequence& fresh = sequences_.back();
+  Sequence& fresh = new_sequence(stream, thread);
   name_streams(fresh.follower.sequence());
   // A new thread begins where the recorded one began, in the iteration of the others.
   if (current_ != nullptr) fresh.follower.begin(current_, ~std::uint64_t{0}, turn_);
   return fresh;
 }
 
+Client::Sequence& Client::new_sequence(Stream stream, const void* thread) {
+  if (++begun_ > std::max(kFewSequences, sequences_.size() / 4)) sweep_sequences();
+  if (spare_.empty()) {
+    sequences_.emplace_back(static_cast<std::uint32_t>(sequences_.size()), stream, thread);
+    return sequences_.back();
+  }
+  Sequence& fresh = *spare_.back();
+  spare_.pop_back();
+  fresh.follower.pass_on(stream);
+  fresh.lookahead = {};
+  fresh.thread = thread;
+  return fresh;
+}
+
+// Nobody tells when a stream is no more. What no plan has and nobody used since as many others began is another's next.
+void Client::sweep_sequences() {
+  begun_ = 0;
+  spare_.reserve(sequences_.size());
+  for (Sequence& sequence : sequences_) {
+    const Follower& one = sequence.follower;
+    const bool used = std::exchange(sequence.looked_at, one.count()) != one.count();
+    const auto has = [&](const Pattern* pattern) { return pattern->table_of(one.sequence(), one.stream()) != nullptr; };
+    if (used || sequence.is_spare() || std::any_of(known_.begin(), known_.end(), has)) continue;
+    sequence.follower.pass_on(kNoStream);
+    sequence.follower.set_idle(true);
+    sequence.thread = nullptr;
+    spare_.push_back(&sequence);
+  }
+  caches_ = ThreadCache::fresh_number();
+}
+
 Client::Sequence& Client::sequence(Stream stream) {
   ThreadCache& cache = ThreadCache::mine();
-  if (cache.client == uid_ && cache.stream == stream) return *cache.sequence;
+  if (cache.client == caches_ && cache.stream == stream) return *cache.sequence;
   Sequence& found = find_sequence(stream, &cache);
-  cache.client = uid_;
+  cache.client = caches_;
   cache.stream = stream;
   cache.sequence = &found;
   return found;
@@ -315,10 +351,10 @@ Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
 Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept {
   if (bytes == 0) bytes = 1;
   const ThreadCache& cache = ThreadCache::mine();
-  Sequence* const cached = cache.client == uid_ && cache.stream == stream ? cache.sequence : nullptr;
   Pool::Given given;
   {
     const Guarded guard(pool_->lock);
+    Sequence* const cached = cache.client == caches_ && cache.stream == stream ? cache.sequence : nullptr;
     if (pool_->capturing() && serve_for_graph(bytes, stream, given)) {
       // whose memory nobody else gets
     } else if (is_small(bytes)) {
@@ -335,8 +371,8 @@ Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept
 // Only what is planned, and is this stream's: everything else may ask the device.
 Address Client::allocate_at_once(std::size_t bytes, Stream stream) noexcept {
   const ThreadCache& cache = ThreadCache::mine();
-  if (cache.client != uid_ || cache.stream != stream || is_small(bytes) || !pool_->lock.try_lock()) return 0;
-  const bool plain = !pool_->capturing() && pool_->arena_streams().alone(stream);
+  if (cache.stream != stream || is_small(bytes) || !pool_->lock.try_lock()) return 0;
+  const bool plain = cache.client == caches_ && !pool_->capturing() && pool_->arena_streams().alone(stream);
   const Address address = plain ? serve_hit(*cache.sequence, bytes) : 0;
   pool_->lock.unlock();
   return address;

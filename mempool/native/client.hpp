@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -208,7 +209,10 @@ class Client : private Live<Client> {
     Follower follower;
     Lookahead lookahead;
     const void* thread;  // null: its thread has ended; the next new thread takes it over
+    std::uint64_t looked_at = 0;  // its count when that was last looked at
+    bool is_spare() const noexcept { return follower.stream() == kNoStream; }
   };
+  static constexpr Stream kNoStream = std::numeric_limits<Stream>::min();
   friend class ThreadCache;
   struct Blocker {  // what lies where a plan has another buffer, and the iterations in which it was in the way
     Occupancy::Range range;
@@ -217,6 +221,8 @@ class Client : private Live<Client> {
 
   Sequence& sequence(Stream stream);
   Sequence& find_sequence(Stream stream, const void* thread);
+  Sequence& new_sequence(Stream stream, const void* thread);
+  void sweep_sequences();
   void retire(const void* thread) noexcept;
   Address serve_hit(Sequence& sequence, std::size_t bytes) noexcept;
   void served(const Pool::Given& given, std::size_t bytes) noexcept;
@@ -276,7 +282,10 @@ class Client : private Live<Client> {
   std::string name_;
   std::uint64_t uid_;
   Owner owner_ = 0;  // its number in the pool
-  std::deque<Sequence> sequences_;
+  std::deque<Sequence> sequences_;    // by number, which a spare one keeps
+  std::vector<Sequence*> spare_;      // unused for long, by streams and threads that may be no more
+  std::size_t begun_ = 0;             // sequences since it was last looked which are unused
+  std::uint64_t caches_ = 0;          // what threads remember of them is right if it has this number
   Recorder<BriefEvent> ring_;
   Tape tape_;
   Recorder<RecordedEvent> history_{0};

@@ -146,7 +146,8 @@ bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   one.push_back(std::move(pattern));
   const Guarded guard(pool_->lock);
   for (Table& table : fresh->tables) {  // one from a file has been renamed here
-    if (table.sequence < sequences_.size()) table.stream = sequences_[table.sequence].follower.stream();
+    if (table.sequence >= sequences_.size() || sequences_[table.sequence].is_spare()) continue;
+    table.stream = sequences_[table.sequence].follower.stream();
   }
   const auto same = [&](const Pattern* known) { return known->same_sizes(*fresh); };
   if (instead && std::none_of(known_.begin(), known_.end(), same)) return false;
@@ -200,7 +201,9 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
   const Guarded guard(pool_->lock);
   Pattern* const first = both.front().get();
   admit(std::move(both));
-  for (const Sequence& sequence : sequences_) name_streams(sequence.follower.sequence());
+  for (const Sequence& sequence : sequences_) {
+    if (!sequence.is_spare()) name_streams(sequence.follower.sequence());
+  }
   current_ = first;
   ended_ = nullptr;
   succession_.clear();

@@ -9,6 +9,12 @@ namespace {
 
 // No plan needs more, and page rounding and roomy reservations stay clear of overflow.
 constexpr std::size_t kMostArena = std::size_t{1} << 48;
+#ifdef MEMPOOL_WORLD  // where programs are small
+constexpr std::size_t kLeastTakenOver = std::size_t{1} << 20;
+#else
+constexpr std::size_t kLeastTakenOver = std::size_t{64} << 20;  // bytes that are worth a wait for the device
+#endif
+constexpr std::size_t kMostDeprived = 64;
 
 }  // namespace
 
@@ -201,10 +207,33 @@ Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
   return from_segments(bytes, stream, Segments::Effort::last_resort);
 }
 
+// Nobody tells when a stream is no more, and what it has freed serves no other. Where more of that lies idle than was ever in
+// use, the device is waited for before it is asked for more, and the idle memory is the stream's that asks. If one comes back
+// that was deprived so, it lives, and there is left twice as much.
+void Pool::take_over_idle(std::size_t bytes, Stream stream) {
+  const std::size_t used = source_.reserved().current - arena_bytes_ - segments_.retained();
+  most_used_ = std::max(most_used_, used + bytes);
+  const auto back = std::find(deprived_.begin(), deprived_.end(), stream);
+  if (back != deprived_.end()) {
+    deprived_.erase(back);
+    left_alone_ *= 2;
+  }
+  const std::size_t others = segments_.idle_of_others(stream);
+  if (others < kLeastTakenOver || others / left_alone_ <= most_used_ || source_.held() || !synchronize()) return;
+  ++waits_;
+  segments_.each_idle_stream([&](Stream one) {
+    if (one == stream) return;
+    if (deprived_.size() == kMostDeprived) deprived_.erase(deprived_.begin());
+    deprived_.push_back(one);
+  });
+  segments_.give_free_blocks_to(stream);
+}
+
 Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool in_step) noexcept {
   try {
     Given given = from_segments(bytes, stream, Segments::Effort::reuse);
     if (given.address == 0 && !in_step && !holes_shut_) given = from_hole(bytes, stream, false);
+    if (given.address == 0) take_over_idle(bytes, stream);
     if (given.address == 0) given = from_segments(bytes, stream, Segments::Effort::normal);
     if (given.address == 0) given = last_resort(bytes, stream);
     return given;

@@ -238,6 +238,7 @@ class Pool : private Live<Pool> {
   Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);
   Given from_hole(std::size_t bytes, Stream stream, bool anywhere);
   Given last_resort(std::size_t bytes, Stream stream);
+  void take_over_idle(std::size_t bytes, Stream stream);
   std::size_t planned_bytes() const noexcept;  // the largest arena any pattern needs that does not rest
   std::size_t release_in_arena(Address address, Stream stream) noexcept {
     const Offset begin = address - arena_base_;
@@ -274,6 +275,9 @@ class Pool : private Live<Pool> {
   Owners owners_;
   std::uint64_t arena_refused_ = 0;
   std::uint64_t retries_ = 0, waits_ = 0;
+  std::size_t most_used_ = 0;       // bytes in use outside the arena, when more was asked for
+  std::size_t left_alone_ = 1;      // times as much idle memory of other streams is left to those
+  std::vector<Stream> deprived_;    // streams whose idle memory was taken over, and which have not come back
   bool holes_shut_ = false;
   bool forked_ = false;             // a forked child gets no planned addresses
   std::vector<Client*> clients_;

@@ -74,6 +74,7 @@ class SmallBlocks {
   };
   struct Stock {  // pages with room, of one stream
     std::array<Page*, kClasses> room{};
+    std::size_t pages = 0;  // its own, when last counted
   };
 
   std::size_t class_of(std::size_t bytes) const noexcept { return bytes == 0 ? 0 : (bytes - 1) / unit_; }
@@ -82,9 +83,11 @@ class SmallBlocks {
   Page* fresh_page(std::size_t size_class, Stream stream);
   bool may_take(const Page& page, Stream stream) const noexcept;
   Page* spare_page(Stream stream) noexcept;
+  bool mostly_empty() const noexcept;
   Region* add_region();
   bool commit_granule(Region& region, Page& page) noexcept;
   void forget_users() noexcept;
+  void forget_streams() noexcept;
   bool return_granules(Region& region) noexcept;
 
   MemorySource& source_;
@@ -95,6 +98,8 @@ class SmallBlocks {
   std::size_t first_spare_ = 0;  // regions before this one have no page to spare
   AddressMap<Region> regions_by_base_;
   std::map<Stream, Stock> stocks_;
+  static constexpr std::size_t kFewStreams = 64;
+  std::size_t most_streams_ = kFewStreams;  // before those without a page are forgotten
   std::size_t live_ = 0;
   Stock* last_stock_ = nullptr;
   Stream last_stream_ = 0;
