@@ -161,8 +161,8 @@ class Client : private Live<Client> {
   static void after_fork_in_child() noexcept;
 
   const std::vector<Pattern*>& patterns() const noexcept { return known_; }
-  // To be called about once a second: what nobody has followed for long rests, and the arena gives back what only such
-  // patterns need. One that is followed again has the whole arena from its second iteration on.
+  // To be called about once a second: what nobody has followed for long rests, and so does all while only others of the memory
+  // are at work; the arena gives back what only such patterns need. One that is followed again has the whole arena from its second iteration on.
   void rest_unused() noexcept;
   // Forgets patterns that nobody follows and that need a larger arena than the others. The pool's lock is held.
   void forget_unused() noexcept;
@@ -272,6 +272,7 @@ class Client : private Live<Client> {
   void admit(std::vector<std::unique_ptr<Pattern>> fresh);
   bool supersede(Pattern* fresh) noexcept;
   bool in_use(const Pattern* pattern) const noexcept;
+  bool is_idle() noexcept;
   void forget(Pattern* pattern) noexcept;
   void name_streams(std::uint32_t sequence) noexcept;
   void keep_patterns_bounded() noexcept;
@@ -292,6 +293,7 @@ class Client : private Live<Client> {
   std::vector<std::unique_ptr<Pattern>> patterns_;
   std::vector<Pattern*> known_;       // the same, most recently used first
   std::uint64_t rested_at_ = 0;       // iteration of the last rest_unused()
+  std::uint64_t allocations_seen_ = 0, others_seen_ = 0;  // then: its own, and others' boundaries
   std::uint64_t layouts_ = 0;         // of the pool's, those that came from here
   Pattern* current_ = nullptr;        // where a new iteration or thread begins
   Pattern* ended_ = nullptr;          // of the last iteration that ended

@@ -50,10 +50,18 @@ void Client::keep_patterns_bounded() noexcept {
   }
 }
 
+// Between two iterations, and others of the memory are at work meanwhile.
+bool Client::is_idle() noexcept {
+  const std::uint64_t mine = large_allocations(), others = pool_->boundaries() - iterations_;
+  const bool same = std::exchange(allocations_seen_, mine) == mine;
+  return std::exchange(others_seen_, others) != others && same && !plays();
+}
+
 void Client::rest_unused() noexcept {
   const Guarded guard(pool_->lock);
+  const bool idle = is_idle();
   for (Pattern* pattern : known_) {
-    const bool used = in_use(pattern) || pattern->last_used > rested_at_;
+    const bool used = (in_use(pattern) && !idle) || pattern->last_used > rested_at_;
     pattern->unused = used ? 0 : pattern->unused + 1;
     const bool rests = pattern->unused >= kRestAfter;
     if (std::exchange(pattern->rests, rests) != rests) layout_changed();

@@ -1,4 +1,4 @@
-"""Streams and threads that come and go: what they leave behind serves others, and nothing grows with their number."""
+"""Streams and threads that come and go: what they leave free serves others, and no table grows."""
 
 from __future__ import annotations
 
