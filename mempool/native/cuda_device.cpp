@@ -229,6 +229,7 @@ void CudaDevice::zero(Address address, std::size_t bytes, Stream stream) noexcep
 }
 
 DeviceMemory CudaDevice::memory() const noexcept {
+  if (kind_ == CudaKind::pinned) return {0, 0};  // it is the host's
   const Scope scope(*this);
   DeviceMemory memory{0, 0};
   if (!scope || !calls_.ok(driver_.mem_info, &memory.free, &memory.total)) return {0, 0};

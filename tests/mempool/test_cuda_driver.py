@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
 import subprocess
@@ -238,3 +239,21 @@ def test_no_driver_says_what_to_do_wherever_it_is_asked_for() -> None:
     for make in (PinnedPool, CallbackPool):
         with pytest.raises(UsageError, match=r"no CUDA driver: libno\.so.*install NVIDIA's driver"):
             make(driver="libno.so")
+
+
+def test_the_fake_driver_tells_of_calls_from_a_wrong_context(fake: FakeCuda) -> None:
+    """Those that other tests would not notice, since a code is all that the driver gives."""
+    driver = ctypes.CDLL(fake.driver)
+    event, stream = ctypes.c_void_p(), fake.stream()
+    assert driver.cuInit(0) == 0
+    fake.set_current(fake.primary(0))
+    assert driver.cuEventCreate(ctypes.byref(event), 2) == 0
+    fake.set_current(fake.primary(1))
+    assert driver.cuEventRecord(event, ctypes.c_void_p(stream)) == 0
+    assert driver.cuEventRecord(event, ctypes.c_void_p(0)) != 0
+    fake.set_current(0)
+    assert fake.faults == [
+        "a stream of another context than the current one",
+        "an event is recorded on a stream of another context",
+    ]
+    fake.reset()

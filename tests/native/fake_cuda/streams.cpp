@@ -61,7 +61,11 @@ EXPORTED int cuEventDestroy_v2(Event* event) {
 EXPORTED int cuEventRecord(Event* event, Handle handle) {
   CALL("cuEventRecord");
   Stream* const stream = gpu->stream(handle, current());
-  if (known(event) == nullptr || stream == nullptr || stream->context != event->context) return kInvalidHandle;
+  if (known(event) == nullptr || stream == nullptr) return kInvalidHandle;
+  if (stream->context != event->context) {
+    gpu->fault("an event is recorded on a stream of another context");
+    return kInvalidHandle;
+  }
   if (const int code = gpu->blocked_by_capture(stream)) return code;
   auto mark = std::make_shared<Mark>();
   mark->stream = stream;
