@@ -133,6 +133,16 @@ class CudaDevice(Device):
         Managed memory that is rarely written may be in several places at once. False: refused.
         """
 
+    def context_of(self, stream: int) -> int:
+        """
+        Of pinned memory: another context that the calling thread means by this stream; 0: it is of this device's.
+        """
+
+    def wait_elsewhere(self, context: int, stream: int) -> bool:
+        """
+        Waits for a stream of another context. False: refused, or a graph is captured there.
+        """
+
     @property
     def index(self) -> int | None:
         """None: not bound yet."""
@@ -148,6 +158,16 @@ class CudaDevice(Device):
 
     @property
     def last_error(self) -> str | None:
+        """The latest of these."""
+
+    @property
+    def refusals(self) -> int:
+        """
+        How many requests for memory of the calling thread the driver refused for another reason than lack of it.
+        """
+
+    @property
+    def last_refusal(self) -> str:
         """The latest of these."""
 
 class Pattern:
@@ -484,14 +504,30 @@ def cupy_allocator(memory: Any, pointer: Any, client: Any, shortage: Any, device
 def cupy_knows(object: Any) -> bool:
     """Whether it is a capsule of a C function that the allocator can call."""
 
-def cupy_begin_capture(pool: Pool, number: int, index: int) -> None:
+def cupy_hold_devices() -> None:
     """
-    Until the end of this capture, what is asked for on streams that are captured is kept for its graph.
+    Nobody waits for a whole CUDA device from now on, which would break captures of its streams.
     """
 
-def cupy_end_capture(pool: Pool, number: int, index: int) -> None: ...
+def cupy_release_devices() -> None:
+    """Once for each hold."""
 
-def cupy_release_capture(pool: Pool, number: int) -> None:
+def cupy_capture(pool: Pool, stream: int) -> int:
+    """
+    The driver's number of the capture that the stream is part of; 0: none.
+    """
+
+def cupy_goes_on(pool: Pool, graph: int, stream: int) -> bool:
+    """Whether the capture that began there does."""
+
+def cupy_begin_capture(pool: Pool, graph: int) -> None:
+    """
+    Until the end of this capture, what is asked for on its streams is kept for its graph.
+    """
+
+def cupy_end_capture(pool: Pool, graph: int) -> None: ...
+
+def cupy_release_capture(pool: Pool, graph: int) -> None:
     """Its graph is gone."""
 
 class DeviceCalls:
@@ -524,6 +560,8 @@ class DeviceCalls:
     def synchronize(self) -> bool: ...
 
     def capturing(self, stream: int) -> bool: ...
+
+    def capture(self, stream: int) -> int: ...
 
 def thread_stream() -> int:
     """The calling thread's own number of the per-thread default stream."""

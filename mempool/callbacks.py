@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from mempool import _core, sharing
+from mempool import _core, cuda, sharing
 from mempool.errors import OutOfMemoryError, UsageError
 from mempool.pool import Pool
 from mempool.settings import NEVER, settings
 from mempool.streams import number
-
-DRIVER = "libcuda.so.1"
 
 
 class CallbackPool(Pool):
@@ -25,7 +23,12 @@ class CallbackPool(Pool):
     wait_bytes = NEVER
 
     def __init__(
-        self, index: int | None = None, *, driver: str = DRIVER, share: Pool | None = None, **options: Any
+        self,
+        index: int | None = None,
+        *,
+        driver: str = cuda.DRIVER,
+        share: Pool | None = None,
+        **options: Any,
     ) -> None:
         """Make a pool for the device of this index, or for the first that asks.
 
@@ -38,10 +41,7 @@ class CallbackPool(Pool):
         memory = settings(memory=options.get("memory")).memory
         share = sharing.pool_of(share, index)
         self._cuda: _core.CudaDevice = sharing.cuda_device(index, driver, share, memory)
-        try:
-            self._cuda.check()
-        except RuntimeError as error:
-            raise UsageError(str(error)) from None
+        cuda.check(self._cuda)
         super().__init__(self._cuda, share=share, **{"name": self.framework, **options})
         self._over: deque[int] = deque()  # appended to inside garbage collections, too
 
@@ -66,15 +66,13 @@ class CallbackPool(Pool):
         Raises:
             RuntimeError: the driver refused for another reason than want of memory, which it gives.
         """
-        errors = self._cuda.errors
+        refusals = self._cuda.refusals
         try:
             return super().allocate(size, stream=stream)
         except OutOfMemoryError:
-            if self._cuda.errors == errors:
+            if self._cuda.refusals == refusals:
                 raise
-            raise RuntimeError(
-                f"CUDA error: {self._cuda.last_error}, while {size:,} bytes were asked for"
-            ) from None
+            raise RuntimeError(cuda.refused(self._cuda, size)) from None
 
     def take(self, size: int, stream: int = 0) -> int:
         """Address of ``size`` bytes, first used on ``stream``; what is over is given back first.

@@ -20,15 +20,23 @@ _REMEDIES = {
     "exhausted": "more allocations than the recorded iteration has before the next mark",
     "lost": "the program, or this thread of it, is in none of the recorded patterns; it is recorded again "
     "when that lasts",
-    "no_arena": "the arena could not be had from the device; raise max_reserved or free memory elsewhere",
+    "no_arena": "the arena could not be had from the device, or not as large as this plan needs it",
     "other_stream": "another stream used the memory last: the plan lets streams share addresses, which this "
     "pool does only with `wait_bytes=`, or more streams use the arena than are told apart",
+}
+
+#: Why, by the core's words.
+REFUSALS = {
+    "capture": "a graph is being captured",
+    "alive": "buffers are alive in the one there is, which cannot grow beside them; "
+    'memory="growing" is for such programs',
+    "memory": "there is too little memory; raise max_reserved or free memory elsewhere",
 }
 
 
 def explain(pool: Pool) -> str:
     """The first divergences from the plan, one a line, and the remedy for each kind."""
-    lines = explained(pool.client.divergences())
+    lines = explained(pool.client.divergences(), pool.client.state()["refusal"])
     if lines:
         return "\n".join(lines)
     if pool.client.state()["replaying"]:
@@ -37,10 +45,13 @@ def explain(pool: Pool) -> str:
         if before:
             return f"no divergences since the latest plan took effect; {before:,} misses before"
         return "no divergences: every allocation followed the plan"
-    return f"no plan in effect: {pool.state}{_too_long(pool.client.state())}"
+    state = pool.client.state()
+    if state["refusal"]:
+        return f"no plan in effect: {pool.state}; no arena for it: {REFUSALS[state['refusal']]}"
+    return f"no plan in effect: {pool.state}{_too_long(state)}"
 
 
-def _too_long(state: dict[str, int]) -> str:
+def _too_long(state: dict[str, Any]) -> str:
     """What to say where the recording has been full, and nothing in it recurred."""
     if not state["events_dropped"] or state["plan_active_at_iteration"]:
         return ""
@@ -50,10 +61,15 @@ def _too_long(state: dict[str, int]) -> str:
     )
 
 
-def explained(divergences: list[dict[str, Any]]) -> list[str]:
-    """One line for each divergence, then one for each kind that can be helped."""
+def explained(divergences: list[dict[str, Any]], refusal: str = "") -> list[str]:
+    """One line for each divergence, then one for each kind that can be helped.
+
+    ``refusal`` says why there is no larger arena now, if that is so.
+    """
     kinds = dict.fromkeys(one["outcome"] for one in divergences)
     remedies = [f"{kind}: {_REMEDIES[kind]}" for kind in kinds if kind in _REMEDIES]
+    if "no_arena" in kinds and refusal:
+        remedies.append(f"no larger arena: {REFUSALS[refusal]}")
     return [*map(_line, divergences), *remedies]
 
 
@@ -70,7 +86,7 @@ class News:
         if len(divergences) < self._told:  # a new plan has begun a new list
             self._told = 0
         fresh, self._told = divergences[self._told :], len(divergences)
-        return explained(fresh)
+        return explained(fresh, self._client.state()["refusal"])
 
 
 def _line(one: dict[str, Any]) -> str:

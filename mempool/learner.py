@@ -195,7 +195,8 @@ class Learner:
         """The pattern to plan: this one, or with longer lifetimes; None if it is planned or too young."""
         if self._is_young(pattern):
             return None
-        spoilt = state["spoilt"] >= SPOILT
+        cannot_be_had = state["refusal"] == "memory" and not state["replaying"]  # what is known: it is no use
+        spoilt = state["spoilt"] >= SPOILT or cannot_be_had
         comes_rarely = (
             MOST_KNOWN * pattern.iterations < pattern.iterations_seen
         )  # one size of many, as data are

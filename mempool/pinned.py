@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mempool import _core
-from mempool.errors import UsageError
+from mempool import _core, cuda
 from mempool.pool import Pool
 from mempool.streams import number
 
@@ -38,23 +37,19 @@ HOST = -(1 << 62)
 class PinnedPool(Pool):
     """A pool of page-locked host memory, for copies on the streams of one GPU.
 
-    Every GPU reaches the memory by the same address, but the default streams of another are others.
+    Every GPU reaches the memory by the same address; streams of another are waited for when an array goes.
     """
 
     #: What the environment says (a plan, a limit) is meant for the GPU's memory.
     reads_environment = False
 
-    def __init__(self, index: int = 0, *, driver: str = "libcuda.so.1", **options: Any) -> None:
+    def __init__(self, index: int = 0, *, driver: str = cuda.DRIVER, **options: Any) -> None:
         """Make a pool whose memory is locked through the GPU of this index; others reach it as well.
 
         Raises:
             UsageError: no driver or no such GPU, or the options make no sense.
         """
-        try:
-            device = _core.CudaDevice(index, driver=driver, memory="pinned")
-            device.check()
-        except (RuntimeError, ValueError) as error:
-            raise UsageError(str(error)) from None
+        device = cuda.check(cuda.device(index, driver, "pinned"))
         super().__init__(device, **{"name": "pinned", **options})
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = float) -> NDArray[Any]:
@@ -73,7 +68,9 @@ class PinnedPool(Pool):
         return np.frombuffer(memory, kind).reshape(shape)
 
     def used_by(self, array: NDArray[Any], stream: Any) -> None:
-        """Say that a copy from or to the array, or a part of it, is queued on a stream of this GPU.
+        """Say that a copy from or to the array, or a part of it, is queued on a stream.
+
+        A default stream is that of the GPU that is current.
 
         Args:
             array: of this or another pool of pinned memory.
@@ -117,19 +114,22 @@ class _Buffer:
     Attributes:
         ptr: its address.
         size: in bytes.
-        streams: those that may be at work on it, by the core's number; objects are kept, so that they exist.
+        streams: those that may be at work on it, by the core's number and the context they are of, where that
+            is not the device's own; objects are kept, so that they exist.
     """
 
     def __init__(self, pool: PinnedPool, size: int, current: Callable[[], Any] | None = None) -> None:
         self._client, self._current, self.size = pool.client, current, size
-        self.streams: dict[int, Any] = {}
+        self._device: _core.CudaDevice = pool.device  # type: ignore[assignment]
+        self.streams: dict[tuple[int, int], Any] = {}
         if current is not None:
             self.used_by(current())
         self.ptr = pool.allocate(size, stream=HOST)
 
     def used_by(self, stream: Any) -> None:
         """A stream, or its handle."""
-        self.streams[number(operator.index(getattr(stream, "ptr", stream)))] = stream
+        name = number(operator.index(getattr(stream, "ptr", stream)))
+        self.streams[name, self._device.context_of(name)] = stream
 
     def __del__(self) -> None:
         if (address := getattr(self, "ptr", 0)) == 0:
@@ -137,8 +137,11 @@ class _Buffer:
         try:
             if self._current is not None:
                 self.used_by(self._current())
-            for stream in self.streams:
-                self._client.use(address, stream)
+            for stream, context in self.streams:
+                if context == 0:
+                    self._client.use(address, stream)
+                elif not self._device.wait_elsewhere(context, stream):
+                    return  # it is kept, as long as its end is not known
         except Exception:  # as while Python ends: who is at work on it is not known, so it is kept
             return
         self._client.free(address, HOST)

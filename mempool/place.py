@@ -1,4 +1,4 @@
-"""Where a framework's pool is installed: one at a time, by any thread, and in a forked child too."""
+"""Where a framework's pool is installed: one at a time there, by any thread, and in a forked child too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Installed(Protocol):
 
 
 P = TypeVar("P", bound="Installed")
-_places: dict[str, Place[Any]] = {}
+_places: dict[tuple[str, int], Place[Any]] = {}
 
 
 class Place(Generic[P]):
@@ -40,16 +40,18 @@ class Place(Generic[P]):
         lock: held while that changes.
     """
 
-    def __init__(self, name: str, module: str) -> None:
+    def __init__(self, name: str, module: str, index: int = 0) -> None:
         """An empty place.
 
         Args:
             name: of the framework, for people.
             module: ours, which has ``uninstall``.
+            index: of the device, in a framework that has a place for each.
         """
         self.pool: P | None = None
         self.lock = threading.RLock()
-        self._name, self._module = name, module
+        self._name = f"{name}'s device {index}" if index else name
+        self._module, self._end = module, f"{module}.uninstall({index or ''})"
 
     def install(self, make: Callable[[], P], serve: Callable[[P], None]) -> P:
         """Make a pool and let it serve, unless its mode is off.
@@ -59,7 +61,7 @@ class Place(Generic[P]):
         """
         with self.lock:
             if self.pool is not None:
-                raise UsageError(f"{self._name} has a pool already: {self._module}.uninstall() it first")
+                raise UsageError(f"{self._name} has a pool already: {self._end} it first")
             warn_if_untested(self._module.rpartition(".")[2])
             pool = make()
             try:
@@ -86,14 +88,15 @@ class Place(Generic[P]):
                 self.pool = None
 
 
-def place_of(name: str, module: str) -> Place[Any]:
+def place_of(name: str, module: str, index: int = 0) -> Place[Any]:
     """The place in a framework: one in the process, however often the adapter is reloaded.
 
     Args:
         name: of the framework, for people.
         module: ours, which has ``uninstall``.
+        index: of the device, in a framework that has a place for each.
     """
-    return _places.setdefault(module, Place(name, module))
+    return _places.setdefault((module, index), Place(name, module, index))
 
 
 def _after_fork_in_child() -> None:

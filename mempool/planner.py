@@ -19,6 +19,7 @@ from mempool.settings import EVERYTHING, NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from mempool.planned import Planned
 
@@ -84,8 +85,7 @@ class Planner:
         self._looking = False
         self._tell_at = self._trim_at = 0.0
         self._may_trim = False
-        self._told_refused = False
-        self._refused_before = core.stats()["arena_refused"]  # by other clients of the memory
+        self._told_refusals = {"", "capture"}  # that is soon over
         self._device = device
         self._budget = Budget(allowance=ALLOWANCE_SECONDS, share=SHARE, most_debt=MOST_DEBT_SECONDS)
         self._work_left = False
@@ -242,24 +242,26 @@ class Planner:
             self._trim_at = time.monotonic() + SECONDS_BETWEEN_TRIMS
 
     def _tell(self) -> None:
-        """Say once that the arena cannot be had, and with ``explain`` what has newly gone off the plan."""
-        if not self._told_refused and self._core.stats()["arena_refused"] > self._refused_before:
-            self._told_refused = True
-            log.warning("%s; going on without the plan, trying again later", self._too_large())
+        """Say once why the arena cannot be had, and with ``explain`` what has newly gone off the plan."""
+        state = self._client.state()
+        if state["refusal"] not in self._told_refusals:
+            self._told_refusals.add(state["refusal"])
+            log.warning("%s; going on without, trying again later", self._refused(state))
         self._learner.known.tell_of_a_stranger()
         if self._explain is not None and time.monotonic() >= self._tell_at:
             for line in self._explain()[:MOST_LINES]:
                 log.warning("%s", line)
             self._tell_at = time.monotonic() + SECONDS_BETWEEN_LINES
 
-    def _too_large(self) -> str:
-        """What was asked for, and what there is, as far as that is known."""
+    def _refused(self, state: dict[str, Any]) -> str:
+        """What was asked for, why that cannot be, and what there is, as far as that is known."""
+        from mempool.explain import REFUSALS
         from mempool.report import binary
 
-        planned, (free, total) = self.planned, self._device.memory()
-        what = "the arena" if planned is None else f"an arena of {binary(planned.plan.arena_bytes)}"
-        of = f", which has {binary(free)} free of {binary(total)}" if total else ""
-        return f"{what} cannot be had from the device{of}"
+        free, total = self._device.memory() if state["refusal"] == "memory" else (0, 0)
+        there_is = f", which has {binary(free)} free of {binary(total)}" if total else ""
+        what = f"an arena of {binary(state['needed_bytes'])}"
+        return f"{what} cannot be had from the device{there_is}: {REFUSALS[state['refusal']]}"
 
     def wait(self, seconds: float) -> bool:
         """Wait until a plan is in effect; False if there is none after that time."""

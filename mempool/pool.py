@@ -227,7 +227,7 @@ class Pool:
         """Give a buffer back.
 
         Raises:
-            ValueError: no live buffer of this pool begins there.
+            ValueError: no live buffer of this pool, or of one that shares its memory, begins there.
         """
         if not self._server.free(address, stream):
             raise ValueError(f"{address:#x} is not a live buffer of this pool")

@@ -24,7 +24,7 @@ _kept: list[Any] = []
 
 
 def install(index: int = 0, **options: Any) -> RmmPool:
-    """Make a new pool the resource of a device, until it is closed.
+    """Make a new pool the resource of a device, until it is closed. Each device may have one.
 
     Args:
         index: the device.
@@ -34,19 +34,19 @@ def install(index: int = 0, **options: Any) -> RmmPool:
         The pool; leaving its ``with``, its ``close`` and `uninstall` all end it. Buffers stay valid.
 
     Raises:
-        UsageError: a pool is installed already, or the options make no sense.
+        UsageError: a pool is installed there already, or the options make no sense.
     """
-    return _place.install(lambda: RmmPool(index, **options), RmmPool.serve)
+    return _place(index).install(lambda: RmmPool(index, **options), RmmPool.serve)
 
 
-def uninstall() -> None:
-    """Close the installed pool: the device has the resource from before. Warns if there is none."""
-    _place.uninstall()
+def uninstall(index: int = 0) -> None:
+    """Close a device's installed pool: it has the resource from before. Warns if there is none."""
+    _place(index).uninstall()
 
 
-def installed() -> RmmPool | None:
-    """The pool that serves RMM, or None."""
-    return _place.pool
+def installed(index: int = 0) -> RmmPool | None:
+    """The pool that serves a device, or None."""
+    return _place(index).pool
 
 
 def resource(pool: CallbackPool) -> Any:
@@ -88,7 +88,7 @@ class RmmPool(CallbackPool):
 
     def close(self) -> None:
         """Leave RMM and stop planning. Buffers stay valid."""
-        _place.leave(self, self._stop_serving)
+        _place(self._served).leave(self, self._stop_serving)
         super().close()
 
     def _stop_serving(self) -> None:
@@ -103,4 +103,5 @@ def _handle(stream: Any) -> int:
     return int(stream.__cuda_stream__()[1])
 
 
-_place: Place[RmmPool] = place_of("RMM", "mempool.rmm")
+def _place(index: int) -> Place[RmmPool]:
+    return place_of("RMM", "mempool.rmm", index)

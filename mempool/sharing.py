@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from mempool import _core
+from mempool import _core, cuda
 from mempool.errors import UsageError
 from mempool.settings import EVERYTHING, NEVER
 
@@ -98,10 +98,7 @@ def cuda_device(
         UsageError: there is no driver, or one too old, or that pool has another device.
     """
     if share is None:
-        try:
-            return _core.CudaDevice(index, driver=driver, memory=memory)
-        except (RuntimeError, ValueError) as error:
-            raise UsageError(str(error)) from None
+        return cuda.device(index, driver, memory)
     device = getattr(share, "device", None)
     if not isinstance(device, _core.CudaDevice):
         raise UsageError(f"{share!r} is no pool of a CUDA device")

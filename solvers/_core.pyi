@@ -52,7 +52,7 @@ class Search:
     def looks(self) -> int: ...
 
 class Repair:
-    """Makes a plan lower piece by piece; one piece a job."""
+    """Makes a plan lower, place by place."""
 
     def __init__(self, jobs: Jobs, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int) -> None: ...
 
@@ -106,12 +106,19 @@ def count_waits(start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order
     Waits of one stream for another in `columns` iterations; streams count from 0, `offset` is row by row.
     """
 
-def skyline(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+class Cancel:
+    """Tells a kernel on another thread to give up."""
+
+    def __init__(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+def skyline(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """
-    Offsets by lowest valley first; `order` decides where several jobs fit.
+    Offsets by lowest valley first, none when cancelled; `order` decides where several jobs fit.
     """
 
-def fullest(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], goal: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+def fullest(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], goal: int, cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """
-    Offsets by what is alive, for an arena of `goal` bytes; `order` is that of the jobs that have gaps.
+    Offsets by what is alive, none when cancelled, for an arena of `goal` bytes; `order` is that of the jobs that have gaps.
     """

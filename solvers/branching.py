@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers import _core
+from solvers.aside import aside
 from solvers.greedy import fits
 
 if TYPE_CHECKING:
@@ -31,19 +32,26 @@ _LONGEST = 2**40
 _ENOUGH, _LOCALLY = 4_000, 200
 #: So few jobs are soon searched through.
 _FEW = 60
+#: Of more, a try of the search over orders, which is one pass over all, takes too long.
+_MOST_ORDERED = 20_000
 #: The search lists fixed offsets section by section, and adds up sizes with their padding.
 _MOST_PINNED, _MOST_BYTES = 2**26, 2.0**61
 
 
 def can_branch(jobs: Jobs) -> bool:
-    """Whether the search takes these jobs: none with gaps, or across the place where a circle was cut.
+    """Whether the complete search takes these jobs: none with gaps, or across the cut of a circle.
 
     Nor absurdly many bytes, or fixed offsets among very many jobs.
     """
     fixed = jobs.fixed >= 0
-    total = (jobs.size.astype(np.float64) + jobs.alignment).sum() + jobs.fixed.max(initial=0)
     one_piece_each = len(jobs.start) == len(jobs)
-    return one_piece_each and int(fixed.sum()) * len(jobs) <= _MOST_PINNED and bool(total <= _MOST_BYTES)
+    return one_piece_each and int(fixed.sum()) * len(jobs) <= _MOST_PINNED and can_repair(jobs)
+
+
+def can_repair(jobs: Jobs) -> bool:
+    """Whether parts of a plan can be made lower: not with absurdly many bytes."""
+    total = (jobs.size.astype(np.float64) + jobs.alignment).sum() + jobs.fixed.max(initial=0)
+    return bool(total <= _MOST_BYTES)
 
 
 def take_turns(task: Task, order: NDArray[np.int32], nodes: int | None = None) -> None:
@@ -71,12 +79,8 @@ class _Turns:
 
     def run(self, nodes: int | None) -> None:
         until = None if nodes is None else self._task.watch.nodes + nodes
-        turns = [self._order]
-        if can_branch(self._task.jobs):
-            turns = [self._target, self._repair, self._between, self._order]
-            if len(self._task.jobs) > _FEW:
-                self._repair(max(_FIRST // 4, _LOCALLY * len(self._task.jobs)))
-            self._target(_FIRST)
+        turns = self._turns()
+        self._begin(turns)
         if self._task.done() or not fits(self._task):
             return
         budget = _FIRST
@@ -89,6 +93,21 @@ class _Turns:
                     return
             budget = min(2 * budget, _LONGEST)
 
+    def _turns(self) -> list[Callable[[int], None]]:
+        jobs = self._task.jobs
+        order = [self._order] if len(jobs) <= _MOST_ORDERED else []
+        repair = [self._repair] if can_repair(jobs) else []
+        if can_branch(jobs):
+            return [self._target, *repair, self._between, *order]
+        return [*order, *repair] or [self._order]
+
+    def _begin(self, turns: list[Callable[[int], None]]) -> None:
+        jobs = self._task.jobs
+        if self._repair in turns and len(jobs) > _FEW:
+            self._repair(max(_FIRST // 4, _LOCALLY * len(jobs)))
+        if self._target in turns:
+            self._target(_FIRST)
+
     def _target(self, budget: int) -> None:
         """A plan as small as it need be; where there is none, the target rises."""
         if budget < _ENOUGH * len(self._task.jobs):
@@ -97,7 +116,10 @@ class _Turns:
         while not self._task.stopped_by and (left := until - self._task.watch.nodes) > 0:
             capacity = self._task.target
             if self._at_target is None or self._at_target[0] != capacity:
-                self._at_target = capacity, self._search(capacity)
+                search = self._search(capacity)
+                if search is None:
+                    return
+                self._at_target = capacity, search
             self._branch(self._at_target[1], capacity, left)
 
     def _between(self, budget: int) -> None:
@@ -106,7 +128,10 @@ class _Turns:
         step = max(int(gap * self._part) // unit * unit, unit)
         if step < gap and budget >= _ENOUGH * len(self._task.jobs):
             capacity = self._task.arena - step
-            ended = self._branch(self._search(capacity), capacity, budget // 2)
+            search = self._search(capacity)
+            if search is None:
+                return
+            ended = self._branch(search, capacity, budget // 2)
             self._part = min(self._part * 2, 0.5) if ended else self._part / 2
 
     def _repair(self, budget: int) -> None:
@@ -116,7 +141,10 @@ class _Turns:
             assert task.offsets is not None
             self._searches += 1
             seed = (task.seed + self._searches * 2**32) % 2**64
-            repair = self._repaired = _core.Repair(self._native, task.offsets, seed)
+            offsets = task.offsets
+            repair = self._repaired = aside(task, lambda _: _core.Repair(self._native, offsets, seed))
+            if repair is None:
+                return
         until = repair.looks + budget
         while not task.stopped_by and repair.looks < until:
             if self._spend(repair, lambda looks: repair.advance(looks, task.target), until - repair.looks):
@@ -126,18 +154,22 @@ class _Turns:
     def _order(self, budget: int) -> None:
         task, search = self._task, self._orders
         if search is None:  # it begins with a whole pass
-            search = self._orders = _core.Search(self._native, self._first_order, task.seed % 2**64)
+            begin, seed = self._first_order, task.seed % 2**64
+            search = self._orders = aside(task, lambda _: _core.Search(self._native, begin, seed))
+            if search is None:
+                return
         until = search.looks + budget // 2
         while not task.stopped_by and search.looks < until:
             if self._spend(search, lambda looks: search.advance(looks, task.target), until - search.looks):
                 task.offer(search.offsets, search.arena)
                 task.done()
 
-    def _search(self, capacity: int) -> _core.Branching:
+    def _search(self, capacity: int) -> _core.Branching | None:
         self._searches += 1
         seed = (self._task.seed + self._searches * 2**32) % 2**64
-        search = _core.Branching(self._native, capacity, seed)
-        self._task.watch.nodes += search.looks
+        search = aside(self._task, lambda _: _core.Branching(self._native, capacity, seed))
+        if search is not None:
+            self._task.watch.nodes += search.looks
         return search
 
     def _branch(self, search: _core.Branching, capacity: int, budget: int) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from solvers import _core
+from solvers.aside import aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,10 +50,14 @@ def valleys(task: Task) -> NDArray[np.int32] | None:
 
     Earlier starts first, which is quick; by what is alive, nearly always the best; then other orders.
     """
-    jobs, native, best, smallest = task.jobs, task.jobs.native(), None, 0
+    jobs, native = task.jobs, task.jobs.native()
+    best: NDArray[np.int32] | None = None
+    smallest = 0
 
-    def tried(order: NDArray[np.int32], offsets: NDArray[np.int64]) -> bool:
+    def tried(order: NDArray[np.int32], offsets: NDArray[np.int64] | None) -> bool:
         nonlocal best, smallest
+        if offsets is None:
+            return True
         arena = int((offsets + jobs.size).max())
         if best is None or arena < smallest:
             best, smallest = order, arena
@@ -62,14 +67,15 @@ def valleys(task: Task) -> NDArray[np.int32] | None:
 
     names = orders(jobs)
     first = names.pop("start")()
-    if tried(first, _core.skyline(native, first)):
+    if tried(first, aside(task, lambda cancel: _core.skyline(native, first, cancel))):
         return None
-    offsets = _core.fullest(native, first, max(task.target, task.lower_bound))
-    if tried(np.argsort(offsets, kind="stable").astype(np.int32), offsets):
+    fullest = aside(task, lambda cancel: _core.fullest(native, first, task.target, cancel))
+    if fullest is None or tried(np.argsort(fullest, kind="stable").astype(np.int32), fullest):
         return None
     if len(jobs) <= _FEW:
         for order in names.values():
-            if tried(found := order(), _core.skyline(native, found)):
+            by = order()
+            if tried(by, aside(task, lambda cancel, by=by: _core.skyline(native, by, cancel))):  # type: ignore[misc]
                 return None
     return best
 

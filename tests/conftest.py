@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import signal
 import sys
 from pathlib import Path
@@ -46,6 +47,17 @@ def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Run in an empty folder: a child `python -c` has its current folder first on sys.path."""
     with contextlib.chdir(tmp_path_factory.mktemp("elsewhere")):
         yield
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where objects are kept from one run to the next; a temporary folder where the tree is read-only."""
+    kept = ROOT / "build" / "native"
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return tmp_path_factory.mktemp("native")
+    return kept if os.access(kept, os.W_OK) else tmp_path_factory.mktemp("native")
 
 
 def _advice(package: str, error: ImportError) -> str:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mempool.cupy.platform import DRIVER, Cuda
+from mempool.cuda import DRIVER
+from mempool.cupy.platform import Cuda
 from mempool.cupy.pool import CupyPool, place
 from mempool.settings import settings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,8 @@ class Devices:
         self.settings = settings(**options)
         self.name = name
         self._share = share
+        if not (share is None or isinstance(share, Pool) or callable(share)):
+            raise UsageError(f"share is {share!r}, not a pool")
         if isinstance(share, Pool):  # what would otherwise be said at the first array
             if not isinstance(share.device, _core.CudaDevice):
                 raise UsageError(f"{share!r} is no pool of a CUDA device")
@@ -80,7 +83,12 @@ class Devices:
         """The pool whose memory this device's pool uses, if that is of this device and serves."""
         found = callable(self._share)  # by somebody who does not know either which device it is of
         share = self._share() if callable(self._share) else self._share
-        if share is None or share.state == "closed":
+        if share is None:
+            return None
+        if share.state == "closed":
+            if not found:
+                text = f"{share!r} was closed before CuPy's first array: that has memory of its own"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
             return None
         device = share.device
         assert isinstance(device, _core.CudaDevice)
@@ -92,7 +100,8 @@ class Devices:
         share, options = self._shared(index), dict(self._options)
         device = self._platform.device(index) if share is None else None
         if self._closed:
-            options = {"mode": "off"} | ({} if share else {"max_reserved": self.settings.max_reserved})
+            options = {"mode": "off", "wait_bytes": options.get("wait_bytes")}
+            options |= {} if share else {"max_reserved": self.settings.max_reserved}
         elif self._pools and self.settings.record is not None:
             options["record"] = of_device(self.settings.record, index)
         if self.settings.plan is not None and not self._closed:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from mempool import _core
+from mempool import _core, cuda
+from mempool.cuda import DRIVER
 from mempool.errors import UsageError
-
-DRIVER = "libcuda.so.1"
 
 
 class Platform(Protocol):
@@ -51,32 +50,23 @@ class Cuda:
         if runtime.is_hip:
             raise UsageError("this CuPy is built for AMD's ROCm; the pool serves CUDA devices only")
         try:
-            _core.CudaDevice(driver=self._driver, memory=self._memory)
-            count = runtime.getDeviceCount() if self._start else 1
-            if self._start and count:
-                self.device(0)  # whether there is such memory
-        except RuntimeError as error:  # CuPy's CUDARuntimeError is one
-            raise UsageError(
-                f"CuPy has no GPU to use here: {error}; install NVIDIA's driver, one that is new enough for "
-                "this CuPy (nvidia-smi shows the newest CUDA version that it knows)"
-            ) from None
-        if count == 0:
-            raise UsageError("CuPy sees no CUDA device; does CUDA_VISIBLE_DEVICES hide them?")
+            cuda.device(None, self._driver, self._memory)
+            if not self._start:
+                return
+            if runtime.getDeviceCount() == 0:
+                raise UsageError("CuPy sees no CUDA device; does CUDA_VISIBLE_DEVICES hide them?")
+            self.device(0)  # whether there is such memory
+        except RuntimeError as error:  # ours, or CuPy's
+            text = str(error) if isinstance(error, UsageError) else cuda.advised(error)
+            raise UsageError(f"CuPy has no GPU to use here: {text}") from None
 
     def device(self, index: int) -> _core.CudaDevice:
         """The device of this index.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is none, or the driver does not start, with what to do about it.
         """
-        if not 0 <= index < (count := len(_core.cuda_devices(driver=self._driver))):
-            raise UsageError(f"no CUDA device {index}; the driver sees {count}")
-        made = _core.CudaDevice(index, driver=self._driver, memory=self._memory)
-        try:
-            made.check()
-        except RuntimeError as error:
-            raise UsageError(str(error)) from None
-        return made
+        return cuda.check(cuda.device(index, self._driver, self._memory))
 
     def current(self) -> tuple[Any, Any]:
         """CuPy's own functions in C, or where a version of it has none, in Python."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Self
 
-from mempool import _core
+from mempool import _core, cuda
 from mempool.cupy.captures import Captures
 from mempool.cupy.devices import DevicePool, Devices, Share
 from mempool.cupy.platform import Cuda
@@ -15,6 +17,7 @@ from mempool.errors import UsageError
 from mempool.place import Place, place_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from mempool.cupy.platform import Platform
@@ -55,13 +58,18 @@ class CupyPool(Devices, Statistics):
         self._serving = False
         self._before: Any = None  # CuPy's allocator
         self._earlier: Any = None  # CuPy's pool
-        self._captures = Captures(self._pool_here)
-        self._errors: dict[int, int] = {}
+        self._captures = Captures(self._pool_here, lambda: self.pools)
+        self._mine = threading.local()  # what the driver has refused this thread so far
         kinds = memory.UnownedMemory, memory.MemoryPointer
         self.malloc = _core.cupy_allocator(*kinds, self._client, self._shortage, *self._platform.current())
 
     def _client(self, index: int) -> _core.Client:
         return self.pool(index).client
+
+    def _make(self, index: int) -> DevicePool:
+        made = super()._make(index)
+        self._captures.join(made.core)
+        return made
 
     def _here(self) -> DevicePool | None:
         return self._pools.get(self.malloc.device())
@@ -73,22 +81,22 @@ class CupyPool(Devices, Statistics):
     def _shortage(self, index: int, size: int, again: bool) -> bool:  # noqa: FBT001 - called from C
         """A request was not served; true: it is worth another try."""
         pool = self._pools[index]
-        errors = int(getattr(pool.device, "errors", 0))
+        refusals = int(getattr(pool.device, "refusals", 0))
+        self._captures.settle()
         if not again:
-            self._errors[index] = errors
+            self._mine.refusals = refusals
             self._free_earlier(pool)
             return True
         numbers = _core.Client.last_out_of_memory()
-        if errors != self._errors.get(index, errors):
-            raise RuntimeError(
-                f"CUDA error: {getattr(pool.device, 'last_error', None)}, while {size:,} bytes were asked for"
-            )
+        if isinstance(pool.device, _core.CudaDevice) and refusals != self._mine.refusals:
+            raise RuntimeError(cuda.refused(pool.device, size))
         from mempool.cupy.out_of_memory import OutOfMemoryError
 
         raise OutOfMemoryError(numbers)
 
     def free_all_blocks(self, stream: Any = None) -> None:
         """Give free memory back to the device: ours, and what CuPy's own pool keeps from before."""
+        self._captures.settle()
         super().free_all_blocks(stream)
         if (pool := self._here()) is not None:
             self._free_earlier(pool)
@@ -124,12 +132,12 @@ class CupyPool(Devices, Statistics):
         self._captures.watch()
         self._serving = True
 
-    def _stop_serving(self) -> None:
+    def _stop_serving(self, *, anyhow: bool = False) -> None:
         if not self._serving:
             return
         import cupy
 
-        self._captures.stop()
+        self._captures.stop(anyhow=anyhow)
         here = cupy.cuda.get_allocator()
         try:
             cupy.cuda.set_allocator(self._before if here is self.malloc else here)
@@ -163,7 +171,10 @@ class CupyPool(Devices, Statistics):
         Raises:
             UsageError: inside ``using_allocator``, or while a graph is captured.
         """
-        place.leave(self, self._stop_serving)
+        self._close(self._stop_serving)
+
+    def _close(self, stop: Callable[[], None]) -> None:
+        place.leave(self, stop)
         self.close_pools()
 
     def __enter__(self) -> Self:
@@ -172,7 +183,8 @@ class CupyPool(Devices, Statistics):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        # An error may come in the middle of a capture, and is what the program is told.
+        self._close(functools.partial(self._stop_serving, anyhow=error is not None))
 
     def __repr__(self) -> str:
         return f"<mempool.cupy.CupyPool {self.name!r}: {self.state}>"

@@ -66,6 +66,8 @@ Table state(Client& client) {
   d["tape_lost"] = s.lost;
   d["tape_in_file"] = s.in_file;
   d["others_layouts"] = s.others_layouts;
+  d["needed_bytes"] = s.needed;
+  d["refusal"] = kRefusalNames[static_cast<std::size_t>(s.refusal)];
   return d;
 }
 

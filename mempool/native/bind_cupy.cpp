@@ -2,6 +2,7 @@
 #include "cuda_device.hpp"
 #include "cupy_allocator.hpp"
 #include "pool.hpp"
+#include "thread_stream.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -19,25 +20,33 @@ nb::object cupy_allocator(nb::handle memory, nb::handle pointer, nb::handle clie
   return nb::steal(made);
 }
 
-// What is asked for on streams that are being captured is the graph's. `index`: of the CUDA device, or none.
-void begin_capture(Pool& pool, std::uint64_t number, int index) {
+// Other clients of the memory number their graphs as they like.
+GraphPools::Id id_of(std::uint64_t graph) { return {~std::uint64_t{0}, graph}; }
+
+// What is asked for on streams that are part of this capture is the graph's.
+void begin_capture(Pool& pool, std::uint64_t graph) {
   Device& device = pool.source().device();
-  {
-    const Guarded guard(pool.lock);
-    pool.begin_graph({0, number}, [&device](Stream stream) { return stream != 0 && device.capturing(stream); });
-  }
-  if (index >= 0) CudaDevice::begin_capture(index);
+  const Guarded guard(pool.lock);
+  pool.begin_graph(id_of(graph), [&device, graph](Stream stream) { return device.capture(stream) == graph; });
 }
 
-void end_capture(Pool& pool, std::uint64_t number, int index) {
-  if (index >= 0) CudaDevice::end_capture(index);
+void end_capture(Pool& pool, std::uint64_t graph) {
   const Guarded guard(pool.lock);
-  pool.end_graph({0, number});
+  pool.end_graph(id_of(graph));
 }
 
-void release_capture(Pool& pool, std::uint64_t number) {
+void release_capture(Pool& pool, std::uint64_t graph) {
   const Guarded guard(pool.lock);
-  pool.release_graph({0, number});
+  pool.release_graph(id_of(graph));
+}
+
+// `stream`: where it began. Of a thread's own only that thread can say while it runs; nobody ends it afterwards.
+bool goes_on(Pool& pool, std::uint64_t graph, Stream stream) {
+  if (ThreadStream::elsewhere(stream)) return !ThreadStream::ended(stream);
+  Device& device = pool.source().device();
+  if (!device.capturing(stream)) return false;
+  const std::uint64_t now = device.capture(stream);
+  return now == graph || now == 0;
 }
 
 }  // namespace
@@ -51,8 +60,14 @@ void bind_cupy(nb::module_& m) {
         "Whether it is a capsule of a C function that the allocator can call.",
         nb::sig("def cupy_knows(object: typing.Any) -> bool"));
   const auto released = nb::call_guard<nb::gil_scoped_release>();
-  m.def("cupy_begin_capture", &begin_capture, "pool"_a, "number"_a, "index"_a, released,
-        "Until the end of this capture, what is asked for on streams that are captured is kept for its graph.");
-  m.def("cupy_end_capture", &end_capture, "pool"_a, "number"_a, "index"_a, released);
-  m.def("cupy_release_capture", &release_capture, "pool"_a, "number"_a, released, "Its graph is gone.");
+  m.def("cupy_hold_devices", [] { CudaDevice::begin_capture(); }, released,
+        "Nobody waits for a whole CUDA device from now on, which would break captures of its streams.");
+  m.def("cupy_release_devices", [] { CudaDevice::end_capture(); }, released, "Once for each hold.");
+  m.def("cupy_capture", [](Pool& pool, Stream stream) { return pool.source().device().capture(stream); }, "pool"_a, "stream"_a, released,
+        "The driver's number of the capture that the stream is part of; 0: none.");
+  m.def("cupy_goes_on", &goes_on, "pool"_a, "graph"_a, "stream"_a, released, "Whether the capture that began there does.");
+  m.def("cupy_begin_capture", &begin_capture, "pool"_a, "graph"_a, released,
+        "Until the end of this capture, what is asked for on its streams is kept for its graph.");
+  m.def("cupy_end_capture", &end_capture, "pool"_a, "graph"_a, released);
+  m.def("cupy_release_capture", &release_capture, "pool"_a, "graph"_a, released, "Its graph is gone.");
 }

@@ -66,11 +66,24 @@ void bind_cuda(nb::module_& m) {
       .def("read_mostly", &CudaDevice::read_mostly, "address"_a, "bytes"_a, "on"_a = true,
            nb::call_guard<nb::gil_scoped_release>(),
            "Managed memory that is rarely written may be in several places at once. False: refused.")
+      .def("context_of",
+           [](const CudaDevice& d, Stream stream) { return reinterpret_cast<std::uintptr_t>(d.context_of(stream)); },
+           "stream"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Of pinned memory: another context that the calling thread means by this stream; 0: it is of this device's.")
+      .def("wait_elsewhere",
+           [](CudaDevice& d, std::uintptr_t context, Stream stream) {
+             return d.wait_elsewhere(reinterpret_cast<CuContext>(context), stream);
+           },
+           "context"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Waits for a stream of another context. False: refused, or a graph is captured there.")
       .def_prop_ro("index", &index_of, "None: not bound yet.")
       .def("bind", &CudaDevice::bind, "index"_a,
            "Whether the device is now the one of this index; the first call that names a device decides.")
       .def_prop_ro("errors", &CudaDevice::errors, "How many calls the driver refused, except for lack of memory.")
-      .def_prop_ro("last_error", &last_error, "The latest of these.");
+      .def_prop_ro("last_error", &last_error, "The latest of these.")
+      .def_prop_ro("refusals", &CudaDevice::refusals,
+                   "How many requests for memory of the calling thread the driver refused for another reason than lack of it.")
+      .def_prop_ro("last_refusal", &CudaDevice::last_refusal_text, "The latest of these.");
 }
 
 }  // namespace

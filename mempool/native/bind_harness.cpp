@@ -39,7 +39,8 @@ void bind_device_calls(nb::module_& m) {
       .def("wait", call(&Device::wait), "stream"_a, "event"_a, released)
       .def("forget", call(&Device::forget), "event"_a, released)
       .def("synchronize", call(&Device::synchronize), released)
-      .def("capturing", call(&Device::capturing), "stream"_a, released);
+      .def("capturing", call(&Device::capturing), "stream"_a, released)
+      .def("capture", call(&Device::capture), "stream"_a, released);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "device.hpp"
 #include "live.hpp"
+#include "owners.hpp"
 #include "page_set.hpp"
 
 namespace mempool {
@@ -26,6 +27,7 @@ struct Block : Live<Block> {
   std::size_t idle = 0;          // bytes that could be returned; meaningful while free
   std::uint64_t idle_since = 0;  // the epoch in which most of them were freed
   Stream stream = 0;
+  Owner owner = 0;  // meaningful while in use
   bool free = false;
   bool fresh = false;  // never used since its pages were committed: reads as zeros where the device says so
 };

@@ -10,15 +10,21 @@ namespace mempool {
 namespace {
 
 constexpr std::size_t kMostDivergences = 64;
+#ifdef MEMPOOL_WORLD  // where programs are small
+constexpr std::size_t kFewSequences = 4;
+#else
+constexpr std::size_t kFewSequences = 64;  // that it is no use to look through
+#endif
 
 }  // namespace
 
 Client::Client(std::shared_ptr<Pool> pool, std::string name)
     : pool_(std::move(pool)), name_(std::move(name)), uid_(0), ring_(pool_->options().recorded_events) {
   uid_ = ThreadCache::enlist(this);
+  caches_ = ThreadCache::fresh_number();
   try {
     const Guarded guard(pool_->lock);
-    pool_->adopt(this);
+    owner_ = pool_->adopt(this);
   } catch (...) {
     ThreadCache::strike(uid_);
     throw;
@@ -51,6 +57,7 @@ bool Client::is_alone() const noexcept {
 }
 
 void Client::inherit(Client& former) noexcept {
+  pool_->owners().hand_over(&former, this);
   const auto move = [](Gauge& from, Gauge& to) {
     to.current += from.current;
     to.peak = std::max(to.peak, to.current);
@@ -84,19 +91,49 @@ Client::Sequence& Client::find_sequence(Stream stream, const void* thread) {
     idle->follower.set_idle(false);
     return *idle;
   }
-  sequences_.emplace_back(static_cast<std::uint32_t>(sequences_.size()), stream, thread);
-  Sequence& fresh = sequences_.back();
+  Sequence& fresh = new_sequence(stream, thread);
   name_streams(fresh.follower.sequence());
   // A new thread begins where the recorded one began, in the iteration of the others.
   if (current_ != nullptr) fresh.follower.begin(current_, ~std::uint64_t{0}, turn_);
   return fresh;
 }
 
+Client::Sequence& Client::new_sequence(Stream stream, const void* thread) {
+  if (++begun_ > std::max(kFewSequences, sequences_.size() / 4)) sweep_sequences();
+  if (spare_.empty()) {
+    sequences_.emplace_back(static_cast<std::uint32_t>(sequences_.size()), stream, thread);
+    return sequences_.back();
+  }
+  Sequence& fresh = *spare_.back();
+  spare_.pop_back();
+  fresh.follower.pass_on(stream);
+  fresh.lookahead = {};
+  fresh.thread = thread;
+  return fresh;
+}
+
+// Nobody tells when a stream is no more. What no plan has and nobody used since as many others began is another's next.
+void Client::sweep_sequences() {
+  begun_ = 0;
+  spare_.reserve(sequences_.size());
+  for (Sequence& sequence : sequences_) {
+    const Follower& one = sequence.follower;
+    const bool used = std::exchange(sequence.looked_at, one.count()) != one.count();
+    const auto has = [&](const Pattern* pattern) { return pattern->table_of(one.sequence(), one.stream()) != nullptr; };
+    if (used || sequence.is_spare() || std::any_of(known_.begin(), known_.end(), has)) continue;
+    sequence.follower.pass_on(kNoStream);
+    sequence.follower.set_idle(true);
+    sequence.thread = nullptr;
+    spare_.push_back(&sequence);
+  }
+  caches_ = ThreadCache::fresh_number();
+}
+
 Client::Sequence& Client::sequence(Stream stream) {
   ThreadCache& cache = ThreadCache::mine();
-  if (cache.client == uid_ && cache.stream == stream) return *cache.sequence;
+  if (cache.client == caches_ && cache.stream == stream) return *cache.sequence;
   Sequence& found = find_sequence(stream, &cache);
-  cache.client = uid_;
+  cache.client = caches_;
   cache.stream = stream;
   cache.sequence = &found;
   return found;
@@ -139,7 +176,7 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   outcome = match.outcome;
   if (match.boundary) boundary(sequence.follower.finished());
   if (!replaying_) {
-    outcome = arena_retry_at_ != 0 ? Outcome::no_arena : Outcome::unplanned;
+    outcome = refusal_ != Refusal::none ? Outcome::no_arena : Outcome::unplanned;
     return 0;
   }
   if (match.slot == nullptr) return 0;
@@ -202,6 +239,7 @@ void Client::served(const Pool::Given& given, std::size_t bytes) noexcept {
   stats_.requested.add(bytes);
   stats_.live.add(given.rounded);
   stats_.blocks.add(1);
+  if (pool_->owners().several()) pool_->set_owner(given.address, owner_);
 }
 
 // Small is what was asked for as such, wherever it was served.
@@ -217,10 +255,11 @@ void Client::ended_small(std::size_t requested, std::size_t rounded) noexcept {
   stats_.small_live.sub(rounded);
 }
 
-void Client::ended(const Pool::Freed& freed) noexcept {
-  stats_.requested.sub(freed.requested);
-  stats_.live.sub(freed.rounded);
+void Client::ended(std::size_t requested, std::size_t rounded) noexcept {
+  stats_.requested.sub(requested);
+  stats_.live.sub(rounded);
   stats_.blocks.sub(1);
+  if (is_small(requested)) ended_small(requested, rounded);
 }
 
 Pool::Given Client::serve_small(std::size_t bytes, Stream stream) noexcept try {
@@ -272,8 +311,8 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
     return given;
   }
   if (resized != nullptr && resized->done) {
-    ended(resized->before);
-    if (is_small(resized->before.requested)) ended_small(resized->before.requested, resized->before.rounded);
+    pool_->owners().ends(resized->before.owner, this);
+    ended(resized->before.requested, resized->before.rounded);
     if (ring_.on()) ring_.add(outside() ? RecordedEvent::free : RecordedEvent::handover, resized->address, 0, stream, 0);
     if (tape_.on()) tape_.add(RecordedEvent::handover, resized->address, 0, stream, 0);
     if (history_.on()) {
@@ -305,16 +344,17 @@ Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
   stats_.requested.add(bytes);
   stats_.live.add(pool_->round_up(bytes));
   stats_.blocks.add(1);
+  if (pool_->owners().several()) pool_->set_owner(*slot, owner_);
   return address;
 }
 
 Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept {
   if (bytes == 0) bytes = 1;
   const ThreadCache& cache = ThreadCache::mine();
-  Sequence* const cached = cache.client == uid_ && cache.stream == stream ? cache.sequence : nullptr;
   Pool::Given given;
   {
     const Guarded guard(pool_->lock);
+    Sequence* const cached = cache.client == caches_ && cache.stream == stream ? cache.sequence : nullptr;
     if (pool_->capturing() && serve_for_graph(bytes, stream, given)) {
       // whose memory nobody else gets
     } else if (is_small(bytes)) {
@@ -331,8 +371,8 @@ Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept
 // Only what is planned, and is this stream's: everything else may ask the device.
 Address Client::allocate_at_once(std::size_t bytes, Stream stream) noexcept {
   const ThreadCache& cache = ThreadCache::mine();
-  if (cache.client != uid_ || cache.stream != stream || is_small(bytes) || !pool_->lock.try_lock()) return 0;
-  const bool plain = !pool_->capturing() && pool_->arena_streams().alone(stream);
+  if (cache.stream != stream || is_small(bytes) || !pool_->lock.try_lock()) return 0;
+  const bool plain = cache.client == caches_ && !pool_->capturing() && pool_->arena_streams().alone(stream);
   const Address address = plain ? serve_hit(*cache.sequence, bytes) : 0;
   pool_->lock.unlock();
   return address;
@@ -353,12 +393,18 @@ bool Client::free(Address address, Stream stream, bool* dead) noexcept {
 
 bool Client::free_locked(Address address, Stream stream, bool* dead) noexcept {
   if (dead != nullptr) *dead = false;
-  if (const std::size_t bytes = recorded() ? 0 : pool_->free_in_arena(address, stream)) {
-    stats_.requested.sub(bytes);
-    stats_.live.sub(pool_->round_up(bytes));
-    stats_.blocks.sub(1);
-    if (is_small(bytes)) ended_small(bytes, pool_->round_up(bytes));  // in a hole
-    return true;
+  if (!recorded() && !pool_->owners().several()) {
+    if (const std::size_t bytes = pool_->free_in_arena(address, stream)) {
+      ended(bytes, pool_->round_up(bytes));  // it may be small, in a hole
+      return true;
+    }
+  } else if (!recorded()) {
+    const Owner whose = pool_->owner_in_arena(address);
+    if (const std::size_t bytes = pool_->free_in_arena(address, stream)) {
+      Client* const owner = pool_->owners().ends(whose, this);
+      if (owner != nullptr) owner->freed(address, bytes, pool_->round_up(bytes), stream);
+      return true;
+    }
   }
   const Pool::Freed freed = pool_->free(address, stream);
   if (dead != nullptr) *dead = freed.kind == Pool::Freed::dead;
@@ -366,20 +412,27 @@ bool Client::free_locked(Address address, Stream stream, bool* dead) noexcept {
     ++(freed.kind == Pool::Freed::dead ? stats_.double_frees : stats_.foreign_frees);
     return false;
   }
-  ended(freed);
-  const bool small = is_small(freed.requested);
-  if (small) ended_small(freed.requested, freed.rounded);
-  if (!small && ring_.on()) ring_.add(RecordedEvent::free, address, 0, stream, 0);
-  if (tape_.on()) tape_.add(RecordedEvent::free, address, 0, stream, 0);
-  if (history_.on()) history_.add(RecordedEvent::free, address, freed.requested, stream, 0);
+  Client* const owner = pool_->owners().ends(freed.owner, this);
+  if (owner != nullptr) owner->freed(address, freed.requested, freed.rounded, stream);
   return true;
+}
+
+// A buffer of this client is over, whoever frees it.
+void Client::freed(Address address, std::size_t requested, std::size_t rounded, Stream stream) noexcept {
+  ended(requested, rounded);
+  if (!recorded()) return;
+  if (!is_small(requested) && ring_.on()) ring_.add(RecordedEvent::free, address, 0, stream, 0);
+  if (tape_.on()) tape_.add(RecordedEvent::free, address, 0, stream, 0);
+  if (history_.on()) history_.add(RecordedEvent::free, address, requested, stream, 0);
 }
 
 bool Client::use(Address address, Stream stream) {
   const Guarded guard(pool_->lock);
   if (!pool_->use(address, stream)) return false;
-  if (ring_.on()) ring_.add(RecordedEvent::use, address, static_cast<std::size_t>(stream), stream, 0);
-  if (tape_.on()) tape_.add(RecordedEvent::use, address, 0, stream, 0);
+  Client* const owner = pool_->owners().several() ? pool_->owners().of(pool_->at(address).owner, this) : this;
+  if (owner == nullptr) return true;
+  if (owner->ring_.on()) owner->ring_.add(RecordedEvent::use, address, static_cast<std::size_t>(stream), stream, 0);
+  if (owner->tape_.on()) owner->tape_.add(RecordedEvent::use, address, 0, stream, 0);
   return true;
 }
 
@@ -390,11 +443,12 @@ Address Client::reallocate(Address address, std::size_t bytes, Stream stream, bo
   Pool::Given given;
   {
     const Guarded guard(pool_->lock);
-    bool ours = false;
-    old = pool_->size_of(address, ours);
-    *foreign = !ours;
-    if (!ours) return 0;
-    given = is_small(bytes) ? serve_small(bytes, stream) : serve(bytes, stream, &resized);
+    const Pool::Freed found = pool_->at(address);
+    old = found.requested;
+    *foreign = !found.is_live();
+    if (*foreign) return 0;
+    const bool mine = pool_->owners().of(found.owner, this) == this;
+    given = is_small(bytes) ? serve_small(bytes, stream) : serve(bytes, stream, mine ? &resized : nullptr);
   }
   if (given.address == 0 || resized.done) return given.address;
   pool_->source().device().copy(given.address, address, std::min(old, bytes), stream);
@@ -426,7 +480,7 @@ Client::State Client::state() {
   const Guarded guard(pool_->lock);
   return {ring_.on(), tape_.on(),  marked_,           replaying_,   iterations_, marks_,
           active_at_, settled(),   spoilt_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped(),
-          ring_.kept(), tape_.lost(), tape_.spilt(), pool_->layouts() - layouts_};
+          ring_.kept(), tape_.lost(), tape_.spilt(), pool_->layouts() - layouts_, needed_bytes(), refusal_};
 }
 
 ClientStats Client::stats() {

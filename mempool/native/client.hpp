@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -143,7 +144,8 @@ class Client : private Live<Client> {
   bool plays() const noexcept;  // in the middle of its plan: holes of the arena are about to be used
   std::uint64_t iterations() const noexcept { return iterations_; }
   std::size_t retained() const noexcept { return retained_; }
-  std::size_t needed_bytes() const noexcept;  // the largest arena that a pattern needs which does not rest
+  // The largest arena that a pattern needs which does not rest.
+  std::size_t needed_bytes() const noexcept { return largest() == nullptr ? 0 : largest()->arena_bytes; }
   std::size_t live() const noexcept { return stats_.live.current; }
   bool nothing_alive() const noexcept { return stats_.blocks.current == 0; }
   // What the other one left alive is from now on freed and counted here. Both serve the same framework, one after the other.
@@ -159,8 +161,8 @@ class Client : private Live<Client> {
   static void after_fork_in_child() noexcept;
 
   const std::vector<Pattern*>& patterns() const noexcept { return known_; }
-  // To be called about once a second: what nobody has followed for long rests, and the arena gives back what only such
-  // patterns need. One that is followed again has the whole arena from its second iteration on.
+  // To be called about once a second: what nobody has followed for long rests, and so does all while only others of the memory
+  // are at work; the arena gives back what only such patterns need. One that is followed again has the whole arena from its second iteration on.
   void rest_unused() noexcept;
   // Forgets patterns that nobody follows and that need a larger arena than the others. The pool's lock is held.
   void forget_unused() noexcept;
@@ -177,6 +179,8 @@ class Client : private Live<Client> {
     std::uint64_t lost = 0;              // events of the tape for which there was no room
     std::uint64_t in_file = 0;           // events of the tape that wait there
     std::uint64_t others_layouts = 0;    // times that where other clients' plans lie has changed
+    std::size_t needed = 0;              // bytes of the arena that patterns need
+    Refusal refusal = Refusal::none;     // why there is none so large
   };
   State state();
   ClientStats stats();
@@ -205,7 +209,10 @@ class Client : private Live<Client> {
     Follower follower;
     Lookahead lookahead;
     const void* thread;  // null: its thread has ended; the next new thread takes it over
+    std::uint64_t looked_at = 0;  // its count when that was last looked at
+    bool is_spare() const noexcept { return follower.stream() == kNoStream; }
   };
+  static constexpr Stream kNoStream = std::numeric_limits<Stream>::min();
   friend class ThreadCache;
   struct Blocker {  // what lies where a plan has another buffer, and the iterations in which it was in the way
     Occupancy::Range range;
@@ -214,6 +221,8 @@ class Client : private Live<Client> {
 
   Sequence& sequence(Stream stream);
   Sequence& find_sequence(Stream stream, const void* thread);
+  Sequence& new_sequence(Stream stream, const void* thread);
+  void sweep_sequences();
   void retire(const void* thread) noexcept;
   Address serve_hit(Sequence& sequence, std::size_t bytes) noexcept;
   void served(const Pool::Given& given, std::size_t bytes) noexcept;
@@ -229,7 +238,8 @@ class Client : private Live<Client> {
   };
   Pool::Given serve(std::size_t bytes, Stream stream, Resized* resized = nullptr) noexcept;
   Pool::Given serve_large(Sequence& sequence, std::size_t bytes, Stream stream, Resized* resized);
-  void ended(const Pool::Freed& freed) noexcept;
+  void ended(std::size_t requested, std::size_t rounded) noexcept;
+  void freed(Address address, std::size_t requested, std::size_t rounded, Stream stream) noexcept;
   bool free_locked(Address address, Stream stream, bool* dead) noexcept;
   Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome);
   void look_ahead(Sequence& sequence) noexcept;
@@ -247,7 +257,10 @@ class Client : private Live<Client> {
   bool settled() const noexcept;
   void judge_iteration() noexcept;
   void begin_everywhere(std::uint64_t mark) noexcept;
+  Pattern* largest(std::size_t most = ~std::size_t{0}) const noexcept;
   void have_arena() noexcept;
+  void take_arena() noexcept;
+  void refused(Pattern& pattern, Refusal why) noexcept;
   void have_arena_for_others() noexcept;
   void signal_work() noexcept;
   std::size_t events_kept() noexcept;
@@ -259,6 +272,7 @@ class Client : private Live<Client> {
   void admit(std::vector<std::unique_ptr<Pattern>> fresh);
   bool supersede(Pattern* fresh) noexcept;
   bool in_use(const Pattern* pattern) const noexcept;
+  bool is_idle() noexcept;
   void forget(Pattern* pattern) noexcept;
   void name_streams(std::uint32_t sequence) noexcept;
   void keep_patterns_bounded() noexcept;
@@ -268,13 +282,18 @@ class Client : private Live<Client> {
   std::shared_ptr<Pool> pool_;
   std::string name_;
   std::uint64_t uid_;
-  std::deque<Sequence> sequences_;
+  Owner owner_ = 0;  // its number in the pool
+  std::deque<Sequence> sequences_;    // by number, which a spare one keeps
+  std::vector<Sequence*> spare_;      // unused for long, by streams and threads that may be no more
+  std::size_t begun_ = 0;             // sequences since it was last looked which are unused
+  std::uint64_t caches_ = 0;          // what threads remember of them is right if it has this number
   Recorder<BriefEvent> ring_;
   Tape tape_;
   Recorder<RecordedEvent> history_{0};
   std::vector<std::unique_ptr<Pattern>> patterns_;
   std::vector<Pattern*> known_;       // the same, most recently used first
   std::uint64_t rested_at_ = 0;       // iteration of the last rest_unused()
+  std::uint64_t allocations_seen_ = 0, others_seen_ = 0;  // then: its own, and others' boundaries
   std::uint64_t layouts_ = 0;         // of the pool's, those that came from here
   Pattern* current_ = nullptr;        // where a new iteration or thread begins
   Pattern* ended_ = nullptr;          // of the last iteration that ended
@@ -296,14 +315,15 @@ class Client : private Live<Client> {
   std::uint64_t for_others_at_ = 0;   // iteration, before which no arena is tried for that others need
   static constexpr std::uint64_t kPauseForOthers = 32;  // iterations, where it could not be had; then twice as many
   std::uint64_t pause_for_others_ = kPauseForOthers;
-  std::uint64_t arena_retry_at_ = 0;  // iteration; 0: the arena was never refused, or has been had since
+  Refusal refusal_ = Refusal::none;   // of the largest arena that a pattern needs
+  std::uint64_t refusals_ = 0;        // times that this has become another one
   std::uint64_t check_at_ = 64;       // ring event
   Bell bell_;
   bool work_ = false;
   bool woken_ = false;                // wake() came, perhaps before the wait
   bool interrupted_ = false;          // the ring was off for a while
   std::uint64_t misses_looked_at_ = ~std::uint64_t{0};
-  std::uint64_t refusals_heard_ = 0;  // of the arena
+  std::uint64_t refusals_heard_ = 0;
   std::size_t retained_ = 0;
   std::chrono::steady_clock::time_point rested_{};  // rest_unused() by the clock
 };

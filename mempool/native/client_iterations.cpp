@@ -1,6 +1,7 @@
 // Marks and boundaries: where iterations begin, which pattern they follow, and whether that goes well.
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "client.hpp"
 
@@ -10,7 +11,8 @@ namespace {
 constexpr std::size_t kMostBlockers = 256;
 constexpr std::size_t kFewEvents = 64;  // in a recording of fewer, each mark is worth a look
 constexpr std::uint64_t kPatience = 2;  // iterations that a buffer is in the way before it is taken to stay
-constexpr std::uint64_t kLongestPause = std::uint64_t{1} << 20;
+// Iterations, after which an arena that was refused is asked for again; twice as many each time.
+constexpr std::uint64_t kShortestPause = 4, kLongestLook = 64, kLongestPause = 1024;
 constexpr std::uint64_t kMostSpoilt = 24;  // so that it is soon over
 constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest, the planner stops recording
 
@@ -27,20 +29,35 @@ void Client::have_arena() noexcept {
     pattern->rests = false;
     layout_changed();
   }
-  const std::size_t bytes = needed_bytes();
-  if (pool_->arena_bytes() < bytes) {
-    if (iterations_ < arena_retry_at_) return;
-    if (!pool_->take_arena(bytes)) {
-      arena_retry_at_ = iterations_ + 4;
-      replaying_ = replaying_ && pool_->arena_bytes() != 0;
-      return;
-    }
-  }
-  arena_retry_at_ = 0;
-  if (replaying_) return;
-  replaying_ = true;
+  take_arena();
+  if (pool_->arena_bytes() >= needed_bytes()) refusal_ = Refusal::none;
+  const bool enough = largest(pool_->arena_bytes()) != nullptr;  // for one pattern
+  if (std::exchange(replaying_, enough || (replaying_ && pool_->arena_bytes() != 0)) || !replaying_) return;
   if (active_at_ == 0) active_at_ = iterations_ + 1;
   begin_steady();
+}
+
+// The largest that a pattern needs, or else the largest that can be had: who needs more hinders nobody.
+void Client::take_arena() noexcept {
+  for (Pattern* one = largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;
+       one = largest(one->arena_bytes - 1)) {
+    if (iterations_ < one->retry_at) continue;
+    const Refusal why = pool_->take_arena(one->arena_bytes);
+    if (why == Refusal::none) {
+      one->pause = one->retry_at = 0;
+      return;
+    }
+    refused(*one, why);
+  }
+}
+
+// To look at what there is costs little, to try in vain all free memory; a moment in which nothing is alive is soon over.
+void Client::refused(Pattern& pattern, Refusal why) noexcept {
+  const bool looked = why == Refusal::foreseen;
+  const std::uint64_t longest = why == Refusal::device ? kLongestPause : looked ? kLongestLook : kShortestPause;
+  pattern.pause = std::clamp(2 * pattern.pause, kShortestPause, longest);
+  pattern.retry_at = iterations_ + pattern.pause;
+  if (&pattern == largest() && std::exchange(refusal_, why) != why) ++refusals_;
 }
 
 // An arena that cannot grow in place is replaced, in a moment when nothing in it is alive. At others' own boundaries there may
@@ -48,25 +65,28 @@ void Client::have_arena() noexcept {
 // who were refused.
 void Client::have_arena_for_others() noexcept {
   if (iterations_ < for_others_at_ || pool_->occupancy().alive() != 0) return;
-  std::size_t bytes = 0;
+  bool had = false, refused = false;
   for (const Client* other : pool_->clients()) {
-    if (other != this && other->arena_retry_at_ != 0) bytes = std::max(bytes, other->needed_bytes());
+    if (other == this || other->refusal_ == Refusal::none) continue;
+    for (const Pattern* one = other->largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;
+         one = other->largest(one->arena_bytes - 1)) {
+      (pool_->take_arena(one->arena_bytes) == Refusal::none ? had : refused) = true;
+    }
   }
-  if (bytes <= pool_->arena_bytes()) return;
-  if (pool_->take_arena(bytes)) {
-    pause_for_others_ = kPauseForOthers;
-    return;
-  }
+  if (had) pause_for_others_ = kPauseForOthers;
+  if (!refused) return;
   for_others_at_ = iterations_ + pause_for_others_;
   pause_for_others_ = std::min(2 * pause_for_others_, kLongestPause);
 }
 
-std::size_t Client::needed_bytes() const noexcept {
-  std::size_t bytes = 0;
-  for (const Pattern* pattern : known_) {
-    if (!pattern->rests) bytes = std::max(bytes, pattern->arena_bytes);
+// The pattern that does not rest and needs the largest arena, of at most so many bytes; null: there is none.
+Pattern* Client::largest(std::size_t most) const noexcept {
+  Pattern* largest = nullptr;
+  for (Pattern* pattern : known_) {
+    if (pattern->rests || pattern->arena_bytes > most) continue;
+    if (largest == nullptr || pattern->arena_bytes > largest->arena_bytes) largest = pattern;
   }
-  return bytes;
+  return largest;
 }
 
 void Client::device_is_bound() noexcept {

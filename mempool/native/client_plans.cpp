@@ -50,10 +50,18 @@ void Client::keep_patterns_bounded() noexcept {
   }
 }
 
+// Between two iterations, and others of the memory are at work meanwhile.
+bool Client::is_idle() noexcept {
+  const std::uint64_t mine = large_allocations(), others = pool_->boundaries() - iterations_;
+  const bool same = std::exchange(allocations_seen_, mine) == mine;
+  return std::exchange(others_seen_, others) != others && same && !plays();
+}
+
 void Client::rest_unused() noexcept {
   const Guarded guard(pool_->lock);
+  const bool idle = is_idle();
   for (Pattern* pattern : known_) {
-    const bool used = in_use(pattern) || pattern->last_used > rested_at_;
+    const bool used = (in_use(pattern) && !idle) || pattern->last_used > rested_at_;
     pattern->unused = used ? 0 : pattern->unused + 1;
     const bool rests = pattern->unused >= kRestAfter;
     if (std::exchange(pattern->rests, rests) != rests) layout_changed();
@@ -146,7 +154,8 @@ bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   one.push_back(std::move(pattern));
   const Guarded guard(pool_->lock);
   for (Table& table : fresh->tables) {  // one from a file has been renamed here
-    if (table.sequence < sequences_.size()) table.stream = sequences_[table.sequence].follower.stream();
+    if (table.sequence >= sequences_.size() || sequences_[table.sequence].is_spare()) continue;
+    table.stream = sequences_[table.sequence].follower.stream();
   }
   const auto same = [&](const Pattern* known) { return known->same_sizes(*fresh); };
   if (instead && std::none_of(known_.begin(), known_.end(), same)) return false;
@@ -200,7 +209,9 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
   const Guarded guard(pool_->lock);
   Pattern* const first = both.front().get();
   admit(std::move(both));
-  for (const Sequence& sequence : sequences_) name_streams(sequence.follower.sequence());
+  for (const Sequence& sequence : sequences_) {
+    if (!sequence.is_spare()) name_streams(sequence.follower.sequence());
+  }
   current_ = first;
   ended_ = nullptr;
   succession_.clear();
@@ -215,6 +226,7 @@ void Client::drop_patterns() noexcept {
   current_ = ended_ = coming_ = nullptr;
   succession_.clear();
   replaying_ = false;
+  refusal_ = Refusal::none;
   known_.clear();
   patterns_.clear();
   layout_changed();

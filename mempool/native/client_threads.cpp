@@ -44,6 +44,11 @@ void ThreadCache::strike(std::uint64_t uid) noexcept {
   registry().clients.erase(uid);
 }
 
+std::uint64_t ThreadCache::fresh_number() noexcept {
+  static Atomic<std::uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
 ThreadCache::~ThreadCache() {
   if (client == 0) return;
   const Guarded guard(registry().lock);

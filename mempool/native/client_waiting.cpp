@@ -90,8 +90,7 @@ bool Client::is_news(const Wait& wait, double looked, std::uint64_t dropped) noe
 
 bool Client::is_due(const Wait& wait) noexcept {
   const Guarded guard(pool_->lock);
-  const std::uint64_t refusals = pool_->arena_stats().refused;
-  if (std::exchange(refusals_heard_, refusals) != refusals) return true;
+  if (std::exchange(refusals_heard_, refusals_) != refusals_) return true;
   if (large_allocations() >= wait.allocations) return true;
   if (wait.others_layouts != ~std::uint64_t{0} && wait.others_layouts != pool_->layouts() - layouts_) return true;
   if (!ring_.on() && (misses() >= wait.misses || (replaying_ && spoilt_ >= wait.spoilt))) return true;

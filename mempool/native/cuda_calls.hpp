@@ -8,6 +8,13 @@
 
 namespace mempool {
 
+// A call that was refused.
+struct CudaRefusal {
+  CuCode code = cu::kSuccess;
+  const char* asked = nullptr;
+  std::size_t bytes = 0;  // that were asked for; 0: none
+};
+
 class CudaCalls {
  public:
   explicit CudaCalls(const CudaDriver& driver) : driver(driver) {}
@@ -30,6 +37,7 @@ class CudaCalls {
     asked_.store(asked);
     bytes_.store(bytes);
     errors_.fetch_add(1);
+    mine() = {code, asked, bytes};
     return false;
   }
   // The same of a request for memory, where lack of it is no error.
@@ -41,13 +49,14 @@ class CudaCalls {
   std::uint64_t errors() const noexcept { return errors_.load(); }
   CuCode last() const noexcept { return last_.load(); }
   // As "cuMemCreate (2097152 bytes): CUDA_ERROR_NOT_SUPPORTED (801): operation not supported".
-  std::string last_text() const {
-    const char* const asked = asked_.load();
-    const std::size_t bytes = bytes_.load();
-    std::string text = asked != nullptr ? asked : "";
-    if (bytes != 0) text += " (" + std::to_string(bytes) + " bytes)";
-    return (text.empty() ? text : text + ": ") + driver.text(last());
+  std::string last_text() const { return text({last(), asked_.load(), bytes_.load()}); }
+  std::string text(const CudaRefusal& refusal) const {
+    std::string text = refusal.asked != nullptr ? refusal.asked : "";
+    if (refusal.bytes != 0) text += " (" + std::to_string(refusal.bytes) + " bytes)";
+    return (text.empty() ? text : text + ": ") + driver.text(refusal.code);
   }
+  // The calling thread's last one, of any device, until it is cleared.
+  static CudaRefusal& mine() noexcept { return per_thread<CudaRefusal>(); }
 
  private:
   mutable Atomic<bool> gone_{false};

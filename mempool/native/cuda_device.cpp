@@ -23,9 +23,8 @@ struct CudaDevice::Shared {
   std::vector<std::unique_ptr<Backing>> left;  // of devices that are gone, which could not wait for what they gave back
 };
 
-// Indices beyond share an entry: wasteful and right.
 CudaDevice::Shared& CudaDevice::shared(int index) noexcept {
-  static auto* const all = new std::array<Shared, 64>;  // never destroyed, like whoever calls when a process ends
+  static auto* const all = new std::array<Shared, kShared>;  // never destroyed, like whoever calls when a process ends
   return (*all)[static_cast<std::size_t>(index) % all->size()];
 }
 
@@ -41,16 +40,25 @@ void CudaDevice::end_capture(int index) noexcept {
   --shared(index).captures;
 }
 
+void CudaDevice::begin_capture() noexcept {
+  for (int index = 0; index < kShared; ++index) begin_capture(index);
+}
+
+void CudaDevice::end_capture() noexcept {
+  for (int index = 0; index < kShared; ++index) end_capture(index);
+}
+
 // --- what every call needs: a context that is current, and captures that do not mind
 
 class CudaDevice::Scope {
  public:
-  explicit Scope(const CudaDevice& device) noexcept : device_(device) {
+  // `elsewhere`: a context to use instead of the device's own.
+  explicit Scope(const CudaDevice& device, CuContext elsewhere = nullptr) noexcept : device_(device) {
     const CudaDriver& driver = device.driver_;
     const CudaCalls& calls = device.calls_;
     if (device.absent() || !calls.judge(driver.start(), driver.init.symbol)) return;
     relaxed_ = calls.ok(driver.exchange_capture_mode, &mode_);
-    const CuContext wanted = relaxed_ ? device.context() : nullptr;
+    const CuContext wanted = !relaxed_ ? nullptr : elsewhere != nullptr ? elsewhere : device.context();
     CuContext current = nullptr;
     if (wanted == nullptr || !calls.ok(driver.context_current, &current)) return;
     pushed_ = current != wanted && calls.ok(driver.context_push, wanted);
@@ -93,13 +101,17 @@ CudaDevice::~CudaDevice() {
 }
 
 void CudaDevice::check() const {
-  if (const CuCode code = driver_.start(); code != cu::kSuccess) throw std::runtime_error(driver_.text(code));
+  const auto must = [this](CuCode code, const CuEntry& asked) {
+    if (code != cu::kSuccess) throw std::runtime_error(asked.symbol + (": " + driver_.text(code)));
+  };
+  must(driver_.start(), driver_.init);
   if (index_.load() == kUnbound) return;
   const std::string name = "CUDA device " + std::to_string(index_.load());
+  int count = 0;
+  must(driver_.device_count(&count), driver_.device_count);
+  if (index_.load() >= count) throw std::runtime_error("no " + name + "; the driver sees " + std::to_string(count));
   CuDevice device = 0;
-  if (index_.load() >= driver_.count() || driver_.device_get(&device, index_.load()) != cu::kSuccess) {
-    throw std::runtime_error("no " + name + "; the driver sees " + std::to_string(driver_.count()));
-  }
+  must(driver_.device_get(&device, index_.load()), driver_.device_get);
   const int attribute = kind_ == CudaKind::growing ? cu::kHasPages : kind_ == CudaKind::managed ? cu::kHasManaged : 0;
   int has = 0;
   if (attribute != 0 && (driver_.device_attribute(&has, attribute, device) != cu::kSuccess || has == 0)) {
@@ -130,14 +142,38 @@ CuContext CudaDevice::context() const noexcept {
 
 DeviceTraits CudaDevice::traits() const noexcept { return backing_->memory->traits(); }
 
+// What the driver said to the calling thread's requests for memory.
+struct CudaDevice::Refusals {
+  std::uint64_t count = 0;
+  CudaRefusal last;
+};
+
+// A request for memory. What other calls of the thread were refused is no reason for it to fail.
+template <class Ask>
+auto CudaDevice::ask_for_memory(Ask ask) noexcept {
+  CudaCalls::mine() = {};
+  const auto had = [&] {
+    const Scope scope(*this);
+    return scope ? ask() : decltype(ask()){};
+  }();
+  if (!had && CudaCalls::mine().asked != nullptr) {
+    Refusals& refusals = per_thread<Refusals>();
+    ++refusals.count;
+    refusals.last = CudaCalls::mine();
+  }
+  return had;
+}
+
+std::uint64_t CudaDevice::refusals() const noexcept { return per_thread<Refusals>().count; }
+
+std::string CudaDevice::last_refusal_text() const { return calls_.text(per_thread<Refusals>().last); }
+
 Address CudaDevice::reserve(std::size_t bytes, std::size_t alignment) noexcept {
-  const Scope scope(*this);
-  return scope ? backing_->memory->reserve(index_.load(), bytes, alignment) : 0;
+  return ask_for_memory([&] { return backing_->memory->reserve(index_.load(), bytes, alignment); });
 }
 
 bool CudaDevice::commit(Address address, std::size_t bytes) noexcept {
-  const Scope scope(*this);
-  return scope && backing_->memory->commit(address, bytes);
+  return ask_for_memory([&] { return backing_->memory->commit(address, bytes); });
 }
 
 void CudaDevice::decommit(Address address, std::size_t bytes) noexcept {
@@ -193,6 +229,7 @@ void CudaDevice::zero(Address address, std::size_t bytes, Stream stream) noexcep
 }
 
 DeviceMemory CudaDevice::memory() const noexcept {
+  if (kind_ == CudaKind::pinned) return {0, 0};  // it is the host's
   const Scope scope(*this);
   DeviceMemory memory{0, 0};
   if (!scope || !calls_.ok(driver_.mem_info, &memory.free, &memory.total)) return {0, 0};
@@ -212,6 +249,14 @@ bool CudaDevice::capturing(Stream stream) noexcept {
   const Scope scope(*this);
   if (ThreadStream::elsewhere(stream)) return false;  // nobody can say; its own thread asks for itself
   return scope && capture_of(stream) != Capture::none;
+}
+
+std::uint64_t CudaDevice::capture(Stream stream) noexcept {
+  if (stream == 0 || ThreadStream::elsewhere(stream)) return 0;  // the default stream cannot be captured
+  const Scope scope(*this);
+  int status = 0;
+  unsigned long long number = 0;
+  return scope && calls_.ok(driver_.capture_info, handle(stream), &status, &number) && status == cu::kCaptureActive ? number : 0;
 }
 
 CudaDevice::Marker* CudaDevice::take_marker() noexcept {
@@ -312,6 +357,23 @@ bool CudaDevice::wait_for_all() noexcept {
   unfinished_.store(!done && !absent());
   if (done) release_waiting();
   return done;
+}
+
+CuContext CudaDevice::context_of(Stream stream) const noexcept {
+  CuContext named = nullptr;
+  if (driver_.context_current(&named) != cu::kSuccess) return nullptr;
+  const Scope scope(*this);
+  if (!scope) return nullptr;
+  const bool has_handle = stream > ThreadStream::kHandle;  // the others are of the context that is current
+  if (has_handle && !calls_.ok(driver_.stream_context, handle(stream), &named)) return nullptr;
+  return named == context() ? nullptr : named;
+}
+
+bool CudaDevice::wait_elsewhere(CuContext context, Stream stream) noexcept {
+  const Scope scope(*this, context);
+  if (!scope) return absent();
+  if (ThreadStream::elsewhere(stream)) return calls_.ok(driver_.context_synchronize);
+  return capture_of(stream) == Capture::none && calls_.ok(driver_.stream_synchronize, handle(stream));
 }
 
 bool CudaDevice::synchronize() noexcept {

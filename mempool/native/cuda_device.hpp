@@ -37,15 +37,26 @@ class CudaDevice final : public Device {
   // every pool that would do so does not, and keeps what it gives back for later. Calls nest.
   static void begin_capture(int index) noexcept;
   static void end_capture(int index) noexcept;
+  // The same on every device: a stream of any may become part of the capture.
+  static void begin_capture() noexcept;
+  static void end_capture() noexcept;
   int index() const noexcept { return index_.load(); }
   CudaKind kind() const noexcept { return kind_; }
-  std::uint64_t errors() const noexcept override { return calls_.errors(); }  // calls refused, except for lack of memory
-  std::string last_error_text() const override { return calls_.last_text(); }
+  std::uint64_t errors() const noexcept { return calls_.errors(); }  // calls refused, except for lack of memory
+  std::string last_error_text() const { return calls_.last_text(); }
+  std::uint64_t refusals() const noexcept override;
+  std::string last_refusal_text() const override;
   // Throws std::runtime_error where there is no such device, or none with this kind of memory. Starts the driver, and makes
   // no context.
   void check() const;
   // What is written rarely may be in several places at once, and no longer. Managed memory only; false: refused.
   bool read_mostly(Address address, std::size_t bytes, bool on) noexcept;
+
+  // Of pinned memory, which every context uses. The other context that the calling thread means by this stream, or null: it
+  // is of this device's own.
+  CuContext context_of(Stream stream) const noexcept;
+  // Waits for a stream of another context. False: refused, or a graph is captured there.
+  bool wait_elsewhere(CuContext context, Stream stream) noexcept;
 
   DeviceTraits traits() const noexcept override;
   Address reserve(std::size_t bytes, std::size_t alignment) noexcept override;
@@ -69,6 +80,7 @@ class CudaDevice final : public Device {
   void forget(Event event) noexcept override;
   bool synchronize() noexcept override;
   bool capturing(Stream stream) noexcept override;
+  std::uint64_t capture(Stream stream) noexcept override;
   DeviceMemory memory() const noexcept override;
   bool serves(int index) noexcept override { return index_.load(std::memory_order_relaxed) == index || bind(index); }
   bool bound() const noexcept override { return index_.load() != kUnbound; }
@@ -76,6 +88,9 @@ class CudaDevice final : public Device {
 
  private:
   class Scope;
+  struct Refusals;
+  template <class Ask>
+  auto ask_for_memory(Ask ask) noexcept;
   enum class Capture { none, active, elsewhere };  // elsewhere: of a stream that the legacy default stream waits for
   struct Marker {
     CuEvent event = nullptr;  // none: nothing could be recorded, and nothing is known to be done
@@ -101,6 +116,7 @@ class CudaDevice final : public Device {
   struct Shared;
   Shared& shared() const noexcept;
   static Shared& shared(int index) noexcept;
+  static constexpr int kShared = 64;  // indices beyond share with others: wasteful and right
 
   const CudaDriver& driver_;
   const CudaKind kind_;

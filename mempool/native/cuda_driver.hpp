@@ -39,6 +39,7 @@ namespace cu {
 constexpr CuCode kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kDeinitialized = 4,
                  kNotReady = 600, kNotSupported = 801, kCaptureImplicit = 906, kCapturedEvent = 907;
 constexpr int kModeRelaxed = 2;             // of a thread towards captures of graphs
+constexpr int kCaptureActive = 1;           // status of a stream
 constexpr unsigned int kDisableTiming = 2;  // of an event: cheaper, and only its order is asked for
 constexpr unsigned int kNonBlocking = 1;    // of a stream: the default stream does not wait for it
 constexpr unsigned int kGlobal = 1;         // managed memory that any stream may use
@@ -127,6 +128,7 @@ struct CudaDriver {
   F<CuStream, CuEvent, unsigned int> stream_wait{*this, CuPart::always, "cuStreamWaitEvent", 3020};
   F<CuStream> stream_synchronize{*this, CuPart::always, "cuStreamSynchronize", 2000};
   F<CuStream, int*> stream_capturing{*this, CuPart::always, "cuStreamIsCapturing", 10000};
+  F<CuStream, int*, unsigned long long*> capture_info{*this, CuPart::always, "cuStreamGetCaptureInfo", 10010};
   F<int*> exchange_capture_mode{*this, CuPart::always, "cuThreadExchangeStreamCaptureMode", 10010};
 
   F<CuAddress*, std::size_t, std::size_t, CuAddress, unsigned long long> address_reserve{*this, CuPart::pages, "cuMemAddressReserve", 10020};
@@ -147,6 +149,7 @@ struct CudaDriver {
 
   F<void**, std::size_t, unsigned int> host_alloc{*this, CuPart::host, "cuMemHostAlloc", 2020};
   F<void*> host_free{*this, CuPart::host, "cuMemFreeHost", 2000};
+  F<CuStream, CuContext*> stream_context{*this, CuPart::host, "cuStreamGetCtx", 9020};
 };
 
 }  // namespace mempool

@@ -66,10 +66,13 @@ class Device {
   virtual bool synchronize() noexcept = 0;
   // Whether what is queued there becomes part of a graph instead of being done: neither wait for it nor let others wait.
   virtual bool capturing(Stream) noexcept { return false; }
+  // Which graph: a number that the driver gives once in a process; 0: none, or one that can no longer become a graph.
+  virtual std::uint64_t capture(Stream) noexcept { return 0; }
 
-  // Calls that failed for another reason than lack of memory, and what is to be said of the last one.
-  virtual std::uint64_t errors() const noexcept { return 0; }
-  virtual std::string last_error_text() const { return {}; }
+  // Requests for memory of the calling thread that failed for another reason than lack of it, and what is to be said of the
+  // last one.
+  virtual std::uint64_t refusals() const noexcept { return 0; }
+  virtual std::string last_refusal_text() const { return {}; }
   virtual DeviceMemory memory() const noexcept { return {0, 0}; }
   // Whether a request for the device that a framework knows by this index is its; one that is not bound yet binds itself.
   virtual bool serves(int) noexcept { return true; }

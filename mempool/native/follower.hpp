@@ -62,6 +62,15 @@ class Follower {
     strays_ = 0;
     boundary_ = false;
   }
+  // Another stream's from now on; allocations are counted on.
+  void pass_on(Stream stream) noexcept {
+    leave();
+    stream_ = stream;
+    role_ = sequence_;
+    rival_ = nullptr;
+    debt_ = 0;
+    idle_ = false;
+  }
   // `fresh` has the same sizes as `old` and takes its place.
   void replace(const Pattern* old, Pattern* fresh) noexcept;
   // Takes up a pattern that was just planned, if the last sizes are what it expects. Who is in step with another one

@@ -4,6 +4,7 @@
 
 #include "guards.hpp"
 #include "live_events.hpp"
+#include "thread_stream.hpp"
 
 namespace mempool {
 namespace {
@@ -28,10 +29,8 @@ ForeignUses::~ForeignUses() {
 }
 
 void ForeignUses::add(Address address, Stream stream) {
-  if (find(streams_, stream) == streams_.end()) {
-    busy_.reserve(streams_.size() + 1);
-    streams_.push_back({stream, 0});
-  }
+  busy_.reserve(streams_.size() + 1);
+  streams_.reserve(streams_.size() + 1);
   const auto [found, fresh] = uses_.try_emplace(address);
   Use& use = found->second;
   use.address = address;
@@ -43,6 +42,21 @@ void ForeignUses::add(Address address, Stream stream) {
     if (fresh) uses_.erase(found);
     throw;
   }
+  const auto known = find(streams_, stream);
+  if (known != streams_.end()) {
+    ++known->uses;
+  } else {
+    streams_.push_back({stream, 1, 0});
+  }
+}
+
+// One buffer less, freed.
+void ForeignUses::forget(Stream stream) noexcept {
+  const auto known = find(streams_, stream);
+  awaited_ -= --known->waiting == 0 ? 1 : 0;
+  if (--known->uses != 0) return;
+  *known = streams_.back();
+  streams_.pop_back();
 }
 
 bool ForeignUses::waits(Address address) const noexcept {
@@ -68,6 +82,11 @@ void ForeignUses::record(Use& use) noexcept {
 
 // What could not be recorded at the free, or was captured with it, is recorded when that is over.
 bool ForeignUses::record_again(By& by) noexcept {
+  if (ThreadStream::ended(by.stream)) {  // where nobody can record any more: once for all that was freed so far
+    if (!device_.synchronize()) return false;
+    synchronized();
+    return true;
+  }
   if (!device_.may_record(by.stream)) return false;
   LiveEvents::forget(device_, by.event);
   by.event = LiveEvents::record(device_, by.stream);
@@ -105,7 +124,7 @@ ForeignUses::Freed ForeignUses::next(bool begin) noexcept {
     const Freed freed{use->address, use->stream};
     for (const By& by : use->by) {
       LiveEvents::forget(device_, by.event);
-      awaited_ -= --find(streams_, by.stream)->waiting == 0 ? 1 : 0;
+      forget(by.stream);
     }
     uses_.erase(freed.address);
     --waiting_;

@@ -58,18 +58,20 @@ class ForeignUses {
   };
   struct Known {
     Stream stream;
-    std::size_t waiting;  // freed ones that it uses
+    std::size_t uses;     // buffers that it uses, live and freed
+    std::size_t waiting;  // of these, freed
   };
   void record(Use& use) noexcept;
   bool record_again(By& by) noexcept;
   bool through(Use& use) noexcept;
+  void forget(Stream stream) noexcept;
 
   Device& device_;
   std::map<Address, Use> uses_;
   Use* first_ = nullptr;  // freed, oldest first
   Use* last_ = nullptr;
-  std::vector<Stream> busy_;  // since next(true); has room for every stream ever added
-  std::vector<Known> streams_;
+  std::vector<Stream> busy_;  // since next(true); has room for all of streams_
+  std::vector<Known> streams_;  // that use any
   std::size_t awaited_ = 0;    // of these, how many something waits for
   std::size_t waiting_ = 0;
   unsigned paused_ = 0;

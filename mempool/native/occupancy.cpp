@@ -95,12 +95,12 @@ void Occupancy::set_cells(const std::vector<Offset>& starts) {
   live.resize(static_cast<std::uint32_t>(starts.size()));
   std::map<Offset, Lives> everything = strangers_;
   for (std::size_t cell = 0; cell < cells_.size(); ++cell) {
-    if (cells_[cell].end != 0) everything.emplace(cells_[cell].start, Lives{cells_[cell].end, lines_[cell]});
+    if (cells_[cell].end != 0) everything.emplace(cells_[cell].start, at(cells_[cell].start));
   }
-  std::vector<Line> lines(starts.size(), 0);
+  std::vector<Whose> whose(starts.size());
 
   cells_ = std::move(cells);
-  lines_ = std::move(lines);
+  whose_ = std::move(whose);
   index_ = std::move(index);
   live_ = std::move(live);
   shift_ = 64 - bits;
@@ -117,7 +117,7 @@ void Occupancy::set_cells(const std::vector<Offset>& starts) {
       continue;
     }
     cells_[cell].end = it->second.end;
-    lines_[cell] = it->second.line;
+    whose_[cell] = {it->second.line, it->second.owner};
     live_.set(cell);
     it = everything.erase(it);
   }
@@ -131,7 +131,7 @@ void Occupancy::take(Offset begin, Offset end, Line line) {
     set_line(cell, line);
     return;
   }
-  strangers_.emplace(begin, Lives{end, line});
+  strangers_.emplace(begin, Lives{end, line, 0});
   ++alive_;
 }
 
@@ -155,9 +155,16 @@ Offset Occupancy::release(Offset begin) noexcept {
 
 Occupancy::Lives Occupancy::at(Offset begin) const noexcept {
   const std::uint32_t cell = cell_of(begin);
-  if (cell != BitSet::kNone) return {cells_[cell].end, lines_[cell]};
+  if (cell != BitSet::kNone) return {cells_[cell].end, whose_[cell].line, whose_[cell].owner};
   const auto found = strangers_.find(begin);
-  return found != strangers_.end() ? found->second : Lives{0, 0};
+  return found != strangers_.end() ? found->second : Lives{0, 0, 0};
+}
+
+void Occupancy::set_owner_at(Offset begin, Owner owner) noexcept {
+  const std::uint32_t cell = cell_of(begin);
+  if (cell != BitSet::kNone) return set_owner(cell, owner);
+  const auto found = strangers_.find(begin);
+  if (found != strangers_.end()) found->second.owner = owner;
 }
 
 bool Occupancy::strangers_free(Offset begin, Offset end) const noexcept {
@@ -226,7 +233,7 @@ Offset Occupancy::end_of_last() const noexcept {
 }
 
 std::size_t Occupancy::table_bytes() const noexcept {
-  return cells_.capacity() * sizeof(Cell) + lines_.capacity() + index_.capacity() * sizeof(std::uint32_t) + cells_.size() / 7;
+  return cells_.capacity() * sizeof(Cell) + whose_.capacity() * sizeof(Whose) + index_.capacity() * sizeof(std::uint32_t) + cells_.size() / 7;
 }
 
 }  // namespace mempool

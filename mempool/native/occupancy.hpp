@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "guards.hpp"
+#include "owners.hpp"
 
 namespace mempool {
 
@@ -79,8 +80,14 @@ class Occupancy {
     ++alive_;
   }
   // Whose it is, where that is not line 0.
-  void set_line(std::uint32_t cell, Line line) noexcept { lines_[cell] = line; }
-  void forget_lines() noexcept { if (MEMPOOL_GUARDED("line")) std::fill(lines_.begin(), lines_.end(), Line{0}); }  // nothing is alive
+  void set_line(std::uint32_t cell, Line line) noexcept { whose_[cell].line = line; }
+  void forget_lines() noexcept {  // nothing is alive
+    for (Whose& whose : whose_) {
+      if (MEMPOOL_GUARDED("line")) whose.line = 0;
+    }
+  }
+  void set_owner(std::uint32_t cell, Owner owner) noexcept { whose_[cell].owner = owner; }
+  void set_owner_at(Offset begin, Owner owner) noexcept;  // of what lives there
   void take(Offset begin, Offset end, Line line);
   // The range that starts at `begin` is over; where it ended, or 0 if nothing lives there.
   Offset release(Offset begin) noexcept;
@@ -88,6 +95,7 @@ class Occupancy {
   struct Lives {
     Offset end;
     Line line;
+    Owner owner;
   };
   Lives at(Offset begin) const noexcept;
   Offset end_at(Offset begin) const noexcept { return at(begin).end; }
@@ -120,7 +128,11 @@ class Occupancy {
   std::uint32_t slot_of(Offset start) const noexcept;
 
   std::vector<Cell> cells_;              // sorted by start
-  std::vector<Line> lines_;              // of each cell, whose what lives there is; apart, since a single stream needs none
+  struct Whose {
+    Line line = 0;
+    Owner owner = 0;
+  };
+  std::vector<Whose> whose_;             // what lives in each cell; apart, since one stream and one client need none
   std::vector<std::uint32_t> index_;     // open-addressing hash: start -> cell
   unsigned shift_ = 63;
   BitSet live_;

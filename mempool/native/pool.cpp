@@ -9,6 +9,12 @@ namespace {
 
 // No plan needs more, and page rounding and roomy reservations stay clear of overflow.
 constexpr std::size_t kMostArena = std::size_t{1} << 48;
+#ifdef MEMPOOL_WORLD  // where programs are small
+constexpr std::size_t kLeastTakenOver = std::size_t{1} << 20;
+#else
+constexpr std::size_t kLeastTakenOver = std::size_t{64} << 20;  // bytes that are worth a wait for the device
+#endif
+constexpr std::size_t kMostDeprived = 64;
 
 }  // namespace
 
@@ -35,7 +41,7 @@ bool Pool::reserve_arena(std::size_t bytes) noexcept {
   for (const std::size_t space : {source_.traits().page == 0 ? bytes : roomy, bytes}) {
     arena_base_ = source_.reserve(space, source_.traits().alignment);
     arena_space_ = space;
-    if (arena_base_ != 0) break;
+    if (arena_base_ != 0 || space == bytes) break;
   }
   arena_bytes_ = 0;
   if (arena_base_ != 0 && source_.traits().page == 0) arena_bytes_ = bytes;
@@ -43,28 +49,44 @@ bool Pool::reserve_arena(std::size_t bytes) noexcept {
   return arena_base_ != 0;
 }
 
-bool Pool::take_arena(std::size_t bytes) noexcept {
-  if (bytes > kMostArena) return ++arena_refused_, false;
+Refusal Pool::take_arena(std::size_t bytes) noexcept {
+  const Refusal why = try_arena(bytes);
+  if (why != Refusal::none) ++arena_refused_;
+  return why;
+}
+
+Refusal Pool::try_arena(std::size_t bytes) noexcept {
+  if (bytes > kMostArena) return Refusal::foreseen;
   const std::size_t wanted = source_.round_to_page(bytes);
-  if (wanted <= arena_bytes_) return true;
-  if (source_.held()) return ++arena_refused_, false;
+  if (wanted <= arena_bytes_) return Refusal::none;
+  if (source_.held()) return Refusal::captured;
   // An arena that cannot grow in place is replaced, and only while nothing in it is alive: nothing alive is ever moved. Where
   // that is not so now, free memory stays where it is.
   collect();
-  if (arena_base_ != 0 && wanted > arena_space_ && occupancy_.alive() != 0) return ++arena_refused_, false;
+  const bool in_place = arena_base_ != 0 && wanted <= arena_space_;
+  if (arena_base_ != 0 && !in_place && occupancy_.alive() != 0) return Refusal::alive;
+  if (!may_be_had(wanted, in_place)) return Refusal::foreseen;
   trim();
   const std::size_t before = arena_bytes_;
-  if (arena_base_ != 0 && wanted > arena_space_ && !release_arena()) return ++arena_refused_, false;
+  if (arena_base_ != 0 && !in_place && !release_arena()) return Refusal::device;
   if (arena_base_ == 0 && !reserve_arena(wanted)) {
     // A smaller plan goes on in an arena as large as the one given up for this.
     if (before != 0 && reserve_arena(before) && source_.commit(arena_base_, before)) arena_bytes_ = before;
-    return ++arena_refused_, false;
+    return Refusal::device;
   }
-  if (wanted > arena_bytes_ && !source_.commit(arena_base_ + arena_bytes_, wanted - arena_bytes_)) {
-    return ++arena_refused_, false;
-  }
+  if (wanted > arena_bytes_ && !source_.commit(arena_base_ + arena_bytes_, wanted - arena_bytes_)) return Refusal::device;
   arena_bytes_ = std::max(arena_bytes_, wanted);
-  return true;
+  return Refusal::none;
+}
+
+// Whether there is so much within the limit and on the device, as far as that is known, once all that is free has gone back.
+bool Pool::may_be_had(std::size_t arena_bytes, bool in_place) noexcept {
+  const std::size_t stays = segments_.kept_bytes() + (in_place ? arena_bytes_ : 0);
+  const std::size_t more = arena_bytes - (in_place ? arena_bytes_ : 0);
+  if (stays > source_.limit() || more > source_.limit() - stays) return false;
+  if (source_.traits().prefetches) return true;  // more than the device holds
+  const DeviceMemory memory = device_->memory();
+  return memory.total == 0 || more <= memory.free + (source_.reserved().current - stays);
 }
 
 bool Pool::release_arena() noexcept {
@@ -185,10 +207,33 @@ Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
   return from_segments(bytes, stream, Segments::Effort::last_resort);
 }
 
+// Nobody tells when a stream is no more, and what it has freed serves no other. Where more of that lies idle than was ever in
+// use, the device is waited for before it is asked for more, and the idle memory is the stream's that asks. If one comes back
+// that was deprived so, it lives, and there is left twice as much.
+void Pool::take_over_idle(std::size_t bytes, Stream stream) {
+  const std::size_t used = source_.reserved().current - arena_bytes_ - segments_.retained();
+  most_used_ = std::max(most_used_, used + bytes);
+  const auto back = std::find(deprived_.begin(), deprived_.end(), stream);
+  if (back != deprived_.end()) {
+    deprived_.erase(back);
+    left_alone_ *= 2;
+  }
+  const std::size_t others = segments_.idle_of_others(stream);
+  if (others < kLeastTakenOver || others / left_alone_ <= most_used_ || source_.held() || !synchronize()) return;
+  ++waits_;
+  segments_.each_idle_stream([&](Stream one) {
+    if (one == stream) return;
+    if (deprived_.size() == kMostDeprived) deprived_.erase(deprived_.begin());
+    deprived_.push_back(one);
+  });
+  segments_.give_free_blocks_to(stream);
+}
+
 Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool in_step) noexcept {
   try {
     Given given = from_segments(bytes, stream, Segments::Effort::reuse);
     if (given.address == 0 && !in_step && !holes_shut_) given = from_hole(bytes, stream, false);
+    if (given.address == 0) take_over_idle(bytes, stream);
     if (given.address == 0) given = from_segments(bytes, stream, Segments::Effort::normal);
     if (given.address == 0) given = last_resort(bytes, stream);
     return given;
@@ -203,17 +248,19 @@ Pool::Freed Pool::at(Address address) noexcept {
     const Offset begin = address - arena_base_;
     const Occupancy::Lives lives = occupancy_.at(begin);
     if (lives.end == 0) return {Freed::dead};
-    return {Freed::arena, lives.end - begin, round_up(lives.end - begin), streams_.stream_of(lives.line)};
+    return {Freed::arena, lives.end - begin, round_up(lives.end - begin), streams_.stream_of(lives.line), lives.owner};
   }
   if (small_.owns(address)) {
     const SmallBlocks::Freed found = small_.at(address);
-    return {found.ours ? Freed::small : Freed::dead, found.requested, found.rounded, found.stream};
+    return {found.ours ? Freed::small : Freed::dead, found.requested, found.rounded, found.stream, found.owner};
   }
   if (const Block* block = segments_.find(address)) {
-    return {Freed::segment, block->requested, block->size, block->stream};
+    return {Freed::segment, block->requested, block->size, block->stream, block->owner};
   }
   Segments* in = nullptr;
-  if (const Block* block = graphs_.find(address, in)) return {Freed::graph, block->requested, block->size, block->stream};
+  if (const Block* block = graphs_.find(address, in)) {
+    return {Freed::graph, block->requested, block->size, block->stream, block->owner};
+  }
   return {owns(address) ? Freed::dead : Freed::foreign};
 }
 
@@ -269,7 +316,7 @@ Pool::Freed Pool::free_now(Address address, Stream stream) noexcept {
   Block* block = segments_.find(address);
   if (block == nullptr) block = graphs_.find(address, in);
   if (block == nullptr) return {owns(address) ? Freed::dead : Freed::foreign};
-  const Freed freed{in == &segments_ ? Freed::segment : Freed::graph, block->requested, block->size, block->stream};
+  const Freed freed{in == &segments_ ? Freed::segment : Freed::graph, block->requested, block->size, block->stream, block->owner};
   if (!hand_back(address, freed, stream)) return freed;
   in->free(block);
   if (freed.kind == Freed::graph) graphs_.trim();
@@ -349,7 +396,7 @@ Pool::Given Pool::resize(Address old, std::size_t bytes, Stream stream, Freed& b
   if (uses_.has(old) && MEMPOOL_GUARDED("resize_shared")) return {};  // another stream may be at work on what it is now
   Block* const block = segments_.find(old);
   if (block == nullptr) return {};
-  before = {Freed::segment, block->requested, block->size};
+  before = {Freed::segment, block->requested, block->size, block->stream, block->owner};
   if (!segments_.resize(block, bytes, stream)) return {};
   return {block->address, block->size, false};
 }
@@ -393,9 +440,27 @@ void Pool::retain_as_wished() noexcept {
   segments_.set_retained_limit(most);
 }
 
-void Pool::adopt(Client* client) { clients_.push_back(client); }
+Owner Pool::adopt(Client* client) {
+  clients_.push_back(client);
+  return owners_.enlist(client, live_blocks() - uses_.waiting());
+}
+
+void Pool::set_owner(Address address, Owner owner) noexcept {
+  Segments* in = nullptr;
+  if (arena_holds(address)) {
+    occupancy_.set_owner_at(address - arena_base_, owner);
+  } else if (small_.owns(address)) {
+    small_.set_owner(address, owner);
+  } else if (Block* const block = segments_.find(address)) {
+    block->owner = owner;
+  } else if (Block* const block = graphs_.find(address, in)) {
+    block->owner = owner;
+  }
+  owners_.begins(owner);
+}
 
 void Pool::part(Client* client) noexcept {
+  owners_.strike(client, live_blocks() - uses_.waiting());
   past_boundaries_ += client->iterations();
   layout_changed();
   clients_.erase(std::remove(clients_.begin(), clients_.end(), client), clients_.end());

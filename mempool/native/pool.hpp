@@ -4,6 +4,7 @@
 // `lock` held unless it says otherwise.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "memory_source.hpp"
 #include "live.hpp"
 #include "occupancy.hpp"
+#include "owners.hpp"
 #include "pattern.hpp"
 #include "segments.hpp"
 #include "small.hpp"
@@ -36,6 +38,16 @@ struct PoolOptions {
                                                     // the device was waited for: see arena_streams.hpp
 };
 
+// Why an arena cannot be had.
+enum class Refusal : std::uint8_t {
+  none,
+  captured,  // a graph is being captured
+  alive,     // something lives in the one there is, which cannot grow in place
+  foreseen,  // there is too little memory: nothing was tried
+  device     // it was tried
+};
+inline constexpr std::array<const char*, 5> kRefusalNames = {"", "capture", "alive", "memory", "memory"};
+
 struct ArenaStats {
   std::size_t bytes = 0;      // committed
   std::size_t alive = 0;      // ranges alive
@@ -55,9 +67,9 @@ class Pool : private Live<Pool> {
 
   // --- the arena
   bool arena_holds(Address address) const noexcept { return address - arena_base_ < arena_bytes_; }
-  // Makes the arena at least `bytes` long, giving the fallback's free memory back first. False: cannot be had now, and
-  // what there was is as it was, or, where nothing in it was alive, perhaps gone.
-  bool take_arena(std::size_t bytes) noexcept;
+  // Makes the arena at least `bytes` long, giving the fallback's free memory back first. Where it cannot be had, what there
+  // was is as it was; only after Refusal::device, and where nothing in it was alive, perhaps gone.
+  Refusal take_arena(std::size_t bytes) noexcept;
   // A planned address, or 0: it intersects something alive, the arena is shorter than the plan, or another stream used the
   // memory last and cannot be waited for now.
   Address take_planned(const Slot& slot, std::size_t bytes, Stream stream) noexcept {
@@ -102,6 +114,7 @@ class Pool : private Live<Pool> {
     std::size_t requested = 0;
     std::size_t rounded = 0;
     Stream stream = 0;  // its own
+    Owner owner = 0;
     bool is_live() const noexcept { return kind != foreign && kind != dead; }
   };
   // What is used by other streams is over for the program, and its memory is free when they are through.
@@ -110,6 +123,17 @@ class Pool : private Live<Pool> {
   std::size_t free_in_arena(Address address, Stream stream) noexcept {
     if (!arena_holds(address) || !uses_.empty()) return 0;
     return release_in_arena(address, stream);
+  }
+  // --- of several clients, the one that counts a buffer
+  Owners& owners() noexcept { return owners_; }
+  Owner owner_in_arena(Address address) const noexcept {
+    return arena_holds(address) ? occupancy_.at(address - arena_base_).owner : Owners::kWhoever;
+  }
+  void set_owner(Address address, Owner owner) noexcept;  // of a live one
+  // Of a planned one, which was just taken.
+  void set_owner(const Slot& slot, Owner owner) noexcept {
+    occupancy_.set_owner(slot.cell, owner);
+    owners_.begins(owner);
   }
   // Whether its free asks nothing of the device: nothing waits for streams, no graph's memory goes back, no event is needed,
   // and what is free stays.
@@ -179,7 +203,7 @@ class Pool : private Live<Pool> {
     const std::size_t unit = source_.traits().alignment;
     return (bytes + unit - 1) & ~(unit - 1);  // a power of two
   }
-  void adopt(Client* client);
+  Owner adopt(Client* client);  // may throw std::bad_alloc
   void part(Client* client) noexcept;
   const std::vector<Client*>& clients() const noexcept { return clients_; }
   bool anyone_plays(const Client* but) const noexcept;  // another client is in the middle of its plan
@@ -208,10 +232,13 @@ class Pool : private Live<Pool> {
   bool forked() const noexcept { return forked_; }
 
  private:
+  Refusal try_arena(std::size_t bytes) noexcept;
   bool reserve_arena(std::size_t bytes) noexcept;
+  bool may_be_had(std::size_t arena_bytes, bool in_place) noexcept;
   Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);
   Given from_hole(std::size_t bytes, Stream stream, bool anywhere);
   Given last_resort(std::size_t bytes, Stream stream);
+  void take_over_idle(std::size_t bytes, Stream stream);
   std::size_t planned_bytes() const noexcept;  // the largest arena any pattern needs that does not rest
   std::size_t release_in_arena(Address address, Stream stream) noexcept {
     const Offset begin = address - arena_base_;
@@ -245,8 +272,12 @@ class Pool : private Live<Pool> {
   std::optional<LiveArena> live_arena_;  // while there is one
   std::size_t arena_bytes_ = 0;     // committed, from the base
   std::size_t arena_space_ = 0;     // reserved address space
+  Owners owners_;
   std::uint64_t arena_refused_ = 0;
   std::uint64_t retries_ = 0, waits_ = 0;
+  std::size_t most_used_ = 0;       // bytes in use outside the arena, when more was asked for
+  std::size_t left_alone_ = 1;      // times as much idle memory of other streams is left to those
+  std::vector<Stream> deprived_;    // streams whose idle memory was taken over, and which have not come back
   bool holes_shut_ = false;
   bool forked_ = false;             // a forked child gets no planned addresses
   std::vector<Client*> clients_;

@@ -15,7 +15,13 @@ Segments::~Segments() {
   for (const auto& [base, segment] : segments_) source_.release_anyway(base, segment.size, segment.committed);
 }
 
-Segments::Bins& Segments::stream_bins(Stream stream) { return bins_[stream]; }
+Segments::Bins& Segments::stream_bins(Stream stream) {
+  if (bins_.size() > most_streams_ && bins_.count(stream) == 0) {
+    forget_streams();
+    most_streams_ = 2 * bins_.size() + kFewStreams;
+  }
+  return bins_[stream];
+}
 
 FreeBins& Segments::bins_of(const Block* block) noexcept {
   Bins& bins = bins_.find(block->stream)->second;  // made when the block's stream first allocated
@@ -127,12 +133,16 @@ bool Segments::give_back(Block* block) noexcept {
 void Segments::shelve(Block* block) noexcept {
   bins_of(block).add(block);
   if (!paged(*block->segment)) block->idle = returnable(*block);
-  if (block->idle != 0) idle_.add(block);
+  if (block->idle == 0) return;
+  idle_.add(block);
+  bins_.find(block->stream)->second.idle += block->idle;
 }
 
 void Segments::unshelve(Block* block) noexcept {
   bins_of(block).remove(block);
-  if (block->idle != 0) idle_.remove(block);
+  if (block->idle == 0) return;
+  idle_.remove(block);
+  bins_.find(block->stream)->second.idle -= block->idle;
 }
 
 Block* Segments::take_segment(std::size_t bytes, bool large, Stream stream) {
@@ -379,6 +389,20 @@ void Segments::gather(Segment& segment) noexcept {
   shelve(first);
 }
 
+std::size_t Segments::idle_of_others(Stream stream) const noexcept {
+  const auto own = bins_.find(stream);
+  return idle_.bytes() - (own == bins_.end() ? 0 : own->second.idle);
+}
+
+// Streams of which there is no block: they may be no more, and lists are large.
+void Segments::forget_streams() noexcept {
+  for (auto& [stream, bins] : bins_) bins.blocks = 0;
+  for (const auto& [base, segment] : segments_) {
+    for (const Block* block = segment.first; block != nullptr; block = block->after) ++bins_.find(block->stream)->second.blocks;
+  }
+  for (auto it = bins_.begin(); it != bins_.end();) it = it->second.blocks == 0 ? bins_.erase(it) : std::next(it);
+}
+
 void Segments::trim(std::uint64_t idle_before) noexcept {
   if (source_.held()) return;
   const bool everything = idle_before == ~std::uint64_t{0};
@@ -392,6 +416,7 @@ void Segments::trim(std::uint64_t idle_before) noexcept {
     if (block->idle_since < idle_before && !give_back(block)) return;
     block = next;
   }
+  if (everything) forget_streams();
 }
 
 void Segments::give_free_blocks_to(Stream stream) {
@@ -408,6 +433,7 @@ void Segments::give_free_blocks_to(Stream stream) {
       shelve(block);
     }
   }
+  forget_streams();
 }
 
 std::size_t Segments::free_bytes() const noexcept {
@@ -417,6 +443,20 @@ std::size_t Segments::free_bytes() const noexcept {
     for (const Block* block = segment.first; block != nullptr; block = block->after) {
       if (!block->free) bytes -= std::min(bytes, block->size);
     }
+  }
+  return bytes;
+}
+
+std::size_t Segments::kept_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const auto& [base, segment] : segments_) {
+    std::size_t idle = 0;
+    bool alive = false;
+    for (const Block* block = segment.first; block != nullptr; block = block->after) {
+      if (block->free) idle += block->idle;
+      alive = alive || !block->free;
+    }
+    if (alive) bytes += segment.committed - std::min(segment.committed, idle);
   }
   return bytes;
 }

@@ -55,6 +55,14 @@ class Segments {
   void next_epoch() noexcept { ++epoch_; }
   std::uint64_t epoch() const noexcept { return epoch_; }
   void give_free_blocks_to(Stream stream);  // only after Device::synchronize()
+  std::size_t idle_of_others(Stream stream) const noexcept;  // bytes
+  // Calls use(stream) with each whose free memory could be returned.
+  template <class Use>
+  void each_idle_stream(Use use) const {
+    for (const auto& [stream, bins] : bins_) {
+      if (bins.idle != 0) use(stream);
+    }
+  }
 
   const std::map<Address, Segment>& by_base() const noexcept { return segments_; }
   std::size_t retained() const noexcept { return idle_.bytes(); }  // free and returnable
@@ -63,11 +71,14 @@ class Segments {
   // Free bytes that are committed, and the largest free block: what fragmentation strands.
   std::size_t free_bytes() const noexcept;
   std::size_t largest_free() const noexcept;
+  std::size_t kept_bytes() const noexcept;  // committed, and not to be given back by trim()
   std::size_t free_blocks() const noexcept;
 
  private:
   struct Bins {
     FreeBins shared, large;
+    std::size_t idle = 0;    // bytes
+    std::size_t blocks = 0;  // live and free; when last counted
   };
   FreeBins& bins_of(const Block* block) noexcept;
   Bins& stream_bins(Stream stream);
@@ -96,6 +107,7 @@ class Segments {
   Block* merge(Block* left, Block* right) noexcept;
   void put_back(Block* block) noexcept;
   void gather(Segment& segment) noexcept;
+  void forget_streams() noexcept;
   bool drop(Segment& segment) noexcept;
   Block* new_block();
   void delete_block(Block* block) noexcept;
@@ -105,6 +117,8 @@ class Segments {
   std::map<Address, Segment> segments_;  // by base
   AddressMap<Block> blocks_;
   std::map<Stream, Bins> bins_;
+  static constexpr std::size_t kFewStreams = 8;  // whose lists are no burden
+  std::size_t most_streams_ = kFewStreams;       // before those without a block are forgotten
   std::deque<Block> storage_;
   std::vector<Block*> spare_;  // always has room for every block of storage_, so that freeing never allocates
   IdleList idle_;

@@ -1,6 +1,7 @@
 #include "small.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 namespace mempool {
 namespace {
@@ -62,6 +63,29 @@ SmallBlocks::Page* SmallBlocks::spare_page(Stream stream) noexcept {
   return nullptr;
 }
 
+bool SmallBlocks::mostly_empty() const noexcept {
+  if (source_.held()) return false;
+  std::size_t empty = 0;
+  for (const auto& region : regions_) {
+    empty += static_cast<std::size_t>(
+        std::count_if(region->pages.begin(), region->pages.end(), [](const Page& page) { return page.used == 0; }));
+  }
+  return empty != 0 && 2 * empty >= regions_.size() * (kRegion / kPage);
+}
+
+// Streams that no page is of: they may be no more. The one that asks may have none yet.
+void SmallBlocks::forget_streams() noexcept {
+  for (auto& [stream, stock] : stocks_) stock.pages = 0;
+  for (const auto& region : regions_) {
+    for (const Page& page : region->pages) {
+      if (page.blocks != 0) ++stocks_.find(page.stream)->second.pages;
+    }
+  }
+  for (auto it = stocks_.begin(); it != stocks_.end();) {
+    it = it->second.pages == 0 && &it->second != last_stock_ ? stocks_.erase(it) : std::next(it);
+  }
+}
+
 bool SmallBlocks::commit_granule(Region& region, Page& page) noexcept {
   if (page.committed) return true;
   Page* const first = &region.pages[static_cast<std::size_t>(&page - region.pages.data()) / granule_ * granule_];
@@ -72,6 +96,10 @@ bool SmallBlocks::commit_granule(Region& region, Page& page) noexcept {
 
 SmallBlocks::Page* SmallBlocks::fresh_page(std::size_t size_class, Stream stream) {
   Page* page = spare_page(stream);
+  if (page == nullptr && mostly_empty()) {  // of pages of streams that may be no more
+    trim();
+    page = spare_page(stream);
+  }
   if (page == nullptr) {
     Region* region = add_region();
     if (region == nullptr) return nullptr;
@@ -96,6 +124,10 @@ SmallBlocks::Page* SmallBlocks::fresh_page(std::size_t size_class, Stream stream
 Address SmallBlocks::allocate(std::size_t bytes, Stream stream) {
   const std::size_t size_class = class_of(bytes);
   if (last_stock_ == nullptr || last_stream_ != stream) {
+    if (stocks_.size() > most_streams_ && stocks_.count(stream) == 0) {
+      forget_streams();
+      most_streams_ = 2 * stocks_.size() + kFewStreams;
+    }
     last_stock_ = &stocks_[stream];
     last_stream_ = stream;
   }
@@ -135,7 +167,8 @@ SmallBlocks::Freed SmallBlocks::free(Address address) noexcept {
   std::size_t block = 0;
   Page* page = locate(address, block);
   if (page == nullptr) return {};
-  const Freed freed{true, page->requested[block], (page->size_class + std::size_t{1}) * unit_, page->stream};
+  const Freed freed{true, page->requested[block], (page->size_class + std::size_t{1}) * unit_, page->stream,
+                    page->owner[block]};
   page->free[block / 64] |= std::uint64_t{1} << (block % 64);
   --page->used;
   --live_;
@@ -152,7 +185,12 @@ SmallBlocks::Freed SmallBlocks::at(Address address) const noexcept {
   std::size_t block = 0;
   const Page* page = locate(address, block);
   if (page == nullptr) return {};
-  return {true, page->requested[block], (page->size_class + std::size_t{1}) * unit_, page->stream};
+  return {true, page->requested[block], (page->size_class + std::size_t{1}) * unit_, page->stream, page->owner[block]};
+}
+
+void SmallBlocks::set_owner(Address address, Owner owner) noexcept {
+  std::size_t block = 0;
+  if (Page* const page = locate(address, block)) page->owner[block] = owner;
 }
 
 void SmallBlocks::trim() noexcept {
@@ -180,6 +218,7 @@ void SmallBlocks::trim() noexcept {
     regions_.erase(regions_.begin() + static_cast<std::ptrdiff_t>(i));
   }
   first_spare_ = 0;
+  forget_streams();
 }
 
 // A page to spare goes to whichever stream asks next. The one that used it may not exist any more by then, and cannot be

@@ -12,6 +12,7 @@
 
 #include "address_map.hpp"
 #include "memory_source.hpp"
+#include "owners.hpp"
 
 namespace mempool {
 
@@ -34,6 +35,7 @@ class SmallBlocks {
     std::size_t requested = 0;
     std::size_t rounded = 0;
     Stream stream = 0;  // its next user's
+    Owner owner = 0;
   };
   Freed free(Address address) noexcept;
   bool owns(Address address) const noexcept { return region_of(address) != nullptr; }
@@ -41,6 +43,7 @@ class SmallBlocks {
   std::size_t blocks() const noexcept { return live_; }  // live ones
   std::size_t largest() const noexcept { return largest_; }
   Freed at(Address address) const noexcept;  // what free() would say
+  void set_owner(Address address, Owner owner) noexcept;  // of a live block
   std::size_t unit() const noexcept { return unit_; }  // bytes between one size class and the next
   // Calls use(region) with each of the regions, whose tables only a snapshot reads from outside.
   template <class Use>
@@ -62,6 +65,7 @@ class SmallBlocks {
     Address address = 0;
     Page* next = nullptr;
     std::array<std::uint16_t, 256> requested{};
+    std::array<Owner, 256> owner{};
   };
   struct Region {
     Address base = 0;
@@ -70,6 +74,7 @@ class SmallBlocks {
   };
   struct Stock {  // pages with room, of one stream
     std::array<Page*, kClasses> room{};
+    std::size_t pages = 0;  // its own, when last counted
   };
 
   std::size_t class_of(std::size_t bytes) const noexcept { return bytes == 0 ? 0 : (bytes - 1) / unit_; }
@@ -78,9 +83,11 @@ class SmallBlocks {
   Page* fresh_page(std::size_t size_class, Stream stream);
   bool may_take(const Page& page, Stream stream) const noexcept;
   Page* spare_page(Stream stream) noexcept;
+  bool mostly_empty() const noexcept;
   Region* add_region();
   bool commit_granule(Region& region, Page& page) noexcept;
   void forget_users() noexcept;
+  void forget_streams() noexcept;
   bool return_granules(Region& region) noexcept;
 
   MemorySource& source_;
@@ -91,6 +98,8 @@ class SmallBlocks {
   std::size_t first_spare_ = 0;  // regions before this one have no page to spare
   AddressMap<Region> regions_by_base_;
   std::map<Stream, Stock> stocks_;
+  static constexpr std::size_t kFewStreams = 64;
+  std::size_t most_streams_ = kFewStreams;  // before those without a page are forgotten
   std::size_t live_ = 0;
   Stock* last_stock_ = nullptr;
   Stream last_stream_ = 0;

@@ -15,9 +15,10 @@ class ThreadCache {
   // Registered clients can be found by number from a thread's end, when they may be gone.
   static std::uint64_t enlist(Client* client);
   static void strike(std::uint64_t uid) noexcept;
+  static std::uint64_t fresh_number() noexcept;  // of nobody's caches
   static void reset_after_fork() noexcept;
 
-  std::uint64_t client = 0;  // uid; 0: none
+  std::uint64_t client = 0;  // its Client::caches_; 0: none
   Stream stream = 0;
   Client::Sequence* sequence = nullptr;
   unsigned bypass = 0;

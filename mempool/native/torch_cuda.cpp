@@ -231,10 +231,10 @@ void* allocate(std::size_t bytes, int device, StreamHandle stream) {
     Address address = client == nullptr ? 0 : client->allocate(bytes, stream_of(stream));
     if (address == 0 && client != nullptr) {
       const Device& its = client->pool().source().device();
-      const std::uint64_t errors = its.errors();
+      const std::uint64_t refusals = its.refusals();
       make_room(device, *client);
       address = client->allocate(bytes, stream_of(stream));
-      if (address == 0 && its.errors() != errors) throw std::runtime_error("CUDA error: " + its.last_error_text());
+      if (address == 0 && its.refusals() != refusals) throw std::runtime_error("CUDA error: " + its.last_refusal_text());
     }
     if (address != 0) return reinterpret_cast<void*>(address);
     refuse(bytes, device, client);

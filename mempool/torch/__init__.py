@@ -116,12 +116,11 @@ _place: Place[TensorPool] = place_of("PyTorch", "mempool.torch")
 
 def _maker(device: str | torch.device | None, options: dict[str, Any]) -> Callable[..., TensorPool]:
     """What makes a pool for this device."""
+    from mempool.cuda import DRIVER
     from mempool.torch import cpu, cuda
 
     chosen = (
-        ("cuda" if cuda.is_there(options.get("driver", cuda.DRIVER)) else "cpu")
-        if device is None
-        else str(device)
+        ("cuda" if cuda.is_there(options.get("driver", DRIVER)) else "cpu") if device is None else str(device)
     )
     kind, _, index = chosen.partition(":")
     if kind == "cpu" and index in ("", "0"):

@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from mempool import _core, sharing
+from mempool.cuda import DRIVER
 from mempool.errors import UsageError
 from mempool.settings import NEVER, settings
 from mempool.torch import TensorPool, companion, diagnosis, statistics
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from mempool.report import Report
 
 log = logging.getLogger("mempool")
-DRIVER = "libcuda.so.1"
 #: PyTorch's allocator object, once it is ours: it and our functions are in use until the process ends.
 _allocator: Any = None
 #: The pool that serves, which a closed one does until the next.

@@ -302,13 +302,14 @@ class FullestFirst {
 };
 
 // Places all jobs so: those that are fixed or have gaps by first fit, and on top of these the others.
-// No offsets when the arena would be above `limit`.
+// No offsets when the arena would be above `limit`, or when told to give up.
 inline std::vector<int64_t> pack_fullest(const Jobs& jobs, const std::vector<int32_t>& order, int64_t goal,
-                                         int64_t limit, double doubt, Random& random) {
+                                         int64_t limit, double doubt, Random& random,
+                                         const Cancel& cancel = Cancel()) {
   ValleyPacker packer(jobs);
   FullestFirst chooser(jobs, packer.candidates(), goal, doubt, random);
   const auto take = [&](const Skyline::Valley& valley) { return chooser.take(valley); };
-  return packer.pack(order, limit, take) < 0 ? std::vector<int64_t>() : packer.offsets();
+  return packer.pack(order, limit, cancel, take) < 0 ? std::vector<int64_t>() : packer.offsets();
 }
 
 }  // namespace packing

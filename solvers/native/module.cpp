@@ -121,14 +121,13 @@ NB_MODULE(_core, m) {
       .def_prop_ro("arena", &packing::Search::arena)
       .def_prop_ro("looks", &packing::Search::looks);
 
-  nb::class_<packing::Repair>(m, "Repair", "Makes a plan lower piece by piece; one piece a job.")
+  nb::class_<packing::Repair>(m, "Repair", "Makes a plan lower, place by place.")
       .def("__init__",
            [](packing::Repair* self, const Jobs& jobs, const In<int64_t>& offsets, uint64_t seed) {
              need(offsets.shape(0) == jobs.size.size(), "columns of different lengths");
-             for (int32_t j = 0; j < jobs.count(); ++j) need(jobs.single(j), "a job of several pieces");
-             auto begin = vector_of(offsets);
+             const auto begin = vector_of(offsets);
              nb::gil_scoped_release release;
-             new (self) packing::Repair(jobs, std::move(begin), seed);
+             new (self) packing::Repair(jobs, begin, seed);
            },
            "jobs"_a, "offsets"_a, "seed"_a)
       .def("advance", &packing::Repair::advance, "budget"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>(),
@@ -188,31 +187,37 @@ NB_MODULE(_core, m) {
         "start"_a, "end"_a, "size"_a, "stream"_a, "offset"_a, "columns"_a, "period"_a,
         "Waits of one stream for another in `columns` iterations; streams count from 0, `offset` is row by row.");
 
+  nb::class_<packing::Cancel>(m, "Cancel", "Tells a kernel on another thread to give up.")
+      .def(nb::init<>())
+      .def("cancel", &packing::Cancel::cancel);
+
   m.def("skyline",
-        [](const Jobs& jobs, const In<int32_t>& order) {
+        [](const Jobs& jobs, const In<int32_t>& order, const packing::Cancel& cancel) {
           const auto checked = order_of(jobs, order);
           std::vector<int64_t> offsets;
           {
             nb::gil_scoped_release release;
             packing::ValleyPacker packer(jobs);
-            packer.pack(checked, std::numeric_limits<int64_t>::max());
-            offsets = packer.offsets();
+            if (packer.pack(checked, std::numeric_limits<int64_t>::max(), cancel) >= 0) offsets = packer.offsets();
           }
           return array_of(offsets);
         },
-        "jobs"_a, "order"_a, "Offsets by lowest valley first; `order` decides where several jobs fit.");
+        "jobs"_a, "order"_a, "cancel"_a,
+        "Offsets by lowest valley first, none when cancelled; `order` decides where several jobs fit.");
 
   m.def("fullest",
-        [](const Jobs& jobs, const In<int32_t>& order, int64_t goal) {
+        [](const Jobs& jobs, const In<int32_t>& order, int64_t goal, const packing::Cancel& cancel) {
           const auto checked = order_of(jobs, order);
           std::vector<int64_t> offsets;
           {
             nb::gil_scoped_release release;
             packing::Random random(0);
-            offsets = packing::pack_fullest(jobs, checked, goal, std::numeric_limits<int64_t>::max(), 0, random);
+            const int64_t limit = std::numeric_limits<int64_t>::max();
+            offsets = packing::pack_fullest(jobs, checked, goal, limit, 0, random, cancel);
           }
           return array_of(offsets);
         },
-        "jobs"_a, "order"_a, "goal"_a,
-        "Offsets by what is alive, for an arena of `goal` bytes; `order` is that of the jobs that have gaps.");
+        "jobs"_a, "order"_a, "goal"_a, "cancel"_a,
+        "Offsets by what is alive, none when cancelled, for an arena of `goal` bytes; `order` is that of the jobs "
+        "that have gaps.");
 }

@@ -1,10 +1,13 @@
 // Makes a plan lower: what stands highest is taken down with all that stands beside and above it from some depth on,
-// and put up again within a smaller arena by the complete search, on the ground of what has stayed.
+// and put up again within a smaller arena, on the ground of what has stayed: by what is alive, or by the complete search.
 //
 // What is taken down is a cone: from the depth upwards, each job that meets the time of those already taken. So what
-// stays is below all that is free again, and the small problem has a ground of different heights and nothing above.
-// The rest of the plan is a large neighbourhood in the sense of Shaw (1998).
+// stays is below all that is free again, and the small problem has a ground of different heights and nothing above but
+// what must stay where it is. It is a large neighbourhood in the sense of Shaw (1998).
 #pragma once
+
+#include <memory>
+#include <numeric>
 
 #include "branching.hpp"
 #include "fullest.hpp"
@@ -13,15 +16,26 @@ namespace packing {
 
 class Repair {
  public:
-  // Of jobs of one piece each, with the offsets of a plan. What has a fixed offset stays.
-  Repair(Jobs jobs, std::vector<int64_t> offsets, uint64_t seed)
-      : jobs_(std::move(jobs)), offset_(std::move(offsets)), random_(seed), by_offset_(jobs_.count()) {
+  // Of jobs with the offsets of a plan. What has a fixed offset stays, and so do jobs of several pieces.
+  Repair(const Jobs& jobs, const std::vector<int64_t>& offsets, uint64_t seed) : random_(seed) {
+    for (int32_t j = 0; j < jobs.count(); ++j) {
+      first_.push_back(jobs_.count());
+      for (int32_t k = jobs.first[j]; k < jobs.first[j + 1]; ++k) {
+        add(jobs_, jobs.pieces[k], jobs.size[j], jobs.mask[j], jobs.single(j) ? jobs.fixed[j] : offsets[j]);
+        offset_.push_back(offsets[j]);
+      }
+    }
+    jobs_.instants = jobs.instants;
+    by_offset_.resize(jobs_.count());
     std::iota(by_offset_.begin(), by_offset_.end(), 0);
     settle();
   }
 
-  const Jobs& jobs() const { return jobs_; }
-  const std::vector<int64_t>& offsets() const { return offset_; }
+  std::vector<int64_t> offsets() const {
+    std::vector<int64_t> result;
+    for (const int32_t k : first_) result.push_back(offset_[k]);
+    return result;
+  }
   int64_t arena() const { return arena_; }
   int64_t looks() const { return looks_; }
 
@@ -36,59 +50,73 @@ class Repair {
  private:
   static constexpr int64_t looks_a_job = 8;   // of choosing what to take down; measured
   static constexpr int64_t looks_of_a_pack = 500;  // a job; measured
-  static constexpr int packs = 4;
-  static constexpr double doubt = 0.03;
+  static constexpr int most_packs = 4;
+  static constexpr double most_doubt = 0.03;
   static constexpr double least_depth = 0.004;
   static constexpr int64_t first_budget = 1'000'000;
 
+  enum class Phase { choosing, packing, searching };
+
+  // A little of an attempt, so that a limit is never far.
   void step(int64_t target, int64_t left) {
-    const int64_t excess = arena_ - target;
-    const int64_t goal = std::max(target, arena_ - std::max<int64_t>(static_cast<int64_t>(excess * part_), 1));
-    const auto depth = static_cast<int64_t>(depth_ * static_cast<double>(arena_) * (0.8 + 0.4 * random_.unit()));
+    if (phase_ == Phase::choosing) choose(target);
+    else if (phase_ == Phase::packing) pack();
+    else search(left);
+  }
+
+  void choose(int64_t target) {
     looks_ += looks_a_job * jobs_.count();
-    const std::vector<int32_t> cone = cone_of(highest_, offset_[highest_] + jobs_.size[highest_] - depth);
-    const bool whole = static_cast<int32_t>(cone.size()) == free_ || static_cast<int64_t>(cone.size()) > most_;
-    if (static_cast<int64_t>(cone.size()) > most_) return deeper(true, 1);
-    const Jobs small = on_ground(cone, goal);
-    if (small.count() == 0) return deeper(whole, 1.5);
-    if (pack(small, cone, goal) || search(small, cone, goal, left)) {
-      settle();
-      part_ = std::min(1.0, part_ * 2);
-      depth_ = std::max(least_depth, depth_ * 0.5);
-    } else {
-      deeper(whole, 1.3);
-    }
+    const auto part = static_cast<int64_t>(static_cast<double>(arena_ - target) * part_);
+    const auto depth = static_cast<int64_t>(depth_ * static_cast<double>(arena_) * (0.8 + 0.4 * random_.unit()));
+    goal_ = std::max(target, arena_ - std::max<int64_t>(part, 1));
+    cone_ = cone_of(highest_, offset_[highest_] + jobs_.size[highest_] - depth);
+    const bool too_many = static_cast<int64_t>(cone_.size()) > most_;
+    whole_ = too_many || static_cast<int32_t>(cone_.size()) == free_;
+    small_ = too_many ? Jobs() : on_ground(cone_, goal_);
+    if (small_.count() == 0) return deeper(1.5);
+    packs_ = 0;
+    phase_ = Phase::packing;
   }
 
   // By what is alive, a few times with some doubt.
-  bool pack(const Jobs& small, const std::vector<int32_t>& cone, int64_t goal) {
-    std::vector<int32_t> order(small.count());
+  void pack() {
+    std::vector<int32_t> order(small_.count());
     std::iota(order.begin(), order.end(), 0);
-    for (int k = 0; k < packs; ++k) {
-      looks_ += looks_of_a_pack * small.count();
-      if (put(cone, pack_fullest(small, order, goal, goal, k == 0 ? 0 : doubt * random_.unit(), random_))) return true;
-    }
-    return false;
+    looks_ += looks_of_a_pack * small_.count();
+    const double doubt = packs_ == 0 ? 0 : most_doubt * random_.unit();
+    if (put(pack_fullest(small_, order, goal_, goal_, doubt, random_)) || ++packs_ < most_packs) return;
+    if (small_.count() > most_searched_) return deeper(1.3);
+    search_ = std::make_unique<Branching>(small_, goal_, random_.next());
+    looks_ += search_->looks();
+    patience_ = budget_;
+    phase_ = Phase::searching;
   }
 
-  bool search(const Jobs& small, const std::vector<int32_t>& cone, int64_t goal, int64_t left) {
-    if (small.count() > most_searched_) return false;
-    Branching search(small, goal, random_.next());
-    search.advance(std::min(left, budget_));
-    looks_ += search.looks();
-    return search.found() && put(cone, search.offsets());
+  void search(int64_t left) {
+    const int64_t before = search_->looks();
+    search_->advance(std::min(left, patience_));
+    const int64_t spent = search_->looks() - before;
+    looks_ += spent, patience_ -= spent;
+    if (search_->found()) put(search_->offsets());
+    else if (search_->infeasible() || patience_ <= 0) deeper(1.3);
   }
 
-  bool put(const std::vector<int32_t>& cone, const std::vector<int64_t>& found) {
+  // The offsets of what was taken down, if there are any.
+  bool put(const std::vector<int64_t>& found) {
     if (found.empty()) return false;
-    for (size_t k = 0; k < cone.size(); ++k) offset_[cone[k]] = found[k];
+    for (size_t k = 0; k < cone_.size(); ++k) offset_[cone_[k]] = found[k];
+    part_ = std::min(1.0, part_ * 2);
+    depth_ = std::max(least_depth, depth_ * 0.5);
+    phase_ = Phase::choosing;
+    settle();
     return true;
   }
 
   // Nothing came of it: more is taken down next time; after everything was, less is asked for, with more patience.
-  void deeper(bool whole, double by) {
+  void deeper(double by) {
+    phase_ = Phase::choosing;
     depth_ *= by;
-    if (!whole && depth_ < 2) return;
+    if (!whole_ && depth_ < 2) return;
     depth_ = least_depth;
     part_ /= 2;
     if (part_ > 0.005) return;
@@ -98,9 +126,10 @@ class Repair {
     budget_ *= 2;
   }
 
-  // The jobs from the height on that stand beside or above the highest, lowest first.
-  std::vector<int32_t> cone_of(int32_t highest, int64_t height) const {
+  // The jobs from the height on that stand beside or above the highest, lowest first. Notes which of them must stay.
+  std::vector<int32_t> cone_of(int32_t highest, int64_t height) {
     std::vector<int32_t> cone;
+    staying_.clear();
     Piece hull = span(highest);
     const auto from = std::lower_bound(by_offset_.begin(), by_offset_.end(), height,
                                        [&](int32_t job, int64_t at) { return offset_[job] < at; });
@@ -108,7 +137,10 @@ class Repair {
     for (auto it = from; it != by_offset_.end(); ++it) {
       const Piece piece = span(*it);
       if (piece.start >= hull.end || hull.start >= piece.end) continue;
-      if (jobs_.fixed[*it] >= 0) return {};
+      if (jobs_.fixed[*it] >= 0) {
+        staying_.push_back(*it);
+        continue;
+      }
       hull = {std::min(hull.start, piece.start), std::max(hull.end, piece.end)};
       cone.push_back(*it);
       there = there || *it == highest;
@@ -126,34 +158,44 @@ class Repair {
       hull = {std::min(hull.start, piece.start), std::max(hull.end, piece.end)};
       taken_[job] = true;
     }
-    const auto width = static_cast<size_t>(hull.end - hull.start);
+    const int32_t width = hull.end - hull.start;
     std::vector<int64_t> load(width + 1, 0), ground(width + 1, 0);
-    for (const int32_t job : cone) {
-      add(small, span(job), jobs_.size[job], jobs_.mask[job], -1);
-      load[span(job).start - hull.start] += jobs_.size[job];
-      load[span(job).end - hull.start] -= jobs_.size[job];
-    }
-    for (size_t t = 1; t < width; ++t) load[t] += load[t - 1];
-    for (const int32_t job : by_offset_) {  // the highest last
-      if (taken_[job] || span(job).start >= hull.end || span(job).end <= hull.start) continue;
-      const int64_t top = offset_[job] + jobs_.size[job];
-      for (int32_t t = std::max(span(job).start, hull.start); t < std::min(span(job).end, hull.end); ++t)
-        ground[t - hull.start] = top;
+    const auto put_in = [&](int32_t job, int64_t fixed) {
+      const int32_t from = std::max(span(job).start, hull.start) - hull.start;
+      const int32_t to = std::min(span(job).end, hull.end) - hull.start;
+      add(small, {from, to}, jobs_.size[job], jobs_.mask[job], fixed);
+      load[from] += jobs_.size[job], load[to] -= jobs_.size[job];
+    };
+    for (const int32_t job : cone) put_in(job, -1);
+    for (const int32_t job : staying_) put_in(job, offset_[job]), taken_[job] = true;
+    for (int32_t t = 1; t < width; ++t) load[t] += load[t - 1];
+    std::vector<int32_t> next(width + 1);  // the next instant, or one on the way there, whose ground is not known
+    std::iota(next.begin(), next.end(), 0);
+    const auto open_from = [&](int32_t t) {
+      while (next[t] != t) t = next[t] = next[next[t]];
+      return t;
+    };
+    for (auto it = by_offset_.rbegin(); it != by_offset_.rend() && open_from(0) < width; ++it) {  // the highest first
+      if (taken_[*it] || span(*it).start >= hull.end || span(*it).end <= hull.start) continue;
+      const int32_t to = std::min(span(*it).end, hull.end) - hull.start;
+      for (int32_t t = open_from(std::max(span(*it).start - hull.start, 0)); t < to; t = open_from(t))
+        ground[t] = offset_[*it] + jobs_.size[*it], next[t] = t + 1;
     }
     for (const int32_t job : cone) taken_[job] = false;
+    for (const int32_t job : staying_) taken_[job] = false;
+    looks_ += width;
     bool fits = true;
-    for (size_t t = 0; t < width; ++t) {
+    for (int32_t t = 0; t < width; ++t) {
       if (load[t] == 0) ground[t] = 0;
       fits = fits && ground[t] + load[t] <= goal;
     }
     if (!fits) return {};
-    for (size_t from = 0, t = 0; t < width; ++t) {
+    for (int32_t from = 0, t = 0; t < width; ++t) {
       if (t + 1 < width && ground[t + 1] == ground[t]) continue;
-      if (ground[t] > 0)
-        add(small, {static_cast<int32_t>(from) + hull.start, static_cast<int32_t>(t) + 1 + hull.start}, ground[t], 0, 0);
+      if (ground[t] > 0) add(small, {from, t + 1}, ground[t], 0, 0);
       from = t + 1;
     }
-    small.instants = jobs_.instants;
+    small.instants = width + 1;
     return small;
   }
 
@@ -178,11 +220,21 @@ class Repair {
     }
   }
 
-  const Jobs jobs_;
+  Jobs jobs_;                        // pieces, each a job
+  std::vector<int32_t> first_;       // of each job that was given, its first piece
   std::vector<int64_t> offset_;
   Random random_;
   std::vector<int32_t> by_offset_;  // jobs, lowest first
   std::vector<bool> taken_;
+  // The attempt that is under way.
+  Phase phase_ = Phase::choosing;
+  std::vector<int32_t> cone_;           // what is taken down
+  std::vector<int32_t> staying_;        // what must stay beside and above it
+  Jobs small_;                          // the same, and the ground under it
+  int64_t goal_ = 0, patience_ = 0;     // the arena that it is to have; looks that the search has left
+  bool whole_ = false;                  // nothing more can be taken down
+  int packs_ = 0;
+  std::unique_ptr<Branching> search_;
   int32_t highest_ = 0, free_ = 0;
   int64_t arena_ = 0, looks_ = 0, budget_ = first_budget;
   int64_t most_ = 8000, most_searched_ = 400;  // jobs of a cone

@@ -7,6 +7,7 @@
 // heap: the offsets are those of the lowest valley first.
 #pragma once
 
+#include <atomic>
 #include <limits>
 #include <queue>
 #include <tuple>
@@ -99,6 +100,16 @@ class JobTree {
   size_t leaves_ = 1;
 };
 
+// Tells a kernel on another thread to give up.
+class Cancel {
+ public:
+  void cancel() { told_.store(true, std::memory_order_relaxed); }
+  bool cancelled() const { return told_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> told_{false};
+};
+
 class Skyline {
  public:
   // `floor[t]` is the height below which instant t is taken already.
@@ -119,9 +130,10 @@ class Skyline {
   };
 
   // Places `left` jobs, those that take(valley) returns; -1 where none is to be placed in a valley, which is not
-  // allowed where it has no walls. Gives up (false) when a job ends above `limit`.
+  // allowed where it has no walls. Gives up (false) when a job ends above `limit`, or is told to.
   template <class Take>
-  bool fill(const Jobs& jobs, size_t left, int64_t limit, std::vector<int64_t>& offset, Take take) {
+  bool fill(const Jobs& jobs, size_t left, int64_t limit, std::vector<int64_t>& offset, const Cancel& cancel,
+            Take take) {
     for (int32_t run = start_; left > 0;) {
       const Run& here = runs_[run];
       const bool alone = here.after == run;
@@ -131,6 +143,7 @@ class Skyline {
         run = before < here.height ? here.before : here.after;
         continue;
       }
+      if (cancel.cancelled()) return false;
       const int32_t job = take(Valley{run, end_of(run), here.height, before, after});
       if (job < 0) {
         run = set(run, std::min(before, after));
@@ -230,20 +243,20 @@ class ValleyPacker {
       : jobs_(jobs), candidates_(of(jobs, true)), others_(of(jobs, false)), tree_(jobs, candidates_),
         offset_(jobs.count(), 0), priority_(jobs.count(), 0) {}
 
-  // The arena, or -1 when it would be above `limit`.
-  int64_t pack(const std::vector<int32_t>& order, int64_t limit) {
+  // The arena, or -1 when it would be above `limit`, or when told to give up.
+  int64_t pack(const std::vector<int32_t>& order, int64_t limit, const Cancel& cancel = Cancel()) {
     for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
     tree_.fill(priority_);
     const auto take = [&](const Skyline::Valley& valley) { return tree_.take(valley.from, valley.to); };
-    return pack(order, limit, take);
+    return pack(order, limit, cancel, take);
   }
 
   template <class Take>
-  int64_t pack(const std::vector<int32_t>& order, int64_t limit, Take take) {
+  int64_t pack(const std::vector<int32_t>& order, int64_t limit, const Cancel& cancel, Take take) {
     for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
     place_others();
     Skyline skyline(floor_under(jobs_, others_, offset_));
-    if (!skyline.fill(jobs_, candidates_.size(), limit, offset_, take)) return -1;
+    if (!skyline.fill(jobs_, candidates_.size(), limit, offset_, cancel, take)) return -1;
     int64_t arena = 0;
     for (int32_t j = 0; j < jobs_.count(); ++j) arena = std::max(arena, offset_[j] + jobs_.size[j]);
     return arena <= limit ? arena : -1;

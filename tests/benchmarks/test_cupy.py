@@ -7,7 +7,7 @@ import statistics
 import sys
 import timeit
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -31,12 +31,23 @@ def only_when_asked(request: pytest.FixtureRequest) -> None:
         pytest.skip("a benchmark: --benchmark-enable")
 
 
-def median_ns(statement: str, names: dict[str, Any], setup: Callable[[], Any] = lambda: None) -> float:
-    """Of one of a hundred in a row, without the loop."""
-    names["S"] = SIZES
-    rounds = [timeit.Timer(f"for s in S: {code}", setup, globals=names) for code in (statement, "pass")]
-    measured, loop = (statistics.median(timer.repeat(ROUNDS, 1)) for timer in rounds)
-    return 1e9 * (measured - loop) / len(SIZES)
+class Measured(NamedTuple):
+    """A statement for each size, in its names, and what comes before a hundred of them."""
+
+    statement: str
+    names: dict[str, Any]
+    setup: Callable[[], Any] = lambda: None
+
+
+def median_ns(*measured: Measured) -> list[float]:
+    """Of one of a hundred in a row, without the loop; all take turns."""
+    timers = [
+        timeit.Timer(f"for s in S: {one.statement}", one.setup, globals={**one.names, "S": SIZES})
+        for one in (*measured, Measured("pass", {}))
+    ]
+    rounds = [[timer.timeit(1) for timer in timers] for _ in range(ROUNDS)]
+    *medians, loop = (statistics.median(column) for column in zip(*rounds, strict=True))
+    return [1e9 * (median - loop) / len(SIZES) for median in medians]
 
 
 def test_an_array_in_replay_beside_cupys_own_objects(
@@ -48,42 +59,36 @@ def test_an_array_in_replay_beside_cupys_own_objects(
 
     current = Current(build.build_library("cupy_current", tmp_path))
     names: dict[str, Any] = {"P": memory.MemoryPointer, "M": memory.UnownedMemory, "o": object()}
-    alone = "P(M(4096, s, o, 0), 0)"
-    found = {"MemoryPointer(UnownedMemory()) alone": median_ns(alone, names)}
-    for python in (False, True):
-        with make(FakePlatform(current, lambda _: simulated(), python=python)) as pool:
-            for _ in range(60):
-                pool.step()
-                for size in SIZES:
-                    pool.malloc(size)
-                pool.plan_now()
-            pool.pool(0).client.set_recording(False)
-            before = pool.report().to_dict()
-            label = "mempool, current device and stream in " + ("Python" if python else "C")
-            found[label] = median_ns("a(s)", {"a": pool.malloc}, pool.step)
-            after = pool.report().to_dict()
-            assert after["misses"] == before["misses"]
-            assert after["hits"] - before["hits"] >= ROUNDS * len(SIZES)
+    measured = {"MemoryPointer(UnownedMemory()) alone": Measured("P(M(4096, s, o, 0), 0)", names)}
+    pools = [make(FakePlatform(current, lambda _: simulated(), python=python)) for python in (False, True)]
+    for pool, language in zip(pools, ("C", "Python"), strict=True):
+        for _ in range(60):
+            pool.step()
+            for size in SIZES:
+                pool.malloc(size)
+            pool.plan_now()
+        pool.pool(0).client.set_recording(False)
+        label = f"mempool, current device and stream in {language}"
+        measured[label] = Measured("a(s)", {"a": pool.malloc}, pool.step)
+    if importlib.util.find_spec("rmm") is not None:
+        import rmm
+
+        # Its allocator for CuPy asks the driver for the device. This is the part of it that does not.
+        nothing = rmm.mr.CallbackMemoryResource(lambda size, stream: 4096, lambda *_: None)
+        stream = rmm.pylibrmm.stream.DEFAULT_STREAM
+        statement = "p = R.allocate(s, T); P(M(p, s, o, 0), 0); R.deallocate(p, s, T)"
+        label = "RMM's callback in Python that does nothing"
+        measured[label] = Measured(statement, {**names, "R": nothing, "T": stream})
+    before = [pool.report().to_dict() for pool in pools]
+    found = dict(zip(measured, median_ns(*measured.values()), strict=True))
+    for pool, was in zip(pools, before, strict=True):
+        now = pool.report().to_dict()
+        assert now["misses"] == was["misses"]
+        assert now["hits"] - was["hits"] >= ROUNDS * len(SIZES)
+        pool.close()
     with capsys.disabled():
         print()
         for label, ns in found.items():
             print(f"{label:<48} {ns:7.0f} ns")
     plain, ours = list(found.values())[:2]
     assert ours - plain <= MOST
-
-
-def test_rmms_way_in_python(capsys: pytest.CaptureFixture[str]) -> None:
-    """What its allocator for CuPy does, over a resource in Python that does nothing."""
-    rmm = pytest.importorskip("rmm", reason="RMM is not installed")
-    from cupy.cuda import memory
-
-    resource = rmm.mr.CallbackMemoryResource(lambda size, stream: 4096, lambda pointer, size, stream: None)
-    try:
-        rmm.mr.set_current_device_resource(resource)
-        names = {"B": rmm.DeviceBuffer, "P": memory.MemoryPointer, "M": memory.UnownedMemory}
-        statement = "b = B(size=s); P(M(b.ptr, b.size, b, 0), 0)"
-        ns = median_ns(statement, names)
-    except Exception as error:  # it asks the driver for the current device
-        pytest.skip(f"RMM does nothing without a driver: {error}")
-    with capsys.disabled():
-        print(f"\n{'RMM, a buffer by a callback in Python':<48} {ns:7.0f} ns")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import time
 from pathlib import Path
@@ -77,17 +76,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pool() -> Iterator[Pool]:
     with Pool(simulated(), background=False) as made:
         yield made
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where objects are kept from one run to the next; a temporary folder where the tree is read-only."""
-    kept = ROOT / "build" / "native"
-    try:
-        kept.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return tmp_path_factory.mktemp("native")
-    return kept if os.access(kept, os.W_OK) else tmp_path_factory.mktemp("native")
 
 
 @pytest.fixture(scope="session")

@@ -491,3 +491,20 @@ def test_an_event_that_tells_nothing_holds_up_no_later_free(fake: FakeCuda, trou
     assert client.stats()["deferred_blocks"] == 0
     assert client.pool.stats()["reserved"]["current"] < 40 * MIB
     assert fake.calls("cuCtxSynchronize") == (trouble == "cuEventRecord")
+
+
+def test_the_driver_numbers_captures(fake: FakeCuda) -> None:
+    """Of streams that joined, too; none of a stream that is not captured, or of a capture that is broken."""
+    memory, stream, side = calls(fake), fake.stream(), fake.stream()
+    fake.begin_capture(stream, RELAXED)
+    fake.fork(stream, side)
+    first = memory.capture(stream)
+    assert first == memory.capture(side) != 0
+    assert [memory.capture(other) for other in (0, fake.stream(), _core.thread_stream())] == [0, 0, 0]
+    fake.end_capture(stream)
+    assert memory.capture(stream) == 0
+    fake.begin_capture(stream, RELAXED)
+    assert memory.capture(stream) not in (0, first)
+    assert not memory.synchronize()  # which breaks it
+    assert memory.capture(stream) == 0
+    fake.end_capture(stream)

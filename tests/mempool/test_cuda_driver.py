@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
 import subprocess
@@ -18,7 +19,10 @@ from fake_cuda import (
     calls,
 )
 
-from mempool import _core
+from mempool import UsageError, _core, cuda
+from mempool.callbacks import CallbackPool
+from mempool.cupy.platform import Cuda
+from mempool.pinned import PinnedPool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -200,3 +204,56 @@ kept = [pool.allocate(size) for size in (100, 5000, 3 << 20)]
         [sys.executable, "-c", program, fake.driver], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (100, r"CUDA_ERROR_NO_DEVICE \(100\).*CUDA_VISIBLE_DEVICES"),
+        (800, r"CUDA_ERROR_NOT_PERMITTED \(800\).*/dev/nvidia"),
+        (3, r"CUDA_ERROR_NOT_INITIALIZED \(3\).*spawn"),
+        (999, r"CUDA_ERROR_UNKNOWN \(999\).*nvidia-smi"),
+        (719, r"CUDA_ERROR_LAUNCH_FAILED \(719\): of the fake driver$"),
+    ],
+)
+def test_a_driver_that_does_not_start_says_why_and_what_to_do(
+    fake: FakeCuda, tmp_path: Path, code: int, says: str
+) -> None:
+    """The same wherever a device is asked for, and it is asked again the next time."""
+    other = FakeCuda(shutil.copy(fake.driver, tmp_path))  # one that nobody has started
+    for symbol in ("cuInit", "cuDeviceGetCount"):
+        other.fail(symbol, code)
+        for make in (
+            lambda: cuda.check(other.device()),
+            lambda: Cuda(other.driver, start=False).device(0),
+            lambda: PinnedPool(driver=other.driver),
+            lambda: CallbackPool(0, driver=other.driver),
+        ):
+            with pytest.raises(UsageError, match=f"{symbol}: {says}"):
+                make()
+        other.fail(symbol, times=0)
+    cuda.check(other.device())
+
+
+def test_no_driver_says_what_to_do_wherever_it_is_asked_for() -> None:
+    for make in (PinnedPool, CallbackPool):
+        with pytest.raises(UsageError, match=r"no CUDA driver: libno\.so.*install NVIDIA's driver"):
+            make(driver="libno.so")
+
+
+def test_the_fake_driver_tells_of_calls_from_a_wrong_context(fake: FakeCuda) -> None:
+    """Those that other tests would not notice, since a code is all that the driver gives."""
+    driver = ctypes.CDLL(fake.driver)
+    event, stream = ctypes.c_void_p(), fake.stream()
+    assert driver.cuInit(0) == 0
+    fake.set_current(fake.primary(0))
+    assert driver.cuEventCreate(ctypes.byref(event), 2) == 0
+    fake.set_current(fake.primary(1))
+    assert driver.cuEventRecord(event, ctypes.c_void_p(stream)) == 0
+    assert driver.cuEventRecord(event, ctypes.c_void_p(0)) != 0
+    fake.set_current(0)
+    assert fake.faults == [
+        "a stream of another context than the current one",
+        "an event is recorded on a stream of another context",
+    ]
+    fake.reset()

@@ -13,6 +13,7 @@ import pytest
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
 from cupy_platform import Current, FakePlatform, capsule, install, make  # noqa: E402
+from fake_cuda import on_another_thread  # noqa: E402
 from pools import simulated  # noqa: E402
 
 import mempool.cupy  # noqa: E402
@@ -423,6 +424,32 @@ def test_what_the_driver_refuses_is_not_called_out_of_memory(current: Current, f
         assert cupy.ndarray((1000,), "u1").data.ptr != 0
 
 
+def test_out_of_memory_stays_that_whatever_else_the_driver_refuses(
+    current: Current, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To another thread between the two tries, or to the pool, when it waits while somebody else captures."""
+
+    class Earlier:
+        def free_all_blocks(self) -> None:
+            assert on_another_thread(platform.devices[0].memory) == (0, 0)
+
+    monkeypatch.setattr(cupy, "_default_memory_pool", Earlier())
+    platform = FakePlatform(current, fake.device)
+    fake.set_capacity(64 * MIB)
+    fake.fail("cuMemGetInfo_v2")
+    with install(platform):
+        kept = cupy.ndarray((40 * MIB,), "u1")
+        for blocking in (True, False):
+            stream = fake.stream(blocking=blocking)
+            fake.begin_capture(stream)
+            before = platform.devices[0].errors  # type: ignore[attr-defined]
+            with pytest.raises(OutOfMemoryError, match="62,914,560 bytes asked for"):
+                cupy.ndarray((60 * MIB,), "u1")
+            assert platform.devices[0].errors >= before + 2  # type: ignore[attr-defined]
+            fake.end_capture(stream)
+        del kept
+
+
 # --- installing
 
 
@@ -525,7 +552,7 @@ def test_no_driver_an_old_one_and_no_device_say_what_to_do(
         raise cupy.cuda.runtime.CUDARuntimeError(35)
 
     monkeypatch.setattr("cupy.cuda.runtime.getDeviceCount", too_old)
-    with pytest.raises(UsageError, match=r"(?i)driver.*new enough for this CuPy"):
+    with pytest.raises(UsageError, match=r"(?i)insufficient.*install a newer driver"):
         mempool.cupy.install(driver=fake.driver)
     monkeypatch.setattr("cupy.cuda.runtime.getDeviceCount", lambda: 0)
     with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES"):

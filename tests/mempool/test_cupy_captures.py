@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+runtime = pytest.importorskip("cupy.cuda.runtime")
 
 from cupy_platform import Current, FakePlatform, install  # noqa: E402
+from fake_cuda import RELAXED, THREAD_LOCAL, eventually, on_another_thread  # noqa: E402
 
 import mempool.cupy  # noqa: E402
 from mempool import OutOfMemoryError, UsageError, _core  # noqa: E402
@@ -49,6 +53,8 @@ def stream(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Stream:
     for kind in (cupy.cuda.Stream, cupy.cuda.ExternalStream):
         monkeypatch.setattr(kind, "begin_capture", begin, raising=False)
         monkeypatch.setattr(kind, "end_capture", lambda stream: fake.end_capture(stream.ptr), raising=False)
+    monkeypatch.setattr(runtime, "streamBeginCapture", fake.begin_capture)
+    monkeypatch.setattr(runtime, "streamEndCapture", fake.end_capture)
     return Stream(fake.stream())
 
 
@@ -238,3 +244,161 @@ def test_a_graph_keeps_its_memory_when_the_pool_is_gone(
     fake.finish(stream.ptr)
     fake.destroy_graph(graph)
     captures._with_graphs.clear()
+
+
+def test_two_threads_capture_their_own_default_streams(
+    pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
+) -> None:
+    """Which have one handle: the end of one capture is not that of the other."""
+    one_began, other_ended = threading.Event(), threading.Event()
+    graphs: list[int] = []
+    spans: list[range] = []
+
+    def temporary() -> None:
+        spans.append(span(array()))
+
+    def one() -> None:
+        current.set(stream=2)
+        mine = Stream(2)
+        mine.begin_capture(THREAD_LOCAL)
+        one_began.set()
+        other_ended.wait()
+        temporary()
+        pool.free_all_blocks()  # keeps what it would have to wait for
+        graphs.append(mine.end_capture())
+        temporary()
+
+    def other() -> None:
+        one_began.wait()
+        current.set(stream=2)
+        mine = Stream(2)
+        mine.begin_capture(THREAD_LOCAL)
+        temporary()
+        graphs.append(mine.end_capture())
+        temporary()
+        other_ended.set()
+
+    threads = [threading.Thread(target=work) for work in (one, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(graph >= 0 for graph in graphs)
+    assert len({where.start for where in spans}) == 4
+
+
+def test_captures_at_once_have_memory_of_their_own(
+    pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
+) -> None:
+    """Graphs that are gone take nothing from the one that is still captured."""
+    other = Stream(fake.stream())
+    stream.begin_capture(RELAXED)
+    other.begin_capture(RELAXED)
+    with current.on(stream=other.ptr):
+        temporary = array(30 * MIB)
+        where = span(temporary)
+        fake.write(other.ptr, where.start, 64, 7)
+        del temporary
+    fake.destroy_graph(stream.end_capture())
+    pool.release_graphs()
+    graph = other.end_capture()
+    pool.free_all_blocks()
+    assert not any(one.data.ptr in where for one in [array(30 * MIB) for _ in range(4)])
+    fake.launch(graph, other.ptr)
+    fake.finish(other.ptr)
+    fake.destroy_graph(graph)
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_streams_of_another_gpu_may_be_captured(
+    pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda, joins: bool
+) -> None:
+    """Whichever GPU is current when it begins, and whether its pool is there already."""
+    far = Stream(fake.stream(fake.primary(1)))
+    with current.on(stream=stream.ptr):
+        array()
+    if joins:
+        with current.on(1, far.ptr):
+            array()
+    origin = stream if joins else far
+    origin.begin_capture()
+    if joins:
+        fake.fork(stream.ptr, far.ptr)
+    with current.on(1, far.ptr):
+        one = array()
+        where = span(one)
+        del one
+        pool.free_all_blocks()
+        assert not fake.is_broken(far.ptr)
+        assert origin.end_capture() >= 0
+        assert array().data.ptr not in where
+
+
+def test_a_pool_made_during_a_capture_is_part_of_it(
+    pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
+) -> None:
+    stream.begin_capture()
+    assert list(pool.pools) == [0]
+    with current.on(1):
+        array()
+    assert all(pool._captures.going_on(one.core) for one in pool.pools.values())
+    assert stream.end_capture() >= 0
+    assert not any(pool._captures.going_on(one.core) for one in pool.pools.values())
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_error_in_the_middle_of_a_capture_is_what_the_program_hears(
+    current: Current, fake: FakeCuda, stream: Stream, ends: bool
+) -> None:
+    """The pool leaves when the capture is over: when it ends, or when its stream is gone."""
+    begin = cupy.cuda.Stream.begin_capture
+    pool = install(FakePlatform(current, fake.device))
+    one = Stream(stream.ptr)
+
+    def capture_badly(pool: CupyPool, one: Stream) -> None:
+        with pool:
+            one.begin_capture()
+            raise ValueError("the program's own")
+
+    with pytest.raises(ValueError, match="own"):
+        capture_badly(pool, one)
+    assert not mempool.cupy.is_installed()
+    assert cupy.cuda.Stream.begin_capture is not begin
+    assert pool._captures.going_on(pool.pool(0).core)
+    end = one.end_capture if ends else functools.partial(fake.end_capture, one.ptr)
+    assert end() >= 0
+    del one, end
+    gc.collect()
+    assert cupy.cuda.Stream.begin_capture is begin
+    assert not captures._going_on
+    pool.release_graphs()
+    with install(FakePlatform(current, fake.device)) as pool:
+        array(30 * MIB)
+        pool.free_all_blocks()
+        assert pool.total_bytes() == 0
+
+
+def test_a_capture_is_over_with_the_thread_whose_default_stream_it_began_on(
+    pool: CupyPool, stream: Stream, current: Current
+) -> None:
+    core = pool.pool(0).core
+
+    def begin() -> bool:
+        current.set(stream=2)
+        runtime.streamBeginCapture(2, THREAD_LOCAL)
+        return on_another_thread(lambda: pool._captures.going_on(core))
+
+    assert on_another_thread(begin)
+    assert eventually(lambda: not pool._captures.going_on(core))
+
+
+def test_captures_of_cupys_runtime_functions_are_seen(
+    pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
+) -> None:
+    with current.on(stream=stream.ptr):
+        runtime.streamBeginCapture(stream.ptr, RELAXED)
+        one = array()
+        where = span(one)
+        del one
+        assert runtime.streamEndCapture(stream.ptr) >= 0
+        assert array().data.ptr not in where

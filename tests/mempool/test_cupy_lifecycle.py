@@ -422,12 +422,13 @@ def test_a_child_that_is_forked_while_another_thread_holds_the_locks(current_lib
         current_library,
         """
         import signal, threading
+        from mempool.cupy import captures
         pool = install(platform, background=False)
         kept = cupy.ndarray((1000,), "f4")
         held, over = threading.Event(), threading.Event()
 
         def hold():
-            with pool._lock, pool._captures._lock, pool.pool(0)._lock:
+            with pool._lock, captures._lock, pool.pool(0)._lock:
                 held.set()
                 over.wait()
 

@@ -109,6 +109,36 @@ def test_a_pool_of_the_host_is_refused(fake: FakeCuda, current: Current) -> None
     assert not mempool.cupy.is_installed()
 
 
+@pytest.mark.parametrize("share", [3, "torch", cupy])
+def test_what_is_no_pool_is_refused_at_once(fake: FakeCuda, current: Current, share: object) -> None:
+    with pytest.raises(UsageError, match=r"share is .*, not a pool"):
+        install(FakePlatform(current, fake.device), share=share)
+    assert not mempool.cupy.is_installed()
+
+
+def test_a_closed_pool_serves_devices_that_come_later_as_it_was_told_to_share(
+    fake: FakeCuda, current: Current
+) -> None:
+    with Pool(fake.device(), wait_bytes=0, background=False) as other:
+        pool = install(FakePlatform(current, fake.device), share=other, wait_bytes=0)
+        pool.close()
+        pointer = pool.malloc(4096)
+        assert other.core.owns(pointer.ptr)
+        del pointer
+
+
+def test_a_pool_that_is_closed_before_the_first_array_is_not_left_in_silence(
+    fake: FakeCuda, current: Current
+) -> None:
+    other = Pool(fake.device(), wait_bytes="never", background=False)
+    with install(FakePlatform(current, fake.device), share=other) as pool:
+        other.close()
+        with pytest.warns(RuntimeWarning, match="closed before CuPy's first array"):
+            array = cupy.ndarray((4096,), "u1")
+        assert pool.pool(0).core is not other.core
+        del array
+
+
 @pytest.mark.parametrize("memory", ["plain", "growing", "managed"])
 def test_memory_is_of_the_kind_that_was_asked_for(fake: FakeCuda, current: Current, memory: str) -> None:
     cuda = Cuda(fake.driver, memory=memory)

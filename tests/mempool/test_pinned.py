@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from fake_cuda import eventually, on_another_thread
 
 from mempool import OutOfMemoryError, UsageError, pinned
 from mempool.pinned import PinnedPool
@@ -115,6 +116,47 @@ def test_a_threads_default_stream_is_that_threads_wherever_the_array_goes(
     other = pool.empty(MIB, "u1")
     assert address(other) != first or fake.calls("cuCtxSynchronize") > waits
     other[:] = 1
+
+
+def test_what_threads_used_that_have_ended_comes_back(fake: FakeCuda, pool: PinnedPool) -> None:
+    """Nobody can ask their default streams any more: the GPU is waited for, once for all of them."""
+    kept: list[np.ndarray] = []
+
+    def use() -> None:
+        kept.append(pool.empty(MIB, "u1"))
+        fake.expect(2, address(kept[-1]), 8, 0)
+        pool.used_by(kept[-1], 2)
+
+    for _ in range(20):
+        on_another_thread(use)
+    kept.clear()
+    waits = fake.calls("cuCtxSynchronize")
+    assert eventually(lambda: pool.trim() or not pool.client.stats()["deferred_bytes"])
+    assert fake.calls("cuCtxSynchronize") <= waits + 20
+    assert pool.release()
+    assert fake.live_allocations == 0
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_streams_of_another_gpu_are_waited_for_when_the_array_goes(
+    fake: FakeCuda, pool: PinnedPool, default: bool
+) -> None:
+    """Default streams are those of the GPU that is current when they are named."""
+    there = fake.primary(1)
+    stream = 0 if default else fake.stream(there)
+    array = pool.empty(MIB, "u1")
+    fake.set_current(there)
+    fake._call("write", stream, there, address(array), MIB, 5)
+    pool.used_by(array, stream)
+    assert fake._call("pending", stream, there) == 1
+    fake.set_current(fake.primary(0))
+    waits = fake.calls("cuStreamSynchronize")
+    del array
+    assert fake._call("pending", stream, there) == 0
+    assert fake.calls("cuStreamSynchronize") == waits + 1
+    assert pool.device.errors == 0  # type: ignore[attr-defined]
+    assert fake.current == fake.primary(0)
+    fake.set_current(0)
 
 
 def test_the_environment_is_meant_for_others(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,25 @@ def test_a_resource_that_was_set_meanwhile_stays(fake: FakeCuda) -> None:
     rmm.mr.set_per_device_resource(0, before)
 
 
+def test_each_device_has_a_pool_of_its_own(fake: FakeCuda) -> None:
+    before = [rmm.mr.get_per_device_resource(index) for index in (0, 1)]
+    pools = [mempool.rmm.install(index, driver=fake.driver, background=False) for index in (0, 1)]
+    assert [mempool.rmm.installed(index) for index in (0, 1, 2)] == [*pools, None]
+    with pytest.raises(
+        UsageError, match=r"RMM's device 1 has a pool already: mempool\.rmm\.uninstall\(1\) it"
+    ):
+        mempool.rmm.install(1, driver=fake.driver, background=False)
+    for index, pool in enumerate(pools):
+        resource = rmm.mr.get_per_device_resource(index)
+        where = resource.allocate(MIB)
+        assert (fake.live_bytes(index) > 0, pool.core.owns(where)) == (True, True)
+        resource.deallocate(where, MIB)
+    mempool.rmm.uninstall(1)
+    assert mempool.rmm.installed() is pools[0]
+    mempool.rmm.uninstall()
+    assert [rmm.mr.get_per_device_resource(index) for index in (0, 1)] == before
+
+
 def test_what_is_freed_is_the_next_ones_of_its_stream(fake: FakeCuda, pool: mempool.rmm.RmmPool) -> None:
     stream = Stream(Handle(fake.stream()))
     where = current().allocate(MIB, stream)
@@ -212,6 +231,17 @@ def test_out_of_memory_is_a_memory_error_with_the_numbers(fake: FakeCuda, pool: 
         current().allocate(128 * MIB)
     where = current().allocate(MIB)
     current().deallocate(where, MIB)
+
+
+def test_out_of_memory_stays_that_when_a_wait_is_refused(fake: FakeCuda, pool: mempool.rmm.RmmPool) -> None:
+    fake.set_capacity(64 * MIB)
+    kept = current().allocate(MIB)
+    fake.fail("cuCtxSynchronize", 719)
+    with pytest.raises(MemoryError, match="134,217,728 bytes asked for"):
+        current().allocate(128 * MIB)
+    fake.fail("cuCtxSynchronize", times=0)
+    assert "cuCtxSynchronize" in str(pool.device.last_error)  # type: ignore[attr-defined]
+    current().deallocate(kept, MIB)
 
 
 def test_what_the_driver_refuses_for_another_reason_is_no_want_of_memory(

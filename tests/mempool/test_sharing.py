@@ -103,6 +103,84 @@ def test_out_of_memory_tells_what_is_live_in_both() -> None:
         other.free(other.allocate(2 * MIB))
 
 
+# --- what one makes and another frees
+
+
+def alive(pool: Pool) -> tuple[int, int, int]:
+    stats = pool.client.stats()
+    return tuple(stats[key]["current"] for key in ("blocks", "requested", "live"))
+
+
+def test_a_buffer_is_counted_by_who_made_it_whoever_frees_it(pools: tuple[Pool, Pool]) -> None:
+    one, other = pools
+    kept = [(other, size, other.allocate(size)) for size in (100, 3 * MIB)]
+    before = alive(other)
+    for size in (64, 300, 5000, 300_000, 3 * MIB):
+        address = one.allocate(size)
+        assert alive(one)[:2] == (1, size)
+        other.free(address)
+        assert alive(one) == (0, 0, 0)
+        assert alive(other) == before
+    for _, _, address in kept:
+        one.free(address)
+    assert alive(other) == (0, 0, 0)
+    with pytest.raises(ValueError, match="not a live buffer"):
+        one.free(kept[0][2])
+
+
+def test_who_makes_what_another_frees_gets_a_plan_and_follows_it(pools: tuple[Pool, Pool]) -> None:
+    one, other = pools
+
+    def iteration() -> None:
+        one.step()
+        for address in [one.allocate(size << 20) for size in (3, 4, 5)]:
+            other.free(address)
+        for pool in pools:
+            pool.plan_now()
+
+    for _ in range(8):
+        iteration()
+    hits = one.report().to_dict()["hits_total"]
+    for _ in range(10):
+        iteration()
+    assert one.report().to_dict()["hits_total"] == hits + 30
+    assert other.planned is None
+    assert alive(one) == alive(other) == (0, 0, 0)
+
+
+def test_what_was_made_before_others_came_is_counted_right() -> None:
+    with Pool(simulated(), background=False) as one:
+        one.client.load(None, pattern([MIB, 4096]))
+        addresses = [one.allocate(size) for size in (MIB, 4096, 100, 2 * MIB)]
+        with Pool(share=one, background=False) as other:
+            for address in addresses:
+                other.free(address)
+            assert alive(one) == alive(other) == (0, 0, 0)
+
+
+def test_a_buffer_that_another_reallocates_is_the_others(pools: tuple[Pool, Pool]) -> None:
+    one, other = pools
+    for size in (2 * MIB, 3000, 100):
+        address, foreign = other.client.reallocate(one.allocate(size), size + MIB)
+        assert not foreign
+        assert alive(one) == (0, 0, 0)
+        assert alive(other)[:2] == (1, size + MIB)
+        one.free(address)
+        assert alive(other) == (0, 0, 0)
+
+
+def test_what_is_left_of_a_client_that_is_gone_is_counted_by_nobody(pools: tuple[Pool, Pool]) -> None:
+    one, _ = pools
+    for _ in range(300):  # more than there are numbers for
+        gone = Pool(share=one, background=False)
+        address = gone.allocate(4096)
+        gone.close()
+        del gone
+        gc.collect()
+        one.free(address)
+        assert alive(one) == (0, 0, 0)
+
+
 # --- what cannot be
 
 

@@ -59,6 +59,44 @@ def test_between_two_looks_a_plan_may_rest_for_long_iterations() -> None:
         assert pool.report().to_dict()["arena_bytes"] == large
 
 
+def test_the_plan_of_one_that_is_idle_beside_another_rests_until_it_goes_on() -> None:
+    with (
+        Pool(simulated(), background=False) as idle,
+        Pool(share=idle, background=False) as busy,
+    ):
+        large, small = programs.Watched(idle), programs.Watched(busy)
+        rounds(idle, 4, LARGE, large, marks=True)
+        before = idle.report().to_dict()
+        for _ in range(2):
+            for second in range(30):
+                run(busy, lambda _: programs.layers(small, scale=SMALL), 3, marks=True)
+                for pool in (idle, busy):
+                    pool.client.rest_unused()
+                if second == 8:
+                    assert idle.report().to_dict()["arena_bytes"] == before["arena_bytes"]
+            assert idle.report().to_dict()["arena_bytes"] <= before["arena_bytes"] * SMALL / LARGE * 1.1
+            run(idle, lambda _: programs.layers(large, scale=LARGE), 3, marks=True)
+            assert idle.report().to_dict()["arena_bytes"] == before["arena_bytes"]
+        assert idle.report().to_dict()["misses_total"] == before["misses_total"]
+
+
+def test_in_the_middle_of_an_iteration_a_plan_does_not_rest() -> None:
+    with (
+        Pool(simulated(), background=False) as waits,
+        Pool(share=waits, background=False) as busy,
+    ):
+        large, small = programs.Watched(waits), programs.Watched(busy)
+        rounds(waits, 4, LARGE, large, marks=True)
+        arena = waits.report().to_dict()["arena_bytes"]
+        waits.step()
+        first = large.allocate(LARGE)
+        for _ in range(30):
+            run(busy, lambda _: programs.layers(small, scale=SMALL), 3, marks=True)
+            waits.client.rest_unused()
+        assert waits.report().to_dict()["arena_bytes"] >= arena
+        large.free(first)
+
+
 def test_an_arena_that_cannot_grow_in_place_stays() -> None:
     """Somebody's buffer may always be in it when the larger plan comes back."""
     with Pool(simulated(page=0), background=False) as pool:

@@ -1,4 +1,4 @@
-"""Builds the native test programs from the core's sources, without Python; objects are kept by content."""
+"""Builds the native test programs from the packages' sources, without Python; objects are kept by content."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CORE = HERE.parents[1] / "mempool" / "native"
 TRACES = HERE.parents[1] / "traces" / "native"
+SOLVERS = HERE.parents[1] / "solvers" / "native"
 SANITIZERS = {
     "none": [],
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
@@ -30,14 +31,22 @@ def compiler() -> str:
 OUTSIDE_THE_WORLD = ("hook", "torch_", "checked", "c_api")
 
 
-def flags(sanitizer: str, mutations: bool, *, world: bool = False, timed: bool = False) -> list[str]:
-    """Compiler flags of one kind of build."""
+#: Of the solvers' headers, and of nothing else.
+OF_KERNELS = ("packing",)
+
+
+def flags(
+    sanitizer: str, mutations: bool, *, world: bool = False, timed: bool = False, soon: bool = False
+) -> list[str]:
+    """Compiler flags of one kind of build; `soon`: what compiles soon and runs slowly."""
     plain = ["-O3", "-DNDEBUG"] if timed else ["-O2"]
-    optimisation = plain if sanitizer == "none" else ["-O1", "-g", "-fno-omit-frame-pointer"]
+    watched = ["-O0" if soon else "-O1", "-g", "-fno-omit-frame-pointer"]
+    optimisation = plain if sanitizer == "none" else watched
     extra = ["-DMEMPOOL_MUTATIONS"] if mutations or world else []
     extra += ["-DMEMPOOL_WORLD", f"-I{HERE}"] if world else []
-    common = ["-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{CORE}", f"-I{TRACES}"]
-    return [*common, *optimisation, *SANITIZERS[sanitizer], *extra]
+    common = ["-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    folders = [f"-I{folder}" for folder in (CORE, TRACES, SOLVERS)]
+    return [*common, *folders, *optimisation, *SANITIZERS[sanitizer], *extra]
 
 
 @functools.cache
@@ -54,22 +63,26 @@ def has_sanitizer(sanitizer: str) -> bool:
         )
 
 
-def build(program: str, folder: Path, *, sanitizer: str = "none", mutations: bool = False) -> Path:
-    """Compile tests/native/PROGRAM.cpp with the core.
+def build(
+    program: str, folder: Path, *, sanitizer: str = "none", mutations: bool = False, soon: bool = False
+) -> Path:
+    """Compile tests/native/PROGRAM.cpp with the core, or with the kernels of the solvers.
 
     "world" has the simulated world's threads in it; what ends in "_bench" is compiled as it is shipped.
+    With `soon`, a build with a sanitizer is not optimised.
 
     Raises:
         RuntimeError: with the compiler's output.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    world = program == "world"
+    world, kernels = program == "world", program in OF_KERNELS
     left_out = ("bind_", "cupy_", "module", "numpy_", *(OUTSIDE_THE_WORLD if world else ()))
-    sources = [p for p in sorted(CORE.glob("*.cpp")) if not p.name.startswith(left_out)]
+    core = [p for p in sorted(CORE.glob("*.cpp")) if not p.name.startswith(left_out)]
+    sources = [] if kernels else core
     sources += sorted((HERE / "world").glob("*.cpp")) if world else []
-    folders = (CORE, TRACES, HERE, HERE / "world")
+    folders = (SOLVERS,) if kernels else (CORE, TRACES, HERE, HERE / "world")
     headers = b"".join(p.read_bytes() for folder in folders for p in sorted(folder.glob("*.h*")))
-    options = flags(sanitizer, mutations, world=world, timed=program.endswith("_bench"))
+    options = flags(sanitizer, mutations, world=world, timed=program.endswith("_bench"), soon=soon)
 
     def compiled(source: Path) -> Path:
         key = hashlib.sha256(

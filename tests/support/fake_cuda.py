@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from typing import TYPE_CHECKING, TypeVar
 
 from mempool import _core
@@ -285,3 +286,13 @@ def on_another_thread(work: Callable[[], T]) -> T:
     thread.start()
     thread.join()
     return answers[0]
+
+
+def eventually(true: Callable[[], object]) -> bool:
+    """Whether it comes true: what is a thread's own ends a moment after the thread does for Python."""
+    deadline = time.monotonic() + 10
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True

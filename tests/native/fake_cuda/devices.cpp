@@ -21,7 +21,8 @@ const std::map<int, const char*> kNames = {{0, "CUDA_SUCCESS"},
                                            {801, "CUDA_ERROR_NOT_SUPPORTED"},
                                            {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
                                            {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
-                                           {907, "CUDA_ERROR_CAPTURED_EVENT"}};
+                                           {907, "CUDA_ERROR_CAPTURED_EVENT"},
+                                           {999, "CUDA_ERROR_UNKNOWN"}};
 
 }  // namespace
 

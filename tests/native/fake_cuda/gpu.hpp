@@ -56,6 +56,7 @@ struct Work {
 };
 
 struct Capture {
+  unsigned long long number = 0;  // of the process
   int mode = kGlobal;
   std::thread::id thread;
   Stream* origin = nullptr;
@@ -173,7 +174,9 @@ class Gpu {
       return found;
     }
     for (const auto& made : streams) {
-      if (reinterpret_cast<std::uintptr_t>(made.get()) == handle) return made.get();
+      if (reinterpret_cast<std::uintptr_t>(made.get()) != handle) continue;
+      if (made->context != current) fault("a stream of another context than the current one");
+      return made.get();
     }
     fault("an unknown stream");
     return nullptr;
@@ -389,6 +392,7 @@ class Gpu {
   int begin_capture(Stream* stream, int mode) {
     if (stream->capture != nullptr || is_legacy(stream)) return kCaptureUnsupported;
     auto capture = std::make_shared<Capture>();
+    capture->number = ++captures_begun_;
     capture->mode = mode;
     capture->thread = std::this_thread::get_id();
     capture->origin = stream;
@@ -457,6 +461,7 @@ class Gpu {
 
   const std::uintptr_t memory_ = reserved();
   std::map<std::pair<Context*, std::thread::id>, Stream*> defaults_;
+  unsigned long long captures_begun_ = 0;
 };
 
 }  // namespace fake

@@ -29,6 +29,12 @@ EXPORTED int cuStreamCreate(Stream** stream, unsigned int flags) {
   return 0;
 }
 
+EXPORTED int cuStreamGetCtx(Handle handle, Context** context) {
+  CALL("cuStreamGetCtx");
+  *context = gpu->stream(handle, current())->context;
+  return 0;
+}
+
 EXPORTED int cuStreamDestroy_v2(Stream* stream) {
   CALL("cuStreamDestroy_v2");
   gpu->force(stream, stream->queued);
@@ -55,7 +61,11 @@ EXPORTED int cuEventDestroy_v2(Event* event) {
 EXPORTED int cuEventRecord(Event* event, Handle handle) {
   CALL("cuEventRecord");
   Stream* const stream = gpu->stream(handle, current());
-  if (known(event) == nullptr || stream == nullptr || stream->context != event->context) return kInvalidHandle;
+  if (known(event) == nullptr || stream == nullptr) return kInvalidHandle;
+  if (stream->context != event->context) {
+    gpu->fault("an event is recorded on a stream of another context");
+    return kInvalidHandle;
+  }
   if (const int code = gpu->blocked_by_capture(stream)) return code;
   auto mark = std::make_shared<Mark>();
   mark->stream = stream;
@@ -128,6 +138,17 @@ EXPORTED int cuStreamIsCapturing(Handle handle, int* status) {
   if (stream == nullptr) return kInvalidHandle;
   if (gpu->implicit(stream, false)) return kCaptureImplicit;
   *status = stream->capture == nullptr ? 0 : stream->capture->valid ? 1 : 2;
+  return 0;
+}
+
+// As it was before it told more: a number is given for a capture that can still become a graph.
+EXPORTED int cuStreamGetCaptureInfo(Handle handle, int* status, unsigned long long* number) {
+  CALL("cuStreamGetCaptureInfo");
+  Stream* const stream = gpu->stream(handle, current());
+  if (stream == nullptr) return kInvalidHandle;
+  if (gpu->implicit(stream, false)) return kCaptureImplicit;
+  *status = stream->capture == nullptr ? 0 : stream->capture->valid ? 1 : 2;
+  if (*status == 1) *number = stream->capture->number;
   return 0;
 }
 

@@ -16,6 +16,10 @@
 #include "world/clock.hpp"
 #include "world/fibers.hpp"
 
+namespace mempool {
+class Client;
+}
+
 namespace world {
 
 using mempool::Address;
@@ -32,6 +36,7 @@ struct Buffer {
   std::size_t stamped = 0;   // bytes
   Clock uses, writes;        // the last of each, by stream
   std::uint64_t graph = 0;   // whose kernels alone touch it; 0: none's
+  const mempool::Client* client = nullptr;  // which made it; any may free it
   Address end() const noexcept { return address + bytes; }
 };
 

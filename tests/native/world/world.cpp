@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <new>
 #include <utility>
 
@@ -142,8 +143,9 @@ class World {
       return nullptr;
     }
     device_->begin(*buffer);
-    ++live_;
-    requested_ += buffer->bytes;
+    buffer->client = &*thread.client;
+    ++books_[buffer->client].blocks;
+    books_[buffer->client].requested += buffer->bytes;
     WORLD_TELL("  thread %zu: buffer #%zu, %zu bytes on stream %zu, at %#zx%s", thread.number, buffer->number, buffer->bytes,
                static_cast<std::size_t>(stream), buffer->address, zeroed ? ", of zeros" : "");
     if (zeroed) device_->read(*buffer, stream);
@@ -168,8 +170,9 @@ class World {
     }
     WORLD_TELL("  thread %zu: buffer #%zu is freed on stream %zu", thread.number, buffer->number, static_cast<std::size_t>(last));
     device_->end(*buffer);
-    --live_;
-    requested_ -= buffer->bytes;
+    Books& books = books_[buffer->client];
+    --books.blocks;
+    books.requested -= buffer->bytes;
     ++counts_.events;
     bool dead = false;
     if (choices.chance(2) && thread.client->free(buffer->address + 1, last, &dead)) {
@@ -229,16 +232,17 @@ class World {
   void release_kept(Thread& whose, Thread& by, Choices& choices) {
     if (Buffer* const buffer = take_kept(whose, choices)) release(by, buffer, choices);
   }
-  void resize(Thread& thread, Choices& choices) {
-    Buffer* const buffer = take_kept(thread, choices);
+  void resize(Thread& whose, Thread& thread, Choices& choices) {
+    Buffer* const buffer = take_kept(whose, choices);
     if (buffer == nullptr) return;
     pay(buffer->stream);
     const bool gently = choices.chance(50);
     const std::size_t bytes = std::max<std::size_t>(1, gently ? choices.below(2 * buffer->bytes) : stress::any_size(choices));
     WORLD_TELL("  thread %zu: buffer #%zu, of %zu bytes, is to have %zu", thread.number, buffer->number, buffer->bytes, bytes);
     device_->end(*buffer, true);
-    --live_;
-    requested_ -= buffer->bytes;
+    Books& books = books_[buffer->client];
+    --books.blocks;
+    books.requested -= buffer->bytes;
     counts_.events += 2;
     bool foreign = true;
     const Address moved = thread.client->reallocate(buffer->address, bytes, buffer->stream, &foreign);
@@ -255,11 +259,12 @@ class World {
       buffer->writes = {};
       device_->begin(*buffer);
     }
-    ++live_;
-    requested_ += buffer->bytes;
+    if (moved != 0) buffer->client = &*thread.client;
+    ++books_[buffer->client].blocks;
+    books_[buffer->client].requested += buffer->bytes;
     device_->read(*buffer, buffer->stream);
     if (moved != 0 && choices.chance(50)) device_->write(*buffer, buffer->stream);
-    thread.kept.push_back(buffer);
+    whose.kept.push_back(buffer);
   }
   // Another stream uses a buffer: with a wait of the buffer's own stream afterwards, or told to the pool (record_stream).
   void share(Thread& thread, Choices& choices) {
@@ -375,11 +380,15 @@ class World {
       case Step::next: next(thread, choices); break;
       case Step::stray: keep(thread, allocate(thread, stress::any_size(choices), static_cast<Stream>(choices.below(kGraphs)), choices), choices); break;
       case Step::release: release_kept(thread, thread, choices); break;
-      case Step::resize: resize(thread, choices); break;
+      case Step::resize: {
+        Choices whose(step.seed ^ 0xE7037ED1A0B428DBu);
+        resize(whose.chance(20) ? threads_[whose.below(threads_.size())] : thread, thread, choices);
+        break;
+      }
       case Step::share: share(thread, choices); break;
       case Step::drop_shared: {
         Thread& other = threads_[choices.below(threads_.size())];
-        if (other.client == thread.client) release_kept(other, thread, choices);
+        release_kept(other, thread, choices);
         break;
       }
       case Step::work: device_->run(choices, 1 + choices.below(40)); break;
@@ -469,17 +478,18 @@ class World {
 
   // Nothing is at work on the host: the books must agree.
   void check() {
-    std::size_t requested = 0, live = 0, blocks = 0;
+    std::size_t requested = 0, live = 0;
     for (const auto& client : clients_) {
       const mempool::ClientStats stats = client->stats();
-      requested += stats.requested.current;
+      const Books& books = books_[client.get()];
+      const std::size_t requested_now = stats.requested.current, blocks = stats.blocks.current;
+      if (requested_now != books.requested) fail("requested bytes are wrong", "%zu instead of %zu", requested_now, books.requested);
+      if (blocks != books.blocks) fail("the count of buffers is wrong", "%zu instead of %zu", blocks, books.blocks);
+      requested += requested_now;
       live += stats.live.current;
-      blocks += stats.blocks.current;
     }
     const Guarded guard(pool_->lock);
     const std::size_t reserved = pool_->source().reserved().current;
-    if (requested != requested_) fail("requested bytes are wrong", "%zu instead of %zu", requested, requested_);
-    if (blocks != live_) fail("the count of buffers is wrong", "%zu instead of %zu", blocks, live_);
     if (live < requested || reserved < live) fail("requested <= live <= reserved does not hold", "%zu, %zu, %zu", requested, live, reserved);
     if (reserved != device_->committed()) fail("reserved bytes are not what the device has committed", "%zu, %zu", reserved, device_->committed());
     stress::check_returnable(pool_->segments(), pool_->source().traits().page);
@@ -537,7 +547,10 @@ class World {
   std::vector<Graph> graphs_;
   std::uint64_t last_graph_ = 0;
   bool capturing_ = false;
-  std::size_t live_ = 0, requested_ = 0;
+  struct Books {
+    std::size_t blocks = 0, requested = 0;
+  };
+  std::map<const Client*, Books> books_;  // what of each client's is alive
   unsigned stuck_ = 0;
   std::array<std::vector<Stream>, kStreams> owed_;  // by stream, whom it has still to wait for
   bool limited_ = false;

@@ -1,0 +1,62 @@
+"""CUDA devices for the adapters, and what to do where there is none."""
+
+from __future__ import annotations
+
+from mempool import _core
+from mempool.errors import UsageError
+
+DRIVER = "libcuda.so.1"
+
+#: What errors of the driver and its library say, and what helps.
+_ADVICE = {
+    "no CUDA driver": "install NVIDIA's driver; in a container, start that with the GPUs",
+    ", which came with CUDA": "install a newer driver of NVIDIA's",
+    "INSUFFICIENT_DRIVER": "install a newer driver of NVIDIA's; nvidia-smi shows which CUDA this one knows",
+    "NO_DEVICE": "is there a GPU (nvidia-smi lists them), and does CUDA_VISIBLE_DEVICES hide it?",
+    "NOT_PERMITTED": "may this user open /dev/nvidia*, and was the container started with the GPUs?",
+    "OPERATING_SYSTEM": "may this user open /dev/nvidia*, and was the container started with the GPUs?",
+    "NOT_INITIALIZED": "the driver serves no forked child: start processes by 'spawn'",
+    "DEVICE_UNAVAILABLE": "another process has the GPU for itself: nvidia-smi shows its compute mode",
+    "DRIVER_MISMATCH": "the kernel's part of the driver is of another version: restart the machine",
+    "SYSTEM_NOT_READY": "a service of NVIDIA's does not run, such as the fabric manager: see nvidia-smi",
+    "CUDA_ERROR_UNKNOWN": "the driver is in a bad state: see nvidia-smi, or restart the machine",
+}
+
+
+def device(index: int | None, driver: str = DRIVER, memory: str = "plain") -> _core.CudaDevice:
+    """A device with memory of this kind; starts nothing.
+
+    Raises:
+        UsageError: there is no driver, or one too old, with what to do about it.
+    """
+    try:
+        return _core.CudaDevice(index, driver=driver, memory=memory)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(advised(error)) from None
+
+
+def check(device: _core.CudaDevice) -> _core.CudaDevice:
+    """The device, after starting the driver.
+
+    Raises:
+        UsageError: the driver does not start, or there is no such device or memory, with what to do about it.
+    """
+    try:
+        device.check()
+    except RuntimeError as error:
+        raise UsageError(advised(error)) from None
+    return device
+
+
+def refused(device: _core.CudaDevice, size: int) -> str:
+    """What the driver said when this thread asked for so many bytes, where it was not lack of memory."""
+    return f"CUDA error: {device.last_refusal}, while {size:,} bytes were asked for"
+
+
+def advised(error: Exception) -> str:
+    """What an error of the driver's says, and what helps."""
+    text = str(error)
+    for said, advice in _ADVICE.items():
+        if said.replace("_", "").lower() in text.replace("_", "").lower():  # CUDA's runtime joins the words
+            return f"{text}; {advice}"
+    return text

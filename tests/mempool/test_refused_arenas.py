@@ -1,0 +1,188 @@
+"""An arena that cannot be had costs little, hinders nobody, and is had once there is memory for it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+from cores import pattern
+from pools import simulated
+
+from mempool import Pool
+
+if TYPE_CHECKING:
+    from fake_cuda import FakeCuda
+
+MIB = 1 << 20
+LARGE, SMALL = [40 * MIB] * 6, [12 * MIB] * 3
+MEMORY_CALLS = ("cuMemAlloc_v2", "cuMemFree_v2", "cuMemCreate", "cuMemUnmap", "cuCtxSynchronize")
+
+
+def iterations(pool: Pool, sizes: list[int], count: int) -> None:
+    for _ in range(count):
+        pool.step()
+        for address in [pool.allocate(size) for size in sizes]:
+            pool.free(address)
+
+
+def learn(pool: Pool, sizes: list[int]) -> None:
+    for _ in range(8):
+        iterations(pool, sizes, 1)
+        pool.plan_now()
+    assert pool.state == "replaying"
+
+
+def calls(fake: FakeCuda) -> list[int]:
+    return [fake.calls(name) for name in MEMORY_CALLS]
+
+
+def hits(pool: Pool) -> int:
+    return int(pool.report().to_dict()["hits_total"])
+
+
+@pytest.mark.parametrize("memory", ["plain", "growing"])
+def test_an_arena_for_which_there_is_no_memory_is_not_tried(fake: FakeCuda, memory: str) -> None:
+    with Pool(fake.device(memory=memory), background=False) as pool:
+        learn(pool, LARGE)
+        pool.release()
+        fake.set_capacity(200 * MIB)
+        iterations(pool, LARGE[:4], 20)
+        before, looks = calls(fake), fake.calls("cuMemGetInfo_v2")
+        iterations(pool, LARGE[:4], 1000)
+        assert calls(fake) == before
+        assert fake.calls("cuMemGetInfo_v2") - looks <= 1000 // 64 + 1
+        fake.set_capacity(1000 * MIB)
+        iterations(pool, LARGE, 66)
+        before_hits = hits(pool)
+        iterations(pool, LARGE, 10)
+        assert hits(pool) == before_hits + 60
+
+
+def test_where_nobody_knows_how_much_there_is_it_is_tried_ever_more_rarely() -> None:
+    device = simulated(300 * MIB, page=0)
+    with Pool(device, background=False) as pool:
+        pool.client.load(None, pattern(LARGE))
+        kept = pool.allocate(60 * MIB)
+        pool.release()
+        hog = pool.allocate(61 * MIB)
+        iterations(pool, [4096], 1000)
+        assert 5 <= device.counts().refusals <= 10
+        pool.free(hog)
+        pool.free(kept)
+        iterations(pool, LARGE, 1100)
+        assert pool.state == "replaying"
+
+
+def test_one_that_is_too_large_keeps_no_other_plan_out_of_effect(fake: FakeCuda) -> None:
+    with Pool(fake.device(), background=False) as pool:
+        learn(pool, SMALL)
+        learn(pool, LARGE)
+        pool.release()
+        fake.set_capacity(100 * MIB)
+        iterations(pool, SMALL, 3)
+        before = hits(pool)
+        iterations(pool, SMALL, 10)
+        assert hits(pool) == before + 30
+        assert pool.core.stats()["arena_bytes"] == 36 * MIB
+
+
+def test_a_program_close_to_a_plan_that_cannot_be_had_is_planned(fake: FakeCuda) -> None:
+    """Usually such a difference is none: that plan would serve it."""
+    with Pool(fake.device(), background=False) as pool:
+        learn(pool, LARGE)
+        pool.release()
+        fake.set_capacity(200 * MIB)
+        learn(pool, LARGE[:4])
+        assert pool.core.stats()["arena_bytes"] == 160 * MIB
+
+
+@pytest.mark.parametrize("memory", ["plain", "growing"])
+def test_one_that_is_too_large_takes_nothing_from_another_client(fake: FakeCuda, memory: str) -> None:
+    with (
+        Pool(fake.device(memory=memory), background=False) as one,
+        Pool(share=one, background=False) as other,
+    ):
+        for _ in range(8):
+            for pool, sizes in ((one, SMALL), (other, LARGE)):
+                iterations(pool, sizes, 1)
+                pool.plan_now()
+        assert (one.state, other.state) == ("replaying", "replaying")
+        other.release()
+        fake.set_capacity(200 * MIB)
+        for _ in range(5):
+            iterations(one, SMALL, 1)
+            iterations(other, LARGE[:4], 1)
+        before, before_hits = calls(fake), hits(one)
+        for _ in range(400):
+            iterations(one, SMALL, 1)
+            iterations(other, LARGE[:4], 1)
+        assert calls(fake) == before
+        assert hits(one) == before_hits + 1200
+        fake.set_capacity(1000 * MIB)
+        for _ in range(66):
+            iterations(one, SMALL, 1)
+            iterations(other, LARGE, 1)
+        assert (one.state, other.state) == ("replaying", "replaying")
+
+
+# --- what is said
+
+
+def refused_beside(one: Pool, other: Pool) -> None:
+    """Each of the two has always something alive in the arena, and the other needs a larger one."""
+    kept: dict[Pool, int] = {}
+
+    def iteration(pool: Pool, keeps: int, sizes: list[int]) -> None:
+        pool.step()
+        fresh = pool.allocate(keeps)
+        if pool in kept:
+            pool.free(kept[pool])
+        kept[pool] = fresh
+        for address in [pool.allocate(size) for size in sizes]:
+            pool.free(address)
+        pool.plan_now()
+
+    for _ in range(20):
+        iteration(one, 12 * MIB, [11 * MIB] * 3)
+    for _ in range(30):
+        iteration(one, 12 * MIB, [11 * MIB] * 3)
+        iteration(other, 14 * MIB, [30 * MIB] * 3)
+    for pool, address in kept.items():
+        pool.free(address)
+
+
+def test_the_reason_that_is_told_is_the_one_there_is(
+    fake: FakeCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        Pool(fake.device(), background=False) as one,
+        Pool(share=one, background=False) as other,
+        Pool(share=one, background=False) as without,
+        caplog.at_level(logging.WARNING, "mempool"),
+    ):
+        refused_beside(one, other)
+        for pool in (one, other, without):
+            pool._planner.round(0.0)
+        assert len(caplog.messages) == 1
+        assert "buffers are alive in the one there is" in caplog.text
+        assert 'memory="growing"' in caplog.text
+        assert "free of" not in caplog.text
+        assert "buffers are alive in the one there is" in other.explain()
+
+
+def test_who_is_short_of_memory_is_told_so_once(fake: FakeCuda, caplog: pytest.LogCaptureFixture) -> None:
+    with Pool(fake.device(), background=False) as pool, caplog.at_level(logging.WARNING, "mempool"):
+        learn(pool, LARGE)
+        pool.release()
+        fake.set_capacity(200 * MIB)
+        iterations(pool, LARGE[:4], 1)
+        assert "no arena for it: there is too little memory" in pool.explain()
+        for _ in range(3):
+            iterations(pool, LARGE[:4], 10)
+            pool._planner.round(0.0)
+        told = [line for line in caplog.messages if "cannot be had" in line]
+        assert len(told) == 1
+        assert "an arena of 240 MiB cannot be had" in told[0]
+        assert "which has 40 MiB free of 200 MiB" in told[0]
+        assert "raise max_reserved" in told[0]

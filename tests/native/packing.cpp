@@ -1,0 +1,311 @@
+// Random jobs through the packing kernels of solvers/native; what comes out is compared pair by pair.
+//
+// Usage: packing FIRST_SEED SEEDS [spoil]     one JSON object of what was done, or the first failure
+//
+// With `spoil`, the first plan of each seed in which two jobs meet is made wrong, which must be noticed.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "branching.hpp"
+#include "packer.hpp"
+#include "search.hpp"
+#include "skyline.hpp"
+
+namespace {
+
+using packing::Jobs;
+using packing::Random;
+
+constexpr int64_t kMost = int64_t{1} << 62;  // sizes, alignments and fixed offsets of a problem together
+
+struct Counts {
+  unsigned long long jobs = 0, clashes = 0, plans = 0, given_up = 0, improved = 0, found = 0, refuted = 0, open = 0,
+                     refused = 0;
+} counts;
+
+uint64_t seed_now = 0;
+
+[[noreturn]] void fail(const char* kernel, const char* what) {
+  std::fprintf(stderr, "FAILED: seed %llu: %s: %s\n", static_cast<unsigned long long>(seed_now), kernel, what);
+  std::fflush(stderr);
+  std::_Exit(1);
+}
+
+struct Life {
+  int64_t start, end;
+};
+
+// Jobs, and their lifetimes as they were before times became ranks.
+struct Problem {
+  Jobs jobs;
+  std::vector<std::vector<Life>> lives;
+  std::vector<int64_t> alignment;
+
+  bool meet(int32_t a, int32_t b) const {
+    for (const Life& x : lives[a])
+      for (const Life& y : lives[b])
+        if (x.start < y.end && y.start < x.end) return true;
+    return false;
+  }
+  bool overlap(int32_t a, int64_t at, int32_t b, int64_t other) const {
+    return at < other + jobs.size[b] && other < at + jobs.size[a] && meet(a, b);
+  }
+  bool single() const { return jobs.pieces.size() == jobs.size.size(); }
+};
+
+std::vector<Life> single_life(Random& random, int32_t span) {
+  const int32_t start = random.below(span);
+  return {{start, start + 1 + random.below(span - start)}};
+}
+
+// One stretch of time, one around the end of the circle, or several.
+std::vector<Life> any_life(Random& random, int32_t span) {
+  const int32_t kind = random.below(4);
+  if (kind < 2) return single_life(random, span);
+  std::vector<int64_t> times;
+  for (int32_t k = kind == 2 ? 2 : 2 + 2 * random.below(4); k > 0; --k) times.push_back(random.below(span + 1));
+  std::sort(times.begin(), times.end());
+  if (kind == 2) {
+    if (times[0] == 0 || times[1] == span) return {{0, span}};
+    return {{0, times[0]}, {times[1], span}};  // may touch, where it is as long as the circle
+  }
+  std::vector<Life> life;
+  for (size_t k = 0; k < times.size(); k += 2)
+    if (times[k] < times[k + 1] && (life.empty() || life.back().end < times[k])) life.push_back({times[k], times[k + 1]});
+  return life.empty() ? single_life(random, span) : life;
+}
+
+int64_t up_to(Random& random, int64_t most) { return 1 + static_cast<int64_t>(random.next() % static_cast<uint64_t>(most)); }
+
+// Small ones, any, or so large that their sums come near to what 64 bits hold.
+struct Sizes {
+  int64_t largest, coarsest, farthest;
+
+  Sizes(Random& random, int32_t n) {
+    switch (random.below(4)) {
+      case 0: largest = 6, coarsest = 1, farthest = 30; break;
+      case 1: largest = 8, coarsest = 8, farthest = 60; break;
+      case 2: largest = 1 << 20, coarsest = 4096, farthest = int64_t{1} << 22; break;
+      default: largest = kMost / 2 / n, coarsest = kMost / 4 / n, farthest = kMost / 4;
+    }
+  }
+  int64_t alignment(Random& random) const {
+    int64_t value = 1;
+    while (value * 2 <= coarsest && random.below(8) != 0) value *= 2;
+    return value;
+  }
+};
+
+Problem any_problem(Random& random) {
+  const int32_t most[] = {4, 12, 40}, spans[] = {3, 10, 60};
+  const int32_t n = 1 + random.below(most[random.below(3)]), span = spans[random.below(3)];
+  const int64_t origin = random.below(4) == 0 ? -kMost + 1 : 0;
+  const bool one_piece = random.below(2) == 0, fix = random.below(3) == 0, twins = random.below(4) == 0;
+  const Sizes sizes(random, n);
+  Problem problem;
+  Jobs& jobs = problem.jobs;
+  std::vector<int64_t> start, end;
+  jobs.first.push_back(0);
+  for (int32_t j = 0; j < n; ++j) {
+    if (twins && j > 0 && random.below(2) == 0) {
+      jobs.size.push_back(jobs.size.back());
+      problem.alignment.push_back(problem.alignment.back());
+      problem.lives.push_back(problem.lives.back());
+    } else {
+      jobs.size.push_back(up_to(random, sizes.largest));
+      problem.alignment.push_back(sizes.alignment(random));
+      problem.lives.push_back(one_piece ? single_life(random, span) : any_life(random, span));
+      for (Life& life : problem.lives.back()) life.start += origin, life.end += origin;
+    }
+    const int64_t alignment = problem.alignment.back();
+    jobs.mask.push_back(alignment - 1);
+    const bool fixed = fix && random.below(4) == 0;
+    jobs.fixed.push_back(fixed ? up_to(random, sizes.farthest) / alignment * alignment : -1);
+    for (const Life& life : problem.lives.back()) start.push_back(life.start), end.push_back(life.end);
+    jobs.first.push_back(static_cast<int32_t>(start.size()));
+  }
+  packing::rank_times(jobs, start.data(), end.data(), start.size());
+  counts.jobs += static_cast<unsigned long long>(n);
+  return problem;
+}
+
+// What is known of a problem's arenas, from all kernels together.
+class Judge {
+ public:
+  Judge(const Problem& problem, bool spoil) : problem_(problem), spoil_(spoil) {}
+
+  // Looks at a plan and returns its arena.
+  int64_t plan(const char* kernel, std::vector<int64_t> offset) {
+    const Jobs& jobs = problem_.jobs;
+    const int32_t n = jobs.count();
+    if (offset.size() != jobs.size.size()) fail(kernel, "not one offset for each job");
+    if (spoil_) spoil(offset);
+    int64_t arena = 0;
+    for (int32_t j = 0; j < n; ++j) {
+      if (offset[j] < 0 || offset[j] > kMost) fail(kernel, "an offset out of range");
+      if (offset[j] % problem_.alignment[j] != 0) fail(kernel, "an offset that is not aligned");
+      if (jobs.fixed[j] >= 0 && offset[j] != jobs.fixed[j]) fail(kernel, "not at its fixed offset");
+      arena = std::max(arena, offset[j] + jobs.size[j]);
+      for (int32_t k = 0; k < j; ++k)
+        if (problem_.overlap(j, offset[j], k, offset[k])) fail(kernel, "two jobs overlap");
+    }
+    smallest_ = std::min(smallest_, arena);
+    ++counts.plans;
+    agree(kernel);
+    return arena;
+  }
+
+  void refuted(const char* kernel, int64_t capacity) {
+    refuted_ = std::max(refuted_, capacity);
+    ++counts.refuted;
+    agree(kernel);
+  }
+
+  int64_t smallest() const { return smallest_; }
+
+ private:
+  void agree(const char* kernel) const {
+    if (smallest_ <= refuted_) fail(kernel, "there is a plan within a capacity that was refuted");
+  }
+
+  void spoil(std::vector<int64_t>& offset) {
+    for (int32_t j = 1; j < problem_.jobs.count(); ++j) {
+      if (!problem_.meet(0, j)) continue;
+      offset[0] = offset[j];
+      spoil_ = false;
+      return;
+    }
+  }
+
+  const Problem& problem_;
+  bool spoil_;
+  int64_t smallest_ = std::numeric_limits<int64_t>::max(), refuted_ = -1;
+};
+
+// Fixed offsets that contradict each other are found, and taken away.
+void clash(Problem& problem) {
+  Jobs& jobs = problem.jobs;
+  const auto clashes = [&](int32_t a, int32_t b) {
+    return jobs.fixed[a] >= 0 && jobs.fixed[b] >= 0 && problem.overlap(a, jobs.fixed[a], b, jobs.fixed[b]);
+  };
+  const auto [first, second] = packing::clash(jobs);
+  if (first >= 0) {
+    if (first == second || !clashes(first, second)) fail("clash", "two jobs that do not contradict each other");
+    ++counts.clashes;
+    jobs.fixed.assign(jobs.size.size(), -1);
+    return;
+  }
+  for (int32_t a = 0; a < jobs.count(); ++a)
+    for (int32_t b = 0; b < a; ++b)
+      if (clashes(a, b)) fail("clash", "a contradiction was overlooked");
+}
+
+std::vector<int32_t> any_order(Random& random, int32_t n) {
+  std::vector<int32_t> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  for (int32_t k = n - 1; k > 0; --k) std::swap(order[k], order[random.below(k + 1)]);
+  return order;
+}
+
+void valleys(const Problem& problem, Random& random, Judge& judge) {
+  packing::ValleyPacker packer(problem.jobs);
+  for (int32_t k = 0; k < 3; ++k) {
+    const auto order = any_order(random, problem.jobs.count());
+    const int64_t unlimited = std::numeric_limits<int64_t>::max();
+    const int64_t limit = k == 0 || random.below(2) == 0 ? unlimited : up_to(random, judge.smallest());
+    const int64_t arena = packer.pack(order, limit);
+    if (arena < 0 && limit == unlimited) fail("skyline", "gave up without a limit");
+    if (arena > limit) fail("skyline", "above the limit");
+    if (arena < 0) ++counts.given_up;
+    else if (judge.plan("skyline", packer.offsets()) != arena) fail("skyline", "a wrong arena");
+  }
+}
+
+void fits(const Problem& problem, Random& random, Judge& judge) {
+  packing::Packer packer(problem.jobs);
+  for (const auto rule : {packing::Rule::first_fit, packing::Rule::best_fit, packing::Rule::first_fit}) {
+    packer.begin(any_order(random, problem.jobs.count()), rule);
+    if (random.below(4) == 0) packer.advance(1);  // and begin anew in the middle
+    packer.begin(any_order(random, problem.jobs.count()), rule);
+    while (!packer.advance(1 + random.below(20))) {}
+    if (judge.plan("first or best fit", packer.offsets()) != packer.arena()) fail("first or best fit", "a wrong arena");
+  }
+}
+
+void search(const Problem& problem, Random& random, Judge& judge) {
+  const int32_t n = problem.jobs.count();
+  packing::Search search(problem.jobs, any_order(random, n), random.next());
+  for (int32_t k = 0; k < 4; ++k) {
+    const int64_t before = search.arena();
+    const bool better = search.advance(1 + random.below(n * 256 * 20), random.below(2) == 0 ? 0 : before / 2);
+    if (better != (search.arena() < before)) fail("search", "said wrongly whether it found a smaller arena");
+    if (better) ++counts.improved;
+    if (judge.plan("search", search.offsets()) != search.arena()) fail("search", "a wrong arena");
+  }
+}
+
+int64_t any_capacity(Random& random, int64_t smallest) {
+  switch (random.below(6)) {
+    case 0: return smallest;
+    case 1: return smallest - 1;
+    case 2: return smallest / 2;
+    case 3: return smallest <= kMost / 2 ? 2 * smallest : kMost;
+    case 4: return up_to(random, smallest);
+    default: return random.below(2) == 0 ? 0 : std::max<int64_t>(smallest - random.below(9), 0);
+  }
+}
+
+void branch(const Problem& problem, Random& random, Judge& judge) {
+  const int64_t capacity = any_capacity(random, judge.smallest());
+  const auto every = static_cast<uint32_t>(packing::every_rule);
+  const uint32_t rules = random.below(3) == 0 ? every : static_cast<uint32_t>(random.next()) & every;
+  std::optional<packing::Branching> branching;
+  try {
+    branching.emplace(problem.jobs, capacity, random.next(), rules);
+  } catch (const std::invalid_argument&) {
+    if (problem.single() && judge.smallest() < kMost / 4) fail("complete search", "refused what it can take");
+    ++counts.refused;
+    return;
+  }
+  if (!problem.single()) fail("complete search", "took a job of several pieces");
+  for (int32_t k = 0; k < 8 && branching->state() == packing::Branching::State::open; ++k)
+    branching->advance(1 + random.below(40000));
+  if (branching->found()) {
+    ++counts.found;
+    if (judge.plan("complete search", branching->offsets()) > capacity) fail("complete search", "above the capacity");
+  } else if (branching->infeasible()) {
+    judge.refuted("complete search", capacity);
+  } else {
+    ++counts.open;
+  }
+}
+
+void run(uint64_t seed, bool spoil) {
+  seed_now = seed;
+  Random random(seed * 0x9e3779b97f4a7c15ULL);
+  Problem problem = any_problem(random);
+  clash(problem);
+  Judge judge(problem, spoil);
+  valleys(problem, random, judge);
+  fits(problem, random, judge);
+  search(problem, random, judge);
+  for (int32_t k = 0; k < 6; ++k) branch(problem, random, judge);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) return 2;
+  const uint64_t first = std::strtoull(argv[1], nullptr, 10), seeds = std::strtoull(argv[2], nullptr, 10);
+  const bool spoil = argc > 3 && std::strcmp(argv[3], "spoil") == 0;
+  for (uint64_t seed = first; seed < first + seeds; ++seed) run(seed, spoil);
+  const auto print = [](const char* name, unsigned long long value) { std::printf("\"%s\": %llu, ", name, value); };
+  std::printf("{");
+  print("jobs", counts.jobs), print("clashes", counts.clashes), print("plans", counts.plans);
+  print("given up", counts.given_up), print("improved", counts.improved), print("found", counts.found);
+  print("refuted", counts.refuted), print("open", counts.open), print("refused", counts.refused);
+  std::printf("\"seeds\": %llu}\n", static_cast<unsigned long long>(seeds));
+}

@@ -1,0 +1,230 @@
+"""The packing kernels by themselves: what they place is a plan, and what they bound is a bound."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from solvers import Plan, Status, Stop, _core, aside, check, lower_bound, peak_load, solve
+from solvers.jobs import jobs_of
+from solvers.task import Task, Watch
+from traces import instances
+from traces.buffers import Buffers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+
+def plan_of(buffers: Buffers, offsets: NDArray[np.int64]) -> Plan:
+    """As a plan of buffers that all take memory, with one job each."""
+    arena = int((offsets + buffers.size).max(initial=0))
+    return Plan(offsets[:, None], arena, 0, Status.FEASIBLE, "", 0, 0.0, "", buffers.period)
+
+
+@st.composite
+def taking(draw: st.DrawFn, most: int = 12, *, circle: bool = True) -> Buffers:
+    """Buffers that take memory, with one address each: on a line or a circle, aligned or not, no gaps."""
+    n = draw(st.integers(1, most))
+    period = draw(st.none() | st.integers(2, 12)) if circle else None
+
+    def column(low: int, high: int) -> list[int]:
+        return draw(st.lists(st.integers(low, high), min_size=n, max_size=n))
+
+    start = column(0, 11 if period is None else period - 1)
+    end = np.add(start, column(1, 9 if period is None else period))
+    alignment = 2 ** np.array(column(0, draw(st.integers(0, 3))))
+    return Buffers.of(start, end, column(1, 9), alignment=alignment, period=period)
+
+
+@settings(deadline=None)
+@given(taking(), st.integers(-3, 10))
+def test_filling_by_what_is_alive_makes_a_plan_whatever_the_goal(buffers: Buffers, above: int) -> None:
+    jobs = jobs_of(buffers)
+    goal = jobs.lower_bound + above
+    order = np.arange(len(jobs), dtype=np.int32)
+    check(plan_of(buffers, _core.fullest(jobs.native(), order, goal, _core.Cancel())), buffers)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_filling_by_what_is_alive_comes_nearer_to_the_load_than_any_order(seed: int) -> None:
+    """On flat random work: what the choice is made for."""
+    jobs = jobs_of(instances.flat(5_000, seed, mean_live=500))
+    order = np.arange(len(jobs), dtype=np.int32)
+    cancel = _core.Cancel()
+
+    def arena(offsets: NDArray[np.int64]) -> int:
+        return int((offsets + jobs.size).max())
+
+    keys = (jobs.size, jobs.lifetime, jobs.size * jobs.lifetime.astype(np.float64))
+    by_key = [np.argsort(-key, kind="stable").astype(np.int32) for key in keys]
+    others = [arena(_core.skyline(jobs.native(), by, cancel)) for by in by_key]
+    assert arena(_core.fullest(jobs.native(), order, jobs.lower_bound, cancel)) < min(others)
+
+
+@pytest.mark.parametrize("kernel", ["skyline", "fullest"])
+def test_a_kernel_that_is_told_gives_up(kernel: str) -> None:
+    jobs = jobs_of(instances.flat(100, 0))
+    order = np.arange(len(jobs), dtype=np.int32)
+    cancel = _core.Cancel()
+    goal = () if kernel == "skyline" else (jobs.lower_bound,)
+    assert len(getattr(_core, kernel)(jobs.native(), order, *goal, cancel)) == len(jobs)
+    cancel.cancel()
+    assert len(getattr(_core, kernel)(jobs.native(), order, *goal, cancel)) == 0
+
+
+@settings(deadline=None, max_examples=50)
+@given(taking(30, circle=False), st.integers(0, 3))
+def test_a_repaired_plan_is_a_plan_and_lower(buffers: Buffers, seed: int) -> None:
+    """From one that stacks everything."""
+    jobs = jobs_of(buffers)
+    tops = np.cumsum(buffers.size + buffers.alignment)
+    begin = (tops - buffers.size) // buffers.alignment * buffers.alignment
+    repair = _core.Repair(jobs.native(), begin, seed)
+    assert repair.arena == int((begin + buffers.size).max())
+    arenas = [repair.arena]
+    while repair.looks < 3_000_000 and repair.arena > jobs.lower_bound:
+        if repair.advance(1_000_000, jobs.lower_bound):
+            check(plan_of(buffers, repair.offsets), buffers)
+            arenas.append(repair.arena)
+            assert repair.arena == int((repair.offsets + buffers.size).max())
+    assert all(after < before for before, after in itertools.pairwise(arenas))
+    assert len(arenas) > 1 or arenas[0] <= jobs.lower_bound + int(
+        buffers.size.max() + buffers.alignment.max()
+    )
+
+
+def test_what_has_a_fixed_offset_is_not_repaired() -> None:
+    buffers = Buffers.of([0, 0, 5], [9, 9, 9], [4, 4, 4], offset=[8, -1, -1])
+    repair = _core.Repair(jobs_of(buffers).native(), np.array([8, 4, 16]), 0)
+    while repair.looks < 1_000_000 and repair.arena > 12:
+        repair.advance(100_000, 12)
+    check(plan_of(buffers, repair.offsets), buffers)
+    assert (repair.arena, repair.offsets[0]) == (12, 8)
+
+
+def least_stack(buffers: Buffers) -> int:
+    """Of buffers that all meet: the lowest top of all orders, each as low as it goes."""
+    best = 2**62
+    fixed = [(int(a), int(a + s)) for a, s in zip(buffers.offset, buffers.size, strict=True) if a >= 0]
+    free = np.flatnonzero(buffers.offset < 0)
+    for order in itertools.permutations(free.tolist()):
+        top = 0
+        for i in order:
+            step, size = int(buffers.alignment[i]), int(buffers.size[i])
+            at = -(-top // step) * step
+            while clashes := [high for low, high in fixed if low < at + size and at < high]:
+                at = -(-max(clashes) // step) * step
+            top = at + size
+        best = min(best, max([top, *(high for _, high in fixed)]))
+    return best
+
+
+@settings(deadline=None)
+@given(taking(6, circle=False), st.booleans())
+def test_the_bound_of_a_stack_is_that_of_the_best_order(buffers: Buffers, pinned: bool) -> None:
+    n = len(buffers)
+    offset = np.full(n, -1)
+    if pinned:
+        offset[0] = 3 * buffers.alignment[0]
+    meeting = Buffers.of([0] * n, [1] * n, buffers.size, alignment=buffers.alignment, offset=offset)
+    assert _core.stack_bound(jobs_of(meeting).native(), 1_000_000) == least_stack(meeting)
+
+
+@settings(deadline=None, max_examples=60)
+@given(taking(7))
+def test_no_plan_is_below_the_bound_of_stacks(buffers: Buffers) -> None:
+    plan = solve(
+        buffers, solver="exact" if len(buffers) < 4 else "auto", columns=1, stop=Stop(nodes=3_000_000)
+    )
+    bound = _core.stack_bound(jobs_of(buffers).native(), 1_000_000)
+    assert bound <= plan.arena_bytes
+    assert bound >= peak_load(buffers)
+
+
+def test_three_arcs_round_a_circle_stand_in_one_stack() -> None:
+    buffers = Buffers.of([0, 4, 8], [5, 9, 13], [4, 4, 4], period=12)
+    assert lower_bound(buffers) == 8
+    plan = solve(buffers)
+    check(plan, buffers)
+    assert (plan.arena_bytes, plan.lower_bound_bytes, plan.status, plan.stopped_by) == (
+        12,
+        12,
+        Status.OPTIMAL,
+        "bound",
+    )
+
+
+@settings(deadline=None)
+@given(taking(8, circle=False), st.integers(0, 60))
+def test_a_smallest_arena_is_one_that_can_be_attained(buffers: Buffers, arena: int) -> None:
+    jobs = jobs_of(buffers)
+    plan = solve(buffers, columns=1)
+    if plan.status is Status.OPTIMAL:
+        assert jobs.attainable(plan.arena_bytes) == plan.arena_bytes
+    attainable = jobs.attainable(arena)
+    assert attainable >= arena
+    assert jobs.attainable(attainable) == attainable
+    steps = np.lcm(buffers.alignment, jobs.unit)
+    assert any((attainable - size) % step == 0 for size, step in zip(buffers.size, steps, strict=True))
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> Task:
+    """A task of which all work is done aside; it has offsets."""
+    monkeypatch.setattr(aside, "_SOON", 0)
+    task = Task(jobs_of(instances.flat(50, 0)), Watch(Stop()))
+    task.offer(np.arange(50) << 40, 50 << 40)
+    return task
+
+
+def waiting(begun: threading.Event) -> Callable[[_core.Cancel], None]:
+    """Work that ends only when it is told."""
+
+    def work(cancel: _core.Cancel) -> None:
+        begun.set()
+        jobs = jobs_of(instances.flat(20, 0)).native()
+        order = np.arange(20, dtype=np.int32)
+        while len(_core.skyline(jobs, order, cancel)):
+            pass
+
+    return work
+
+
+def test_what_is_done_aside_returns_or_raises(many: Task) -> None:
+    assert aside.aside(many, lambda _: threading.current_thread().name) == "packing"
+    with pytest.raises(ZeroDivisionError):
+        aside.aside(many, lambda _: 1 // 0)
+
+
+def test_a_limit_ends_what_is_done_aside(many: Task) -> None:
+    begun = threading.Event()
+    many.watch.stop = Stop(interrupt=begun.is_set)
+    assert aside.aside(many, waiting(begun)) is None
+    assert many.stopped_by == "interrupt"
+    for thread in threading.enumerate():
+        if thread.name == "packing":
+            thread.join()
+
+
+def test_ctrl_c_ends_what_is_done_aside(many: Task) -> None:
+    begun = threading.Event()
+
+    def interrupt() -> bool:
+        if begun.is_set():
+            raise KeyboardInterrupt
+        return False
+
+    many.watch.stop = Stop(interrupt=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        aside.aside(many, waiting(begun))
+    for thread in threading.enumerate():
+        if thread.name == "packing":
+            thread.join()
