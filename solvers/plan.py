@@ -41,12 +41,21 @@ class Stop:
             machine. None is unlimited with ``seconds`` or ``interrupt`` given, `DEFAULT_NODES` otherwise.
         target_bytes: an arena that is small enough.
         interrupt: polled some hundred times a second; True stops.
+
+    Raises:
+        ValueError: a limit that is negative or not a number.
     """
 
     seconds: float | None = None
     nodes: int | None = None
     target_bytes: int | None = None
     interrupt: Callable[[], bool] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "nodes", "target_bytes"):
+            limit = getattr(self, name)
+            if limit is not None and not limit >= 0:  # no number is neither
+                raise ValueError(f"{name}={limit} is no limit")
 
     @property
     def node_budget(self) -> int | None:
