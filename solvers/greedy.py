@@ -25,16 +25,6 @@ _MANY = 10_000
 _FEW = 50_000
 
 
-def first_fit(task: Task) -> None:
-    """Size-ordered first fit: largest first, ties by earlier start (SmartPool, Zhang et al. 2019)."""
-    _one_pass(task, best_fit=False)
-
-
-def best_fit(task: Task) -> None:
-    """Size-ordered best fit, as SmartPool's default but with the gap below the first range."""
-    _one_pass(task, best_fit=True)
-
-
 def greedy(task: Task) -> None:
     """Every native kernel: quick orders first, then a search until the budget is spent.
 
@@ -99,12 +89,12 @@ def fits(task: Task) -> bool:
     native = task.jobs.native()
     if task.offsets is not None and len(task.jobs) <= _FEW:
         down = np.argsort(task.offsets, kind="stable").astype(np.int32)
-        if not _place(task, native, down):
+        if not place(task, native, down):
             return False
     if len(task.jobs) <= _MANY:
         for order in orders(task.jobs).values():
             for rule in (False, True):
-                if not _place(task, native, order(), best_fit=rule):
+                if not place(task, native, order(), best_fit=rule):
                     return False
     return not task.done()
 
@@ -131,17 +121,18 @@ def orders(jobs: Jobs) -> dict[str, Callable[[], NDArray[np.int32]]]:
     }
 
 
-def _one_pass(task: Task, *, best_fit: bool) -> None:
-    if _place(task, task.jobs.native(), orders(task.jobs)["size"](), best_fit=best_fit, of_nodes=False):
-        task.stopped_by = "bound" if task.arena <= task.lower_bound else "finished"
-
-
-def _place(
-    task: Task, native: _core.Jobs, order: NDArray[np.int32], *, best_fit: bool = False, of_nodes: bool = True
+def place(
+    task: Task,
+    native: _core.Jobs,
+    order: NDArray[np.int32],
+    *,
+    best_fit: bool = False,
+    inner: bool = False,
+    of_nodes: bool = True,
 ) -> bool:
     """One pass over the jobs; whether it came to its end before a limit was reached."""
     packer = _core.Packer(native)
-    packer.begin(order, best_fit=best_fit)
+    packer.begin(order, best_fit=best_fit, inner=inner)
     for nodes in _slices(task, packer, of_nodes=of_nodes):
         if packer.advance(nodes):
             task.offer(packer.offsets, packer.arena)

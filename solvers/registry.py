@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from solvers import _core, branching, exact, greedy
+from solvers import _core, baselines, branching, exact, greedy
 from solvers.task import Task
 
 #: Up to this many jobs "auto" asks the exact solver when so many nodes have left a gap,
@@ -44,11 +44,5 @@ def _bounded(task: Task) -> bool:
 
 
 SOLVERS: Mapping[str, Solver] = types.MappingProxyType(
-    {
-        "auto": auto,
-        "greedy": greedy.greedy,
-        "first_fit": greedy.first_fit,
-        "best_fit": greedy.best_fit,
-        "exact": exact.exact,
-    }
+    {"auto": auto, "greedy": greedy.greedy, "exact": exact.exact, **baselines.BASELINES}
 )

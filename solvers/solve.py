@@ -55,7 +55,7 @@ def solve(
         capacity: bytes; the first plan that fits is enough, and without one the plan has no offsets.
         stop: when to stop; the default is a budget of nodes and no clock.
         seed: of the search.
-        solver: "auto", "greedy" (no OR-Tools), "first_fit", "best_fit", "exact".
+        solver: one of `SOLVERS`: "auto", "greedy" (no OR-Tools), "exact", or what others do.
         columns: after how many iterations addresses repeat, at least `Buffers.max_instances`; by default a
             few numbers are tried where a buffer outlives its iteration.
         on_improvement: called from this thread with every plan that is better than the last.

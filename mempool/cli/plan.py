@@ -41,7 +41,12 @@ def plan(
         bool, typer.Option("--whole", help="Plan the file as one, not the iteration that it repeats.")
     ] = False,
     solver: Annotated[
-        str, typer.Option(autocompletion=_solvers, help="auto, greedy, first_fit, best_fit or exact.")
+        str,
+        typer.Option(
+            autocompletion=_solvers,
+            help="auto, greedy or exact; to compare with what others do: first_fit, best_fit, smartpool, "
+            "greedy_by_size, best_fit_in_time, skyline_lifetime, skyline_size, skyline_area.",
+        ),
     ] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     time_limit: Annotated[

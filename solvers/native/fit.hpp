@@ -9,7 +9,7 @@
 
 namespace packing {
 
-enum class Rule { first_fit = 0, best_fit = 1 };
+enum class Rule { first_fit, best_fit, inner_fit };
 
 // The pieces placed so far, by offset. Kept in columns: the scan below is where all the time goes.
 class Placed {
@@ -46,7 +46,7 @@ class Placed {
 
   // The offset for `job`; `looks` grows by the number of placed pieces looked at.
   int64_t find(int32_t job, Rule rule, int64_t& looks) const {
-    if (rule == Rule::best_fit) return best_gap(job, looks);
+    if (rule != Rule::first_fit) return best_gap(job, rule, looks);
     return jobs_.single(job) ? first_gap<true>(job, looks) : first_gap<false>(job, looks);
   }
 
@@ -83,13 +83,16 @@ class Placed {
     return at;
   }
 
-  // The smallest gap that fits, the one below the lowest neighbour included (SINGA's SmartPool forgets that one).
-  int64_t best_gap(int32_t job, int64_t& looks) const {
+  // The smallest gap that fits; with inner_fit, as in SINGA's SmartPool, only one between two ranges if there are two.
+  int64_t best_gap(int32_t job, Rule rule, int64_t& looks) const {
     const int64_t size = jobs_.size[job];
     int64_t at = 0, best = -1, smallest = std::numeric_limits<int64_t>::max();
+    int32_t ranges = 0;  // of neighbours that touch
     for (size_t k = 0; k < low_.size(); ++k) {
       if (!meets<false>(piece_[k], job)) continue;
       const int64_t gap = low_[k] - at;
+      if ((gap > 0 || ranges == 0) && ++ranges == 2 && rule == Rule::inner_fit)
+        best = -1, smallest = std::numeric_limits<int64_t>::max();
       if (gap >= size && gap < smallest) smallest = gap, best = at;
       at = std::max(at, jobs_.aligned(job, high_[k]));
     }

@@ -96,11 +96,11 @@ NB_MODULE(_core, m) {
   nb::class_<packing::Packer>(m, "Packer", "First or best fit in a given order.")
       .def(nb::init<const Jobs&>(), "jobs"_a)
       .def("begin",
-           [](packing::Packer& self, const In<int32_t>& order, bool best_fit) {
-             self.begin(order_of(self.jobs(), order),
-                        best_fit ? packing::Rule::best_fit : packing::Rule::first_fit);
+           [](packing::Packer& self, const In<int32_t>& order, bool best_fit, bool inner) {
+             const auto best = inner ? packing::Rule::inner_fit : packing::Rule::best_fit;
+             self.begin(order_of(self.jobs(), order), best_fit ? best : packing::Rule::first_fit);
            },
-           "order"_a, nb::kw_only(), "best_fit"_a = false)
+           "order"_a, nb::kw_only(), "best_fit"_a = false, "inner"_a = false)
       .def("advance", &packing::Packer::advance, "budget"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Go on for about `budget` looks; whether all jobs are placed.")
       .def_prop_ro("offsets", [](const packing::Packer& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from mempool.cli.app import call
+from solvers import SOLVERS
 from traces import Buffers, Kind, Trace
 from traces.minimalloc import write_csv
 from traces.parquet import write_trace
@@ -183,9 +185,20 @@ def test_every_verb_has_help_with_examples(verb: str, capsys: pytest.CaptureFixt
     assert f"mempool {verb}" in capsys.readouterr().out.split("For example")[1]
 
 
+def test_help_names_every_solver(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One need not ask a wrong one for the list."""
+    monkeypatch.setenv("COLUMNS", "400")
+    assert call(["plan", "--help"]) == 0
+    assert set(SOLVERS) <= set(re.findall(r"\w+", capsys.readouterr().out))
+
+
 def test_completion_offers_verbs_and_solvers() -> None:
     """The shell completes verbs and the names of solvers."""
-    for words, place, offered in (("mempool pl", "1", "plan"), ("mempool plan --solver f", "3", "first_fit")):
+    for words, place, offered in (
+        ("mempool pl", "1", "plan"),
+        ("mempool plan --solver f", "3", "first_fit"),
+        ("mempool plan --solver sm", "3", "smartpool"),
+    ):
         environment = {"_MEMPOOL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": place}
         done = subprocess.run(
             [COMMAND], env=os.environ | environment, capture_output=True, text=True, check=True

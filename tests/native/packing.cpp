@@ -272,7 +272,8 @@ void stacks(const Problem& problem, Random& random, Judge& judge) {
 
 void fits(const Problem& problem, Random& random, Judge& judge) {
   packing::Packer packer(problem.jobs);
-  for (const auto rule : {packing::Rule::first_fit, packing::Rule::best_fit, packing::Rule::first_fit}) {
+  using packing::Rule;
+  for (const auto rule : {Rule::first_fit, Rule::best_fit, Rule::inner_fit, Rule::first_fit}) {
     packer.begin(any_order(random, problem.jobs.count()), rule);
     if (random.below(4) == 0) packer.advance(1);  // and begin anew in the middle
     packer.begin(any_order(random, problem.jobs.count()), rule);

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from instances import crossing
 
-from solvers import Plan, Progress, Status, Stop, check, lower_bound, solve, task
+from solvers import SOLVERS, Plan, Progress, Status, Stop, check, lower_bound, solve, task
 from solvers.rotation import columns_to_try
 from solvers.streams import NEVER, solve_streams
 from traces.buffers import Buffers
@@ -52,7 +52,7 @@ def check_told(told: list[Progress], plan: Plan) -> None:
 
 
 @pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("solver", ["auto", "greedy", "first_fit", "best_fit", "exact"])
+@pytest.mark.parametrize("solver", SOLVERS)
 def test_every_solver_tells_in_the_callers_thread(solver: str) -> None:
     told, threads = list[Progress](), set[int]()
 
