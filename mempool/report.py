@@ -23,6 +23,8 @@ _TEXT = (
     ("hits", "hits"),
     ("misses", "misses"),
     ("hit_rate", "hit rate"),
+    ("latest_plan_active_at_iteration", "latest plan from iteration"),
+    ("latest_plan_misses", "misses since then"),
     ("coverage", "coverage"),
     ("peak_load_bytes", "peak load"),
     ("lower_bound_bytes", "lower bound"),
@@ -39,7 +41,7 @@ _TEXT = (
 
 @dataclass(frozen=True)
 class Report:
-    """Counts since the pool began; hits and misses since the plan took effect. Sizes in bytes."""
+    """Counts since the pool began; hits and misses since the first plan took effect. Sizes in bytes."""
 
     values: dict[str, Any]
 
@@ -49,11 +51,16 @@ class Report:
 
     def rows(self) -> list[tuple[str, str]]:
         """Labels and values as people read them."""
-        shown = (row for row in _TEXT if row[0] != "shared_with" or self.values["shared_with"])
-        rows = [(label, readable(key, self.values[key])) for key, label in shown]
+        said, left_out = self.values, set()
+        if not said["shared_with"]:
+            left_out.add("shared_with")
+        if said["latest_plan_active_at_iteration"] == said["plan_active_at_iteration"]:
+            left_out |= {"latest_plan_active_at_iteration", "latest_plan_misses"}
+        rows = [(label, readable(key, said[key])) for key, label in _TEXT if key not in left_out]
         reasons = {k: v for k, v in self.values["misses_by_reason"].items() if v}
         if reasons:
-            rows.insert(5, ("misses by reason", ", ".join(f"{k} {v:,}" for k, v in reasons.items())))
+            after = [label for label, _ in rows].index("misses") + 1
+            rows.insert(after, ("misses by reason", ", ".join(f"{k} {v:,}" for k, v in reasons.items())))
         rows.extend(("fault", fault) for fault in self.values.get("faults", ()))
         return rows
 
@@ -98,7 +105,7 @@ def make_report(pool: Pool) -> Report:
     state = pool.client.state()
     planned = pool.planned
     steady = client["steady"] if state["replaying"] else dict.fromkeys(client["steady"], 0)
-    misses = {k: v for k, v in steady.items() if k not in NOT_MISSES}
+    misses, latest = ({k: v for k, v in c.items() if k not in NOT_MISSES} for c in (steady, client["latest"]))
     asked = steady["hit"] + sum(misses.values())
     in_arena = sum(end - begin for begin, end in pool.core.arena_ranges())
     shared_with = sharing.others(pool)
@@ -107,6 +114,8 @@ def make_report(pool: Pool) -> Report:
         "state": pool.state,
         "iterations": state["iterations"],
         "plan_active_at_iteration": state["plan_active_at_iteration"] or None,
+        "latest_plan_active_at_iteration": state["latest_plan_active_at_iteration"] or None,
+        "latest_plan_misses": sum(latest.values()),
         "hits": steady["hit"],
         "misses": sum(misses.values()),
         "misses_by_reason": misses,

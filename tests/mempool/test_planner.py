@@ -94,7 +94,7 @@ def test_a_longer_period_takes_over_where_its_predecessor_ends(pool: Pool, seed:
     epoch()
     report = pool.report().to_dict()
     assert report["planned_buffers"] == 12 * 40 + 8
-    assert report["misses"] == 0, pool.explain()
+    assert report["latest_plan_misses"] == 0, pool.explain()
 
 
 def test_a_plan_of_an_epoch_is_not_replaced_by_one_of_its_steps(tmp_path: Path) -> None:
