@@ -6,7 +6,7 @@ import html
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mempool import sharing
+from mempool import ranks, sharing
 
 if TYPE_CHECKING:
     from mempool.pool import Pool
@@ -67,14 +67,18 @@ class Report:
     def __str__(self) -> str:
         rows = self.rows()
         width = max(len(label) for label, _ in rows)
-        return "\n".join([f"mempool: {self.values['name']}", *(f"  {a:<{width}}  {b}" for a, b in rows)])
+        return "\n".join([self._title(), *(f"  {a:<{width}}  {b}" for a, b in rows)])
+
+    def _title(self) -> str:
+        rank = self.values.get("rank")
+        return f"mempool: {self.values['name']}" + ("" if rank is None else f" (rank {rank})")
 
     def _repr_html_(self) -> str:
         cells = "".join(
             f"<tr><th style='text-align:left'>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>"
             for a, b in self.rows()
         )
-        return f"<table><caption>mempool: {html.escape(self.values['name'])}</caption>{cells}</table>"
+        return f"<table><caption>{html.escape(self._title())}</caption>{cells}</table>"
 
 
 def readable(key: str, value: Any) -> str:
@@ -111,6 +115,7 @@ def make_report(pool: Pool) -> Report:
     shared_with = sharing.others(pool)
     values: dict[str, Any] = {
         "name": pool.name,
+        "rank": ranks.rank(),
         "state": pool.state,
         "iterations": state["iterations"],
         "plan_active_at_iteration": state["plan_active_at_iteration"] or None,

@@ -135,13 +135,15 @@ def _plan(path: Path | None) -> str | None:
         return None
     from mempool import _core
     from mempool.plan_files import read_planned
+    from mempool.ranks import file_to_read
 
-    offset, alignment = read_planned(path).plan.offset, _core.HostDevice().alignment
+    own = file_to_read(str(path))
+    offset, alignment = read_planned(own).plan.offset, _core.HostDevice().alignment
     if offset is not None and bool((offset[offset >= 0] % alignment).any()):
         why = (
             f"its offsets are not multiples of {alignment}; make it by `mempool plan --alignment {alignment}`"
         )
-        raise Stop(ExitCode.FILE, f"{path}: {why}")
+        raise Stop(ExitCode.FILE, f"{own}: {why}")
     return str(path.absolute())
 
 
