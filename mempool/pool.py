@@ -154,9 +154,9 @@ class Pool:
 
     def _load_files(self) -> None:
         if self.settings.plan is not None:
-            from mempool.plan_files import read_planned
+            from mempool.plan_files import read_planned_apart
 
-            self._loaded = read_planned(self.settings.plan)
+            self._loaded = read_planned_apart(self.settings.plan)
         if self.settings.record is not None:
             from mempool.tape import Tape
 
@@ -307,11 +307,11 @@ class Pool:
         if self.planned is None:
             raise UsageError("there is no plan yet: no iteration has been seen to repeat")
         with _core.Bypass():
-            from mempool.plan_files import write_planned
+            from mempool.plan_files import write_planned_apart
 
             whose = self.framework or self.name
             own = own_file(os.fspath(path))
-            write_planned(self.planned, own, client=whose, made_with=made_with(self.framework))
+            write_planned_apart(self.planned, own, client=whose, made_with=made_with(self.framework))
 
     # --- planning and the end
 

@@ -93,6 +93,7 @@ def start(
     children: bool,
     quiet: bool,
     plan: str | None = None,
+    plan_is_of: str = "",
     max_reserved: int | None = None,
 ) -> None:
     """Become a plain Python that runs the program, with `mempool.cli.under` waiting in it."""
@@ -101,6 +102,7 @@ def start(
         "pid": os.getpid(),
         "record": record,
         "plan": plan,
+        "plan_is_of": plan_is_of,
         "json": json_file,
         "max_reserved": max_reserved,
         "explain": explain,

@@ -66,7 +66,7 @@ class Run:
         self._pid = os.getpid()
         self._finishing = False
         self._killed_by = 0
-        self._plan_is_of: str | None = None  # the framework that the plan names
+        self._plan_is_of: str = options["plan_is_of"]  # the framework, or empty
         self._plan_used = False
         self._masks: dict[int, Any] = {}  # of threads that fork: what they blocked before
 
@@ -129,14 +129,6 @@ class Run:
         path: str | None = self.options["plan"]
         if path is None:
             return None
-        from mempool import _core
-
-        if self._plan_is_of is None:
-            with _core.Bypass():  # another framework's pool may serve already
-                from mempool.ranks import file_to_read
-                from solvers import read_plan
-
-                self._plan_is_of = read_plan(file_to_read(path))[2].get("client", "")
         if self._plan_is_of not in ("", framework):
             return None
         self._plan_used = True
