@@ -186,7 +186,7 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
     resized->done = given.address != 0;
   }
   if (given.address == 0) {
-    const bool in_step = (outcome != Outcome::exhausted && sequence.follower.in_step()) ||
+    const bool in_step = sequence.follower.in_step() ||
                          std::any_of(sequences_.begin(), sequences_.end(),
                                      [&](const Sequence& other) { return &other != &sequence && other.follower.plays(); });
     given = pool_->allocate_dynamic(bytes, stream, (replaying_ && in_step) || pool_->anyone_plays(this));
