@@ -195,10 +195,13 @@ class Pool:
         Raises:
             UsageError: inside `iteration`, which marks both.
         """
+        self._check_outside_iterations()
+        self.client.mark(_core.Mark.STEP)
+
+    def _check_outside_iterations(self) -> None:
         with self._lock:
             if self._in_iteration is not None:
                 raise UsageError("step() inside iteration(): use one of them")
-        self.client.mark(_core.Mark.STEP)
 
     @contextlib.contextmanager
     def dynamic(self) -> Iterator[None]:
