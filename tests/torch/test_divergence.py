@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 HERE = Path(__file__).resolve().parent
-#: In which steps it departs from the habit; of what lasts or recurs at a fixed distance, until that is planned.
+#: In which steps it departs from the habit; what lasts or recurs at a fixed distance, until that is planned.
 DEPARTURES: dict[str, Iterable[int]] = {
     "extra_tensor": (9, 25),
     "logged_clones": (5, 13, 21, 29),
