@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import crossing
 
-from solvers import Plan, Status, Stop, _core, aside, check, lower_bound, peak_load, solve
+from solvers import Plan, PlanError, Status, Stop, _core, aside, check, lower_bound, peak_load, solve
 from solvers.crew import Crew
 from solvers.jobs import jobs_of
 from solvers.task import Task, Watch
@@ -309,3 +309,41 @@ def test_with_a_budget_of_nodes_one_thread_makes_the_same_plan_again() -> None:
     assert (one.offset == other.offset).all()
     with pytest.raises(ValueError, match="0 threads"):
         solve(buffers, threads=0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(taking(8), taking(4, circle=False))
+def test_a_plan_grows_without_moving_what_it_has(old: Buffers, more: Buffers) -> None:
+    plan = solve(old, columns=1, stop=Stop(nodes=100_000))
+    columns = {
+        name: np.concatenate([getattr(plan.keep(old), name), getattr(more, name)])
+        for name in ("size", "alignment", "offset")
+    }
+    first = more.start if old.period is None else more.start % old.period
+    last = first + (more.lengths if old.period is None else np.minimum(more.lengths, old.period))
+    grown = Buffers.of(
+        np.concatenate([old.start, first]),
+        np.concatenate([old.end, last]),
+        columns["size"],
+        alignment=columns["alignment"],
+        offset=columns["offset"],
+        period=old.period,
+    )
+    larger = solve(grown, columns=1, stop=Stop(nodes=100_000))
+    check(larger, grown)
+    assert larger.offset is not None
+    assert plan.offset is not None
+    assert (larger.offset[: len(old)] == plan.offset).all()
+
+
+def test_what_cannot_be_kept_is_told() -> None:
+    buffers = Buffers.of([0, 1], [3, 4], [1, 1], period=2)
+    several = solve(buffers)
+    assert several.columns > 1
+    with pytest.raises(PlanError, match="addresses in turn"):
+        several.keep(buffers)
+    one = solve(buffers.select([0]), columns=2)
+    with pytest.raises(PlanError, match="2 buffers, and offsets for 1"):
+        dataclasses.replace(one, offset=np.zeros((1, 1))).keep(buffers)
+    with pytest.raises(PlanError, match="without offsets"):
+        solve(hard(), capacity=1).keep(hard())
