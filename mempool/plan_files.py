@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from mempool.apart import apart
 from mempool.planned import Planned
 from traces.columns import LARGEST, MOST_THREADS
 from traces.errors import TraceError
 from traces.pattern import Pattern, WarmUp
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from traces.buffers import Buffers
+
+T = TypeVar("T")
 
 
 def write_planned(planned: Planned, path: str | Path, *, client: str = "", made_with: str = "") -> None:
@@ -82,6 +86,22 @@ def read_planned(path: str | Path) -> Planned:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise TraceError(f"damaged plan: {type(error).__name__}: {error}", file=str(path)) from None
     return Planned(pattern, buffers, plan, extra.get("made_with", ""))
+
+
+def read_planned_apart(path: str) -> Planned:
+    """As `read_planned`, for a program that has no other use for Arrow."""
+    return _apart(path, read_planned, path)
+
+
+def write_planned_apart(planned: Planned, path: str, *, client: str, made_with: str) -> None:
+    """As `write_planned`, for a program that has no other use for Arrow."""
+    _apart(path, write_planned, planned, path, client=client, made_with=made_with)
+
+
+def _apart(path: str, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    if path.startswith(("/dev/", "/proc/")):  # such names are of other files in another process
+        return call(*arguments, **options)
+    return apart("pyarrow", call, *arguments, **options)
 
 
 def _numbers(values: Any, name: str, count: int | None, least: int, most: int) -> NDArray[np.int64]:

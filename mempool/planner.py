@@ -37,8 +37,8 @@ MOST_DEBT_SECONDS = 0.05
 #: Between two looks at whether something can be afforded, or told, now.
 SECONDS_BETWEEN_TURNS = 0.25
 #: What planning leaves in the C library's heap goes back with what the program keeps there for its next
-#: allocations, so not often.
-SECONDS_BETWEEN_TRIMS = 10.0
+#: allocations, and has again at several times the cost: so not often, and the less the more that is.
+SECONDS_BETWEEN_TRIMS = 1.0
 
 
 #: Those whose threads run, of pools that are held, closed late or forgotten alike.
@@ -230,16 +230,18 @@ class Planner:
         """Try to make a plan, at the budget's expense unless the program follows what was planned."""
         follows = self._learner.known.are_followed()
         with self._budget.charged() as forgive:
-            if self._learner.learn():
-                self._may_trim = True
-                if follows and self.plans <= MOST_KNOWN:
-                    forgive()
+            learned = self._learner.learn()
+            # A look in vain leaves something too, but where there is no plan they may never end.
+            self._may_trim = self._may_trim or self.planned is not None
+            if learned and follows and self.plans <= MOST_KNOWN:
+                forgive()
 
     def _trim(self) -> None:
         if self._may_trim and time.monotonic() >= self._trim_at:
-            self._may_trim = False
+            self._may_trim, begun = False, time.thread_time()
             _core.give_back_host_heap()
-            self._trim_at = time.monotonic() + SECONDS_BETWEEN_TRIMS
+            pause = (time.thread_time() - begun) / SHARE
+            self._trim_at = time.monotonic() + max(pause, SECONDS_BETWEEN_TRIMS)
 
     def _tell(self) -> None:
         """Say once why the arena cannot be had, and with ``explain`` what has newly gone off the plan."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import os
 import threading
 import weakref
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mempool import _core, sharing
 from mempool.errors import OutOfMemoryError, UsageError
 from mempool.planner import Planner, first_cache_bytes
+from mempool.ranks import file_to_read, own_file
 from mempool.settings import NEVER, Settings, settings
 from mempool.versions import made_with
 
@@ -65,7 +67,7 @@ class Pool:
             UsageError: an unknown option or device, an impossible value, or a pool that cannot be shared so.
             solvers.PlanError, traces.TraceError: the plan file is no plan.
         """
-        self.settings: Settings = settings(environment=self.reads_environment, **options)
+        self.settings = _with_own_files(settings(environment=self.reads_environment, **options))
         self.name = name
         price = self.settings.wait_bytes
         price = type(self).wait_bytes if price is None else price
@@ -152,9 +154,9 @@ class Pool:
 
     def _load_files(self) -> None:
         if self.settings.plan is not None:
-            from mempool.plan_files import read_planned
+            from mempool.plan_files import read_planned_apart
 
-            self._loaded = read_planned(self.settings.plan)
+            self._loaded = read_planned_apart(self.settings.plan)
         if self.settings.record is not None:
             from mempool.tape import Tape
 
@@ -193,10 +195,13 @@ class Pool:
         Raises:
             UsageError: inside `iteration`, which marks both.
         """
+        self._check_outside_iterations()
+        self.client.mark(_core.Mark.STEP)
+
+    def _check_outside_iterations(self) -> None:
         with self._lock:
             if self._in_iteration is not None:
                 raise UsageError("step() inside iteration(): use one of them")
-        self.client.mark(_core.Mark.STEP)
 
     @contextlib.contextmanager
     def dynamic(self) -> Iterator[None]:
@@ -297,16 +302,19 @@ class Pool:
     def save(self, path: str | Path) -> None:
         """Write the plan; ``Pool(plan=path)`` in a later process replays from its first iteration.
 
+        Of processes that train together each writes, and later reads, one of its own: see `mempool.ranks`.
+
         Raises:
             UsageError: there is no plan yet.
         """
         if self.planned is None:
             raise UsageError("there is no plan yet: no iteration has been seen to repeat")
         with _core.Bypass():
-            from mempool.plan_files import write_planned
+            from mempool.plan_files import write_planned_apart
 
             whose = self.framework or self.name
-            write_planned(self.planned, path, client=whose, made_with=made_with(self.framework))
+            own = own_file(os.fspath(path))
+            write_planned_apart(self.planned, own, client=whose, made_with=made_with(self.framework))
 
     # --- planning and the end
 
@@ -367,6 +375,15 @@ class Pool:
 
     def _repr_html_(self) -> str:
         return self.report()._repr_html_()
+
+
+def _with_own_files(given: Settings) -> Settings:
+    """The settings with the files of this process among several."""
+    return dataclasses.replace(
+        given,
+        plan=None if given.plan is None else file_to_read(given.plan),
+        record=None if given.record is None else own_file(given.record),
+    )
 
 
 def _device(device: str | _core.Device, memory: str | None) -> _core.Device:

@@ -6,7 +6,7 @@ import html
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mempool import sharing
+from mempool import ranks, sharing
 
 if TYPE_CHECKING:
     from mempool.pool import Pool
@@ -23,6 +23,8 @@ _TEXT = (
     ("hits", "hits"),
     ("misses", "misses"),
     ("hit_rate", "hit rate"),
+    ("latest_plan_active_at_iteration", "latest plan from iteration"),
+    ("latest_plan_misses", "misses since then"),
     ("coverage", "coverage"),
     ("peak_load_bytes", "peak load"),
     ("lower_bound_bytes", "lower bound"),
@@ -39,7 +41,7 @@ _TEXT = (
 
 @dataclass(frozen=True)
 class Report:
-    """Counts since the pool began; hits and misses since the plan took effect. Sizes in bytes."""
+    """Counts since the pool began; hits and misses since the first plan took effect. Sizes in bytes."""
 
     values: dict[str, Any]
 
@@ -49,25 +51,34 @@ class Report:
 
     def rows(self) -> list[tuple[str, str]]:
         """Labels and values as people read them."""
-        shown = (row for row in _TEXT if row[0] != "shared_with" or self.values["shared_with"])
-        rows = [(label, readable(key, self.values[key])) for key, label in shown]
+        said, left_out = self.values, set()
+        if not said["shared_with"]:
+            left_out.add("shared_with")
+        if said["latest_plan_active_at_iteration"] == said["plan_active_at_iteration"]:
+            left_out |= {"latest_plan_active_at_iteration", "latest_plan_misses"}
+        rows = [(label, readable(key, said[key])) for key, label in _TEXT if key not in left_out]
         reasons = {k: v for k, v in self.values["misses_by_reason"].items() if v}
         if reasons:
-            rows.insert(5, ("misses by reason", ", ".join(f"{k} {v:,}" for k, v in reasons.items())))
+            after = [label for label, _ in rows].index("misses") + 1
+            rows.insert(after, ("misses by reason", ", ".join(f"{k} {v:,}" for k, v in reasons.items())))
         rows.extend(("fault", fault) for fault in self.values.get("faults", ()))
         return rows
 
     def __str__(self) -> str:
         rows = self.rows()
         width = max(len(label) for label, _ in rows)
-        return "\n".join([f"mempool: {self.values['name']}", *(f"  {a:<{width}}  {b}" for a, b in rows)])
+        return "\n".join([self._title(), *(f"  {a:<{width}}  {b}" for a, b in rows)])
+
+    def _title(self) -> str:
+        rank = self.values.get("rank")
+        return f"mempool: {self.values['name']}" + ("" if rank is None else f" (rank {rank})")
 
     def _repr_html_(self) -> str:
         cells = "".join(
             f"<tr><th style='text-align:left'>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>"
             for a, b in self.rows()
         )
-        return f"<table><caption>mempool: {html.escape(self.values['name'])}</caption>{cells}</table>"
+        return f"<table><caption>{html.escape(self._title())}</caption>{cells}</table>"
 
 
 def readable(key: str, value: Any) -> str:
@@ -98,15 +109,18 @@ def make_report(pool: Pool) -> Report:
     state = pool.client.state()
     planned = pool.planned
     steady = client["steady"] if state["replaying"] else dict.fromkeys(client["steady"], 0)
-    misses = {k: v for k, v in steady.items() if k not in NOT_MISSES}
+    misses, latest = ({k: v for k, v in c.items() if k not in NOT_MISSES} for c in (steady, client["latest"]))
     asked = steady["hit"] + sum(misses.values())
     in_arena = sum(end - begin for begin, end in pool.core.arena_ranges())
     shared_with = sharing.others(pool)
     values: dict[str, Any] = {
         "name": pool.name,
+        "rank": ranks.rank(),
         "state": pool.state,
         "iterations": state["iterations"],
         "plan_active_at_iteration": state["plan_active_at_iteration"] or None,
+        "latest_plan_active_at_iteration": state["latest_plan_active_at_iteration"] or None,
+        "latest_plan_misses": sum(latest.values()),
         "hits": steady["hit"],
         "misses": sum(misses.values()),
         "misses_by_reason": misses,

@@ -13,6 +13,7 @@ import numpy as np
 
 from solvers import _core
 from solvers.aside import aside
+from solvers.crew import Crew
 from solvers.greedy import fits
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class _Turns:
         self._at_target: tuple[int, _core.Branching] | None = None
         self._part = 0.5  # of the gap, that the next step is to close
         self._repaired: _core.Repair | None = None
+        self._crew: Crew | None = None
 
     def run(self, nodes: int | None) -> None:
         until = None if nodes is None else self._task.watch.nodes + nodes
@@ -83,6 +85,16 @@ class _Turns:
         self._begin(turns)
         if self._task.done() or not fits(self._task):
             return
+        others = self._task.threads - 1 if len(self._task.jobs) <= _MOST_ORDERED else 0
+        if others > 0 and self._repair in turns:
+            self._crew = Crew(self._task, others, branch=self._target in turns)
+        try:
+            self._in_turn(turns, until)
+        finally:
+            if self._crew is not None:
+                self._crew.end()
+
+    def _in_turn(self, turns: list[Callable[[int], None]], until: int | None) -> None:
         budget = _FIRST
         while not self._task.done():
             for turn in turns:
@@ -200,6 +212,8 @@ class _Turns:
             task.watch.nodes += work.looks - before
             if event:
                 return True
+            if self._crew is not None:
+                self._crew.share(task)
             if task.done():
                 return False
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import os
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 #: A node budget in CP-SAT's deterministic seconds, which stop it at the same point on every machine.
 _NODES_A_SECOND = 10_000_000
+#: Seconds between two looks at the limits.
+_PAUSE = 0.02
 #: Sizes beyond this many units of their greatest common divisor overflow the model's areas.
 _MOST_UNITS = 2**40
 
@@ -41,17 +44,45 @@ def prove(task: Task, nodes_a_second: int = _NODES_A_SECOND) -> None:
     if task.offsets is None or (unit := task.jobs.unit) * _MOST_UNITS < task.arena:
         task.stopped_by = "finished"
         return
-    model = _Model(task, unit)
+    cp_model = None if task.done(of_nodes=False) else _import(task)
+    if cp_model is None:
+        return
+    model = _Model(cp_model, task, unit)
     budget = task.watch.stop.node_budget
     model.run(task, None if budget is None else budget / nodes_a_second)
+
+
+def _import(task: Task) -> Any:
+    """OR-Tools' module, or None where a limit was reached first: the first import takes a second.
+
+    Ctrl-C in the middle of it would be an ImportError, so it is imported on a thread that no signal comes to.
+    """
+    modules, errors, ended = list[Any](), list[BaseException](), threading.Event()
+
+    def work() -> None:
+        try:
+            modules.append(importlib.import_module("ortools.sat.python.cp_model"))
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            ended.set()
+
+    if threading.current_thread() is threading.main_thread():
+        threading.Thread(target=work, name="import of OR-Tools").start()
+    else:
+        work()
+    while not ended.wait(_PAUSE):
+        if task.done(of_nodes=False):
+            return None
+    if errors:
+        raise errors[0]
+    return modules[0]
 
 
 class _Model:
     """The CP-SAT model: one interval of addresses a job, one of time a piece, no two rectangles overlap."""
 
-    def __init__(self, task: Task, unit: int) -> None:
-        from ortools.sat.python import cp_model
-
+    def __init__(self, cp_model: Any, task: Task, unit: int) -> None:
         self._cp, self._unit, self._jobs = cp_model, unit, task.jobs
         self.model = cp_model.CpModel()
         most = task.arena // unit
@@ -101,23 +132,27 @@ class _Model:
         else:
             solver.parameters.num_workers = min(os.cpu_count() or 1, 8)
         status: list[Any] = []
-        thread = threading.Thread(
-            target=lambda: status.append(solver.solve(self.model, found.callback)), name="cp-sat", daemon=True
-        )
-        thread.start()
+        ended = threading.Event()  # Ctrl-C in Thread.join() would make it believe that the thread has ended
+
+        def work() -> None:
+            try:
+                status.append(solver.solve(self.model, found.callback))
+            finally:
+                ended.set()
+
+        threading.Thread(target=work, name="cp-sat", daemon=True).start()
         try:
-            self._watch(task, solver, found, thread)
+            self._watch(task, solver, found, ended)
         finally:
-            solver.stop_search()
-            thread.join()
+            while not ended.wait(_PAUSE):
+                solver.stop_search()  # again: it is lost on a search that has not begun
             self._offer(task, found)
         self._conclude(task, solver, status)
 
-    def _watch(self, task: Task, solver: Any, found: _Found, thread: threading.Thread) -> None:
+    def _watch(self, task: Task, solver: Any, found: _Found, ended: threading.Event) -> None:
         pause = 0.001
-        while thread.is_alive():
-            thread.join(pause)
-            pause = min(2 * pause, 0.02)
+        while not ended.wait(pause):
+            pause = min(2 * pause, _PAUSE)
             self._offer(task, found)
             if task.watch.reason(of_nodes=False) or (task.arena <= task.target):
                 solver.stop_search()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -41,12 +42,21 @@ class Stop:
             machine. None is unlimited with ``seconds`` or ``interrupt`` given, `DEFAULT_NODES` otherwise.
         target_bytes: an arena that is small enough.
         interrupt: polled some hundred times a second; True stops.
+
+    Raises:
+        ValueError: a limit that is negative or not a number.
     """
 
     seconds: float | None = None
     nodes: int | None = None
     target_bytes: int | None = None
     interrupt: Callable[[], bool] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "nodes", "target_bytes"):
+            limit = getattr(self, name)
+            if limit is not None and not limit >= 0:  # no number is neither
+                raise ValueError(f"{name}={limit} is no limit")
 
     @property
     def node_budget(self) -> int | None:
@@ -115,6 +125,23 @@ class Plan:
         """``1 - peak load / arena``, of the buffers or of a peak load in bytes; 0.0 for an empty arena."""
         peak = load if isinstance(load, int) else peak_load(load)
         return 1 - peak / self.arena_bytes if self.arena_bytes else 0.0
+
+    def keep(self, buffers: Buffers) -> Buffers:
+        """The buffers with their offsets fixed to those of this plan; solved with others, they stay there.
+
+        Args:
+            buffers: those that the plan places, or the first of them.
+
+        Raises:
+            PlanError: no offsets, more buffers than offsets, or several addresses for one buffer.
+        """
+        if self.offset is None:
+            raise PlanError("a plan without offsets keeps nothing")
+        if self.columns > 1:
+            raise PlanError(f"each buffer has {self.columns} addresses in turn; one can be fixed")
+        if len(buffers) > len(self.offset):
+            raise PlanError(f"{len(buffers)} buffers, and offsets for {len(self.offset)}")
+        return dataclasses.replace(buffers, offset=self.offset[: len(buffers), 0])
 
 
 def gap_of(arena_bytes: int, lower_bound_bytes: int) -> float:

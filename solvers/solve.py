@@ -10,6 +10,7 @@ import numpy as np
 
 from solvers._core import clash
 from solvers.bounds import lower_bound
+from solvers.crew import cores
 from solvers.greedy import quick
 from solvers.jobs import Jobs, jobs_of
 from solvers.pieces import pieces_of
@@ -42,12 +43,14 @@ def solve(
     seed: int = 0,
     solver: str = "auto",
     columns: int | None = None,
+    threads: int | None = None,
     on_improvement: Callable[[Plan], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
     """Find offsets for all buffers, in an arena as small as can be.
 
-    Deterministic: same buffers, seed and node budget, same plan, unless the clock or an interrupt stopped it.
+    Deterministic on one thread: same buffers, seed and node budget, same plan, unless the clock or an
+    interrupt stopped it.
     Groups are packed one after the other, on top of each other. On Ctrl-C the best plan so far is returned.
 
     Args:
@@ -58,13 +61,15 @@ def solve(
         solver: one of `SOLVERS`: "auto", "greedy" (no OR-Tools), "exact", or what others do.
         columns: after how many iterations addresses repeat, at least `Buffers.max_instances`; by default a
             few numbers are tried where a buffer outlives its iteration.
+        threads: how many search at once; by default one where nodes are limited, and one a core where only
+            the clock or an interrupt is.
         on_improvement: called from this thread with every plan that is better than the last.
         on_progress: called from this thread where the limits are looked at, whether or not there is a better
             plan: at most ten times a second, and first after a tenth of a second.
 
     Raises:
-        ValueError: no such solver, too few columns, a buffer alive over more than 64 periods, or absurdly
-            many bytes.
+        ValueError: no such solver, too few columns or threads, a buffer alive over more than 64 periods, or
+            absurdly many bytes.
         ModuleNotFoundError: "exact" without OR-Tools.
         KeyboardInterrupt: before there was any plan.
     """
@@ -76,11 +81,16 @@ def solve(
         raise ValueError(
             f"{columns} columns are fewer than the {buffers.max_instances} instances of a buffer"
         )
+    stop = stop or Stop()
+    if threads is None:
+        threads = cores() if stop.node_budget is None else 1
+    if threads < 1:
+        raise ValueError(f"{threads} threads are too few")
     tried = (
         [columns or buffers.max_instances] if columns or solver not in ROTATING else columns_to_try(buffers)
     )
     return _solve_each(
-        tried, buffers, capacity, stop or Stop(), seed, solver, on_improvement, Total(on_progress)
+        tried, buffers, capacity, stop, seed, solver, threads, on_improvement, Total(on_progress)
     )
 
 
@@ -91,6 +101,7 @@ def _solve_each(
     stop: Stop,
     seed: int,
     solver: str,
+    threads: int,
     on_improvement: Callable[[Plan], None] | None,
     total: Total,
 ) -> Plan:
@@ -112,7 +123,7 @@ def _solve_each(
     for k, columns in enumerate(tried):
         part = stop if len(tried) == 1 else part_of(stop, total.seconds, len(tried) - k)
         try:
-            plan = _Solve(buffers, bound, capacity, part, seed, solver, better, tell, columns).run()
+            plan = _Solve(buffers, bound, capacity, part, seed, solver, threads, better, tell, columns).run()
         except KeyboardInterrupt:
             if best is None:
                 raise
@@ -174,12 +185,14 @@ class _Solve:
         stop: Stop,
         seed: int,
         solver: str,
+        threads: int,
         on_improvement: Callable[[Plan], None] | None,
         on_progress: Callable[[Progress], None] | None,
         columns: int,
     ) -> None:
         self._buffers, self._capacity, self._seed, self._solver = buffers, capacity, seed, solver
         self._on_improvement, self._on_progress = on_improvement, on_progress
+        self._threads = threads
         self._watch = Watch(stop)
         self._bound = bound
         self._target = max(stop.target_bytes or 0, capacity or 0)
@@ -231,7 +244,7 @@ class _Solve:
 
         # Earlier groups leave the rest as much room as they can: only the last may stop at a target.
         target, capacity = (self._target, self._capacity) if last else (0, None)
-        return Task(jobs, self._watch, self._seed, target, capacity, found if last else None)
+        return Task(jobs, self._watch, self._seed, target, capacity, self._threads, found if last else None)
 
     def _tell(self, task: Task, on_progress: Callable[[Progress], None], k: int) -> None:
         """There is an arena for all only when there is one for the last group."""

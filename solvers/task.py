@@ -84,6 +84,7 @@ class Task:
         seed: of the solver's random numbers.
         target: an arena that is small enough; at least the lower bound.
         capacity: an arena above it is of no use, or None.
+        threads: how many may search at once.
         found: called with (offsets, arena) whenever a smaller arena was found.
         offsets: int64[len(jobs)], the best so far, or None.
         arena: its size.
@@ -96,6 +97,7 @@ class Task:
     seed: int = 0
     target: int = 0
     capacity: int | None = None
+    threads: int = 1
     found: Callable[[NDArray[np.int64], int], None] | None = None
     offsets: NDArray[np.int64] | None = None
     arena: int = 0

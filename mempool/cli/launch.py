@@ -30,6 +30,12 @@ OPTIONS = {
     "--quiet": False,
     "--json": True,
 }
+#: Of torchrun, as a module and as a script.
+TORCHRUN = ("torch.distributed.run", "torch.distributed.launch", "torchrun")
+NO_POOL_IN_RANKS = (
+    "torchrun trains in child processes, which have no pool: say `mempool run --children`, or let torchrun "
+    "start it, `torchrun --no-python ... mempool run train.py`"
+)
 _STARTUP = Path(__file__).parent / "startup"
 
 
@@ -87,6 +93,7 @@ def start(
     children: bool,
     quiet: bool,
     plan: str | None = None,
+    plan_is_of: str = "",
     max_reserved: int | None = None,
 ) -> None:
     """Become a plain Python that runs the program, with `mempool.cli.under` waiting in it."""
@@ -95,6 +102,7 @@ def start(
         "pid": os.getpid(),
         "record": record,
         "plan": plan,
+        "plan_is_of": plan_is_of,
         "json": json_file,
         "max_reserved": max_reserved,
         "explain": explain,
@@ -102,6 +110,8 @@ def start(
         "quiet": quiet,
         "pythonpath": pythonpath,
     }
+    if not children and is_torchrun(program):
+        sys.stderr.write(f"mempool: {NO_POOL_IN_RANKS}\n")
     environment = os.environ | {VARIABLE: json.dumps(options), "PYTHONPATH": _path(pythonpath)}
     sys.stdout.flush()
     sys.stderr.flush()
@@ -131,6 +141,12 @@ def _interpreter_flags() -> list[str]:
             elif letter not in "EIS":
                 found.append(f"-{letter}")
     return found
+
+
+def is_torchrun(program: Sequence[str]) -> bool:
+    """Whether the program is PyTorch's starter of processes that train together."""
+    what = program[0] if program[0] != "-m" else "".join(program[1:2])
+    return Path(what.removeprefix("-m")).name in TORCHRUN
 
 
 def exists(script: str) -> bool:

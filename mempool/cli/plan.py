@@ -53,6 +53,10 @@ def plan(
         float | None,
         typer.Option(min=0, metavar="SECONDS", help="Stop by the clock; such a plan is not reproducible."),
     ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many search at once; all cores with a time limit only, else one."),
+    ] = None,
     nodes: Annotated[int | None, typer.Option(min=0, help="Stop after so much work; reproducible.")] = None,
     capacity: Annotated[
         str | None,
@@ -112,6 +116,7 @@ def plan(
         work,
         solver,
         seed=seed,
+        threads=threads,
         capacity=size,
         stop=solvers.Stop(seconds=time_limit, nodes=nodes, target_bytes=target_bytes),
         close_enough=times,

@@ -100,7 +100,7 @@ def run(
     launch.start(
         program,
         record=_writable(record),
-        plan=_plan(plan),
+        **_plan(plan),
         json_file=_writable(json_file),
         max_reserved=None if max_reserved is None else chosen.max_reserved,
         explain=explain,
@@ -129,20 +129,23 @@ def _writable(path: Path | None) -> str | None:
     return str(path.absolute())
 
 
-def _plan(path: Path | None) -> str | None:
-    """The path of a plan that a pool accepts."""
+def _plan(path: Path | None) -> dict[str, str]:
+    """The path of a plan that a pool accepts, and whose it is."""
     if path is None:
-        return None
+        return {}
     from mempool import _core
     from mempool.plan_files import read_planned
+    from mempool.ranks import file_to_read
+    from solvers import read_plan
 
-    offset, alignment = read_planned(path).plan.offset, _core.HostDevice().alignment
+    own = file_to_read(str(path))
+    offset, alignment = read_planned(own).plan.offset, _core.HostDevice().alignment
     if offset is not None and bool((offset[offset >= 0] % alignment).any()):
         why = (
             f"its offsets are not multiples of {alignment}; make it by `mempool plan --alignment {alignment}`"
         )
-        raise Stop(ExitCode.FILE, f"{path}: {why}")
-    return str(path.absolute())
+        raise Stop(ExitCode.FILE, f"{own}: {why}")
+    return {"plan": str(path.absolute()), "plan_is_of": read_plan(own)[2].get("client", "")}
 
 
 def _settings(**given: Any) -> Settings:

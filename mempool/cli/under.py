@@ -66,7 +66,7 @@ class Run:
         self._pid = os.getpid()
         self._finishing = False
         self._killed_by = 0
-        self._plan_is_of: str | None = None  # the framework that the plan names
+        self._plan_is_of: str = options["plan_is_of"]  # the framework, or empty
         self._plan_used = False
         self._masks: dict[int, Any] = {}  # of threads that fork: what they blocked before
 
@@ -129,13 +129,6 @@ class Run:
         path: str | None = self.options["plan"]
         if path is None:
             return None
-        from mempool import _core
-
-        if self._plan_is_of is None:
-            with _core.Bypass():  # another framework's pool may serve already
-                from solvers import read_plan
-
-                self._plan_is_of = read_plan(path)[2].get("client", "")
         if self._plan_is_of not in ("", framework):
             return None
         self._plan_used = True
@@ -177,15 +170,17 @@ class Run:
                 _say(f"the trace of {name} was not written: {error}")
         if self.options["json"] is not None and not self.is_child:
             from mempool.cli.output import write_json
+            from mempool.ranks import own_file
 
             said = {name: report.to_dict() for name, report in reports.items()}
-            write_json({"pid": os.getpid(), "pools": said}, self.options["json"])
+            write_json({"pid": os.getpid(), "pools": said}, own_file(self.options["json"]))
         if self.options["quiet"]:
             return
         who = f" (process {os.getpid()})" if self.is_child else ""
         used = {name: report for name, report in reports.items() if report.values["allocations"]}
         for name, report in (used or reports).items():
-            _write(f"{report}{who}")
+            title, _, rest = str(report).partition("\n")
+            _write(f"{title}{who}\n{rest}")
             if name in explained:
                 _write(explained[name])
         if reports and self.options["plan"] is not None and not self._plan_used and not self.is_child:
@@ -195,7 +190,10 @@ class Run:
 
     def _put_aside(self, framework: str, *, used: bool) -> None:
         """What another framework's trace may have the name of goes under its own, or if it is empty, away."""
+        from mempool.ranks import own_file
+
         path = self._own(self.options["record"])
+        path = None if path is None else own_file(path)
         if path is None or not os.path.isfile(path):  # noqa: PTH113
             return
         stem, suffix = os.path.splitext(path)  # noqa: PTH122

@@ -36,6 +36,7 @@ Table stats(Client& client) {
   d["small_live"] = gauge(s.small_live);
   d["outcomes"] = outcomes(s.outcomes);
   d["steady"] = outcomes(s.steady);
+  d["latest"] = outcomes(s.latest);
   d["deferred_bytes"] = s.deferred_bytes;
   d["deferred_blocks"] = s.deferred_blocks;
   d["deferred_small_blocks"] = s.deferred_small_blocks;
@@ -56,6 +57,7 @@ Table state(Client& client) {
   d["iterations"] = s.iterations;
   d["marks"] = s.marks;
   d["plan_active_at_iteration"] = s.plan_active_at_iteration;
+  d["latest_plan_active_at_iteration"] = s.latest_plan_active_at_iteration;
   d["settled"] = s.settled;
   d["spoilt"] = s.spoilt;
   d["allocations"] = s.allocations;

@@ -223,7 +223,7 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
     resized->done = given.address != 0;
   }
   if (given.address == 0) {
-    const bool in_step = (outcome != Outcome::exhausted && sequence.follower.in_step()) ||
+    const bool in_step = sequence.follower.in_step() ||
                          std::any_of(sequences_.begin(), sequences_.end(),
                                      [&](const Sequence& other) { return &other != &sequence && other.follower.plays(); });
     given = pool_->allocate_dynamic(bytes, stream, (replaying_ && in_step) || pool_->anyone_plays(this));
@@ -479,7 +479,7 @@ OutOfMemory Client::last_out_of_memory() noexcept { return ThreadCache::mine().o
 Client::State Client::state() {
   const Guarded guard(pool_->lock);
   return {ring_.on(), tape_.on(),  marked_,           replaying_,   iterations_, marks_,
-          active_at_, settled(),   spoilt_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped(),
+          active_at_, latest_at_, settled(),   spoilt_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped(),
           ring_.kept(), tape_.lost(), tape_.spilt(), pool_->layouts() - layouts_, needed_bytes(), refusal_};
 }
 
@@ -492,6 +492,7 @@ ClientStats Client::stats() {
   stats.deferred_small_bytes = pool_->deferred_small().bytes;
   for (std::size_t i = 0; replaying_ && i < stats.steady.size(); ++i) {
     stats.steady[i] = stats.outcomes[i] - before_steady_[i];
+    stats.latest[i] = stats.outcomes[i] - before_latest_[i];
   }
   return stats;
 }

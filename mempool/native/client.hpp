@@ -170,7 +170,8 @@ class Client : private Live<Client> {
     bool recording = false, tape = false, marked = false, replaying = false;
     std::uint64_t iterations = 0;        // boundaries seen
     std::uint64_t marks = 0;
-    std::uint64_t plan_active_at_iteration = 0;  // 0: not yet
+    std::uint64_t plan_active_at_iteration = 0;  // the first one; 0: not yet
+    std::uint64_t latest_plan_active_at_iteration = 0;
     bool settled = false;                // so many iterations without a miss that no longer period is to be expected
     std::uint64_t spoilt = 0;            // a score: up with every iteration that missed, down with every clean one
     std::uint64_t allocations = 0;       // of at least the small-size threshold
@@ -251,8 +252,8 @@ class Client : private Live<Client> {
   void watch_blockers() noexcept;
   std::uint64_t large_allocations() const noexcept;
   std::uint64_t misses() const noexcept;         // ever
-  std::uint64_t steady_misses() const noexcept;  // since the plan took effect
-  void begin_steady() noexcept;
+  std::uint64_t latest_misses() const noexcept;  // since the latest plan took effect
+  void begin_latest() noexcept;
   void perhaps_in_effect() noexcept;
   bool settled() const noexcept;
   void judge_iteration() noexcept;
@@ -305,10 +306,11 @@ class Client : private Live<Client> {
   unsigned dynamic_ = 0;              // depth of dynamic scopes
   bool between_ = false;              // between the end of a marked region and the next one's beginning
   bool marked_ = false, replaying_ = false;
-  std::uint64_t iterations_ = 0, marks_ = 0, active_at_ = 0, spoilt_ = 0;
-  std::uint64_t clean_ = 0;           // iterations in a row without a miss, since the plan took effect
+  std::uint64_t iterations_ = 0, marks_ = 0, active_at_ = 0, latest_at_ = 0, spoilt_ = 0;
+  std::uint64_t clean_ = 0;           // iterations in a row without a miss, since the latest plan took effect
   std::uint64_t longest_clean_ = 0;   // of those before a miss
-  decltype(ClientStats::outcomes) before_steady_{};  // when the plan took effect
+  decltype(ClientStats::outcomes) before_steady_{};  // when the first plan took effect
+  decltype(ClientStats::outcomes) before_latest_{};  // and when the latest did
   std::uint64_t misses_before_ = 0;   // when this iteration began
   std::uint64_t turn_ = 0;            // the number of the iteration in which all followers began together last
   std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // iterations of all clients

@@ -33,8 +33,11 @@ void Client::have_arena() noexcept {
   if (pool_->arena_bytes() >= needed_bytes()) refusal_ = Refusal::none;
   const bool enough = largest(pool_->arena_bytes()) != nullptr;  // for one pattern
   if (std::exchange(replaying_, enough || (replaying_ && pool_->arena_bytes() != 0)) || !replaying_) return;
-  if (active_at_ == 0) active_at_ = iterations_ + 1;
-  begin_steady();
+  if (active_at_ == 0) {
+    active_at_ = iterations_ + 1;
+    before_steady_ = stats_.outcomes;
+  }
+  begin_latest();
 }
 
 // The largest that a pattern needs, or else the largest that can be had: who needs more hinders nobody.
@@ -106,11 +109,13 @@ std::uint64_t Client::misses() const noexcept {
   return misses;
 }
 
-// Counting the steady state begins here. It is a difference, so that a hit pays for one counter.
-void Client::begin_steady() noexcept {
+// The latest plan takes effect, and how well that is followed is counted anew. It is a difference, so that a hit pays for one
+// counter.
+void Client::begin_latest() noexcept {
   coming_ = nullptr;
+  latest_at_ = iterations_ + 1;
   clean_ = longest_clean_ = spoilt_ = 0;
-  before_steady_ = stats_.outcomes;
+  before_latest_ = stats_.outcomes;
   misses_before_ = 0;
   divergences_.clear();  // they belonged to another plan
 }
@@ -121,14 +126,14 @@ void Client::perhaps_in_effect() noexcept {
   if (coming_ == nullptr || !replaying_) return;
   for (const Sequence& sequence : sequences_) {
     const Follower& one = sequence.follower;
-    if (one.pattern() == coming_ && one.position() <= 1) return begin_steady();
+    if (one.pattern() == coming_ && one.position() <= 1) return begin_latest();
   }
 }
 
-std::uint64_t Client::steady_misses() const noexcept {
+std::uint64_t Client::latest_misses() const noexcept {
   std::uint64_t misses = 0;
   for (std::size_t i = 0; i < stats_.outcomes.size(); ++i) {
-    if (is_miss(static_cast<Outcome>(i))) misses += stats_.outcomes[i] - before_steady_[i];
+    if (is_miss(static_cast<Outcome>(i))) misses += stats_.outcomes[i] - before_latest_[i];
   }
   return misses;
 }
@@ -136,11 +141,11 @@ std::uint64_t Client::steady_misses() const noexcept {
 // A difference at every hundredth iteration is part of a period of a hundred, and shows when it has come several times.
 // Who has left the pattern comes to no boundary that would say so.
 bool Client::settled() const noexcept {
-  return clean_ >= std::max(kCleanIterations, 4 * longest_clean_) && steady_misses() == misses_before_;
+  return clean_ >= std::max(kCleanIterations, 4 * longest_clean_) && latest_misses() == misses_before_;
 }
 
 void Client::judge_iteration() noexcept {
-  const std::uint64_t misses = steady_misses();
+  const std::uint64_t misses = latest_misses();
   if (replaying_) {
     const bool clean = misses == misses_before_;
     if (!clean) longest_clean_ = std::max(longest_clean_, clean_);

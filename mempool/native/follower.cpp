@@ -20,7 +20,7 @@ void Follower::enter(Pattern* pattern, const Table* table, std::uint32_t positio
   if (position != 0) table->player = this;
   position_ = position;
   column_ = static_cast<std::uint32_t>(iteration_ % pattern->unroll);
-  strays_ = 0;
+  strays_ = beyond_ = 0;
 }
 
 // Whether another one has begun the part. One that stands still while this one goes on does not play, and one that has come
@@ -212,7 +212,10 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     const bool ends_here = !marked || !pattern_->cyclic;
     // Unless the next iteration begins with this size, another pattern may begin like this whole one and go on.
     if (!(ends_here && next_begins_with(pattern_, size)) && clean_ && switch_table(size, known)) return matched();
-    if (!ends_here) return Match::none(Outcome::exhausted);
+    if (!ends_here) {
+      ++beyond_;
+      return Match::none(Outcome::exhausted);
+    }
     begin_next();
     if (table_ != nullptr && position_ == 0 && played(*table_)) return yield_part(size, known);
     if (expects(size)) return matched();

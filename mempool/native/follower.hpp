@@ -96,7 +96,7 @@ class Follower {
   // It has begun its part, so that the places it is about to use should stay free.
   bool plays() const noexcept { return table_ != nullptr && plays(*table_); }
   bool follows(const Table& table) const noexcept { return table_ == &table; }
-  bool in_step() const noexcept { return table_ != nullptr && strays_ < kWindow; }
+  bool in_step() const noexcept { return table_ != nullptr && strays_ < kWindow && beyond_ < kWindow; }
 
  private:
   // Whether the next position is for this size; nothing else may hand one out.
@@ -142,6 +142,7 @@ class Follower {
   std::uint32_t position_ = 0;   // the next expected
   std::uint32_t column_ = 0;     // iteration_ % unroll
   std::uint32_t strays_ = 0;     // allocations since the last match, or since leaving
+  std::uint32_t beyond_ = 0;     // allocations behind the iteration's last, before the mark
   std::uint32_t debt_ = 0;       // differences in short succession
   std::uint64_t last_stray_ = 0; // count_ at the last difference
   bool clean_ = true;            // everything matched since the iteration began

@@ -53,7 +53,8 @@ struct ClientStats {
   Gauge small_requested;  // bytes asked for by these, counted in `requested` too
   Gauge small_live;       // and in use after rounding, counted in `live` too
   std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> outcomes{};
-  std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> steady{};  // since the plan took effect; filled in when asked for
+  std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> steady{};  // since the first plan took effect; filled in when asked for
+  std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> latest{};  // since the latest did; likewise
   // Of the pool: freed, and waiting for other streams; filled in when asked for.
   std::size_t deferred_bytes = 0, deferred_blocks = 0;
   std::size_t deferred_small_bytes = 0, deferred_small_blocks = 0;

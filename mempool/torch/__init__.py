@@ -100,15 +100,32 @@ class TensorPool(Pool):
     def watch(self, optimizer: torch.optim.Optimizer) -> Any:
         """End an iteration at every step of the optimizer.
 
+        Inside `iteration`, which ends iterations itself, such a step raises `UsageError` before it begins.
+
         Returns:
             A handle, whose ``remove()`` ends it.
         """
-        return optimizer.register_step_post_hook(lambda *_: self.step())
+        return _Watch(
+            optimizer.register_step_pre_hook(lambda *_: self._check_outside_iterations()),
+            optimizer.register_step_post_hook(lambda *_: self.step()),
+        )
 
     def close(self) -> None:
         """Leave PyTorch and stop planning. Tensors stay valid."""
         _place.leave(self, self.stop_serving)
         super().close()
+
+
+class _Watch:
+    """Hooks of an optimizer."""
+
+    def __init__(self, *hooks: Any) -> None:
+        self._hooks = hooks
+
+    def remove(self) -> None:
+        """Take them away."""
+        for hook in self._hooks:
+            hook.remove()
 
 
 _place: Place[TensorPool] = place_of("PyTorch", "mempool.torch")

@@ -15,11 +15,13 @@ from mempool.cuda import DRIVER
 from mempool.errors import UsageError
 from mempool.settings import NEVER, settings
 from mempool.torch import TensorPool, companion, diagnosis, statistics
+from mempool.versions import TESTED
 
 if TYPE_CHECKING:
     from mempool.report import Report
 
 log = logging.getLogger("mempool")
+OLDEST = ".".join(map(str, TESTED["torch"][0]))
 #: PyTorch's allocator object, once it is ours: it and our functions are in use until the process ends.
 _allocator: Any = None
 #: The pool that serves, which a closed one does until the next.
@@ -64,7 +66,11 @@ class CudaPool(TensorPool):
             raise UsageError(f"no CUDA device {index}; PyTorch sees {count}")
         memory = settings(memory=options.get("memory")).memory
         options["share"] = sharing.pool_of(options.get("share"), index)
-        self._cuda = sharing.cuda_device(index, driver, options["share"], memory)
+        try:
+            self._cuda = sharing.cuda_device(index, driver, options["share"], memory)
+        except UsageError:
+            _refuse_without_cuda()  # which explains it better
+            raise
         super().__init__(self._cuda, **options)
 
     @property
@@ -104,6 +110,13 @@ class CudaPool(TensorPool):
         return super().report() if self._final is None else self._final
 
 
+def _refuse_without_cuda() -> None:
+    import torch
+
+    if not torch.backends.cuda.is_built():
+        raise UsageError(f"PyTorch {torch.__version__} was built without CUDA: install a build with CUDA")
+
+
 def _become_allocator() -> None:
     """Make our functions PyTorch's allocator, for good."""
     global _allocator
@@ -117,7 +130,9 @@ def _become_allocator() -> None:
     functions = _core.torch_cuda_functions()
     made = torch._C._cuda_customAllocator(functions.pop("alloc"), functions.pop("free"))
     if missing := [name for name in functions if not hasattr(made, name)]:
-        raise UsageError(f"PyTorch {torch.__version__} lacks {', '.join(missing)}; 2.3 and later have them")
+        raise UsageError(
+            f"PyTorch {torch.__version__} lacks {', '.join(missing)}; {OLDEST} and later have them"
+        )
     for name, address in functions.items():
         getattr(made, name)(address)
     try:

@@ -53,7 +53,7 @@ class Repair {
   static constexpr int most_packs = 4;
   static constexpr double most_doubt = 0.03;
   static constexpr double least_depth = 0.004;
-  static constexpr int64_t first_budget = 1'000'000;
+  static constexpr int64_t first_budget = 1'000'000, most_budget = int64_t{1} << 40;
 
   enum class Phase { choosing, packing, searching };
 
@@ -121,6 +121,7 @@ class Repair {
     part_ /= 2;
     if (part_ > 0.005) return;
     part_ = 0.25;
+    if (budget_ >= most_budget) return;
     most_ *= 2;
     most_searched_ *= 2;
     budget_ *= 2;

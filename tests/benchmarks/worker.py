@@ -101,6 +101,21 @@ class Model:
         return float(loss.detach()).hex()
 
 
+PLANNING = (
+    "mempool.planned",
+    "mempool.recording",
+    "mempool.report",
+    "solvers",
+    "traces.pattern",
+    "traces.workload",
+)
+IN_TORCH = (
+    "mempool.torch.companion",
+    "mempool.torch.cpu",
+    "mempool.torch.cuda",
+    "mempool.torch.diagnosis",
+    "mempool.torch.statistics",
+)
 IN_NUMPY = {"network": Training, "wander": Wandering}
 
 
@@ -108,10 +123,10 @@ class Worker:
     """A workload under an allocator."""
 
     def __init__(self, workload: str, allocator: str) -> None:
-        # What a planner will import, so that it counts as baseline in every process.
-        for name in ("mempool.planned", "mempool.report", "solvers", "traces.pattern", "traces.workload"):
-            importlib.import_module(name)
+        # What a pool and its planner will import, so that it counts as baseline in every process.
         in_torch = workload not in IN_NUMPY
+        for name in (*PLANNING, *(IN_TORCH if in_torch else ())):
+            importlib.import_module(name)
         adapter = importlib.import_module("mempool.torch" if in_torch else "mempool.numpy")
         if in_torch:
             importlib.import_module("mempool.demo.torch_network").warm_up()

@@ -118,6 +118,8 @@ def test_a_truncated_file_is_refused_wherever_it_is_cut(
         (["plan", "t.trace", "--capacity", "9" * 400], 2, "more than any memory has"),
         (["plan", "t.trace", "--wait-bytes", "-1"], 2, "--wait-bytes"),
         (["plan", "t.trace", "--seed", "x"], 2, "--seed"),
+        (["plan", "t.trace", "--time-limit", "nan"], 2, "--time-limit"),
+        (["plan", "t.trace", "--nodes", "-1"], 2, "--nodes"),
         (["plan", "t.trace", "-o", "t.trace"], 2, "overwrite"),
         (["plan", "t.trace", "-o", "no/folder/p"], 3, "no/folder/p: No such file"),
         (["plan", "t.trace", "-o", "."], 3, "Is a directory"),

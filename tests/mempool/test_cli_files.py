@@ -17,8 +17,9 @@ import pytest
 
 from mempool.cli.app import call
 from mempool.report import binary
-from solvers import check, peak_load, read_plan, task
+from solvers import SOLVERS, check, peak_load, read_plan, task
 from traces import Buffers, Trace
+from traces.instances import aligned
 from traces.minimalloc import write_csv
 from traces.parquet import write_trace
 from traces.workload import generate
@@ -195,21 +196,55 @@ def test_ctrl_c_keeps_the_best_plan(folder: Path) -> None:
     rng = np.random.default_rng(0)
     start = rng.integers(0, 3000, 3000)
     write_csv(
-        Buffers.of(start, start + rng.integers(1, 400, 3000), rng.integers(1, 1 << 20, 3000)), "big.csv"
+        Buffers.of(start, start + rng.integers(1, 400, 3000), rng.integers(1, 1 << 20, 3000)), "greedy.csv"
     )
-    process = subprocess.Popen(
-        [COMMAND, "plan", "big.csv", "-o", "s.csv", "--solver", "greedy", "--time-limit", "100", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    write_csv(aligned(29, 350), "exact.csv")
+    limited = ["--time-limit", "100", "--json"]
+    processes = {
+        solver: subprocess.Popen(
+            [COMMAND, "plan", f"{solver}.csv", "-o", f"{solver}.plan", *limited, "--solver", solver],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for solver in ("greedy", "exact")
+    }
     time.sleep(5)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert json.loads(out)["stopped_by"] == "interrupt"
-    assert err.count("\n") == 1
-    assert call(["check", "s.csv", "big.csv"]) == 0
+    for solver, process in processes.items():
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 130, err
+        assert json.loads(out)["stopped_by"] == "interrupt"
+        assert err.count("\n") == 1
+        assert call(["check", f"{solver}.plan", f"{solver}.csv"]) == 0
+
+
+FEW = {
+    "none": ("id,lower,upper,size\n", 0),
+    "one": ("id,lower,upper,size\na,0,5,7\n", 7),
+    "no lifetimes": ("id,lower,upper,size\na,3,3,7\nb,4,4,9\n", 0),
+    "no bytes": ("id,lower,upper,size\na,0,5,0\nb,0,5,0\n", 0),
+    "almost too many bytes": ("id,lower,upper,size\na,0,2,2305843009213693950\nb,0,2,1\n", 2**61 - 1),
+}
+
+
+@pytest.mark.parametrize("content", FEW)
+@pytest.mark.parametrize("solver", list(SOLVERS))
+def test_little_or_nothing_is_planned_and_checked(
+    folder: Path, solver: str, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, arena = FEW[content]
+    Path("few.csv").write_text(text)
+    code, planned = said(capsys, "plan", "few.csv", "-o", "few.plan", "--solver", solver, "--json")
+    assert (code, planned["status"], planned["arena_bytes"]) == (0, "optimal", arena)
+    assert said(capsys, "check", "few.plan", "few.csv", "--json")[1]["ok"] is True
+
+
+@pytest.mark.full
+def test_a_million_identical_buffers_are_planned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_csv(Buffers.of(np.arange(10**6), np.arange(10**6) + 100, 512), "many.csv")
+    code, planned = said(capsys, "plan", "many.csv", "--nodes", "0", "--json")
+    assert (code, planned["status"], planned["arena_bytes"]) == (0, "optimal", 51_200)
 
 
 def test_info_counts_what_a_trace_holds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

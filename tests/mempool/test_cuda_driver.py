@@ -252,8 +252,5 @@ def test_the_fake_driver_tells_of_calls_from_a_wrong_context(fake: FakeCuda) -> 
     assert driver.cuEventRecord(event, ctypes.c_void_p(stream)) == 0
     assert driver.cuEventRecord(event, ctypes.c_void_p(0)) != 0
     fake.set_current(0)
-    assert fake.faults == [
-        "a stream of another context than the current one",
-        "an event is recorded on a stream of another context",
-    ]
+    assert fake.faults == ["an event is recorded on a stream of another context"]
     fake.reset()

@@ -88,3 +88,16 @@ def test_without_the_guard_of_the_arena_live_buffers_overlap(folder: Path) -> No
     program = harness(folder, "none", mutations=True)
     assert stress(program, "pages", 2, 4).returncode == 0
     assert any("overlap" in stress(program, "pages", seed, 4, removed="cells").stderr for seed in range(3))
+
+
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+def test_page_locked_memory_waits_for_the_streams_that_copy_it(folder: Path, sanitizer: str) -> None:
+    """See tests/native/pinned.cpp."""
+    if not build.has_sanitizer(sanitizer):
+        pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")
+    program = build.build("pinned", folder, sanitizer=sanitizer)
+    driver = build.build_library("fake_cuda", folder, sanitizer=sanitizer)
+    for seed in range(3):
+        command = [str(program), str(driver), str(seed), "150"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"

@@ -111,8 +111,8 @@ def test_a_threads_default_stream_is_that_threads_wherever_the_array_goes(
     thread = threading.Thread(target=use)
     thread.start()
     thread.join()
-    kept.clear()
     waits = fake.calls("cuCtxSynchronize")
+    kept.clear()
     other = pool.empty(MIB, "u1")
     assert address(other) != first or fake.calls("cuCtxSynchronize") > waits
     other[:] = 1

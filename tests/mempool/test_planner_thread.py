@@ -193,6 +193,24 @@ def test_what_planning_left_in_the_heap_goes_back_though_nothing_more_happens(
         assert trims[1] - trims[0] >= 1.0
 
 
+def test_so_does_what_a_look_in_vain_left_beside_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    learn = Learner.learn
+
+    def told(learner: Learner) -> bool:
+        learned = learn(learner)
+        events.append("plan" if learned else "nothing")
+        return learned
+
+    monkeypatch.setattr(Learner, "learn", told)
+    monkeypatch.setattr(planner._core, "give_back_host_heap", lambda: events.append("trim"))
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        until(lambda: "plan" in events, marked(pool, memory))
+        until(lambda: "nothing" in events[events.index("plan") :], marked(pool, memory))
+        until(lambda: events[-1] == "trim", lambda: None, seconds=10)
+
+
 def test_a_loop_is_planned_after_many_equal_buffers_that_stay() -> None:
     """As those of a data set that is loaded first: they recur, and there is nothing in them to plan."""
     with Pool(simulated()) as pool:

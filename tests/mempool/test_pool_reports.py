@@ -93,6 +93,26 @@ def test_the_fragmentation_in_a_report_is_that_of_the_numbers_beside_it(pool: Po
     assert rows["arena held now"].startswith(f"{values['arena_bytes']:,} B")
 
 
+def test_a_later_plan_hides_no_miss_of_an_earlier_one(pool: Pool) -> None:
+    """The steady state begins with the first plan; how the latest does is told beside it."""
+    memory = programs.Watched(pool)
+    run(pool, lambda _: programs.layers(memory), 10, marks=True)
+    early = pool.report()
+    assert early.values["misses"] == 0
+    assert "latest plan" not in str(early)
+    run(pool, lambda _: programs.layers(memory, scale=4096), 20, marks=True, first=10)
+    late = pool.report().to_dict()
+    assert late["plan_active_at_iteration"] == early.values["plan_active_at_iteration"]
+    assert late["latest_plan_active_at_iteration"] > 11
+    assert late["latest_plan_misses"] == 0
+    assert late["misses"] == late["misses_total"] == sum(late["misses_by_reason"].values()) >= 60
+    assert late["hit_rate"] == late["hits"] / (late["hits"] + late["misses"]) < 1
+    said = dict(pool.report().rows())
+    assert said["latest plan from iteration"] == str(late["latest_plan_active_at_iteration"])
+    assert said["misses by reason"].startswith("other_size ")
+    assert said["misses since then"] == "0"
+
+
 def test_what_misses_is_explained_with_sizes_and_a_remedy(pool: Pool) -> None:
     memory = programs.Watched(pool)
     run(pool, lambda _: programs.layers(memory), 10, marks=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,11 @@ def test_an_untested_version_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) 
     with pytest.warns(RuntimeWarning, match=r"tested with numpy 1.0 to 1.1, not with"):
         versions.warn_if_untested("numpy")
     versions.warn_if_untested("numpy")
+
+
+def test_the_oldest_pytorch_is_the_same_everywhere() -> None:
+    """In what pip may install, what is warned about, and what the documentation says."""
+    root, oldest = Path(__file__).parents[2], ".".join(map(str, versions.TESTED["torch"][0]))
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["torch"] == [f"torch>={oldest}"]
+    assert f"| PyTorch | {oldest} |" in (root / "docs" / "versions.md").read_text()

@@ -10,9 +10,12 @@
 #include <optional>
 
 #include "branching.hpp"
+#include "fullest.hpp"
 #include "packer.hpp"
+#include "repair.hpp"
 #include "search.hpp"
 #include "skyline.hpp"
+#include "stack.hpp"
 
 namespace {
 
@@ -22,7 +25,7 @@ using packing::Random;
 constexpr int64_t kMost = int64_t{1} << 62;  // sizes, alignments and fixed offsets of a problem together
 
 struct Counts {
-  unsigned long long jobs = 0, clashes = 0, plans = 0, given_up = 0, improved = 0, found = 0, refuted = 0, open = 0,
+  unsigned long long jobs = 0, clashes = 0, plans = 0, given_up = 0, improved = 0, repaired = 0, found = 0, refuted = 0, open = 0,
                      refused = 0;
 } counts;
 
@@ -224,6 +227,49 @@ void valleys(const Problem& problem, Random& random, Judge& judge) {
   }
 }
 
+void fullest(const Problem& problem, Random& random, Judge& judge) {
+  const int32_t n = problem.jobs.count();
+  const int64_t unlimited = std::numeric_limits<int64_t>::max();
+  for (int32_t k = 0; k < 3; ++k) {
+    const int64_t limit = k == 0 || random.below(2) == 0 ? unlimited : up_to(random, judge.smallest());
+    const double doubt = random.below(2) == 0 ? 0 : random.unit();
+    const auto offset =
+        packing::pack_fullest(problem.jobs, any_order(random, n), up_to(random, judge.smallest()), limit, doubt, random);
+    if (offset.empty() && limit == unlimited) fail("fullest", "gave up without a limit");
+    if (offset.empty()) ++counts.given_up;
+    else if (judge.plan("fullest", offset) > limit) fail("fullest", "above the limit");
+  }
+  packing::Cancel cancel;
+  cancel.cancel();
+  const bool any = !packing::ValleyPacker(problem.jobs).candidates().empty();
+  if (any && !packing::pack_fullest(problem.jobs, any_order(random, n), 0, unlimited, 0, random, cancel).empty())
+    fail("fullest", "went on though it was told to give up");
+}
+
+// From a plan of some order, unless there are more bytes than it is given.
+void repair(const Problem& problem, Random& random, Judge& judge) {
+  const Jobs& jobs = problem.jobs;
+  double bytes = 0;
+  for (int32_t j = 0; j < jobs.count(); ++j)
+    bytes += static_cast<double>(jobs.size[j]) + static_cast<double>(jobs.mask[j]) + std::max(0.0, double(jobs.fixed[j]));
+  if (bytes > 0x1p61) return;
+  packing::ValleyPacker packer(jobs);
+  packer.pack(any_order(random, jobs.count()), std::numeric_limits<int64_t>::max());
+  packing::Repair repair(jobs, packer.offsets(), random.next());
+  for (int32_t k = 0; k < 4; ++k) {
+    const int64_t before = repair.arena();
+    const bool better = repair.advance(1 + random.below(200000), random.below(2) == 0 ? 0 : before / 2);
+    if (better != (repair.arena() < before)) fail("repair", "said wrongly whether it made the arena smaller");
+    if (better) ++counts.repaired;
+    if (judge.plan("repair", repair.offsets()) != repair.arena()) fail("repair", "a wrong arena");
+  }
+}
+
+void stacks(const Problem& problem, Random& random, Judge& judge) {
+  const int64_t bound = packing::Stacks(problem.jobs, up_to(random, 1 << 16)).bound();
+  judge.refuted("stacks", bound - 1);
+}
+
 void fits(const Problem& problem, Random& random, Judge& judge) {
   packing::Packer packer(problem.jobs);
   using packing::Rule;
@@ -291,8 +337,11 @@ void run(uint64_t seed, bool spoil) {
   clash(problem);
   Judge judge(problem, spoil);
   valleys(problem, random, judge);
+  fullest(problem, random, judge);
   fits(problem, random, judge);
   search(problem, random, judge);
+  repair(problem, random, judge);
+  stacks(problem, random, judge);
   for (int32_t k = 0; k < 6; ++k) branch(problem, random, judge);
 }
 
@@ -306,7 +355,7 @@ int main(int argc, char** argv) {
   const auto print = [](const char* name, unsigned long long value) { std::printf("\"%s\": %llu, ", name, value); };
   std::printf("{");
   print("jobs", counts.jobs), print("clashes", counts.clashes), print("plans", counts.plans);
-  print("given up", counts.given_up), print("improved", counts.improved), print("found", counts.found);
+  print("given up", counts.given_up), print("improved", counts.improved), print("repaired", counts.repaired), print("found", counts.found);
   print("refuted", counts.refuted), print("open", counts.open), print("refused", counts.refused);
   std::printf("\"seeds\": %llu}\n", static_cast<unsigned long long>(seeds));
 }

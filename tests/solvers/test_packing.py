@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 from typing import TYPE_CHECKING
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from instances import crossing
 
-from solvers import Plan, Status, Stop, _core, aside, check, lower_bound, peak_load, solve
+from solvers import Plan, PlanError, Status, Stop, _core, aside, check, lower_bound, peak_load, solve
+from solvers.crew import Crew
 from solvers.jobs import jobs_of
 from solvers.task import Task, Watch
 from traces import instances
@@ -96,9 +99,21 @@ def test_a_repaired_plan_is_a_plan_and_lower(buffers: Buffers, seed: int) -> Non
             arenas.append(repair.arena)
             assert repair.arena == int((repair.offsets + buffers.size).max())
     assert all(after < before for before, after in itertools.pairwise(arenas))
-    assert len(arenas) > 1 or arenas[0] <= jobs.lower_bound + int(
-        buffers.size.max() + buffers.alignment.max()
-    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_repair_alone_comes_near_the_load(seed: int) -> None:
+    """From a stack of all buffers, the lowest of which stays where it is."""
+    offset = np.full(200, -1)
+    offset[0] = 0
+    buffers = dataclasses.replace(hard(), offset=offset)
+    begin = np.cumsum(buffers.size) - buffers.size
+    jobs = jobs_of(buffers)
+    repair = _core.Repair(jobs.native(), begin, seed)
+    while repair.looks < 100_000_000 and repair.arena > 1.05 * jobs.lower_bound:
+        repair.advance(1_000_000, jobs.lower_bound)
+    check(plan_of(buffers, repair.offsets), buffers)
+    assert repair.arena <= 1.05 * jobs.lower_bound
 
 
 def test_what_has_a_fixed_offset_is_not_repaired() -> None:
@@ -228,3 +243,107 @@ def test_ctrl_c_ends_what_is_done_aside(many: Task) -> None:
     for thread in threading.enumerate():
         if thread.name == "packing":
             thread.join()
+
+
+def hard() -> Buffers:
+    """No order comes near the load at once."""
+    random = np.random.default_rng(5)
+    start = random.integers(0, 60, 200)
+    return Buffers.of(start, start + random.integers(1, 30, 200), random.integers(1, 1 << 20, 200))
+
+
+def packing_threads() -> int:
+    return sum(thread.name.startswith("packing") for thread in threading.enumerate())
+
+
+def test_several_threads_search_and_end() -> None:
+    """Where one alone goes on for long."""
+    buffers, seen = instances.flat(10_000, 0), list[int]()
+
+    def enough() -> bool:
+        seen.append(packing_threads())
+        return seen.count(2) > 3
+
+    plan = solve(buffers, stop=Stop(interrupt=enough), threads=3)
+    check(plan, buffers)
+    assert plan.stopped_by == "interrupt"
+    assert max(seen) == 2
+    assert packing_threads() == 0
+
+
+def test_what_the_crew_finds_is_the_tasks() -> None:
+    """Nobody else searches here."""
+    buffers = hard()
+    task = Task(jobs_of(buffers), Watch(Stop()))
+    first = np.cumsum(buffers.size) - buffers.size
+    task.offer(first, int(buffers.size.sum()))
+    crew = Crew(task, 2, branch=True)
+    try:
+        while task.arena > 1.2 * task.lower_bound:
+            crew.share(task)
+    finally:
+        crew.end()
+    assert packing_threads() == 0
+    assert task.watch.nodes > 0
+    assert task.offsets is not None
+    check(plan_of(buffers, task.offsets), buffers)
+
+
+def test_what_the_crew_refutes_raises_the_bound() -> None:
+    task = Task(jobs_of(crossing()), Watch(Stop()))
+    task.offer(np.array([0, 3, 8, 10, 13, 16, 18]), 22)
+    crew = Crew(task, 1, branch=True)
+    try:
+        while not task.done():
+            crew.share(task)
+    finally:
+        crew.end()
+    assert (task.arena, task.lower_bound, task.stopped_by) == (9, 9, "proof")
+
+
+def test_with_a_budget_of_nodes_one_thread_makes_the_same_plan_again() -> None:
+    buffers, stop = hard(), Stop(nodes=2_000_000)
+    one, other = solve(buffers, stop=stop), solve(buffers, stop=stop)
+    assert one.offset is not None
+    assert other.offset is not None
+    assert (one.offset == other.offset).all()
+    with pytest.raises(ValueError, match="0 threads"):
+        solve(buffers, threads=0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(taking(8), taking(4, circle=False))
+def test_a_plan_grows_without_moving_what_it_has(old: Buffers, more: Buffers) -> None:
+    plan = solve(old, columns=1, stop=Stop(nodes=100_000))
+    columns = {
+        name: np.concatenate([getattr(plan.keep(old), name), getattr(more, name)])
+        for name in ("size", "alignment", "offset")
+    }
+    first = more.start if old.period is None else more.start % old.period
+    last = first + (more.lengths if old.period is None else np.minimum(more.lengths, old.period))
+    grown = Buffers.of(
+        np.concatenate([old.start, first]),
+        np.concatenate([old.end, last]),
+        columns["size"],
+        alignment=columns["alignment"],
+        offset=columns["offset"],
+        period=old.period,
+    )
+    larger = solve(grown, columns=1, stop=Stop(nodes=100_000))
+    check(larger, grown)
+    assert larger.offset is not None
+    assert plan.offset is not None
+    assert (larger.offset[: len(old)] == plan.offset).all()
+
+
+def test_what_cannot_be_kept_is_told() -> None:
+    buffers = Buffers.of([0, 1], [3, 4], [1, 1], period=2)
+    several = solve(buffers)
+    assert several.columns > 1
+    with pytest.raises(PlanError, match="addresses in turn"):
+        several.keep(buffers)
+    one = solve(buffers.select([0]), columns=2)
+    with pytest.raises(PlanError, match="2 buffers, and offsets for 1"):
+        dataclasses.replace(one, offset=np.zeros((1, 1))).keep(buffers)
+    with pytest.raises(PlanError, match="without offsets"):
+        solve(hard(), capacity=1).keep(hard())

@@ -43,6 +43,17 @@ def trained() -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
+def trained_all() -> Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]:
+    """What one process says of several trainings, one after the other."""
+
+    def run(way: str, setups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        said: Any = told_by(HERE / "training.py", way, *map(json.dumps, setups))
+        return list(said)
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CUDA driver without a GPU: see tests/native/fake_cuda/."""
     sys.path.insert(0, str(TESTS / "native"))

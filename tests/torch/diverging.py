@@ -1,6 +1,6 @@
 """A training loop that departs from its habits, in a process of its own; prints what came out as JSON.
 
-python diverging.py pool|plain SCENARIO OBSERVER
+python diverging.py plain|marked|unmarked SCENARIO OBSERVER
 """
 
 from __future__ import annotations
@@ -152,12 +152,13 @@ SCENARIOS: dict[str, Callable[[Loop, int], None]] = {
 }  # fmt: skip
 
 
-def numbers(pool: Any) -> Iterator[int]:
-    """The steps, marked for the pool; the planner gets time, as in a longer run."""
+def numbers(pool: Any, *, marks: bool) -> Iterator[int]:
+    """The steps; the planner gets time, as in a longer run."""
     for number in range(STEPS):
         yield number
-        if pool is not None:
+        if marks:
             pool.step()
+        if pool is not None:
             pool.plan_now()
 
 
@@ -165,21 +166,20 @@ def main(way: str, name: str, library: str) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     pool = observer = None
-    if way == "pool":
+    if way != "plain":
         import mempool.torch
 
         observer = observed(library)
         pool = mempool.torch.install(background=False)
-    loop, counts = Loop(pool), []
-    for number in numbers(pool):
+    loop, misses = Loop(pool), []
+    for number in numbers(pool, marks=way == "marked"):
         SCENARIOS[name](loop, number)
         if pool is not None:
-            report = pool.report().to_dict()
-            counts.append([report["hits"], report["misses"]])
+            misses.append(pool.report().to_dict()["misses"])
     said: dict[str, Any] = {"losses": loop.losses, "parameters": digest(loop.model)}
     said["kept"] = [text for text in loop.kept if isinstance(text, (str, int))]
     if pool is not None and observer is not None:
-        said |= {"counts": counts, "overlaps": observer.overlaps(), "plans": pool._planner.plans}
+        said |= {"misses": misses, "overlaps": observer.overlaps()}
         said["report"] = pool.report().to_dict()
     print(json.dumps(said))
 

@@ -84,7 +84,7 @@ DISTRIBUTED = """
     said = {"losses": losses}
     if sys.argv[1] == "pool":
         said["report"] = pool.report().to_dict()
-        pool.save(f"{sys.argv[2]}/rank{rank}.plan")
+        pool.save(f"{sys.argv[2]}/train.plan")
     with open(f"{sys.argv[2]}/{sys.argv[1]}{rank}.json", "w") as file:
         json.dump(said, file)
     if sys.argv[1] == "pool":
@@ -137,7 +137,7 @@ def test_two_processes_that_train_together_have_a_pool_and_a_plan_each(tmp_path:
         assert pooled["losses"] == plain["losses"]
         assert pooled["report"]["state"] == "replaying"
         assert pooled["report"]["misses"] == 0, pooled["report"]["misses_by_reason"]
-        assert (tmp_path / f"rank{rank}.plan").exists()
+        assert (tmp_path / f"train.rank{rank}.plan").exists()
 
 
 BOTH = """

@@ -192,6 +192,15 @@ class TestMemory:
         assert not owns(pool, tensor)
         assert (tensor == torch.arange(1000)).all()
 
+    @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+    def test_loaders_that_pin_memory_give_the_same(self, pool: mempool.torch.TensorPool) -> None:
+        """Pinned memory is not of the CPU's allocator; without an accelerator nothing is pinned."""
+        data = [torch.full((1000,), number) for number in range(6)]
+        loader = torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True)
+        for number, batch in enumerate(loader):
+            assert owns(pool, batch) != batch.is_pinned()
+            assert (batch == torch.tensor([[2 * number], [2 * number + 1]])).all()
+
     def test_redzones(self) -> None:
         with mempool.torch.install(device="cpu", check=True) as pool:
             tensor = torch.zeros(1000)
@@ -215,6 +224,21 @@ class TestIterations:
         handle.remove()
         optimizer.step()
         assert pool.report().to_dict()["iterations"] == 10
+
+    def test_a_watched_step_inside_an_iteration_is_refused_before_it_changes_anything(
+        self, pool: mempool.torch.TensorPool
+    ) -> None:
+        weight = torch.nn.Parameter(torch.ones(1000))
+        optimizer = torch.optim.SGD([weight], 0.1)
+        handle = pool.watch(optimizer)
+        weight.sum().backward()
+        with pool.iteration(), pytest.raises(UsageError, match="use one of them"):
+            optimizer.step()
+        assert (weight == 1).all()
+        handle.remove()
+        with pool.iteration():
+            optimizer.step()
+        assert (weight < 1).all()
 
     def test_a_saved_plan_replays_from_the_first_iteration(self, tmp_path: Path) -> None:
         def work(pool: mempool.torch.TensorPool, count: int) -> None:

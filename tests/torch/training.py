@@ -1,6 +1,6 @@
-"""One training run in a process of its own, as a user would write it; prints what came out as JSON.
+"""Training runs in a process of their own, as a user would write them; prints what came out as JSON.
 
-    python training.py pool|plain '{"model": "resnet", ...}'
+    python training.py pool|plain '{"model": "resnet", ...}' ...
 
 The loop is the same with the pool and without. Addresses are watched by an observer that shares nothing with
 the pool (tests/native/torch_observer.cpp), if its library is named.
@@ -122,15 +122,14 @@ def observed(library: str) -> ctypes.CDLL:
     return observer
 
 
-def main(way: str, setup: Setup) -> None:
+def run(setup: Setup, observer: ctypes.CDLL | None, *, pooled: bool) -> dict[str, Any]:
+    """What came out of one of them."""
     torch.manual_seed(0)
     torch.set_num_threads(setup.threads)
-    torch.use_deterministic_algorithms(True)
-    pool = observer = None
-    if way == "pool":
+    pool = None
+    if pooled:
         import mempool.torch
 
-        observer = observed(setup.observer) if setup.observer else None
         pool = mempool.torch.install(
             background=setup.background, **({"plan": setup.plan} if setup.plan else {})
         )
@@ -142,11 +141,20 @@ def main(way: str, setup: Setup) -> None:
         said["report"] = pool.report().to_dict()
         if setup.save:
             pool.save(setup.save)
+        pool.close()
     if observer is not None:
         said |= {"overlaps": observer.overlaps(), "observed": observer.observed()}
-    print(json.dumps(said))
+    return said
+
+
+def main(way: str, setups: list[Setup]) -> None:
+    torch.use_deterministic_algorithms(True)
+    library = setups[0].observer if way == "pool" else ""
+    observer = observed(library) if library else None
+    said = [run(setup, observer, pooled=way == "pool") for setup in setups]
+    print(json.dumps(said if len(said) > 1 else said[0]))
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[2])
-    main(sys.argv[1], dataclasses.replace(Setup(given["model"]), **given))
+    given = [json.loads(text) for text in sys.argv[2:]]
+    main(sys.argv[1], [dataclasses.replace(Setup(one["model"]), **one) for one in given])

@@ -1,0 +1,61 @@
+"""Work in a short-lived process, whose libraries cost the program no memory: Arrow alone takes 50 MB."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+#: Its answer does not go where it prints.
+_CODE = """
+import os, pickle, sys
+answer = os.fdopen(os.dup(1), "wb")
+os.dup2(2, 1)
+sys.path[:] = pickle.load(sys.stdin.buffer)
+call, arguments, options = pickle.load(sys.stdin.buffer)
+try:
+    said = True, call(*arguments, **options)
+except Exception as error:
+    said = False, error
+pickle.dump(said, answer)
+"""
+
+
+def apart(needs: str, call: Callable[..., T], *arguments: object, **options: object) -> T:
+    """What a function of ours gives, called elsewhere if it ``needs`` a module that is not loaded here.
+
+    Function, arguments and result are pickled; nobody else has a say in what is. Where no process can be had,
+    the call is made here.
+
+    Raises:
+        Exception: what the function raises.
+    """
+    said = None if needs in sys.modules or not sys.executable else _asked(call, arguments, options)
+    if said is None:
+        return call(*arguments, **options)
+    good, result = said
+    if not good:
+        raise result
+    value: T = result
+    return value
+
+
+def _asked(call: object, arguments: object, options: object) -> tuple[bool, Any] | None:
+    """Whether the call ended well, and its result or error; None: there was no such process."""
+    try:
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, "-I", "-c", _CODE],  # without PYTHONPATH, which `mempool run` may have changed
+            input=pickle.dumps(sys.path) + pickle.dumps((call, arguments, options)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+        said: tuple[bool, Any] = pickle.loads(done.stdout)  # noqa: S301 - of our own code
+        return said
+    except Exception:  # a sandbox, an embedded Python, no memory: whatever it is, the call can be made here
+        return None

@@ -1,0 +1,94 @@
+"""What is done in a process of its own is as if it were done here, but for the memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import programs
+import pytest
+from pools import run, simulated
+
+from mempool import Pool
+from mempool.apart import apart
+from mempool.plan_files import read_planned
+from solvers import PlanError
+from traces import TraceError
+from traces.files import sniff
+
+ABSENT = "a module that is not there"
+
+
+def test_it_is_another_process_unless_the_module_is_here() -> None:
+    assert apart(ABSENT, os.getpid) != os.getpid()
+    assert apart("os", os.getpid) == os.getpid()
+
+
+def test_what_is_printed_there_is_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    assert apart(ABSENT, print, "noise", flush=True) is None
+    assert apart(ABSENT, os.write, 1, b"noise") == 5
+    assert capfd.readouterr().out == ""
+
+
+def test_errors_are_those_of_the_call(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(TraceError, match="the file is empty") as caught:
+        apart(ABSENT, sniff, tmp_path / "empty")
+    assert caught.value.file == str(tmp_path / "empty")
+    with pytest.raises(FileNotFoundError) as missing:
+        apart(ABSENT, read_planned, str(tmp_path / "none"))
+    assert missing.value.filename == str(tmp_path / "none")
+
+
+@pytest.mark.parametrize("program", ["", "/nonexistent/python", "/bin/true"])
+def test_where_there_is_no_such_process_it_is_done_here(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", program)
+    assert apart(ABSENT, os.getpid) == os.getpid()
+    with pytest.raises(PlanError):
+        apart(ABSENT, _refuse)
+
+
+def _refuse() -> None:
+    raise PlanError("no")
+
+
+def test_a_program_with_plan_files_gets_no_arrow(tmp_path: Path) -> None:
+    """Neither from replaying one nor from saving one; and the plan is the same."""
+    with Pool(simulated(), background=False) as pool:
+        run(pool, programs.training(programs.Watched(pool)), 12, marks=True)
+        pool.save(tmp_path / "a.plan")
+    script = textwrap.dedent("""
+        import sys
+        from mempool import Pool
+        pool = Pool(plan="a.plan", background=False)
+        pool.save("b.plan")
+        pool.close()
+        assert "pyarrow" not in sys.modules
+    """)
+    subprocess.run([sys.executable, "-P", "-c", script], cwd=tmp_path, check=True)
+    first, second = (read_planned(tmp_path / name) for name in ("a.plan", "b.plan"))
+    assert second.same_sequence(first.pattern)
+    assert (second.plan.offset == first.plan.offset).all()
+    assert second.made_with == first.made_with
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="this system has no /dev/stdout")
+def test_what_is_open_here_is_written_here(tmp_path: Path) -> None:
+    """A name such as /dev/stdout means another file in another process."""
+    script = textwrap.dedent("""
+        from mempool import Pool
+        with Pool(background=False) as pool:
+            for _ in range(12):
+                pool.step()
+                pool.free(pool.allocate(100_000))
+                pool.plan_now()
+            pool.save("/dev/stdout")
+    """)
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run([sys.executable, "-P", "-c", script], stdout=out, check=True)
+    assert len(read_planned(tmp_path / "out").buffers) == 1

@@ -1,0 +1,187 @@
+"""Whatever is asked of any solver: a right answer or a clear error, and an end when it is told to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from solvers import SOLVERS, Plan, Status, Stop, check, solve
+from traces.buffers import Buffers
+from traces.instances import aligned, flat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EVERY_SOLVER = pytest.mark.parametrize("solver", list(SOLVERS))
+#: What a pass over the jobs in one order needs is not linear: not for many buffers.
+NEAR_LINEAR = ("auto", "greedy")
+MOST = 2**62
+
+TOO_MUCH = {
+    "together": Buffers.of([0, 0, 0], [1, 1, 1], MOST),
+    "one after the other": Buffers.of([0, 1, 2], [1, 2, 3], MOST),
+    "sums that come round to a few bytes": Buffers.of([0] * 4, [1] * 4, [MOST, MOST, MOST, MOST - 1]),
+    "instances": Buffers.of([0], [40], 2**57, period=1),
+    "with padding": Buffers.of([0, 0], [1, 1], 1, alignment=MOST),
+    "above a fixed offset": Buffers.of([0, 2], [1, 3], [2**61, 1], offset=[-1, MOST]),
+}
+ALMOST = {
+    "one": (Buffers.of([0], [1], MOST - 1), MOST - 1),
+    "two": (Buffers.of([0, 0], [1, 1], 2**61 - 1), MOST - 2),
+    "one after the other": (Buffers.of([0, 1], [1, 2], 2**61 - 1), 2**61 - 1),
+    "with padding": (Buffers.of([0, 0], [1, 1], 1, alignment=2**60), 2**60 + 1),
+    "a fixed offset": (Buffers.of([0, 2], [1, 3], [1, 5], offset=[-1, 2**61]), 2**61 + 5),
+    "times": (Buffers.of([1 - MOST, 0], [MOST, 1], 1), 2),
+    "a period": (Buffers.of([0, MOST - 1], [MOST, MOST], 3, period=MOST), 6),
+}
+SMALL = {
+    "none": (Buffers.of([], [], []), 0),
+    "one": (Buffers.of([0], [1], 7), 7),
+    "one on a circle": (Buffers.of([3], [8], 7, period=5), 7),
+    "no lifetimes": (Buffers.of([3, 3], [3, 3], [5, 7]), 0),
+    "no bytes": (Buffers.of([3, 4], [9, 9], 0), 0),
+    "some without either": (Buffers.of([3, 3, 0], [9, 3, 9], [0, 9, 5]), 5),
+    "none that is planned": (Buffers.of([0], [9], 5, persistent=True), 0),
+}
+
+
+@EVERY_SOLVER
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_bytes_that_64_bits_cannot_add_up_are_refused(solver: str, name: str) -> None:
+    with pytest.raises(ValueError, match=r"add up to more than 2\*\*62 bytes"):
+        solve(TOO_MUCH[name], solver=solver)
+
+
+@EVERY_SOLVER
+@pytest.mark.parametrize("name", ALMOST)
+def test_what_64_bits_can_just_hold_is_planned(solver: str, name: str) -> None:
+    buffers, arena = ALMOST[name]
+    plan = solve(buffers, solver=solver)
+    check(plan, buffers)
+    assert (plan.arena_bytes, plan.status) == (arena, Status.OPTIMAL)
+
+
+@EVERY_SOLVER
+@pytest.mark.parametrize("name", SMALL)
+def test_little_or_nothing_to_place_is_planned(solver: str, name: str) -> None:
+    buffers, arena = SMALL[name]
+    plan = solve(buffers, solver=solver, capacity=arena)
+    check(plan, buffers)
+    assert (plan.arena_bytes, plan.status) == (arena, Status.OPTIMAL)
+
+
+@EVERY_SOLVER
+@pytest.mark.parametrize("capacity", [9, 0, -1])
+def test_no_capacity_below_the_largest_buffer_is_enough(solver: str, capacity: int) -> None:
+    plan = solve(Buffers.of([0, 5], [3, 9], [10, 4]), solver=solver, capacity=capacity)
+    assert (plan.status, plan.offset) == (Status.INFEASIBLE, None)
+    assert plan.reason == f"lower bound 10 > capacity {capacity}"
+
+
+@pytest.mark.parametrize("n", [100_000, pytest.param(1_000_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kind", ["all together", "one after the other", "a hundred at a time"])
+@pytest.mark.parametrize("solver", NEAR_LINEAR)
+def test_identical_buffers_need_one_order(solver: str, kind: str, n: int) -> None:
+    at = np.arange(n)
+    start, length, alive = {
+        "all together": (at * 0, 5, n),
+        "one after the other": (at, 1, 1),
+        "a hundred at a time": (at, 100, 100),
+    }[kind]
+    buffers = Buffers.of(start, start + length, 512)
+    plan = solve(buffers, solver=solver, stop=Stop(nodes=0))
+    check(plan, buffers)
+    assert (plan.arena_bytes, plan.stopped_by) == (512 * alive, "bound")
+
+
+@EVERY_SOLVER
+def test_identical_buffers_are_planned(solver: str) -> None:
+    buffers = Buffers.of(np.arange(2000), np.arange(2000) + 50, 512)
+    plan = solve(buffers, solver=solver)
+    check(plan, buffers)
+    assert (plan.arena_bytes, plan.status) == (512 * 50, Status.OPTIMAL)
+
+
+def holds(plan: Plan, buffers: Buffers) -> None:
+    """A plan that was stopped holds, or there is none and it says so."""
+    if plan.offset is None:
+        assert plan.status is Status.UNKNOWN
+        assert plan.reason == "stopped before there was a plan"
+    else:
+        check(plan, buffers)
+
+
+@EVERY_SOLVER
+@pytest.mark.parametrize("n", [300, 30_000])
+@pytest.mark.parametrize("first", [1, 2, 5])
+def test_an_interrupt_is_asked_for_no_more_when_it_has_stopped(solver: str, first: int, n: int) -> None:
+    asked = 0
+
+    def interrupt() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked >= first
+
+    buffers = flat(n, 0)
+    plan = solve(buffers, solver=solver, stop=Stop(interrupt=interrupt))
+    holds(plan, buffers)
+    ended = plan.status is Status.OPTIMAL or (plan.stopped_by == "finished" and asked < first)
+    assert ended or plan.stopped_by == "interrupt"
+    assert asked <= first + 1
+
+
+@EVERY_SOLVER
+@pytest.mark.parametrize("stop", [Stop(seconds=0), Stop(seconds=0, nodes=10**12), Stop(seconds=1e-9)])
+def test_no_time_is_enough_for_one_order_at_most(solver: str, stop: Stop) -> None:
+    buffers = flat(3000, 0)
+    plan = solve(buffers, solver=solver, stop=stop)
+    holds(plan, buffers)
+    assert plan.stopped_by == "time"
+
+
+@pytest.mark.parametrize("limit", ["seconds", "nodes", "target_bytes"])
+def test_limits_that_are_none_are_refused(limit: str) -> None:
+    with pytest.raises(ValueError, match=f"{limit}=-1 is no limit"):
+        Stop(**{limit: -1})
+    with pytest.raises(ValueError, match="seconds=nan is no limit"):
+        Stop(seconds=float("nan"))
+
+
+def solve_and_press_ctrl_c(after: float, solve_it: Callable[[], Plan]) -> Plan:
+    """Solve, and send this process SIGINT after so many seconds."""
+    timer = threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        return solve_it()
+    finally:
+        timer.cancel()
+
+
+@pytest.mark.parametrize("solver", ["auto", "greedy"])
+def test_ctrl_c_ends_a_search_with_the_best_plan(solver: str) -> None:
+    buffers = flat(15_000, 1)
+    plan = solve_and_press_ctrl_c(0.3, lambda: solve(buffers, solver=solver, stop=Stop(nodes=2**60)))
+    check(plan, buffers)
+    assert plan.stopped_by == "interrupt"
+
+
+def test_ctrl_c_ends_the_exact_solver_and_its_thread() -> None:
+    pytest.importorskip("ortools.sat.python.cp_model")
+    buffers = aligned(29, 350)
+    plan = solve_and_press_ctrl_c(0.3, lambda: solve(buffers, solver="exact", stop=Stop(nodes=2**60)))
+    check(plan, buffers)
+    assert plan.stopped_by == "interrupt"
+    assert "cp-sat" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize("solver", ["first_fit", "best_fit"])
+def test_ctrl_c_before_a_pass_has_ended_goes_to_the_caller(solver: str) -> None:
+    n = 200_000  # all at the same offset, and each pass compares them pair by pair
+    buffers = Buffers.of(np.arange(n), np.arange(n) + 1, 512)
+    with pytest.raises(KeyboardInterrupt):
+        solve_and_press_ctrl_c(0.5, lambda: solve(buffers, solver=solver))
