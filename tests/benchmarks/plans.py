@@ -1,0 +1,207 @@
+"""How small arenas become and how soon, beside what others do: the tables of docs/benchmarks.md, in Markdown.
+
+``python tests/benchmarks/plans.py [--seeds N] [--problems N] [--only PART ...]`` prints them in the
+order of `PARTS`.
+
+Times are processor seconds of this process, of one thread, so that other work on the machine counts little.
+Each row ends with what the goal was and whether it is met. Every plan passes the checker, outside the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from test_proofs import problem
+
+from solvers import SOLVERS, Plan, Status, Stop, check, lower_bound, solve
+from solvers.plan import DEFAULT_NODES
+from traces import workload
+from traces.buffers import Buffers
+from traces.instances import GENERATORS, flat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+BENCH = Path(__file__).parents[3] / "shared" / "bench" / "minimalloc"
+CAPACITY = 1_048_576
+OTHERS = [name for name in SOLVERS if name not in ("auto", "greedy", "exact")]
+#: Processor seconds after which a solver is given up.
+PATIENCE = 20.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of `solve`; ``reached`` is when the arena was first within the wanted ratio, or None."""
+
+    plan: Plan
+    ratio: float
+    seconds: float
+    reached: float | None
+
+
+def run(buffers: Buffers, within: float = 1.0, limit: float = PATIENCE, **how: Any) -> Run:
+    bound, reached, begin = lower_bound(buffers), list[float](), time.process_time()
+
+    def spent() -> float:
+        return time.process_time() - begin
+
+    def better(plan: Plan) -> None:
+        if plan.arena_bytes <= within * bound:
+            reached.append(spent())
+
+    stop = Stop(nodes=how.pop("nodes", DEFAULT_NODES), interrupt=lambda: spent() > limit)
+    plan = solve(buffers, stop=stop, on_improvement=better, **how)
+    seconds = spent()
+    if plan.offset is None:
+        return Run(plan, float("inf"), seconds, None)
+    check(plan, buffers)
+    return Run(plan, plan.arena_bytes / bound, seconds, min(reached, default=None))
+
+
+def public() -> Iterator[tuple[str, Buffers]]:
+    if not BENCH.is_dir():
+        print("The public instances are not beside this repository.", file=sys.stderr)
+        return
+    for name in "ABCDEF":
+        table = np.loadtxt(BENCH / f"{name}.{CAPACITY}.csv", np.int64, delimiter=",", skiprows=1)
+        yield name, Buffers.of(table[:, 1], table[:, 2], table[:, 3])
+
+
+def head(*columns: str) -> None:
+    print(f"\n| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
+
+
+def row(*cells: Any) -> None:
+    print(f"| {' | '.join(str(cell) for cell in cells)} |", flush=True)
+
+
+def met(holds: bool) -> str:
+    return "met" if holds else "missed"
+
+
+def seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}" if value < 0.1 else f"{value:.2f}"
+
+
+def by_capacity(seeds: range, _: int) -> None:
+    """Until a plan fits."""
+    head("instance", "median s", "worst s", f"fits, of {len(seeds)}", "goal: 0.005 s, worst 0.05 s")
+    for name, buffers in public():
+        runs = [run(buffers, capacity=CAPACITY, seed=seed, nodes=None) for seed in seeds]
+        times = [r.seconds for r in runs]
+        median, worst = statistics.median(times), max(times)
+        fits = sum(r.plan.offset is not None for r in runs)
+        row(name, seconds(median), seconds(worst), fits, met(median <= 0.005 and worst <= 0.05))
+
+
+def by_load(seeds: range, _: int) -> None:
+    """Without being told a capacity, until the peak load is reached."""
+    head("instance", "median s", "worst s", f"at the load, of {len(seeds)}", "worst ratio", "goal")
+    for name, buffers in public():
+        goal = 10.0 if name == "D" else 0.3
+        runs = [run(buffers, limit=goal, seed=seed, nodes=None) for seed in seeds]
+        times = sorted(float("inf") if r.reached is None else r.reached for r in runs)
+        there = sum(r.reached is not None for r in runs)
+        median, worst = (t if t < float("inf") else None for t in (statistics.median_high(times), times[-1]))
+        ratio = max(r.ratio for r in runs)
+        row(
+            name,
+            seconds(median),
+            seconds(worst),
+            there,
+            f"{ratio:.4f}",
+            f"{goal} s: {met(there == len(seeds))}",
+        )
+
+
+LARGE: list[tuple[str, Callable[[], Buffers], float, float]] = [
+    ("training 10^5", lambda: workload.buffers(10**5, 0), 1.0005, 0.5),
+    ("training 10^6", lambda: workload.buffers(10**6, 0), 1.0005, 0.5),
+    ("flat 10^5", lambda: flat(10**5, 0), 1.0005, 1.0),
+    ("flat 10^6", lambda: flat(10**6, 0), 1.002, 3.0),
+]
+
+
+def large(_: range, __: int) -> None:
+    """Seed 0; training-shaped, and flat random."""
+    head("instance", "ratio", "s to the end", "ratio wanted", "s until then", "goal")
+    for name, make, ratio, limit in LARGE:
+        r = run(make(), within=ratio)
+        good = r.reached is not None and r.reached <= limit
+        row(name, f"{r.ratio:.5f}", seconds(r.seconds), ratio, seconds(r.reached), f"{limit} s: {met(good)}")
+
+
+def everyday(seeds: range, _: int) -> None:
+    """Training-shaped, as small as most."""
+    head("buffers", "median s", "worst s", "worst ratio", "goal: 1.001, 0.02 s")
+    for n in (1000, 2000):
+        runs = [run(workload.buffers(n, seed)) for seed in seeds]
+        times, ratio = [r.seconds for r in runs], max(r.ratio for r in runs)
+        good = ratio <= 1.001 and max(times) <= 0.02
+        row(n, seconds(statistics.median(times)), seconds(max(times)), f"{ratio:.5f}", met(good))
+
+
+def proofs(_: range, problems: int) -> None:
+    """Two to thirty buffers of each kind; what is not proven in 10 s is given up."""
+    solve(problem("loose", 0), solver="exact")  # imports OR-Tools
+    head("kind", "proven in 0.1 s", "proven in 10 s", "worst s", "goal: 99 %, all")
+    for name in GENERATORS:
+        runs = [run(problem(name, seed), limit=10.0, nodes=None) for seed in range(problems)]
+        proven = [r.seconds for r in runs if r.plan.status is Status.OPTIMAL]
+        soon = sum(t <= 0.1 for t in proven) / problems
+        worst = max(r.seconds for r in runs)
+        good = met(soon >= 0.99 and len(proven) == problems)
+        row(name, f"{soon:.1%}", f"{len(proven)} of {problems}", seconds(worst), good)
+
+
+def instances() -> Iterator[tuple[str, Buffers]]:
+    yield from public()
+    yield "training 1,000", workload.buffers(1000, 0)
+    yield "training 2,000", workload.buffers(2000, 0)
+    yield from ((name, make()) for name, make, _, _ in LARGE)
+
+
+def others(_: range, __: int) -> None:
+    """Arena by lower bound, and processor seconds; seed 0, the default budget."""
+    solvers = ["auto", *OTHERS]
+    head("instance", *(f"`{name}`" for name in solvers))
+    for name, buffers in instances():
+        runs = [run(buffers, solver=solver) for solver in solvers]
+        row(name, *(cell(r) for r in runs))
+
+
+def cell(r: Run) -> str:
+    return f"> {PATIENCE:.0f} s" if r.plan.offset is None else f"{r.ratio:.4f}, {seconds(r.seconds)} s"
+
+
+PARTS: dict[str, Callable[[range, int], None]] = {
+    "capacity": by_capacity,
+    "load": by_load,
+    "large": large,
+    "everyday": everyday,
+    "proofs": proofs,
+    "others": others,
+}
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seeds", type=int, default=20, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--problems", type=int, default=1000, help="of each kind, to prove")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    for part in options.only:
+        PARTS[part](seeds, options.problems)
+
+
+if __name__ == "__main__":
+    main()
