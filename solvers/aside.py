@@ -38,19 +38,20 @@ def aside(task: Task, work: Callable[[Cancel], T]) -> T | None:
     if len(task.jobs) <= _SOON:
         return work(cancel)
     results, errors = list[T](), list[BaseException]()
+    ended = threading.Event()  # Ctrl-C in Thread.join() would make Python believe that the thread has ended
 
     def run() -> None:
         try:
             results.append(work(cancel))
         except BaseException as error:
             errors.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=run, name="packing")
-    thread.start()
+    threading.Thread(target=run, name="packing").start()
     try:
-        while thread.is_alive():
-            thread.join(_PAUSE)
-            if thread.is_alive() and task.offsets is not None and task.done(of_nodes=False):
+        while not ended.wait(_PAUSE):
+            if task.offsets is not None and task.done(of_nodes=False):
                 cancel.cancel()
                 return None
     except BaseException:

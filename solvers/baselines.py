@@ -83,8 +83,8 @@ def _skyline(task: Task, key: str) -> None:
         return
     task.watch.nodes += len(task.jobs)
     task.offer(offsets, int((offsets + task.jobs.size).max()))
-    task.watch.reason()  # tells how far it has come
-    _finish(task)
+    if not task.done(of_nodes=False):
+        _finish(task)
 
 
 def _finish(task: Task) -> None:

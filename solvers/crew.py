@@ -41,13 +41,10 @@ class Crew:
         self._lock = threading.Lock()
         self._best, self._arena, self._target = task.offsets, task.arena, task.target
         self._refuted, self._looks, self._over = -1, 0, False
-        seeds = [(task.seed + (k + 1) * 2**48) % 2**64 for k in range(size)]
-        self._threads = [
-            threading.Thread(target=self._work, args=(seed,), name=f"packing {k}")
-            for k, seed in enumerate(seeds)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._ended = [threading.Event() for _ in range(size)]  # Ctrl-C does harm in Thread.join()
+        for k, ended in enumerate(self._ended):
+            seed = (task.seed + (k + 1) * 2**48) % 2**64
+            threading.Thread(target=self._run, args=(seed, ended), name=f"packing {k}").start()
 
     def share(self, task: Task) -> None:
         """Give the task what the crew has found, and the crew what is known of the task; count their work."""
@@ -65,12 +62,18 @@ class Crew:
     def end(self) -> None:
         """Stop and wait for the threads; some ten milliseconds."""
         self._over = True
-        for thread in self._threads:
-            thread.join()
+        for ended in self._ended:
+            ended.wait()
 
     def _keep(self, offsets: NDArray[np.int64] | None, arena: int) -> None:
         if offsets is not None and arena < self._arena:
             self._best, self._arena = offsets, arena
+
+    def _run(self, seed: int, ended: threading.Event) -> None:
+        try:
+            self._work(seed)
+        finally:
+            ended.set()
 
     def _work(self, seed: int) -> None:
         while not self._over:

@@ -14,12 +14,16 @@ import numpy as np
 from solvers.greedy import quick
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from solvers.task import Task
 
 #: A node budget in CP-SAT's deterministic seconds, which stop it at the same point on every machine.
 _NODES_A_SECOND = 10_000_000
 #: Seconds between two looks at the limits.
 _PAUSE = 0.02
+#: With more jobs than this, CP-SAT's model takes gigabytes and its search finds nothing.
+_MOST_JOBS = 20_000
 #: Sizes beyond this many units of their greatest common divisor overflow the model's areas.
 _MOST_UNITS = 2**40
 
@@ -41,13 +45,17 @@ def exact(task: Task) -> None:
 
 def prove(task: Task, nodes_a_second: int = _NODES_A_SECOND) -> None:
     """Improve on the task's offsets until proven optimal or a limit is reached."""
-    if task.offsets is None or (unit := task.jobs.unit) * _MOST_UNITS < task.arena:
+    unit = task.jobs.unit
+    if task.offsets is None or unit * _MOST_UNITS < task.arena or len(task.jobs) > _MOST_JOBS:
         task.stopped_by = "finished"
         return
     cp_model = None if task.done(of_nodes=False) else _import(task)
     if cp_model is None:
         return
-    model = _Model(cp_model, task, unit)
+    try:
+        model = _Model(cp_model, task, unit)
+    except _StoppedError:
+        return
     budget = task.watch.stop.node_budget
     model.run(task, None if budget is None else budget / nodes_a_second)
 
@@ -79,6 +87,18 @@ def _import(task: Task) -> Any:
     return modules[0]
 
 
+class _StoppedError(Exception):
+    """A limit was reached while the model was made."""
+
+
+def _each(task: Task) -> Iterator[int]:
+    """The numbers of the jobs, as long as no limit is reached."""
+    for job in range(len(task.jobs)):
+        if job % 500 == 0 and task.done(of_nodes=False):
+            raise _StoppedError
+        yield job
+
+
 class _Model:
     """The CP-SAT model: one interval of addresses a job, one of time a piece, no two rectangles overlap."""
 
@@ -87,8 +107,8 @@ class _Model:
         self.model = cp_model.CpModel()
         most = task.arena // unit
         self._arena = self.model.new_int_var(-(-task.lower_bound // unit), most, "arena")
-        self._offsets = [self._place(j, most) for j in range(len(task.jobs))]
-        self.model.add_no_overlap_2d(*self._rectangles())
+        self._offsets = [self._place(j, most) for j in _each(task)]
+        self.model.add_no_overlap_2d(*self._rectangles(task))
         self.model.minimize(self._arena)
         for var, offset in zip(self._offsets, task.offsets if task.offsets is not None else (), strict=True):
             if isinstance(var, cp_model.IntVar):
@@ -107,12 +127,14 @@ class _Model:
         self.model.add(offset + size <= self._arena)
         return offset
 
-    def _rectangles(self) -> tuple[list[Any], list[Any]]:
+    def _rectangles(self, task: Task) -> tuple[list[Any], list[Any]]:
         jobs, model = self._jobs, self.model
         ranks = np.unique(np.concatenate([jobs.start, jobs.end]), return_inverse=True)[1].reshape(2, -1)
         spans = [
-            model.new_fixed_size_interval_var(offset, int(size) // self._unit, f"addresses{j}")
-            for j, (offset, size) in enumerate(zip(self._offsets, jobs.size, strict=True))
+            model.new_fixed_size_interval_var(
+                self._offsets[j], int(jobs.size[j]) // self._unit, f"addresses{j}"
+            )
+            for j in _each(task)
         ]
         times = [
             model.new_fixed_size_interval_var(int(a), int(b - a), f"time{k}")

@@ -197,7 +197,11 @@ class Repair {
       from = t + 1;
     }
     small.instants = width + 1;
-    return small;
+    // The ground under each stretch counts as a job: there may be more bytes of it than the search takes.
+    double bytes = 0;
+    for (int32_t j = 0; j < small.count(); ++j)
+      bytes += static_cast<double>(small.size[j]) + static_cast<double>(small.mask[j]);
+    return bytes < 0x1p61 ? small : Jobs();
   }
 
   static void add(Jobs& jobs, Piece piece, int64_t size, int64_t mask, int64_t fixed) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -142,6 +142,24 @@ def test_no_time_is_enough_for_one_order_at_most(solver: str, stop: Stop) -> Non
     plan = solve(buffers, solver=solver, stop=stop)
     holds(plan, buffers)
     assert plan.stopped_by == "time"
+
+
+def test_a_limit_ends_the_making_of_an_exact_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked at every few hundred jobs, and no search begins."""
+    cp_model = pytest.importorskip("ortools.sat.python.cp_model")
+    made = list[str]()
+    original = cp_model.CpModel.new_fixed_size_interval_var
+
+    def counted(self: Any, start: Any, size: Any, name: str) -> Any:
+        made.append(name)
+        return original(self, start, size, name)
+
+    monkeypatch.setattr(cp_model.CpModel, "new_fixed_size_interval_var", counted)
+    buffers = flat(3000, 1, mean_live=100)
+    plan = solve(buffers, solver="exact", stop=Stop(interrupt=lambda: len(made) > 600))
+    check(plan, buffers)
+    assert plan.stopped_by == "interrupt"
+    assert 600 < len(made) <= 1100
 
 
 @pytest.mark.parametrize("limit", ["seconds", "nodes", "target_bytes"])

@@ -125,6 +125,24 @@ def test_what_has_a_fixed_offset_is_not_repaired() -> None:
     assert (repair.arena, repair.offsets[0]) == (12, 8)
 
 
+def test_the_ground_under_a_repair_may_be_more_than_can_be_counted() -> None:
+    """Each stretch of it counts as a job. What stands on it cannot stand lower, so that it is searched."""
+    n, high, top = 160, 2**56, crossing()
+    each, uneven = np.arange(n), 2**50 + 1 + np.arange(n) % 2
+    best = solve(top).offset
+    assert best is not None
+    buffers = Buffers.of(
+        [0, *each, *20 * top.start],
+        [n, *(each + 1), *20 * top.end],
+        [high - 2**50, *uneven, *2**30 * top.size],
+    )
+    begin = np.array([0, *np.full(n, high - 2**50), *(high + 2 + 2**30 * best[:, 0])])
+    repair = _core.Repair(jobs_of(buffers).native(), begin, 0)
+    for _ in range(10):
+        assert not repair.advance(1_000_000, high + 2 + 8 * 2**30)
+    check(plan_of(buffers, repair.offsets), buffers)
+
+
 def least_stack(buffers: Buffers) -> int:
     """Of buffers that all meet: the lowest top of all orders, each as low as it goes."""
     best = 2**62
@@ -256,6 +274,14 @@ def packing_threads() -> int:
     return sum(thread.name.startswith("packing") for thread in threading.enumerate())
 
 
+def none_is_left() -> None:
+    """None of them works any more; the last moments of a thread are its own."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("packing"):
+            thread.join(60)
+    assert packing_threads() == 0
+
+
 def test_several_threads_search_and_end() -> None:
     """Where one alone goes on for long."""
     buffers, seen = instances.flat(10_000, 0), list[int]()
@@ -268,7 +294,7 @@ def test_several_threads_search_and_end() -> None:
     check(plan, buffers)
     assert plan.stopped_by == "interrupt"
     assert max(seen) == 2
-    assert packing_threads() == 0
+    none_is_left()
 
 
 def test_what_the_crew_finds_is_the_tasks() -> None:
@@ -283,7 +309,7 @@ def test_what_the_crew_finds_is_the_tasks() -> None:
             crew.share(task)
     finally:
         crew.end()
-    assert packing_threads() == 0
+    none_is_left()
     assert task.watch.nodes > 0
     assert task.offsets is not None
     check(plan_of(buffers, task.offsets), buffers)
