@@ -1,7 +1,7 @@
 """How small arenas become and how soon, beside what others do: the tables of docs/benchmarks.md, in Markdown.
 
 ``python tests/benchmarks/plans.py [--seeds N] [--problems N] [--only PART ...]`` prints them in the
-order of `PARTS`.
+order of `PARTS`; `millions` only when it is asked for.
 
 Times are processor seconds of this process, of one thread, so that other work on the machine counts little.
 Each row ends with what the goal was and whether it is met. Every plan passes the checker, outside the time.
@@ -10,6 +10,7 @@ Each row ends with what the goal was and whether it is met. Every plan passes th
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
 import sys
 import time
@@ -57,7 +58,7 @@ def run(buffers: Buffers, within: float = 1.0, limit: float = PATIENCE, **how: A
             reached.append(spent())
 
     stop = Stop(nodes=how.pop("nodes", DEFAULT_NODES), interrupt=lambda: spent() > limit)
-    plan = solve(buffers, stop=stop, on_improvement=better, **how)
+    plan = solve(buffers, stop=stop, threads=1, on_improvement=better, **how)
     seconds = spent()
     if plan.offset is None:
         return Run(plan, float("inf"), seconds, None)
@@ -138,6 +139,17 @@ def large(_: range, __: int) -> None:
         row(name, f"{r.ratio:.5f}", seconds(r.seconds), ratio, seconds(r.reached), f"{limit} s: {met(good)}")
 
 
+def millions(_: range, __: int) -> None:
+    """Seed 0, training-shaped; resident is all of the process, from when the buffers are being made."""
+    head("buffers", "s until 1.0005", "s to the end", "ratio", "resident GB", "goal")
+    for n, limit in ((10**6, 0.5), (2 * 10**6, None), (4 * 10**6, None), (10**7, 8.0)):
+        r = run(workload.buffers(n, 0), within=1.0005)
+        soon = r.reached is not None and limit is not None and r.reached <= limit
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+        goal = "-" if limit is None else f"{limit} s, 4 GB: {met(soon and resident < 4)}"
+        row(f"{n:,}", seconds(r.reached), seconds(r.seconds), f"{r.ratio:.5f}", f"{resident:.1f}", goal)
+
+
 def everyday(seeds: range, _: int) -> None:
     """Training-shaped, as small as most."""
     head("buffers", "median s", "worst s", "worst ratio", "goal: 1.001, 0.02 s")
@@ -185,10 +197,13 @@ PARTS: dict[str, Callable[[range, int], None]] = {
     "capacity": by_capacity,
     "load": by_load,
     "large": large,
+    "millions": millions,
     "everyday": everyday,
     "proofs": proofs,
     "others": others,
 }
+#: Without those that take minutes and gigabytes.
+USUAL = [name for name in PARTS if name != "millions"]
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
@@ -196,7 +211,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=20, help="how many")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--problems", type=int, default=1000, help="of each kind, to prove")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=USUAL, help="all but millions")
     options = parser.parse_args(None if arguments is None else list(arguments))
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     for part in options.only:
