@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 from pathlib import Path  # noqa: TC003 - typer reads it from the signature
@@ -105,6 +106,8 @@ def plan(
     times, target_bytes = _parsed("--target", _parse_target, target) or (None, None)
     price = _parsed("--wait-bytes", wait_price, wait_bytes)
     _check_output(output, trace)
+    if time_limit is not None and math.isnan(time_limit):
+        raise typer.BadParameter("nan is no limit", param_hint="--time-limit")
     if alignment & (alignment - 1):
         raise typer.BadParameter(f"alignment {alignment} is not a power of two")
     with progress(f"reading {trace}"):
