@@ -62,10 +62,16 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_results_are_the_same_and_the_steady_state_follows_the_plan(ran: Ran) -> None:
-    """Bit for bit what plain Python prints; without marks, 999 of 1000 allocations hit."""
+    """Bit for bit what plain Python prints; without marks, 999 of 1000 allocations hit.
+
+    In the steady state: how often an earlier plan misses, before the loop around the iterations
+    is known as well, is a matter of how soon the planner gets a turn on this machine.
+    """
     report = reported(ran.folder / "report.json")
     assert report["state"] == "replaying"
-    assert report["hit_rate"] > 0.999, report["misses_by_reason"]
+    assert report["latest_plan_misses"] < 0.001 * report["hits"], report["misses_by_reason"]
+    assert report["plans"] <= 4
+    assert report["hit_rate"] > 0.99, report["misses_by_reason"]
     assert report["coverage"] >= 0.99
     assert report["hits"] >= 0.5 * (report["allocations"] - report["small_allocations"])
 
