@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Work the pool's own solves may do: counted, never timed, so that all ranks of a job get the same plan.
 POOL_NODES = 20_000_000
+#: The same where what these give is not good: few patterns, to which it is worth half a second.
+HARD_NODES, GOOD = 400_000_000, 1.01
 #: Around what is in the way the lower bound is out of reach, so a search would take all that it may.
 AROUND_NODES = POOL_NODES // 20
 #: Two patterns are close when their common beginning and end are this share of the longer one.
@@ -246,16 +248,21 @@ def make_plan(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
     )
 
-    def solved(buffers: Buffers, nodes: int) -> Plan:
+    def solved(buffers: Buffers, nodes: int, close_enough: float = CLOSE_ENOUGH) -> Plan:
         stop = Stop(nodes=nodes, interrupt=interrupt)
         return solve_streams(
-            buffers, stop=stop, wait_bytes=wait_bytes, close_enough=CLOSE_ENOUGH, seed=seed, solver="greedy"
+            buffers, stop=stop, wait_bytes=wait_bytes, close_enough=close_enough, seed=seed, solver="search"
         )
 
     if not around:
         plan = solved(buffers, POOL_NODES)
         if plan.offset is None:
             return None
+        shared = wait_bytes < NEVER and len(np.unique(buffers.stream)) > 1  # what is best then has its price
+        if not shared and plan.stopped_by == "nodes" and plan.arena_bytes > GOOD * plan.lower_bound_bytes:
+            longer = solved(buffers, HARD_NODES, GOOD)
+            if longer.offset is not None and longer.arena_bytes < plan.arena_bytes:
+                plan = longer
         check(plan, buffers)
         return Planned(pattern, buffers, plan)
     everything, bound = _with_kept(buffers, around), lower_bound(buffers)

@@ -33,6 +33,8 @@ _LONGEST = 2**40
 _ENOUGH, _LOCALLY = 4_000, 200
 #: So few jobs are soon searched through.
 _FEW = 60
+#: Of more, repair makes more in a turn than the complete search, and has turns so many times as long.
+_MANY, _LONGER = 1_000, 4
 #: Of more, a try of the search over orders, which is one pass over all, takes too long.
 _MOST_ORDERED = 20_000
 #: The search lists fixed offsets section by section, and adds up sizes with their padding.
@@ -149,6 +151,7 @@ class _Turns:
     def _repair(self, budget: int) -> None:
         """A plan that is lower at its highest place, again and again."""
         task, repair = self._task, self._repaired
+        budget *= _LONGER if len(task.jobs) > _MANY else 1
         if repair is None or repair.arena > task.arena:
             assert task.offsets is not None
             self._searches += 1

@@ -44,5 +44,11 @@ def _bounded(task: Task) -> bool:
 
 
 SOLVERS: Mapping[str, Solver] = types.MappingProxyType(
-    {"auto": auto, "greedy": greedy.greedy, "exact": exact.exact, **baselines.BASELINES}
+    {
+        "auto": auto,
+        "search": search,
+        "greedy": greedy.greedy,
+        "exact": exact.exact,
+        **baselines.BASELINES,
+    }
 )

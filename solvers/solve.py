@@ -32,7 +32,7 @@ MOST_INSTANCES = 64
 #: For a first glance at each number of columns; some milliseconds.
 _NODES_AT_FIRST = 4_000_000
 #: Solvers that try several numbers of columns.
-ROTATING = ("auto", "greedy")
+ROTATING = ("auto", "search", "greedy")
 
 
 def solve(
@@ -58,7 +58,8 @@ def solve(
         capacity: bytes; the first plan that fits is enough, and without one the plan has no offsets.
         stop: when to stop; the default is a budget of nodes and no clock.
         seed: of the search.
-        solver: one of `SOLVERS`: "auto", "greedy" (no OR-Tools), "exact", or what others do.
+        solver: one of `SOLVERS`: "auto", "search" (the same without OR-Tools), "greedy" (without the
+            complete search, too), "exact", or what others do.
         columns: after how many iterations addresses repeat, at least `Buffers.max_instances`; by default a
             few numbers are tried where a buffer outlives its iteration.
         threads: how many search at once; by default one where nodes are limited, and one a core where only
@@ -118,7 +119,7 @@ def _solve_each(
     bound, bounds = lower_bound(buffers), list[int]()
     enough = max(stop.target_bytes or 0, capacity or 0, bound)
     tell = total.teller(lambda of_one: of_one if len(tried) == 1 else bound)
-    if len(tried) > 1 and solver == "auto" and len(buffers) <= FEW:
+    if len(tried) > 1 and solver in ("auto", "search") and len(buffers) <= FEW:
         tried = sorted(tried, key=lambda columns: _quickly(buffers, columns))
     for k, columns in enumerate(tried):
         part = stop if len(tried) == 1 else part_of(stop, total.seconds, len(tried) - k)
@@ -170,7 +171,7 @@ def _of_all(best: Plan, bound: int) -> Plan:
         best,
         lower_bound_bytes=bound,
         status=Status.OPTIMAL if proven else Status.FEASIBLE,
-        stopped_by=best.stopped_by if proven or best.stopped_by != "proof" else "finished",
+        stopped_by="finished" if best.stopped_by in ("bound", "proof") and not proven else best.stopped_by,
     )
 
 

@@ -45,8 +45,8 @@ def plan(
         str,
         typer.Option(
             autocompletion=_solvers,
-            help="auto, greedy or exact; to compare with what others do: first_fit, best_fit, smartpool, "
-            "greedy_by_size, best_fit_in_time, skyline_lifetime, skyline_size, skyline_area.",
+            help="auto, search, greedy or exact; to compare with what others do: first_fit, best_fit, "
+            "smartpool, greedy_by_size, best_fit_in_time, skyline_lifetime, skyline_size, skyline_area.",
         ),
     ] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,

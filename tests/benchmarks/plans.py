@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 BENCH = Path(__file__).parents[3] / "shared" / "bench" / "minimalloc"
 CAPACITY = 1_048_576
-OTHERS = [name for name in SOLVERS if name not in ("auto", "greedy", "exact")]
+OTHERS = [name for name in SOLVERS if name not in ("auto", "search", "greedy", "exact")]
 #: Processor seconds after which a solver is given up.
 PATIENCE = 20.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import subprocess
@@ -17,9 +18,11 @@ from pools import run, simulated
 import solvers
 from mempool import Pool, UsageError, _core, planner
 from mempool.budget import Budget
-from mempool.planned import make_plan
+from mempool.planned import GOOD, POOL_NODES, make_plan
 from solvers import Plan, PlanError, Status, write_plan
 from traces import Buffers
+from traces.instances import flat
+from traces.pattern import Pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -322,6 +325,23 @@ def test_planning_is_free_only_while_the_program_follows_its_plans(pool: Pool) -
     assert not pool._planner._learner.known.are_followed()
     before = budget.left()
     assert looks_until_a_plan(4096) == before - budget.left()
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_plan_that_is_not_good_is_looked_for_longer(streams: int) -> None:
+    """Where streams share, what is best has its price, and is larger than the bound for a reason."""
+    hard = flat(1000, 3)
+    hard = dataclasses.replace(hard, stream=np.arange(len(hard)) % streams)
+    n = len(hard)
+    pattern = Pattern(hard, np.zeros(n, np.int32), {}, n, n, 0, 0, 1.0, None)
+    planned = make_plan(pattern, alignment=64, wait_bytes=1)
+    assert planned is not None
+    assert (planned.plan.nodes > 5 * POOL_NODES) == (streams == 1)
+    if streams == 1:
+        buffers = dataclasses.replace(hard, alignment=np.full(n, 64))
+        soon = solvers.solve(buffers, stop=solvers.Stop(nodes=POOL_NODES), solver="search")
+        assert soon.arena_bytes > GOOD * soon.lower_bound_bytes
+        assert planned.plan.arena_bytes < soon.arena_bytes
 
 
 def test_a_plan_around_something_is_looked_for_briefly(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,5 +171,5 @@ def test_where_they_differ() -> None:
 
 
 def test_each_has_a_name_of_its_own_beside_the_solvers() -> None:
-    assert set(SOLVERS) == {"auto", "greedy", "exact", *BASELINES}
-    assert len(SOLVERS) == 3 + len(BASELINES)
+    assert set(SOLVERS) == {"auto", "search", "greedy", "exact", *BASELINES}
+    assert len(SOLVERS) == 4 + len(BASELINES)

@@ -54,7 +54,7 @@ def smallest_arena(buffers: Buffers, most: int) -> int | None:
     return next((arena for arena in range(peak_load(buffers), most + 1) if place(0, [], arena)), None)
 
 
-@pytest.mark.parametrize("solver", ["greedy", *BASELINES])
+@pytest.mark.parametrize("solver", ["greedy", "search", *BASELINES])
 @given(buffers=st.from_type(Buffers), seed=st.integers(0, 3))
 def test_every_plan_passes_the_check_and_is_as_good_as_it_says(
     solver: str, buffers: Buffers, seed: int
@@ -326,7 +326,7 @@ def test_nothing_to_place_is_an_empty_arena() -> None:
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
-    with pytest.raises(ValueError, match="no solver 'magic'; there are auto, greedy"):
+    with pytest.raises(ValueError, match="no solver 'magic'; there are auto, search, greedy"):
         solve(hard(), solver="magic")
     with pytest.raises(ValueError, match="lives 100 periods, more than 64"):
         solve(Buffers.of([0], [1000], 1, period=10))
