@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 #: Work the pool's own solves may do: counted, never timed, so that all ranks of a job get the same plan.
 POOL_NODES = 20_000_000
-#: The same where what these give is not good: few patterns, to which it is worth half a second.
-HARD_NODES, GOOD = 400_000_000, 1.01
+#: The same where what these give is not good: few patterns, to which it is worth a second.
+HARD_NODES, GOOD = 1_000_000_000, 1.01
 #: Around what is in the way the lower bound is out of reach, so a search would take all that it may.
 AROUND_NODES = POOL_NODES // 20
 #: Two patterns are close when their common beginning and end are this share of the longer one.

@@ -78,7 +78,8 @@ class _Turns:
         self._searches = 0
         self._at_target: tuple[int, _core.Branching] | None = None
         self._part = 0.5  # of the gap, that the next step is to close
-        self._repaired: _core.Repair | None = None
+        self._own: _core.Repair | None = None  # which began by what is alive
+        self._others: _core.Repair | None = None  # which mends what others found
         self._crew: Crew | None = None
 
     def run(self, nodes: int | None) -> None:
@@ -149,17 +150,39 @@ class _Turns:
             self._part = min(self._part * 2, 0.5) if ended else self._part / 2
 
     def _repair(self, budget: int) -> None:
-        """A plan that is lower at its highest place, again and again."""
-        task, repair = self._task, self._repaired
+        """Plans that are lower at their highest place, again and again.
+
+        One that began by what is alive, and, while another is lower, that one in half of the time: those that
+        come of other orders are often lower at first, and lead nowhere.
+        """
+        task = self._task
         budget *= _LONGER if len(task.jobs) > _MANY else 1
-        if repair is None or repair.arena > task.arena:
-            assert task.offsets is not None
-            self._searches += 1
-            seed = (task.seed + self._searches * 2**32) % 2**64
-            offsets = task.offsets
-            repair = self._repaired = aside(task, lambda _: _core.Repair(self._native, offsets, seed))
-            if repair is None:
-                return
+        self._own = self._own or self._repair_of(self._by_what_is_alive())
+        if self._own is None:
+            return
+        behind = self._own.arena > task.arena
+        self._mend(self._own, budget // 2 if behind else budget)
+        if behind and not task.stopped_by and self._own.arena > task.arena:
+            if self._others is None or self._others.arena > task.arena:
+                self._others = self._repair_of(task.offsets)
+            if self._others is not None:
+                self._mend(self._others, budget // 2)
+
+    def _by_what_is_alive(self) -> NDArray[np.int64] | None:
+        task, order = self._task, np.arange(len(self._task.jobs), dtype=np.int32)
+        if len(order) > _MOST_ORDERED:  # it would take long again
+            return task.offsets
+        return _core.fullest(self._native, order, task.target, _core.Cancel())
+
+    def _repair_of(self, offsets: NDArray[np.int64] | None) -> _core.Repair | None:
+        task = self._task
+        assert offsets is not None
+        self._searches += 1
+        seed = (task.seed + self._searches * 2**32) % 2**64
+        return aside(task, lambda _: _core.Repair(self._native, offsets, seed))
+
+    def _mend(self, repair: _core.Repair, budget: int) -> None:
+        task = self._task
         until = repair.looks + budget
         while not task.stopped_by and repair.looks < until:
             if self._spend(repair, lambda looks: repair.advance(looks, task.target), until - repair.looks):
