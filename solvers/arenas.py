@@ -102,18 +102,17 @@ class Arenas:
     def why_not(self, buffers: Buffers) -> str:
         """Why the buffers cannot lie in the arenas, as far as loads and fixed offsets tell; or ""."""
         for least in sorted({0, *self.usable}):
-            rows = buffers.size > least
-            load = least_load(buffers.select(rows))
+            load = least_load(buffers.select(buffers.size > least))
             if load > (room := sum(usable for usable in self.usable if usable > least)):
                 of = f"of buffers larger than {least} bytes " if least else ""
-                return f"a load {of}of {load} bytes > {room} in {'arenas larger' if least else 'all arenas'}"
+                return f"a load {of}of {load} bytes > {room} usable in {'larger' if least else 'all'} arenas"
         rows = pieces_of(buffers).rows
         rows = rows[buffers.offset[rows] >= 0]
         arena, local = np.divmod(buffers.offset[rows], self.stride)
         usable = np.append(self.usable, 0)[np.minimum(arena, len(self.usable))]
-        outside = np.flatnonzero(local + buffers.size[rows] > usable)
-        if len(outside):
-            row = rows[outside[0]]
+        outside = local + buffers.size[rows] > usable
+        if outside.any():
+            row = rows[outside.argmax()]
             name = str(row) if buffers.ids is None else f"{row} ({buffers.ids[row]})"
             return f"the fixed offset of buffer {name} is not within one arena"
         return ""
@@ -136,7 +135,7 @@ def least_load(buffers: Buffers) -> int:
 
 
 def fill(task: Task, arenas: Arenas) -> None:
-    """Fill one arena after the other by what is alive, a few times with some doubt, until all jobs lie in them.
+    """Fill one arena after the other by what is alive, a few times with some doubt, until all are in.
 
     First in the order given, then smallest first, which leaves the larger ones to what fits nowhere else.
     What the last one holds as far as its load tells is searched for.

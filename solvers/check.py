@@ -24,9 +24,9 @@ def check(plan: Plan, buffers: Buffers) -> None:
     """Accept a plan for these buffers, or say what is wrong with it.
 
     Checks that no two buffers alive together overlap, over as many iterations as it takes for every pair
-    of instances to meet; that groups share no addresses; alignment, fixed offsets, the arena's size, that each
-    lies within one of several arenas, and what the plan claims about itself. Buffers without memory (size 0, no time outside their gaps) may lie
-    anywhere.
+    of instances to meet; that groups share no addresses; alignment, fixed offsets, the arena's size; that
+    each lies within one arena where there are several; and what the plan claims about itself. Buffers without
+    memory (size 0, no time outside their gaps) may lie anywhere.
 
     Raises:
         PlanError: naming the buffers.
@@ -56,7 +56,7 @@ def _shape(plan: Plan, buffers: Buffers) -> NDArray[np.int64]:
 def _each(plan: Plan, buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
     at, size = offset[rows], buffers.size[rows, None]
     fixed = buffers.offset[rows, None]
-    low, most, ends = _arenas(plan, at, size)
+    low, most, ends = _arenas(plan, at)
     for wrong, what in (
         (at < 0, "has a negative offset"),
         (at - low > most - size, ends),
@@ -66,13 +66,16 @@ def _each(plan: Plan, buffers: Buffers, offset: NDArray[np.int64], rows: NDArray
         if wrong.any():
             row, column = rows[wrong.any(axis=1).argmax()], wrong.any(axis=0).argmax()
             raise PlanError(f"{_name(buffers, row)} at {offset[row, column]} {what}")
+    tops = dict[int, int]()  # of each arena, by where it begins
+    for begin in np.unique(low).tolist():
+        tops[begin] = int((at - low + size)[low == begin].max())
+    if sum(tops.values()) > plan.arena_bytes:
+        raise PlanError(f"the arenas take {sum(tops.values())} bytes together, not {plan.arena_bytes}")
     if (offset[buffers.persistent] != -1).any():
         raise PlanError("a persistent buffer has an offset")
 
 
-def _arenas(
-    plan: Plan, at: NDArray[np.int64], size: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
+def _arenas(plan: Plan, at: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
     """Where the arena of each begins, how large that may be, and what to say of one that ends beyond it."""
     if not plan.arenas:
         most = np.full_like(at, plan.arena_bytes)
@@ -84,11 +87,6 @@ def _arenas(
     most = np.zeros_like(at)  # of what lies in no arena
     for k, bytes_ in enumerate(plan.arenas):
         most[arena == k] = bytes_
-    used = sum(
-        int((at - k * apart + size)[arena == k].max(initial=0)) for k in np.unique(arena).tolist()
-    )
-    if ((at >= 0) & (at - arena * apart <= most - size)).all() and used > plan.arena_bytes:
-        raise PlanError(f"the arenas take {used} bytes together, not {plan.arena_bytes}")
     return arena * apart, most, f"lies within none of the arenas of {', '.join(map(str, plan.arenas))} bytes"
 
 

@@ -77,8 +77,8 @@ class Plan:
             the number of iterations after which addresses repeat: 1 unless a buffer lives longer than the
             period. The instance that iteration i allocates uses column ``i % U``. -1 for persistent buffers.
             In several arenas they count on from each to the next: see `in_arenas`.
-        arena_bytes: size of the arena; 0 when there is no plan. Of several, bytes up to the end of the topmost
-            buffer of each.
+        arena_bytes: size of the arena; 0 when there is no plan. Of several, bytes up to the end of each one's
+            topmost buffer.
         lower_bound_bytes: no arena of a plan with as many columns, or another number tried, can be smaller.
         status: see `Status`.
         solver: name of the solver.
@@ -198,4 +198,6 @@ def check_arenas(arenas: Sequence[int]) -> None:
     if min(arenas) < 1:
         raise ValueError(f"an arena of {min(arenas)} bytes holds nothing")
     if len(arenas) * stride_of(arenas) > MOST_ADDRESSES:
-        raise ValueError(f"{len(arenas)} arenas of up to {max(arenas)} bytes are more than there are addresses")
+        raise ValueError(
+            f"{len(arenas)} arenas of up to {max(arenas)} bytes are more than there are addresses"
+        )

@@ -57,8 +57,8 @@ def solve(
     Args:
         buffers: what to place. Persistent buffers are left out (offset -1).
         capacity: bytes; the first plan that fits is enough, and without one the plan has no offsets. Several
-            capacities are of as many arenas, and each buffer is to lie within one of them: see `Plan.in_arenas`.
-            Fixed offsets then count on through the arenas, too.
+            capacities are of as many arenas, and each buffer lies within one of them, the first to be filled
+            first: see `Plan.in_arenas`. Fixed offsets then count on through the arenas, too.
         stop: when to stop; the default is a budget of nodes and no clock.
         seed: of the search.
         solver: one of `SOLVERS`: "auto", "search" (the same without OR-Tools), "greedy" (without the
@@ -73,8 +73,8 @@ def solve(
 
     Raises:
         ValueError: no such solver, too few columns or threads, a buffer alive over more than 64 periods,
-            absurdly many bytes, a capacity below 1 or none among several, or several for a solver that has one
-            arena.
+            absurdly many bytes; no capacities, one below 1 among several, or several for a solver that has
+            one arena.
         ModuleNotFoundError: "exact" without OR-Tools.
         KeyboardInterrupt: before there was any plan.
     """
