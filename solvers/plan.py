@@ -151,7 +151,7 @@ class Plan:
         if self.offset is None:
             raise PlanError("a plan without offsets has nothing in its arenas")
         stride = stride_of(self.arenas) if self.arenas else 2**63 - 1
-        arena = np.minimum(self.offset // stride, max(len(self.arenas) - 1, 0))
+        arena = np.clip(self.offset // stride, -1, max(len(self.arenas) - 1, 0))
         local = np.where(self.offset < 0, -1, self.offset - arena * stride)
         return arena.astype(np.int16), local
 
