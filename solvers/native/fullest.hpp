@@ -323,7 +323,7 @@ inline std::vector<int64_t> pack_below(const Jobs& jobs, const std::vector<int32
   ValleyPacker packer(jobs);
   FullestFirst chooser(jobs, packer.candidates(), goal, doubt, random, ceiling);
   const auto take = [&](const Skyline::Valley& valley) {
-    for (;;) {  // what does not fit with its padding is left out
+    for (;;) {  // what does not fit with its padding is left out: the ground only rises
       const int32_t job = chooser.take(valley);
       if (job < 0 || jobs.aligned(job, valley.height) <= ceiling - jobs.size[job]) return job;
     }

@@ -11,7 +11,19 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from solvers import Plan, PlanError, Status, Stop, check, peak_load, read_plan, solve, write_plan
+from solvers import (
+    Plan,
+    PlanError,
+    Status,
+    Stop,
+    _core,
+    arenas,
+    check,
+    peak_load,
+    read_plan,
+    solve,
+    write_plan,
+)
 from solvers.plan import MOST_ARENAS, stride_of
 from solvers.streams import solve_streams
 from traces.buffers import Buffers
@@ -58,13 +70,20 @@ def few(buffers: Buffers) -> Buffers:
     return dataclasses.replace(some, group=np.zeros(len(some), np.int64))
 
 
-@settings(deadline=None)
-@given(st.from_type(Buffers), CAPACITIES)
-@example(Buffers.of([0, 0, 0], [1, 1, 1], [3, 3, 1], alignment=[4, 4, 1]), (3, 4))
-@example(Buffers.of([0, 0], [1, 1], [3, 3], alignment=32), (3, 4))
+@pytest.mark.parametrize("filling", [True, False])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(buffers=st.from_type(Buffers), capacities=CAPACITIES)
+@example(buffers=Buffers.of([0, 0, 0], [1, 1, 1], [3, 3, 1], alignment=[4, 4, 1]), capacities=(3, 4))
+@example(buffers=Buffers.of([0, 0], [1, 1], [3, 3], alignment=4), capacities=(3, 3))
+@example(buffers=Buffers.of([0, 0], [1, 1], [3, 3], alignment=32), capacities=(3, 4))
+@example(buffers=Buffers.of([0], [1], [3], alignment=32, offset=8), capacities=(3, 4))
+@example(buffers=Buffers.of([0], [1], [4], offset=1), capacities=(5, 5))
 def test_there_is_a_plan_exactly_where_brute_force_finds_one(
-    buffers: Buffers, capacities: tuple[int, ...]
+    monkeypatch: pytest.MonkeyPatch, filling: bool, buffers: Buffers, capacities: tuple[int, ...]
 ) -> None:
+    """Also where all is left to the search between walls."""
+    if not filling:
+        monkeypatch.setattr(arenas, "_FILLS", 0)
     buffers = few(buffers)
     there = fits(buffers, capacities)
     plan = solve(buffers, capacity=capacities, solver="exact", columns=buffers.max_instances)
@@ -73,6 +92,9 @@ def test_there_is_a_plan_exactly_where_brute_force_finds_one(
     quick = solve(buffers, capacity=capacities, stop=FAST, columns=buffers.max_instances)
     assert there or quick.offset is None
     assert not there or quick.status is not Status.INFEASIBLE
+    for found in (plan, quick):
+        if found.offset is not None:
+            check(found, buffers)
     if len(buffers.gap_buffer) == 0 and buffers.period is None:  # one piece each: the search is complete
         assert quick.status is not Status.UNKNOWN
 
@@ -114,8 +136,21 @@ def test_the_first_arena_is_filled_first() -> None:
 
 
 def test_what_fits_in_one_arena_only_gets_it_though_it_comes_last() -> None:
-    plan = solve(Buffers.of([0, 0, 0], [9, 9, 2], [2, 2, 8]), capacity=(8, 4), stop=FAST)
+    plan = solve(Buffers.of([0, 0, 0], [9, 9, 2], [2, 2, 8]), capacity=(8, 4), stop=Stop(nodes=1))
     assert plan.in_arenas()[0].ravel().tolist() == [1, 1, 0]
+
+
+def test_what_is_left_out_is_no_ground_for_others() -> None:
+    columns = ([2, 1], [0, 2, 0], [1, 3, 3], [9, 8], [1, 1], [-1, -1])  # the first has a gap
+    jobs = _core.Jobs(*map(np.array, columns))
+    order = np.arange(2, dtype=np.int32)
+    assert _core.below(jobs, order, 8, 17, 0.0, 0, _core.Cancel()).tolist() == [-1, 0]
+
+
+def test_groups_use_what_others_leave_of_each_arena() -> None:
+    buffers = Buffers.of([0, 0, 0, 0], [1, 1, 1, 1], [5, 4, 3, 2], group=[0, 0, 1, 1])
+    plan = solve(buffers, capacity=(8, 6))
+    check(plan, buffers)
 
 
 @pytest.mark.parametrize(
@@ -282,6 +317,10 @@ def test_streams_share_arenas_where_that_is_needed() -> None:
     assert (plan.status, plan.arena_bytes) == (Status.OPTIMAL, 12)
     enough = solve_streams(buffers, wait_bytes=0, capacity=(8, 12))
     assert enough.arena_bytes == 20
+    padded = Buffers.of([0, 0], [1, 1], [3, 3], alignment=4, stream=[0, 1])
+    plan = solve_streams(padded, wait_bytes=0, capacity=(3, 3))
+    check(plan, padded)
+    assert (plan.status, plan.lower_bound_bytes) == (Status.OPTIMAL, 6)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

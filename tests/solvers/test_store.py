@@ -131,6 +131,7 @@ def test_a_file_from_before_nodes_were_written_is_read(tmp_path: Path) -> None:
         ("", "its arenas are ''"),
         ("8 nine", "its arenas are '8 nine'"),
         ("9" * 9000, "its arenas are '9999"),
+        ("9" * 4200 + " 1" * 1000, "its arenas are '9999"),
         ("8", "lies within none of the arenas"),
         ("8 0", "an arena of 0 bytes"),
         (" ".join(["1"] * 300), "300 arenas"),
