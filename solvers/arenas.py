@@ -189,7 +189,10 @@ class _Filling:
         offsets = aside(
             self._task,
             lambda cancel: _core.below(part.native(), order, usable, room, doubt, self._seed, cancel),
+            wait_for_first=False,
         )
+        if offsets is None or len(offsets) < len(part):
+            return None
         self._task.watch.nodes += _LOOKS_A_JOB * len(part)
         return offsets
 

@@ -199,6 +199,24 @@ def test_many_buffers_fit_where_a_little_is_to_spare(parts: tuple[float, ...], p
     assert len(np.unique(plan.in_arenas()[0])) == len(parts)
 
 
+def test_what_is_left_for_the_last_arena_is_searched_for() -> None:
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        start = rng.integers(0, 2000, 2000)
+        length = rng.integers(1, 202, 2000)
+        buffers = Buffers.of(start, start + length, rng.integers(1, 1000, 2000) * 512)
+        load = peak_load(buffers)
+        plan = solve(buffers, capacity=(load * 606 // 1000, load * 404 // 1000), stop=Stop(nodes=40_000_000))
+        check(plan, buffers)
+
+
+def test_an_interrupt_is_heard_before_the_first_arena_is_full() -> None:
+    buffers = many(30_000)
+    plan = solve(buffers, capacity=(peak_load(buffers), 512), stop=Stop(interrupt=lambda: True))
+    assert (plan.status, plan.stopped_by) == (Status.UNKNOWN, "interrupt")
+    assert plan.nodes <= 500 * len(buffers)
+
+
 def test_what_is_kept_stays_and_more_finds_room() -> None:
     first = Buffers.of([0, 0, 0], [9, 9, 9], [6, 3, 5])
     plan = solve(first, capacity=(9, 12))
