@@ -141,7 +141,7 @@ def test_what_fits_in_one_arena_only_gets_it_though_it_comes_last() -> None:
 
 
 def test_what_is_left_out_is_no_ground_for_others() -> None:
-    columns = ([2, 1], [0, 2, 0], [1, 3, 3], [9, 8], [1, 1], [-1, -1])  # the first has a gap
+    columns = ([2, 1], [0, 2, 0], [1, 3, 4], [9, 8], [1, 1], [-1, -1])  # the first has a gap
     jobs = _core.Jobs(*map(np.array, columns))
     order = np.arange(2, dtype=np.int32)
     assert _core.below(jobs, order, 8, 17, 0.0, 0, _core.Cancel()).tolist() == [-1, 0]
@@ -265,7 +265,8 @@ def test_capacities_that_cannot_be_are_refused(capacity: Any, says: str) -> None
 
 def test_one_capacity_in_a_list_is_one_arena() -> None:
     buffers = Buffers.of([0], [1], [5])
-    for capacity in ([5], np.int64(5)):
+    each: list[Any] = [[5], np.int64(5)]
+    for capacity in each:
         plan = solve(buffers, capacity=capacity)
         assert (plan.arena_bytes, plan.arenas) == (5, ())
     arena, offset = plan.in_arenas()
