@@ -122,3 +122,8 @@ def fullest(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,
     """
     Offsets by what is alive, none when cancelled, for an arena of `goal` bytes; `order` is that of the jobs that have gaps.
     """
+
+def below(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ceiling: int, goal: int, doubt: float, seed: int, cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    """
+    Offsets, by what is alive, of what fits below `ceiling`, -1 for the others; none when cancelled. All of them should fit in `goal` bytes; `doubt` is a part of that by which loads are taken for more than they are.
+    """

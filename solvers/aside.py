@@ -20,15 +20,16 @@ _SOON = 20_000
 _PAUSE = 0.01
 
 
-def aside(task: Task, work: Callable[[Cancel], T]) -> T | None:
+def aside(task: Task, work: Callable[[Cancel], T], *, wait_for_first: bool = True) -> T | None:
     """What the work returns, or None where a limit was reached first; `Task.stopped_by` then says which.
 
-    Work for the first plan is stopped by an interrupt only. Work that is given up ends soon, or is waited for
-    when Python ends.
+    Work for the first plan is stopped by Ctrl-C only, unless nobody waits for one. Work that is given up ends
+    soon, or is waited for when Python ends.
 
     Args:
         task: tells the limits.
         work: called with what tells it to give up; runs without the interpreter's lock.
+        wait_for_first: whether limits count only when there is a plan.
 
     Raises:
         KeyboardInterrupt: meanwhile.
@@ -51,7 +52,7 @@ def aside(task: Task, work: Callable[[Cancel], T]) -> T | None:
     threading.Thread(target=run, name="packing").start()
     try:
         while not ended.wait(_PAUSE):
-            if task.offsets is not None and task.done(of_nodes=False):
+            if (task.offsets is not None or not wait_for_first) and task.done(of_nodes=False):
                 cancel.cancel()
                 return None
     except BaseException:

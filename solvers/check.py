@@ -24,9 +24,9 @@ def check(plan: Plan, buffers: Buffers) -> None:
     """Accept a plan for these buffers, or say what is wrong with it.
 
     Checks that no two buffers alive together overlap, over as many iterations as it takes for every pair
-    of instances to meet; that groups share no addresses; alignment, fixed offsets, the arena's size and what
-    the plan claims about itself. Buffers without memory (size 0, no time outside their gaps) may lie
-    anywhere.
+    of instances to meet; that groups share no addresses; alignment, fixed offsets, the arena's size; that
+    each lies within one arena where there are several; and what the plan claims about itself. Buffers without
+    memory (size 0, no time outside their gaps) may lie anywhere.
 
     Raises:
         PlanError: naming the buffers.
@@ -56,17 +56,38 @@ def _shape(plan: Plan, buffers: Buffers) -> NDArray[np.int64]:
 def _each(plan: Plan, buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
     at, size = offset[rows], buffers.size[rows, None]
     fixed = buffers.offset[rows, None]
+    low, most, ends = _arenas(plan, at)
     for wrong, what in (
         (at < 0, "has a negative offset"),
-        (at > plan.arena_bytes - size, f"ends beyond the arena of {plan.arena_bytes} bytes"),
-        (at & (buffers.alignment[rows, None] - 1) != 0, "is not aligned"),
+        (at - low > most - size, ends),
+        ((at - low) & (buffers.alignment[rows, None] - 1) != 0, "is not aligned"),
         ((fixed >= 0) & (at != fixed), "is not at its fixed offset"),
     ):
         if wrong.any():
             row, column = rows[wrong.any(axis=1).argmax()], wrong.any(axis=0).argmax()
             raise PlanError(f"{_name(buffers, row)} at {offset[row, column]} {what}")
+    tops = dict[int, int]()  # of each arena, by where it begins
+    for begin in np.unique(low).tolist():
+        tops[begin] = int((at - low + size)[low == begin].max())
+    if sum(tops.values()) > plan.arena_bytes:
+        raise PlanError(f"the arenas take {sum(tops.values())} bytes together, not {plan.arena_bytes}")
     if (offset[buffers.persistent] != -1).any():
         raise PlanError("a persistent buffer has an offset")
+
+
+def _arenas(plan: Plan, at: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
+    """Where the arena of each begins, how large that may be, and what to say of one that ends beyond it."""
+    if not plan.arenas:
+        most = np.full_like(at, plan.arena_bytes)
+        return np.zeros_like(at), most, f"ends beyond the arena of {plan.arena_bytes} bytes"
+    apart = 1  # each begins at a multiple of the least power of two that is larger than all
+    while apart <= max(plan.arenas):
+        apart *= 2
+    arena = at // apart
+    most = np.zeros_like(at)  # of what lies in no arena
+    for k, bytes_ in enumerate(plan.arenas):
+        most[arena == k] = bytes_
+    return arena * apart, most, f"lies within none of the arenas of {', '.join(map(str, plan.arenas))} bytes"
 
 
 def _claims(plan: Plan) -> None:

@@ -13,7 +13,7 @@ from solvers.bounds import peak_load
 from solvers.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Work that a solver does when the caller sets no limit of any kind; a fraction of a second.
 DEFAULT_NODES = 300_000_000
+#: Several arenas, and the addresses of all together, are no more than these.
+MOST_ARENAS, MOST_ADDRESSES = 256, 2**60
 
 
 class Status(enum.StrEnum):
@@ -74,7 +76,9 @@ class Plan:
         offset: int64[n, U], bytes from the start of the arena, read-only; None when there is no plan. U is
             the number of iterations after which addresses repeat: 1 unless a buffer lives longer than the
             period. The instance that iteration i allocates uses column ``i % U``. -1 for persistent buffers.
-        arena_bytes: size of the arena; 0 when there is no plan.
+            In several arenas they count on from each to the next: see `in_arenas`.
+        arena_bytes: size of the arena; 0 when there is no plan. Of several, bytes up to the end of each one's
+            topmost buffer.
         lower_bound_bytes: no arena of a plan with as many columns, or another number tried, can be smaller.
         status: see `Status`.
         solver: name of the solver.
@@ -85,6 +89,10 @@ class Plan:
         period: of the buffers, or None.
         reason: why there is no plan, one line; empty when there is one.
         nodes: work that it took, as in `Stop`; what OR-Tools does is not counted.
+        arenas: capacities in bytes of the several arenas that it is for; () where there is one.
+
+    Raises:
+        PlanError: sizes that cannot be, or offsets of another shape.
     """
 
     offset: NDArray[np.int64] | None
@@ -98,8 +106,14 @@ class Plan:
     period: int | None = None
     reason: str = ""
     nodes: int = 0
+    arenas: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.arenas:
+            try:
+                check_arenas(self.arenas)
+            except ValueError as error:
+                raise PlanError(str(error)) from None
         for value in (self.arena_bytes, self.lower_bound_bytes):
             if not 0 <= value < 2**63:
                 raise PlanError(f"an arena or a bound of {value} bytes")
@@ -126,8 +140,25 @@ class Plan:
         peak = load if isinstance(load, int) else peak_load(load)
         return 1 - peak / self.arena_bytes if self.arena_bytes else 0.0
 
+    def in_arenas(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        """In which arena each instance lies, int16[n, U], and how many bytes from its start, int64[n, U].
+
+        Arena k begins at the offset ``k * stride_of(arenas)``. -1 and -1 for persistent buffers.
+
+        Raises:
+            PlanError: no offsets.
+        """
+        if self.offset is None:
+            raise PlanError("a plan without offsets has nothing in its arenas")
+        stride = stride_of(self.arenas) if self.arenas else 2**63 - 1
+        arena = np.clip(self.offset // stride, -1, max(len(self.arenas) - 1, 0))
+        local = np.where(self.offset < 0, -1, self.offset - arena * stride)
+        return arena.astype(np.int16), local
+
     def keep(self, buffers: Buffers) -> Buffers:
         """The buffers with their offsets fixed to those of this plan; solved with others, they stay there.
+
+        In several arenas they do when these have the same capacities.
 
         Args:
             buffers: those that the plan places, or the first of them.
@@ -149,3 +180,24 @@ def gap_of(arena_bytes: int, lower_bound_bytes: int) -> float:
     if arena_bytes <= lower_bound_bytes:
         return 0.0
     return arena_bytes / lower_bound_bytes - 1 if lower_bound_bytes else float("inf")
+
+
+def stride_of(arenas: Sequence[int]) -> int:
+    """From the offset at which one of several arenas begins to the next: a power of two above all of them."""
+    return 1 << max(arenas).bit_length()
+
+
+def check_arenas(arenas: Sequence[int]) -> None:
+    """Refuse capacities that arenas cannot have.
+
+    Raises:
+        ValueError: none at all, too many, one below 1, or absurdly many bytes.
+    """
+    if not 1 <= len(arenas) <= MOST_ARENAS:
+        raise ValueError(f"{len(arenas)} arenas are not 1 to {MOST_ARENAS}")
+    if min(arenas) < 1:
+        raise ValueError(f"an arena of {min(arenas)} bytes holds nothing")
+    if len(arenas) * stride_of(arenas) > MOST_ADDRESSES:
+        raise ValueError(
+            f"{len(arenas)} arenas of up to {max(arenas)} bytes are more than there are addresses"
+        )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers._core import clash
+from solvers.arenas import WITH_ARENAS, Arenas, arenas_of, fill, least_load
 from solvers.bounds import lower_bound
 from solvers.crew import cores
 from solvers.greedy import quick
@@ -21,7 +22,7 @@ from solvers.rotation import columns_to_try, part_of
 from solvers.task import Task, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -38,7 +39,7 @@ ROTATING = ("auto", "search", "greedy")
 def solve(
     buffers: Buffers,
     *,
-    capacity: int | None = None,
+    capacity: int | Sequence[int] | None = None,
     stop: Stop | None = None,
     seed: int = 0,
     solver: str = "auto",
@@ -55,7 +56,9 @@ def solve(
 
     Args:
         buffers: what to place. Persistent buffers are left out (offset -1).
-        capacity: bytes; the first plan that fits is enough, and without one the plan has no offsets.
+        capacity: bytes; the first plan that fits is enough, and without one the plan has no offsets. Several
+            capacities are of as many arenas, and each buffer lies within one of them, the first to be filled
+            first: see `Plan.in_arenas`. Fixed offsets then count on through the arenas, too.
         stop: when to stop; the default is a budget of nodes and no clock.
         seed: of the search.
         solver: one of `SOLVERS`: "auto", "search" (the same without OR-Tools), "greedy" (without the
@@ -69,8 +72,9 @@ def solve(
             plan: at most ten times a second, and first after a tenth of a second.
 
     Raises:
-        ValueError: no such solver, too few columns or threads, a buffer alive over more than 64 periods, or
-            absurdly many bytes.
+        ValueError: no such solver, too few columns or threads, a buffer alive over more than 64 periods,
+            absurdly many bytes; no capacities, one below 1 among several, or several for a solver that has
+            one arena.
         ModuleNotFoundError: "exact" without OR-Tools.
         KeyboardInterrupt: before there was any plan.
     """
@@ -82,6 +86,10 @@ def solve(
         raise ValueError(
             f"{columns} columns are fewer than the {buffers.max_instances} instances of a buffer"
         )
+    several = arenas_of(capacity)
+    if several and solver not in WITH_ARENAS:
+        raise ValueError(f"solver {solver!r} has one arena; for several there are {', '.join(WITH_ARENAS)}")
+    arenas = Arenas.for_buffers(several, buffers) if several else None
     stop = stop or Stop()
     if threads is None:
         threads = cores() if stop.node_budget is None else 1
@@ -90,8 +98,10 @@ def solve(
     tried = (
         [columns or buffers.max_instances] if columns or solver not in ROTATING else columns_to_try(buffers)
     )
+    if not (capacity is None or isinstance(capacity, int | np.integer)):
+        capacity = int(capacity[0]) if arenas is None else arenas.end
     return _solve_each(
-        tried, buffers, capacity, stop, seed, solver, threads, on_improvement, Total(on_progress)
+        tried, buffers, capacity, arenas, stop, seed, solver, threads, on_improvement, Total(on_progress)
     )
 
 
@@ -99,6 +109,7 @@ def _solve_each(
     tried: list[int],
     buffers: Buffers,
     capacity: int | None,
+    arenas: Arenas | None,
     stop: Stop,
     seed: int,
     solver: str,
@@ -116,7 +127,8 @@ def _solve_each(
         if on_improvement is not None and (best is None or plan.arena_bytes < best.arena_bytes):
             on_improvement(plan)
 
-    bound, bounds = lower_bound(buffers), list[int]()
+    bound = lower_bound(buffers) if arenas is None else least_load(buffers)
+    bounds = list[int]()
     enough = max(stop.target_bytes or 0, capacity or 0, bound)
     tell = total.teller(lambda of_one: of_one if len(tried) == 1 else bound)
     if len(tried) > 1 and solver in ("auto", "search") and len(buffers) <= FEW:
@@ -124,7 +136,9 @@ def _solve_each(
     for k, columns in enumerate(tried):
         part = stop if len(tried) == 1 else part_of(stop, total.seconds, len(tried) - k)
         try:
-            plan = _Solve(buffers, bound, capacity, part, seed, solver, threads, better, tell, columns).run()
+            plan = _Solve(
+                buffers, bound, capacity, arenas, part, seed, solver, threads, better, tell, columns
+            ).run()
         except KeyboardInterrupt:
             if best is None:
                 raise
@@ -183,6 +197,7 @@ class _Solve:
         buffers: Buffers,
         bound: int,
         capacity: int | None,
+        arenas: Arenas | None,
         stop: Stop,
         seed: int,
         solver: str,
@@ -191,7 +206,8 @@ class _Solve:
         on_progress: Callable[[Progress], None] | None,
         columns: int,
     ) -> None:
-        self._buffers, self._capacity, self._seed, self._solver = buffers, capacity, seed, solver
+        self._capacity, self._arenas, self._seed, self._solver = capacity, arenas, seed, solver
+        self._buffers = buffers if arenas is None else arenas.within(buffers)
         self._on_improvement, self._on_progress = on_improvement, on_progress
         self._threads = threads
         self._watch = Watch(stop)
@@ -202,11 +218,12 @@ class _Solve:
         self._offset = np.repeat(start[:, None], columns, axis=1)
         self._groups = _groups(buffers)
         self._arena = 0
+        self._refuted = False
 
     def run(self) -> Plan:
         """Solve group by group."""
-        if self._capacity is not None and self._bound > self._capacity:
-            return self._no_plan(Status.INFEASIBLE, "bound", self._too_small())
+        if self._capacity is not None and (reason := self._too_small()):
+            return self._no_plan(Status.INFEASIBLE, "bound", reason)
         stopped_by = "bound"
         for k, rows in enumerate(self._groups):
             self._watch.share(len(self._groups) - k)
@@ -222,18 +239,19 @@ class _Solve:
             self._arena = task.arena
             stopped_by = stopped_by if task.stopped_by == "bound" else task.stopped_by
             if len(self._groups) == 1:
-                self._bound = task.lower_bound
+                self._refuted = self._capacity is not None and task.lower_bound > self._capacity
+                if self._arenas is None:
+                    self._bound = task.lower_bound
         return self._judge(stopped_by)
 
     def _task(self, k: int, rows: NDArray[np.int64]) -> Task:
         alone = len(self._groups) == 1
         buffers = self._buffers if alone and len(rows) == len(self._buffers) else self._buffers.select(rows)
         bound = self._bound if alone and self._offset.shape[1] == 1 else None
-        jobs = jobs_of(
-            buffers.unrolled(self._offset.shape[1]),
-            bound,
-            _taken(self._buffers, self._groups, k, self._offset),
-        )
+        taken = _taken(self._buffers, self._groups, k, self._offset, on_top=self._arenas is None)
+        if self._arenas is not None:
+            bound, taken = least_load(buffers), taken + self._arenas.walls
+        jobs = jobs_of(buffers.unrolled(self._offset.shape[1]), bound, taken)
         last = k == len(self._groups) - 1
 
         def found(offsets: NDArray[np.int64], arena: int) -> None:
@@ -249,12 +267,17 @@ class _Solve:
 
     def _tell(self, task: Task, on_progress: Callable[[Progress], None], k: int) -> None:
         """There is an arena for all only when there is one for the last group."""
-        arena = task.arena if task.offsets is not None and k == len(self._groups) - 1 else None
-        bound = task.lower_bound if len(self._groups) == 1 else self._bound
+        one, last = self._arenas is None, k == len(self._groups) - 1
+        arena = task.arena if task.offsets is not None and one and last else None
+        bound = task.lower_bound if one and len(self._groups) == 1 else self._bound
         on_progress(Progress(arena, bound, self._watch.nodes, self._watch.seconds))
 
     def _work(self, task: Task) -> None:
         try:
+            if self._arenas is not None:
+                fill(task, self._arenas)
+                if task.done(of_nodes=task.offsets is not None):
+                    return
             (quick if self._watch.interrupted else SOLVERS[self._solver])(task)
         except KeyboardInterrupt:
             if task.offsets is None:
@@ -271,16 +294,22 @@ class _Solve:
 
     def _judge(self, stopped_by: str) -> Plan:
         if self._capacity is not None and self._arena > self._capacity:
-            if self._bound > self._capacity:
-                return self._no_plan(Status.INFEASIBLE, "proof", self._too_small())
-            return self._no_plan(
-                Status.UNKNOWN, stopped_by, f"smallest arena found {self._arena} > capacity {self._capacity}"
-            )
+            if self._refuted:
+                return self._no_plan(Status.INFEASIBLE, "proof", self._too_small() or "a search found none")
+            found = f"smallest arena found {self._arena} > capacity {self._capacity}"
+            if self._arenas is not None:
+                found = "nothing was found that lies within the arenas"
+            return self._no_plan(Status.UNKNOWN, stopped_by, found)
+        if self._arenas is not None:
+            return self._plan(self._offset, self._arena, self._bound, "target")
         if stopped_by in ("bound", "proof") and self._arena > self._bound:
             stopped_by = "finished"  # each group is as small as can be, which proves nothing for all together
         return self._plan(self._offset, self._arena, self._bound, stopped_by)
 
     def _plan(self, offset: NDArray[np.int64], arena: int, bound: int, stopped_by: str) -> Plan:
+        if self._arenas is not None:
+            arena = self._arenas.used(self._buffers, offset)
+            stopped_by = "bound" if stopped_by and arena <= bound else stopped_by
         status = Status.OPTIMAL if arena <= bound else Status.FEASIBLE
         return self._make(offset, arena, bound, status, stopped_by, "")
 
@@ -308,9 +337,14 @@ class _Solve:
             self._buffers.period,
             reason,
             self._watch.nodes,
+            () if self._arenas is None else self._arenas.capacities,
         )
 
     def _too_small(self) -> str:
+        if self._arenas is not None:
+            return self._arenas.why_not(self._buffers)
+        if self._capacity is None or self._bound <= self._capacity:
+            return ""
         return f"lower bound {self._bound} > capacity {self._capacity}"
 
 
@@ -326,15 +360,18 @@ def _groups(buffers: Buffers) -> list[NDArray[np.int64]]:
 
 
 def _taken(
-    buffers: Buffers, groups: list[NDArray[np.int64]], k: int, offset: NDArray[np.int64]
+    buffers: Buffers, groups: list[NDArray[np.int64]], k: int, offset: NDArray[np.int64], *, on_top: bool
 ) -> list[tuple[int, int]]:
-    """Addresses that group k must not touch: what earlier groups have got and later ones are fixed to."""
+    """Addresses that group k must not touch: what earlier groups have got and later ones are fixed to.
+
+    ``on_top`` takes all up to the topmost of them, where nothing is fixed.
+    """
     before = np.concatenate([np.zeros(0, np.int64), *groups[:k]])
     after = np.concatenate([np.zeros(0, np.int64), *groups[k + 1 :]])
     after = after[buffers.offset[after] >= 0]
     rows = np.concatenate([before, after])
     low, size = offset[rows].ravel(), np.repeat(buffers.size[rows], offset.shape[1])
-    if not (buffers.offset >= 0).any():  # nothing pins a group: the next goes on top
+    if on_top and not (buffers.offset >= 0).any():  # nothing pins a group: the next goes on top
         return [(0, int((low + size).max()))] if len(low) else []
     ranges: list[tuple[int, int]] = []
     for start, length in sorted(zip(low.tolist(), size.tolist(), strict=True)):

@@ -2,7 +2,8 @@
 
 Columns are those of `Buffers`, with its fixed offset as ``fixed`` and its gaps as the lists ``gap_start`` and
 ``gap_end``; ``offset`` lists the offsets of the plan, one for each of U iterations. The plan's scalars are
-in the schema's metadata, under keys that begin with ``plan.``.
+in the schema's metadata, under keys that begin with ``plan.``. A plan for several arenas is of version 2,
+since its offsets mean something else; it has their capacities as ``plan.arenas``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from solvers.errors import PlanError
-from solvers.plan import Plan, Status
+from solvers.plan import MOST_ARENAS, Plan, Status
 from solvers.solve import MOST_INSTANCES
 from traces.arrow import from_numpy, from_texts, to_numpy
 from traces.buffers import Buffers
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 T = TypeVar("T")
-VERSION = "1"
+VERSION, VERSION_OF_SEVERAL_ARENAS = "1", "2"
 #: `read_plan` refuses more: a small file can claim any number of equal rows.
 MAX_BUFFERS = 1 << 24
 _NUMBERS = ("start", "end", "size", "alignment", "group", "stream")
@@ -65,7 +66,8 @@ def write_plan(
 
     if plan.offset is None or len(plan.offset) != len(buffers):
         raise PlanError("there are no offsets to write, or not for these buffers")
-    metadata = {KIND_KEY: "plan", VERSION_KEY: VERSION, **_scalars(plan)}
+    version = VERSION_OF_SEVERAL_ARENAS if plan.arenas else VERSION
+    metadata = {KIND_KEY: "plan", VERSION_KEY: version, **_scalars(plan)}
     metadata |= {_EXTRA + key: value for key, value in (extra or {}).items()}
     metadata |= {_ARRAY + key: _text_of(key, value) for key, value in (extra_columns or {}).items()}
     table = _table(plan.offset, buffers).replace_schema_metadata(metadata)
@@ -101,6 +103,7 @@ def read_plan(path: StrPath) -> tuple[Plan, Buffers, dict[str, str]]:
             said.get("stopped_by", ""),
             period,
             nodes=_number({"nodes": "0"} | said, "nodes", int),
+            arenas=_arenas(metadata),
         )
         return plan, buffers, {k.removeprefix(_EXTRA): v for k, v in metadata.items() if k.startswith(_EXTRA)}
 
@@ -133,6 +136,8 @@ def _scalars(plan: Plan) -> dict[str, str]:
         "stopped_by": plan.stopped_by,
         "period": "" if plan.period is None else plan.period,
     }
+    if plan.arenas:
+        values["arenas"] = " ".join(map(str, plan.arenas))
     return {_PLAN + key: str(value) for key, value in values.items()}
 
 
@@ -163,7 +168,8 @@ def _opened(path: StrPath) -> Iterator[tuple[Any, dict[str, str]]]:
     import pyarrow.parquet as pq
 
     metadata = string_metadata(read_schema(path), path)
-    expect(metadata, "plan", VERSION, path)
+    several = metadata.get(VERSION_KEY) == VERSION_OF_SEVERAL_ARENAS
+    expect(metadata, "plan", VERSION_OF_SEVERAL_ARENAS if several else VERSION, path)
     with Path(path).open("rb") as raw:
         try:
             yield pq.ParquetFile(raw), metadata
@@ -237,6 +243,19 @@ def _offsets(table: Any) -> NDArray[np.int64]:
     if (counts != columns).any() or not 1 <= columns <= MOST_INSTANCES:
         raise PlanError(f"buffers have {counts.min()} to {counts.max()} offsets")
     return values.reshape(-1, columns)
+
+
+def _arenas(metadata: Mapping[str, str]) -> tuple[int, ...]:
+    """The capacities of several arenas; none where there is one."""
+    if metadata[VERSION_KEY] == VERSION:
+        return ()
+    text = metadata.get(_PLAN + "arenas", "missing")
+    try:
+        if len(text) > 20 * MOST_ARENAS:
+            raise ValueError
+        return tuple(int(number) for number in text.split(" "))
+    except ValueError:
+        raise PlanError(f"its arenas are {text[:40]!r}") from None
 
 
 def _number(said: Mapping[str, str], key: str, parse: Callable[[str], T]) -> T:

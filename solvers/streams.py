@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from solvers._core import count_waits
+from solvers.arenas import arenas_of, least_load
 from solvers.bounds import lower_bound, peak_load
 from solvers.plan import Status, Stop
 from solvers.progress import Total
@@ -22,7 +23,7 @@ from solvers.solve import solve
 from solvers.task import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from fractions import Fraction
 
     from solvers.plan import Plan
@@ -68,7 +69,7 @@ def solve_streams(
     *,
     wait_bytes: int,
     stop: Stop | None = None,
-    capacity: int | None = None,
+    capacity: int | Sequence[int] | None = None,
     close_enough: float | Fraction | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     **how: Any,
@@ -83,7 +84,8 @@ def solve_streams(
         wait_bytes: bytes that a plan must save for each wait in an iteration; 0: as small an arena as is
             found; `NEVER`: streams share nothing.
         stop: when to stop; nodes are each attempt's. At the target nothing else is tried.
-        capacity: bytes; the first plan that fits is enough, whatever its waits cost, unless that is `NEVER`.
+        capacity: bytes, of one or of several arenas; the first plan that fits is enough, whatever its waits
+            cost, unless that is `NEVER`.
         close_enough: how many times its lower bound an arena may be without a search for a smaller one.
         on_progress: as of `solve`. The smallest arena so far may be that of an attempt with too many waits.
         how: the other arguments of `solve`.
@@ -112,7 +114,7 @@ class _Search:
         buffers: Buffers,
         wait_bytes: int,
         stop: Stop,
-        capacity: int | None,
+        capacity: int | Sequence[int] | None,
         close_enough: float | Fraction | None,
         on_progress: Callable[[Progress], None] | None,
         how: dict[str, Any],
@@ -120,9 +122,11 @@ class _Search:
         self._buffers, self._price, self._stop = buffers, wait_bytes, stop
         self._capacity, self._close_enough, self._how = capacity, close_enough, how
         self._total = Total(on_progress)
-        self._enough = max(self._stop.target_bytes or 0, capacity or 0)
+        several = arenas_of(capacity)
+        room = sum(several) if several else capacity if isinstance(capacity, int) else 0
+        self._enough = max(self._stop.target_bytes or 0, room)
         self._watch = Watch(stop)
-        self._bound = lower_bound(buffers)
+        self._bound = least_load(buffers) if several else lower_bound(buffers)
         self._attempts = 0
         self._best: Plan | None = None
         self._cost = self._last_cost = math.inf

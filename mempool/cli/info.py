@@ -50,6 +50,7 @@ def info(
 
 def answer(work: Work, largest: int) -> dict[str, Any]:
     """The keys of ``mempool info --json``."""
+    from mempool.cli.work import arenas
     from solvers import lower_bound, peak_load
 
     buffers = work.buffers
@@ -70,6 +71,7 @@ def answer(work: Work, largest: int) -> dict[str, Any]:
         said |= {
             "status": str(work.plan.status),
             "arena_bytes": work.plan.arena_bytes,
+            "arenas": arenas(work.plan, buffers),
             "fragmentation": work.plan.fragmentation(said["peak_load_bytes"]),
             "address_period_iterations": work.plan.columns,
             "solver": work.plan.solver,

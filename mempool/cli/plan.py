@@ -60,8 +60,11 @@ def plan(
     ] = None,
     nodes: Annotated[int | None, typer.Option(min=0, help="Stop after so much work; reproducible.")] = None,
     capacity: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="The first plan that fits is enough: 4096, 512M, 1.5GiB, 2GB."),
+        list[str] | None,
+        typer.Option(
+            metavar="SIZE",
+            help="The first plan that fits is enough: 4096, 512M, 1.5GiB, 2GB. Given again: another arena.",
+        ),
     ] = None,
     target: Annotated[
         str | None,
@@ -97,15 +100,17 @@ def plan(
         mempool plan buffers.csv -o solved.csv --time-limit 10
         mempool plan run.trace --target 0.1%
         mempool plan run.trace --whole --capacity 2GiB --json
+        mempool plan run.trace --capacity 8GiB --capacity 4GiB
     """
     import solvers
     from mempool.cli.work import read_work
     from mempool.settings import parse_bytes, wait_price
 
-    size = _parsed("--capacity", parse_bytes, capacity)
+    sizes = tuple(_parsed("--capacity", parse_bytes, one) or 0 for one in capacity or ())
     times, target_bytes = _parsed("--target", _parse_target, target) or (None, None)
     price = _parsed("--wait-bytes", wait_price, wait_bytes)
     _check_output(output, trace)
+    _check_arenas(sizes, solver, output)
     if time_limit is not None and math.isnan(time_limit):
         raise typer.BadParameter("nan is no limit", param_hint="--time-limit")
     if alignment & (alignment - 1):
@@ -120,7 +125,7 @@ def plan(
         solver,
         seed=seed,
         threads=threads,
-        capacity=size,
+        capacity=sizes if len(sizes) > 1 else next(iter(sizes), None),
         stop=solvers.Stop(seconds=time_limit, nodes=nodes, target_bytes=target_bytes),
         close_enough=times,
         wait_bytes=price,
@@ -140,6 +145,7 @@ def plan(
 
 def answer(found: Plan, work: Work) -> dict[str, Any]:
     """The keys of ``mempool plan --json``."""
+    from mempool.cli.work import arenas
     from solvers import peak_load
     from solvers.streams import waits
 
@@ -148,6 +154,7 @@ def answer(found: Plan, work: Work) -> dict[str, Any]:
     return {
         "status": str(found.status),
         "arena_bytes": found.arena_bytes if there else None,
+        "arenas": arenas(found, work.buffers),
         "lower_bound_bytes": found.lower_bound_bytes,
         "peak_load_bytes": peak,
         "ratio": 1 + found.gap if there else None,
@@ -193,6 +200,21 @@ def _check_output(output: Path | None, trace: Path) -> None:
         raise typer.BadParameter("the plan would overwrite the trace")
     if reason := why_not(output):
         raise Stop(ExitCode.FILE, f"{output}: {reason}")
+
+
+def _check_arenas(capacities: tuple[int, ...], solver: str, output: Path | None) -> None:
+    from solvers.arenas import WITH_ARENAS, arenas_of
+
+    if len(capacities) < 2:
+        return
+    try:
+        arenas_of(capacities)
+    except ValueError as error:
+        raise typer.BadParameter(f"--capacity: {error}") from None
+    if solver not in WITH_ARENAS:
+        raise typer.BadParameter(f"several arenas are for the solvers {', '.join(WITH_ARENAS)}")
+    if output is not None and output.suffix == ".csv":
+        raise typer.BadParameter("a CSV holds one arena; use another name than .csv")
 
 
 def _check_fits(output: Path | None, work: Work) -> None:
@@ -273,6 +295,13 @@ def _show(found: Plan, work: Work, output: Path | None) -> None:
             ("arena", f"{binary(found.arena_bytes)}, {percent(found.gap)} above the lower bound"),
             ("fragmentation", percent(said["fragmentation"])),
         ]
+    rows += [
+        (
+            f"arena {k}",
+            f"{binary(one['used_bytes'])} of {binary(one['capacity_bytes'])}, {one['buffers']:,} buffers",
+        )
+        for k, one in enumerate(said["arenas"] or ())
+    ]
     if said["stream_waits"]:
         rows.append(("waits", f"{said['stream_waits']:g} of one stream for another in an iteration"))
     rows += [("seconds", f"{found.seconds:.3f}"), ("nodes", f"{found.nodes:,}")]

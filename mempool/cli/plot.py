@@ -67,17 +67,19 @@ def _largest(
 def address_grid(buffers: Buffers, plan: Plan, *, width: int, height: int) -> NDArray[np.int64]:
     """Which buffer holds the middle of each cell: int64[height, width] of rows, -1 where memory is free.
 
-    Time goes to the right, addresses go up. On a circle it is iteration 0 in the steady state.
+    Time goes to the right, addresses go up, several arenas one above the other. On a circle it is iteration
+    0 in the steady state.
     """
     grid = np.full((height, width), -1, np.int64)
     if plan.offset is None or plan.arena_bytes == 0 or len(buffers) == 0:
         return grid
     period = buffers.period
     first, last = (int(buffers.start.min()), int(buffers.end.max())) if period is None else (0, period)
-    address = (np.arange(height)[::-1] + 0.5) * plan.arena_bytes / height
+    offset, arena_bytes = _one_above_the_other(plan)
+    address = (np.arange(height)[::-1] + 0.5) * arena_bytes / height
     for column in range(width):
         time = first + (last - first) * (column + 0.5) / width
-        row, low = _alive(buffers, plan.offset, time)
+        row, low = _alive(buffers, offset, time)
         order = np.argsort(low)
         row, low = row[order], low[order]
         at = np.searchsorted(low, address, side="right") - 1
@@ -86,6 +88,16 @@ def address_grid(buffers: Buffers, plan: Plan, *, width: int, height: int) -> ND
         )
         grid[inside, column] = row[at[inside]]
     return grid
+
+
+def _one_above_the_other(plan: Plan) -> tuple[NDArray[np.int64], int]:
+    """The offsets and the bytes of all arenas, without what lies between several."""
+    assert plan.offset is not None
+    if not plan.arenas:
+        return plan.offset, plan.arena_bytes
+    arena, offset = plan.in_arenas()
+    bases = np.cumsum([0, *plan.arenas])
+    return np.where(arena < 0, -1, offset + bases[arena]), int(bases[-1])
 
 
 def _alive(

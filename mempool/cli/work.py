@@ -111,6 +111,23 @@ def _check_sums(path: Path, buffers: Buffers) -> None:
         raise TraceError(f"{path}: sizes, alignments and offsets add up to 2**62 bytes or more")
 
 
+def arenas(plan: Plan, buffers: Buffers) -> list[dict[str, int]] | None:
+    """What lies in each of several arenas; None where there is one."""
+    if not plan.arenas or plan.offset is None:
+        return None
+    arena, offset = plan.in_arenas()
+    taking = ~buffers.persistent & (buffers.size > 0)
+    tops = np.where(taking[:, None], offset + buffers.size[:, None], 0)
+    return [
+        {
+            "capacity_bytes": capacity,
+            "used_bytes": int(tops[arena == k].max(initial=0)),
+            "buffers": int((taking & (arena == k).any(axis=1)).sum()),
+        }
+        for k, capacity in enumerate(plan.arenas)
+    ]
+
+
 def solution(buffers: Buffers) -> Plan:
     """The plan that fixed offsets amount to; nothing is checked."""
     from solvers import Plan, Status, lower_bound

@@ -222,11 +222,13 @@ class Spans {
 };
 
 // Chooses for an arena that should be no larger than `goal`. `doubt` is a part of it by which the load of stretches is
-// taken for more than it is, at random, so that another choice is made.
+// taken for more than it is, at random, so that another choice is made. No job is chosen that is larger than what is left
+// below `ceiling`.
 class FullestFirst {
  public:
-  FullestFirst(const Jobs& jobs, const std::vector<int32_t>& candidates, int64_t goal, double doubt, Random& random)
-      : goal_(goal), length_(jobs.instants - 1), load_(load_of(jobs, doubt * static_cast<double>(goal), random)),
+  FullestFirst(const Jobs& jobs, const std::vector<int32_t>& candidates, int64_t goal, double doubt, Random& random,
+               int64_t ceiling = no_limit)
+      : goal_(goal), ceiling_(ceiling), length_(jobs.instants - 1), load_(load_of(jobs, doubt * static_cast<double>(goal), random)),
         spans_(jobs, candidates) {}
 
   // The job for a valley, or -1 where it had better rise.
@@ -235,14 +237,16 @@ class FullestFirst {
     const int32_t from = alone ? 0 : valley.from, to = alone ? 2 * length_ : valley.to;
     const int32_t fullest = fullest_of(valley);
     const int64_t here = load_[fullest % length_], wall = std::min(valley.before, valley.after);
-    int64_t most = no_limit;
+    const int64_t room = ceiling_ - valley.height;
+    int64_t most = room;
     if (!alone) {
       if (load_[from > 0 ? from - 1 : length_ - 1] >= here) most = std::min(most, valley.before - valley.height);
       if (load_[to % length_] >= here) most = std::min(most, valley.after - valley.height);
     }
     Spans::Found found = longest(from, to, most);
-    if (found.slot < 0 && most < no_limit && here + wall - valley.height > goal_) found = longest(from, to, most = no_limit);
+    if (found.slot < 0 && most < room && here + wall - valley.height > goal_) found = longest(from, to, most = room);
     if (found.slot < 0) {
+      if (alone) return -1;
       load_.add(valley.from, std::min(valley.to, length_), wall - valley.height);
       if (valley.to > length_) load_.add(0, valley.to - length_, wall - valley.height);
       return -1;
@@ -295,7 +299,7 @@ class FullestFirst {
     return found;
   }
 
-  int64_t goal_;
+  int64_t goal_, ceiling_;
   int32_t length_;
   Fullness load_;
   Spans spans_;
@@ -310,6 +314,21 @@ inline std::vector<int64_t> pack_fullest(const Jobs& jobs, const std::vector<int
   FullestFirst chooser(jobs, packer.candidates(), goal, doubt, random);
   const auto take = [&](const Skyline::Valley& valley) { return chooser.take(valley); };
   return packer.pack(order, limit, cancel, take) < 0 ? std::vector<int64_t>() : packer.offsets();
+}
+
+// Places so what fits below a ceiling; -1 for the others. `goal` is the arena that would hold all of them.
+// No offsets when told to give up.
+inline std::vector<int64_t> pack_below(const Jobs& jobs, const std::vector<int32_t>& order, int64_t ceiling,
+                                       int64_t goal, double doubt, Random& random, const Cancel& cancel) {
+  ValleyPacker packer(jobs);
+  FullestFirst chooser(jobs, packer.candidates(), goal, doubt, random, ceiling);
+  const auto take = [&](const Skyline::Valley& valley) {
+    for (;;) {  // what does not fit with its padding is left out: the ground only rises
+      const int32_t job = chooser.take(valley);
+      if (job < 0 || jobs.aligned(job, valley.height) <= ceiling - jobs.size[job]) return job;
+    }
+  };
+  return packer.pack_below(order, ceiling, cancel, take) ? packer.offsets() : std::vector<int64_t>();
 }
 
 }  // namespace packing

@@ -220,4 +220,20 @@ NB_MODULE(_core, m) {
         "jobs"_a, "order"_a, "goal"_a, "cancel"_a,
         "Offsets by what is alive, none when cancelled, for an arena of `goal` bytes; `order` is that of the jobs "
         "that have gaps.");
+
+  m.def("below",
+        [](const Jobs& jobs, const In<int32_t>& order, int64_t ceiling, int64_t goal, double doubt, uint64_t seed,
+           const packing::Cancel& cancel) {
+          const auto checked = order_of(jobs, order);
+          std::vector<int64_t> offsets;
+          {
+            nb::gil_scoped_release release;
+            packing::Random random(seed);
+            offsets = packing::pack_below(jobs, checked, ceiling, goal, doubt, random, cancel);
+          }
+          return array_of(offsets);
+        },
+        "jobs"_a, "order"_a, "ceiling"_a, "goal"_a, "doubt"_a, "seed"_a, "cancel"_a,
+        "Offsets, by what is alive, of what fits below `ceiling`, -1 for the others; none when cancelled. All of them "
+        "should fit in `goal` bytes; `doubt` is a part of that by which loads are taken for more than they are.");
 }

@@ -129,8 +129,8 @@ class Skyline {
     int64_t before, after;   // heights of its walls; no wall is as high as can be
   };
 
-  // Places `left` jobs, those that take(valley) returns; -1 where none is to be placed in a valley, which is not
-  // allowed where it has no walls. Gives up (false) when a job ends above `limit`, or is told to.
+  // Places `left` jobs, those that take(valley) returns; -1 where none is to be placed in a valley. Where that has no
+  // walls, nothing more is placed. Gives up (false) when a job ends above `limit`, or is told to.
   template <class Take>
   bool fill(const Jobs& jobs, size_t left, int64_t limit, std::vector<int64_t>& offset, const Cancel& cancel,
             Take take) {
@@ -146,6 +146,7 @@ class Skyline {
       if (cancel.cancelled()) return false;
       const int32_t job = take(Valley{run, end_of(run), here.height, before, after});
       if (job < 0) {
+        if (alone) return true;
         run = set(run, std::min(before, after));
         continue;
       }
@@ -215,12 +216,12 @@ class Skyline {
   int32_t length_, start_ = 0;
 };
 
-// For each instant, the highest end of the jobs placed there.
+// For each instant, the highest end of the jobs placed there; of those without an offset none is.
 inline std::vector<int64_t> floor_under(const Jobs& jobs, const std::vector<int32_t>& placed,
                                         const std::vector<int64_t>& offset) {
   std::vector<std::tuple<int32_t, int32_t, int64_t>> pieces;  // start, end, height
   for (const int32_t job : placed)
-    for (int32_t k = jobs.first[job]; k < jobs.first[job + 1]; ++k)
+    for (int32_t k = offset[job] < 0 ? jobs.first[job + 1] : jobs.first[job]; k < jobs.first[job + 1]; ++k)
       pieces.emplace_back(jobs.pieces[k].start, jobs.pieces[k].end, offset[job] + jobs.size[job]);
   std::sort(pieces.begin(), pieces.end());
   std::vector<int64_t> floor(jobs.instants - 1, 0);
@@ -262,6 +263,17 @@ class ValleyPacker {
     return arena <= limit ? arena : -1;
   }
 
+  // Places what fits below a ceiling, and leaves out the rest, with offset -1; take(valley) returns no job that does not
+  // fit there. False when told to give up.
+  template <class Take>
+  bool pack_below(const std::vector<int32_t>& order, int64_t ceiling, const Cancel& cancel, Take take) {
+    for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
+    offset_.assign(jobs_.count(), -1);
+    place_others(ceiling);
+    Skyline skyline(floor_under(jobs_, others_, offset_));
+    return skyline.fill(jobs_, candidates_.size(), ceiling, offset_, cancel, take);
+  }
+
   const std::vector<int64_t>& offsets() const { return offset_; }
   const std::vector<int32_t>& candidates() const { return candidates_; }
 
@@ -273,15 +285,17 @@ class ValleyPacker {
     return result;
   }
 
-  void place_others() {
+  void place_others(int64_t ceiling = std::numeric_limits<int64_t>::max()) {
     std::sort(others_.begin(), others_.end(), [&](int32_t a, int32_t b) {
       return std::pair(jobs_.fixed[a] < 0, priority_[a]) < std::pair(jobs_.fixed[b] < 0, priority_[b]);
     });
     Placed placed(jobs_);
     int64_t looks = 0;
     for (const int32_t job : others_) {
-      offset_[job] = jobs_.fixed[job] >= 0 ? jobs_.fixed[job] : placed.find(job, Rule::first_fit, looks);
-      placed.insert(job, offset_[job]);
+      const int64_t at = jobs_.fixed[job] >= 0 ? jobs_.fixed[job] : placed.find(job, Rule::first_fit, looks);
+      if (jobs_.fixed[job] < 0 && at > ceiling - jobs_.size[job]) continue;
+      offset_[job] = at;
+      placed.insert(job, at);
     }
   }
 

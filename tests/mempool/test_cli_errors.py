@@ -116,6 +116,17 @@ def test_a_truncated_file_is_refused_wherever_it_is_cut(
         (["plan", "t.trace", "--alignment", "3"], 2, "power of two"),
         (["plan", "t.trace", "--alignment", str(2**63)], 2, "--alignment"),
         (["plan", "t.trace", "--capacity", "9" * 400], 2, "more than any memory has"),
+        (["plan", "t.trace", "--capacity", "4K", "--capacity", "0"], 2, "an arena of 0 bytes"),
+        (
+            ["plan", "t.trace", "--capacity", "4K", "--capacity", "8K", "--solver", "best_fit"],
+            2,
+            "auto, greedy",
+        ),
+        (
+            ["plan", "t.trace", "--capacity", "4K", "--capacity", "8K", "-o", "p.csv"],
+            2,
+            "a CSV holds one arena",
+        ),
         (["plan", "t.trace", "--wait-bytes", "-1"], 2, "--wait-bytes"),
         (["plan", "t.trace", "--seed", "x"], 2, "--seed"),
         (["plan", "t.trace", "--time-limit", "nan"], 2, "--time-limit"),

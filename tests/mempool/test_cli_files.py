@@ -133,6 +133,24 @@ def test_too_small_a_capacity_is_a_negative_answer(folder: Path, capsys: pytest.
     assert not Path("s.csv").exists()
 
 
+def test_several_capacities_are_of_several_arenas(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has what it holds in the object; the file is a plan that `check` and `info` know."""
+    whole = said(capsys, "plan", "t.trace", "--json")[1]
+    assert whole["arenas"] is None
+    large, small = whole["arena_bytes"], 64 << 10
+    command = ["plan", "t.trace", "-o", "t.plan", "--capacity", str(small), "--capacity", str(large)]
+    code, planned = said(capsys, *command, "--json")
+    assert code == 0
+    assert [one["capacity_bytes"] for one in planned["arenas"]] == [small, large]
+    assert sum(one["used_bytes"] for one in planned["arenas"]) == planned["arena_bytes"]
+    assert all(one["used_bytes"] <= one["capacity_bytes"] for one in planned["arenas"])
+    assert sum(one["buffers"] for one in planned["arenas"]) == planned["buffers"]
+    assert said(capsys, "check", "t.plan", "t.trace", "--json")[1]["ok"]
+    assert said(capsys, "info", "t.plan", "--json")[1]["arenas"] == planned["arenas"]
+    assert call(command) == 0
+    assert re.search(r"arena 1 .* of .*, \d+ buffers", capsys.readouterr().out)
+
+
 def test_a_target_ends_the_search(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In bytes and above the lower bound: the first arena that is small enough is the answer."""
     write_csv(hard(), "hard.csv")
@@ -295,11 +313,13 @@ def test_every_json_key_is_documented(folder: Path, capsys: pytest.CaptureFixtur
     assert call(["plan", "t.trace", "-o", "p.plan"]) == 0
     for command in (
         ["plan", "t.trace"],
+        ["plan", "t.trace", "--capacity", "1GiB", "--capacity", "2GiB"],
         ["check", "p.plan", "t.trace"],
         ["info", "t.trace"],
         ["info", "p.plan"],
         ["info", "b.csv"],
     ):
         answer = said(capsys, *command, "--json")[1]
-        keys = set(answer) | {key for entry in answer.get("largest_at_peak", ()) for key in entry}
+        entries = [*answer.get("largest_at_peak", ()), *(answer.get("arenas") or ())]
+        keys = set(answer) | {key for entry in entries for key in entry}
         assert keys <= documented, command

@@ -13,7 +13,7 @@ from pools import run, simulated
 
 from mempool import Pool
 from mempool.plan_files import read_planned
-from solvers import PlanError, read_plan, write_plan
+from solvers import PlanError, read_plan, solve, write_plan
 from solvers.store import read_plan_columns
 from traces import TraceError
 
@@ -87,6 +87,14 @@ def test_a_damaged_warm_up(whole: Path, tmp_path: Path, text: str, says: str) ->
     write_plan(plan, buffers, path, extra={**extra, "warm_up": text}, extra_columns=read_plan_columns(whole))
     with pytest.raises(TraceError, match=f"damaged.plan: .*{says}"):
         read_planned(path)
+
+
+def test_a_plan_for_several_arenas_is_not_replayed(whole: Path, tmp_path: Path) -> None:
+    plan, buffers, extra = read_plan(whole)
+    several = solve(buffers, capacity=(plan.arena_bytes, plan.arena_bytes))
+    write_plan(several, buffers, tmp_path / "p", extra=extra, extra_columns=read_plan_columns(whole))
+    with pytest.raises(PlanError, match="p: a plan for 2 arenas, and a pool has one"):
+        read_planned(tmp_path / "p")
 
 
 def test_buffers_without_an_offset_are_not_replayed(whole: Path, tmp_path: Path) -> None:

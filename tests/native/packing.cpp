@@ -26,7 +26,7 @@ constexpr int64_t kMost = int64_t{1} << 62;  // sizes, alignments and fixed offs
 
 struct Counts {
   unsigned long long jobs = 0, clashes = 0, plans = 0, given_up = 0, improved = 0, repaired = 0, found = 0, refuted = 0, open = 0,
-                     refused = 0;
+                     refused = 0, left_out = 0;
 } counts;
 
 uint64_t seed_now = 0;
@@ -246,6 +246,39 @@ void fullest(const Problem& problem, Random& random, Judge& judge) {
     fail("fullest", "went on though it was told to give up");
 }
 
+void below(const Problem& problem, Random& random) {
+  const Jobs& jobs = problem.jobs;
+  const int32_t n = jobs.count();
+  const int64_t unlimited = std::numeric_limits<int64_t>::max();
+  int64_t total = 1;
+  for (int32_t j = 0; j < n; ++j) total += jobs.size[j];
+  for (int32_t k = 0; k < 3; ++k) {
+    const int64_t ceiling = k == 0 ? unlimited : up_to(random, total);
+    const double doubt = random.below(2) == 0 ? 0 : random.unit();
+    const packing::Cancel cancel;
+    const auto offset =
+        packing::pack_below(jobs, any_order(random, n), ceiling, up_to(random, total), doubt, random, cancel);
+    if (offset.size() != jobs.size.size()) fail("below", "not one offset for each job");
+    for (int32_t j = 0; j < n; ++j) {
+      if (offset[j] < 0) {
+        ++counts.left_out;
+        if (offset[j] != -1 || ceiling == unlimited || jobs.fixed[j] >= 0) fail("below", "left out without need");
+        continue;
+      }
+      if (jobs.fixed[j] < 0 && offset[j] > ceiling - jobs.size[j]) fail("below", "above the ceiling");
+      if (jobs.fixed[j] >= 0 && offset[j] != jobs.fixed[j]) fail("below", "not at its fixed offset");
+      if (offset[j] % problem.alignment[j] != 0) fail("below", "an offset that is not aligned");
+      for (int32_t i = 0; i < j; ++i)
+        if (offset[i] >= 0 && problem.overlap(j, offset[j], i, offset[i])) fail("below", "two jobs overlap");
+    }
+  }
+  packing::Cancel cancel;
+  cancel.cancel();
+  const bool any = !packing::ValleyPacker(jobs).candidates().empty();
+  if (any && !packing::pack_below(jobs, any_order(random, n), unlimited, 0, 0, random, cancel).empty())
+    fail("below", "went on though it was told to give up");
+}
+
 // From a plan of some order, unless there are more bytes than it is given.
 void repair(const Problem& problem, Random& random, Judge& judge) {
   const Jobs& jobs = problem.jobs;
@@ -338,6 +371,7 @@ void run(uint64_t seed, bool spoil) {
   Judge judge(problem, spoil);
   valleys(problem, random, judge);
   fullest(problem, random, judge);
+  below(problem, random);
   fits(problem, random, judge);
   search(problem, random, judge);
   repair(problem, random, judge);
@@ -357,5 +391,6 @@ int main(int argc, char** argv) {
   print("jobs", counts.jobs), print("clashes", counts.clashes), print("plans", counts.plans);
   print("given up", counts.given_up), print("improved", counts.improved), print("repaired", counts.repaired), print("found", counts.found);
   print("refuted", counts.refuted), print("open", counts.open), print("refused", counts.refused);
+  print("left out", counts.left_out);
   std::printf("\"seeds\": %llu}\n", static_cast<unsigned long long>(seeds));
 }

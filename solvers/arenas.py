@@ -1,0 +1,236 @@
+"""Several arenas instead of one: walls between them in one address space, filled one after the other.
+
+Arena k begins at ``k * stride_of(capacities)``. Above it is a wall: a range that is taken all the time, up to
+where the next one begins. So every kernel keeps each buffer within one arena, and what is proven for the
+whole address space is proven for the arenas.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers import _core
+from solvers.aside import aside
+from solvers.bounds import peak_load
+from solvers.jobs import Jobs
+from solvers.pieces import pieces_of
+from solvers.plan import check_arenas, stride_of
+from solvers.registry import search
+from solvers.task import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from traces.buffers import Buffers
+
+#: Solvers that know of several arenas; those of others have one.
+WITH_ARENAS = ("auto", "greedy", "exact")
+#: Work of filling arenas, a job; as that of `Repair` for the same.
+_LOOKS_A_JOB = 500
+#: How often arenas are filled in vain before they are searched, and the part of the loads that is in doubt.
+_FILLS, _DOUBT = 8, 0.03
+#: Nodes for what is left for the last arena, where its load allows it: at most, each time half as many, and a
+#: part of what may be spent.
+_NODES_LAST, _PART_LAST = 20_000_000, 8
+
+
+def arenas_of(capacity: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The capacities of several arenas, or none where there is only one.
+
+    Raises:
+        ValueError: no capacities, or one that no arena can have.
+    """
+    if capacity is None or isinstance(capacity, int | np.integer):
+        return ()
+    arenas = tuple(map(int, capacity))
+    check_arenas(arenas)
+    return arenas if len(arenas) > 1 else ()
+
+
+@dataclass(frozen=True)
+class Arenas:
+    """Several arenas, as the buffers can use them.
+
+    Attributes:
+        capacities: bytes of each, as given.
+        usable: bytes of each that buffers can end at: multiples of what divides all sizes and alignments.
+    """
+
+    capacities: tuple[int, ...]
+    usable: tuple[int, ...]
+
+    @classmethod
+    def for_buffers(cls, capacities: tuple[int, ...], buffers: Buffers) -> Arenas:
+        """The arenas for these buffers."""
+        unit = 1
+        taking = pieces_of(buffers).rows
+        if len(taking) and not (buffers.offset[taking] >= 0).any():
+            coarse = buffers.alignment[taking]
+            unit = int(np.gcd.reduce(np.append(buffers.size[taking], coarse[coarse > 1])))
+        return cls(capacities, tuple(capacity // unit * unit for capacity in capacities))
+
+    @property
+    def stride(self) -> int:
+        """From the first byte of an arena to that of the next."""
+        return stride_of(self.capacities)
+
+    @property
+    def end(self) -> int:
+        """Where the last one ends."""
+        return (len(self.capacities) - 1) * self.stride + self.usable[-1]
+
+    @property
+    def walls(self) -> list[tuple[int, int]]:
+        """The ranges of addresses (from, to) between them."""
+        return [
+            (k * self.stride + usable, (k + 1) * self.stride) for k, usable in enumerate(self.usable[:-1])
+        ]
+
+    def within(self, buffers: Buffers) -> Buffers:
+        """The buffers with no alignment beyond the stride: the first byte of an arena is aligned enough."""
+        if (buffers.alignment <= self.stride).all():
+            return buffers
+        return dataclasses.replace(buffers, alignment=np.minimum(buffers.alignment, self.stride))
+
+    def why_not(self, buffers: Buffers) -> str:
+        """Why the buffers cannot lie in the arenas, as far as loads and fixed offsets tell; or ""."""
+        for least in sorted({0, *self.usable}):
+            load = least_load(buffers.select(buffers.size > least))
+            if load > (room := sum(usable for usable in self.usable if usable > least)):
+                of = f"of buffers larger than {least} bytes " if least else ""
+                return f"a load {of}of {load} bytes > {room} usable in {'larger' if least else 'all'} arenas"
+        rows = pieces_of(buffers).rows
+        rows = rows[buffers.offset[rows] >= 0]
+        arena, local = np.divmod(buffers.offset[rows], self.stride)
+        usable = np.append(self.usable, 0)[np.minimum(arena, len(self.usable))]
+        outside = local + buffers.size[rows] > usable
+        if outside.any():
+            row = rows[outside.argmax()]
+            name = str(row) if buffers.ids is None else f"{row} ({buffers.ids[row]})"
+            return f"the fixed offset of buffer {name} is not within one arena"
+        return ""
+
+    def used(self, buffers: Buffers, offset: NDArray[np.int64]) -> int:
+        """Bytes of all arenas up to the end of the topmost buffer of each."""
+        rows = pieces_of(buffers).rows
+        arena, local = np.divmod(offset[rows], self.stride)
+        tops = np.zeros(len(self.capacities), np.int64)
+        np.maximum.at(tops, arena, local + buffers.size[rows, None])
+        return int(tops.sum())
+
+
+def least_load(buffers: Buffers) -> int:
+    """Bytes below which arenas together cannot be: the sum of the groups' peak loads.
+
+    Padding is not counted: the topmost buffer of each arena needs none.
+    """
+    return sum(peak_load(buffers.select(buffers.group == group)) for group in np.unique(buffers.group))
+
+
+def fill(task: Task, arenas: Arenas) -> None:
+    """Fill one arena after the other by what is alive, a few times with some doubt, until all are in.
+
+    First in the order given, then smallest first, which leaves the larger ones to what fits nowhere else.
+    What the last one holds as far as its load tells is searched for.
+    """
+    given = list(range(len(arenas.usable)))
+    smallest_first = sorted(given, key=lambda k: arenas.usable[k])
+    orders = [given] if smallest_first == given else [given, smallest_first]
+    for k, order in enumerate(itertools.islice(itertools.cycle(orders), _FILLS * len(orders))):
+        turn = k // len(orders)
+        if k > 0 and task.watch.reason(of_nodes=turn > 0):
+            return
+        offsets = _Filling(task, arenas, order, turn).run()
+        if offsets is not None:
+            task.offer(offsets, int((offsets + task.jobs.size).max()))
+            return
+
+
+class _Filling:
+    """One attempt to fill the arenas in some order."""
+
+    def __init__(self, task: Task, arenas: Arenas, order: list[int], turn: int) -> None:
+        self._task, self._arenas, self._order, self._turn = task, arenas, order, turn
+        self._seed = (task.seed + turn) % 2**64
+        self._offsets = task.jobs.fixed.copy()
+
+    def run(self) -> NDArray[np.int64] | None:
+        """Offsets of all jobs, or None where some do not fit or a limit was reached."""
+        usable = self._arenas.usable
+        for n, k in enumerate(self._order):
+            room = sum(usable[other] for other in self._order[n:])
+            rows = self._rows(k)
+            part = _part(self._task.jobs, rows, k * self._arenas.stride)
+            found = self._below(part, usable[k], room) if len(rows) else np.zeros(0, np.int64)
+            if found is None:
+                return None
+            if n + 1 == len(self._order) and (found < 0).any():
+                found = self._searched(part, usable[k])
+            placed = found >= 0
+            self._offsets[rows[placed]] = found[placed] + k * self._arenas.stride
+        return self._offsets if (self._offsets >= 0).all() else None
+
+    def _rows(self, arena: int) -> NDArray[np.int64]:
+        """The jobs that are left, and those that have a place in this arena already."""
+        fixed = self._task.jobs.fixed
+        low = arena * self._arenas.stride
+        there = (fixed >= low) & (fixed < low + self._arenas.usable[arena])
+        return np.flatnonzero(there | (self._offsets < 0))
+
+    def _below(self, part: Jobs, usable: int, room: int) -> NDArray[np.int64] | None:
+        order, doubt = np.arange(len(part), dtype=np.int32), _DOUBT * self._turn / _FILLS
+        offsets = aside(
+            self._task,
+            lambda cancel: _core.below(part.native(), order, usable, room, doubt, self._seed, cancel),
+            wait_for_first=False,
+        )
+        if offsets is None or len(offsets) < len(part):
+            return None
+        self._task.watch.nodes += _LOOKS_A_JOB * len(part)
+        return offsets
+
+    def _searched(self, part: Jobs, usable: int) -> NDArray[np.int64]:
+        """The offsets of all that is left, in the last arena; -1 for all where they are not found."""
+        watch = self._task.watch
+        if part.lower_bound <= usable and not watch.reason():
+            last = Task(part, watch, self._seed, usable, usable, self._task.threads)
+            left = _NODES_LAST if watch.nodes_left is None else watch.nodes_left // _PART_LAST
+            search(last, min(left, _NODES_LAST >> self._turn))
+            if last.offsets is not None and last.arena <= usable:
+                return last.offsets
+        return np.full(len(part), -1, np.int64)
+
+
+def _part(jobs: Jobs, rows: NDArray[np.int64], base: int) -> Jobs:
+    """Some of the jobs, with fixed offsets from ``base``."""
+    chosen = np.zeros(len(jobs), np.bool_)
+    chosen[rows] = True
+    pieces = np.repeat(chosen, jobs.pieces)
+    fixed = jobs.fixed[rows]
+    part = Jobs(
+        jobs.row[rows],
+        jobs.pieces[rows],
+        jobs.start[pieces],
+        jobs.end[pieces],
+        jobs.size[rows],
+        jobs.alignment[rows],
+        np.where(fixed < 0, -1, fixed - base),
+        0,
+    )
+    return dataclasses.replace(part, lower_bound=_load(part))
+
+
+def _load(jobs: Jobs) -> int:
+    """Most bytes alive at one time."""
+    size = np.repeat(jobs.size, jobs.pieces)
+    times, at = np.unique(np.concatenate([jobs.start, jobs.end]), return_inverse=True)
+    change = np.zeros(len(times), np.int64)
+    np.add.at(change, at, np.concatenate([size, -size]))
+    return int(np.cumsum(change).max(initial=0))

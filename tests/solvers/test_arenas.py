@@ -1,0 +1,358 @@
+"""Several arenas: each buffer lies within one, and there is a plan exactly where brute force finds one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path  # noqa: TC003 - pytest reads it from the signatures
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from solvers import (
+    Plan,
+    PlanError,
+    Status,
+    Stop,
+    _core,
+    arenas,
+    check,
+    peak_load,
+    read_plan,
+    solve,
+    write_plan,
+)
+from solvers.plan import MOST_ARENAS, stride_of
+from solvers.streams import solve_streams
+from traces.buffers import Buffers
+
+FAST = Stop(nodes=20_000)
+CAPACITIES = st.lists(st.integers(1, 14), min_size=2, max_size=3).map(tuple)
+
+
+def fits(buffers: Buffers, capacities: tuple[int, ...]) -> bool:
+    """By trying every offset in every arena for every instance."""
+    columns = buffers.max_instances
+    circle = None if buffers.period is None else buffers.period * columns
+    jobs = []
+    for i in np.flatnonzero(~buffers.persistent & (buffers.size > 0)):
+        for turn in range(columns):
+            gaps = np.flatnonzero(buffers.gap_buffer == i)
+            times = set(range(buffers.start[i], buffers.end[i]))
+            times -= {t for g in gaps for t in range(buffers.gap_start[g], buffers.gap_end[g])}
+            at = {t if circle is None else (t + turn * (buffers.period or 0)) % circle for t in times}
+            if at:
+                jobs.append((at, int(buffers.size[i]), int(buffers.alignment[i]), int(buffers.offset[i])))
+
+    def place(k: int, placed: list[tuple[set[int], int, int, int]]) -> bool:
+        if k == len(jobs):
+            return True
+        times, size, alignment, fixed = jobs[k]
+        for arena, capacity in enumerate(capacities):
+            low = fixed - arena * stride_of(capacities)
+            for at in range(0, capacity - size + 1, alignment) if fixed < 0 else (low,):
+                if not 0 <= at <= capacity - size or at % alignment:
+                    continue
+                if all(
+                    arena != a or at >= h or at + size <= lo or not times & t for t, a, lo, h in placed
+                ) and place(k + 1, [*placed, (times, arena, at, at + size)]):
+                    return True
+        return False
+
+    return place(0, [])
+
+
+def few(buffers: Buffers) -> Buffers:
+    """Some of them, of one group."""
+    some = buffers.select(np.arange(min(len(buffers), 4 if buffers.max_instances == 1 else 2)))
+    return dataclasses.replace(some, group=np.zeros(len(some), np.int64))
+
+
+@pytest.mark.parametrize("filling", [True, False])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(buffers=st.from_type(Buffers), capacities=CAPACITIES)
+@example(buffers=Buffers.of([0, 0, 0], [1, 1, 1], [3, 3, 1], alignment=[4, 4, 1]), capacities=(3, 4))
+@example(buffers=Buffers.of([0, 0], [1, 1], [3, 3], alignment=4), capacities=(3, 3))
+@example(buffers=Buffers.of([0, 0], [1, 1], [3, 3], alignment=32), capacities=(3, 4))
+@example(buffers=Buffers.of([0], [1], [3], alignment=32, offset=8), capacities=(3, 4))
+@example(buffers=Buffers.of([0], [1], [4], offset=1), capacities=(5, 5))
+def test_there_is_a_plan_exactly_where_brute_force_finds_one(
+    monkeypatch: pytest.MonkeyPatch, filling: bool, buffers: Buffers, capacities: tuple[int, ...]
+) -> None:
+    """Also where all is left to the search between walls."""
+    if not filling:
+        monkeypatch.setattr(arenas, "_FILLS", 0)
+    buffers = few(buffers)
+    there = fits(buffers, capacities)
+    plan = solve(buffers, capacity=capacities, solver="exact", columns=buffers.max_instances)
+    assert (plan.offset is not None) == there
+    assert there or plan.status is Status.INFEASIBLE
+    quick = solve(buffers, capacity=capacities, stop=FAST, columns=buffers.max_instances)
+    assert there or quick.offset is None
+    assert not there or quick.status is not Status.INFEASIBLE
+    for found in (plan, quick):
+        if found.offset is not None:
+            check(found, buffers)
+    if len(buffers.gap_buffer) == 0 and buffers.period is None:  # one piece each: the search is complete
+        assert quick.status is not Status.UNKNOWN
+
+
+@pytest.mark.parametrize("solver", ["auto", "greedy"])
+@given(buffers=st.from_type(Buffers), capacities=CAPACITIES, seed=st.integers(0, 3))
+def test_every_plan_lies_within_the_arenas(
+    solver: str, buffers: Buffers, capacities: tuple[int, ...], seed: int
+) -> None:
+    better = list[Plan]()
+    plan = solve(
+        buffers,
+        capacity=capacities,
+        solver=solver,
+        seed=seed,
+        stop=FAST,
+        on_improvement=better.append,
+    )
+    if plan.offset is None:
+        assert plan.status in (Status.INFEASIBLE, Status.UNKNOWN)
+        assert plan.reason
+        assert not better
+        return
+    assert plan.arenas == capacities
+    for each in (plan, *better):
+        check(each, buffers)
+    arena, offset = plan.in_arenas()
+    assert arena.dtype == np.int16
+    assert ((arena < 0) == buffers.persistent[:, None]).all()
+    assert (offset + arena * stride_of(capacities))[arena >= 0].tolist() == plan.offset[arena >= 0].tolist()
+    assert plan.lower_bound_bytes >= peak_load(buffers)
+    assert (plan.stopped_by == "bound") == (plan.status is Status.OPTIMAL)
+
+
+def test_the_first_arena_is_filled_first() -> None:
+    plan = solve(Buffers.of([0, 0, 4], [3, 2, 6], [5, 4, 5]), capacity=(5, 100))
+    assert plan.in_arenas()[0].ravel().tolist() == [0, 1, 0]
+    assert (plan.arena_bytes, plan.status) == (9, Status.OPTIMAL)
+
+
+def test_what_fits_in_one_arena_only_gets_it_though_it_comes_last() -> None:
+    plan = solve(Buffers.of([0, 0, 0], [9, 9, 2], [2, 2, 8]), capacity=(8, 4), stop=Stop(nodes=1))
+    assert plan.in_arenas()[0].ravel().tolist() == [1, 1, 0]
+
+
+def test_what_is_left_out_is_no_ground_for_others() -> None:
+    columns = ([2, 1], [0, 2, 0], [1, 3, 4], [9, 8], [1, 1], [-1, -1])  # the first has a gap
+    jobs = _core.Jobs(*map(np.array, columns))
+    order = np.arange(2, dtype=np.int32)
+    assert _core.below(jobs, order, 8, 17, 0.0, 0, _core.Cancel()).tolist() == [-1, 0]
+
+
+def test_groups_use_what_others_leave_of_each_arena() -> None:
+    buffers = Buffers.of([0, 0, 0, 0], [1, 1, 1, 1], [5, 4, 3, 2], group=[0, 0, 1, 1])
+    plan = solve(buffers, capacity=(8, 6))
+    check(plan, buffers)
+
+
+@pytest.mark.parametrize(
+    ("size", "capacities", "says"),
+    [
+        ([3, 3, 2], (3, 4), "a load of 8 bytes > 7 usable in all arenas"),
+        ([6, 6, 1], (8, 5), "a load of buffers larger than 5 bytes of 12 bytes > 8 usable in larger arenas"),
+        (
+            [8, 8, 8],
+            (12, 15),
+            "a load of 24 bytes > 16 usable in all arenas",
+        ),  # what is left of each is of no use
+        ([4, 3, 3], (5, 5), "a search found none"),
+    ],
+)
+def test_what_cannot_be_is_proven(size: list[int], capacities: tuple[int, ...], says: str) -> None:
+    plan = solve(Buffers.of([0, 0, 0], [2, 2, 2], size), capacity=capacities)
+    assert (plan.status, plan.reason) == (Status.INFEASIBLE, says)
+    assert plan.stopped_by == ("proof" if says == "a search found none" else "bound")
+
+
+def test_what_is_not_found_is_unknown() -> None:
+    rng = np.random.default_rng(1)
+    start = rng.integers(0, 300, 400)
+    buffers = Buffers.of(start, start + rng.integers(1, 60, 400), rng.integers(1, 999, 400))
+    half = peak_load(buffers) // 2
+    plan = solve(buffers, capacity=(half, half + 1), stop=Stop(nodes=100_000))
+    assert (plan.status, plan.offset) == (Status.UNKNOWN, None)
+    assert "within the arenas" in plan.reason
+
+
+def many(n: int, *, period: int | None = None) -> Buffers:
+    rng = np.random.default_rng(3)
+    start = rng.integers(0, n, n)
+    length = rng.integers(1, n // 10, n)
+    return Buffers.of(start, start + length, rng.integers(1, 64, n) * 512, alignment=512, period=period)
+
+
+@pytest.mark.parametrize("period", [None, 20_000])
+@pytest.mark.parametrize("parts", [(0.7, 0.33), (0.33, 0.7), (0.26, 0.26, 0.26, 0.26)])
+def test_many_buffers_fit_where_a_little_is_to_spare(parts: tuple[float, ...], period: int | None) -> None:
+    buffers = many(20_000, period=period)
+    capacities = tuple(int(part * peak_load(buffers)) for part in parts)
+    plan = solve(buffers, capacity=capacities, stop=Stop(nodes=1))
+    check(plan, buffers)
+    assert len(np.unique(plan.in_arenas()[0])) == len(parts)
+
+
+def test_what_is_left_for_the_last_arena_is_searched_for() -> None:
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        start = rng.integers(0, 2000, 2000)
+        length = rng.integers(1, 202, 2000)
+        buffers = Buffers.of(start, start + length, rng.integers(1, 1000, 2000) * 512)
+        load = peak_load(buffers)
+        plan = solve(buffers, capacity=(load * 606 // 1000, load * 404 // 1000), stop=Stop(nodes=40_000_000))
+        check(plan, buffers)
+
+
+def test_an_interrupt_is_heard_before_the_first_arena_is_full() -> None:
+    buffers = many(30_000)
+    plan = solve(buffers, capacity=(peak_load(buffers), 512), stop=Stop(interrupt=lambda: True))
+    assert (plan.status, plan.stopped_by) == (Status.UNKNOWN, "interrupt")
+    assert plan.nodes <= 500 * len(buffers)
+
+
+def test_what_is_kept_stays_and_more_finds_room() -> None:
+    first = Buffers.of([0, 0, 0], [9, 9, 9], [6, 3, 5])
+    plan = solve(first, capacity=(9, 12))
+    kept = plan.keep(first)
+    more = Buffers.of(
+        [*kept.start, 0], [*kept.end, 4], [*kept.size, 7], offset=[*kept.offset, -1], alignment=[1, 1, 1, 64]
+    )
+    assert solve(more, capacity=(9, 12)).offset is None  # an arena's first bytes only are aligned so well
+    more = dataclasses.replace(more, alignment=np.ones(4, np.int64))
+    again = solve(more, capacity=(9, 12))
+    check(again, more)
+    assert plan.offset is not None
+    assert again.offset is not None
+    assert again.offset[:3].tolist() == plan.offset.tolist()
+
+
+@pytest.mark.parametrize("offset", [5, 9, 15, 16 + 7, 16 + 12, 32, 320])
+def test_what_is_fixed_outside_all_arenas_cannot_be(offset: int) -> None:
+    plan = solve(Buffers.of([0], [1], [6], offset=offset, ids=["a"]), capacity=(9, 12))
+    assert plan.status is Status.INFEASIBLE
+    assert plan.reason == "the fixed offset of buffer 0 (a) is not within one arena"
+
+
+def test_what_takes_no_memory_may_be_fixed_anywhere() -> None:
+    buffers = Buffers.of([0, 3], [1, 3], [0, 6], offset=[1000, 31])
+    plan = solve(buffers, capacity=(9, 12))
+    check(plan, buffers)
+    assert plan.in_arenas()[0].max() == 1
+
+
+@pytest.mark.parametrize(
+    ("capacity", "says"),
+    [
+        ((), "0 arenas"),
+        ([4, 0], "an arena of 0 bytes"),
+        ((4, -1), "an arena of -1 bytes"),
+        ((0,), "an arena of 0 bytes"),
+        ((1,) * (MOST_ARENAS + 1), "257 arenas"),
+        ((1 << 59, 1), "more than there are addresses"),
+    ],
+)
+def test_capacities_that_cannot_be_are_refused(capacity: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        solve(Buffers.of([0], [1], [1]), capacity=capacity)
+
+
+def test_one_capacity_in_a_list_is_one_arena() -> None:
+    buffers = Buffers.of([0], [1], [5])
+    each: list[Any] = [[5], np.int64(5)]
+    for capacity in each:
+        plan = solve(buffers, capacity=capacity)
+        assert (plan.arena_bytes, plan.arenas) == (5, ())
+    arena, offset = plan.in_arenas()
+    assert (arena.tolist(), offset.tolist()) == ([[0]], [[0]])
+    assert solve(buffers, capacity=[4]).status is Status.INFEASIBLE
+
+
+def test_what_others_do_knows_one_arena() -> None:
+    with pytest.raises(ValueError, match="solver 'first_fit' has one arena; for several there are auto"):
+        solve(Buffers.of([0], [1], [1]), capacity=(1, 1), solver="first_fit")
+
+
+def test_no_buffers_fit_anywhere() -> None:
+    nothing = Buffers.of([], [], [])
+    plan = solve(nothing, capacity=(1, 1))
+    check(plan, nothing)
+    assert (plan.arena_bytes, plan.status) == (0, Status.OPTIMAL)
+
+
+TWO = Buffers.of([0, 0, 1], [2, 2, 3], [5, 4, 4], alignment=[4, 4, 1])
+
+
+def lying(offset: list[int], **claims: Any) -> Plan:
+    plan = solve(TWO, capacity=(9, 10))
+    assert plan.arena_bytes == 13
+    return dataclasses.replace(plan, offset=np.array(offset)[:, None], **claims)
+
+
+def test_the_judge_accepts_what_lies_within() -> None:
+    check(lying([0, 16, 20]), TWO)
+    check(lying([0, 16, 5], status="feasible", arena_bytes=14, lower_bound_bytes=13), TWO)
+
+
+@pytest.mark.parametrize(
+    ("offset", "claims", "says"),
+    [
+        ([8, 0, 16], {}, "buffer 0 at 8 lies within none of the arenas of 9, 10 bytes"),  # beyond the first
+        ([0, 24, 16], {}, "buffer 1 at 24 lies within none"),  # beyond the second
+        ([0, 16, 32], {}, "buffer 2 at 32 lies within none"),  # beyond both
+        ([0, 16, 14], {}, "buffer 2 at 14 lies within none"),  # across the wall
+        ([-16, 0, 16], {}, "buffer 0 at -16 has a negative offset"),
+        ([2, 16, 20], {}, "buffer 0 at 2 is not aligned"),
+        ([16, 20, 0], {}, "overlap"),
+        (
+            [16, 0, 4],
+            {"arena_bytes": 12, "lower_bound_bytes": 12},
+            "the arenas take 13 bytes together, not 12",
+        ),
+    ],
+)
+def test_the_judge_refuses_what_does_not(offset: list[int], claims: dict[str, Any], says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        check(lying(offset, **claims), TWO)
+
+
+def test_a_plan_for_arenas_that_cannot_be_is_refused() -> None:
+    with pytest.raises(PlanError, match="an arena of 0 bytes"):
+        dataclasses.replace(solve(TWO), arenas=(5, 0))
+
+
+def test_streams_share_arenas_where_that_is_needed() -> None:
+    buffers = Buffers.of([0, 4, 0], [4, 8, 8], [8, 8, 4], stream=[0, 1, 1])
+    capacity = (8, 4)
+    plan = solve_streams(buffers, wait_bytes=0, capacity=capacity)
+    check(plan, buffers)
+    assert plan.arenas == capacity
+    assert (plan.status, plan.arena_bytes) == (Status.OPTIMAL, 12)
+    enough = solve_streams(buffers, wait_bytes=0, capacity=(8, 12))
+    assert enough.arena_bytes == 20
+    padded = Buffers.of([0, 0], [1, 1], [3, 3], alignment=4, stream=[0, 1])
+    plan = solve_streams(padded, wait_bytes=0, capacity=(3, 3))
+    check(plan, padded)
+    assert (plan.status, plan.lower_bound_bytes) == (Status.OPTIMAL, 6)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(buffers=st.from_type(Buffers), capacities=CAPACITIES)
+def test_a_plan_comes_back_from_its_file(
+    tmp_path: Path, buffers: Buffers, capacities: tuple[int, ...]
+) -> None:
+    plan = solve(buffers, capacity=capacities, stop=FAST, solver="greedy")
+    if plan.offset is None:
+        return
+    write_plan(plan, buffers, tmp_path / "p")
+    again, same, _ = read_plan(tmp_path / "p")
+    check(again, same)
+    assert again.arenas == capacities
+    assert again.offset is not None
+    assert (again.offset == plan.offset).all()
