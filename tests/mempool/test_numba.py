@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -67,7 +68,7 @@ def test_the_environment_is_enough() -> None:
         "from numba.cuda.cudadrv import driver; driver._ensure_memory_manager(); "
         "import mempool.numba; assert driver._memory_manager is mempool.numba.Manager"
     )
-    environment = {"NUMBA_CUDA_MEMORY_MANAGER": "mempool.numba", "PATH": ""}
+    environment = os.environ | {"NUMBA_CUDA_MEMORY_MANAGER": "mempool.numba", "PATH": ""}
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True)
 
 
