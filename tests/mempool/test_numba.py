@@ -59,6 +59,9 @@ def test_installing_makes_it_the_manager_and_closing_gives_the_former_back(fake:
     with mempool.numba.install(driver=fake.driver, background=False) as pool:
         assert numba_driver._memory_manager is mempool.numba.Manager
         assert mempool.numba.installed() is pool
+        with pytest.raises(UsageError, match=r"Numba has a pool already: mempool\.numba\.uninstall\(\) it"):
+            mempool.numba.install(driver=fake.driver)
+        assert mempool.numba.installed() is pool
     assert numba_driver._memory_manager in (before, numba_driver.NumbaCUDAMemoryManager)
     assert fake.calls("cuMemAlloc_v2") == 0
 
