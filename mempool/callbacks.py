@@ -79,10 +79,17 @@ class CallbackPool(Pool):
 
         Raises:
             OutOfMemoryError: with the numbers; the pool stays usable.
+            UsageError: a graph is being captured on the stream.
             RuntimeError: as `allocate`.
         """
+        stream = number(stream)
+        if _core.cupy_capture(self.core, stream):
+            raise UsageError(
+                f"a graph is being captured on stream {stream:#x}, and would use the memory of these "
+                f"{size:,} bytes long after it is somebody else's: allocate before the capture"
+            )
         self.settle()
-        return self.allocate(size, stream=number(stream))
+        return self.allocate(size, stream=stream)
 
     def give(self, address: int, stream: int) -> None:
         """Give a buffer back whose last use is queued on ``stream``, or done. Never raises."""

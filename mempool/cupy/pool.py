@@ -98,12 +98,11 @@ class CupyPool(Devices, Statistics):
         """Give free memory back to the device: ours, and what CuPy's own pool keeps from before."""
         self._captures.settle()
         super().free_all_blocks(stream)
-        if (pool := self._here()) is not None:
-            self._free_earlier(pool)
+        self._free_earlier(*self.pools.values())
 
-    def _free_earlier(self, pool: Pool) -> None:
+    def _free_earlier(self, *pools: Pool) -> None:
         """What CuPy's own pool keeps from before; not while a graph is captured, which that would break."""
-        if self._earlier is None or self._captures.going_on(pool.core):
+        if self._earlier is None or any(self._captures.going_on(pool.core) for pool in pools):
             return
         from cupy.cuda.runtime import CUDARuntimeError
 

@@ -6,6 +6,7 @@ import gc
 import pickle
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -413,6 +414,17 @@ def test_before_the_error_cupys_own_pool_gives_back_what_it_keeps(
         assert earlier.calls == 3
         del array
     assert cupy.get_default_memory_pool() is earlier
+
+
+def test_what_cupys_own_pool_keeps_goes_back_before_there_is_an_array_of_ours(
+    platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back = []
+    earlier = SimpleNamespace(free_all_blocks=lambda: given_back.append(True))
+    monkeypatch.setattr(cupy, "_default_memory_pool", earlier)
+    with install(platform) as pool:
+        cupy.get_default_memory_pool().free_all_blocks()
+        assert (given_back, pool.pools) == ([True], {})
 
 
 def test_what_the_driver_refuses_is_not_called_out_of_memory(current: Current, fake: FakeCuda) -> None:

@@ -341,9 +341,10 @@ def in_a_process(current_library: Path, program: str) -> str:
     current = Current({str(current_library)!r})
     platform = FakePlatform(current, lambda _: simulated())
     """
+    places = [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(head) + textwrap.dedent(program)],
-        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
         capture_output=True,
         text=True,
         timeout=120,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -58,6 +59,9 @@ def test_installing_makes_it_the_manager_and_closing_gives_the_former_back(fake:
     with mempool.numba.install(driver=fake.driver, background=False) as pool:
         assert numba_driver._memory_manager is mempool.numba.Manager
         assert mempool.numba.installed() is pool
+        with pytest.raises(UsageError, match=r"Numba has a pool already: mempool\.numba\.uninstall\(\) it"):
+            mempool.numba.install(driver=fake.driver)
+        assert mempool.numba.installed() is pool
     assert numba_driver._memory_manager in (before, numba_driver.NumbaCUDAMemoryManager)
     assert fake.calls("cuMemAlloc_v2") == 0
 
@@ -67,7 +71,7 @@ def test_the_environment_is_enough() -> None:
         "from numba.cuda.cudadrv import driver; driver._ensure_memory_manager(); "
         "import mempool.numba; assert driver._memory_manager is mempool.numba.Manager"
     )
-    environment = {"NUMBA_CUDA_MEMORY_MANAGER": "mempool.numba", "PATH": ""}
+    environment = os.environ | {"NUMBA_CUDA_MEMORY_MANAGER": "mempool.numba", "PATH": ""}
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True)
 
 

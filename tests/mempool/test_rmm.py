@@ -255,6 +255,19 @@ def test_what_the_driver_refuses_for_another_reason_is_no_want_of_memory(
     current().deallocate(current().allocate(32 * MIB), 32 * MIB)
 
 
+def test_what_a_captured_stream_asks_for_is_an_error_and_the_pool_goes_on(
+    fake: FakeCuda, pool: mempool.rmm.RmmPool
+) -> None:
+    captured = fake.stream()
+    stream = Stream(Handle(captured))
+    current().deallocate(current().allocate(MIB, stream), MIB, stream)
+    fake.begin_capture(captured)
+    with pytest.raises(RuntimeError, match="allocate before the capture"):
+        current().allocate(MIB, stream)
+    fake.destroy_graph(fake.end_capture(captured))
+    current().deallocate(current().allocate(MIB, stream), MIB, stream)
+
+
 @pytest.mark.parametrize(
     ("index", "memory", "problem"),
     [

@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -49,6 +50,13 @@ def flags(
     return [*common, *folders, *optimisation, *SANITIZERS[sanitizer], *extra]
 
 
+def runtimes(sanitizer: str) -> str:
+    """What a program that was built without must have preloaded for a library that was built with it."""
+    names = {"address": ("asan", "ubsan"), "thread": ("tsan",), "none": ()}[sanitizer]
+    found = (_said([compiler(), f"-print-file-name=lib{name}.so"]) for name in names)
+    return " ".join(found)
+
+
 @functools.cache
 def has_sanitizer(sanitizer: str) -> bool:
     """Whether the compiler links, and the machine runs, a program with it."""
@@ -74,15 +82,47 @@ def build(
     Raises:
         RuntimeError: with the compiler's output.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     world, kernels = program == "world", program in OF_KERNELS
-    left_out = ("bind_", "cupy_", "module", "numpy_", *(OUTSIDE_THE_WORLD if world else ()))
-    core = [p for p in sorted(CORE.glob("*.cpp")) if not p.name.startswith(left_out)]
-    sources = [] if kernels else core
+    sources = [] if kernels else _core(*OUTSIDE_THE_WORLD if world else ())
     sources += sorted((HERE / "world").glob("*.cpp")) if world else []
     folders = (SOLVERS,) if kernels else (CORE, TRACES, HERE, HERE / "world")
-    headers = b"".join(p.read_bytes() for folder in folders for p in sorted(folder.glob("*.h*")))
     options = flags(sanitizer, mutations, world=world, timed=program.endswith("_bench"), soon=soon)
+    return _linked(folder / program, [HERE / f"{program}.cpp", *sources], folders, options, "-ldl")
+
+
+def build_module(name: str, folder: Path, *, sanitizer: str = "none") -> Path:
+    """Compile tests/native/NAME/*.cpp with the core and CuPy's allocator to a module of this Python; soon.
+
+    Headers in that folder come before others of the same name.
+
+    Raises:
+        RuntimeError: with the compiler's output.
+    """
+    ours = HERE / name
+    sources = [*sorted(ours.glob("*.cpp")), *sorted(CORE.glob("cupy_*.cpp")), *_core()]
+    python = sysconfig.get_path("include")
+    options = [f"-I{ours}", "-isystem", python, "-fPIC", *flags(sanitizer, mutations=False, soon=True)]
+    folders = (CORE, TRACES, ours, ours / "nanobind")
+    return _linked(folder / f"{name}.so", sources, folders, options, "-shared")
+
+
+def _core(*left_out: str) -> list[Path]:
+    """Sources of the core, without the bindings and what needs Python."""
+    outside = ("bind_", "cupy_", "module", "numpy_", *left_out)
+    return [p for p in sorted(CORE.glob("*.cpp")) if not p.name.startswith(outside)]
+
+
+def _linked(
+    program: Path, sources: list[Path], folders: tuple[Path, ...], options: list[str], *link: str
+) -> Path:
+    """The sources, whose headers are in these folders, in one file named after the program and its content.
+
+    Raises:
+        RuntimeError: with the compiler's output.
+    """
+    folder = program.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    headers = b"".join(p.read_bytes() for one in folders for p in sorted(one.glob("*.h*")))
 
     def compiled(source: Path) -> Path:
         key = hashlib.sha256(
@@ -95,11 +135,11 @@ def build(
         return target
 
     with ThreadPoolExecutor(os.cpu_count()) as workers:
-        objects = list(workers.map(compiled, [HERE / f"{program}.cpp", *sources]))
+        objects = list(workers.map(compiled, sources))
     key = hashlib.sha256("".join(map(str, objects)).encode()).hexdigest()[:20]
-    target = folder / f"{program}-{key}"
+    target = folder / f"{program.stem}-{key}{program.suffix}"
     if not target.exists():
-        _run([compiler(), *options, *map(str, objects), "-ldl", "-o", f"{target}.part"])
+        _run([compiler(), *options, *map(str, objects), *link, "-o", f"{target}.part"])
         Path(f"{target}.part").replace(target)
     return target
 
@@ -122,6 +162,10 @@ def build_library(name: str, folder: Path, *, sanitizer: str = "none", defines: 
         _run([compiler(), *options, *map(str, sources), "-o", f"{target}.part"])
         Path(f"{target}.part").replace(target)
     return target
+
+
+def _said(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _run(command: list[str]) -> None:

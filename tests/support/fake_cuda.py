@@ -7,11 +7,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from mempool import _core
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from mempool import _core
 
 T = TypeVar("T")
 #: Modes of captures and of threads towards them.
@@ -100,6 +100,8 @@ class FakeCuda:
         self._call("reset", devices)
 
     def device(self, index: int | None = 0, memory: str = "plain") -> _core.CudaDevice:
+        from mempool import _core  # not at the top: the driver itself is of use without
+
         return _core.CudaDevice(index, driver=self.driver, memory=memory)
 
     def set_capacity(self, capacity: int, device: int = 0) -> None:
@@ -275,6 +277,8 @@ def calls(
     fake: FakeCuda, device: _core.CudaDevice | int | None = 0, memory: str = "plain"
 ) -> _core.DeviceCalls:
     """What a pool asks of a device, one call at a time; the test may leave memory behind."""
+    from mempool import _core
+
     fake.by_hand = True
     return _core.DeviceCalls(device if isinstance(device, _core.CudaDevice) else fake.device(device, memory))
 
