@@ -1,0 +1,245 @@
+"""A process that looks and plans for one planner, at no cost to the program's memory and its interpreter.
+
+It is started when the planner is, and ended when nothing has been asked of it for some seconds, when the
+planner stops, or with the program. Where it cannot be had, or is lost, the work is done by who asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import BinaryIO
+
+T = TypeVar("T")
+log = logging.getLogger("mempool")
+
+#: It is kept for so long after the last answer.
+IDLE_SECONDS = 3.0
+#: Between two looks at whether it is still there, for the case that a forked child keeps its pipe open.
+SECONDS_BETWEEN_LOOKS = 0.5
+#: What is called there, and what the answers are made of.
+NEEDED = ("traces.pattern", "solvers.streams", "mempool.planned", "mempool.recording")
+#: Its answers do not go where it prints.
+_CODE = """
+import os, pickle, sys
+answers = os.fdopen(os.dup(1), "wb")
+os.dup2(2, 1)
+sys.path[:], is_charged = pickle.load(sys.stdin.buffer)
+from mempool.planning_process import serve
+serve(sys.stdin.buffer, answers, is_charged)
+"""
+#: Numerical libraries would start threads, whose stacks are memory too.
+_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_NICE = 10
+
+_running: set[PlanningProcess] = set()
+
+
+def _leave_to_the_parent() -> None:
+    """A forked child has the pipes too, and would keep them open."""
+    for process in _running:
+        process.forget()
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
+
+
+class PlanningProcess:
+    """One planner's. All but `end` is for the planner's thread.
+
+    Attributes:
+        seconds: of processor time that answers took there, and every start but the first: what that imports
+            is imported for the program, too.
+    """
+
+    def __init__(self, *, interrupt: Callable[[], bool]) -> None:
+        """Nothing runs yet; `interrupt`: asked now and then whether to stop."""
+        self._interrupt = interrupt
+        self._child: subprocess.Popen[bytes] | None = None
+        self._may_be_had = bool(sys.executable) and not getattr(sys, "frozen", False)
+        self._starts = 0
+        self._idle_at = 0.0
+        self.seconds = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None: there is none."""
+        return None if self._child is None else self._child.pid
+
+    def start(self) -> bool:
+        """Start it if it does not run; whether it does."""
+        if self._child is not None or not self._may_be_had:
+            return self._child is not None
+        # A program may have chosen to be ended by the signal that a broken pipe is.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
+        try:
+            self._child = _started()
+        except Exception:  # a sandbox, no memory: whatever it is, the work can be done here
+            self._may_be_had = False
+            return False
+        _running.add(self)
+        self._starts += 1
+        self._idle_at = time.monotonic() + IDLE_SECONDS
+        try:
+            self._send((sys.path, self._starts > 1))
+        except Exception:
+            self._lose()
+        if self._interrupt():  # meanwhile: `end` may have found nothing
+            self.drop()
+        return self.pid is not None
+
+    def ask(self, call: Callable[..., T], *arguments: object, **options: object) -> T:
+        """What a function of ours gives, called there, or here where there is no such process.
+
+        Function, arguments and result are pickled; nobody else has a say in what is.
+
+        Args:
+            call: is given an `interrupt`, too.
+            arguments: of the call.
+            options: of the call.
+
+        Raises:
+            Exception: what the function raises.
+        """
+        if not self._interrupt() and self.start():
+            try:
+                self._send((call, arguments, options))
+                answer: T = self._answer()
+                return answer
+            except Exception:  # it failed, or is gone: who asked finds out by itself what there is to know
+                self._lose()
+        return call(*arguments, interrupt=self._interrupt, **options)
+
+    def idle_in(self) -> float | None:
+        """Seconds until it has been idle for long; None: there is none."""
+        return None if self._child is None else self._idle_at - time.monotonic()
+
+    def drop_if_idle(self) -> None:
+        """End it if nothing has been asked of it for long; the next question starts another."""
+        if self._child is not None and time.monotonic() >= self._idle_at:
+            self.drop()
+
+    def drop(self) -> None:
+        """End it; the next question starts another."""
+        child, self._child = self._child, None
+        _running.discard(self)
+        if child is not None:
+            _kill(child)
+            _close(child)
+
+    def end(self) -> None:
+        """End it at once, whoever waits for it; from now on `interrupt` is true. For any thread."""
+        child = self._child
+        if child is not None:
+            _kill(child)  # its pipes may be in use
+
+    def forget(self) -> None:
+        """In a forked child, of whose processes it is none."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.returncode = 0
+            _close(child)
+
+    def _send(self, what: object) -> None:
+        child = self._child
+        assert child is not None
+        assert child.stdin is not None
+        pickle.dump(what, _Whole(child.stdin.fileno()), 5)
+
+    def _answer(self) -> Any:
+        child = self._child
+        assert child is not None
+        assert child.stdout is not None
+        ready = select.poll()
+        ready.register(child.stdout, select.POLLIN)
+        while not ready.poll(1000 * SECONDS_BETWEEN_LOOKS):
+            if child.poll() is not None:
+                raise EOFError
+        seconds, result = pickle.load(child.stdout)  # noqa: S301 - of our own code
+        self.seconds += seconds
+        self._idle_at = time.monotonic() + IDLE_SECONDS
+        return result
+
+    def _lose(self) -> None:
+        """It does not do what it should: there will be no other."""
+        if not self._interrupt():
+            log.info("the planning process is lost; planning goes on in the program")
+        self._may_be_had = False
+        self.drop()
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        child.kill()
+        child.wait(1.0)
+
+
+def _close(child: subprocess.Popen[bytes]) -> None:
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+class _Whole:
+    """Writes all of it, and keeps nothing that a forked child could write once more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data).cast("B")
+        size = len(left)
+        while len(left):
+            left = left[os.write(self._descriptor, left) :]
+        return size
+
+
+def _started() -> subprocess.Popen[bytes]:
+    # What was loaded before the program, and settings of ours, are not for this process.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MEMPOOL", "LD_PRELOAD"))
+    }
+    flags = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
+    return subprocess.Popen(  # noqa: S603
+        [sys.executable, *flags, "-c", _CODE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        process_group=0,  # an interrupt from the keyboard is for the program
+        env=environment | dict.fromkeys(_ONE_THREAD, "1"),
+    )
+
+
+def serve(questions: BinaryIO, answers: BinaryIO, start_is_charged: bool) -> None:  # noqa: FBT001
+    """In the process: answer until there is nobody who could ask, and end at an error."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    for module in NEEDED:
+        importlib.import_module(module)
+    there = select.poll()
+    there.register(questions, 0)
+    charged = 0.0 if start_is_charged else time.process_time()
+    while True:
+        try:
+            call, arguments, options = pickle.load(questions)  # noqa: S301 - of our own code
+        except EOFError:
+            return
+        result = call(*arguments, interrupt=lambda: bool(there.poll(0)), **options)
+        now = time.process_time()
+        pickle.dump((now - charged, result), answers, 5)
+        answers.flush()
+        charged = now
