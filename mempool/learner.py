@@ -7,7 +7,6 @@ and what that costs is for `mempool.planner`; which plans there are, for `mempoo
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +55,7 @@ class Learner:
         wait_bytes: int,
         framework: str,
         interrupt: Callable[[], bool],
-        ask: Callable[..., Any] | None = None,
+        ask: Callable[..., Any],
     ) -> None:
         """Nothing is known yet.
 
@@ -68,12 +67,12 @@ class Learner:
             wait_bytes: what a plan must save for each wait of one stream for another.
             framework: whose memory it is, or empty.
             interrupt: asked now and then whether to stop.
-            ask: calls a function with these arguments, and an `interrupt`; by default, here.
+            ask: calls a function with these arguments, and an `interrupt`, here or elsewhere.
         """
         self._core, self._client = core, client
         self._device, self._small_bytes, self._wait_bytes = device, small_bytes, wait_bytes
         self._interrupt = interrupt
-        self._ask = ask or functools.partial(_called, interrupt)
+        self._ask = ask
         self.known = KnownPlans(client, framework=framework)
         self._vain = 0
         self._rest = Rest()
@@ -421,9 +420,3 @@ class Learner:
             self.known.drop()
             self._improvable = set()
             self._rest.since_deserted(self._counts(), recording=self._client.state()["recording"])
-
-
-def _called(
-    interrupt: Callable[[], bool], call: Callable[..., Any], *arguments: object, **options: object
-) -> Any:
-    return call(*arguments, interrupt=interrupt, **options)

@@ -12,10 +12,10 @@ import time
 from typing import TYPE_CHECKING
 
 from mempool import _core
-from mempool.budget import Budget, cost_of_thread
+from mempool.budget import Budget
 from mempool.known_plans import MOST_KNOWN
 from mempool.learner import Learner
-from mempool.planning_process import NEEDED, PlanningProcess
+from mempool.planning_process import NEEDED, PRIORITY, PlanningProcess
 from mempool.settings import EVERYTHING, NEVER
 
 if TYPE_CHECKING:
@@ -101,9 +101,9 @@ class Planner:
         self._may_trim = False
         self._told_refusals = {"", "capture"}  # that is soon over
         self._device = device
-        self._process = PlanningProcess(interrupt=self._stop.is_set) if process else None
+        self._process = PlanningProcess(interrupt=self._stop.is_set, wanted=process)
         self._budget = Budget(
-            allowance=ALLOWANCE_SECONDS, share=SHARE, most_debt=MOST_DEBT_SECONDS, spent=self._spent
+            allowance=ALLOWANCE_SECONDS, share=SHARE, most_debt=MOST_DEBT_SECONDS, spent=self._process.cost
         )
         self._work_left = False
         self._learner = Learner(
@@ -114,7 +114,7 @@ class Planner:
             wait_bytes=wait_bytes,
             framework=framework,
             interrupt=self._stop.is_set,
-            ask=self._ask,
+            ask=self._process.ask,
         )
 
     @property
@@ -126,16 +126,6 @@ class Planner:
     def plans(self) -> int:
         """How many were made."""
         return self._learner.known.made
-
-    def _spent(self) -> float:
-        """Seconds that the calling thread has cost so far, with what was done for it."""
-        return cost_of_thread() + (0.0 if self._process is None else self._process.seconds)
-
-    def _ask(self, call: Callable[..., Any], *arguments: object, **options: object) -> Any:
-        """What a function gives: the thread asks its process; whoever else looks does it here."""
-        if self._process is not None and threading.current_thread() is self._thread:
-            return self._process.ask(call, *arguments, **options)
-        return call(*arguments, interrupt=self._stop.is_set, **options)
 
     def begin(self, loaded: Planned | None = None) -> None:
         """Begin recording; whoever calls `look` plans. A loaded plan replays already."""
@@ -183,8 +173,7 @@ class Planner:
         if self._pid != os.getpid():
             return  # a forked child has no such thread
         self._stop.set()
-        if self._process is not None:
-            self._process.end()
+        self._process.end()
         self._client.wake()
         if self._thread is not None and seconds > 0:
             self._thread.join(seconds)
@@ -194,15 +183,13 @@ class Planner:
             with _core.Bypass():
                 self._work()
         finally:
-            if self._process is not None:
-                self._process.drop()
+            self._process.drop()
             _running.discard(self)
 
     def _work(self) -> None:
+        self._process.begin(soon=self._learns and self.planned is None)  # while the program begins
         with contextlib.suppress(OSError):  # a sandbox may forbid it; the solver is brief
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        if self._process is not None and self._learns and self.planned is None:
-            self._process.start()  # while the program begins
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRIORITY)
         while not self._stop.is_set():
             try:
                 self.round()
@@ -226,7 +213,7 @@ class Planner:
         """Wait until there may be something to do; whether that is to look at the recording."""
         if self._work_left or self._explain is not None:
             seconds = min(seconds, SECONDS_BETWEEN_TURNS)
-        if self._process is not None and (idle_in := self._process.idle_in()) is not None:
+        if (idle_in := self._process.idle_in()) is not None:
             seconds = max(min(seconds, idle_in), 0.0)
         if self._may_trim:
             seconds = max(min(seconds, self._trim_at - time.monotonic()), 0.0)
@@ -242,8 +229,7 @@ class Planner:
             **({} if due.others_layouts is None else {"others_layouts": due.others_layouts}),
         )
         self._budget.charge(looked)
-        if self._process is not None:
-            self._process.drop_if_idle()
+        self._process.drop_if_idle()
         return news
 
     def _turn(self, *, work: bool) -> bool:

@@ -15,8 +15,11 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from mempool.budget import cost_of_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +45,8 @@ serve(sys.stdin.buffer, answers, is_charged)
 """
 #: Numerical libraries would start threads, whose stacks are memory too.
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_NICE = 10
+#: A nice value, of what runs beside the program.
+PRIORITY = 10
 
 _running: set[PlanningProcess] = set()
 
@@ -58,18 +62,24 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 class PlanningProcess:
-    """One planner's. All but `end` is for the planner's thread.
+    """One planner's. All but `ask`, `cost` and `end` is for the planner's thread.
 
     Attributes:
         seconds: of processor time that answers took there, and every start but the first: what that imports
             is imported for the program, too.
     """
 
-    def __init__(self, *, interrupt: Callable[[], bool]) -> None:
-        """Nothing runs yet; `interrupt`: asked now and then whether to stop."""
+    def __init__(self, *, interrupt: Callable[[], bool], wanted: bool = True) -> None:
+        """Nothing runs yet.
+
+        Args:
+            interrupt: asked now and then whether to stop.
+            wanted: False: all is done by who asks.
+        """
         self._interrupt = interrupt
+        self._thread: int | None = None
         self._child: subprocess.Popen[bytes] | None = None
-        self._may_be_had = bool(sys.executable) and not getattr(sys, "frozen", False)
+        self._may_be_had = wanted and bool(sys.executable) and not getattr(sys, "frozen", False)
         self._starts = 0
         self._idle_at = 0.0
         self.seconds = 0.0
@@ -79,12 +89,23 @@ class PlanningProcess:
         """Of the process; None: there is none."""
         return None if self._child is None else self._child.pid
 
-    def start(self) -> bool:
+    def begin(self, *, soon: bool = True) -> None:
+        """Work for the calling thread; what it asks ``soon`` need not wait for the process to start."""
+        self._thread = threading.get_ident()
+        if self._may_be_had:
+            # The program may have chosen to be ended by the signal that a broken pipe is.
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
+        if soon:
+            self._is_there()
+
+    def cost(self) -> float:
+        """Seconds of processor time that the calling thread has cost so far, with what was done for it."""
+        return cost_of_thread() + self.seconds
+
+    def _is_there(self) -> bool:
         """Start it if it does not run; whether it does."""
         if self._child is not None or not self._may_be_had:
             return self._child is not None
-        # A program may have chosen to be ended by the signal that a broken pipe is.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
         try:
             self._child = _started()
         except Exception:  # a sandbox, no memory: whatever it is, the work can be done here
@@ -102,7 +123,7 @@ class PlanningProcess:
         return self.pid is not None
 
     def ask(self, call: Callable[..., T], *arguments: object, **options: object) -> T:
-        """What a function of ours gives, called there, or here where there is no such process.
+        """What a function of ours gives, called there; by another thread, or without the process, here.
 
         Function, arguments and result are pickled; nobody else has a say in what is.
 
@@ -114,7 +135,7 @@ class PlanningProcess:
         Raises:
             Exception: what the function raises.
         """
-        if not self._interrupt() and self.start():
+        if threading.get_ident() == self._thread and not self._interrupt() and self._is_there():
             try:
                 self._send((call, arguments, options))
                 answer: T = self._answer()
@@ -226,10 +247,10 @@ def _started() -> subprocess.Popen[bytes]:
 
 def serve(questions: BinaryIO, answers: BinaryIO, start_is_charged: bool) -> None:  # noqa: FBT001
     """In the process: answer until there is nobody who could ask, and end at an error."""
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
     for module in NEEDED:
         importlib.import_module(module)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, max(PRIORITY, os.getpriority(os.PRIO_PROCESS, 0)))
     there = select.poll()
     there.register(questions, 0)
     charged = 0.0 if start_is_charged else time.process_time()
