@@ -39,9 +39,9 @@ _CODE = """
 import os, pickle, sys
 answers = os.fdopen(os.dup(1), "wb")
 os.dup2(2, 1)
-sys.path[:], is_charged = pickle.load(sys.stdin.buffer)
+sys.path[:] = pickle.load(sys.stdin.buffer)
 from mempool.planning_process import serve
-serve(sys.stdin.buffer, answers, is_charged)
+serve(sys.stdin.buffer, answers)
 """
 #: Numerical libraries would start threads, whose stacks are memory too.
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -80,7 +80,7 @@ class PlanningProcess:
         self._thread: int | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._may_be_had = wanted and bool(sys.executable) and not getattr(sys, "frozen", False)
-        self._starts = 0
+        self._has_been_ready = False
         self._idle_at = 0.0
         self.seconds = 0.0
 
@@ -89,8 +89,13 @@ class PlanningProcess:
         """Of the process; None: there is none."""
         return None if self._child is None else self._child.pid
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it waits for questions, or works."""
+        return self._child is not None and self._has_been_ready
+
     def begin(self, *, soon: bool = True) -> None:
-        """Work for the calling thread; what it asks ``soon`` need not wait for the process to start."""
+        """Work for the calling thread; ``soon``: start now, and wait until it is ready."""
         self._thread = threading.get_ident()
         if self._may_be_had:
             # The program may have chosen to be ended by the signal that a broken pipe is.
@@ -103,22 +108,20 @@ class PlanningProcess:
         return cost_of_thread() + self.seconds
 
     def _is_there(self) -> bool:
-        """Start it if it does not run; whether it does."""
+        """Start it if it does not run, and wait until it is ready; whether it is there."""
         if self._child is not None or not self._may_be_had:
             return self._child is not None
         try:
             self._child = _started()
+            _running.add(self)
+            if not self._interrupt():  # `end` finds the child from now on
+                self._send(sys.path)
+                seconds, _ = self._received()
+                self.seconds += seconds if self._has_been_ready else 0.0
+                self._has_been_ready = True
         except Exception:  # a sandbox, no memory: whatever it is, the work can be done here
-            self._may_be_had = False
-            return False
-        _running.add(self)
-        self._starts += 1
-        self._idle_at = time.monotonic() + IDLE_SECONDS
-        try:
-            self._send((sys.path, self._starts > 1))
-        except Exception:
             self._lose()
-        if self._interrupt():  # meanwhile: `end` may have found nothing
+        if self._interrupt():
             self.drop()
         return self.pid is not None
 
@@ -138,7 +141,9 @@ class PlanningProcess:
         if threading.get_ident() == self._thread and not self._interrupt() and self._is_there():
             try:
                 self._send((call, arguments, options))
-                answer: T = self._answer()
+                answer: T
+                seconds, answer = self._received()
+                self.seconds += seconds
                 return answer
             except Exception:  # it failed, or is gone: who asked finds out by itself what there is to know
                 self._lose()
@@ -180,7 +185,8 @@ class PlanningProcess:
         assert child.stdin is not None
         pickle.dump(what, _Whole(child.stdin.fileno()), 5)
 
-    def _answer(self) -> Any:
+    def _received(self) -> tuple[float, Any]:
+        """Seconds of processor time that it took there, and the answer."""
         child = self._child
         assert child is not None
         assert child.stdout is not None
@@ -189,10 +195,9 @@ class PlanningProcess:
         while not ready.poll(1000 * SECONDS_BETWEEN_LOOKS):
             if child.poll() is not None:
                 raise EOFError
-        seconds, result = pickle.load(child.stdout)  # noqa: S301 - of our own code
-        self.seconds += seconds
+        received: tuple[float, Any] = pickle.load(child.stdout)  # noqa: S301 - of our own code
         self._idle_at = time.monotonic() + IDLE_SECONDS
-        return result
+        return received
 
     def _lose(self) -> None:
         """It does not do what it should: there will be no other."""
@@ -245,7 +250,7 @@ def _started() -> subprocess.Popen[bytes]:
     )
 
 
-def serve(questions: BinaryIO, answers: BinaryIO, start_is_charged: bool) -> None:  # noqa: FBT001
+def serve(questions: BinaryIO, answers: BinaryIO) -> None:
     """In the process: answer until there is nobody who could ask, and end at an error."""
     for module in NEEDED:
         importlib.import_module(module)
@@ -253,14 +258,14 @@ def serve(questions: BinaryIO, answers: BinaryIO, start_is_charged: bool) -> Non
         os.setpriority(os.PRIO_PROCESS, 0, max(PRIORITY, os.getpriority(os.PRIO_PROCESS, 0)))
     there = select.poll()
     there.register(questions, 0)
-    charged = 0.0 if start_is_charged else time.process_time()
+    told, result = 0.0, None  # that it is ready
     while True:
+        now = time.process_time()
+        pickle.dump((now - told, result), answers, 5)
+        answers.flush()
+        told = now
         try:
             call, arguments, options = pickle.load(questions)  # noqa: S301 - of our own code
         except EOFError:
             return
         result = call(*arguments, interrupt=lambda: bool(there.poll(0)), **options)
-        now = time.process_time()
-        pickle.dump((now - charged, result), answers, 5)
-        answers.flush()
-        charged = now

@@ -247,7 +247,7 @@ def script(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         pool = Pool()
         process = pool._planner._process
         def ask(): process.begin(); process.ask(never_ends_elsewhere, os.getpid())
-        until(lambda: process.pid is not None)
+        until(lambda: process.is_ready)
         print(process.pid, flush=True)
     """
     started: list[subprocess.Popen[str]] = []
