@@ -15,7 +15,7 @@ from mempool import _core
 from mempool.budget import Budget
 from mempool.known_plans import MOST_KNOWN
 from mempool.learner import Learner
-from mempool.planning_process import NEEDED, PRIORITY, PlanningProcess
+from mempool.planning_process import NEEDED, PlanningProcess
 from mempool.settings import EVERYTHING, NEVER
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Planner:
     def _work(self) -> None:
         self._process.begin(soon=self._learns and self.planned is None)  # while the program begins
         with contextlib.suppress(OSError):  # a sandbox may forbid it; the solver is brief
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while not self._stop.is_set():
             try:
                 self.round()

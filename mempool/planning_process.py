@@ -30,6 +30,10 @@ log = logging.getLogger("mempool")
 
 #: It is kept for so long after the last answer.
 IDLE_SECONDS = 3.0
+#: On a busy machine it may not be ready for so long; what is asked meanwhile is done by who asks.
+START_SECONDS = 0.5
+#: If nothing is asked for so much longer, it is ended, ready or not.
+MOST_START_SECONDS = 10.0
 #: Between two looks at whether it is still there, for the case that a forked child keeps its pipe open.
 SECONDS_BETWEEN_LOOKS = 0.5
 #: What is called there, and what the answers are made of.
@@ -45,8 +49,8 @@ serve(sys.stdin.buffer, answers)
 """
 #: Numerical libraries would start threads, whose stacks are memory too.
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-#: A nice value, of what runs beside the program.
-PRIORITY = 10
+#: A nice value. Above that, on a busy machine, a hundredth of a second's work takes seconds.
+PRIORITY = 5
 
 _running: set[PlanningProcess] = set()
 
@@ -80,7 +84,8 @@ class PlanningProcess:
         self._thread: int | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._may_be_had = wanted and bool(sys.executable) and not getattr(sys, "frozen", False)
-        self._has_been_ready = False
+        self._ready = self._has_been_ready = False
+        self._ready_at = 0.0  # from then on nobody waits for it
         self._idle_at = 0.0
         self.seconds = 0.0
 
@@ -92,7 +97,7 @@ class PlanningProcess:
     @property
     def is_ready(self) -> bool:
         """Whether it waits for questions, or works."""
-        return self._child is not None and self._has_been_ready
+        return self._child is not None and self._ready
 
     def begin(self, *, soon: bool = True) -> None:
         """Work for the calling thread; ``soon``: start now, and wait until it is ready."""
@@ -108,22 +113,34 @@ class PlanningProcess:
         return cost_of_thread() + self.seconds
 
     def _is_there(self) -> bool:
-        """Start it if it does not run, and wait until it is ready; whether it is there."""
-        if self._child is not None or not self._may_be_had:
-            return self._child is not None
+        """Start it if it does not run, and give it some time to get ready; whether it is."""
         try:
-            self._child = _started()
-            _running.add(self)
-            if not self._interrupt():  # `end` finds the child from now on
-                self._send(sys.path)
-                seconds, _ = self._received()
-                self.seconds += seconds if self._has_been_ready else 0.0
-                self._has_been_ready = True
+            if self._child is None and self._may_be_had:
+                self._start()
+            if self._child is not None and not self._ready and not self._interrupt():
+                self._greet()
         except Exception:  # a sandbox, no memory: whatever it is, the work can be done here
             self._lose()
         if self._interrupt():
             self.drop()
-        return self.pid is not None
+        return self.is_ready
+
+    def _start(self) -> None:
+        self._ready = False
+        self._ready_at = time.monotonic() + START_SECONDS
+        self._idle_at = time.monotonic() + IDLE_SECONDS + MOST_START_SECONDS
+        self._child = _started()
+        _running.add(self)
+        if not self._interrupt():  # `end` finds the child from now on
+            self._send(sys.path)
+
+    def _greet(self) -> None:
+        """Hear that it is ready, if it is in time."""
+        if self._has_news(self._ready_at - time.monotonic()):
+            seconds, _ = self._received()
+            self._ready = True
+            self.seconds += seconds if self._has_been_ready else 0.0
+            self._has_been_ready = True
 
     def ask(self, call: Callable[..., T], *arguments: object, **options: object) -> T:
         """What a function of ours gives, called there; by another thread, or without the process, here.
@@ -185,14 +202,21 @@ class PlanningProcess:
         assert child.stdin is not None
         pickle.dump(what, _Whole(child.stdin.fileno()), 5)
 
+    def _has_news(self, seconds: float) -> bool:
+        """Whether it says something, or is gone, after that time at most."""
+        child = self._child
+        assert child is not None
+        assert child.stdout is not None
+        news = select.poll()
+        news.register(child.stdout, select.POLLIN)
+        return bool(news.poll(1000 * max(seconds, 0.0)))
+
     def _received(self) -> tuple[float, Any]:
         """Seconds of processor time that it took there, and the answer."""
         child = self._child
         assert child is not None
         assert child.stdout is not None
-        ready = select.poll()
-        ready.register(child.stdout, select.POLLIN)
-        while not ready.poll(1000 * SECONDS_BETWEEN_LOOKS):
+        while not self._has_news(SECONDS_BETWEEN_LOOKS):
             if child.poll() is not None:
                 raise EOFError
         received: tuple[float, Any] = pickle.load(child.stdout)  # noqa: S301 - of our own code

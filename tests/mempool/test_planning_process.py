@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def process() -> Iterator[PlanningProcess]:
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanningProcess]:
+    monkeypatch.setattr(planning_process, "START_SECONDS", 60.0)
     made = PlanningProcess(interrupt=lambda: False)
     made.begin()
     yield made
@@ -127,6 +128,17 @@ def test_where_there_is_no_such_process_it_is_done_here(
     assert process.pid is None
 
 
+def test_one_that_starts_slowly_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked meanwhile is done here, and later what is asked there."""
+    monkeypatch.setattr(planning_process, "START_SECONDS", 0.0)
+    process = PlanningProcess(interrupt=lambda: False)
+    process.begin()
+    assert process.pid is not None
+    assert process.ask(where) == os.getpid()
+    until(lambda: process.ask(where) == process.pid)
+    process.drop()
+
+
 def test_a_frozen_program_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its executable is the program, not Python."""
     monkeypatch.setattr(sys, "frozen", True, raising=False)
@@ -190,7 +202,8 @@ def test_it_has_nothing_of_the_pools_and_yields_to_the_program(
     assert nice > os.nice(0) or nice == 19
 
 
-def test_a_pool_in_the_background_leaves_the_work_to_it() -> None:
+def test_a_pool_in_the_background_leaves_the_work_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning_process, "START_SECONDS", 60.0)
     with Pool(simulated()) as pool:
         memory, process = programs.Watched(pool), pool._planner._process
 
@@ -244,6 +257,8 @@ def script(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         import os, signal, sys, threading, time
         from mempool import Pool
         from asked import never_ends_elsewhere, until, where
+        from mempool import planning_process
+        planning_process.START_SECONDS = 60.0
         pool = Pool()
         process = pool._planner._process
         def ask(): process.begin(); process.ask(never_ends_elsewhere, os.getpid())
