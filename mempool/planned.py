@@ -243,8 +243,6 @@ def make_plan(
     from solvers import Stop, check, lower_bound
     from solvers.streams import solve_streams
 
-    if interrupt is not None and interrupt():
-        return None
     rows = pattern.buffers
     buffers = dataclasses.replace(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
