@@ -55,6 +55,7 @@ class Learner:
         wait_bytes: int,
         framework: str,
         interrupt: Callable[[], bool],
+        ask: Callable[..., Any],
     ) -> None:
         """Nothing is known yet.
 
@@ -66,10 +67,12 @@ class Learner:
             wait_bytes: what a plan must save for each wait of one stream for another.
             framework: whose memory it is, or empty.
             interrupt: asked now and then whether to stop.
+            ask: calls a function with these arguments, and an `interrupt`, here or elsewhere.
         """
         self._core, self._client = core, client
         self._device, self._small_bytes, self._wait_bytes = device, small_bytes, wait_bytes
         self._interrupt = interrupt
+        self._ask = ask
         self.known = KnownPlans(client, framework=framework)
         self._vain = 0
         self._rest = Rest()
@@ -179,8 +182,7 @@ class Learner:
 
     def _patterns(self) -> tuple[list[Pattern], list[int]]:
         """What recurs in the recording, and how many allocations each sequence had made by then."""
-        from mempool.recording import Recording
-        from traces.pattern import find_patterns
+        from mempool.recording import recurring
 
         found = self._client.look()
         if found is None:
@@ -188,8 +190,15 @@ class Learner:
         begin, allocations = found
         wanted = {} if begin <= MOST_WARM_UP else {"allocations": allocations - begin}
         packed, streams, counts, whole = self._client.recording(**wanted)
-        trace = Recording(self._device.alignment).brief(packed, streams)
-        return find_patterns(trace, small_bytes=self._small_bytes, whole_recording=whole), counts
+        patterns: list[Pattern] = self._ask(
+            recurring,
+            packed,
+            streams,
+            alignment=self._device.alignment,
+            small_bytes=self._small_bytes,
+            whole_recording=whole,
+        )
+        return patterns, counts
 
     def _worth_planning(self, pattern: Pattern, state: dict[str, Any]) -> Pattern | None:
         """The pattern to plan: this one, or with longer lifetimes; None if it is planned or too young."""
@@ -239,10 +248,10 @@ class Learner:
         """None: interrupted."""
         from mempool.planned import make_plan
 
-        planned = make_plan(
+        planned: Planned | None = self._ask(
+            make_plan,
             pattern,
             alignment=self._device.alignment,
-            interrupt=self._interrupt,
             around=joined([*around, *self._beside.reaches()]),
             wait_bytes=self._wait_bytes,
         )

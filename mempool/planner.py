@@ -15,6 +15,7 @@ from mempool import _core
 from mempool.budget import Budget
 from mempool.known_plans import MOST_KNOWN
 from mempool.learner import Learner
+from mempool.planning_process import NEEDED, PlanningProcess
 from mempool.settings import EVERYTHING, NEVER
 
 if TYPE_CHECKING:
@@ -75,19 +76,35 @@ class Planner:
         wait_bytes: int = NEVER,
         explain: Callable[[], list[str]] | None = None,
         framework: str = "",
+        process: bool = False,
     ) -> None:
+        """Nothing runs yet.
+
+        Args:
+            core: the pool.
+            client: whose recording.
+            device: whose memory it is that is planned.
+            small_bytes: requests up to this size are not planned.
+            wait_bytes: what a plan must save for each wait of one stream for another.
+            explain: what has newly gone off the plan, to be logged.
+            framework: whose memory it is, or empty.
+            process: whether the thread leaves the work to a process of its own.
+        """
         self._core, self._client = core, client
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._pid = os.getpid()
         self._explain = explain
         self._learning = threading.RLock()
-        self._looking = False
+        self._looking = self._learns = False
         self._tell_at = self._trim_at = 0.0
         self._may_trim = False
         self._told_refusals = {"", "capture"}  # that is soon over
         self._device = device
-        self._budget = Budget(allowance=ALLOWANCE_SECONDS, share=SHARE, most_debt=MOST_DEBT_SECONDS)
+        self._process = PlanningProcess(interrupt=self._stop.is_set, wanted=process)
+        self._budget = Budget(
+            allowance=ALLOWANCE_SECONDS, share=SHARE, most_debt=MOST_DEBT_SECONDS, spent=self._process.cost
+        )
         self._work_left = False
         self._learner = Learner(
             core,
@@ -97,6 +114,7 @@ class Planner:
             wait_bytes=wait_bytes,
             framework=framework,
             interrupt=self._stop.is_set,
+            ask=self._process.ask,
         )
 
     @property
@@ -131,9 +149,10 @@ class Planner:
         # What planning needs is imported before the program is at work: a thread beside it would take turns
         # with it hundreds of times for that, and the first plan would wait.
         with _core.Bypass():
-            for module in ("traces.pattern", "solvers", "mempool.planned", "mempool.recording"):
+            for module in NEEDED:
                 importlib.import_module(module)
         self.begin(loaded)
+        self._learns = True
         self.start_watching()
 
     def start_watching(self) -> None:
@@ -154,6 +173,7 @@ class Planner:
         if self._pid != os.getpid():
             return  # a forked child has no such thread
         self._stop.set()
+        self._process.end()
         self._client.wake()
         if self._thread is not None and seconds > 0:
             self._thread.join(seconds)
@@ -163,9 +183,11 @@ class Planner:
             with _core.Bypass():
                 self._work()
         finally:
+            self._process.drop()
             _running.discard(self)
 
     def _work(self) -> None:
+        self._process.begin(soon=self._learns and self.planned is None)  # while the program begins
         with contextlib.suppress(OSError):  # a sandbox may forbid it; the solver is brief
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while not self._stop.is_set():
@@ -191,6 +213,8 @@ class Planner:
         """Wait until there may be something to do; whether that is to look at the recording."""
         if self._work_left or self._explain is not None:
             seconds = min(seconds, SECONDS_BETWEEN_TURNS)
+        if (idle_in := self._process.idle_in()) is not None:
+            seconds = max(min(seconds, idle_in), 0.0)
         if self._may_trim:
             seconds = max(min(seconds, self._trim_at - time.monotonic()), 0.0)
         with self._learning:
@@ -205,6 +229,7 @@ class Planner:
             **({} if due.others_layouts is None else {"others_layouts": due.others_layouts}),
         )
         self._budget.charge(looked)
+        self._process.drop_if_idle()
         return news
 
     def _turn(self, *, work: bool) -> bool:

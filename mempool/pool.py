@@ -98,6 +98,7 @@ class Pool:
             wait_bytes=price,
             explain=self._news() if self.settings.explain else None,
             framework=self.framework,
+            process=self.settings.planning_process,
         )
         try:
             self._begin()

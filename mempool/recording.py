@@ -10,7 +10,11 @@ from mempool._core import BRIEF_FIELDS, EVENT_FIELDS
 from traces.trace import Kind, Trace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
+
+    from traces.pattern import Pattern
 
     Packed = bytes | NDArray[np.uint8]
 
@@ -114,6 +118,33 @@ class Recording:
                 ids[row] = self._alive.get(int(address[row]), -1)
             elif kind[here[before - 1]] == _ALLOC:
                 ids[row] = ids[here[before - 1]]
+
+
+def recurring(
+    packed: Packed,
+    streams: list[int],
+    *,
+    alignment: int,
+    small_bytes: int,
+    whole_recording: bool,
+    interrupt: Callable[[], bool] | None = None,
+) -> list[Pattern]:
+    """What recurs in a recording without times.
+
+    Args:
+        packed: as of `Recording.brief`.
+        streams: of each sequence.
+        alignment: of the device, in bytes.
+        small_bytes: as of `traces.pattern.find_patterns`.
+        whole_recording: likewise.
+        interrupt: whether to stop, with nothing.
+    """
+    from traces.pattern import find_patterns
+
+    if interrupt is not None and interrupt():
+        return []
+    trace = Recording(alignment).brief(packed, streams)
+    return find_patterns(trace, small_bytes=small_bytes, whole_recording=whole_recording)
 
 
 def _in_the_programs_order(kind: NDArray[np.uint32]) -> NDArray[np.intp]:

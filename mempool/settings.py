@@ -11,6 +11,7 @@ the default
 ``managed``: there may be more than the GPU has
 ``MEMPOOL_CHECK``    ``1``: redzones, poison on free, double and foreign frees named (slow; host only)
 ``MEMPOOL_EXPLAIN``  ``1``: log the first divergences and what would help
+``MEMPOOL_PLANNING_PROCESS``  ``0``: no short-lived process for looking and planning; a thread does it
 ==================== ========================================================================================
 """
 
@@ -61,6 +62,8 @@ class Settings:
         check: find buffer overruns, use after free, double and foreign frees; slow, on the host only.
         explain: log the first divergences.
         background: plan in a thread; without it, `Pool.plan_now` does.
+        planning_process: the thread leaves looking and planning to a short-lived process, so that they take
+            neither memory nor the interpreter of this one.
     """
 
     mode: Mode = "replay"
@@ -73,6 +76,7 @@ class Settings:
     check: bool = False
     explain: bool = False
     background: bool = True
+    planning_process: bool = True
 
 
 def settings(*, environment: bool = True, **given: Any) -> Settings:
@@ -190,6 +194,7 @@ def _from_environment() -> dict[str, Any]:
         "_MEMORY": _memory,
         "_CHECK": _flag,
         "_EXPLAIN": _flag,
+        "_PLANNING_PROCESS": _flag,
     }
     for name, convert in converters.items():
         if text := os.environ.get(f"MEMPOOL{name}", "").strip():
