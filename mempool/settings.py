@@ -11,7 +11,7 @@ the default
 ``managed``: there may be more than the GPU has
 ``MEMPOOL_CHECK``    ``1``: redzones, poison on free, double and foreign frees named (slow; host only)
 ``MEMPOOL_EXPLAIN``  ``1``: log the first divergences and what would help
-``MEMPOOL_PLANNING_PROCESS``  ``0``: no short-lived process for looking and planning; a thread does it
+``MEMPOOL_PLANNING_PROCESS``  ``1``: a short-lived process looks and plans, not a thread
 ==================== ========================================================================================
 """
 
@@ -76,7 +76,7 @@ class Settings:
     check: bool = False
     explain: bool = False
     background: bool = True
-    planning_process: bool = True
+    planning_process: bool = False
 
 
 def settings(*, environment: bool = True, **given: Any) -> Settings:

@@ -204,7 +204,7 @@ def test_it_has_nothing_of_the_pools_and_yields_to_the_program(
 
 def test_a_pool_in_the_background_leaves_the_work_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning_process, "START_SECONDS", 60.0)
-    with Pool(simulated()) as pool:
+    with Pool(simulated(), planning_process=True) as pool:
         memory, process = programs.Watched(pool), pool._planner._process
 
         def iteration() -> None:
@@ -219,7 +219,7 @@ def test_a_pool_in_the_background_leaves_the_work_to_it(monkeypatch: pytest.Monk
 
 
 def test_a_pool_whose_process_is_killed_plans() -> None:
-    with Pool(simulated()) as pool:
+    with Pool(simulated(), planning_process=True) as pool:
         memory, process = programs.Watched(pool), pool._planner._process
         until(lambda: process.pid is not None)
         assert process.pid is not None
@@ -242,7 +242,7 @@ def test_who_asks_in_another_thread_is_not_kept_waiting(process: PlanningProcess
 
 
 def test_it_can_be_done_without() -> None:
-    with Pool(simulated(), planning_process=False) as pool:
+    with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         run(pool, lambda _: programs.layers(memory), 12, marks=True)
         assert pool.plans > 0
@@ -259,7 +259,7 @@ def script(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         from asked import never_ends_elsewhere, until, where
         from mempool import planning_process
         planning_process.START_SECONDS = 60.0
-        pool = Pool()
+        pool = Pool(planning_process=True)
         process = pool._planner._process
         def ask(): process.begin(); process.ask(never_ends_elsewhere, os.getpid())
         until(lambda: process.is_ready)
@@ -356,6 +356,7 @@ def test_a_broken_pipe_does_not_end_a_program_that_would_be_ended_by_one(
     program = script("""
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # nobody reads any more
         for _ in range(10):
             pool.step()
             for size in (5000, 6000, 7000, 8000) * 5:
