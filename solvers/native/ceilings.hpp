@@ -43,16 +43,21 @@ class Ceilings {
 
   int64_t steps() const { return steps_; }
 
+  bool empty() const { return table_.empty(); }
+
   // Whether the section may stand so high.
   bool holds(int32_t section, int64_t height) const {
-    return table_.empty() || table_[section] < 0 || height <= height_[table_[section] + left_[section]];
+    return empty() || table_[section] < 0 || height <= height_[table_[section] + left_[section]];
   }
 
-  // The job, which covers the section, has been placed, or is to be placed again.
-  void flip(int32_t section, int32_t job) {
-    if (table_.empty() || table_[section] < 0) return;
-    const auto begin = jobs_.begin() + static_cast<std::ptrdiff_t>(first_[section]);
-    left_[section] ^= uint32_t{1} << (std::find(begin, jobs_.end(), job) - begin);
+  // The job, which covers the sections, has been placed, or is to be placed again.
+  void flip(int32_t begin, int32_t end, int32_t job) {
+    if (empty()) return;
+    for (int32_t s = begin; s < end; ++s) {
+      if (table_[s] < 0) continue;
+      const auto first = jobs_.begin() + static_cast<std::ptrdiff_t>(first_[s]);
+      left_[s] ^= uint32_t{1} << (std::find(first, jobs_.end(), job) - first);
+    }
   }
 
  private:

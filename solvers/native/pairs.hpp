@@ -64,7 +64,8 @@ class Pairs {
   static constexpr int64_t first_try = 100;          // failures
   static constexpr double doubt = 0.05;              // how often the pair is tried first as it has less room
   static constexpr size_t most_patterns = 1 << 12;   // more exclude little
-  static constexpr int64_t most_in_sets = 1 << 16;   // jobs of all sets together
+  static constexpr int64_t most_in_sets = 1 << 12;   // jobs of all sets together
+  static constexpr size_t most_in_window = 32;       // jobs of a set: of more it would take too long
 
   struct Pair {
     int32_t a, b;
@@ -221,9 +222,9 @@ inline void Pairs::find_sets(const Meets& meets) {
     for (const int32_t j : jobs) mask = std::min(mask, mask_[j]), sets_of_[j].push_back(static_cast<int32_t>(sets_.size()));
     sets_.push_back({jobs, mask < most / count ? mask : 0, false});
   };
-  int64_t steps = most_in_sets * 16;
+  int64_t steps = most_in_sets * 256;
   meets.largest(take, [&] { return (steps -= n_) >= 0 && left > 0; });
-  work_ += (most_in_sets * 16 - steps) / 8;
+  work_ += (most_in_sets * 256 - steps) / 8;
 }
 
 // Where nothing is aligned or fixed, a job of a lowest plan stands on the ground, or on one that stands on another.
@@ -387,7 +388,7 @@ inline bool Pairs::propagate() {
     sets_queue_.pop_back();
     set.queued = false;
     if ((rules_ & pairs_sums) && !sums(set)) return false;
-    if ((rules_ & pairs_windows) && !windows(set)) return false;
+    if ((rules_ & pairs_windows) && set.jobs.size() <= most_in_window && !windows(set)) return false;
   }
   return true;
 }

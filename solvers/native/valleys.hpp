@@ -321,6 +321,7 @@ inline void Valleys::build_ceilings() {
 
 // Whether what is left has room above the sections at this height.
 inline bool Valleys::holds(int32_t begin, int32_t end, int64_t height) {
+  if (ceilings_.empty()) return true;
   bool all = true;
   for (int32_t s = begin; s < end; ++s)
     if (!ceilings_.holds(s, height)) all = false, weight_[s] += 1;
@@ -340,7 +341,7 @@ inline bool Valleys::place(int32_t job, int32_t run) {
   const Item& item = items_[job];
   offset_[job] = runs_[run].height;
   take_out(job);
-  for (int32_t s = item.begin; s < item.end; ++s) ceilings_.flip(s, job);
+  ceilings_.flip(item.begin, item.end, job);
   trail_.push_back({job, 0, 0, 0, -1, -1, static_cast<int32_t>(runs_.size())});
   const int64_t top = offset_[job] + item.size;
   if (offset_[job] > capacity_ - item.bytes || !below_pinned(item.begin, item.end, top)) return false;
@@ -374,7 +375,7 @@ inline void Valleys::undo(size_t mark) {
     const Item& item = items_[step.job];
     offset_[step.job] = -1;
     for (int32_t b = item.begin + 1; b < item.end; ++b) ++crossing_[b];
-    for (int32_t s = item.begin; s < item.end; ++s) ceilings_.flip(s, step.job);
+    ceilings_.flip(item.begin, item.end, step.job);
     if (last_[step.job] >= 0) next_[last_[step.job]] = step.job;
     else first_[item.begin] = step.job;
     if (next_[step.job] >= 0) last_[next_[step.job]] = step.job;
