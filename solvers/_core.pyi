@@ -71,6 +71,31 @@ class Repair:
 class Branching:
     """Complete search for offsets within a capacity; one piece a job."""
 
+    def __init__(self, jobs: Jobs, capacity: int, seed: int, rules: int = 127) -> None: ...
+
+    def advance(self, budget: int) -> bool:
+        """
+        Go on for about `budget` looks; whether a plan, or a proof that there is none, was found.
+        """
+
+    @property
+    def found(self) -> bool: ...
+
+    @property
+    def infeasible(self) -> bool: ...
+
+    @property
+    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def nodes(self) -> int: ...
+
+    @property
+    def looks(self) -> int: ...
+
+class Pairs:
+    """Complete search for which of two jobs is below, within a capacity."""
+
     def __init__(self, jobs: Jobs, capacity: int, seed: int, rules: int = 63) -> None: ...
 
     def advance(self, budget: int) -> bool:

@@ -1,13 +1,13 @@
-"""The complete search in the valleys of the skyline, taking turns with the search over orders.
+"""The complete searches, in the valleys of the skyline and pair by pair, taking turns with the others.
 
-It decides whether there is a plan within a capacity. So it is asked for one at the lower bound, which is
-raised when there is none, and for some between the bound and the best plan so far, which bring a better plan
-in small steps where the bound is out of reach.
+They decide whether there is a plan within a capacity. So they are asked for one at the lower bound, which is
+raised when there is none, for one just below the best so far, which is the smallest when there is none, and
+for some in between, which bring a better plan in small steps where the bound is out of reach.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from solvers.jobs import Jobs
     from solvers.task import Task
 
+_Complete: TypeAlias = _core.Branching | _core.Pairs
+
 #: Looks between two glances at the clock; some ten milliseconds.
 _SLICE = 10_000_000
 #: Looks of the first turn. Each round is twice as long as the one before.
@@ -31,8 +33,8 @@ _FIRST = 4_000_000
 _LONGEST = 2**40
 #: Looks a job with which the search comes to the top at least once; and with which some places are repaired.
 _ENOUGH, _LOCALLY = 4_000, 200
-#: So few jobs are soon searched through.
-_FEW = 60
+#: So few jobs are soon searched through; of jobs of several pieces more are searched pair by pair.
+_FEW, _MOST_PAIRED = 60, 300
 #: Of more, repair makes more in a turn than the complete search, and has turns so many times as long.
 _MANY, _LONGER = 1_000, 4
 #: Of more, a try of the search over orders, which is one pass over all, takes too long.
@@ -49,6 +51,12 @@ def can_branch(jobs: Jobs) -> bool:
     fixed = jobs.fixed >= 0
     one_piece_each = len(jobs.start) == len(jobs)
     return one_piece_each and int(fixed.sum()) * len(jobs) <= _MOST_PINNED and can_repair(jobs)
+
+
+def can_pair(jobs: Jobs) -> bool:
+    """Whether the complete search for who is below takes these jobs, and is of use: so few, of any kind."""
+    most = _FEW if can_branch(jobs) else _MOST_PAIRED
+    return len(jobs) <= most and can_repair(jobs)
 
 
 def can_repair(jobs: Jobs) -> bool:
@@ -76,7 +84,7 @@ class _Turns:
         self._first_order = order
         self._orders: _core.Search | None = None
         self._searches = 0
-        self._at_target: tuple[int, _core.Branching] | None = None
+        self._kept: dict[str, tuple[int, _Complete]] = {}  # the search of each turn, and its capacity
         self._part = 0.5  # of the gap, that the next step is to close
         self._own: _core.Repair | None = None  # which began by what is alive
         self._others: _core.Repair | None = None  # which mends what others found
@@ -112,9 +120,11 @@ class _Turns:
         jobs = self._task.jobs
         order = [self._order] if len(jobs) <= _MOST_ORDERED else []
         repair = [self._repair] if can_repair(jobs) else []
+        pairs = [self._pairs_below] if can_pair(jobs) else []
         if can_branch(jobs):
-            return [self._target, *repair, self._between, *order]
-        return [*order, *repair] or [self._order]
+            below = [self._below] if pairs else []
+            return [self._target, *below, *pairs, *repair, self._between, *order]
+        return [*pairs, *([self._pairs] if pairs else []), *order, *repair] or [self._order]
 
     def _begin(self, turns: list[Callable[[int], None]]) -> None:
         jobs = self._task.jobs
@@ -125,17 +135,31 @@ class _Turns:
 
     def _target(self, budget: int) -> None:
         """A plan as small as it need be; where there is none, the target rises."""
-        if budget < _ENOUGH * len(self._task.jobs):
-            return
-        until = self._task.watch.nodes + budget
-        while not self._task.stopped_by and (left := until - self._task.watch.nodes) > 0:
-            capacity = self._task.target
-            if self._at_target is None or self._at_target[0] != capacity:
-                search = self._search(capacity)
+        if budget >= _ENOUGH * len(self._task.jobs):
+            self._decide("target", budget, _core.Branching, lambda: self._task.target)
+
+    def _below(self, budget: int) -> None:
+        """A plan smaller than the best, by however little."""
+        self._decide("below", budget, _core.Branching, lambda: self._task.arena - 1)
+
+    def _pairs(self, budget: int) -> None:
+        self._decide("pairs", budget, _core.Pairs, lambda: self._task.target)
+
+    def _pairs_below(self, budget: int) -> None:
+        self._decide("pairs below", budget, _core.Pairs, lambda: self._task.arena - 1)
+
+    def _decide(self, turn: str, budget: int, kind: type[_Complete], capacity: Callable[[], int]) -> None:
+        """Go on with the turn's search for a capacity, with another when that has changed."""
+        task = self._task
+        until = task.watch.nodes + budget
+        while not task.stopped_by and (left := until - task.watch.nodes) > 0:
+            now = capacity()
+            if turn not in self._kept or self._kept[turn][0] != now:
+                search = self._search(now, kind)
                 if search is None:
                     return
-                self._at_target = capacity, search
-            self._branch(self._at_target[1], capacity, left)
+                self._kept[turn] = now, search
+            self._branch(self._kept[turn][1], now, left)
 
     def _between(self, budget: int) -> None:
         """A plan somewhat smaller than the best; the step is as large as has paid lately."""
@@ -202,15 +226,15 @@ class _Turns:
                 task.offer(search.offsets, search.arena)
                 task.done()
 
-    def _search(self, capacity: int) -> _core.Branching | None:
+    def _search(self, capacity: int, kind: type[_Complete] = _core.Branching) -> _Complete | None:
         self._searches += 1
         seed = (self._task.seed + self._searches * 2**32) % 2**64
-        search = aside(self._task, lambda _: _core.Branching(self._native, capacity, seed))
+        search = aside(self._task, lambda _: kind(self._native, capacity, seed))
         if search is not None:
             self._task.watch.nodes += search.looks
         return search
 
-    def _branch(self, search: _core.Branching, capacity: int, budget: int) -> bool:
+    def _branch(self, search: _Complete, capacity: int, budget: int) -> bool:
         """Whether the search came to an end: with a plan, or with a better bound."""
         task = self._task
         ended = self._spend(search, search.advance, budget)
@@ -224,7 +248,7 @@ class _Turns:
         return ended
 
     def _spend(
-        self, work: _core.Branching | _core.Repair | _core.Search, advance: Callable[[int], bool], budget: int
+        self, work: _Complete | _core.Repair | _core.Search, advance: Callable[[int], bool], budget: int
     ) -> bool:
         """Advance in slices until something is found; False when the budget is spent or a limit is reached.
 

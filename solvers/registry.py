@@ -11,7 +11,7 @@ from solvers import _core, baselines, branching, exact, greedy
 from solvers.task import Task
 
 #: Up to this many jobs "auto" asks the exact solver when so many nodes have left a gap,
-FEW, _NODES_FIRST = 60, 40_000_000
+FEW, _NODES_FIRST = 60, 2_000_000_000
 #: for one of CP-SAT's deterministic seconds per so many nodes of the budget.
 _NODES_A_SECOND = 100_000_000
 #: Steps that the bound of stacks may take; some ten milliseconds.

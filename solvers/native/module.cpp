@@ -11,6 +11,7 @@
 #include "branching.hpp"
 #include "fullest.hpp"
 #include "packer.hpp"
+#include "pairs.hpp"
 #include "repair.hpp"
 #include "search.hpp"
 #include "skyline.hpp"
@@ -155,6 +156,26 @@ NB_MODULE(_core, m) {
           "offsets", [](const packing::Branching& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
       .def_prop_ro("nodes", &packing::Branching::nodes)
       .def_prop_ro("looks", &packing::Branching::looks);
+
+  nb::class_<packing::Pairs>(m, "Pairs", "Complete search for which of two jobs is below, within a capacity.")
+      .def("__init__",
+           [](packing::Pairs* self, const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules) {
+             nb::gil_scoped_release release;
+             new (self) packing::Pairs(jobs, capacity, seed, rules);
+           },
+           "jobs"_a, "capacity"_a, "seed"_a, "rules"_a = static_cast<uint32_t>(packing::every_pair_rule))
+      .def("advance",
+           [](packing::Pairs& self, int64_t budget) {
+             nb::gil_scoped_release release;
+             return self.advance(budget) != packing::Pairs::State::open;
+           },
+           "budget"_a, "Go on for about `budget` looks; whether a plan, or a proof that there is none, was found.")
+      .def_prop_ro("found", &packing::Pairs::found)
+      .def_prop_ro("infeasible", &packing::Pairs::infeasible)
+      .def_prop_ro(
+          "offsets", [](const packing::Pairs& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
+      .def_prop_ro("nodes", &packing::Pairs::nodes)
+      .def_prop_ro("looks", &packing::Pairs::looks);
 
   m.def("clash",
         [](const Jobs& jobs) -> std::optional<std::pair<int32_t, int32_t>> {

@@ -6,10 +6,9 @@
 // on that alignment and fixed offsets allow: a lower stack below never makes a higher one (after Held and Karp, 1962).
 #pragma once
 
-#include <bitset>
 #include <limits>
 
-#include "jobs.hpp"
+#include "meets.hpp"
 
 namespace packing {
 
@@ -27,7 +26,6 @@ class Stacks {
  private:
   static constexpr int32_t most_free = 18;   // jobs of a stack whose order is tried
   static constexpr int32_t most_pairs = 64;  // jobs among which all sets that meet are looked for
-  using Set = std::bitset<most_pairs>;
 
   // The largest sets of jobs that are alive at one instant.
   void at_instants() {
@@ -60,39 +58,8 @@ class Stacks {
     look();
   }
 
-  // All largest sets of jobs that meet in pairs (Bron and Kerbosch, 1973, with the pivot of Tomita and others, 2006).
   void pairs() {
-    const int32_t n = jobs_.count();
-    meets_.assign(n, Set());
-    for (int32_t a = 0; a < n; ++a)
-      for (int32_t b = 0; b < a; ++b)
-        if (meet(a, b)) meets_[a][b] = meets_[b][a] = true;
-    Set all;
-    for (int32_t j = 0; j < n; ++j) all[j] = true;
-    std::vector<int32_t> chosen;
-    extend(chosen, all, Set());
-  }
-
-  void extend(std::vector<int32_t>& chosen, Set open, Set closed) {
-    if ((steps_ -= 64) < 0) return;
-    if (open.none() && closed.none()) return raise(chosen);
-    Set rest = open;
-    for (int32_t v = 0; v < jobs_.count(); ++v)
-      if ((open[v] || closed[v]) && (open & ~meets_[v]).count() < rest.count()) rest = open & ~meets_[v];
-    for (int32_t v = 0; v < jobs_.count(); ++v) {
-      if (!rest[v]) continue;
-      chosen.push_back(v);
-      extend(chosen, open & meets_[v], closed & meets_[v]);
-      chosen.pop_back();
-      open[v] = false, closed[v] = true;
-    }
-  }
-
-  bool meet(int32_t a, int32_t b) const {
-    for (int32_t k = jobs_.first[a]; k < jobs_.first[a + 1]; ++k)
-      for (int32_t l = jobs_.first[b]; l < jobs_.first[b + 1]; ++l)
-        if (jobs_.pieces[k].start < jobs_.pieces[l].end && jobs_.pieces[l].start < jobs_.pieces[k].end) return true;
-    return false;
+    Meets(jobs_).largest([&](const std::vector<int32_t>& set) { raise(set); }, [&] { return (steps_ -= 64) >= 0; });
   }
 
   // By what a set needs, if that is more than is known.
@@ -141,7 +108,6 @@ class Stacks {
   int64_t steps_, best_ = 0;
   std::vector<std::pair<int64_t, int64_t>> taken_;  // fixed ranges of the set, lowest first
   std::vector<int64_t> height_;
-  std::vector<Set> meets_;
 };
 
 }  // namespace packing

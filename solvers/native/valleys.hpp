@@ -19,6 +19,7 @@
 #include <tuple>
 #include <utility>
 
+#include "ceilings.hpp"
 #include "sections.hpp"
 
 namespace packing {
@@ -31,7 +32,8 @@ enum Rules : uint32_t {
   rule_cuts = 8,       // parts with nothing in common are searched one after the other
   rule_failures = 16,  // what has failed once is not searched again
   rule_twins = 32,     // of equal jobs the first is placed first
-  every_rule = 63,
+  rule_ceilings = 64,  // what is left at a section must fit above it with its alignments and fixed offsets
+  every_rule = 127,
 };
 
 class Valleys {
@@ -132,6 +134,8 @@ class Valleys {
   void sort(const std::vector<Item>& items);
   void chain();
   void pin();
+  void build_ceilings();
+  bool holds(int32_t begin, int32_t end, int64_t height);
   std::vector<int64_t> stand();
   void take_out(int32_t job);
 
@@ -147,6 +151,7 @@ class Valleys {
   std::vector<int64_t> slack_;                 // of each section: capacity - height - bytes still to be placed
   std::vector<int32_t> crossing_;              // jobs still to be placed that cross each boundary
   std::vector<int32_t> pinned_, pinned_at_;    // jobs with a fixed offset, lowest first; those of s from pinned_at_[s]
+  Ceilings ceilings_;                          // of each section, or of none
   std::vector<double> weight_;                 // of each section: 1 + failures there since the last forget()
   std::vector<Run> runs_;
   std::vector<int32_t> run_at_;                // the run that begins at a section
@@ -171,7 +176,9 @@ inline Valleys::Valleys(const Jobs& jobs, int64_t capacity, uint32_t rules) : ru
   weight_.assign(count, 1);
   run_at_.assign(count, -1);
   for (const int64_t slack : slack_) promising_ = promising_ && slack >= 0;
+  if (rules & rule_ceilings) build_ceilings();
   const std::vector<int64_t> ground = stand();
+  for (int32_t s = 0; s < count; ++s) promising_ = promising_ && ceilings_.holds(s, ground[s]);
   for (int32_t s = 0, from = 0; s < count; ++s) {
     if (!is_cut(s + 1) && ground[s] == ground[s + 1]) continue;
     const auto index = static_cast<int32_t>(runs_.size());
@@ -294,6 +301,33 @@ inline void Valleys::pin() {
     for (int32_t s = items_[job].begin; s < items_[job].end; ++s) pinned_[pinned_at_[s + 1]++] = job;
 }
 
+// Where the slack says less: where alignments differ, or offsets are fixed. What is fixed at 0 stands already.
+inline void Valleys::build_ceilings() {
+  bool uneven = false;
+  for (const Item& item : items_) uneven = uneven || (item.fixed < 0 ? item.mask >= grain_ : item.fixed > 0);
+  if (!uneven || !promising_) return;
+  std::vector<int32_t> alive;
+  const auto count = static_cast<int32_t>(items_.size());
+  for (int32_t s = 0, next = 0; s < sections(); ++s) {
+    const auto ended = [&](int32_t job) { return items_[job].end <= s; };
+    alive.erase(std::remove_if(alive.begin(), alive.end(), ended), alive.end());
+    for (; next < count && items_[next].begin == s; ++next)
+      if (items_[next].fixed != 0) alive.push_back(next);
+    ceilings_.add(alive, capacity_, [&](int32_t job) { return items_[job]; });
+    work_ += static_cast<int64_t>(alive.size());
+  }
+  work_ += ceilings_.steps() / 4;
+}
+
+// Whether what is left has room above the sections at this height.
+inline bool Valleys::holds(int32_t begin, int32_t end, int64_t height) {
+  if (ceilings_.empty()) return true;
+  bool all = true;
+  for (int32_t s = begin; s < end; ++s)
+    if (!ceilings_.holds(s, height)) all = false, weight_[s] += 1;
+  return all;
+}
+
 // Whether the sections [begin, end) may rise to a height without meeting a job that is to be placed below it.
 inline bool Valleys::below_pinned(int32_t begin, int32_t end, int64_t height) const {
   if (pinned_.empty()) return true;
@@ -307,10 +341,11 @@ inline bool Valleys::place(int32_t job, int32_t run) {
   const Item& item = items_[job];
   offset_[job] = runs_[run].height;
   take_out(job);
+  ceilings_.flip(item.begin, item.end, job);
   trail_.push_back({job, 0, 0, 0, -1, -1, static_cast<int32_t>(runs_.size())});
   const int64_t top = offset_[job] + item.size;
   if (offset_[job] > capacity_ - item.bytes || !below_pinned(item.begin, item.end, top)) return false;
-  return replace(run, item.begin, item.end, top);
+  return holds(item.begin, item.end, top) && replace(run, item.begin, item.end, top);
 }
 
 inline bool Valleys::idle(int32_t index) {
@@ -320,7 +355,7 @@ inline bool Valleys::idle(int32_t index) {
   bool fits = below_pinned(run.section, run.until, run.idle);
   for (int32_t s = run.section; s < run.until; ++s)
     if ((slack_[s] -= by) < 0) fits = false, weight_[s] += 1;
-  return fits && replace(index, run.section, run.until, run.idle);
+  return fits && holds(run.section, run.until, run.idle) && replace(index, run.section, run.until, run.idle);
 }
 
 inline void Valleys::undo(size_t mark) {
@@ -340,6 +375,7 @@ inline void Valleys::undo(size_t mark) {
     const Item& item = items_[step.job];
     offset_[step.job] = -1;
     for (int32_t b = item.begin + 1; b < item.end; ++b) ++crossing_[b];
+    ceilings_.flip(item.begin, item.end, step.job);
     if (last_[step.job] >= 0) next_[last_[step.job]] = step.job;
     else first_[item.begin] = step.job;
     if (next_[step.job] >= 0) last_[next_[step.job]] = step.job;
@@ -429,7 +465,7 @@ inline bool Valleys::evaluate(Run& run) {
     column = Column();
     if (covers == 0) {
       if (wall == no_wall) continue;  // nothing is left to be placed here
-      possible = possible && wall - run.height <= slack_[s];
+      possible = possible && wall - run.height <= slack_[s] && ceilings_.holds(s, wall);
       if (run.score > must_rise) choose(must_rise, 1, s, wall);
       else if (run.until == s) run.until = s + 1;
       continue;
@@ -437,7 +473,7 @@ inline bool Valleys::evaluate(Run& run) {
     if ((rules_ & rule_waste) && wall < no_wall && wall - run.height - load > slack_[s]) possible = false, failed = s;
     int64_t idle = std::min({wall, later, other < no_wall ? run.height + other : no_wall});
     if (idle < no_wall && !(rules_ & rule_idle)) idle = run.height + grain_;
-    const bool may = idle < no_wall && idle - run.height <= slack_[s];
+    const bool may = idle < no_wall && idle - run.height <= slack_[s] && ceilings_.holds(s, idle);
     const int32_t options = stands + (may ? 1 : 0);
     if (options == 0) possible = false, failed = s;
     const double score = options <= 1 ? 0 : (options + 0.5 * width / sections()) / weight_[s];

@@ -12,6 +12,7 @@
 #include "branching.hpp"
 #include "fullest.hpp"
 #include "packer.hpp"
+#include "pairs.hpp"
 #include "repair.hpp"
 #include "search.hpp"
 #include "skyline.hpp"
@@ -279,13 +280,19 @@ void below(const Problem& problem, Random& random) {
     fail("below", "went on though it was told to give up");
 }
 
+double bytes(const Jobs& jobs) {
+  double sum = 0, highest = 0;
+  for (int32_t j = 0; j < jobs.count(); ++j) {
+    sum += static_cast<double>(jobs.size[j]) + static_cast<double>(jobs.mask[j]);
+    highest = std::max(highest, static_cast<double>(jobs.fixed[j]));
+  }
+  return sum + highest;
+}
+
 // From a plan of some order, unless there are more bytes than it is given.
 void repair(const Problem& problem, Random& random, Judge& judge) {
   const Jobs& jobs = problem.jobs;
-  double bytes = 0;
-  for (int32_t j = 0; j < jobs.count(); ++j)
-    bytes += static_cast<double>(jobs.size[j]) + static_cast<double>(jobs.mask[j]) + std::max(0.0, double(jobs.fixed[j]));
-  if (bytes > 0x1p61) return;
+  if (bytes(jobs) > 0x1p61) return;
   packing::ValleyPacker packer(jobs);
   packer.pack(any_order(random, jobs.count()), std::numeric_limits<int64_t>::max());
   packing::Repair repair(jobs, packer.offsets(), random.next());
@@ -338,29 +345,34 @@ int64_t any_capacity(Random& random, int64_t smallest) {
   }
 }
 
-void branch(const Problem& problem, Random& random, Judge& judge) {
+// Of one of the complete searches with some of its rules.
+template <class Complete>
+void decide(const char* kernel, const Problem& problem, uint32_t every, bool takes, Random& random, Judge& judge) {
   const int64_t capacity = any_capacity(random, judge.smallest());
-  const auto every = static_cast<uint32_t>(packing::every_rule);
   const uint32_t rules = random.below(3) == 0 ? every : static_cast<uint32_t>(random.next()) & every;
-  std::optional<packing::Branching> branching;
+  std::optional<Complete> search;
   try {
-    branching.emplace(problem.jobs, capacity, random.next(), rules);
+    search.emplace(problem.jobs, capacity, random.next(), rules);
   } catch (const std::invalid_argument&) {
-    if (problem.single() && judge.smallest() < kMost / 4) fail("complete search", "refused what it can take");
+    if (takes && judge.smallest() < kMost / 4) fail(kernel, "refused what it can take");
     ++counts.refused;
     return;
   }
-  if (!problem.single()) fail("complete search", "took a job of several pieces");
-  for (int32_t k = 0; k < 8 && branching->state() == packing::Branching::State::open; ++k)
-    branching->advance(1 + random.below(40000));
-  if (branching->found()) {
+  if (!takes) fail(kernel, "took what it cannot take");
+  for (int32_t k = 0; k < 8 && search->state() == Complete::State::open; ++k) search->advance(1 + random.below(40000));
+  if (search->found()) {
     ++counts.found;
-    if (judge.plan("complete search", branching->offsets()) > capacity) fail("complete search", "above the capacity");
-  } else if (branching->infeasible()) {
-    judge.refuted("complete search", capacity);
+    if (judge.plan(kernel, search->offsets()) > capacity) fail(kernel, "above the capacity");
+  } else if (search->infeasible()) {
+    judge.refuted(kernel, capacity);
   } else {
     ++counts.open;
   }
+}
+
+void complete(const Problem& problem, Random& random, Judge& judge) {
+  decide<packing::Branching>("complete search", problem, packing::every_rule, problem.single(), random, judge);
+  decide<packing::Pairs>("pairs", problem, packing::every_pair_rule, bytes(problem.jobs) <= 0x1p61, random, judge);
 }
 
 void run(uint64_t seed, bool spoil) {
@@ -376,7 +388,7 @@ void run(uint64_t seed, bool spoil) {
   search(problem, random, judge);
   repair(problem, random, judge);
   stacks(problem, random, judge);
-  for (int32_t k = 0; k < 6; ++k) branch(problem, random, judge);
+  for (int32_t k = 0; k < 6; ++k) complete(problem, random, judge);
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ from traces.buffers import Buffers
 if TYPE_CHECKING:
     from pathlib import Path
 
-EVERY_RULE = 63
+EVERY_RULE = 127
 COMBINATIONS = range(EVERY_RULE + 1)
 UNLIMITED = 2**40
 PUBLIC = dict.fromkeys("ABCDEF", 1_048_576)
@@ -82,7 +82,7 @@ def plan_of(buffers: Buffers, done: Branching, capacity: int) -> Plan:
     return Plan(offset, capacity, min(lower_bound(buffers), capacity), Status.FEASIBLE, "", 0, 0.0, "")
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(one_piece(), st.integers(0, 4), st.integers(0, 3))
 def test_with_any_rules_there_is_a_plan_where_brute_force_finds_one(
     buffers: Buffers, above: int, seed: int
