@@ -19,6 +19,8 @@ from solvers.greedy import fits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from solvers.greedy import Order
     from solvers.jobs import Jobs
     from solvers.task import Task
