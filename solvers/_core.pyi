@@ -15,6 +15,10 @@ class Jobs:
 
     def __len__(self) -> int: ...
 
+    @property
+    def earliest_first(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
+        """The jobs by their starts, those across the cut of a circle first."""
+
 class Packer:
     """First or best fit in a given order."""
 
@@ -137,6 +141,14 @@ class Cancel:
     def __init__(self) -> None: ...
 
     def cancel(self) -> None: ...
+
+def load_curve(owner: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], end: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], period: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+    """
+    Times at which something starts or ends, and the bytes alive from each; on a line where the period is 0.
+    """
+
+def order_of_times(times: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
+    """The order in which they ascend; alike ones stay in theirs."""
 
 def skyline(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """

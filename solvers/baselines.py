@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers import _core
-from solvers.aside import aside
-from solvers.greedy import orders, place
+from solvers.greedy import in_order, orders, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,13 +75,7 @@ def _fit(task: Task, order: NDArray[np.int32], *, best_fit: bool = False, inner:
 
 def _skyline(task: Task, key: str) -> None:
     """Lowest valley first (Burke, Kendall and Whitwell, 2004): the first that lies within, by one order."""
-    native, order = task.jobs.native(), orders(task.jobs)[key]()
-    offsets = aside(task, lambda cancel: _core.skyline(native, order, cancel))
-    if offsets is None:
-        return
-    task.watch.nodes += len(task.jobs)
-    task.offer(offsets, int((offsets + task.jobs.size).max()))
-    if not task.done(of_nodes=False):
+    if in_order(task, orders(task.jobs)[key]()):
         _finish(task)
 
 

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers.pieces import Pieces, on_line, pieces_of
+from solvers import _core
+from solvers.pieces import Pieces, pieces_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from traces.buffers import Buffers
 
-#: Times so near to each other need no sorting: as many instants for each that matters.
-_DENSE = 8
 #: Instants near the peak at which the padding of the topmost buffer is looked at.
 _INSTANTS = 256
 
@@ -51,11 +50,11 @@ def bound_of(buffers: Buffers, pieces: Pieces) -> int:
     if len(taking) == 0:
         return 0
     alignment = int(buffers.alignment[taking].min())
-    padded = -(-buffers.size // alignment) * alignment
     groups = _by_group(pieces, buffers.group)
     plain = sum(int(_curve(part, buffers.size, buffers.period)[1].max()) for part in groups)
     if alignment == 1:
         return max(top, plain)
+    padded = -(-buffers.size // alignment) * alignment
     padding = padded - buffers.size
     if len(groups) == 1:
         aligned = _padded_bound(pieces, padded, padding, buffers.period)
@@ -72,9 +71,9 @@ def quietest(buffers: Buffers, pieces: Pieces) -> int:
 
 
 def _by_group(pieces: Pieces, group: NDArray[np.int64]) -> list[Pieces]:
-    of = group[pieces.owner]
-    if (of == of[:1]).all():
+    if (group == group[:1]).all():
         return [pieces]
+    of = group[pieces.owner]
     order = np.argsort(of, kind="stable")
     ends = np.flatnonzero(np.diff(of[order])) + 1
     return [Pieces(pieces.owner[k], pieces.start[k], pieces.end[k]) for k in np.split(order, ends)]
@@ -83,39 +82,7 @@ def _by_group(pieces: Pieces, group: NDArray[np.int64]) -> list[Pieces]:
 def _curve(
     pieces: Pieces, size: NDArray[np.int64], period: int | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    always = 0
-    if period is not None:
-        if (pieces.end - pieces.start).max(initial=0) >= period:
-            turns = (pieces.end - pieces.start) // period
-            always = int((size[pieces.owner] * turns).sum())
-            rest = pieces.end - turns * period > pieces.start
-            end = pieces.end - turns * period
-            pieces = Pieces(pieces.owner[rest], pieces.start[rest], end[rest])
-        pieces = on_line(pieces, period, 0)
-    moment = np.concatenate([pieces.start, pieces.end])
-    change = np.concatenate([size[pieces.owner], -size[pieces.owner]])
-    if period is not None:
-        moment, change = np.append(moment, 0), np.append(change, always)
-    times, changes = _sums(moment, change)
-    if period is not None and times[-1] == period:
-        times, changes = times[:-1], changes[:-1]
-    return times, np.cumsum(changes)
-
-
-def _sums(
-    moment: NDArray[np.int64], change: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The moments, ascending and once each, with the sum of the changes at each."""
-    first = int(moment.min(initial=0))
-    if (dense := int(moment.max(initial=0)) - first + 1) <= _DENSE * len(moment):
-        changes, there = np.zeros(dense, np.int64), np.zeros(dense, np.bool_)
-        np.add.at(changes, moment - first, change)
-        there[moment - first] = True
-        return np.flatnonzero(there) + first, changes[there]
-    times, place = np.unique(moment, return_inverse=True)
-    changes = np.zeros(len(times), np.int64)
-    np.add.at(changes, place, change)
-    return times, changes
+    return _core.load_curve(pieces.owner, pieces.start, pieces.end, size, period or 0)
 
 
 def _padded_bound(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from solvers.greedy import Order
     from solvers.jobs import Jobs
     from solvers.task import Task
 
@@ -65,7 +66,7 @@ def can_repair(jobs: Jobs) -> bool:
     return bool(total <= _MOST_BYTES)
 
 
-def take_turns(task: Task, order: NDArray[np.int32], nodes: int | None = None) -> None:
+def take_turns(task: Task, order: Order, nodes: int | None = None) -> None:
     """Improve on the task's offsets until the bound is reached, all is proven or a limit is reached.
 
     First and best fit come after the first turn, which is often the last and not as long as they take.
@@ -79,7 +80,7 @@ def take_turns(task: Task, order: NDArray[np.int32], nodes: int | None = None) -
 
 
 class _Turns:
-    def __init__(self, task: Task, order: NDArray[np.int32]) -> None:
+    def __init__(self, task: Task, order: Order) -> None:
         self._task, self._native = task, task.jobs.native()
         self._first_order = order
         self._orders: _core.Search | None = None
@@ -216,7 +217,7 @@ class _Turns:
     def _order(self, budget: int) -> None:
         task, search = self._task, self._orders
         if search is None:  # it begins with a whole pass
-            begin, seed = self._first_order, task.seed % 2**64
+            begin, seed = self._first_order(), task.seed % 2**64
             search = self._orders = aside(task, lambda _: _core.Search(self._native, begin, seed))
             if search is None:
                 return

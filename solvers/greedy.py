@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +18,19 @@ if TYPE_CHECKING:
     from solvers.jobs import Jobs
     from solvers.task import Task
 
+    #: An order of jobs, made when it is wanted: int32[n].
+    Order = Callable[[], NDArray[np.int32]]
+
 #: Looks between two glances at the clock; some ten milliseconds.
 _SLICE = 10_000_000
 #: With more jobs than this, first and best fit would take the whole budget: a pass is quadratic.
 _MANY = 10_000
 #: With more jobs than this, the orders that seldom help are left out.
 _FEW = 50_000
+#: Looks a job of filling by one order, and by what is alive; measured.
+_LOOKS_IN_ORDER, _LOOKS_BY_FULLEST = 50, 500
+#: A gap, as a part of the bound, for which nothing is begun that takes more than is left of the budget.
+_NEAR = 1e-4
 
 
 def greedy(task: Task) -> None:
@@ -33,10 +41,10 @@ def greedy(task: Task) -> None:
     """
     order = quick(task)
     if order is not None:
-        _search(task, task.jobs.native(), order)
+        _search(task, task.jobs.native(), order())
 
 
-def quick(task: Task) -> NDArray[np.int32] | None:
+def quick(task: Task) -> Order | None:
     """The quick orders only: the best, or None if there is no reason to go on.
 
     There is always a plan afterwards.
@@ -45,39 +53,76 @@ def quick(task: Task) -> NDArray[np.int32] | None:
     return order if order is not None and fits(task) else None
 
 
-def valleys(task: Task) -> NDArray[np.int32] | None:
+def valleys(task: Task) -> Order | None:
     """Valley by valley: the best order to fill them in, or None when there is no reason to go on.
 
     Earlier starts first, which is quick; by what is alive, nearly always the best; then other orders.
     """
-    jobs, native = task.jobs, task.jobs.native()
-    best: NDArray[np.int32] | None = None
-    smallest = 0
-
-    def tried(order: NDArray[np.int32], offsets: NDArray[np.int64] | None) -> bool:
-        nonlocal best, smallest
-        if offsets is None:
-            return True
-        arena = int((offsets + jobs.size).max())
-        if best is None or arena < smallest:
-            best, smallest = order, arena
-        task.offer(offsets, arena)
-        task.watch.nodes += len(jobs)
-        return task.done(of_nodes=False)
-
-    names = orders(jobs)
-    first = names.pop("start")()
-    if tried(first, aside(task, lambda cancel: _core.skyline(native, first, cancel))):
+    others = orders(task.jobs)
+    best = others.pop("start")
+    if not in_order(task, best()) or _near_enough(task):
         return None
-    fullest = aside(task, lambda cancel: _core.fullest(native, first, task.target, cancel))
-    if fullest is None or tried(np.argsort(fullest, kind="stable").astype(np.int32), fullest):
+    arena = task.arena
+    if not _by_fullest(task, best()):
         return None
-    if len(jobs) <= _FEW:
-        for order in names.values():
-            by = order()
-            if tried(by, aside(task, lambda cancel, by=by: _core.skyline(native, by, cancel))):  # type: ignore[misc]
-                return None
+    if task.arena < arena:
+        best = partial(_upwards, task.offsets)
+    for order in others.values() if len(task.jobs) <= _FEW else ():
+        arena = task.arena
+        if not in_order(task, order()):
+            return None
+        if task.arena < arena:
+            best = order
     return best
+
+
+def in_order(task: Task, order: NDArray[np.int32]) -> bool:
+    """Lowest valley first, by an order; whether there is a reason to go on."""
+    native = task.jobs.native()
+    return _tried(task, aside(task, lambda cancel: _core.skyline(native, order, cancel)), _LOOKS_IN_ORDER)
+
+
+def _by_fullest(task: Task, order: NDArray[np.int32]) -> bool:
+    """By what is alive, by an order where there are gaps; whether there is a reason to go on."""
+    native = task.jobs.native()
+    return _tried(
+        task,
+        aside(task, lambda cancel: _core.fullest(native, order, task.target, cancel)),
+        _LOOKS_BY_FULLEST,
+    )
+
+
+def _tried(task: Task, offsets: NDArray[np.int64] | None, looks: int) -> bool:
+    """Offer what came of it, if anything, and charge it; whether there is a reason to go on.
+
+    It takes at most half of what is left of the budget, so that what comes next has its turn.
+    """
+    if offsets is None:
+        return False
+    task.offer(offsets, int((offsets + task.jobs.size).max()))
+    cost, left = looks * len(task.jobs), task.watch.nodes_left
+    task.watch.nodes += cost if left is None else min(cost, left // 2)
+    return not task.done(of_nodes=False)
+
+
+def _near_enough(task: Task) -> bool:
+    """Whether what is still to be gained is little, and costs more than is left of the budget.
+
+    So it is where very many jobs reach the bound but for some bytes. Where the caller wants an arena, it is
+    not little.
+    """
+    left = task.watch.nodes_left
+    if left is None or left >= _LOOKS_BY_FULLEST * len(task.jobs):
+        return False
+    if task.target > task.lower_bound or task.arena > task.target * (1 + _NEAR):
+        return False
+    task.stopped_by = "nodes"
+    return True
+
+
+def _upwards(offsets: NDArray[np.int64] | None) -> NDArray[np.int32]:
+    assert offsets is not None
+    return np.argsort(offsets, kind="stable").astype(np.int32)
 
 
 def fits(task: Task) -> bool:
@@ -87,10 +132,9 @@ def fits(task: Task) -> bool:
     its old offset stand only jobs that have not risen, so that offset is still free.
     """
     native = task.jobs.native()
-    if task.offsets is not None and len(task.jobs) <= _FEW:
-        down = np.argsort(task.offsets, kind="stable").astype(np.int32)
-        if not place(task, native, down):
-            return False
+    again = task.offsets is not None and len(task.jobs) <= _FEW
+    if again and not place(task, native, _upwards(task.offsets)):
+        return False
     if len(task.jobs) <= _MANY:
         for order in orders(task.jobs).values():
             for rule in (False, True):
@@ -99,25 +143,27 @@ def fits(task: Task) -> bool:
     return not task.done()
 
 
-def orders(jobs: Jobs) -> dict[str, Callable[[], NDArray[np.int32]]]:
+def orders(jobs: Jobs) -> dict[str, Order]:
     """Orders of placement by name, as functions that make them, int32[n]; the quickest to pack by first."""
-    lifetime = jobs.lifetime
-    start = jobs.start[jobs.first]
-    area = lifetime.astype(np.float64) * jobs.size
 
-    def by(*keys: NDArray[Any]) -> Callable[[], NDArray[np.int32]]:
-        return lambda: np.lexsort(keys).astype(np.int32)
+    def start() -> NDArray[np.int64]:
+        return jobs.start[jobs.first]
+
+    def area() -> NDArray[np.float64]:
+        return jobs.lifetime.astype(np.float64) * jobs.size
+
+    def by(*keys: NDArray[Any]) -> NDArray[np.int32]:
+        return np.lexsort(keys).astype(np.int32)
 
     def by_start() -> NDArray[np.int32]:
-        if (start[1:] > start[:-1]).all():  # as they come
-            return np.arange(len(jobs), dtype=np.int32)
-        return by(-jobs.size, -lifetime, start)()
+        # The native one is quicker, and does without the lifetimes of those across the cut of a circle.
+        return jobs.native().earliest_first if len(jobs) > _FEW else by(-jobs.size, -jobs.lifetime, start())
 
     return {
         "start": by_start,
-        "size": by(start, -jobs.size),
-        "area": by(start, -area),
-        "lifetime": by(-jobs.size, -lifetime),
+        "size": lambda: by(start(), -jobs.size),
+        "area": lambda: by(start(), -area()),
+        "lifetime": lambda: by(-jobs.size, -jobs.lifetime),
     }
 
 

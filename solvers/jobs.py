@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from solvers import _core
 from solvers._core import Jobs as NativeJobs
 from solvers.bounds import bound_of, quietest
 from solvers.pieces import Pieces, on_line, pieces_of
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from traces.buffers import Buffers
+
+
+#: More jobs than this are sorted by their starts: neighbours in time are then neighbours in memory.
+_MANY = 20_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +65,7 @@ class Jobs:
         """Time in which each job needs memory, gaps left out."""
         return np.add.reduceat(self.end - self.start, self.first) if len(self) else self.pieces
 
-    @property
+    @cached_property
     def unit(self) -> int:
         """In some smallest plan all offsets are multiples of this.
 
@@ -78,46 +84,70 @@ class Jobs:
         return int(min(ends.min(initial=2**63 - 1), kept[kept >= arena].min(initial=2**63 - 1)))
 
     def native(self) -> NativeJobs:
-        """The same for the native kernels."""
+        """The same for the native kernels, made once."""
+        return self._native
+
+    @cached_property
+    def _native(self) -> NativeJobs:
         return NativeJobs(self.pieces, self.start, self.end, self.size, self.alignment, self.fixed)
 
 
-def jobs_of(buffers: Buffers, bound: int | None = None, taken: Sequence[tuple[int, int]] = ()) -> Jobs:
+def jobs_of(
+    buffers: Buffers,
+    bound: int | None = None,
+    taken: Sequence[tuple[int, int]] = (),
+    pieces: Pieces | None = None,
+) -> Jobs:
     """Jobs for the buffers that take memory; lifetimes must not be longer than the period.
 
     Args:
         buffers: buffers of one group. A circle is cut where the fewest bytes are alive.
         bound: their lower bound, where it is known.
         taken: ranges of addresses (from, to) that these buffers must not touch.
+        pieces: those of the buffers, where they are known.
     """
-    pieces = pieces_of(buffers)
+    pieces = pieces_of(buffers) if pieces is None else pieces
     bound = bound_of(buffers, pieces) if bound is None else bound
     if buffers.period is not None:
         pieces = on_line(pieces, buffers.period, quietest(buffers, pieces))
-    row = pieces.rows
-    counts = np.diff(np.flatnonzero(pieces.first), append=len(pieces))
+    row, counts, start, end = _in_memory(pieces)
     jobs = Jobs(
         row,
         counts,
-        pieces.start,
-        pieces.end,
+        start,
+        end,
         buffers.size[row],
         buffers.alignment[row],
         buffers.offset[row],
         bound,
     )
-    return _without(jobs, pieces, np.asarray(taken, np.int64).reshape(-1, 2)) if taken else jobs
+    return _without(jobs, np.asarray(taken, np.int64).reshape(-1, 2)) if taken else jobs
 
 
-def _without(jobs: Jobs, pieces: Pieces, taken: NDArray[np.int64]) -> Jobs:
+def _in_memory(pieces: Pieces) -> tuple[NDArray[np.int64], ...]:
+    """Row and number of pieces of each job, start and end of each piece; in the order of the jobs."""
+    row, first = pieces.rows, np.flatnonzero(pieces.first)
+    counts = np.diff(first, append=len(pieces))
+    start = pieces.start[first]
+    if len(row) <= _MANY or (start[:-1] <= start[1:]).all():
+        return row, counts, pieces.start, pieces.end
+    order = _core.order_of_times(start)
+    row, counts, first = row[order], counts[order], first[order]
+    if pieces.single:
+        return row, counts, start[order], pieces.end[order]
+    each = np.arange(len(pieces)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+    return row, counts, pieces.start[each], pieces.end[each]
+
+
+def _without(jobs: Jobs, taken: NDArray[np.int64]) -> Jobs:
     """The jobs and, as jobs that live for ever, the ranges that they must not touch."""
     k = len(taken)
     ones = np.ones(k, np.int64)
     return Jobs(
         np.append(jobs.row, -ones),
         np.append(jobs.pieces, ones),
-        np.append(pieces.start, np.full(k, pieces.start.min(initial=0))),
-        np.append(pieces.end, np.full(k, pieces.end.max(initial=1))),
+        np.append(jobs.start, np.full(k, jobs.start.min(initial=0))),
+        np.append(jobs.end, np.full(k, jobs.end.max(initial=1))),
         np.append(jobs.size, taken[:, 1] - taken[:, 0]),
         np.append(jobs.alignment, ones),
         np.append(jobs.fixed, taken[:, 0]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,10 +36,15 @@ class Pieces:
         """Which of them is the first of its buffer."""
         return np.diff(self.owner, prepend=-1) > 0
 
-    @property
+    @cached_property
+    def single(self) -> bool:
+        """Whether no buffer has more than one."""
+        return bool((self.owner[1:] > self.owner[:-1]).all())
+
+    @cached_property
     def rows(self) -> NDArray[np.int64]:
         """Rows of the buffers that have any, ascending."""
-        return self.owner[self.first]
+        return self.owner if self.single else self.owner[self.first]
 
 
 def pieces_of(buffers: Buffers) -> Pieces:
@@ -62,9 +68,10 @@ def pieces_of(buffers: Buffers) -> Pieces:
 
 
 def _refuse_absurd(buffers: Buffers, rows: NDArray[np.int64]) -> None:
-    each = buffers.size[rows].astype(np.float64) + buffers.alignment[rows]
-    total = (each * buffers.instances[rows]).sum() + buffers.offset[rows].max(initial=0)
-    if total > 2.0**62:
+    each = (buffers.size[rows] + buffers.alignment[rows]).astype(np.float64)
+    if buffers.max_instances > 1:
+        each *= buffers.instances[rows]
+    if each.sum() + buffers.offset[rows].max(initial=0) > 2.0**62:
         raise ValueError("sizes, alignments and fixed offsets add up to more than 2**62 bytes")
 
 
@@ -73,13 +80,15 @@ def on_line(pieces: Pieces, period: int, cut: int) -> Pieces:
 
     A piece across the cut becomes two.
     """
-    start = pieces.start - cut
-    start = np.where((start < 0) | (start >= period), start % period, start)
+    start = (pieces.start - cut) % period
     end = start + (pieces.end - pieces.start)
-    over = end > period
-    owner = np.concatenate([pieces.owner[over], pieces.owner])
-    first = np.concatenate([np.zeros(over.sum(), np.int64), start])
-    last = np.concatenate([end[over] - period, np.minimum(end, period)])
-    several = not pieces.first.all()
-    order = np.lexsort((first, owner)) if several else np.argsort(owner, kind="stable")
+    over = np.flatnonzero(end > period)
+    if len(over) == 0 and pieces.single:
+        return Pieces(pieces.owner, start, end)
+    # What is across the cut has its second part, at the beginning of the line, before the first.
+    owner, first = np.insert(pieces.owner, over, pieces.owner[over]), np.insert(start, over, 0)
+    last = np.insert(np.minimum(end, period), over, end[over] - period)
+    if pieces.single:
+        return Pieces(owner, first, last)
+    order = np.lexsort((first, owner))
     return Pieces(owner[order], first[order], last[order])

@@ -10,11 +10,11 @@ import numpy as np
 
 from solvers._core import clash
 from solvers.arenas import WITH_ARENAS, Arenas, arenas_of, fill, least_load
-from solvers.bounds import lower_bound
+from solvers.bounds import bound_of
 from solvers.crew import cores
 from solvers.greedy import quick
 from solvers.jobs import Jobs, jobs_of
-from solvers.pieces import pieces_of
+from solvers.pieces import Pieces, pieces_of
 from solvers.plan import Plan, Status, Stop
 from solvers.progress import Progress, Total
 from solvers.registry import FEW, SOLVERS, search
@@ -127,7 +127,8 @@ def _solve_each(
         if on_improvement is not None and (best is None or plan.arena_bytes < best.arena_bytes):
             on_improvement(plan)
 
-    bound = lower_bound(buffers) if arenas is None else least_load(buffers)
+    pieces = pieces_of(buffers)
+    bound = bound_of(buffers, pieces) if arenas is None else least_load(buffers)
     bounds = list[int]()
     enough = max(stop.target_bytes or 0, capacity or 0, bound)
     tell = total.teller(lambda of_one: of_one if len(tried) == 1 else bound)
@@ -136,8 +137,9 @@ def _solve_each(
     for k, columns in enumerate(tried):
         part = stop if len(tried) == 1 else part_of(stop, total.seconds, len(tried) - k)
         try:
+            found = None if on_improvement is None else better
             plan = _Solve(
-                buffers, bound, capacity, arenas, part, seed, solver, threads, better, tell, columns
+                buffers, pieces, bound, capacity, arenas, part, seed, solver, threads, found, tell, columns
             ).run()
         except KeyboardInterrupt:
             if best is None:
@@ -163,7 +165,7 @@ def _solve_each(
 def _quickly(buffers: Buffers, columns: int) -> int:
     """The arena that is found in no time, so that no other number is proven useless first."""
     arena = 0
-    for rows in _groups(buffers):
+    for rows in _groups(buffers, pieces_of(buffers)):
         task = Task(jobs_of(buffers.select(rows).unrolled(columns)), Watch(Stop(nodes=_NODES_AT_FIRST)))
         search(task)
         arena += task.arena
@@ -195,6 +197,7 @@ class _Solve:
     def __init__(
         self,
         buffers: Buffers,
+        pieces: Pieces,
         bound: int,
         capacity: int | None,
         arenas: Arenas | None,
@@ -208,6 +211,7 @@ class _Solve:
     ) -> None:
         self._capacity, self._arenas, self._seed, self._solver = capacity, arenas, seed, solver
         self._buffers = buffers if arenas is None else arenas.within(buffers)
+        self._pieces = pieces
         self._on_improvement, self._on_progress = on_improvement, on_progress
         self._threads = threads
         self._watch = Watch(stop)
@@ -216,7 +220,7 @@ class _Solve:
         # What is not packed: persistent buffers have no offset, those without memory keep theirs or take 0.
         start = np.where(buffers.persistent, -1, np.maximum(buffers.offset, 0))
         self._offset = np.repeat(start[:, None], columns, axis=1)
-        self._groups = _groups(buffers)
+        self._groups = _groups(buffers, pieces)
         self._arena = 0
         self._refuted = False
 
@@ -245,13 +249,14 @@ class _Solve:
         return self._judge(stopped_by)
 
     def _task(self, k: int, rows: NDArray[np.int64]) -> Task:
-        alone = len(self._groups) == 1
-        buffers = self._buffers if alone and len(rows) == len(self._buffers) else self._buffers.select(rows)
-        bound = self._bound if alone and self._offset.shape[1] == 1 else None
+        columns = self._offset.shape[1]
+        whole = len(self._groups) == 1 and columns == 1
+        buffers = self._buffers if len(rows) == len(self._buffers) else self._buffers.select(rows)
+        bound, pieces = (self._bound, self._pieces) if whole else (None, None)
         taken = _taken(self._buffers, self._groups, k, self._offset, on_top=self._arenas is None)
         if self._arenas is not None:
             bound, taken = least_load(buffers), taken + self._arenas.walls
-        jobs = jobs_of(buffers.unrolled(self._offset.shape[1]), bound, taken)
+        jobs = jobs_of(buffers.unrolled(columns), bound, taken, pieces)
         last = k == len(self._groups) - 1
 
         def found(offsets: NDArray[np.int64], arena: int) -> None:
@@ -289,7 +294,7 @@ class _Solve:
     def _put(rows: NDArray[np.int64], jobs: Jobs, found: NDArray[np.int64], into: NDArray[np.int64]) -> None:
         """Write the offsets of a group's jobs where they belong; jobs are instance-major."""
         real = jobs.row >= 0
-        column, row = np.divmod(jobs.row[real], len(rows))
+        column, row = (0, jobs.row[real]) if into.shape[1] == 1 else np.divmod(jobs.row[real], len(rows))
         into[rows[row], column] = found[real]
 
     def _judge(self, stopped_by: str) -> Plan:
@@ -348,13 +353,19 @@ class _Solve:
         return f"lower bound {self._bound} > capacity {self._capacity}"
 
 
-def _groups(buffers: Buffers) -> list[NDArray[np.int64]]:
-    """Rows of the buffers that take memory, one array a group; coarsest alignment first, to waste least."""
-    rows = pieces_of(buffers).rows
+def _groups(buffers: Buffers, pieces: Pieces) -> list[NDArray[np.int64]]:
+    """Rows of the buffers that take memory, one array a group; coarsest alignment first, to waste least.
+
+    Where there is but one group, all rows: the others have no pieces.
+    """
+    rows = pieces.rows
     if len(rows) == 0:
         return []
-    order = np.argsort(buffers.group[rows], kind="stable")
-    ends = np.flatnonzero(np.diff(buffers.group[rows][order])) + 1
+    group = buffers.group[rows]
+    if (group == group[0]).all():
+        return [np.arange(len(buffers))]
+    order = np.argsort(group, kind="stable")
+    ends = np.flatnonzero(np.diff(group[order])) + 1
     groups = [rows[part] for part in np.split(order, ends)]
     return sorted(groups, key=lambda part: -int(buffers.alignment[part].max()))
 

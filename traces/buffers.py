@@ -163,7 +163,10 @@ class Buffers:
     @property
     def max_instances(self) -> int:
         """The largest of `instances` of the buffers that are planned; 1 where there are none."""
-        return int(self.instances[~self.persistent].max(initial=1))
+        if self.period is None:
+            return 1
+        longest = int(self.lengths[~self.persistent].max(initial=0))
+        return max(-(-longest // self.period), 1)
 
     def select(self, rows: ArrayLike) -> Buffers:
         """The buffers of a boolean mask, or of indices in their order, with their gaps and ids.

@@ -18,30 +18,48 @@ class Fullness {
  public:
   explicit Fullness(std::vector<int64_t> load) : load_(std::move(load)) {
     while (leaves_ * width < count()) leaves_ *= 2;
-    added_.assign(2 * leaves_, 0);
-    most_.assign(2 * leaves_, -1);
-    for (int32_t block = 0; block < leaves_; ++block) most_[leaves_ + block] = most_in(block);
-    for (int32_t k = leaves_; k-- > 1;) most_[k] = std::max(most_[2 * k], most_[2 * k + 1]);
+    nodes_.resize(2 * leaves_);
+    for (int32_t block = 0; block < leaves_; ++block) nodes_[leaves_ + block].most = most_in(block);
+    for (int32_t k = leaves_; k-- > 1;) nodes_[k].most = most_below(k);
   }
 
   int64_t operator[](int32_t instant) const {
     int64_t load = load_[instant];
-    for (int32_t k = leaves_ + instant / width; k >= 1; k /= 2) load += added_[k];
+    for (auto k = static_cast<uint32_t>(leaves_ + instant / width); k >= 1; k /= 2) load += nodes_[k].added;
     return load;
   }
 
   // To all of [from, to).
-  void add(int32_t from, int32_t to, int64_t bytes) { add(1, 0, leaves_, from, to, bytes); }
+  void add(int32_t from, int32_t to, int64_t bytes) {
+    if (from >= to) return;
+    const Part part = around(from, to);
+    add(part, from, to, bytes);
+    for (int32_t k = part.node / 2; k >= 1; k /= 2) {
+      const int64_t most = most_below(k) + nodes_[k].added;
+      if (nodes_[k].most == most) break;
+      nodes_[k].most = most;
+    }
+  }
 
   // Of [from, to), which is not empty.
   int32_t fullest(int32_t from, int32_t to) const {
     Best best{-1, from};
-    find(1, 0, leaves_, from, to, 0, best);
+    find(around(from, to), from, to, 0, best);
     return best.instant;
   }
 
  private:
   static constexpr int32_t width = 16;
+  struct Node {
+    int64_t most = -1;  // of what is below, without what was added above
+    int64_t added = 0;  // to all below
+  };
+  struct Part {  // a node and the blocks [low, high) below it
+    int32_t node, low, high;
+    int32_t middle() const { return (low + high) / 2; }
+    Part left() const { return {2 * node, low, middle()}; }
+    Part right() const { return {2 * node + 1, middle(), high}; }
+  };
   struct Best {
     int64_t load;
     int32_t instant;
@@ -53,42 +71,50 @@ class Fullness {
     for (int32_t t = block * width; t < std::min(count(), (block + 1) * width); ++t) most = std::max(most, load_[t]);
     return most;
   }
+  int64_t most_below(int32_t node) const { return std::max(nodes_[2 * node].most, nodes_[2 * node + 1].most); }
 
-  // Below a node, the blocks [low, high).
-  void add(int32_t node, int32_t low, int32_t high, int32_t from, int32_t to, int64_t bytes) {
-    if (low * width >= to || high * width <= from) return;
-    if (from <= low * width && high * width <= to) {
-      added_[node] += bytes, most_[node] += bytes;
-      return;
-    }
-    if (node >= leaves_) {
-      for (int32_t t = std::max(from, low * width); t < std::min({to, count(), high * width}); ++t) load_[t] += bytes;
-      most_[node] = most_in(low) + added_[node];
-      return;
-    }
-    const int32_t middle = (low + high) / 2;
-    add(2 * node, low, middle, from, to, bytes);
-    add(2 * node + 1, middle, high, from, to, bytes);
-    most_[node] = std::max(most_[2 * node], most_[2 * node + 1]) + added_[node];
+  // The lowest that holds all of [from, to).
+  Part around(int32_t from, int32_t to) const {
+    auto first = static_cast<uint32_t>(leaves_ + from / width), last = static_cast<uint32_t>(leaves_ + (to - 1) / width);
+    int32_t blocks = 1;
+    for (; first != last; first /= 2, last /= 2) blocks *= 2;
+    const auto node = static_cast<int32_t>(first);
+    return {node, node * blocks - leaves_, (node + 1) * blocks - leaves_};
   }
 
-  void find(int32_t node, int32_t low, int32_t high, int32_t from, int32_t to, int64_t above, Best& best) const {
-    if (low * width >= to || high * width <= from || most_[node] + above <= best.load) return;
-    above += added_[node];
-    if (node >= leaves_) {
-      for (int32_t t = std::max(from, low * width); t < std::min({to, count(), high * width}); ++t)
+  void add(Part part, int32_t from, int32_t to, int64_t bytes) {
+    if (part.low * width >= to || part.high * width <= from) return;
+    Node& node = nodes_[part.node];
+    if (from <= part.low * width && part.high * width <= to) {
+      node.added += bytes, node.most += bytes;
+      return;
+    }
+    if (part.node >= leaves_) {
+      for (int32_t t = std::max(from, part.low * width); t < std::min({to, count(), part.high * width}); ++t)
+        load_[t] += bytes;
+      node.most = most_in(part.low) + node.added;
+      return;
+    }
+    add(part.left(), from, to, bytes);
+    add(part.right(), from, to, bytes);
+    node.most = most_below(part.node) + node.added;
+  }
+
+  void find(Part part, int32_t from, int32_t to, int64_t above, Best& best) const {
+    if (part.low * width >= to || part.high * width <= from || nodes_[part.node].most + above <= best.load) return;
+    above += nodes_[part.node].added;
+    if (part.node >= leaves_) {
+      for (int32_t t = std::max(from, part.low * width); t < std::min({to, count(), part.high * width}); ++t)
         if (load_[t] + above > best.load) best = {load_[t] + above, t};
       return;
     }
-    const int32_t middle = (low + high) / 2;
-    const bool right_first = most_[2 * node + 1] > most_[2 * node];
-    for (const bool right : {right_first, !right_first}) {
-      if (right) find(2 * node + 1, middle, high, from, to, above, best);
-      else find(2 * node, low, middle, from, to, above, best);
-    }
+    const bool right_first = nodes_[2 * part.node + 1].most > nodes_[2 * part.node].most;
+    for (const bool right : {right_first, !right_first})
+      find(right ? part.right() : part.left(), from, to, above, best);
   }
 
-  std::vector<int64_t> load_, added_, most_;
+  std::vector<int64_t> load_;
+  std::vector<Node> nodes_;
   int32_t leaves_ = 1;
 };
 

@@ -10,6 +10,7 @@
 
 #include "branching.hpp"
 #include "fullest.hpp"
+#include "load.hpp"
 #include "packer.hpp"
 #include "pairs.hpp"
 #include "repair.hpp"
@@ -26,17 +27,19 @@ namespace {
 
 template <class T>
 using In = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Out = nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>;
+template <class T>
+using Out = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 
 template <class T>
 std::vector<T> vector_of(const In<T>& array) {
   return {array.data(), array.data() + array.shape(0)};
 }
 
-Out array_of(const std::vector<int64_t>& values) {
-  auto* kept = new std::vector<int64_t>(values);
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<int64_t>*>(p); });
-  return Out(kept->data(), {kept->size()}, owner);
+template <class T>
+Out<T> array_of(std::vector<T> values) {
+  auto* kept = new std::vector<T>(std::move(values));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return Out<T>(kept->data(), {kept->size()}, owner);
 }
 
 void need(bool holds, const char* what) {
@@ -92,7 +95,10 @@ NB_MODULE(_core, m) {
              new (self) Jobs(make_jobs(pieces, start, end, size, alignment, fixed));
            },
            "pieces"_a, "start"_a, "end"_a, "size"_a, "alignment"_a, "fixed"_a)
-      .def("__len__", [](const Jobs& self) { return self.count(); });
+      .def("__len__", [](const Jobs& self) { return self.count(); })
+      .def_prop_ro(
+          "earliest_first", [](const Jobs& self) { return array_of(packing::earliest_first(self)); },
+          nb::rv_policy::automatic, "The jobs by their starts, those across the cut of a circle first.");
 
   nb::class_<packing::Packer>(m, "Packer", "First or best fit in a given order.")
       .def(nb::init<const Jobs&>(), "jobs"_a)
@@ -212,16 +218,46 @@ NB_MODULE(_core, m) {
       .def(nb::init<>())
       .def("cancel", &packing::Cancel::cancel);
 
+  m.def("load_curve",
+        [](const In<int64_t>& owner, const In<int64_t>& start, const In<int64_t>& end, const In<int64_t>& size,
+           int64_t period) {
+          const size_t n = owner.shape(0);
+          need(start.shape(0) == n && end.shape(0) == n, "columns of different lengths");
+          for (size_t k = 0; k < n; ++k)
+            need(owner.data()[k] >= 0 && static_cast<size_t>(owner.data()[k]) < size.shape(0) &&
+                     start.data()[k] < end.data()[k],
+                 "not a piece of a buffer");
+          packing::Curve curve;
+          {
+            nb::gil_scoped_release release;
+            curve = packing::load_curve({owner.data(), start.data(), end.data(), n}, size.data(), period);
+          }
+          return std::pair(array_of(std::move(curve.times)), array_of(std::move(curve.loads)));
+        },
+        "owner"_a, "start"_a, "end"_a, "size"_a, "period"_a,
+        "Times at which something starts or ends, and the bytes alive from each; on a line where the period is 0.");
+
+  m.def("order_of_times",
+        [](const In<int64_t>& times) {
+          std::vector<int32_t> order;
+          need(times.shape(0) < (1u << 31), "too many times");
+          {
+            nb::gil_scoped_release release;
+            order = packing::order_of_times(times.data(), times.shape(0));
+          }
+          return array_of(std::move(order));
+        },
+        "times"_a, "The order in which they ascend; alike ones stay in theirs.");
+
   m.def("skyline",
         [](const Jobs& jobs, const In<int32_t>& order, const packing::Cancel& cancel) {
           const auto checked = order_of(jobs, order);
           std::vector<int64_t> offsets;
           {
             nb::gil_scoped_release release;
-            packing::ValleyPacker packer(jobs);
-            if (packer.pack(checked, std::numeric_limits<int64_t>::max(), cancel) >= 0) offsets = packer.offsets();
+            offsets = packing::pack_in_order(jobs, checked, cancel);
           }
-          return array_of(offsets);
+          return array_of(std::move(offsets));
         },
         "jobs"_a, "order"_a, "cancel"_a,
         "Offsets by lowest valley first, none when cancelled; `order` decides where several jobs fit.");
@@ -236,7 +272,7 @@ NB_MODULE(_core, m) {
             const int64_t limit = std::numeric_limits<int64_t>::max();
             offsets = packing::pack_fullest(jobs, checked, goal, limit, 0, random, cancel);
           }
-          return array_of(offsets);
+          return array_of(std::move(offsets));
         },
         "jobs"_a, "order"_a, "goal"_a, "cancel"_a,
         "Offsets by what is alive, none when cancelled, for an arena of `goal` bytes; `order` is that of the jobs "

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <limits>
+#include <optional>
 #include <queue>
 #include <tuple>
 
@@ -98,6 +99,105 @@ class JobTree {
   std::vector<Node> nodes_;
   int32_t length_;
   size_t leaves_ = 1;
+};
+
+// Jobs in the order of their starts: the first that lies within a run is found quickly.
+class StartOrder {
+ public:
+  // `jobs_by_start` as arcs, in ascending order of their starts.
+  StartOrder(const Jobs& jobs, std::vector<int32_t> jobs_by_start) : jobs_(std::move(jobs_by_start)) {
+    first_from_.reserve(jobs.instants + 1);
+    levels_.emplace_back();
+    for (const int32_t job : jobs_) {
+      const Piece piece = arc(jobs, job);
+      first_from_.resize(piece.start + 1, static_cast<int32_t>(levels_[0].size()));
+      levels_[0].push_back(piece.end);
+    }
+    first_from_.resize(jobs.instants + 1, static_cast<int32_t>(levels_[0].size()));
+    do {
+      levels_.back().resize((levels_.back().size() + width - 1) / width * width, none);
+      std::vector<int32_t> above(levels_.back().size() / width);
+      for (size_t k = 0; k < above.size(); ++k) above[k] = least(levels_.back(), k);
+      levels_.push_back(std::move(above));
+    } while (levels_.back().size() > 1);
+  }
+
+  // Takes and returns the first with its start in [from, start_by) that ends by `to`; or -1.
+  int32_t take(int32_t from, int32_t start_by, int32_t to) {
+    const size_t found = find(first_from_[from], first_from_[start_by], to);
+    if (found == nowhere) return -1;
+    levels_[0][found] = none;
+    for (size_t level = 1, k = found / width; level < levels_.size(); ++level, k /= width) {
+      const int32_t now = least(levels_[level - 1], k);
+      if (levels_[level][k] == now) break;
+      levels_[level][k] = now;
+    }
+    return jobs_[found];
+  }
+
+ private:
+  static constexpr size_t width = 16, nowhere = std::numeric_limits<size_t>::max();
+  static constexpr int32_t none = std::numeric_limits<int32_t>::max();
+
+  static int32_t least(const std::vector<int32_t>& level, size_t block) {
+    const int32_t* values = level.data() + block * width;
+    int32_t result = values[0];
+    for (size_t k = 1; k < width; ++k) result = std::min(result, values[k]);
+    return result;
+  }
+
+  // The first of the leaves [low, high) that ends by `by`.
+  size_t find(size_t low, size_t high, int32_t by) const {
+    size_t level = 0, reach = 1;  // a node of the level stands for so many leaves
+    for (size_t k = low; k * reach < high;) {
+      if (levels_[level][k] <= by) {
+        if (level == 0) return k;
+        --level, reach /= width, k *= width;
+      } else if (++k % width == 0 && level + 1 < levels_.size()) {
+        ++level, reach *= width, k /= width;
+      }
+    }
+    return nowhere;
+  }
+
+  std::vector<int32_t> jobs_;
+  std::vector<int32_t> first_from_;  // by instant: the first of the jobs that starts then or later
+  std::vector<std::vector<int32_t>> levels_;  // ends of the jobs that are left; above, the least of each 16
+};
+
+// Chooses as JobTree does where the order is that of the starts, those first that are across the cut of the circle.
+class EarliestFirst {
+ public:
+  EarliestFirst(const Jobs& jobs, const std::vector<int32_t>& candidates)
+      : across_(jobs, only(jobs, candidates, true)), others_(jobs, only(jobs, candidates, false)),
+        length_(jobs.instants - 1) {}
+
+  // Whether that is the order of the candidates.
+  static bool is_order(const Jobs& jobs, const std::vector<int32_t>& candidates) {
+    const auto key = [&](int32_t job) { return std::pair(!across(jobs, job), arc(jobs, job).start); };
+    return std::is_sorted(candidates.begin(), candidates.end(), [&](int32_t a, int32_t b) { return key(a) < key(b); });
+  }
+
+  // The job for the run [from, to), where `to` may lie beyond the circle's length; or -1.
+  int32_t take(int32_t from, int32_t to) {
+    if (to - from == length_) from = 0, to = 2 * length_;
+    const bool round = to > length_;
+    int32_t job = round ? across_.take(from, length_, to) : -1;
+    if (job < 0 && round) job = others_.take(0, to - length_, to - length_);
+    return job < 0 ? others_.take(from, std::min(to, length_), to) : job;
+  }
+
+ private:
+  static bool across(const Jobs& jobs, int32_t job) { return arc(jobs, job).end >= jobs.instants; }
+  static std::vector<int32_t> only(const Jobs& jobs, const std::vector<int32_t>& candidates, bool which) {
+    std::vector<int32_t> result;
+    for (const int32_t job : candidates)
+      if (across(jobs, job) == which) result.push_back(job);
+    return result;
+  }
+
+  StartOrder across_, others_;
+  int32_t length_;
 };
 
 // Tells a kernel on another thread to give up.
@@ -241,14 +341,15 @@ inline std::vector<int64_t> floor_under(const Jobs& jobs, const std::vector<int3
 class ValleyPacker {
  public:
   explicit ValleyPacker(const Jobs& jobs)
-      : jobs_(jobs), candidates_(of(jobs, true)), others_(of(jobs, false)), tree_(jobs, candidates_),
-        offset_(jobs.count(), 0), priority_(jobs.count(), 0) {}
+      : jobs_(jobs), candidates_(of(jobs, true)), others_(of(jobs, false)), offset_(jobs.count(), 0),
+        priority_(jobs.count(), 0) {}
 
   // The arena, or -1 when it would be above `limit`, or when told to give up.
   int64_t pack(const std::vector<int32_t>& order, int64_t limit, const Cancel& cancel = Cancel()) {
     for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
-    tree_.fill(priority_);
-    const auto take = [&](const Skyline::Valley& valley) { return tree_.take(valley.from, valley.to); };
+    if (!tree_) tree_.emplace(jobs_, candidates_);
+    tree_->fill(priority_);
+    const auto take = [&](const Skyline::Valley& valley) { return tree_->take(valley.from, valley.to); };
     return pack(order, limit, cancel, take);
   }
 
@@ -276,12 +377,14 @@ class ValleyPacker {
 
   const std::vector<int64_t>& offsets() const { return offset_; }
   const std::vector<int32_t>& candidates() const { return candidates_; }
+  bool is_candidate(int32_t job) const { return is_candidate(jobs_, job); }
 
  private:
+  static bool is_candidate(const Jobs& jobs, int32_t job) { return jobs.fixed[job] < 0 && arc(jobs, job).start >= 0; }
   static std::vector<int32_t> of(const Jobs& jobs, bool candidate) {
     std::vector<int32_t> result;
     for (int32_t j = 0; j < jobs.count(); ++j)
-      if ((jobs.fixed[j] < 0 && arc(jobs, j).start >= 0) == candidate) result.push_back(j);
+      if (is_candidate(jobs, j) == candidate) result.push_back(j);
     return result;
   }
 
@@ -302,9 +405,44 @@ class ValleyPacker {
   const Jobs& jobs_;
   const std::vector<int32_t> candidates_;  // one arc, no fixed offset
   std::vector<int32_t> others_;
-  JobTree tree_;
+  std::optional<JobTree> tree_;
   std::vector<int64_t> offset_;
   std::vector<int32_t> priority_;  // place in the order
 };
+
+// All jobs by their starts, those first that are across the cut of the circle; alike ones the longest first, then the
+// largest.
+inline std::vector<int32_t> earliest_first(const Jobs& jobs) {
+  std::vector<int32_t> next(jobs.instants + 1, 0), order(jobs.count());
+  const auto across = [&](int32_t job) { return arc(jobs, job).end >= jobs.instants; };
+  const auto first = [&](int32_t job) { return jobs.pieces[jobs.first[job]].start; };  // 0 if it is across the cut
+  for (int32_t j = 0; j < jobs.count(); ++j) ++next[first(j) + 1];
+  for (int32_t t = 1; t <= jobs.instants; ++t) next[t] += next[t - 1];
+  for (int32_t j = 0; j < jobs.count(); ++j) order[next[first(j)]++] = j;
+  const auto key = [&](int32_t job) {
+    const Piece piece = arc(jobs, job);
+    return std::tuple(!across(job), piece.start, -piece.end, -jobs.size[job]);
+  };
+  const auto before = [&](int32_t a, int32_t b) { return key(a) < key(b); };
+  for (int32_t t = 0, from = 0; t < jobs.instants; from = next[t++])
+    if (next[t] - from > 1) std::stable_sort(order.begin() + from, order.begin() + next[t], before);
+  return order;
+}
+
+// Lowest valley first in this order. No offsets when told to give up.
+inline std::vector<int64_t> pack_in_order(const Jobs& jobs, const std::vector<int32_t>& order,
+                                          const Cancel& cancel = Cancel()) {
+  constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
+  ValleyPacker packer(jobs);
+  std::vector<int32_t> candidates;
+  candidates.reserve(order.size());
+  for (const int32_t job : order)
+    if (packer.is_candidate(job)) candidates.push_back(job);
+  if (!EarliestFirst::is_order(jobs, candidates))
+    return packer.pack(order, no_limit, cancel) < 0 ? std::vector<int64_t>() : packer.offsets();
+  EarliestFirst chooser(jobs, candidates);
+  const auto take = [&](const Skyline::Valley& valley) { return chooser.take(valley.from, valley.to); };
+  return packer.pack(order, no_limit, cancel, take) < 0 ? std::vector<int64_t>() : packer.offsets();
+}
 
 }  // namespace packing

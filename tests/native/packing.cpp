@@ -228,6 +228,21 @@ void valleys(const Problem& problem, Random& random, Judge& judge) {
   }
 }
 
+// By starts there is a quicker way to the same offsets.
+void earliest(const Problem& problem, Judge& judge) {
+  const Jobs& jobs = problem.jobs;
+  const auto order = packing::earliest_first(jobs);
+  std::vector<int32_t> sorted = order;
+  std::sort(sorted.begin(), sorted.end());
+  for (int32_t k = 0; k < jobs.count(); ++k)
+    if (sorted[k] != k) fail("earliest first", "not an order of all jobs");
+  packing::ValleyPacker packer(jobs);
+  packer.pack(order, std::numeric_limits<int64_t>::max());
+  const auto offset = packing::pack_in_order(jobs, order);
+  judge.plan("earliest first", offset);
+  if (offset != packer.offsets()) fail("earliest first", "not what the order says");
+}
+
 void fullest(const Problem& problem, Random& random, Judge& judge) {
   const int32_t n = problem.jobs.count();
   const int64_t unlimited = std::numeric_limits<int64_t>::max();
@@ -382,6 +397,7 @@ void run(uint64_t seed, bool spoil) {
   clash(problem);
   Judge judge(problem, spoil);
   valleys(problem, random, judge);
+  earliest(problem, judge);
   fullest(problem, random, judge);
   below(problem, random);
   fits(problem, random, judge);

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from solvers import Plan, Status, Stop, check, lower_bound, peak_load, registry, solve
 from solvers.baselines import BASELINES
 from solvers.jobs import Jobs, jobs_of
-from solvers.rotation import columns_to_try
+from solvers.rotation import columns_to_try, part_of
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:
@@ -192,8 +192,12 @@ def test_nodes_of_all_numbers_of_columns_are_counted() -> None:
     start = np.arange(3)
     buffers = Buffers.of(start, start + 4, np.array([100, 130, 170]), period=3, alignment=np.full(3, 64))
     tried = columns_to_try(buffers)
-    alone = [solve(buffers, columns=columns, stop=Stop(nodes=1000), solver="greedy") for columns in tried]
-    together = solve(buffers, stop=Stop(nodes=1000 * len(tried)), solver="greedy")
+    stop = Stop(nodes=1000 * len(tried))
+    alone = [
+        solve(buffers, columns=columns, stop=part_of(stop, 0, len(tried) - k), solver="greedy")
+        for k, columns in enumerate(tried)
+    ]
+    together = solve(buffers, stop=stop, solver="greedy")
     assert together.stopped_by == "nodes"
     assert together.nodes == sum(plan.nodes for plan in alone) >= 1000 * len(tried) > 1000
 
