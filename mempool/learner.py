@@ -56,6 +56,7 @@ class Learner:
         framework: str,
         interrupt: Callable[[], bool],
         ask: Callable[..., Any],
+        patient: bool,
     ) -> None:
         """Nothing is known yet.
 
@@ -68,11 +69,12 @@ class Learner:
             framework: whose memory it is, or empty.
             interrupt: asked now and then whether to stop.
             ask: calls a function with these arguments, and an `interrupt`, here or elsewhere.
+            patient: whether the program waits for plans, so that they had better be good at once.
         """
         self._core, self._client = core, client
         self._device, self._small_bytes, self._wait_bytes = device, small_bytes, wait_bytes
         self._interrupt = interrupt
-        self._ask = ask
+        self._ask, self._patient = ask, patient
         self.known = KnownPlans(client, framework=framework)
         self._vain = 0
         self._rest = Rest()
@@ -254,6 +256,7 @@ class Learner:
             alignment=self._device.alignment,
             around=joined([*around, *self._beside.reaches()]),
             wait_bytes=self._wait_bytes,
+            patient=self._patient,
         )
         return None if self._interrupt() else planned
 

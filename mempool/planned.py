@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Work the pool's own solves may do: counted, never timed, so that all ranks of a job get the same plan.
 POOL_NODES = 20_000_000
-#: The same where what these give is not good: few patterns, to which it is worth a second.
+#: The same where what these give is not good, and nothing goes on meanwhile: few patterns, a second each.
 HARD_NODES, GOOD = 1_000_000_000, 1.01
 #: Around what is in the way the lower bound is out of reach, so a search would take all that it may.
 AROUND_NODES = POOL_NODES // 20
@@ -226,6 +226,7 @@ def make_plan(
     seed: int = 0,
     around: Sequence[tuple[int, int]] = (),
     wait_bytes: int = NEVER,
+    patient: bool = True,
 ) -> Planned | None:
     """Plan a pattern and check the plan; None if it was interrupted before there was one.
 
@@ -239,6 +240,7 @@ def make_plan(
         seed: of the search.
         around: (begin, end) offsets of ranges that the plan must not use; they do not overlap.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
+        patient: whether a plan that is not good is worth a second of search.
     """
     from solvers import Stop, check, lower_bound
     from solvers.streams import solve_streams
@@ -259,7 +261,8 @@ def make_plan(
         if plan.offset is None:
             return None
         shared = wait_bytes < NEVER and len(np.unique(buffers.stream)) > 1  # what is best then has its price
-        if not shared and plan.stopped_by == "nodes" and plan.arena_bytes > GOOD * plan.lower_bound_bytes:
+        hard = plan.stopped_by == "nodes" and plan.arena_bytes > GOOD * plan.lower_bound_bytes
+        if patient and hard and not shared:
             longer = solved(buffers, HARD_NODES, GOOD)
             if longer.offset is not None and longer.arena_bytes < plan.arena_bytes:
                 plan = longer

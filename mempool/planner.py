@@ -77,6 +77,7 @@ class Planner:
         explain: Callable[[], list[str]] | None = None,
         framework: str = "",
         process: bool = False,
+        patient: bool = True,
     ) -> None:
         """Nothing runs yet.
 
@@ -89,6 +90,7 @@ class Planner:
             explain: what has newly gone off the plan, to be logged.
             framework: whose memory it is, or empty.
             process: whether the thread leaves the work to a process of its own.
+            patient: whether the program waits for plans.
         """
         self._core, self._client = core, client
         self._thread: threading.Thread | None = None
@@ -115,6 +117,7 @@ class Planner:
             framework=framework,
             interrupt=self._stop.is_set,
             ask=self._process.ask,
+            patient=patient,
         )
 
     @property

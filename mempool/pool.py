@@ -99,6 +99,7 @@ class Pool:
             explain=self._news() if self.settings.explain else None,
             framework=self.framework,
             process=self.settings.planning_process,
+            patient=not self.settings.background,
         )
         try:
             self._begin()

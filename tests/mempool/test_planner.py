@@ -327,21 +327,41 @@ def test_planning_is_free_only_while_the_program_follows_its_plans(pool: Pool) -
     assert looks_until_a_plan(4096) == before - budget.left()
 
 
-@pytest.mark.parametrize("streams", [1, 2])
-def test_a_plan_that_is_not_good_is_looked_for_longer(streams: int) -> None:
-    """Where streams share, what is best has its price, and is larger than the bound for a reason."""
+@pytest.mark.parametrize(("streams", "patient"), [(1, True), (2, True), (1, False)])
+def test_a_plan_that_is_not_good_is_looked_for_longer(streams: int, patient: bool) -> None:
+    """If somebody waits for it. Where streams share, what is best is larger than the bound for a reason."""
     hard = flat(1000, 3)
     hard = dataclasses.replace(hard, stream=np.arange(len(hard)) % streams)
     n = len(hard)
     pattern = Pattern(hard, np.zeros(n, np.int32), {}, n, n, 0, 0, 1.0, None)
-    planned = make_plan(pattern, alignment=64, wait_bytes=1)
+    planned = make_plan(pattern, alignment=64, wait_bytes=1, patient=patient)
     assert planned is not None
-    assert (planned.plan.nodes > 5 * POOL_NODES) == (streams == 1)
-    if streams == 1:
+    longer = patient and streams == 1
+    assert (planned.plan.nodes > 5 * POOL_NODES) == longer
+    if longer:
         buffers = dataclasses.replace(hard, alignment=np.full(n, 64))
         soon = solvers.solve(buffers, stop=solvers.Stop(nodes=POOL_NODES), solver="search")
         assert soon.arena_bytes > GOOD * soon.lower_bound_bytes
         assert planned.plan.arena_bytes < soon.arena_bytes
+
+
+def test_who_plans_beside_the_program_does_not_keep_it_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    plan = make_plan
+
+    def watched(*args: Any, patient: bool, **options: Any) -> Any:
+        asked.append(patient)
+        return plan(*args, patient=patient, **options)
+
+    monkeypatch.setattr("mempool.planned.make_plan", watched)
+    for background in (False, True):
+        with Pool(simulated(), background=background) as pool:
+            memory = programs.Watched(pool)
+            while pool.planned is None:
+                run(pool, lambda _: programs.layers(memory), 12, marks=True)
+                pool.plan_now()
+        assert asked == [not background] * len(asked) != []
+        asked.clear()
 
 
 def test_a_plan_around_something_is_looked_for_briefly(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
