@@ -358,7 +358,7 @@ def test_who_plans_beside_the_program_does_not_keep_it_waiting(monkeypatch: pyte
         with Pool(simulated(), background=background) as pool:
             memory = programs.Watched(pool)
             while pool.planned is None:
-                run(pool, lambda _: programs.layers(memory), 12, marks=True)
+                run(pool, lambda _, memory=memory: programs.layers(memory), 12, marks=True)
                 pool.plan_now()
         assert asked == [not background] * len(asked) != []
         asked.clear()
