@@ -113,8 +113,7 @@ class Arenas:
         outside = local + buffers.size[rows] > usable
         if outside.any():
             row = rows[outside.argmax()]
-            name = str(row) if buffers.ids is None else f"{row} ({buffers.ids[row]})"
-            return f"the fixed offset of buffer {name} is not within one arena"
+            return f"the fixed offset of buffer {buffers.name(row)} is not within one arena"
         return ""
 
     def used(self, buffers: Buffers, offset: NDArray[np.int64]) -> int:

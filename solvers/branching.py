@@ -202,16 +202,15 @@ class _Turns:
     def _repair_of(self, offsets: NDArray[np.int64] | None) -> _core.Repair | None:
         task = self._task
         assert offsets is not None
-        self._searches += 1
-        seed = (task.seed + self._searches * 2**32) % 2**64
+        seed = self._next_seed()
         return aside(task, lambda _: _core.Repair(self._native, offsets, seed))
 
-    def _mend(self, repair: _core.Repair, budget: int) -> None:
+    def _mend(self, work: _core.Repair | _core.Search, budget: int) -> None:
         task = self._task
-        until = repair.looks + budget
-        while not task.stopped_by and repair.looks < until:
-            if self._spend(repair, lambda looks: repair.advance(looks, task.target), until - repair.looks):
-                task.offer(repair.offsets, repair.arena)
+        until = work.looks + budget
+        while not task.stopped_by and work.looks < until:
+            if self._spend(work, lambda looks: work.advance(looks, task.target), until - work.looks):
+                task.offer(work.offsets, work.arena)
                 task.done()
 
     def _order(self, budget: int) -> None:
@@ -221,19 +220,18 @@ class _Turns:
             search = self._orders = aside(task, lambda _: _core.Search(self._native, begin, seed))
             if search is None:
                 return
-        until = search.looks + budget // 2
-        while not task.stopped_by and search.looks < until:
-            if self._spend(search, lambda looks: search.advance(looks, task.target), until - search.looks):
-                task.offer(search.offsets, search.arena)
-                task.done()
+        self._mend(search, budget // 2)
 
     def _search(self, capacity: int, kind: type[_Complete] = _core.Branching) -> _Complete | None:
-        self._searches += 1
-        seed = (self._task.seed + self._searches * 2**32) % 2**64
+        seed = self._next_seed()
         search = aside(self._task, lambda _: kind(self._native, capacity, seed))
         if search is not None:
             self._task.watch.nodes += search.looks
         return search
+
+    def _next_seed(self) -> int:
+        self._searches += 1
+        return (self._task.seed + self._searches * 2**32) % 2**64
 
     def _branch(self, search: _Complete, capacity: int, budget: int) -> bool:
         """Whether the search came to an end: with a plan, or with a better bound."""

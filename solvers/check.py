@@ -262,4 +262,4 @@ def _overlap(buffers: Buffers, box: _Boxes, a: int, b: int) -> str:
 
 
 def _name(buffers: Buffers, row: int) -> str:
-    return f"buffer {row}" if buffers.ids is None else f"buffer {row} ({buffers.ids[row]})"
+    return f"buffer {buffers.name(row)}"

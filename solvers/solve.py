@@ -398,16 +398,12 @@ def _contradiction(buffers: Buffers, rows: NDArray[np.int64], jobs: Jobs) -> str
     wrong = np.flatnonzero((jobs.fixed >= 0) & (jobs.fixed % jobs.alignment != 0))
     if len(wrong):
         row = rows[jobs.row[wrong[0]] % len(rows)]
-        return f"the fixed offset of buffer {_name(buffers, row)} is not a multiple of its alignment"
+        return f"the fixed offset of buffer {buffers.name(row)} is not a multiple of its alignment"
     pair = clash(jobs.native()) if (jobs.fixed >= 0).any() else None
     if pair is None:
         return ""
     first, second = (
-        "another group" if jobs.row[j] < 0 else f"buffer {_name(buffers, rows[jobs.row[j] % len(rows)])}"
+        "another group" if jobs.row[j] < 0 else f"buffer {buffers.name(rows[jobs.row[j] % len(rows)])}"
         for j in pair
     )
     return f"the fixed offsets of {first} and {second} overlap"
-
-
-def _name(buffers: Buffers, row: int) -> str:
-    return str(row) if buffers.ids is None else f"{row} ({buffers.ids[row]})"

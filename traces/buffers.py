@@ -168,6 +168,10 @@ class Buffers:
         longest = int(self.lengths[~self.persistent].max(initial=0))
         return max(-(-longest // self.period), 1)
 
+    def name(self, row: int) -> str:
+        """What messages call a buffer: its row, and its id where there are ids."""
+        return str(row) if self.ids is None else f"{row} ({self.ids[row]})"
+
     def select(self, rows: ArrayLike) -> Buffers:
         """The buffers of a boolean mask, or of indices in their order, with their gaps and ids.
 

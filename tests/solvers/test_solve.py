@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from instances import timed
 
 from solvers import Plan, Status, Stop, check, lower_bound, peak_load, registry, solve
 from solvers.baselines import BASELINES
@@ -25,17 +26,7 @@ FAST = Stop(nodes=20_000)
 
 def smallest_arena(buffers: Buffers, most: int) -> int | None:
     """By trying every offset of every instance; None when nothing up to ``most`` is enough."""
-    columns = buffers.max_instances
-    circle = None if buffers.period is None else buffers.period * columns
-    jobs = []
-    for i in np.flatnonzero(~buffers.persistent & (buffers.size > 0)):
-        for turn in range(columns):
-            gaps = np.flatnonzero(buffers.gap_buffer == i)
-            times = set(range(buffers.start[i], buffers.end[i]))
-            times -= {t for g in gaps for t in range(buffers.gap_start[g], buffers.gap_end[g])}
-            at = {t if circle is None else (t + turn * (buffers.period or 0)) % circle for t in times}
-            if at:
-                jobs.append((at, int(buffers.size[i]), int(buffers.alignment[i]), int(buffers.offset[i])))
+    jobs = timed(buffers)
 
     def place(k: int, placed: list[tuple[set[int], int, int]], arena: int) -> bool:
         if k == len(jobs):

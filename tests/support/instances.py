@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from traces.buffers import Buffers
 
 
 def crossing(**columns: Any) -> Buffers:
     """A least instance, found at random, whose peak load of 8 cannot be reached; only a search shows that."""
     return Buffers.of([1, 4, 0, 1, 3, 5, 0], [2, 5, 4, 5, 7, 8, 1], [3, 3, 2, 3, 2, 4, 4], **columns)
+
+
+def timed(buffers: Buffers) -> list[tuple[set[int], int, int, int]]:
+    """Of each instance that takes memory: when it is alive, its size, its alignment, its offset or -1."""
+    columns = buffers.max_instances
+    circle = None if buffers.period is None else buffers.period * columns
+    jobs = []
+    for i in np.flatnonzero(~buffers.persistent & (buffers.size > 0)):
+        for turn in range(columns):
+            gaps = np.flatnonzero(buffers.gap_buffer == i)
+            times = set(range(buffers.start[i], buffers.end[i]))
+            times -= {t for g in gaps for t in range(buffers.gap_start[g], buffers.gap_end[g])}
+            at = {t if circle is None else (t + turn * (buffers.period or 0)) % circle for t in times}
+            if at:
+                jobs.append((at, int(buffers.size[i]), int(buffers.alignment[i]), int(buffers.offset[i])))
+    return jobs
