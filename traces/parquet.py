@@ -36,6 +36,8 @@ _PREFIX = "trace."
 _KINDS = tuple(kind.name.lower() for kind in Kind)
 _TEXT = ("kind", "operation", "frame")
 _NAMES = ("operation", "frame")
+#: Columns that files of earlier releases lack, and what stands for them.
+_LATER = {"address": -1}
 
 
 def write_trace(trace: Trace, path: StrPath) -> None:
@@ -80,7 +82,7 @@ class TraceWriter:
                 _schema(self._metadata),
                 compression="zstd",
                 compression_level=1,
-                use_dictionary=[name for name in COLUMNS if name not in ("buffer", "time_ns")],
+                use_dictionary=[name for name in COLUMNS if name not in ("buffer", "time_ns", "address")],
             )
             self._stack = self._stack.pop_all()
         return self
@@ -142,7 +144,7 @@ def read_trace(path: StrPath) -> Trace:
         table = {name: np.empty(rows, dtype) for name, dtype in COLUMNS.items()}
         names: dict[str, int] = {}
         done = 0
-        for batch in file.iter_batches(PIECE_EVENTS, columns=list(COLUMNS)):
+        for batch in _batches(file):
             end = done + len(batch)
             if end > rows:
                 raise TraceError("more events than the file declares", file=path)
@@ -167,7 +169,7 @@ def iter_trace(path: StrPath) -> Iterator[Trace]:
     """
     with _opened(path) as (file, metadata):
         done = 0
-        for batch in file.iter_batches(PIECE_EVENTS, columns=list(COLUMNS)):
+        for batch in _batches(file):
             names: dict[str, int] = {}
             piece = Trace(**_columns(batch, names), names=tuple(names), metadata=metadata)
             try:
@@ -236,6 +238,8 @@ def _check_schema(schema: Any) -> None:
     import pyarrow as pa
 
     for name, dtype in COLUMNS.items():
+        if name in _LATER and name not in schema.names:
+            continue
         if schema.names.count(name) != 1:
             raise TraceError(f"{schema.names.count(name)} columns are called {name!r}, not one")
         found = schema.field(name).type
@@ -245,10 +249,18 @@ def _check_schema(schema: Any) -> None:
             raise TraceError(f"column {name!r} holds {str(found)[:40]}")
 
 
+def _batches(file: Any) -> Iterator[Any]:
+    present = [name for name in COLUMNS if name not in _LATER or name in file.schema_arrow.names]
+    yield from file.iter_batches(PIECE_EVENTS, columns=present)
+
+
 def _columns(batch: Any, names: dict[str, int]) -> dict[str, NDArray[Any]]:
     """A batch as the columns of a trace; names not yet in ``names`` are added to it."""
     result = {}
     for name, dtype in COLUMNS.items():
+        if name in _LATER and name not in batch.schema.names:
+            result[name] = column(_LATER[name], dtype, name, len(batch))
+            continue
         values = batch.column(name)
         if name not in _NAMES and values.null_count:
             raise TraceError(f"column {name!r} has empty fields")

@@ -42,9 +42,10 @@ COLUMNS: Mapping[str, np.dtype[Any]] = types.MappingProxyType(
         "time_ns": np.dtype(np.int64),
         "operation": np.dtype(np.int32),
         "frame": np.dtype(np.int32),
+        "address": np.dtype(np.int64),
     }
 )
-_DEFAULTS = {"operation": -1, "frame": -1}
+_DEFAULTS = {"operation": -1, "frame": -1, "address": -1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +62,7 @@ class Trace:
         time_ns: int64, host clock in ns; need not increase.
         operation: int32, index into ``names`` of the operation, -1 where unknown.
         frame: int32, index into ``names`` of the source line, -1 where unknown.
+        address: int64, where the recorded allocator put what an alloc makes; -1 elsewhere and where unknown.
         names: the strings.
         metadata: anything else, as strings; ``alignment`` is what the recorded allocator rounds addresses to.
 
@@ -77,6 +79,7 @@ class Trace:
     time_ns: NDArray[np.int64]
     operation: NDArray[np.int32]
     frame: NDArray[np.int32]
+    address: NDArray[np.int64]
     names: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -231,6 +234,8 @@ class Trace:
             (self.size < 0, "negative size"),
             (self.size > LARGEST, "size beyond 2**62"),
             (~alloc & (self.size != 0), "only an alloc has a size"),
+            (self.address < -1, "negative address"),
+            (~alloc & (self.address != -1), "only an alloc has an address"),
             (mark & (self.buffer != -1), "a mark with a buffer"),
             (~mark & (self.buffer < 0), "negative buffer id"),
             (self.thread < 0, "negative thread index"),

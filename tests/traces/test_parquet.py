@@ -39,6 +39,7 @@ def sample(n: int, seed: int = 0, first: int = 0) -> Trace:
         time_ns=np.sort(rng.integers(0, 2**60, 2 * n)),
         operation=rng.integers(-1, 2, 2 * n),
         frame=rng.integers(-1, 4, 2 * n),
+        address=np.where(np.arange(2 * n) < n, rng.integers(-1, 2**62, 2 * n), -1),
         names=names,
         metadata={"alignment": "64", "framework": "nümpy"},
     )
@@ -118,6 +119,16 @@ def test_other_tools_read_plain_columns(tmp_path: Path) -> None:
     assert table.column("kind").to_pylist() == ["alloc", "mark"]
     assert table.column("operation").to_pylist() == ["conv", None]
     assert table.schema.metadata[b"mempool.kind"] == b"trace"
+
+
+def test_a_file_without_addresses_is_read_as_one_that_knows_none(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    trace = sample(5)
+    write_trace(trace, path)
+    pq.write_table(pq.read_table(path).drop_columns("address"), path)
+    for back in (read_trace(path), *iter_trace(path)):
+        np.testing.assert_array_equal(back.size, trace.size)
+        assert (back.address == -1).all()
 
 
 def rewritten(path: Path, change: Any) -> None:
