@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from _typeshed import StrPath
 
-FileKind = Literal["trace", "plan", "csv"]
+FileKind = Literal["trace", "plan", "csv", "snapshot"]
 #: Metadata keys of every Parquet file of ours: what it is, and the version of its columns.
 KIND_KEY, VERSION_KEY = "mempool.kind", "mempool.version"
 
@@ -112,7 +112,7 @@ def expect(metadata: Mapping[str, str], kind: str, version: str, path: StrPath) 
 
 
 def sniff(path: StrPath) -> FileKind:
-    """What a file is, by its content: ``"trace"``, ``"plan"`` or ``"csv"``.
+    """What a file is, by its content: ``"trace"``, ``"plan"``, ``"csv"`` or ``"snapshot"``, PyTorch's.
 
     Raises:
         TraceError: none of them.
@@ -127,10 +127,12 @@ def sniff(path: StrPath) -> FileKind:
         if kind in ("trace", "plan"):
             return "trace" if kind == "trace" else "plan"
         raise TraceError("a Parquet file, but neither a trace nor a plan", file=path)
+    if head[0] == 0x80 and head[1:2] in (b"\2", b"\3", b"\4", b"\5"):  # a pickle's first opcode and protocol
+        return "snapshot"
     line = head.removeprefix(b"\xef\xbb\xbf").splitlines()[0]
     if b"size" in [name.strip().lower() for name in line.split(b",")]:
         return "csv"
-    raise TraceError("neither a trace nor a plan nor a CSV with a column 'size'", file=path)
+    raise TraceError("neither a trace, a plan, a snapshot nor a CSV with a column 'size'", file=path)
 
 
 def one_line(error: BaseException) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def info(
-    file: Annotated[Path, typer.Argument(help="A trace, a plan, or a MiniMalloc CSV, told by content.")],
+    file: Annotated[Path, typer.Argument(help="A trace, a plan, a snapshot of PyTorch or a MiniMalloc CSV.")],
     *,
     largest: Annotated[
         int, typer.Option(min=0, help="How many of the largest buffers at the peak to list.")
@@ -35,6 +35,7 @@ def info(
 
         mempool info run.trace
         mempool info run.plan --largest 3
+        mempool info snapshot.pickle
         mempool info buffers.csv --json
     """
     from mempool.cli.work import read_work

@@ -1,4 +1,4 @@
-"""What a file given to a verb holds: a trace, the buffers of a CSV, or a plan with its buffers."""
+"""What a file given to a verb holds: a trace or a snapshot, the buffers of a CSV, a plan with its buffers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Work:
 
 
 def read_work(path: Path, *, whole: bool = False, alignment: int = 1) -> Work:
-    """Read a trace, a plan or a MiniMalloc CSV, by content.
+    """Read a trace, a snapshot of PyTorch, a plan or a MiniMalloc CSV, by content.
 
     Args:
         path: the file.
@@ -66,6 +66,10 @@ def _read(path: Path, *, whole: bool, alignment: int) -> Work:
 
         plan, buffers, *_ = read_plan(path)
         return Work("plan", buffers, plan=plan)
+    if kind == "snapshot":
+        from traces.snapshot import read_snapshot
+
+        return _of_trace(path, read_snapshot(path), whole=whole, alignment=alignment)
     from traces.parquet import read_trace
 
     return _of_trace(path, read_trace(path), whole=whole, alignment=alignment)

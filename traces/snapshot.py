@@ -1,0 +1,208 @@
+"""Memory snapshots of PyTorch, as ``torch.cuda.memory._dump_snapshot`` writes them, as traces.
+
+A buffer lives from its ``alloc`` to its ``free_completed``: between ``free_requested`` and that its memory is
+still in use on another stream. The recorder keeps the last events only, so buffers may have been there before
+it: those that are freed without an alloc, and those that the segments still hold at the end. They are born
+at its start. Sizes are the requested ones. Driver calls (``segment_alloc`` and others) are counted in the
+metadata, not kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from traces.columns import LARGEST
+from traces.errors import TraceError
+from traces.pickled import read_plain
+from traces.trace import Kind, Trace
+
+if TYPE_CHECKING:
+    from _typeshed import StrPath
+
+#: PyTorch's caching allocator rounds sizes up to this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
+ALIGNMENT = 512
+_NOWHERE: list[Any] = []
+_OPERATION = re.compile(r"at::_ops::(\w+)::")
+
+
+def read_snapshot(path: StrPath) -> Trace:
+    """Read a snapshot: every device, ordered by time, with addresses, operations and source lines.
+
+    Source lines are file name and line, without folders. Metadata: ``framework``, ``alignment``,
+    ``alive_before`` (buffers allocated before the recording) and, for each action that is not kept,
+    ``action.NAME``, how often.
+
+    Raises:
+        TraceError: naming file and event: not a snapshot, a truncated one, a pickle of anything but plain
+            data, events that contradict each other.
+        OSError: the file cannot be read.
+    """
+    data = read_plain(path)
+    try:
+        if not isinstance(data, dict) or not {"segments", "device_traces"} <= data.keys():
+            raise TraceError("a pickle, but not a memory snapshot of PyTorch")
+        devices = [_device(at, events) for at, events in enumerate(_list(data["device_traces"]))]
+        for segment in _list(data["segments"]):
+            _held(devices, _dict(segment))
+        trace = _joined(devices)
+        trace.validate()
+    except TraceError as error:
+        raise error.within(path) from None
+    return trace
+
+
+@dataclass
+class _Device:
+    """One device's events as rows of (kind, buffer, size, stream, time in us, operation, frame, address).
+
+    ``before`` are allocs of what was there already; ``alive`` maps addresses to buffers, which count from 0.
+    """
+
+    rows: list[tuple[int, ...]] = field(default_factory=list)
+    before: list[tuple[int, ...]] = field(default_factory=list)
+    alive: dict[int, int] = field(default_factory=dict)
+    stacks: list[tuple[str, str]] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    buffers: int = 0
+
+    def born(self) -> int:
+        self.buffers += 1
+        return self.buffers - 1
+
+
+def _device(index: int, events: Any) -> _Device:
+    device = _Device()
+    known: dict[int, int] = {}  # stacks are shared by many events: each is looked at once
+    for row, event in enumerate(_list(events)):
+        try:
+            _add(device, _dict(event), known)
+        except TraceError as error:
+            raise TraceError(f"device {index}, event {row}: {error.reason}") from None
+    return device
+
+
+def _add(device: _Device, event: dict[Any, Any], known: dict[int, int]) -> None:
+    action = event.get("action")
+    if action not in ("alloc", "free_completed", "free"):
+        device.skipped[str(action)[:40]] += 1
+        return
+    address, size, stream = (_integer(event, name) for name in ("addr", "size", "stream"))
+    time = _integer(event, "time_us") if "time_us" in event else 0
+    if action != "alloc":
+        buffer = device.alive.pop(address, None)
+        if buffer is None:
+            buffer = device.born()
+            device.before.append((Kind.ALLOC, buffer, size, stream, time, -1, address))
+        device.rows.append((Kind.FREE, buffer, 0, stream, time, -1, -1))
+        return
+    if address in device.alive:
+        raise TraceError(f"address {address:#x} is allocated again without a free")
+    buffer = device.alive[address] = device.born()
+    frames = event.get("frames", _NOWHERE)
+    if id(frames) not in known:
+        known[id(frames)] = len(device.stacks)
+        device.stacks.append(_where(_list(frames)))
+    device.rows.append((Kind.ALLOC, buffer, size, stream, time, known[id(frames)], address))
+
+
+def _where(frames: list[Any]) -> tuple[str, str]:
+    """Operation and source line of a stack, innermost first; empty where unknown."""
+    operation = line = ""
+    for frame in frames:
+        name, file = str(_dict(frame).get("name", "")), str(frame.get("filename", ""))
+        if not operation and (found := _OPERATION.match(name)):
+            operation = found[1]
+        if file.endswith(".py") and "/torch/" not in file:
+            line = f"{file.rsplit('/', 1)[-1]}:{frame.get('line', 0)}"
+            break
+    return operation, line
+
+
+def _held(devices: list[_Device], segment: dict[Any, Any]) -> None:
+    """Add what a segment holds at the end and no event allocated."""
+    index, stream = segment.get("device", 0), _integer(segment, "stream")
+    if not isinstance(index, int) or not 0 <= index < len(devices):
+        raise TraceError(f"a segment of device {str(index)[:20]}, of {len(devices)} devices")
+    device = devices[index]
+    address = _integer(segment, "address")
+    for block in map(_dict, _list(segment.get("blocks", []))):
+        address = _integer(block, "address") if "address" in block else address
+        if str(block.get("state")).startswith("active") and address not in device.alive:
+            size = _integer(block, "requested_size" if "requested_size" in block else "size")
+            buffer = device.alive[address] = device.born()
+            device.before.append((Kind.ALLOC, buffer, size, stream, -1, -1, address))
+        address += _integer(block, "size")
+
+
+def _joined(devices: list[_Device]) -> Trace:
+    """All devices' events in the order of their clock, what was there before first."""
+    columns, clocks = [], []
+    names: dict[str, int] = {}
+    first = 0
+    for at, device in enumerate(devices):
+        rows = np.array(device.before + device.rows, np.int64).reshape(-1, 7)
+        times = rows[:, 4]
+        begin = int(times[len(device.before) :].min(initial=LARGEST)) if device.rows else 0
+        times[: len(device.before)] = begin
+        clock = np.maximum.accumulate(times)
+        clock[: len(device.before)] = -1
+        rows[:, 1] += first
+        first += device.buffers
+        texts = np.array(
+            [[names.setdefault(text, len(names)) if text else -1 for text in pair] for pair in device.stacks]
+            + [[-1, -1]],
+            np.int64,
+        )
+        columns.append(np.column_stack([rows, texts[rows[:, 5]], np.full(len(rows), at)]))
+        clocks.append(clock)
+    table = np.concatenate([*columns, np.empty((0, 10), np.int64)])
+    table = table[np.argsort(np.concatenate([*clocks, np.empty(0, np.int64)]), kind="stable")]
+    kind, buffer, size, stream, time, _, address, operation, frame, where = table.T
+    return Trace.of(
+        kind,
+        buffer,
+        size,
+        stream=stream,
+        time_ns=time * 1000,
+        operation=operation,
+        frame=frame,
+        address=address,
+        device=where,
+        names=list(names),
+        metadata=_metadata(devices),
+    )
+
+
+def _metadata(devices: list[_Device]) -> dict[str, str]:
+    skipped = sum((device.skipped for device in devices), Counter[str]())
+    return {
+        "framework": "pytorch",
+        "alignment": str(ALIGNMENT),
+        "alive_before": str(sum(len(device.before) for device in devices)),
+    } | {f"action.{name}": str(count) for name, count in sorted(skipped.items())}
+
+
+def _integer(table: dict[Any, Any], name: str) -> int:
+    value = table.get(name)
+    if type(value) is not int:
+        raise TraceError(f"{name} is {str(value)[:40]!r}, not a number")
+    if not 0 <= value <= LARGEST // 1024:
+        raise TraceError(f"{name} {str(value)[:40]} is out of range")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TraceError(f"a {type(value).__name__} where a list belongs")
+    return value
+
+
+def _dict(value: Any) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise TraceError(f"a {type(value).__name__} where a dict belongs")
+    return value
