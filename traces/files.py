@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from _typeshed import StrPath
 
-FileKind = Literal["trace", "plan", "csv", "snapshot"]
+FileKind = Literal["trace", "plan", "csv", "snapshot", "rmm"]
 #: Metadata keys of every Parquet file of ours: what it is, and the version of its columns.
 KIND_KEY, VERSION_KEY = "mempool.kind", "mempool.version"
 
@@ -112,7 +112,7 @@ def expect(metadata: Mapping[str, str], kind: str, version: str, path: StrPath) 
 
 
 def sniff(path: StrPath) -> FileKind:
-    """What a file is, by its content: ``"trace"``, ``"plan"``, ``"csv"`` or ``"snapshot"``, PyTorch's.
+    """What a file is, by its content; ``"snapshot"`` is PyTorch's, ``"rmm"`` a log of RMM.
 
     Raises:
         TraceError: none of them.
@@ -130,7 +130,10 @@ def sniff(path: StrPath) -> FileKind:
     if head[0] == 0x80 and head[1:2] in (b"\2", b"\3", b"\4", b"\5"):  # a pickle's first opcode and protocol
         return "snapshot"
     line = head.removeprefix(b"\xef\xbb\xbf").splitlines()[0]
-    if b"size" in [name.strip().lower() for name in line.split(b",")]:
+    names = [name.strip().lower() for name in line.split(b",")]
+    if names == [b"thread", b"time", b"action", b"pointer", b"size", b"stream"]:
+        return "rmm"
+    if b"size" in names:
         return "csv"
     raise TraceError("neither a trace, a plan, a snapshot nor a CSV with a column 'size'", file=path)
 

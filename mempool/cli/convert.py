@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="A trace or a memory snapshot of PyTorch.")],
+    source: Annotated[Path, typer.Argument(help="A trace, a snapshot of PyTorch, a log of RMM.")],
     target: Annotated[Path, typer.Argument(help="What to write; a name in .csv makes a MiniMalloc CSV.")],
     *,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -24,6 +24,7 @@ def convert(
     For example:
 
         mempool convert snapshot.pickle snapshot.trace
+        mempool convert rmm_log.dev0.csv rmm.trace
         mempool convert run.trace buffers.csv
     """
     from mempool.cli.work import read_work

@@ -36,7 +36,7 @@ class Work:
 
 
 def read_work(path: Path, *, whole: bool = False, alignment: int = 1) -> Work:
-    """Read a trace, a snapshot of PyTorch, a plan or a MiniMalloc CSV, by content.
+    """Read a trace, a snapshot of PyTorch, a log of RMM, a plan or a MiniMalloc CSV, by content.
 
     Args:
         path: the file.
@@ -70,6 +70,10 @@ def _read(path: Path, *, whole: bool, alignment: int) -> Work:
         from traces.snapshot import read_snapshot
 
         return _of_trace(path, read_snapshot(path), whole=whole, alignment=alignment)
+    if kind == "rmm":
+        from traces.rmm_log import read_rmm_log
+
+        return _of_trace(path, read_rmm_log(path), whole=whole, alignment=alignment)
     from traces.parquet import read_trace
 
     return _of_trace(path, read_trace(path), whole=whole, alignment=alignment)
