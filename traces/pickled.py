@@ -60,9 +60,7 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         piece = self.data[self.at : self.at + count]
-        self.at += count
-        if len(piece) != count:
-            raise IndexError
+        self.at += count  # where that is beyond the end, there is no next opcode either
         return piece
 
     def number(self, form: struct.Struct) -> Any:
@@ -90,16 +88,10 @@ class _Reader:
         self.memo[index] = self.stack[-1]
 
     def set_items(self, found: list[Any]) -> None:
-        target = self.stack[-1]
-        if type(target) is not dict or len(found) % 2:
-            raise TypeError
-        target.update(zip(found[::2], found[1::2], strict=True))
+        self.stack[-1].update(zip(found[::2], found[1::2], strict=True))  # only a dict has it
 
     def extend(self, found: list[Any]) -> None:
-        target = self.stack[-1]
-        if type(target) is not list:
-            raise TypeError
-        target.extend(found)
+        self.stack[-1].extend(found)  # only a list has it
 
 
 _U1, _U2, _U4, _U8 = (struct.Struct(form) for form in ("<B", "<H", "<I", "<Q"))

@@ -75,6 +75,30 @@ def test_a_truncated_pickle_is_named_wherever_it_ends(tmp_path: Path) -> None:
             read_plain(path)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"N\x86",  # a pair of one
+        b"N\x87",
+        b"Nt",  # a tuple without a mark
+        b"]Nu",
+        b"](K\x01K\x02u",  # items into a list
+        b"}(K\x01u",  # a key without a value
+        b"}K\x01a",  # an element into a dict
+        b")K\x01a",
+        b"}]K\x01s",  # a list as a key
+        b"h\x07",  # never put there
+        b"a",
+        b"\x8c\x01\xff",  # no UTF-8
+    ],
+)
+def test_opcodes_that_do_not_fit_each_other_are_damage(tmp_path: Path, body: bytes) -> None:
+    path = tmp_path / "p"
+    path.write_bytes(b"\x80\x04" + body + b".")
+    with pytest.raises(TraceError, match="the pickle is damaged"):
+        read_plain(path)
+
+
 @given(data=st.data())
 @SAME_FOLDER
 def test_damaged_bytes_give_a_value_or_the_one_error(tmp_path: Path, data: st.DataObject) -> None:

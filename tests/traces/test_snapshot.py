@@ -73,6 +73,13 @@ def test_devices_are_joined_by_their_clock_and_each_keeps_its_own_order(tmp_path
     assert trace.size.tolist() == [1, 0, 4, 2]
 
 
+def test_what_was_there_on_any_device_comes_before_all_events(tmp_path: Path) -> None:
+    first, second = [event("alloc", 512, 1, 10)], [event("free_completed", 512, 4, 20)]
+    trace = read_snapshot(stored(tmp_path / "s", first, second))
+    assert trace.device.tolist() == [1, 0, 1]
+    assert trace.load().tolist() == [4, 5, 1]
+
+
 def test_operation_and_source_line_come_from_the_stack_without_folders(tmp_path: Path) -> None:
     frames = [
         {"name": "at::_ops::mul_Tensor::call(at::Tensor)", "filename": "??", "line": 0},
