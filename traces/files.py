@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from traces.errors import TraceError
+from traces.rmm_log import HEADER as RMM_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -130,10 +131,10 @@ def sniff(path: StrPath) -> FileKind:
     if head[0] == 0x80 and head[1:2] in (b"\2", b"\3", b"\4", b"\5"):  # a pickle's first opcode and protocol
         return "snapshot"
     line = head.removeprefix(b"\xef\xbb\xbf").splitlines()[0]
-    names = [name.strip().lower() for name in line.split(b",")]
-    if names == [b"thread", b"time", b"action", b"pointer", b"size", b"stream"]:
+    names = tuple(name.strip().lower() for name in line.decode("latin-1").split(","))
+    if names == RMM_HEADER:
         return "rmm"
-    if b"size" in names:
+    if "size" in names:
         return "csv"
     raise TraceError("neither a trace, a plan, a snapshot nor a CSV with a column 'size'", file=path)
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from traces.columns import LARGEST
 from traces.errors import TraceError
+from traces.living import Living
 from traces.trace import Kind, Trace
 
 if TYPE_CHECKING:
@@ -82,10 +83,9 @@ class _Log:
 
     rows: list[tuple[int, ...]] = field(default_factory=list)
     before: list[tuple[int, ...]] = field(default_factory=list)
-    alive: dict[int, int] = field(default_factory=dict)
+    living: Living = field(default_factory=Living)
     threads: dict[int, int] = field(default_factory=dict)
     failures: int = 0
-    buffers: int = 0
 
     def add(self, fields: list[str]) -> None:
         if len(fields) != len(HEADER):
@@ -101,22 +101,13 @@ class _Log:
             _number(text, name) for text, name in zip(fields[3:], HEADER[3:], strict=True)
         )
         event = (stream, _time_ns(fields[1]), thread)
-        if action == "free":
-            self._free(address, size, event)
-        elif address in self.alive:
-            raise TraceError(f"address {address:#x} is allocated again without a free")
-        else:
-            self.rows.append((Kind.ALLOC, self._born(address), size, *event, address))
-
-    def _free(self, address: int, size: int, event: tuple[int, ...]) -> None:
-        if address not in self.alive:
-            self.before.append((Kind.ALLOC, self._born(address), size, *event, address))
-        self.rows.append((Kind.FREE, self.alive.pop(address), 0, *event, -1))
-
-    def _born(self, address: int) -> int:
-        self.alive[address] = self.buffers
-        self.buffers += 1
-        return self.alive[address]
+        if action == "allocate":
+            self.rows.append((Kind.ALLOC, self.living.alloc(address), size, *event, address))
+            return
+        buffer, before = self.living.free(address)
+        if before:
+            self.before.append((Kind.ALLOC, buffer, size, *event, address))
+        self.rows.append((Kind.FREE, buffer, 0, *event, -1))
 
     def trace(self) -> Trace:
         table = np.array(self.before + self.rows, np.int64).reshape(-1, 7)

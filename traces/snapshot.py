@@ -18,6 +18,7 @@ import numpy as np
 
 from traces.columns import LARGEST
 from traces.errors import TraceError
+from traces.living import Living
 from traces.pickled import read_plain
 from traces.trace import Kind, Trace
 
@@ -60,19 +61,14 @@ def read_snapshot(path: StrPath) -> Trace:
 class _Device:
     """One device's events as rows of (kind, buffer, size, stream, time in us, operation, frame, address).
 
-    ``before`` are allocs of what was there already; ``alive`` maps addresses to buffers, which count from 0.
+    ``before`` are allocs of what was there already.
     """
 
     rows: list[tuple[int, ...]] = field(default_factory=list)
     before: list[tuple[int, ...]] = field(default_factory=list)
-    alive: dict[int, int] = field(default_factory=dict)
+    living: Living = field(default_factory=Living)
     stacks: list[tuple[str, str]] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
-    buffers: int = 0
-
-    def born(self) -> int:
-        self.buffers += 1
-        return self.buffers - 1
 
 
 def _device(index: int, events: Any) -> _Device:
@@ -94,15 +90,12 @@ def _add(device: _Device, event: dict[Any, Any], known: dict[int, int]) -> None:
     address, size, stream = (_integer(event, name) for name in ("addr", "size", "stream"))
     time = _integer(event, "time_us") if "time_us" in event else 0
     if action != "alloc":
-        buffer = device.alive.pop(address, None)
-        if buffer is None:
-            buffer = device.born()
+        buffer, before = device.living.free(address)
+        if before:
             device.before.append((Kind.ALLOC, buffer, size, stream, time, -1, address))
         device.rows.append((Kind.FREE, buffer, 0, stream, time, -1, -1))
         return
-    if address in device.alive:
-        raise TraceError(f"address {address:#x} is allocated again without a free")
-    buffer = device.alive[address] = device.born()
+    buffer = device.living.alloc(address)
     frames = event.get("frames", _NOWHERE)
     if id(frames) not in known:
         known[id(frames)] = len(device.stacks)
@@ -132,9 +125,9 @@ def _held(devices: list[_Device], segment: dict[Any, Any]) -> None:
     address = _integer(segment, "address")
     for block in map(_dict, _list(segment.get("blocks", []))):
         address = _integer(block, "address") if "address" in block else address
-        if str(block.get("state")).startswith("active") and address not in device.alive:
+        if str(block.get("state")).startswith("active") and address not in device.living.at:
             size = _integer(block, "requested_size" if "requested_size" in block else "size")
-            buffer = device.alive[address] = device.born()
+            buffer = device.living.alloc(address)
             device.before.append((Kind.ALLOC, buffer, size, stream, -1, -1, address))
         address += _integer(block, "size")
 
@@ -152,7 +145,7 @@ def _joined(devices: list[_Device]) -> Trace:
         clock = np.maximum.accumulate(times)
         clock[: len(device.before)] = -1
         rows[:, 1] += first
-        first += device.buffers
+        first += device.living.buffers
         texts = np.array(
             [[names.setdefault(text, len(names)) if text else -1 for text in pair] for pair in device.stacks]
             + [[-1, -1]],

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - typer reads it from the signature
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mempool.cli.output import ExitCode, Stop, facts, print_json, progress
-
-if TYPE_CHECKING:
-    from mempool.cli.work import Work
 
 
 def convert(
@@ -28,6 +25,8 @@ def convert(
         mempool convert run.trace buffers.csv
     """
     from mempool.cli.work import read_work
+    from traces.minimalloc import write_csv
+    from traces.parquet import write_trace
 
     with progress(f"reading {source}"):
         work = read_work(source, whole=True)
@@ -35,7 +34,10 @@ def convert(
         raise Stop(ExitCode.FILE, f"{source}: a {work.kind}, which has no events to convert")
     kind = "csv" if target.suffix == ".csv" else "trace"
     with progress(f"writing {target}"):
-        _write(work, target)
+        if kind == "csv":
+            write_csv(work.buffers, target)
+        else:
+            write_trace(work.trace, target)
     said = {
         "target": str(target),
         "format": kind,
@@ -54,13 +56,3 @@ def convert(
                 *sorted(work.trace.metadata.items()),
             ],
         )
-
-
-def _write(work: Work, target: Path) -> None:
-    from traces.minimalloc import write_csv
-    from traces.parquet import write_trace
-
-    if target.suffix == ".csv":
-        write_csv(work.buffers, target)
-    elif work.trace is not None:
-        write_trace(work.trace, target)

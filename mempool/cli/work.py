@@ -67,16 +67,12 @@ def _read(path: Path, *, whole: bool, alignment: int) -> Work:
         plan, buffers, *_ = read_plan(path)
         return Work("plan", buffers, plan=plan)
     if kind == "snapshot":
-        from traces.snapshot import read_snapshot
-
-        return _of_trace(path, read_snapshot(path), whole=whole, alignment=alignment)
-    if kind == "rmm":
-        from traces.rmm_log import read_rmm_log
-
-        return _of_trace(path, read_rmm_log(path), whole=whole, alignment=alignment)
-    from traces.parquet import read_trace
-
-    return _of_trace(path, read_trace(path), whole=whole, alignment=alignment)
+        from traces.snapshot import read_snapshot as read
+    elif kind == "rmm":
+        from traces.rmm_log import read_rmm_log as read
+    else:
+        from traces.parquet import read_trace as read
+    return _of_trace(path, read(path), whole=whole, alignment=alignment)
 
 
 def _of_trace(path: Path, trace: Trace, *, whole: bool, alignment: int) -> Work:
