@@ -3,8 +3,8 @@
 A buffer lives from its ``alloc`` to its ``free_completed``: between ``free_requested`` and that its memory is
 still in use on another stream. The recorder keeps the last events only, so buffers may have been there before
 it: those that are freed without an alloc, and those that the segments still hold at the end. They are born
-at its start. Sizes are the requested ones. Driver calls (``segment_alloc`` and others) are counted in the
-metadata, not kept.
+at its start, after the segments that were there. Sizes are the requested ones. Other actions are counted in
+the metadata, not kept.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from traces.columns import LARGEST
 from traces.errors import TraceError
 from traces.living import Living
 from traces.pickled import read_plain
+from traces.segments import Held
 from traces.trace import Kind, Trace
 
 if TYPE_CHECKING:
@@ -28,6 +29,16 @@ if TYPE_CHECKING:
 #: PyTorch's caching allocator rounds sizes up to this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
 ALIGNMENT = 512
 _NOWHERE: list[Any] = []
+#: What an action becomes. An expandable segment is mapped and unmapped piece by piece.
+_KINDS = {
+    "alloc": Kind.ALLOC,
+    "free": Kind.FREE,
+    "free_completed": Kind.FREE,
+    "segment_alloc": Kind.RESERVE,
+    "segment_map": Kind.RESERVE,
+    "segment_free": Kind.RELEASE,
+    "segment_unmap": Kind.RELEASE,
+}
 _OPERATION = re.compile(r"at::_ops::(\w+)::")
 
 
@@ -50,6 +61,8 @@ def read_snapshot(path: StrPath) -> Trace:
         devices = [_device(at, events) for at, events in enumerate(_list(data["device_traces"]))]
         for segment in _list(data["segments"]):
             _held(devices, _dict(segment))
+        for device in devices:
+            device.before[:0] = _segments_before(device)
         trace = _joined(devices)
         trace.validate()
     except TraceError as error:
@@ -61,12 +74,13 @@ def read_snapshot(path: StrPath) -> Trace:
 class _Device:
     """One device's events as rows of (kind, buffer, size, stream, time in us, operation, frame, address).
 
-    ``before`` are allocs of what was there already.
+    ``before`` are allocs of what was there already, ``segments`` what is held at the end.
     """
 
     rows: list[tuple[int, ...]] = field(default_factory=list)
     before: list[tuple[int, ...]] = field(default_factory=list)
     living: Living = field(default_factory=Living)
+    segments: Held = field(default_factory=Held)
     stacks: list[tuple[str, str]] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
 
@@ -83,13 +97,16 @@ def _device(index: int, events: Any) -> _Device:
 
 
 def _add(device: _Device, event: dict[Any, Any], known: dict[int, int]) -> None:
-    action = event.get("action")
-    if action not in ("alloc", "free_completed", "free"):
-        device.skipped[str(action)[:40]] += 1
+    kind = _KINDS.get(str(event.get("action")))
+    if kind is None:
+        device.skipped[str(event.get("action"))[:40]] += 1
         return
     address, size, stream = (_integer(event, name) for name in ("addr", "size", "stream"))
     time = _integer(event, "time_us") if "time_us" in event else 0
-    if action != "alloc":
+    if kind in (Kind.RESERVE, Kind.RELEASE):
+        device.rows.append((kind, -1, size, stream, time, -1, address))
+        return
+    if kind == Kind.FREE:
         buffer, before = device.living.free(address)
         if before:
             device.before.append((Kind.ALLOC, buffer, size, stream, time, -1, address))
@@ -122,7 +139,7 @@ def _held(devices: list[_Device], segment: dict[Any, Any]) -> None:
     if not isinstance(index, int) or not 0 <= index < len(devices):
         raise TraceError(f"a segment of device {str(index)[:20]}, of {len(devices)} devices")
     device = devices[index]
-    address = _integer(segment, "address")
+    begin = address = _integer(segment, "address")
     for block in map(_dict, _list(segment.get("blocks", []))):
         address = _integer(block, "address") if "address" in block else address
         if str(block.get("state")).startswith("active") and address not in device.living.at:
@@ -130,6 +147,14 @@ def _held(devices: list[_Device], segment: dict[Any, Any]) -> None:
             buffer = device.living.alloc(address)
             device.before.append((Kind.ALLOC, buffer, size, stream, -1, -1, address))
         address += _integer(block, "size")
+    device.segments.at[begin] = (max(address - begin, _integer(segment, "total_size")), stream)
+
+
+def _segments_before(device: _Device) -> list[tuple[int, ...]]:
+    """Rows of the segments that were there when the recording began."""
+    events = [(row[0], row[6], row[2], row[3]) for row in device.rows if row[0] >= Kind.RESERVE]
+    held = sorted(device.segments.before(events).at.items())
+    return [(Kind.RESERVE, -1, size, stream, -1, -1, address) for address, (size, stream) in held]
 
 
 def _joined(devices: list[_Device]) -> Trace:
@@ -145,6 +170,7 @@ def _joined(devices: list[_Device]) -> Trace:
         clock = np.maximum.accumulate(times)
         clock[: len(device.before)] = -1
         rows[:, 1] += first
+        rows[rows[:, 0] >= Kind.RESERVE, 1] = -1
         first += device.living.buffers
         texts = np.array(
             [[names.setdefault(text, len(names)) if text else -1 for text in pair] for pair in device.stacks]
@@ -176,7 +202,7 @@ def _metadata(devices: list[_Device]) -> dict[str, str]:
     return {
         "framework": "pytorch",
         "alignment": str(ALIGNMENT),
-        "alive_before": str(sum(len(device.before) for device in devices)),
+        "alive_before": str(sum(row[0] == Kind.ALLOC for device in devices for row in device.before)),
     } | {f"action.{name}": str(count) for name, count in sorted(skipped.items())}
 
 

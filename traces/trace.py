@@ -28,6 +28,8 @@ class Kind(enum.IntEnum):
     READ = 2
     WRITE = 3
     MARK = 4
+    RESERVE = 5  #: the recorded allocator took a segment from the device
+    RELEASE = 6  #: and gave one back
 
 
 #: Per-event columns of a trace and their types, in the order in which they are kept and stored.
@@ -54,15 +56,16 @@ class Trace:
 
     Attributes:
         kind: uint8, a `Kind`.
-        buffer: int64, id of the buffer, used by one alloc only; -1 for marks.
-        size: int64, bytes asked for on an alloc, 0 elsewhere.
+        buffer: int64, id of the buffer, used by one alloc only; -1 for marks and segments.
+        size: int64, bytes asked for on an alloc, or of a segment that is reserved or released; 0 elsewhere.
         stream: int64, the stream of the event.
         device: int32, the device's index.
         thread: int32, dense index of the thread, in order of first appearance in the recording.
         time_ns: int64, host clock in ns; need not increase.
         operation: int32, index into ``names`` of the operation, -1 where unknown.
         frame: int32, index into ``names`` of the source line, -1 where unknown.
-        address: int64, where the recorded allocator put what an alloc makes; -1 elsewhere and where unknown.
+        address: int64, where the recorded allocator put what an alloc makes, or where a segment lies; -1
+            elsewhere and where unknown.
         names: the strings.
         metadata: anything else, as strings; ``alignment`` is what the recorded allocator rounds addresses to.
 
@@ -134,7 +137,7 @@ class Trace:
         if not isinstance(window, slice) or window.step not in (None, 1):
             raise TypeError("a trace is cut by a slice of step 1")
         start, stop, _ = window.indices(len(self))
-        keep = (self.births[start:stop] >= start) | (self.kind[start:stop] == Kind.MARK)
+        keep = (self.births[start:stop] >= start) | ~self.of_buffers[start:stop]
         cut = {name: getattr(self, name)[start:stop][keep] for name in COLUMNS}
         return dataclasses.replace(self, **cut)
 
@@ -151,6 +154,22 @@ class Trace:
             if 1 <= value <= LARGEST and value & (value - 1) == 0:
                 return value
         raise TraceError(f"alignment {text[:40]!r} is not a power of two")
+
+    @property
+    def of_buffers(self) -> NDArray[np.bool_]:
+        """Which events are of a buffer: allocs, frees and accesses, bool[n]."""
+        result: NDArray[np.bool_] = self.kind <= Kind.WRITE
+        return result
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices whose memory the trace tells of, in their order; marks are of none."""
+        return tuple(np.unique(self.device[self.kind != Kind.MARK]).tolist())
+
+    def on_device(self, device: int) -> Trace:
+        """The events of one device, and all marks."""
+        keep = (self.device == device) | (self.kind == Kind.MARK)
+        return dataclasses.replace(self, **{name: getattr(self, name)[keep] for name in COLUMNS})
 
     def validate(self) -> None:
         """Check that the events can have happened.
@@ -191,13 +210,13 @@ class Trace:
 
     @cached_property
     def births(self) -> NDArray[np.int64]:
-        """Row of the alloc of each event's buffer, int64[n]; -1 for marks.
+        """Row of the alloc of each event's buffer, int64[n]; -1 for marks and segments.
 
         Raises:
             TraceError: the trace contradicts itself.
         """
         self.check_rows()
-        rows = np.flatnonzero(self.kind != Kind.MARK)
+        rows = np.flatnonzero(self.of_buffers)
         order = rows[np.argsort(self.buffer[rows], kind="stable")]  # by buffer, then in time
         opens = np.ones(len(order), np.bool_)
         opens[1:] = self.buffer[order[1:]] != self.buffer[order[:-1]]
@@ -227,17 +246,19 @@ class Trace:
 
     def _faults(self) -> list[tuple[NDArray[np.bool_], str]]:
         """Masks of the rows that are impossible in themselves, with the reason."""
-        mark, alloc = self.kind == Kind.MARK, self.kind == Kind.ALLOC
+        of_buffer, segment = self.of_buffers, self.kind >= Kind.RESERVE
+        placed = (self.kind == Kind.ALLOC) | segment
         names = len(self.names)
         return [
             (self.kind > max(Kind), "unknown kind of event"),
             (self.size < 0, "negative size"),
             (self.size > LARGEST, "size beyond 2**62"),
-            (~alloc & (self.size != 0), "only an alloc has a size"),
+            (~placed & (self.size != 0), "only an alloc has a size"),
             (self.address < -1, "negative address"),
-            (~alloc & (self.address != -1), "only an alloc has an address"),
-            (mark & (self.buffer != -1), "a mark with a buffer"),
-            (~mark & (self.buffer < 0), "negative buffer id"),
+            (~placed & (self.address != -1), "only an alloc has an address"),
+            (~of_buffer & ~segment & (self.buffer != -1), "a mark with a buffer"),
+            (segment & (self.buffer != -1), "a segment with a buffer"),
+            (of_buffer & (self.buffer < 0), "negative buffer id"),
             (self.thread < 0, "negative thread index"),
             (self.thread >= MOST_THREADS, f"thread index beyond {MOST_THREADS}"),
             ((self.operation < -1) | (self.operation >= names), "operation is not among the names"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from traces import Buffers, Kind, Trace, TraceError, buffers_of
 from traces.buffers import COLUMNS, GAPS
 
-A, F, R, W, M = Kind
+A, F, R, W, M, *_ = Kind
 
 
 @st.composite

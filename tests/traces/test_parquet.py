@@ -21,7 +21,7 @@ from traces.trace import COLUMNS
 if TYPE_CHECKING:
     from pathlib import Path
 
-A, F, R, W, M = Kind
+A, F, R, W, M, *_ = Kind
 
 
 def sample(n: int, seed: int = 0, first: int = 0) -> Trace:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from traces import Kind, TraceError
+from traces import Kind, Trace, TraceError
 from traces.files import sniff
 from traces.snapshot import read_snapshot
 
@@ -26,6 +26,7 @@ def segment(*blocks: tuple[int, int, int, str], device: int = 0) -> dict[str, An
         "device": device,
         "address": blocks[0][0],
         "stream": 3,
+        "total_size": sum(block[1] for block in blocks),
         "blocks": [dict(zip(names, block, strict=True)) for block in blocks],
     }
 
@@ -46,12 +47,12 @@ def test_a_buffer_lives_until_its_free_is_completed(tmp_path: Path) -> None:
     ]
     trace = read_snapshot(stored(tmp_path / "s", events))
     assert sniff(tmp_path / "s") == "snapshot"
-    assert trace.load().tolist() == [100, 107, 7]
-    assert trace.address.tolist() == [512, 1024, -1]
-    assert trace.time_ns.tolist() == [1000, 3000, 4000]
+    assert trace.load().tolist() == [0, 100, 107, 7]
+    assert trace.address.tolist() == [0, 512, 1024, -1]
+    assert trace.time_ns.tolist() == [0, 1000, 3000, 4000]
     assert set(trace.stream.tolist()) == {3}
     assert trace.alignment == 512
-    assert trace.metadata["action.segment_alloc"] == "1"
+    assert trace.metadata["action.free_requested"] == "1"
 
 
 def test_what_was_there_before_the_recording_is_alive_from_its_start(tmp_path: Path) -> None:
@@ -59,10 +60,52 @@ def test_what_was_there_before_the_recording_is_alive_from_its_start(tmp_path: P
     held = segment((0, 512, 400, "active_allocated"), (512, 512, 10, "active_allocated"))
     free = segment((4096, 512, 0, "inactive"), (4608, 1024, 900, "active_awaiting_free"))
     trace = read_snapshot(stored(tmp_path / "s", events, segments=[held, free]))
-    assert trace.load().tolist() == [300, 700, 1600, 1610, 1310]
-    assert trace.address.tolist() == [2048, 0, 4608, 512, -1]
-    assert trace.time_ns.tolist() == [5000, 5000, 5000, 5000, 6000]
+    assert trace.load().tolist() == [0, 0, 300, 700, 1600, 1610, 1310]
+    assert trace.address.tolist() == [0, 4096, 2048, 0, 4608, 512, -1]
+    assert trace.time_ns.tolist() == [5000] * 6 + [6000]
     assert trace.metadata["alive_before"] == "3"
+
+
+def segments_held(trace: Trace) -> dict[int, int]:
+    """Bytes of each range that the rows of segments say is held at the end, where all ranges are whole."""
+    ranges: dict[int, int] = {}
+    for row in np.flatnonzero(trace.kind >= Kind.RESERVE).tolist():
+        address, size = int(trace.address[row]), int(trace.size[row])
+        if trace.kind[row] == Kind.RESERVE:
+            assert address not in ranges
+            ranges[address] = size
+        else:
+            assert ranges.pop(address) == size
+    return ranges
+
+
+def test_segments_are_reserved_and_released_and_those_of_before_come_first(tmp_path: Path) -> None:
+    events = [
+        event("segment_alloc", 4096, 1024, 1),
+        event("segment_free", 8192, 512, 2),
+        event("segment_alloc", 8192, 2048, 3),
+        event("segment_free", 4096, 1024, 4),
+    ]
+    segments = [segment((0, 512, 0, "inactive")), segment((8192, 2048, 0, "inactive"))]
+    trace = read_snapshot(stored(tmp_path / "s", events, segments=segments))
+    rows = np.column_stack([trace.kind, trace.address, trace.size]).tolist()
+    before = [[Kind.RESERVE, 0, 512], [Kind.RESERVE, 8192, 512]]
+    assert rows[:3] == [*before, [Kind.RESERVE, 4096, 1024]]
+    assert segments_held(trace) == {0: 512, 8192: 2048}
+    assert trace.metadata["alive_before"] == "0"
+    assert set(trace.stream.tolist()) == {3}
+
+
+def test_an_expandable_segment_grows_and_shrinks_at_both_ends(tmp_path: Path) -> None:
+    events = [
+        event("segment_map", 3072, 1024, 1),
+        event("segment_unmap", 0, 1024, 2),
+        event("segment_map", 4096, 512, 3),
+    ]
+    segments = [segment((1024, 3584, 0, "inactive"))]
+    trace = read_snapshot(stored(tmp_path / "s", events, segments=segments))
+    before = np.column_stack([trace.address, trace.size])[: len(trace) - 3].tolist()
+    assert before == [[0, 1024], [1024, 2048]]
 
 
 def test_devices_are_joined_by_their_clock_and_each_keeps_its_own_order(tmp_path: Path) -> None:
@@ -138,4 +181,5 @@ def test_a_real_snapshot_ends_with_what_its_segments_hold(path: Path) -> None:
     alive = (trace.kind == Kind.ALLOC) & ~freed
     held = sorted((block["address"], block["requested_size"]) for block in blocks)
     assert sorted(zip(trace.address[alive].tolist(), trace.size[alive].tolist(), strict=True)) == held
+    assert segments_held(trace) == {part["address"]: part["total_size"] for part in data["segments"]}
     assert len(trace) > 0

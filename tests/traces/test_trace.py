@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from traces import Kind, Trace, TraceError
 from traces.trace import COLUMNS
 
-A, F, R, W, M = Kind
+A, F, R, W, M, *SEGMENTS = Kind
 EVENTS = st.lists(
     st.tuples(st.sampled_from(list(Kind)), st.integers(-1, 4), st.integers(-1, 9)),
     max_size=14,
@@ -24,12 +24,13 @@ EVENTS = st.lists(
 def first_fault_by_hand(events: list[tuple[Kind, int, int]]) -> int | None:
     """The first row that is impossible in itself, else the first that contradicts an earlier one."""
     for row, (kind, buffer, size) in enumerate(events):
-        if size < 0 or (kind != A and size) or (buffer < 0) != (kind == M):
+        sized = kind in (A, *SEGMENTS)
+        if size < 0 or (not sized and size) or (buffer != -1) != (kind < M) or (kind >= M and buffer != -1):
             return row
     born: set[int] = set()
     dead: set[int] = set()
     for row, (kind, buffer, _) in enumerate(events):
-        if kind == M:
+        if kind >= M:
             continue
         if (buffer in born) if kind == A else (buffer not in born or buffer in dead):
             return row
@@ -61,14 +62,14 @@ def possible(draw: st.DrawFn) -> list[tuple[Kind, int, int]]:
     events: list[tuple[Kind, int, int]] = []
     alive: list[int] = []
     for _ in range(draw(st.integers(0, 20))):
-        kind = draw(st.sampled_from([A, A, F, R, W, M]))
+        kind = draw(st.sampled_from([A, A, F, R, W, M, *SEGMENTS]))
         if kind in (F, R, W) and not alive:
             continue
         if kind == A:
             alive.append(len(events))
             events.append((A, len(events), draw(st.integers(0, 100))))
-        elif kind == M:
-            events.append((M, -1, 0))
+        elif kind >= M:
+            events.append((kind, -1, 0 if kind == M else draw(st.integers(0, 100))))
         else:
             buffer = draw(st.sampled_from(alive))
             events.append((kind, buffer, 0))
@@ -97,7 +98,7 @@ def test_a_window_is_a_valid_trace_of_the_events_whose_allocs_it_holds(
     window = trace_of(events)[start:stop]
     window.validate()
     born = {buffer for kind, buffer, _ in events[start:stop] if kind == A}
-    kept = [event for event in events[start:stop] if event[0] == M or event[1] in born]
+    kept = [event for event in events[start:stop] if event[0] >= M or event[1] in born]
     rows = zip(window.kind, window.buffer, window.size, strict=True)
     assert [tuple(map(int, row)) for row in rows] == kept
 
@@ -181,3 +182,10 @@ def test_a_million_events_are_validated_well_under_a_second() -> None:
     trace.validate()
     assert time.perf_counter() - begin < 1
     assert trace.load().max() == 500_000 * 512
+
+
+def test_a_device_has_its_own_events_and_all_marks() -> None:
+    trace = Trace.of([M, A, A, SEGMENTS[0], F], [-1, 0, 1, -1, 0], [0, 8, 9, 64, 0], device=[5, 0, 2, 2, 0])
+    assert trace.devices == (0, 2)
+    assert trace.on_device(0).kind.tolist() == [M, A, F]
+    assert trace.on_device(2).size.tolist() == [0, 9, 64]

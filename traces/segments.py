@@ -1,0 +1,44 @@
+"""Which memory an allocator held from its device when a recording began, told from its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from traces.trace import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass
+class Held:
+    """Ranges that do not overlap: ``at`` maps the address of each to its bytes and its stream."""
+
+    at: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def before(self, events: Iterable[tuple[int, int, int, int]]) -> Held:
+        """What was held before events of (kind, address, bytes, stream), the earliest first, led to this.
+
+        A recording may contradict itself here: what was reserved and is not held at the end is passed over.
+        """
+        held = Held(dict(self.at))
+        for kind, address, size, stream in reversed(list(events)):
+            held._cut(address, size)
+            if kind == Kind.RELEASE:
+                held.at[address] = (size, stream)
+        return held
+
+    def _cut(self, address: int, size: int) -> None:
+        """Take a range out, of whatever it overlaps: an expandable segment grows and shrinks at both ends."""
+        if self.at.get(address, (0, 0))[0] == size:
+            del self.at[address]
+            return
+        for begin, (length, stream) in list(self.at.items()):
+            end = begin + length
+            if begin < address + size and address < end:
+                del self.at[begin]
+                if begin < address:
+                    self.at[begin] = (address - begin, stream)
+                if end > address + size:
+                    self.at[address + size] = (end - address - size, stream)
