@@ -56,7 +56,9 @@ class Pattern:
         since: for each sequence, how many of its allocations came since the last iteration seen began.
         iterations: how many agreed, of those looked at.
         iterations_seen: how many there were in the recording, with those that were different.
-        first_event: row of the trace at which the first of them begins.
+        begins: int64[iterations], rows of the trace at which those that agreed begin; empty where the pattern
+            is not of a trace.
+        event: int64[n], row of the trace of each allocation of the last of them; empty as ``begins``.
         unresolved: positions whose free was not seen, too young to say that they stay.
         coverage: planned bytes / bytes of all buffers that come and go, at the peak of the last iteration.
         warm_up: what came before, or None if the recording does not go back to the beginning.
@@ -67,7 +69,8 @@ class Pattern:
     since: dict[int, int]
     iterations: int
     iterations_seen: int
-    first_event: int
+    begins: NDArray[np.int64]
+    event: NDArray[np.int64]
     unresolved: int
     coverage: float
     warm_up: WarmUp | None
@@ -154,7 +157,8 @@ class _Builder:
             since=self._w.since(),
             iterations=len(self._w.alike),
             iterations_seen=self._w.seen,
-            first_event=int(self._w.event[self._w.bounds[self._w.alike[0], 0]]),
+            begins=self._w.event[self._w.bounds[list(self._w.alike), 0]],
+            event=self._w.event[self._rows],
             unresolved=unresolved,
             coverage=self._coverage(stays),
             warm_up=self._warm_up(buffers) if whole_recording else None,

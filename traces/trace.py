@@ -167,9 +167,10 @@ class Trace:
         return tuple(np.unique(self.device[self.kind != Kind.MARK]).tolist())
 
     def on_device(self, device: int) -> Trace:
-        """The events of one device, and all marks."""
+        """The events of one device, and all marks, which then are of that device."""
         keep = (self.device == device) | (self.kind == Kind.MARK)
-        return dataclasses.replace(self, **{name: getattr(self, name)[keep] for name in COLUMNS})
+        cut = {name: getattr(self, name)[keep] for name in COLUMNS}
+        return dataclasses.replace(self, **cut | {"device": np.full_like(cut["device"], device)})
 
     def validate(self) -> None:
         """Check that the events can have happened.

@@ -333,7 +333,8 @@ def test_a_plan_that_is_not_good_is_looked_for_longer(streams: int, patient: boo
     hard = flat(1000, 3)
     hard = dataclasses.replace(hard, stream=np.arange(len(hard)) % streams)
     n = len(hard)
-    pattern = Pattern(hard, np.zeros(n, np.int32), {}, n, n, 0, 0, 1.0, None)
+    none = np.empty(0, np.int64)
+    pattern = Pattern(hard, np.zeros(n, np.int32), {}, n, n, none, none, 0, 1.0, None)
     planned = make_plan(pattern, alignment=64, wait_bytes=1, patient=patient)
     assert planned is not None
     longer = patient and streams == 1

@@ -54,6 +54,10 @@ def test_a_generated_iteration_is_read_back_with_its_sizes_and_its_load(
     assert found
     buffers = found[0].buffers
     assert buffers.period == len(truth)
+    assert trace.size[found[0].event].tolist() == buffers.size.tolist()
+    assert found[0].begins[-1] == found[0].event[0]
+    assert len(np.unique(np.diff(found[0].begins[1:]))) <= 1
+    assert len(found[0].begins) == found[0].iterations
     assert found[0].unresolved == 0
     assert not buffers.persistent.any()
     in_order = truth.size[np.argsort(truth.start, kind="stable")]

@@ -189,3 +189,4 @@ def test_a_device_has_its_own_events_and_all_marks() -> None:
     assert trace.devices == (0, 2)
     assert trace.on_device(0).kind.tolist() == [M, A, F]
     assert trace.on_device(2).size.tolist() == [0, 9, 64]
+    assert trace.on_device(2).device.tolist() == [2, 2, 2]
