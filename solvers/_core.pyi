@@ -1,10 +1,40 @@
-"""Native part of solvers: packing kernels."""
+"""Native part of solvers: packing kernels, simulated allocators."""
 
 from typing import Annotated
 
 import numpy
+import numpy.typing
 from numpy.typing import NDArray
 
+
+class SimulatedDevice:
+    """Addresses without memory, and a limit in bytes."""
+
+    def __init__(self, limit: int) -> None: ...
+
+    @property
+    def calls(self) -> int: ...
+
+    @property
+    def segments(self, /) -> tuple[numpy.typing.NDArray[numpy.int64], ...]:
+        """
+        Columns address, size, stream, region, start, end; the end is -1 of what is still held.
+        """
+
+LARGEST_DEVICE: int = 72057594037927936
+
+class SimulatedAllocator:
+    """What takes from a device and serves requests, once."""
+
+    def run(self, kind: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], birth: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], stream: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], int]:
+        """
+        Address of each alloc, bytes live and reserved after each event, and the first alloc that failed, or -1. `birth` is the row of the alloc of each event's buffer.
+        """
+
+class SimulatedFit(SimulatedAllocator):
+    """First or best fit in one region that grows."""
+
+    def __init__(self, device: SimulatedDevice, *, best: bool, alignment: int, growth: int) -> None: ...
 
 class Jobs:
     """

@@ -1,13 +1,12 @@
-// Binding of solvers' native code: the packing kernels. Arrays are one-dimensional and contiguous; see _core.pyi.
+// Binding of the packing kernels. Arrays are one-dimensional and contiguous; see _core.pyi.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 
 #include <limits>
 #include <optional>
-#include <stdexcept>
 
+#include "arrays.hpp"
 #include "branching.hpp"
 #include "fullest.hpp"
 #include "load.hpp"
@@ -24,27 +23,6 @@ using namespace nb::literals;
 using packing::Jobs;
 
 namespace {
-
-template <class T>
-using In = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Out = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
-
-template <class T>
-std::vector<T> vector_of(const In<T>& array) {
-  return {array.data(), array.data() + array.shape(0)};
-}
-
-template <class T>
-Out<T> array_of(std::vector<T> values) {
-  auto* kept = new std::vector<T>(std::move(values));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return Out<T>(kept->data(), {kept->size()}, owner);
-}
-
-void need(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
 
 Jobs make_jobs(const In<int64_t>& pieces, const In<int64_t>& start, const In<int64_t>& end, const In<int64_t>& size,
                const In<int64_t>& alignment, const In<int64_t>& fixed) {
@@ -85,8 +63,11 @@ std::vector<int32_t> order_of(const Jobs& jobs, const In<int32_t>& order) {
 
 }  // namespace
 
+void bind_simulators(nb::module_& m);
+
 NB_MODULE(_core, m) {
-  m.doc() = "Native part of solvers: packing kernels.";
+  m.doc() = "Native part of solvers: packing kernels, simulated allocators.";
+  bind_simulators(m);
 
   nb::class_<Jobs>(m, "Jobs", "What is packed; job j owns the next pieces[j] of the pieces [start, end).")
       .def("__init__",

@@ -1,0 +1,30 @@
+// NumPy's columns in and out of native code.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+template <class T>
+using In = nanobind::ndarray<const T, nanobind::numpy, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+template <class T>
+using Out = nanobind::ndarray<nanobind::numpy, T, nanobind::ndim<1>>;
+
+template <class T>
+std::vector<T> vector_of(const In<T>& array) {
+  return {array.data(), array.data() + array.shape(0)};
+}
+
+template <class T>
+Out<T> array_of(std::vector<T> values) {
+  auto* kept = new std::vector<T>(std::move(values));
+  nanobind::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return Out<T>(kept->data(), {kept->size()}, owner);
+}
+
+inline void need(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}

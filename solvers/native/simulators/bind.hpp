@@ -1,0 +1,9 @@
+// The binding of the simulated allocators, split by allocator; each of these adds its own to the module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "../arrays.hpp"
+#include "allocator.hpp"
+
+void bind_fits(nanobind::module_& m);

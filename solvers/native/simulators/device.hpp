@@ -1,0 +1,121 @@
+// A device that has addresses and a limit but no memory: what a simulated allocator takes its segments from.
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <vector>
+
+#include "holes.hpp"
+
+namespace simulators {
+
+// A range of memory while it was held. Rows of one region lie in one range of addresses across which blocks may reach.
+struct Segment {
+  int64_t address, size, stream, region;
+  int64_t start, end;  // index of the event in which it was taken; of that in which it was given back, -1 before that
+};
+
+class Device {
+ public:
+  // No device has more; sizes up to twice this can be rounded and added without overflow.
+  static constexpr int64_t most_bytes = int64_t{1} << 56;
+  // Addresses are multiples of this, as those of the driver's large allocations are.
+  static constexpr int64_t page_bytes = int64_t{2} << 20;
+
+  explicit Device(int64_t limit) : limit_(std::min(limit, most_bytes)) { holes_.add(page_bytes, most_bytes * 32); }
+
+  // Memory and addresses for it (cudaMalloc); -1 beyond the limit. Zero bytes are no reservation.
+  int64_t reserve(int64_t size, int64_t stream) {
+    if (size > limit_ - reserved_) return -1;
+    const int64_t address = reserve_addresses(size);
+    hold(address, size, stream, ++regions_);
+    ++calls_;
+    return address;
+  }
+
+  // Gives back what reserve() gave (cudaFree).
+  void release(int64_t address) {
+    const int64_t size = segments_[held_.at(address)].size;
+    let_go(held_.find(address));
+    release_addresses(address, size);
+    ++calls_;
+  }
+
+  // Addresses alone (cuMemAddressReserve).
+  int64_t reserve_addresses(int64_t size) {
+    const int64_t address = holes_.lowest(paged(size));
+    holes_.take(address, paged(size));
+    return address;
+  }
+
+  void release_addresses(int64_t address, int64_t size) { holes_.add(address, paged(size)); }
+
+  // A name for addresses of reserve_addresses(), as map() takes it.
+  int64_t new_region() { return ++regions_; }
+
+  // Memory for addresses that have none (cuMemCreate, cuMemMap); false beyond the limit.
+  bool map(int64_t address, int64_t size, int64_t stream, int64_t region, int64_t calls) {
+    if (size > limit_ - reserved_) return false;
+    hold(address, size, stream, region);
+    calls_ += calls;
+    return true;
+  }
+
+  // Gives back the memory of any mapped addresses (cuMemUnmap, cuMemRelease). A segment of which a part stays is two
+  // from its beginning.
+  void unmap(int64_t address, int64_t size, int64_t calls) {
+    const int64_t end = address + size;
+    auto at = std::prev(held_.upper_bound(address));
+    while (at != held_.end() && at->first < end) {
+      Segment segment = segments_[at->second];
+      if (segment.address < address) at = cut(at, address);
+      else if (segment.address + segment.size > end) cut(at, end);
+      else at = let_go(at);
+    }
+    calls_ += calls;
+  }
+
+  // The event that happens now.
+  void at(int64_t event) { now_ = event; }
+
+  int64_t reserved() const { return reserved_; }
+  int64_t limit() const { return limit_; }
+  int64_t calls() const { return calls_; }
+  const std::vector<Segment>& segments() const { return segments_; }
+
+ private:
+  using Held = std::map<int64_t, size_t>;
+
+  static int64_t paged(int64_t size) { return std::max(size + page_bytes - 1, page_bytes) / page_bytes * page_bytes; }
+
+  void hold(int64_t address, int64_t size, int64_t stream, int64_t region) {
+    held_.emplace(address, segments_.size());
+    segments_.push_back({address, size, stream, region, now_, -1});
+    reserved_ += size;
+  }
+
+  Held::iterator let_go(Held::iterator at) {
+    Segment& segment = segments_[at->second];
+    segment.end = now_;
+    reserved_ -= segment.size;
+    return held_.erase(at);
+  }
+
+  // Splits a segment at an address within it; the upper part.
+  Held::iterator cut(Held::iterator at, int64_t address) {
+    Segment upper = segments_[at->second];
+    segments_[at->second].size = address - upper.address;
+    upper.size -= address - upper.address;
+    upper.address = address;
+    segments_.push_back(upper);
+    return held_.emplace(address, segments_.size() - 1).first;
+  }
+
+  int64_t limit_, reserved_ = 0, calls_ = 0, regions_ = 0, now_ = 0;
+  std::vector<Segment> segments_;
+  Held held_;    // by address, what is held now: index into segments_
+  Holes holes_;  // addresses that nobody has
+};
+
+}  // namespace simulators

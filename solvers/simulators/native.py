@@ -1,0 +1,46 @@
+"""What the simulators in native code share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers import _core
+from solvers.simulators.simulation import Course, Segments
+
+if TYPE_CHECKING:
+    from traces.trace import Trace
+
+
+class Allocator(ABC):
+    """Settings of an allocator, which are the fields of the frozen dataclass that this is."""
+
+    @abstractmethod
+    def run(self, trace: Trace, limit_bytes: int) -> Course:
+        """Put all events of a trace of one device through it, on a device of so many bytes."""
+
+
+class Native(Allocator):
+    """One in native code."""
+
+    @abstractmethod
+    def on(self, device: _core.SimulatedDevice) -> _core.SimulatedAllocator:
+        """The allocator in its first state."""
+
+    def run(self, trace: Trace, limit_bytes: int) -> Course:
+        """As of the base."""
+        device = _core.SimulatedDevice(limit_bytes)
+        address, live, reserved, failed_at = self.on(device).run(
+            trace.kind, trace.births, trace.size, trace.stream
+        )
+        segments = Segments(*device.segments)
+        segments.end[segments.end < 0] = len(trace)
+        return Course(address, live, reserved, segments, device.calls, None if failed_at < 0 else failed_at)
+
+
+def check_power_of_two(value: int, name: str, most: int = 1 << 40) -> None:
+    """Raise ValueError for anything but a power of two up to ``most``."""
+    if not isinstance(value, int | np.integer) or not 1 <= value <= most or value & (value - 1):
+        raise ValueError(f"{name}={value!r} is not a power of two up to {most}")

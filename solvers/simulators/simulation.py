@@ -1,0 +1,136 @@
+"""What a simulated allocator did with a trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from traces.trace import Kind, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Memory that was held from the device; int64 columns of one length, in the order in which it was taken.
+
+    Attributes:
+        address: of the first byte.
+        size: bytes.
+        stream: the stream for whose request it was taken.
+        region: rows with the same number lie in one range of addresses, across which blocks may reach.
+        start: the event in which it was taken.
+        end: the event in which it was given back, the length of the trace if it never was.
+    """
+
+    address: NDArray[np.int64]
+    size: NDArray[np.int64]
+    stream: NDArray[np.int64]
+    region: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """What an allocator did at each event, as in `Simulation`."""
+
+    address: NDArray[np.int64]
+    live: NDArray[np.int64]
+    reserved: NDArray[np.int64]
+    segments: Segments
+    driver_calls: int
+    failed_at: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation(Course):
+    """What a trace would have been under an allocator.
+
+    An alloc that does not fit, after all that the allocator does against it, is left out with its free, and
+    the rest goes on without it: `failed_at` says whether there is one.
+
+    Attributes:
+        address: int64[events], where each alloc was put; -1 elsewhere, where it failed, and for zero bytes.
+        live: int64[events], bytes of the blocks in use after each event: sizes as the allocator rounds them.
+        reserved: int64[events], bytes held from the device after each event.
+        segments: what was held, and when.
+        driver_calls: how often the device was called to take or give back memory.
+        failed_at: the first alloc that did not fit, None if all did.
+        allocator: its name in `ALLOCATORS`.
+        parameters: its settings by name, those that were not given included.
+        trace: what was simulated.
+    """
+
+    allocator: str
+    parameters: Mapping[str, Any]
+    trace: Trace
+
+    @property
+    def peak_live_bytes(self) -> int:
+        """Most bytes in use, rounded."""
+        return int(self.live.max(initial=0))
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Most bytes held from the device."""
+        return int(self.reserved.max(initial=0))
+
+    @property
+    def fragmentation(self) -> float:
+        """1 - peak of the bytes asked for / peak of the bytes held; buffers that failed are not asked for."""
+        return (
+            1 - int(self.requested.max(initial=0)) / (self.peak_reserved_bytes or 1)
+            if len(self.live)
+            else 0.0
+        )
+
+    @cached_property
+    def requested(self) -> NDArray[np.int64]:
+        """int64[events], bytes asked for of the buffers alive after each event, without those that failed."""
+        size = np.where(self.address >= 0, self.trace.size, 0)
+        change = np.where(self.trace.kind == Kind.ALLOC, size, 0)
+        freed = self.trace.kind == Kind.FREE
+        change[freed] = -size[self.trace.births[freed]]
+        return np.cumsum(change)
+
+    @cached_property
+    def largest_free_bytes(self) -> int:
+        """Largest free range of one region when `reserved` first is at its peak."""
+        if not len(self.live):
+            return 0
+        return _largest_gap(self, int(self.reserved.argmax()))
+
+
+def _largest_gap(simulation: Simulation, event: int) -> int:
+    """Largest range within what is held after an event in which no block is."""
+    trace, segments = simulation.trace, simulation.segments
+    rows = np.flatnonzero(simulation.address[: event + 1] >= 0)
+    freed = trace.births[: event + 1][trace.kind[: event + 1] == Kind.FREE]
+    rows = np.setdiff1d(rows, freed, assume_unique=True)
+    block = simulation.address[rows]
+    block_end = block + np.diff(simulation.live, prepend=0)[rows]
+    held = np.flatnonzero((segments.start <= event) & (event < segments.end))
+    held = held[np.argsort(segments.address[held])]
+    low, high, region = (
+        segments.address[held],
+        (segments.address + segments.size)[held],
+        segments.region[held],
+    )
+    apart = (low[1:] != high[:-1]) | (region[1:] != region[:-1])
+    begin, end = low[np.append(True, apart)[: len(low)]], high[np.append(apart, True)[: len(high)]]
+    start = np.concatenate([end, begin, block])
+    stop = np.concatenate([end, begin, block_end])
+    what = np.repeat([0, 1, 2], [len(end), len(begin), len(block)])
+    order = np.lexsort((what, start))
+    gaps = (start[order][1:] - stop[order][:-1])[what[order][1:] != 1]
+    return int(gaps.max(initial=0))

@@ -1,0 +1,150 @@
+"""Every simulated allocator, whatever it does, keeps buffers apart and within what it holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulations import MIB, check_simulation, event_traces, random_trace, trace_of
+
+from solvers.simulators import ALLOCATORS, Simulation, simulate
+from traces.errors import TraceError
+from traces.trace import Kind, Trace
+
+every = pytest.mark.parametrize("allocator", ALLOCATORS)
+
+
+@every
+@settings(max_examples=60, deadline=None)
+@given(trace=event_traces())
+def test_nothing_overlaps_and_all_lies_within_what_is_held(allocator: str, trace: Trace) -> None:
+    """Without a limit each buffer gets memory of its own, and requested <= live <= reserved at all times."""
+    check_simulation(simulate(trace, allocator))
+
+
+@every
+@settings(max_examples=60, deadline=None)
+@given(trace=event_traces(), limit=st.sampled_from([0, 512, 2, 20, 24, 41, 64, 400]))
+def test_a_limit_is_kept(allocator: str, trace: Trace, limit: int) -> None:
+    """With a limit no more is ever held, what fails is told, and the rest goes on in order."""
+    limit_bytes = limit * MIB if limit < 512 else limit
+    check_simulation(simulate(trace, allocator, limit_bytes=limit_bytes), limit_bytes)
+
+
+@every
+def test_long_traces_hold_too(allocator: str) -> None:
+    """With some hundreds of buffers alive, with and without a limit."""
+    trace = random_trace(1, 1500)
+    simulation = simulate(trace, allocator)
+    check_simulation(simulation)
+    limit_bytes = int(trace.load().max()) * 3 // 4
+    tight = simulate(trace, allocator, limit_bytes=limit_bytes)
+    check_simulation(tight, limit_bytes)
+    assert tight.failed_at is not None
+
+
+@every
+def test_the_same_twice(allocator: str) -> None:
+    """Two simulations of one trace agree in every column."""
+    trace = random_trace(2, 3000)
+    one, two = (simulate(trace, allocator) for _ in range(2))
+    for name in ("address", "live", "reserved"):
+        assert (getattr(one, name) == getattr(two, name)).all()
+    assert (one.segments.address == two.segments.address).all()
+    assert one.driver_calls == two.driver_calls
+
+
+@every
+def test_all_is_freed_at_the_end(allocator: str) -> None:
+    """When everything is freed nothing is live, and all that was asked for fitted at once."""
+    sizes = [3 * MIB, 1, 512, 30 * MIB, 0, 700]
+    steps = [(int(Kind.ALLOC), size, k % 2) for k, size in enumerate(sizes)]
+    steps += [(int(Kind.FREE), 0, 0)] * len(sizes)
+    simulation = simulate(trace_of(steps), allocator)
+    check_simulation(simulation)
+    assert simulation.live[-1] == 0
+    assert simulation.peak_live_bytes >= sum(sizes)
+
+
+@every
+def test_an_empty_trace(allocator: str) -> None:
+    """Nothing happens to nothing."""
+    simulation = simulate(Trace.of([], []), allocator, limit_bytes=1 << 30)
+    assert (simulation.peak_live_bytes, simulation.failed_at, len(simulation.address)) == (0, None, 0)
+    assert simulation.fragmentation == 0
+
+
+@every
+def test_what_no_device_has_fails(allocator: str) -> None:
+    """Sizes near the largest that a trace may have neither overflow nor fit."""
+    trace = Trace.of([0, 0, 1, 1], [0, 1, 0, 1], [1 << 62, 1 << 57, 0, 0])
+    simulation = simulate(trace, allocator)
+    assert simulation.failed_at == 0
+    assert (simulation.live == 0).all()
+
+
+def test_fragmentation_counts_what_was_asked_for() -> None:
+    """1 - peak requested / peak reserved."""
+    simulation = simulate(trace_of([(0, MIB, 0), (0, MIB // 2, 0)]), "first_fit")
+    assert simulation.peak_reserved_bytes == 2 * MIB
+    assert simulation.fragmentation == 0.25
+    assert simulation.largest_free_bytes == MIB  # when the peak was first reached
+
+
+@settings(max_examples=80, deadline=None)
+@given(trace=event_traces())
+def test_the_largest_free_range_is_that_of_a_map(trace: Trace) -> None:
+    """As counted in units of 512 bytes that nothing covers."""
+    simulation = simulate(trace, "first_fit")
+    assert simulation.largest_free_bytes == largest_free_of(simulation)
+
+
+def largest_free_of(simulation: Simulation) -> int:
+    """By painting 512-byte units of the one region of `first_fit`."""
+    if not len(simulation.live):
+        return 0
+    event, segments = int(simulation.reserved.argmax()), simulation.segments
+    if not simulation.reserved[event]:
+        return 0
+    base = int(segments.address.min())
+    free = np.zeros(int(simulation.reserved[event]) // 512 + 1, np.bool_)
+    free[:-1] = True
+    sizes = np.diff(simulation.live, prepend=0)
+    for row in np.flatnonzero(simulation.address[: event + 1] >= 0):
+        begin = (int(simulation.address[row]) - base) // 512
+        freed = (simulation.trace.kind == Kind.FREE) & (simulation.trace.births == row)
+        if not freed[: event + 1].any():
+            free[begin : begin + int(sizes[row]) // 512] = False
+    longest = run = 0
+    for unit in free:
+        run = run + 1 if unit else 0
+        longest = max(longest, run)
+    return longest * 512
+
+
+@pytest.mark.parametrize(
+    ("allocator", "more", "what"),
+    [
+        ("none", {}, "no allocator 'none'"),
+        ("best_fit", {"size": 1}, "no setting size"),
+        ("best_fit", {"alignment_bytes": 3}, "alignment_bytes=3 is not a power of two"),
+        ("best_fit", {"limit_bytes": -1}, "limit_bytes=-1 is negative"),
+    ],
+)
+def test_what_is_wrong_is_named(allocator: str, more: dict[str, int], what: str) -> None:
+    """An allocator or a setting that does not exist, or is out of range."""
+    with pytest.raises(ValueError, match=what):
+        simulate(trace_of([(0, 1, 0)]), allocator, **more)
+
+
+def test_one_device_at_a_time() -> None:
+    """Addresses of two devices are no one's."""
+    with pytest.raises(ValueError, match="several devices"):
+        simulate(Trace.of([0, 0], [0, 1], 1, device=[0, 1]), "best_fit")
+
+
+def test_a_trace_that_contradicts_itself() -> None:
+    """Is told as everywhere."""
+    with pytest.raises(TraceError, match="before its alloc"):
+        simulate(Trace.of([1], [0]), "best_fit")
