@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mempool.cli import check, convert, demo, info, plan, run
+from mempool.cli import check, compare, convert, demo, info, plan, run
 from mempool.cli.output import ExitCode, Stop, error_line
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ app.command(cls=run.RunCommand, context_settings=run.CONTEXT)(run.run)
 app.command()(plan.plan)
 app.command()(check.check)
 app.command()(info.info)
+app.command()(compare.compare)
 app.command()(convert.convert)
 
 

@@ -39,8 +39,8 @@ def error_line(message: str) -> None:
     print("mempool:", " ".join(message.split()), file=sys.stderr)  # noqa: T201
 
 
-def print_json(answer: Mapping[str, Any]) -> None:
-    """Write the one object of ``--json`` to stdout."""
+def print_json(answer: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    """Write what ``--json`` asks for to stdout: one object, or one list of them."""
     print(json.dumps(answer, indent=2))  # noqa: T201
 
 
@@ -81,7 +81,7 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> N
 
     grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for at, name in enumerate(header):
-        grid.add_column(name, justify="left" if at == 0 else "right")
+        grid.add_column(name, justify="left" if at == 0 else "right", overflow="fold", no_wrap=at > 0)
     for row in rows:
         grid.add_row(*row)
     console().print(grid)

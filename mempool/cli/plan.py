@@ -12,11 +12,10 @@ import typer
 
 from mempool.cli.output import ExitCode, Stop, facts, percent, print_json, progress
 from mempool.cli.outputs import why_not, written_over
+from mempool.cli.parsed import parsed
 from mempool.report import binary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mempool.cli.work import Work
     from solvers import Plan, Progress
 
@@ -106,9 +105,9 @@ def plan(
     from mempool.cli.work import read_work
     from mempool.settings import parse_bytes, wait_price
 
-    sizes = tuple(_parsed("--capacity", parse_bytes, one) or 0 for one in capacity or ())
-    times, target_bytes = _parsed("--target", _parse_target, target) or (None, None)
-    price = _parsed("--wait-bytes", wait_price, wait_bytes)
+    sizes = tuple(parsed("--capacity", parse_bytes, one) or 0 for one in capacity or ())
+    times, target_bytes = parsed("--target", _parse_target, target) or (None, None)
+    price = parsed("--wait-bytes", wait_price, wait_bytes)
     _check_output(output, trace)
     _check_arenas(sizes, solver, output)
     if time_limit is not None and math.isnan(time_limit):
@@ -171,16 +170,6 @@ def answer(found: Plan, work: Work) -> dict[str, Any]:
         "iterations": 1 if work.pattern is None else work.pattern.iterations,
         "reason": found.reason or None,
     }
-
-
-def _parsed(option: str, parse: Callable[[str], T], text: str | None) -> T | None:
-    """What an option's text means."""
-    from mempool.errors import UsageError
-
-    try:
-        return None if text is None else parse(text)
-    except UsageError as error:
-        raise typer.BadParameter(f"{option}: {error}") from None
 
 
 def _parse_target(text: str) -> tuple[Fraction | None, int | None]:

@@ -66,12 +66,8 @@ def _read(path: Path, *, whole: bool, alignment: int) -> Work:
 
         plan, buffers, *_ = read_plan(path)
         return Work("plan", buffers, plan=plan)
-    if kind == "snapshot":
-        from traces.snapshot import read_snapshot as read
-    elif kind == "rmm":
-        from traces.rmm_log import read_rmm_log as read
-    else:
-        from traces.parquet import read_trace as read
+    from traces.read import read
+
     return _of_trace(path, read(path), whole=whole, alignment=alignment)
 
 

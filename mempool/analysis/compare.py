@@ -1,0 +1,164 @@
+"""One trace under many allocators, a row each."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from solvers.simulators import ALLOCATORS, simulate
+from solvers.simulators.recorded import recorded
+from traces import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from solvers.simulators import Simulation
+    from traces import Trace
+
+#: What the trace's own allocator did goes by this name.
+RECORDED = "recorded"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An allocator by its name in `solvers.simulators.ALLOCATORS`, or `RECORDED`, with settings."""
+
+    allocator: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first alloc that did not fit: its row, bytes, and operation where it was recorded."""
+
+    event: int
+    size_bytes: int
+    operation: str | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One allocator on one device's events.
+
+    Where the allocator runs out of memory, ``failed_at`` says when, and the figures are those that it would
+    have without a limit.
+
+    Attributes:
+        allocator: its name.
+        device: whose events.
+        settings: those that were given.
+        peak_load_bytes: most bytes asked for that were alive together.
+        peak_live_bytes: the same as the allocator rounds them.
+        peak_reserved_bytes: most bytes held from the device.
+        fragmentation: 1 - peak of the bytes asked for and served / peak reserved: the sum of the two parts.
+        internal_fragmentation: of what is reserved at most, the part lost to rounding.
+        external_fragmentation: of what is reserved at most, the part that nobody lives in.
+        driver_calls: calls to the device to take or give back memory.
+        largest_free_bytes: the largest free block when most is reserved.
+        fits: whether every alloc fits in the limit; None without a limit.
+        failed_at: the first alloc that does not.
+        seconds: of processor, for the simulation.
+    """
+
+    allocator: str
+    device: int
+    settings: dict[str, Any]
+    peak_load_bytes: int
+    peak_live_bytes: int
+    peak_reserved_bytes: int
+    fragmentation: float
+    internal_fragmentation: float
+    external_fragmentation: float
+    driver_calls: int
+    largest_free_bytes: int
+    fits: bool | None
+    failed_at: Failure | None
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The columns by name, ready for JSON."""
+        return asdict(self)
+
+
+def compare(
+    trace: Trace, choices: Sequence[Choice] | None = None, *, limit_bytes: int | None = None
+) -> Iterator[Row]:
+    """Simulate allocators on a trace, a row for each device and allocator, as they become known.
+
+    Args:
+        trace: events; each device by itself.
+        choices: what to compare; None for what was recorded, if the trace tells it, and all that there are.
+        limit_bytes: what each device has.
+
+    Raises:
+        ValueError: no such allocator or setting, or what was recorded is asked for and not known.
+        TraceError: the trace contradicts itself.
+    """
+    for device in trace.devices:
+        events = trace if len(trace.devices) == 1 else trace.on_device(device)
+        for choice in _all(events) if choices is None else choices:
+            yield _row(events, choice, device, limit_bytes)
+
+
+def _all(trace: Trace) -> list[Choice]:
+    known = [Choice(RECORDED)] if recorded(trace) is not None else []
+    return known + [Choice(name) for name in ALLOCATORS]
+
+
+def _simulation(trace: Trace, choice: Choice, limit_bytes: int | None) -> Simulation:
+    if choice.allocator != RECORDED:
+        return simulate(trace, choice.allocator, limit_bytes=limit_bytes, **choice.settings)
+    found = recorded(trace)
+    if found is None:
+        raise ValueError(
+            "the trace does not tell what its allocator reserved, so nothing is known of `recorded`"
+        )
+    return found
+
+
+def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> Row:
+    begin = time.process_time()
+    made = _simulation(trace, choice, limit_bytes)
+    seconds = time.process_time() - begin
+    failure = _failure(made, limit_bytes)
+    if made.failed_at is not None:
+        made = _simulation(trace, choice, None)
+    served = int(made.requested.max(initial=0))  # less than the load where allocs failed
+    live, reserved = made.peak_live_bytes, made.peak_reserved_bytes
+    whole = max(reserved, 1)
+    return Row(
+        allocator=choice.allocator,
+        device=device,
+        settings=choice.settings,
+        peak_load_bytes=int(made.trace.load().max(initial=0)),
+        peak_live_bytes=live,
+        peak_reserved_bytes=reserved,
+        fragmentation=made.fragmentation,
+        internal_fragmentation=(live - served) / whole,
+        external_fragmentation=(reserved - live) / whole,
+        driver_calls=made.driver_calls,
+        largest_free_bytes=made.largest_free_bytes,
+        fits=None if limit_bytes is None else failure is None,
+        failed_at=failure,
+        seconds=seconds,
+    )
+
+
+def _failure(made: Simulation, limit_bytes: int | None) -> Failure | None:
+    event = made.failed_at
+    if event is None:
+        if limit_bytes is None or made.peak_reserved_bytes <= limit_bytes:
+            return None
+        event = _first_alloc(made.trace, int(np.argmax(made.reserved > limit_bytes)))  # recorded without it
+    trace = made.trace
+    name = int(trace.operation[event])
+    return Failure(event, int(trace.size[event]), trace.names[name] if name >= 0 else None)
+
+
+def _first_alloc(trace: Trace, event: int) -> int:
+    """The first alloc from an event on: the one for which a segment was reserved."""
+    later = np.flatnonzero(trace.kind[event:] == Kind.ALLOC)
+    return event + int(later[0]) if len(later) else event

@@ -1,0 +1,73 @@
+"""Allocators compared on many traces at once."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mempool.analysis.compare import Choice, Row, compare
+from mempool.analysis.each import each
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from concurrent.futures import Executor
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What became of one file.
+
+    Attributes:
+        file: its path.
+        rows: as `mempool.analysis.compare.compare` yields them.
+        error: in a line, why there are none, or None.
+    """
+
+    file: str
+    rows: tuple[Row, ...] = ()
+    error: str | None = None
+
+
+def compare_files(
+    files: Sequence[str],
+    choices: Sequence[Choice] | None = None,
+    *,
+    limit_bytes: int | None = None,
+    executor: Executor | None = None,
+) -> Iterator[Compared]:
+    """Compare allocators on many files, as they become ready.
+
+    A file that is no trace, or that a process dies of, is told as such and does not disturb the others.
+
+    Args:
+        files: different paths, as those who do the work see them; traces in any format.
+        choices: as of `compare`.
+        limit_bytes: as of `compare`.
+        executor: as of `each`. One file without an executor is done here.
+    """
+    task = functools.partial(compare_file, choices=choices, limit_bytes=limit_bytes)
+    if executor is None and len(files) == 1:
+        yield task(files[0])
+        return
+    for file, result in each(files, task, executor):
+        if isinstance(result, Compared):
+            yield result
+        else:
+            reason = " ".join(str(result).split())[:200]
+            yield Compared(file, error=f"{file}: {type(result).__name__}: {reason}")
+
+
+def compare_file(file: str, *, choices: Sequence[Choice] | None, limit_bytes: int | None) -> Compared:
+    """Compare allocators on one file; what is wrong with it is told in the result."""
+    from traces.read import read
+
+    try:
+        return Compared(file, tuple(compare(read(file), choices, limit_bytes=limit_bytes)))
+    except MemoryError:
+        return Compared(file, error=f"{file}: out of memory")
+    except OSError as error:
+        return Compared(file, error=f"{file}: {error.strerror or error}")
+    except ValueError as error:
+        text = str(error)
+        return Compared(file, error=text if text.startswith(file) else f"{file}: {text}")

@@ -1,0 +1,118 @@
+"""Who is alive when most bytes are: by role, by operation and source line, by bytes and time held."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traces import buffers_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from traces import Trace
+
+
+class Role(enum.IntEnum):
+    """How long a buffer lives, in iterations."""
+
+    PASSING = 0  #: within one iteration, or the trace repeats none
+    WRAP_AROUND = 1  #: from one iteration into a later one
+    PERSISTENT = 2  #: over at least two boundaries and never freed, or over half of all
+
+
+@dataclass(frozen=True, eq=False)
+class Peak:
+    """The buffers alive when most requested bytes were, the first time; m rows, largest first.
+
+    Attributes:
+        event: the row of the trace after which it is.
+        bytes: requested bytes alive.
+        alloc: int64[m], row of each buffer's alloc.
+        end: int64[m], row of its free; the length of the trace if it has none.
+        size: int64[m], bytes.
+        role: int8[m], a `Role`.
+    """
+
+    event: int
+    bytes: int
+    alloc: NDArray[np.int64]
+    end: NDArray[np.int64]
+    size: NDArray[np.int64]
+    role: NDArray[np.int8]
+
+
+def at_peak(trace: Trace, begins: NDArray[np.int64] | None = None) -> Peak:
+    """Who is alive at the peak.
+
+    Args:
+        trace: events; all devices count together.
+        begins: rows at which iterations begin, int64[k] in their order; None or empty where there are none.
+
+    Raises:
+        TraceError: the trace contradicts itself.
+    """
+    load = trace.load()
+    event = int(load.argmax()) if len(load) else 0
+    buffers = buffers_of(trace)
+    alive = np.flatnonzero((buffers.start <= event) & (event < buffers.end) & (buffers.size > 0))
+    alive = alive[np.argsort(-buffers.size[alive], kind="stable")]
+    alloc, end = buffers.start[alive], buffers.end[alive]
+    begins = np.empty(0, np.int64) if begins is None else begins
+    return Peak(
+        event,
+        int(load.max(initial=0)),
+        alloc,
+        end,
+        buffers.size[alive],
+        _roles(alloc, end, begins, len(trace)),
+    )
+
+
+def _roles(
+    alloc: NDArray[np.int64], end: NDArray[np.int64], begins: NDArray[np.int64], length: int
+) -> NDArray[np.int8]:
+    crossed = np.searchsorted(begins, end, side="left") - np.searchsorted(begins, alloc, side="right")
+    stays = (crossed >= 2) & ((end == length) | (2 * crossed >= len(begins)))
+    roles = np.where(stays, Role.PERSISTENT, np.where(crossed > 0, Role.WRAP_AROUND, Role.PASSING))
+    return roles.astype(np.int8)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one operation or source line holds at the peak; ``name`` is None where none was recorded."""
+
+    name: str | None
+    bytes: int
+    buffers: int
+
+
+def shares(trace: Trace, peak: Peak, names: NDArray[np.int32], most: int) -> list[Share]:
+    """The bytes of the peak by a column of names (``trace.operation``, ``trace.frame``), most first.
+
+    Args:
+        trace: the events.
+        peak: of that trace.
+        names: int32[n], index into ``trace.names`` of each event, -1 where unknown.
+        most: so many are told.
+    """
+    found, index = np.unique(names[peak.alloc], return_inverse=True)
+    held = np.zeros(len(found), np.int64)
+    np.add.at(held, index, peak.size)
+    count = np.bincount(index, minlength=len(found))
+    order = np.argsort(-held, kind="stable")[:most]
+    return [
+        Share(trace.names[name] if (name := int(found[k])) >= 0 else None, int(held[k]), int(count[k]))
+        for k in order.tolist()
+    ]
+
+
+def by_bytes_and_time(peak: Peak) -> NDArray[np.int64]:
+    """Rows of ``peak``, largest product of bytes and lifetime (in events) first, int64[m]."""
+    order: NDArray[np.int64] = np.argsort(
+        -peak.size.astype(np.float64) * (peak.end - peak.alloc), kind="stable"
+    )
+    return order

@@ -1,0 +1,93 @@
+"""Rows of a comparison say what the simulations say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from simulations import MIB, random_trace
+
+from mempool.analysis.choices import parse_choice
+from mempool.analysis.compare import RECORDED, Choice, compare
+from solvers.simulators import ALLOCATORS, simulate
+from traces import Kind, Trace
+
+
+def test_a_row_for_each_device_and_allocator() -> None:
+    one = random_trace(1, 600)
+    two = Trace.of(
+        np.tile(one.kind, 2),
+        np.concatenate([one.buffer, np.where(one.buffer < 0, -1, one.buffer + 10**6)]),
+        np.tile(one.size, 2),
+        device=np.repeat([0, 3], len(one)),
+    )
+    rows = list(compare(two, [Choice("first_fit"), Choice("best_fit", {"growth_bytes": 4 * MIB})]))
+    assert [(row.device, row.allocator) for row in rows] == [
+        (device, name) for device in (0, 3) for name in ("first_fit", "best_fit")
+    ]
+    made = simulate(two.on_device(3), "best_fit", growth_bytes=4 * MIB)
+    assert rows[3].peak_reserved_bytes == made.peak_reserved_bytes == rows[1].peak_reserved_bytes
+    assert rows[3].settings == {"growth_bytes": 4 * MIB}
+    assert {row.fits for row in rows} == {None}
+
+
+def test_the_parts_of_fragmentation_add_up_and_all_is_in_order() -> None:
+    trace = random_trace(2, 800)
+    rows = list(compare(trace))
+    assert [row.allocator for row in rows] == list(ALLOCATORS)
+    for row in rows:
+        assert row.internal_fragmentation + row.external_fragmentation == pytest.approx(row.fragmentation)
+        assert row.peak_load_bytes == trace.load().max() <= row.peak_live_bytes <= row.peak_reserved_bytes
+        assert row.largest_free_bytes <= row.peak_reserved_bytes
+
+
+def test_who_runs_out_says_when_on_what_and_what_it_would_have_needed() -> None:
+    trace = Trace.of(
+        [Kind.ALLOC] * 3, [0, 1, 2], [MIB, 2 * MIB, 4 * MIB], operation=[-1, 0, 1], names=["mm", "add"]
+    )
+    [row] = compare(trace, [Choice("first_fit")], limit_bytes=4 * MIB)
+    assert row.fits is False
+    assert row.failed_at is not None
+    assert (row.failed_at.event, row.failed_at.size_bytes, row.failed_at.operation) == (2, 4 * MIB, "add")
+    assert row.peak_reserved_bytes == 8 * MIB
+    assert next(compare(trace, [Choice("first_fit")], limit_bytes=8 * MIB)).fits is True
+
+
+def test_what_was_recorded_runs_out_where_its_segments_pass_the_limit() -> None:
+    kind = [Kind.RESERVE, Kind.ALLOC, Kind.RESERVE, Kind.ALLOC]
+    trace = Trace.of(
+        kind, [-1, 0, -1, 1], [512, 100, 1024, 600], address=[0, 0, 512, 512], metadata={"alignment": "512"}
+    )
+    first, *_ = compare(trace, limit_bytes=1024)
+    assert first.allocator == RECORDED
+    assert first.failed_at is not None
+    assert (first.failed_at.event, first.peak_reserved_bytes) == (3, 1536)
+    assert next(compare(trace, limit_bytes=1536)).fits is True
+
+
+def test_what_was_not_recorded_cannot_be_asked_for() -> None:
+    with pytest.raises(ValueError, match="does not tell what its allocator reserved"):
+        list(compare(random_trace(3, 10), [Choice(RECORDED)]))
+
+
+def test_settings_are_numbers_sizes_or_words() -> None:
+    assert parse_choice("best_fit") == Choice("best_fit", {})
+    assert parse_choice("first_fit:growth_bytes=4MiB, alignment_bytes=256") == Choice(
+        "first_fit", {"growth_bytes": 4 * MIB, "alignment_bytes": 256}
+    )
+    assert parse_choice(RECORDED) == Choice(RECORDED, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("nobody", "no allocator 'nobody'; there are recorded, "),
+        ("recorded:x=1", "no allocator 'recorded'"),
+        ("best_fit:x", "'x' is not KEY=VALUE"),
+        ("best_fit:x=1", "best_fit has no setting x; there are alignment_bytes, growth_bytes"),
+        ("best_fit:growth_bytes=3", "not a power of two"),
+        ("best_fit:growth_bytes=much", "not a power of two"),
+    ],
+)
+def test_settings_that_nobody_takes_are_refused_before_anything_is_read(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_choice(text)

@@ -1,0 +1,92 @@
+"""What the recorded allocator did is read off the trace itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from simulations import check_simulation, event_traces
+
+from solvers.simulators import Simulation, simulate
+from solvers.simulators.recorded import recorded
+from traces import Kind, Trace
+from traces.snapshot import read_snapshot
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SHARED = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
+
+
+def as_recorded(simulation: Simulation) -> tuple[Trace, NDArray[np.int64]]:
+    """The trace that a recorder of the allocator would have written, and where its events are in it."""
+    trace, segments = simulation.trace, simulation.segments
+    rows = [
+        (int(trace.kind[k]), int(trace.buffer[k]), int(trace.size[k]), int(simulation.address[k]), k, 1)
+        for k in range(len(trace))
+    ]
+    for k in range(len(segments)):
+        at, size = int(segments.address[k]), int(segments.size[k])
+        rows.append((Kind.RESERVE, -1, size, at, int(segments.start[k]), 0))
+        if segments.end[k] < len(trace):
+            rows.append((Kind.RELEASE, -1, size, at, int(segments.end[k]), 0))
+    rows.sort(key=lambda row: row[4:])
+    kind, buffer, size, address, _, own = np.array(rows, np.int64).reshape(-1, 6).T
+    written = Trace.of(kind, buffer, size, address=address, metadata={"alignment": "512", "expandable": "1"})
+    return written, np.flatnonzero(own)
+
+
+@settings(max_examples=60, deadline=None)
+@given(trace=event_traces())
+def test_a_recording_of_an_allocator_says_what_the_allocator_did(trace: Trace) -> None:
+    """Addresses, bytes in use and held, segments: as the allocator had them, here first fit."""
+    made = simulate(trace, "first_fit")
+    written, own = as_recorded(made)
+    found = recorded(written)
+    if not len(made.segments):
+        assert found is None
+        return
+    assert found is not None
+    check_simulation(found)
+    for name in ("address", "live", "reserved"):
+        assert getattr(found, name)[own].tolist() == getattr(made, name).tolist()
+    assert found.segments.size.tolist() == made.segments.size.tolist()
+    assert found.driver_calls == made.driver_calls
+
+
+def test_a_segment_released_in_its_middle_leaves_both_ends() -> None:
+    """As an expandable one does: the rest stays held, and stays one range where it touches."""
+    kind = [Kind.RESERVE, Kind.RESERVE, Kind.RELEASE]
+    trace = Trace.of(kind, -1, [1024, 512, 1024], address=[0, 1024, 256], metadata={"expandable": "1"})
+    found = recorded(trace)
+    assert found is not None
+    assert found.reserved.tolist() == [1024, 1536, 512]
+    s = found.segments
+    rows = np.column_stack([s.address, s.size, s.start, s.end, s.region]).tolist()
+    assert sorted(rows) == [
+        [0, 256, 0, 3, 0],
+        [256, 768, 0, 2, 0],
+        [1024, 256, 1, 2, 0],
+        [1280, 256, 1, 3, 0],
+    ]
+
+
+def test_without_segments_or_addresses_nothing_is_known() -> None:
+    """A trace of sizes alone does not say what its allocator reserved."""
+    assert recorded(Trace.of([Kind.ALLOC], [0], [8], address=[0])) is None
+    assert recorded(Trace.of([Kind.RESERVE, Kind.ALLOC], [-1, 0], [512, 8], address=[0, -1])) is None
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared snapshots are not here")
+@pytest.mark.parametrize(
+    "name",
+    ["small", pytest.param("transformer_ctx128_fullstep", marks=pytest.mark.full)],
+)
+def test_a_real_recording_keeps_what_holds_for_all_allocators(name: str) -> None:
+    """PyTorch's own buffers neither overlap nor leave its segments."""
+    found = recorded(read_snapshot(SHARED / f"{name}.pickle"))
+    assert found is not None
+    check_simulation(found)
