@@ -13,7 +13,8 @@ def floors(extras: list[str]) -> list[str]:
     table = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     wanted = list(table["build-system"]["requires"]) + list(table["project"]["dependencies"])
     for extra in extras:
-        wanted += table["project"]["optional-dependencies"][extra]
+        own = table["project"]["optional-dependencies"][extra]
+        wanted += [one for one in own if not one.startswith("mempool[")]
     return [_pinned(requirement) for requirement in wanted]
 
 
