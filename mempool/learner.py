@@ -86,6 +86,7 @@ class Learner:
         self._stays: dict[int, set[tuple[int, int]]] = {}  # what plans were made around; by the plan's key
         self._improvable: set[int] = set()  # keys of plans that may be for more than is needed
         self._improving = False  # that is what the recording is for
+        self._hard: set[int] = set()  # keys of plans that a longer search might make good
         self._recorded_at = 0  # iteration when recording began
         self._beside = Beside(client)
 
@@ -114,7 +115,8 @@ class Learner:
         """Look at the recording once; True if a plan was handed to the core."""
         self.known.tell_of_a_stranger()
         self.desert_if_useless()
-        return self.plan_beside() or self.plan_around() or (self.may_learn() and self.learn())
+        done = self.plan_beside() or self.plan_around() or (self.may_learn() and self.learn())
+        return done or (self.may_polish() and self.polish())
 
     def may_learn(self) -> bool:
         """Whether the recording may hold anything new; it ends when all has long followed the plan."""
@@ -242,11 +244,45 @@ class Learner:
         if planned is None:
             return False
         self._install(planned, counts)
+        if not self._patient and planned.is_hard(wait_bytes=self._wait_bytes):
+            self._hard.add(planned.key)
         self._vain = 0
         self._client.check_again_after(max(64, 4 * len(pattern.buffers)))
         return True
 
-    def _make(self, pattern: Pattern, around: Sequence[tuple[int, int]] = ()) -> Planned | None:
+    def may_polish(self) -> bool:
+        """Whether all has long followed a plan that was made in haste."""
+        latest, state = self.known.latest, self._client.state()
+        return (
+            latest is not None
+            and latest.key in self._hard
+            and latest.key not in self._stays
+            and state["replaying"]
+            and not state["recording"]
+            and not self._beside.reaches()
+        )
+
+    def polish(self) -> bool:
+        """Search longer for a plan that was made in haste; True if that gave a better one.
+
+        Once for each plan, and only when the program has followed it for long: it is a second of work.
+        """
+        known = self.known.latest
+        assert known is not None
+        self._hard.remove(known.key)
+        planned = self._make(known.pattern, patient=True)
+        if planned is None or planned.plan.arena_bytes >= known.plan.arena_bytes:
+            return False
+        log.info("a longer search made a smaller arena")
+        improvable = known.key in self._improvable
+        done = self._install(planned, None, instead_of=known)
+        if not improvable:
+            self._improvable.discard(planned.key)
+        return done
+
+    def _make(
+        self, pattern: Pattern, around: Sequence[tuple[int, int]] = (), *, patient: bool | None = None
+    ) -> Planned | None:
         """None: interrupted."""
         from mempool.planned import make_plan
 
@@ -256,7 +292,7 @@ class Learner:
             alignment=self._device.alignment,
             around=joined([*around, *self._beside.reaches()]),
             wait_bytes=self._wait_bytes,
-            patient=self._patient,
+            patient=self._patient if patient is None else patient,
         )
         return None if self._interrupt() else planned
 

@@ -130,6 +130,15 @@ class Planned:
         less = self.plan.arena_bytes * LESS < other.plan.arena_bytes
         return less or self.pattern.coverage > other.pattern.coverage + 0.01
 
+    def is_hard(self, *, wait_bytes: int) -> bool:
+        """Whether a search stopped before the plan was good, which more of it might make it.
+
+        Where streams share, what is best is larger than the bound for its price.
+        """
+        shared = wait_bytes < NEVER and len(np.unique(self.buffers.stream)) > 1
+        plan = self.plan
+        return plan.stopped_by == "nodes" and plan.arena_bytes > GOOD * plan.lower_bound_bytes and not shared
+
     def ranges(self) -> set[tuple[int, int]]:
         """(begin, end) offsets of everything planned."""
         offset, size = self.plan.offset, self.buffers.size[:, None]
@@ -260,14 +269,13 @@ def make_plan(
         plan = solved(buffers, POOL_NODES)
         if plan.offset is None:
             return None
-        shared = wait_bytes < NEVER and len(np.unique(buffers.stream)) > 1  # what is best then has its price
-        hard = plan.stopped_by == "nodes" and plan.arena_bytes > GOOD * plan.lower_bound_bytes
-        if patient and hard and not shared:
+        planned = Planned(pattern, buffers, plan)
+        if patient and planned.is_hard(wait_bytes=wait_bytes):
             longer = solved(buffers, HARD_NODES, GOOD)
             if longer.offset is not None and longer.arena_bytes < plan.arena_bytes:
-                plan = longer
-        check(plan, buffers)
-        return Planned(pattern, buffers, plan)
+                planned = dataclasses.replace(planned, plan=longer)
+        check(planned.plan, buffers)
+        return planned
     everything, bound = _with_kept(buffers, around), lower_bound(buffers)
     plan = solved(everything, AROUND_NODES)
     if plan.offset is None:

@@ -251,8 +251,12 @@ class Planner:
         elif not work:
             self._learner.resume_if_changed()
         self._learner.desert_if_useless()
+        if (left := self._learner.may_polish()) and self._budget.has_some():
+            left = False
+            with self._budget.charged():
+                self._learner.polish()
         self._tell()
-        return work
+        return work or left
 
     def _learn(self) -> None:
         """Try to make a plan, at the budget's expense unless the program follows what was planned."""

@@ -365,6 +365,73 @@ def test_who_plans_beside_the_program_does_not_keep_it_waiting(monkeypatch: pyte
         asked.clear()
 
 
+def in_time(memory: programs.Watched, buffers: Buffers) -> None:
+    """Allocate and free what the rows say, in the order of time; frees come first."""
+    events = sorted(
+        [(end, 0, row) for row, end in enumerate(buffers.end.tolist())]
+        + [(start, 1, row) for row, start in enumerate(buffers.start.tolist())]
+    )
+    address: dict[int, int] = {}
+    for _, allocates, row in events:
+        if allocates:
+            address[row] = memory.allocate(int(buffers.size[row]))
+        else:
+            memory.free(address.pop(row))
+
+
+def test_a_plan_made_in_haste_is_searched_longer_once_all_follows_it(pool: Pool) -> None:
+    """The first plan comes soon, beside the program; a better one replaces it, once, and all follows that."""
+    memory, hard = programs.Watched(pool), flat(1000, 3)
+    learner = pool._planner._learner
+    learner._patient = False
+    arenas, misses = [], []
+    for _ in range(60):
+        pool.step()
+        in_time(memory, hard)
+        pool._planner.look()
+        if pool.planned is not None:
+            arenas.append(pool.planned.plan.arena_bytes)
+            misses.append(learner._misses())
+    soon, polished = arenas[0], arenas[-1]
+    assert polished < soon
+    assert arenas == [soon] * arenas.index(polished) + [polished] * arenas.count(polished)
+    assert arenas.index(polished) > 4  # all had followed the first for long
+    assert misses[-1] == misses[arenas.index(polished) + 1]
+    assert pool.report().to_dict()["planned_arena_bytes"] == polished
+    assert not learner.may_polish()
+
+
+def test_a_planner_in_the_background_searches_longer_too() -> None:
+    """When it can afford it, whatever the program does meanwhile."""
+    hard = flat(1000, 3)
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        until = time.monotonic() + 60
+        arenas: list[int] = []
+        while time.monotonic() < until and len(set(arenas)) < 2:
+            pool.step()
+            in_time(memory, hard)
+            if (planned := pool.planned) is not None:
+                arenas.append(planned.plan.arena_bytes)
+        assert min(arenas) == arenas[-1] < arenas[0]
+
+
+def test_a_search_that_finds_nothing_better_is_not_made_again(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mempool.planned.HARD_NODES", 1)
+    memory, hard, searches = programs.Watched(pool), flat(1000, 3), []
+    learner = pool._planner._learner
+    learner._patient = False
+    monkeypatch.setattr(learner, "polish", lambda polish=learner.polish: searches.append(polish()))
+    for _ in range(60):
+        pool.step()
+        in_time(memory, hard)
+        pool._planner.look()
+    assert searches == [False]
+    assert pool._planner.plans == 1
+
+
 def test_a_plan_around_something_is_looked_for_briefly(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lower bound is out of its reach, so that it always looks as long as it may."""
     memory = programs.Watched(pool)
