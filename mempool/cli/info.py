@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
+from mempool.cli import where
 from mempool.cli.output import console, facts, percent, print_json, progress, table
 from mempool.report import binary
 
@@ -68,6 +69,7 @@ def answer(work: Work, largest: int) -> dict[str, Any]:
     if work.trace is not None:
         said |= _events(work.trace)
         said["iterations"] = 1 if work.pattern is None else work.pattern.iterations
+        said["where"] = where.answer(work, largest, frames=True)
     if work.plan is not None:
         said |= {
             "status": str(work.plan.status),
@@ -181,6 +183,8 @@ def _show(file: Path, work: Work, said: dict[str, Any]) -> None:
             for entry in said["largest_at_peak"]
         ]
         table("\nlargest buffers at the peak", ("buffer", "size", "start", "end", "instances"), rows)
+    if work.trace is not None:
+        where.show(said["where"])
     if work.plan is not None:
         print_to.print("\naddresses over time")
         show_addresses(print_to, work.buffers, work.plan)

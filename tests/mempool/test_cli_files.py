@@ -10,7 +10,7 @@ import subprocess
 import sysconfig
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,6 +23,9 @@ from traces.instances import aligned
 from traces.minimalloc import write_csv
 from traces.parquet import write_trace
 from traces.workload import generate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 COMMAND = str(Path(sysconfig.get_path("scripts"), "mempool"))
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -305,6 +308,15 @@ def test_an_empty_trace_is_no_error(folder: Path, capsys: pytest.CaptureFixture[
     assert call(["check", "empty.plan", "empty.trace"]) == 0
     assert call(["info", "empty.trace"]) == 0
     assert call(["info", "empty.plan"]) == 0
+
+
+def keys_of(answer: Any) -> Iterator[str]:
+    """The keys of all objects in an answer, but those of what a recorder or a user named."""
+    if isinstance(answer, dict):
+        yield from answer
+        answer = [value for key, value in answer.items() if key not in ("metadata", "settings")]
+    for value in answer if isinstance(answer, list) else ():
+        yield from keys_of(value)
 
 
 def test_every_json_key_is_documented(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,72 @@
+"""Where the memory of one device goes at its peak: the parts of this package put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mempool.analysis.idle import Absences, absences
+from mempool.analysis.peak import Peak, at_peak
+from mempool.analysis.remedies import Remedy, remedies
+from solvers.simulators.recorded import recorded
+from traces import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from solvers.simulators import Simulation
+    from traces import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Where:
+    """What is known of one device.
+
+    Attributes:
+        device: its index.
+        trace: its events.
+        peak: who is alive at the peak load.
+        idle: absences there, None where no accesses were recorded.
+        recorded: what the recorded allocator did, None where that is not known.
+        remedies: what would help, the largest saving first.
+    """
+
+    device: int
+    trace: Trace
+    peak: Peak
+    idle: Absences | None
+    recorded: Simulation | None
+    remedies: list[Remedy]
+
+    @property
+    def stranded_bytes(self) -> int | None:
+        """Reserved and in nobody's use when most is reserved; None where that is not known."""
+        if self.recorded is None:
+            return None
+        event = int(self.recorded.reserved.argmax())
+        return int(self.recorded.reserved[event] - self.recorded.live[event])
+
+
+def where(trace: Trace, begins: NDArray[np.int64] | None = None) -> Iterator[Where]:
+    """Look at each device of a trace.
+
+    Args:
+        trace: the events.
+        begins: rows at which iterations begin, int64[k]; None or empty where it repeats none.
+
+    Raises:
+        TraceError: the trace contradicts itself.
+    """
+    begins = np.empty(0, np.int64) if begins is None else begins
+    for device in trace.devices:
+        keep = (trace.device == device) | (trace.kind == Kind.MARK)
+        own = (np.cumsum(keep) - keep)[begins]  # the same beginnings among the device's events
+        events = trace if keep.all() else trace.on_device(device)
+        peak = at_peak(events, own)
+        idle, known = absences(events, peak), recorded(events)
+        iteration = int(np.median(np.diff(own))) if len(own) > 1 else len(events)
+        yield Where(device, events, peak, idle, known, remedies(peak, idle, known, iteration))

@@ -1,0 +1,147 @@
+"""What ``mempool info`` says of where memory goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mempool.cli.output import console, facts, percent, table
+from mempool.report import binary
+
+if TYPE_CHECKING:
+    from mempool.analysis.where import Where
+    from mempool.cli.work import Work
+
+
+def answer(work: Work, most: int, *, frames: bool) -> list[dict[str, Any]]:
+    """One object for each device.
+
+    Args:
+        work: a file with a trace.
+        most: how many operations, source lines and buffers to list.
+        frames: whether source lines may be told.
+    """
+    from mempool.analysis.where import where
+
+    assert work.trace is not None
+    begins = None if work.pattern is None else work.pattern.begins
+    return [_device(one, most, frames=frames) for one in where(work.trace, begins)]
+
+
+def _device(one: Where, most: int, *, frames: bool) -> dict[str, Any]:
+    from mempool.analysis.peak import Role, shares
+
+    peak, trace = one.peak, one.trace
+    said: dict[str, Any] = {
+        "device": one.device,
+        "peak_event": peak.event,
+        "peak_load_bytes": peak.bytes,
+        "roles": {role.name.lower(): int(peak.size[peak.role == role].sum()) for role in Role},
+        "operations": [
+            {"operation": share.name, "bytes": share.bytes, "buffers": share.buffers}
+            for share in shares(trace, peak, trace.operation, most)
+        ],
+        "held_longest": _held_longest(one, most, frames=frames),
+        "recorded": _recorded(one),
+        "remedies": [
+            {"name": remedy.name, "saves_bytes": remedy.saves_bytes, "how": remedy.how}
+            for remedy in one.remedies
+        ],
+    }
+    if frames:
+        said["frames"] = [
+            {"frame": share.name, "bytes": share.bytes, "buffers": share.buffers}
+            for share in shares(trace, peak, trace.frame, most)
+        ]
+    return said
+
+
+def _held_longest(one: Where, most: int, *, frames: bool) -> list[dict[str, Any]]:
+    from mempool.analysis.peak import Role, by_bytes_and_time
+
+    peak, trace, rows = one.peak, one.trace, []
+    for row in by_bytes_and_time(peak)[:most].tolist():
+        alloc = int(peak.alloc[row])
+        said: dict[str, Any] = {
+            "buffer": int(trace.buffer[alloc]),
+            "size_bytes": int(peak.size[row]),
+            "start": alloc,
+            "end": int(peak.end[row]),
+            "role": Role(int(peak.role[row])).name.lower(),
+        }
+        if one.idle is not None:
+            said["idle_events"] = int(one.idle.length[row])
+        for name in ("operation", "frame") if frames else ("operation",):
+            index = int(getattr(trace, name)[alloc])
+            if index >= 0:
+                said[name] = trace.names[index]
+        rows.append(said)
+    return rows
+
+
+def _recorded(one: Where) -> dict[str, Any] | None:
+    made = one.recorded
+    if made is None:
+        return None
+    return {
+        "peak_reserved_bytes": made.peak_reserved_bytes,
+        "stranded_bytes": one.stranded_bytes,
+        "largest_free_bytes": made.largest_free_bytes,
+        "fragmentation": made.fragmentation,
+        "driver_calls": made.driver_calls,
+    }
+
+
+def show(said: list[dict[str, Any]]) -> None:
+    """Print what `answer` gives."""
+    for device in said:
+        peak = max(device["peak_load_bytes"], 1)
+        facts(f"\nwhere memory goes on device {device['device']}", _facts(device))
+        for key, name in (("operations", "operation"), ("frames", "frame")):
+            rows = [
+                (
+                    share[name] or "(unknown)",
+                    binary(share["bytes"]),
+                    percent(share["bytes"] / peak),
+                    f"{share['buffers']:,}",
+                )
+                for share in device.get(key, ())
+            ]
+            if any(share[name] for share in device.get(key, ())):
+                table(f"\nat the peak by {name}", (name, "bytes", "share", "buffers"), rows)
+        longest = [
+            (
+                " ".join(str(entry[name]) for name in ("buffer", "operation", "frame") if name in entry),
+                binary(entry["size_bytes"]),
+                f"{entry['end'] - entry['start']:,}",
+                entry["role"],
+            )
+            for entry in device["held_longest"]
+        ]
+        if longest:
+            table("\nmost bytes held longest", ("buffer", "size", "events", "role"), longest)
+        if device["remedies"]:
+            console().print("\nwhat would help")
+        for remedy in device["remedies"]:
+            console().print(f"  up to {binary(remedy['saves_bytes'])}: {remedy['how']}", markup=False)
+
+
+def _facts(device: dict[str, Any]) -> list[tuple[str, str]]:
+    roles = {name: size for name, size in device["roles"].items() if size}
+    rows = [
+        ("peak load", f"{binary(device['peak_load_bytes'])} after event {device['peak_event']:,}"),
+        (
+            "of it",
+            ", ".join(f"{binary(size)} {name.replace('_', '-')}" for name, size in roles.items())
+            or "nothing",
+        ),
+    ]
+    if (made := device["recorded"]) is not None:
+        rows += [
+            (
+                "reserved",
+                f"{binary(made['peak_reserved_bytes'])}, in {made['driver_calls']:,} calls to the driver",
+            ),
+            ("stranded", f"{binary(made['stranded_bytes'])} when most was reserved"),
+            ("largest free block", f"{binary(made['largest_free_bytes'])} then"),
+        ]
+    return rows

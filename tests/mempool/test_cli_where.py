@@ -1,0 +1,107 @@
+"""``mempool info`` says where memory goes: roles, operations, what is lost, what would help."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from mempool.cli.app import call
+from traces import Kind, Trace
+from traces.parquet import write_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+A, F, R, W, M, RESERVE, _ = Kind
+KIB = 1024
+
+
+def training(iterations: int = 6) -> Trace:
+    """A parameter, an output kept for an iteration, and two buffers that come and go; one is freed late."""
+    rows: list[tuple[int, int, int, int, int]] = [(RESERVE, -1, 512 * KIB, 0, -1), (A, 0, 40 * KIB, 0, 0)]
+    output = -1
+    for step in range(iterations):
+        first = 1 + 3 * step
+        rows.append((M, -1, 0, -1, 4))
+        rows.append((A, first, 100 * KIB, 64 * KIB, 1))
+        rows.append((W, first, 0, -1, -1))
+        rows.append((A, first + 1, 200 * KIB, 200 * KIB, 2))
+        rows.append((F, first, 0, -1, -1))
+        rows.append((A, first + 2, 8 * KIB, (480 + 8 * (step % 2)) * KIB, 3))
+        rows.append((R, first + 1, 0, -1, -1))
+        rows.append((F, first + 1, 0, -1, -1))
+        if output >= 0:
+            rows.append((F, output, 0, -1, -1))
+        output = first + 2
+    kind, buffer, size, address, operation = np.array(rows).T
+    names = ["parameter", "mm", "gelu", "output", "step", "a.py:1", "b.py:2"]
+    frame = np.where(operation == 1, 5, np.where(operation == 2, 6, -1))
+    return Trace.of(
+        kind, buffer, size, address=address, operation=operation, frame=frame, names=names,
+        metadata={"alignment": "512"},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
+    monkeypatch.chdir(tmp_path)
+    made = training()
+    write_trace(made, "t.trace")
+    return made
+
+
+def where(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    assert call(["info", "t.trace", "--json", *options]) == 0
+    [device] = json.loads(capsys.readouterr().out)["where"]
+    said: dict[str, Any] = device
+    return said
+
+
+def test_the_peak_is_told_by_role_and_by_operation(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
+    said = where(capsys)
+    peak = int(trace.load().max())
+    assert said["peak_load_bytes"] == peak == 348 * KIB
+    assert said["roles"] == {"persistent": 40 * KIB, "wrap_around": 8 * KIB, "passing": 300 * KIB}
+    assert [(share["operation"], share["bytes"]) for share in said["operations"]] == [
+        ("gelu", 200 * KIB),
+        ("mm", 100 * KIB),
+        ("parameter", 40 * KIB),
+        ("output", 8 * KIB),
+    ]
+    assert said["held_longest"][0]["role"] == "persistent"
+    assert said["held_longest"][0]["end"] == len(trace)
+
+
+def test_what_was_reserved_and_what_would_help_is_told(
+    trace: Trace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = where(capsys)
+    assert said["recorded"]["peak_reserved_bytes"] == 512 * KIB
+    assert said["recorded"]["driver_calls"] == 1
+    saves = {remedy["name"]: remedy["saves_bytes"] for remedy in said["remedies"]}
+    assert saves["plan"] == (512 - 348) * KIB
+    assert saves["free_earlier"] == 100 * KIB + 40 * KIB + 8 * KIB  # written before the peak, never read
+    assert list(saves.values()) == sorted(saves.values(), reverse=True)
+
+
+def test_the_same_is_printed(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["info", "t.trace"]) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "where memory goes on device 0",
+        "at the peak by operation",
+        "gelu",
+        "what would help",
+        "stranded",
+    ):
+        assert part in text
+
+
+def test_a_plan_has_no_such_part(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["plan", "t.trace", "-o", "t.plan", "--json"]) == 0
+    capsys.readouterr()
+    assert call(["info", "t.plan", "--json"]) == 0
+    assert "where" not in json.loads(capsys.readouterr().out)
