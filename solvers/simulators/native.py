@@ -11,6 +11,8 @@ from solvers import _core
 from solvers.simulators.simulation import Course, Segments
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from traces.trace import Trace
 
 
@@ -32,12 +34,28 @@ class Native(Allocator):
     def run(self, trace: Trace, limit_bytes: int) -> Course:
         """As of the base."""
         device = _core.SimulatedDevice(limit_bytes)
-        address, live, reserved, failed_at = self.on(device).run(
-            trace.kind, trace.births, trace.size, trace.stream
-        )
-        segments = Segments(*device.segments)
-        segments.end[segments.end < 0] = len(trace)
-        return Course(address, live, reserved, segments, device.calls, None if failed_at < 0 else failed_at)
+        return course_of(trace, device, self.on(device), np.empty(0, np.int64))
+
+
+def course_of(
+    trace: Trace,
+    device: _core.SimulatedDevice,
+    allocator: _core.SimulatedAllocator,
+    adopted: NDArray[np.int64],
+    *,
+    give_back: bool = False,
+) -> Course:
+    """What comes after the first ``len(adopted)`` events, whose handles these are; -1 where there is none.
+
+    With ``give_back`` the allocator gives back what the recorded one gave back.
+    """
+    columns = trace.kind, trace.births, trace.size, trace.stream
+    address, live, reserved, failed_at = allocator.run(
+        *columns, adopted, trace.address if give_back else None
+    )
+    segments = Segments(*device.segments)
+    segments.end[segments.end < 0] = len(trace)
+    return Course(address, live, reserved, segments, device.calls, None if failed_at < 0 else failed_at)
 
 
 def check_power_of_two(value: int, name: str, most: int = 1 << 40) -> None:

@@ -6,6 +6,7 @@ import types
 from typing import TYPE_CHECKING
 
 from solvers.simulators.fits import BestFit, FirstFit
+from solvers.simulators.pytorch import PyTorch, PyTorchExpandable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 #: Classes of settings by name, in the order in which comparisons show them.
 ALLOCATORS: Mapping[str, type[Allocator]] = types.MappingProxyType(
     {
+        "pytorch": PyTorch,
+        "pytorch_expandable": PyTorchExpandable,
         "best_fit": BestFit,
         "first_fit": FirstFit,
     }

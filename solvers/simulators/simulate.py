@@ -11,6 +11,7 @@ from solvers.simulators.registry import ALLOCATORS
 from solvers.simulators.simulation import Course, Simulation
 
 if TYPE_CHECKING:
+    from solvers.simulators.native import Allocator
     from traces.trace import Trace
 
 
@@ -35,17 +36,25 @@ def simulate(
         raise ValueError(f"no allocator {allocator!r}; there are {', '.join(ALLOCATORS)}")
     if limit_bytes is not None and limit_bytes < 0:
         raise ValueError(f"limit_bytes={limit_bytes} is negative")
-    if len(trace) and (trace.device != trace.device[0]).any():
+    if len(trace.devices) > 1:
         raise ValueError("a trace of several devices; simulate each by itself")
     kind = ALLOCATORS[allocator]
-    known = [field.name for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
+    known = settings_of(kind)
     if unknown := sorted(parameters.keys() - set(known)):
         raise ValueError(f"{allocator} has no setting {', '.join(unknown)}; there are {', '.join(known)}")
     made = kind(**parameters)
     most = _core.LARGEST_DEVICE
     course = made.run(trace, most if limit_bytes is None else min(limit_bytes, most))
+    return simulation_of(trace, allocator, made, course)
+
+
+def simulation_of(trace: Trace, name: str, allocator: Allocator, course: Course) -> Simulation:
+    """What an allocator of this name did with a trace, with its settings."""
     columns = {field.name: getattr(course, field.name) for field in dataclasses.fields(Course)}
-    settings = {name: getattr(made, name) for name in known}
-    return Simulation(
-        **columns, allocator=allocator, parameters=types.MappingProxyType(settings), trace=trace
-    )
+    settings = {name: getattr(allocator, name) for name in settings_of(type(allocator))}
+    return Simulation(**columns, allocator=name, parameters=types.MappingProxyType(settings), trace=trace)
+
+
+def settings_of(kind: type[Allocator]) -> list[str]:
+    """Names of the settings of an allocator's class."""
+    return [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]

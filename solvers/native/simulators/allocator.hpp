@@ -27,6 +27,8 @@ class Allocator {
   // For 0 to 2 * Device::most_bytes bytes. Where it fails, nothing has changed but what the allocator had cached.
   virtual Placed allocate(int64_t size, int64_t stream) = 0;
   virtual void free(int64_t handle, int64_t stream) = 0;
+  // A segment that a recorded allocator gave back. Who has one like it that is free as a whole gives it back too.
+  virtual void give_back(int64_t, int64_t, int64_t) {}
 
   // Bytes of the blocks that are in use, rounding and headers included.
   int64_t live() const { return live_; }
@@ -44,10 +46,11 @@ class Allocator {
 
 // Columns of one length, in the order of time.
 struct Events {
-  const uint8_t* kind;  // 0 an alloc, 1 a free, others pass
+  const uint8_t* kind;  // 0 an alloc, 1 a free, 6 a segment given back, others pass
   const int64_t* birth;  // index of the alloc of an event's buffer
-  const int64_t* size;   // of allocs
+  const int64_t* size;   // of allocs and segments
   const int64_t* stream;
+  const int64_t* address;  // of segments; null where what was given back is no matter
   int64_t count;
 };
 
@@ -58,16 +61,20 @@ struct Course {
   int64_t failed_at = -1;               // the first alloc that failed
 };
 
-// An alloc that fails is left out, and its free with it; what comes after is told as if it had never been.
-inline Course run(Allocator& allocator, const Events& events) {
+// An alloc that fails is left out, and its free with it; what comes after is told as if it had never been. The first
+// events led to the allocator's first state: they have handles already, or -1, and are not run.
+inline Course run(Allocator& allocator, const Events& events, std::vector<int64_t> handles) {
   Device& device = allocator.device();
   Course course;
   const auto count = static_cast<size_t>(events.count);
   course.address.assign(count, -1);
   course.live.resize(count);
   course.reserved.resize(count);
-  std::vector<int64_t> handles(count, Placed::nothing);
-  for (int64_t i = 0; i < events.count; ++i) {
+  const auto first = static_cast<int64_t>(handles.size());
+  std::fill_n(course.live.begin(), first, allocator.live());
+  std::fill_n(course.reserved.begin(), first, device.reserved());
+  handles.resize(count, Placed::nothing);
+  for (int64_t i = first; i < events.count; ++i) {
     device.at(i);
     if (events.kind[i] == 0) {
       const Placed placed = allocator.allocate(std::min(events.size[i], 2 * Device::most_bytes), events.stream[i]);
@@ -78,6 +85,8 @@ inline Course run(Allocator& allocator, const Events& events) {
       int64_t& handle = handles[events.birth[i]];
       if (handle >= 0) allocator.free(handle, events.stream[i]);
       handle = Placed::nothing;
+    } else if (events.kind[i] == 6 && events.address != nullptr) {
+      allocator.give_back(events.address[i], events.size[i], events.stream[i]);
     }
     course.live[i] = allocator.live();
     course.reserved[i] = device.reserved();

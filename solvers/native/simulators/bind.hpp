@@ -7,3 +7,4 @@
 #include "allocator.hpp"
 
 void bind_fits(nanobind::module_& m);
+void bind_pytorch(nanobind::module_& m);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <iterator>
 #include <map>
 #include <vector>
@@ -23,12 +24,17 @@ class Device {
   // Addresses are multiples of this, as those of the driver's large allocations are.
   static constexpr int64_t page_bytes = int64_t{2} << 20;
 
-  explicit Device(int64_t limit) : limit_(std::min(limit, most_bytes)) { holes_.add(page_bytes, most_bytes * 32); }
+  // Its own addresses begin above `floor`.
+  explicit Device(int64_t limit, int64_t floor = 0)
+      : limit_(std::min(limit, most_bytes)), floor_(paged(std::min(floor, most_bytes) + 1)) {
+    holes_.add(floor_, most_bytes * 32);
+  }
 
-  // Memory and addresses for it (cudaMalloc); -1 beyond the limit. Zero bytes are no reservation.
+  // Memory and addresses for it (cudaMalloc); -1 beyond the limit.
   int64_t reserve(int64_t size, int64_t stream) {
     if (size > limit_ - reserved_) return -1;
-    const int64_t address = reserve_addresses(size);
+    int64_t address = answered(size);
+    if (address < 0 && (address = reserve_addresses(size)) < 0) return -1;
     hold(address, size, stream, ++regions_);
     ++calls_;
     return address;
@@ -36,20 +42,29 @@ class Device {
 
   // Gives back what reserve() gave (cudaFree).
   void release(int64_t address) {
-    const int64_t size = segments_[held_.at(address)].size;
-    let_go(held_.find(address));
-    release_addresses(address, size);
+    const auto at = held_.find(address);
+    release_addresses(address, segments_[at->second].size);
+    let_go(at);
     ++calls_;
   }
 
-  // Addresses alone (cuMemAddressReserve).
+  // Addresses alone (cuMemAddressReserve); -1 if there are no more.
   int64_t reserve_addresses(int64_t size) {
     const int64_t address = holes_.lowest(paged(size));
-    holes_.take(address, paged(size));
+    if (address >= 0) holes_.take(address, paged(size));
     return address;
   }
 
-  void release_addresses(int64_t address, int64_t size) { holes_.add(address, paged(size)); }
+  void release_addresses(int64_t address, int64_t size) {
+    if (address >= floor_) holes_.add(address, paged(size));
+  }
+
+  // Where the next reservation of so many bytes lies that no earlier answer is for, all below the floor, unless
+  // something is there then.
+  void answer(int64_t size, int64_t address) { answers_[size].push_back(address); }
+
+  // Memory below the floor that was held before the first event; no call.
+  void adopt(int64_t address, int64_t size, int64_t stream) { hold(address, size, stream, ++regions_); }
 
   // A name for addresses of reserve_addresses(), as map() takes it.
   int64_t new_region() { return ++regions_; }
@@ -89,6 +104,18 @@ class Device {
 
   static int64_t paged(int64_t size) { return std::max(size + page_bytes - 1, page_bytes) / page_bytes * page_bytes; }
 
+  int64_t answered(int64_t size) {
+    const auto found = answers_.find(size);
+    if (found == answers_.end() || found->second.empty()) return -1;
+    const int64_t address = found->second.front();
+    found->second.pop_front();
+    const auto above = held_.lower_bound(address);
+    const bool clear = above == held_.end() || above->first >= address + size;
+    if (above == held_.begin()) return clear ? address : -1;
+    const Segment& below = segments_[std::prev(above)->second];
+    return clear && below.address + below.size <= address ? address : -1;
+  }
+
   void hold(int64_t address, int64_t size, int64_t stream, int64_t region) {
     held_.emplace(address, segments_.size());
     segments_.push_back({address, size, stream, region, now_, -1});
@@ -112,10 +139,11 @@ class Device {
     return held_.emplace(address, segments_.size() - 1).first;
   }
 
-  int64_t limit_, reserved_ = 0, calls_ = 0, regions_ = 0, now_ = 0;
+  int64_t limit_, floor_, reserved_ = 0, calls_ = 0, regions_ = 0, now_ = 0;
   std::vector<Segment> segments_;
   Held held_;    // by address, what is held now: index into segments_
   Holes holes_;  // addresses that nobody has
+  std::map<int64_t, std::deque<int64_t>> answers_;  // by size
 };
 
 }  // namespace simulators

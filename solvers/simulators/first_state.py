@@ -1,0 +1,155 @@
+"""The first state of a recorded allocator, as far as its recording tells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traces.errors import TraceError
+from traces.trace import Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from solvers import _core
+    from traces.trace import Trace
+
+#: Memory of no device lies beyond this, nor is any segment larger.
+_LARGEST_ADDRESS = 1 << 55
+#: Segments up to this are of the small pool, whose blocks are always split.
+_SMALL_SEGMENT = 2 << 20
+#: In the large pool a rest up to this is not split off, and so no free block is so small.
+_LARGEST_REST = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """A recording of PyTorch's allocator, and where it began.
+
+    Attributes:
+        trace: all of it.
+        begin: rows before this one tell what was there: segments, then buffers in them.
+    """
+
+    trace: Trace
+    begin: int
+
+    @property
+    def reserves(self) -> NDArray[np.int64]:
+        """Rows of the reservations that were recorded."""
+        return self.begin + np.flatnonzero(self.trace.kind[self.begin :] == Kind.RESERVE)
+
+    @property
+    def floor(self) -> int:
+        """The end of all memory that the trace tells of."""
+        rows = self.trace.kind == Kind.RESERVE
+        return int((self.trace.address[rows] + self.trace.size[rows]).max(initial=0))
+
+    @property
+    def reserved(self) -> NDArray[np.int64]:
+        """Bytes held from the device after each event, int64[events]."""
+        kind, size = self.trace.kind, self.trace.size
+        return np.cumsum(np.where(kind == Kind.RESERVE, size, np.where(kind == Kind.RELEASE, -size, 0)))
+
+    def adopt(self, allocator: _core.SimulatedPyTorch, rules: _core.PyTorchRules) -> NDArray[np.int64]:
+        """Put the first state into a new allocator; handles of the first `begin` rows, or -1.
+
+        Raises:
+            TraceError: segments that overlap.
+        """
+        trace = self.trace
+        handles = np.full(self.begin, -1, np.int64)
+        segments = self._first(Kind.RESERVE)
+        low = trace.address[segments]
+        high = low + trace.size[segments]
+        if (overlap := high[:-1] > low[1:]).any():
+            raise TraceError("a segment on top of another", row=int(segments[1:][overlap][0]))
+        buffers, ends = self._blocks(low, high, rules)
+        at = trace.address[buffers]
+        for row, begin, end in zip(segments.tolist(), low.tolist(), high.tolist(), strict=True):
+            inside = slice(*np.searchsorted(at, [begin, end]))
+            handles[buffers[inside]] = allocator.adopt(
+                begin, end - begin, int(trace.stream[row]), at[inside], ends[inside] - at[inside]
+            )
+        return handles
+
+    def _first(self, kind: Kind) -> NDArray[np.int64]:
+        """Rows of a kind that tell of the first state, by address."""
+        rows = np.flatnonzero((self.trace.kind[: self.begin] == kind) & (self.trace.size[: self.begin] > 0))
+        return rows[np.argsort(self.trace.address[rows], kind="stable")]
+
+    def _blocks(
+        self, low: NDArray[np.int64], high: NDArray[np.int64], rules: _core.PyTorchRules
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Buffers that were there in segments [low, high), and where the block of each ends.
+
+        A rest too small to be split off belongs to the block before it. How large that is where more is free
+        behind it is told by the first buffer that is put there while the one before lives.
+        """
+        trace = self.trace
+        buffers = self._first(Kind.ALLOC)
+        within = np.searchsorted(low, trace.address[buffers], side="right") - 1
+        inside = (within >= 0) & (trace.address[buffers] < np.append(high, 0)[within])
+        buffers, within = buffers[inside], within[inside]
+        at = trace.address[buffers]
+        room = np.minimum(np.append(at[1:], _LARGEST_ADDRESS * 2)[: len(at)], high[within])
+        alone = room > at
+        buffers, at, room, large = buffers[alone], at[alone], room[alone], (high - low)[within][alone]
+        sizes = [rules.rounded(min(size, _LARGEST_ADDRESS)) for size in trace.size[buffers].tolist()]
+        ends = np.minimum(at + np.array(sizes, np.int64), room)
+        rest = np.where(large > _SMALL_SEGMENT, room - ends, 0)
+        self._open(buffers, ends, np.flatnonzero(rest > _LARGEST_REST))
+        return buffers, np.where((rest > 0) & (rest <= _LARGEST_REST), room, ends)
+
+    def _open(self, buffers: NDArray[np.int64], ends: NDArray[np.int64], which: NDArray[np.int64]) -> None:
+        """Move ends to where a later buffer shows that the free block behind them begins."""
+        trace = self.trace
+        freed = np.full(len(trace), len(trace))
+        frees = np.flatnonzero(trace.kind == Kind.FREE)
+        freed[trace.births[frees]] = frees
+        rows = self.begin + np.flatnonzero(trace.kind[self.begin :] == Kind.ALLOC)
+        rows = rows[np.argsort(trace.address[rows], kind="stable")]
+        for k in which.tolist():
+            near = slice(*np.searchsorted(trace.address[rows], [ends[k], ends[k] + _LARGEST_REST + 1]))
+            first = int(rows[near].min(initial=len(trace)))
+            if first < freed[buffers[k]]:
+                ends[k] = trace.address[first]
+
+
+def recording(trace: Trace, rules: _core.PyTorchRules) -> Recording:
+    """Find where a recording began: readers put what was there before first, at the time of the first event.
+
+    Raises:
+        TraceError: the trace contradicts itself, or has memory at addresses that no device has.
+    """
+    _ = trace.births
+    reserves = trace.kind == Kind.RESERVE
+    largest = np.maximum(trace.address, trace.size)
+    wrong = reserves & ((trace.address < 0) | (trace.size == 0) | (largest > _LARGEST_ADDRESS))
+    if wrong.any():
+        raise TraceError("memory that no device has", row=int(wrong.argmax()))
+    return Recording(trace, 0 if _from_nothing(trace, rules) else _begin(trace))
+
+
+def _from_nothing(trace: Trace, rules: _core.PyTorchRules) -> bool:
+    """Whether the first segment is one that an allocator takes for the first alloc when it has nothing."""
+    first = trace.kind[:2].tolist() == [Kind.RESERVE, Kind.ALLOC] and trace.address[0] == trace.address[1]
+    size = min(int(trace.size[1]), _LARGEST_ADDRESS) if first else 0
+    nothing = trace.metadata.get("alive_before", "0") == "0"
+    return first and nothing and rules.segment_for(rules.rounded(size)) == int(trace.size[0])
+
+
+def _begin(trace: Trace) -> int:
+    """Length of the run of segments, then buffers, at the time of the first event."""
+    at_once = _run(trace.time_ns == trace.time_ns[:1])
+    segments = _run(trace.kind[:at_once] == Kind.RESERVE)
+    text = trace.metadata.get("alive_before", "0")
+    before = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+    return segments + _run(trace.kind[segments : min(segments + before, at_once)] == Kind.ALLOC)
+
+
+def _run(holds: NDArray[np.bool_]) -> int:
+    """For how many rows from the first on something holds."""
+    return int(np.append(holds, False).argmin())

@@ -1,0 +1,111 @@
+"""PyTorch's caching allocator for CUDA devices, with plain and with expandable segments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from solvers import _core
+from solvers.simulators.native import Native
+from solvers.simulators.pytorch_conf import INTERVALS, parse_conf
+
+_MIB = 1 << 20
+_UNLIMITED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class PyTorch(Native):
+    """The default (c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.11).
+
+    Requests are rounded to 512 bytes. Those up to 1 MiB come from segments of 2 MiB, those below 10 MiB from
+    segments of 20 MiB, others from a segment of their own, a multiple of 2 MiB; the smallest free block of
+    the stream and the pool that is large enough is taken, and split where at least 512 bytes (small) or more
+    than 1 MiB are left. What is freed merges with its neighbours. Where the device has no more, segments that
+    are free as a whole are given back. A call to the driver is a cudaMalloc or a cudaFree.
+
+    Not modelled: private pools of captured graphs and of `MemPool`, callbacks that free memory.
+
+    Attributes:
+        conf: text as of ``PYTORCH_CUDA_ALLOC_CONF``; what it sets goes before the others here.
+        max_split_size_mb: blocks of at least so many MiB are not split; None for no such limit.
+        max_non_split_rounding_mb: such a block serves a request that is smaller by less than so many MiB.
+        roundup_power2_divisions: round requests up to so many steps between powers of two, 0 for not at all;
+            or sixteen such numbers, for requests from 1 MiB (and smaller ones), 2 MiB, ... 32 GiB on.
+        garbage_collection_threshold: the part of the limit from which on free segments that have not been
+            used for long are given back; 0 for never. Without a limit it has no effect.
+        large_segment_size_mb: size in MiB of the segments for requests from 1 to 10 MiB.
+    """
+
+    conf: str = ""
+    max_split_size_mb: int | None = None
+    max_non_split_rounding_mb: int = 20
+    roundup_power2_divisions: int | tuple[int, ...] = 0
+    garbage_collection_threshold: float = 0.0
+    large_segment_size_mb: int = 20
+    _expandable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        names = {field.name for field in fields(self)}
+        for name, value in parse_conf(self.conf).items():
+            if name == "expandable_segments" and value != self._expandable:
+                raise ValueError(f"{name}:{value} is the allocator pytorch{'_expandable' if value else ''}")
+            if name in names:
+                object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        least = max(self.large_segment_size_mb, 20)
+        split = self.max_split_size_mb
+        for name, value, low in (
+            ("max_split_size_mb", least if split is None else split, least),
+            ("max_non_split_rounding_mb", self.max_non_split_rounding_mb, 20),
+            ("large_segment_size_mb", self.large_segment_size_mb, 11),
+        ):
+            if not low <= value <= 1 << 30:
+                raise ValueError(f"{name}={value} is not from {low} to {1 << 30}")
+        if not 0 <= self.garbage_collection_threshold < 1:
+            raise ValueError(
+                f"garbage_collection_threshold={self.garbage_collection_threshold} is not in [0, 1)"
+            )
+        divisions = self._divisions()
+        if len(divisions) != INTERVALS:
+            raise ValueError(f"roundup_power2_divisions has {len(divisions)} numbers, not {INTERVALS}")
+        for value in divisions:
+            if not 0 <= value <= 1 << 30 or value & (value - 1):
+                raise ValueError(f"roundup_power2_divisions: {value} is no power of two")
+
+    def _divisions(self) -> list[int]:
+        given = self.roundup_power2_divisions
+        return [given] * INTERVALS if isinstance(given, int) else list(given)
+
+    def rules(self) -> _core.PyTorchRules:
+        """The same in bytes, for the native side."""
+        split = self.max_split_size_mb
+        return _core.PyTorchRules(
+            max_split=_UNLIMITED if split is None else split * _MIB,
+            max_non_split_rounding=self.max_non_split_rounding_mb * _MIB,
+            large_segment=self.large_segment_size_mb * _MIB,
+            gc_threshold=self.garbage_collection_threshold,
+            divisions=self._divisions(),
+        )
+
+    def on(self, device: _core.SimulatedDevice) -> _core.SimulatedAllocator:
+        """As of the base."""
+        return _core.SimulatedPyTorch(device, self.rules())
+
+
+@dataclass(frozen=True)
+class PyTorchExpandable(PyTorch):
+    """With ``expandable_segments:True``: a segment for each pool and stream that grows page by page.
+
+    A segment has addresses for nine eighths of the device (without a limit: of 1 PiB) and pages of 2 MiB
+    (small) or 20 MiB; what is needed beyond the last block is mapped behind it. Pages are given back only
+    where memory runs out. The garbage collector has no part in it. A call to the driver is a page made and
+    mapped (cuMemCreate, cuMemMap), or unmapped and released.
+    """
+
+    _expandable: ClassVar[bool] = True
+
+    def on(self, device: _core.SimulatedDevice) -> _core.SimulatedAllocator:
+        """As of the base."""
+        return _core.SimulatedPyTorchExpandable(device, self.rules())

@@ -1,0 +1,93 @@
+"""The settings of PyTorch's allocator as text: ``PYTORCH_CUDA_ALLOC_CONF`` and ``PYTORCH_ALLOC_CONF``."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Value = int | float | bool | tuple[int, ...] | None
+
+#: Requests from 1 MiB, 2 MiB, ... 32 GiB on are rounded by their own number of divisions.
+INTERVALS = 16
+_ITEM = re.compile(r"([^:,\[\]]+):(\[[^\[\]]*\]|[^:,\[\]]+)(?:,|$)")
+#: What changes nothing in which memory is where on the device.
+_WITHOUT_EFFECT = (
+    "graph_capture_record_stream_reuse",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_use_background_threads",
+    "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
+    "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+)
+
+
+def parse_conf(text: str) -> dict[str, Value]:
+    """Settings by name from ``key:value,key:[a:b,c:d]``, without those that have no effect here.
+
+    Raises:
+        ValueError: naming a key that does not exist or cannot be simulated, a value that is none.
+    """
+    values: dict[str, Value] = {}
+    rest = "".join(text.split())
+    while rest:
+        found = _ITEM.match(rest)
+        if found is None:
+            raise ValueError(f"conf: {rest[:40]!r} is not key:value")
+        name, value = found.groups()
+        rest = rest[found.end() :]
+        if name in _READERS:
+            try:
+                values[name] = _READERS[name](value)
+            except ValueError:
+                raise ValueError(f"conf: {name} has no value {value[:40]!r}") from None
+        elif name not in _WITHOUT_EFFECT:
+            raise ValueError(f"conf: there is no simulated setting {name[:40]!r}")
+    return values
+
+
+def _flag(value: str) -> bool:
+    if value not in ("True", "False"):
+        raise ValueError
+    return value == "True"
+
+
+def _native(value: str) -> None:
+    if value != "native":
+        raise ValueError
+
+
+def _divisions(value: str) -> int | tuple[int, ...]:
+    """One number, or numbers from requests of so many MiB on: ``[256:1,512:2,>:4]``."""
+    if not value.startswith("["):
+        return int(value)
+    result = [0] * INTERVALS
+    last = 0
+    for at, part in enumerate(value[1:-1].split(",")):
+        start, _, number = part.partition(":")
+        if start == ">":
+            result[last:] = [int(number)] * (INTERVALS - last)
+            continue
+        mib = int(start)
+        if mib < 1 or mib & (mib - 1):
+            raise ValueError
+        last = min(mib.bit_length() - 1, INTERVALS - 1)
+        if at == 0:
+            result[:last] = [int(number)] * last
+        result[last] = int(number)
+    return tuple(result)
+
+
+_READERS: dict[str, Callable[[str], Value]] = {
+    "backend": _native,
+    "expandable_segments": _flag,
+    "garbage_collection_threshold": float,
+    "large_segment_size_mb": int,
+    "max_non_split_rounding_mb": int,
+    "max_split_size_mb": int,
+    "roundup_power2_divisions": _divisions,
+}

@@ -1,0 +1,175 @@
+"""Simulations of PyTorch's allocator beside what it did in truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from recordings import recording_of
+from simulations import MIB, check_simulation, event_traces, random_trace, trace_of
+
+from solvers.simulators import judge, simulate
+from traces.errors import TraceError
+from traces.snapshot import read_snapshot
+from traces.trace import Kind, Trace
+
+SNAPSHOTS = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
+SHIFT = 1 << 45
+
+#: Of each snapshot: rows of the first state, segments, allocs, events.
+FIGURES = {
+    "small": (0, 9, 36, 62),
+    "transformer_ctx128_fullstep": (551, 783, 6771, 12665),
+    "transformer_medium_128_training": (1041, 0, 6526, 12831),
+}
+
+
+@pytest.mark.skipif(not SNAPSHOTS.is_dir(), reason="no recorded snapshots beside the checkout")
+@pytest.mark.parametrize("name", FIGURES)
+def test_real_snapshots_are_reproduced(name: str) -> None:
+    """Every segment, every address, and the bytes held after every event, in all three files."""
+    judged = judge(read_snapshot(SNAPSHOTS / f"{name}.pickle"))
+    assert (judged.begin, judged.segments, judged.allocs, judged.events) == FIGURES[name]
+    assert judged.segments_alike == judged.segments_simulated == judged.segments
+    assert judged.addresses_alike == judged.allocs
+    assert judged.reserved_alike == judged.events
+    assert judged.exact
+    assert judged.first_difference == ""
+
+
+@settings(max_examples=60, deadline=None)
+@given(trace=event_traces(), limit=st.sampled_from([40, 64, 400, 1 << 30]))
+def test_a_recording_of_the_simulator_is_reproduced(trace: Trace, limit: int) -> None:
+    """With what it gave back when memory ran out."""
+    truth = simulate(trace, "pytorch", limit_bytes=limit * MIB)
+    assume(len(truth.segments))
+    judged = judge(recording_of(truth, shift=SHIFT))
+    failed = int(((truth.address < 0) & (trace.kind == Kind.ALLOC) & (trace.size > 0)).sum())
+    assert judged.exact or failed
+    check_simulation(judged.simulation)
+
+
+@settings(max_examples=150, deadline=None)
+@given(trace=event_traces(), part=st.floats(0, 1))
+def test_the_first_state_is_found_from_the_middle_on(trace: Trace, part: float) -> None:
+    """Of small requests all is known: wherever the recording begins, the rest is reproduced."""
+    small = Trace.of(trace.kind, trace.buffer, np.minimum(trace.size, 70_000), stream=trace.stream)
+    truth = simulate(small, "pytorch")
+    assume(len(truth.segments))
+    judged = judge(recording_of(truth, int(part * len(small)), SHIFT))
+    assert judged.exact
+
+
+@settings(max_examples=100, deadline=None)
+@given(trace=event_traces(), part=st.floats(0, 1))
+def test_any_first_state_is_one(trace: Trace, part: float) -> None:
+    """Of large requests not all is known, but buffers stay apart, and those that were there stay."""
+    truth = simulate(trace, "pytorch")
+    assume(len(truth.segments))
+    recording = recording_of(truth, int(part * len(trace)), SHIFT)
+    judged = judge(recording)
+    simulation, begin = judged.simulation, judged.begin
+    assert (simulation.address[:begin] == np.where(recording.kind == 0, recording.address, -1)[:begin]).all()
+    ends = simulation.address + recording.size
+    alive: set[int] = set()
+    for row in range(len(recording)):
+        if recording.kind[row] == Kind.FREE:
+            alive.discard(int(recording.births[row]))
+        elif simulation.address[row] >= 0:
+            low, high = simulation.address[row], ends[row]
+            assert all(high <= simulation.address[k] or ends[k] <= low for k in alive)
+            alive.add(row)
+
+
+def test_a_rest_that_is_not_split_off_belongs_to_its_buffer() -> None:
+    """A buffer that was there, of 11.5 MiB in a segment of 12, leaves nothing for another."""
+    truth = simulate(trace_of([(0, 11 * MIB + MIB // 2, 0), (0, MIB // 2, 0), (1, 0, 0)]), "pytorch")
+    judged = judge(recording_of(truth, 1, SHIFT))
+    assert judged.exact
+    assert judged.simulation.live[0] == 12 * MIB
+
+
+def test_where_a_free_block_begins_is_told_by_who_comes_next() -> None:
+    """Behind a buffer with a rest of its own a later one lies further up than its size would have it."""
+    steps = [(0, 4 * MIB, 0), (0, 4 * MIB, 0), (0, 2 * MIB, 0)]  # side by side in a segment of 20 MiB
+    steps += [(1, 0, 0), (0, 3 * MIB + MIB // 2, 0)]  # the first place again: the rest is not split off
+    steps += [(1, 0, 0), (0, 2 * MIB, 0)]  # the second place, of which 2 MiB stay free
+    truth = simulate(trace_of(steps), "pytorch")
+    assert truth.address[6] - truth.address[4] == 4 * MIB
+    judged = judge(recording_of(truth, 6, SHIFT))
+    assert judged.exact
+    assert judged.simulation.live[judged.begin - 1] == 6 * MIB
+
+
+def test_who_comes_after_its_end_tells_nothing_of_a_buffer() -> None:
+    """What lies a bit further up once a buffer is freed is no sign that its block was larger."""
+    steps = [(0, 4 * MIB, 0), (1, 0, 0), (0, 4 * MIB + MIB // 2, 0), (0, 2 * MIB, 0)]
+    truth = simulate(trace_of(steps), "pytorch")
+    judged = judge(recording_of(truth, 1, SHIFT))
+    assert judged.exact
+    assert judged.simulation.live[judged.begin - 1] == 4 * MIB
+
+
+def test_other_rules_are_told_apart() -> None:
+    """A recording under max_split_size_mb is not what the default would have made, and is judged so."""
+    trace = random_trace(4, 1500, largest=60 * MIB)
+    recording = recording_of(simulate(trace, "pytorch", max_split_size_mb=24), shift=SHIFT)
+    assert judge(recording, conf="max_split_size_mb:24").exact
+    judged = judge(recording)
+    assert not judged.exact
+    assert judged.first_difference.startswith("event ")
+    assert judged.reserved_alike < judged.events
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ({"kind": [5, 5], "address": [4096, 4097], "size": 512}, "on top of another"),
+        ({"kind": [5, 5], "address": [1 << 56, 1 << 20], "size": 512}, "memory that no device has"),
+        ({"kind": [5, 5], "address": [4096, 1 << 20], "size": 1 << 60}, "memory that no device has"),
+        ({"kind": [5, 5], "address": [4096, 1 << 20], "size": 0}, "memory that no device has"),
+    ],
+)
+def test_segments_that_cannot_be_are_errors(columns: dict[str, object], what: str) -> None:
+    """Naming the row."""
+    with pytest.raises(TraceError, match=what):
+        judge(Trace.of(buffer=-1, **columns))  # type: ignore[arg-type]
+
+
+def test_contradictory_first_states_are_taken_for_what_they_can_be() -> None:
+    """Buffers outside of all segments, or of one address, are left out."""
+    trace = Trace.of(
+        [Kind.RESERVE] + [Kind.ALLOC] * 5,
+        [-1, 0, 1, 2, 3, 4],
+        [2 * MIB, 1 << 62, 512, 512, 512, 1 << 62],
+        address=[MIB, MIB, MIB + 1024, MIB + 1024, 1 << 40, (1 << 62) - 1],
+        metadata={"alive_before": "5"},
+    )
+    judged = judge(trace)
+    assert judged.begin == 6
+    assert judged.simulation.live[-1] == 1024 + 512
+
+
+def test_buffers_that_were_there_without_a_segment() -> None:
+    """Are left out, with their frees."""
+    trace = Trace.of(
+        [Kind.ALLOC, Kind.RESERVE, Kind.ALLOC, Kind.FREE],
+        [0, -1, 1, 0],
+        [512, 2 * MIB, 512, 0],
+        address=[64 * MIB, 4 * MIB, 4 * MIB, -1],
+        metadata={"alive_before": "1"},
+    )
+    judged = judge(trace)
+    assert (judged.begin, judged.segments_alike, judged.addresses_alike) == (1, 1, 1)
+    assert judged.simulation.live.tolist() == [0, 0, 512, 512]
+
+
+def test_what_cannot_be_judged() -> None:
+    """A trace without reservations, or of two devices."""
+    with pytest.raises(ValueError, match="what its allocator reserved"):
+        judge(trace_of([(0, 1, 0)]))
+    with pytest.raises(ValueError, match="several devices"):
+        judge(Trace.of([5, 5], -1, 512, address=[0, 512], device=[0, 1]))

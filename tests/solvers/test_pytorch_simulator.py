@@ -1,0 +1,234 @@
+"""The simulated PyTorch allocator does what a slow model of its rules does; its settings are PyTorch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytorch_model import MIB, Model
+from simulations import check_simulation, event_traces, random_trace, trace_of
+
+from solvers import _core
+from solvers.simulators import simulate
+from solvers.simulators.pytorch import PyTorch
+from traces.trace import Kind, Trace
+
+_DEVICE = 1 << 50
+
+
+def run_model(trace: Trace, model: Model) -> tuple[list[int], list[int], list[int]]:
+    """Address of each event, live and reserved bytes after it."""
+    addresses, live, reserved = [], [], []
+    placed: dict[int, int] = {}
+    for row in range(len(trace)):
+        buffer, address = int(trace.buffer[row]), None
+        if trace.kind[row] == Kind.ALLOC and trace.size[row]:
+            address = model.allocate(int(trace.size[row]), int(trace.stream[row]))
+            if address is not None:
+                placed[buffer] = address
+        elif trace.kind[row] == Kind.FREE and buffer in placed:
+            model.free(placed.pop(buffer))
+        addresses.append(-1 if address is None else address)
+        live.append(model.live)
+        reserved.append(model.reserved)
+    return addresses, live, reserved
+
+
+@st.composite
+def model_settings(draw: st.DrawFn) -> dict[str, Any]:
+    """Any combination of settings, in the words of the simulator."""
+    chosen: dict[str, Any] = {}
+    if draw(st.booleans()):
+        chosen["max_split_size_mb"] = draw(st.sampled_from([24, 40, 400]))
+        chosen["max_non_split_rounding_mb"] = draw(st.sampled_from([20, 30]))
+    if draw(st.booleans()):
+        steps = st.sampled_from([0, 1, 2, 4, 8])
+        one = draw(st.booleans())
+        chosen["roundup_power2_divisions"] = (
+            draw(steps) if one else tuple(draw(st.lists(steps, min_size=16, max_size=16)))
+        )
+    if draw(st.booleans()):
+        chosen["garbage_collection_threshold"] = draw(st.sampled_from([0.1, 0.5, 0.8]))
+    if draw(st.booleans()):
+        chosen["large_segment_size_mb"] = draw(st.sampled_from([12, 24]))
+    return chosen
+
+
+def model_of(limit: int, *, expandable: bool, **chosen: Any) -> Model:
+    divisions = chosen.get("roundup_power2_divisions", 0)
+    split = chosen.get("max_split_size_mb")
+    return Model(
+        limit,
+        max_split=1 << 62 if split is None else split * MIB,
+        rounding=chosen.get("max_non_split_rounding_mb", 20) * MIB,
+        large=chosen.get("large_segment_size_mb", 20) * MIB,
+        threshold=chosen.get("garbage_collection_threshold", 0.0),
+        divisions=(divisions,) * 16 if isinstance(divisions, int) else divisions,
+        expandable=expandable,
+    )
+
+
+@pytest.mark.parametrize("allocator", ["pytorch", "pytorch_expandable"])
+@settings(max_examples=250, deadline=None)
+@given(
+    trace=event_traces(),
+    limit=st.sampled_from([22, 42, 64, 100, 400, 700, 1 << 30]),
+    chosen=model_settings(),
+)
+def test_the_simulator_agrees_with_the_model(
+    allocator: str, trace: Trace, limit: int, chosen: dict[str, Any]
+) -> None:
+    """Every address, and live and reserved bytes after every event, with any settings and limit."""
+    simulation = simulate(trace, allocator, limit_bytes=limit * MIB, **chosen)
+    model = model_of(limit * MIB, expandable=allocator != "pytorch", **chosen)
+    address, live, reserved = run_model(trace, model)
+    assert simulation.address.tolist() == address
+    assert simulation.live.tolist() == live
+    assert simulation.reserved.tolist() == reserved
+    check_simulation(simulation, limit * MIB)
+
+
+@pytest.mark.parametrize("allocator", ["pytorch", "pytorch_expandable"])
+@pytest.mark.parametrize("chosen", [{}, {"max_split_size_mb": 20, "garbage_collection_threshold": 0.6}])
+def test_long_traces_agree_with_the_model(allocator: str, chosen: dict[str, Any]) -> None:
+    """With hundreds of buffers alive, and memory that runs out at times."""
+    trace = random_trace(5, 1200, largest=40 * MIB)
+    limit = int(trace.load().max()) * 11 // 10 // MIB * MIB
+    simulation = simulate(trace, allocator, limit_bytes=limit, **chosen)
+    model = model_of(limit, expandable=allocator != "pytorch", **chosen)
+    address, live, reserved = run_model(trace, model)
+    assert simulation.address.tolist() == address
+    assert (simulation.live.tolist(), simulation.reserved.tolist()) == (live, reserved)
+
+
+@pytest.mark.parametrize(
+    ("size", "live", "segment"),
+    [
+        (1, 512, 2 * MIB),
+        (MIB, MIB, 2 * MIB),
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
+        (21 * MIB, 22 * MIB, 22 * MIB),
+    ],
+)
+def test_segments_are_as_documented(size: int, live: int, segment: int) -> None:
+    """2 MiB up to 1 MiB, 20 MiB below 10 MiB, else a multiple of 2 MiB; a rest of 1 MiB is not split off."""
+    simulation = simulate(trace_of([(0, size, 0)]), "pytorch")
+    assert simulation.segments.size.tolist() == [segment]
+    assert simulation.live.tolist() == [live]
+
+
+def test_requests_are_rounded_to_divisions_of_powers_of_two() -> None:
+    """1200 between 1024 and 2048 in four divisions is 1280, as PyTorch's documentation has it."""
+    rules = PyTorch(roundup_power2_divisions=4).rules()
+    assert rules.rounded(1200 * MIB) == 1280 * MIB
+    assert rules.rounded(1200) == 1536, "up to 512 bytes a division requests are rounded as ever"
+    assert rules.rounded(1024 * MIB) == 1024 * MIB
+
+
+def test_a_stream_does_not_get_anothers_memory() -> None:
+    """Each has segments of its own, whether memory of the other is free or not."""
+    simulation = simulate(trace_of([(0, 512, 0), (1, 0, 0), (0, 512, 1), (0, 512, 0)]), "pytorch")
+    assert len(simulation.segments) == 2
+    assert simulation.address[0] == simulation.address[3] != simulation.address[2]
+
+
+def test_cached_segments_are_given_back_before_memory_runs_out() -> None:
+    """A retry after what is free as a whole went back to the device."""
+    steps = [(0, 30 * MIB, 0), (1, 0, 0), (0, 40 * MIB, 0)]
+    simulation = simulate(trace_of(steps), "pytorch", limit_bytes=50 * MIB)
+    assert simulation.failed_at is None
+    assert simulation.segments.end.tolist() == [2, 3]
+    assert simulation.driver_calls == 3
+
+
+def test_expandable_segments_count_pages() -> None:
+    """45 MiB are three pages of 20 MiB, mapped at once; when memory runs out whole pages go back."""
+    steps = [(0, 45 * MIB, 0), (1, 0, 0), (0, 50 * MIB, 1)]
+    simulation = simulate(trace_of(steps), "pytorch_expandable", limit_bytes=80 * MIB)
+    assert simulation.reserved.tolist() == [60 * MIB, 60 * MIB, 60 * MIB]
+    assert simulation.driver_calls == 3 + 3 + 3
+
+
+def test_the_collector_needs_a_limit() -> None:
+    """Without one there is nothing that the threshold is a part of."""
+    trace = random_trace(3, 600, largest=40 * MIB)
+    plain, collected = (simulate(trace, "pytorch", garbage_collection_threshold=t) for t in (0.0, 0.1))
+    assert (plain.address == collected.address).all()
+
+
+@pytest.mark.parametrize(
+    ("conf", "name", "value"),
+    [
+        ("max_split_size_mb:128", "max_split_size_mb", 128),
+        (" garbage_collection_threshold : 0.6 ,", "garbage_collection_threshold", 0.6),
+        ("backend:native,large_segment_size_mb:12", "large_segment_size_mb", 12),
+        ("roundup_power2_divisions:8", "roundup_power2_divisions", 8),
+        (
+            "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
+            "roundup_power2_divisions",
+            (1,) * 8 + (1, 2) + (8,) * 6,
+        ),
+        (
+            "roundup_power2_divisions:[4:2,64:8],max_non_split_rounding_mb:30",
+            "roundup_power2_divisions",
+            (2, 2, 2, 0, 0, 0, 8) + (0,) * 9,
+        ),
+        ("pinned_use_background_threads:True,expandable_segments:False", "max_split_size_mb", None),
+    ],
+)
+def test_settings_are_read_as_pytorch_reads_them(conf: str, name: str, value: object) -> None:
+    """From the text of the environment's variable."""
+    assert simulate(trace_of([]), "pytorch", conf=conf).parameters[name] == value
+
+
+@pytest.mark.parametrize(
+    ("conf", "what"),
+    [
+        ("max_split_size:128", "no simulated setting 'max_split_size'"),
+        ("per_process_memory_fraction:0.5", "no simulated setting 'per_process_memory_fraction'"),
+        ("max_split_size_mb:many", "max_split_size_mb has no value 'many'"),
+        ("max_split_size_mb:19", "max_split_size_mb=19"),
+        ("max_split_size_mb", "is not key:value"),
+        ("max_split_size_mb:30 max", "max_split_size_mb has no value '30max'"),
+        ("garbage_collection_threshold:1", "garbage_collection_threshold=1.0"),
+        ("garbage_collection_threshold:nan", "garbage_collection_threshold=nan"),
+        ("large_segment_size_mb:10", "large_segment_size_mb=10"),
+        ("roundup_power2_divisions:[3:1]", "roundup_power2_divisions has no value"),
+        ("roundup_power2_divisions:[4:3]", "3 is no power of two"),
+        ("roundup_power2_divisions:[4:2", "is not key:value"),
+        ("backend:cudaMallocAsync", "backend has no value"),
+        ("expandable_segments:yes", "expandable_segments has no value"),
+        ("expandable_segments:True", "the allocator pytorch_expandable"),
+    ],
+)
+def test_settings_that_are_none_are_named(conf: str, what: str) -> None:
+    """With their key and value."""
+    with pytest.raises(ValueError, match=what.replace("[", r"\[")):
+        simulate(trace_of([]), "pytorch", conf=conf)
+
+
+def test_the_right_allocator_for_expandable_segments() -> None:
+    """The text may say what the name says, not the contrary."""
+    simulate(trace_of([]), "pytorch_expandable", conf="expandable_segments:True")
+    with pytest.raises(ValueError, match=r"expandable_segments:False is the allocator pytorch$"):
+        simulate(trace_of([]), "pytorch_expandable", conf="expandable_segments:False")
+
+
+def test_sixteen_numbers_of_divisions() -> None:
+    """One for each power of two from 1 MiB on."""
+    with pytest.raises(ValueError, match="has 3 numbers, not 16"):
+        PyTorch(roundup_power2_divisions=(1, 2, 4))
+
+
+def test_a_device_without_a_limit_has_expandable_segments_too() -> None:
+    """Of many streams, each with addresses of its own."""
+    trace = trace_of([(0, 3 * MIB, stream) for stream in range(200)])
+    simulation = simulate(trace, "pytorch_expandable")
+    assert simulation.failed_at is None
+    assert simulation.peak_reserved_bytes == 200 * 20 * MIB
+    assert _core.LARGEST_DEVICE > _DEVICE
