@@ -16,6 +16,7 @@ HERE = Path(__file__).resolve().parent
 CORE = HERE.parents[1] / "mempool" / "native"
 TRACES = HERE.parents[1] / "traces" / "native"
 SOLVERS = HERE.parents[1] / "solvers" / "native"
+SIMULATORS = SOLVERS / "simulators"
 SANITIZERS = {
     "none": [],
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
@@ -33,7 +34,7 @@ OUTSIDE_THE_WORLD = ("hook", "torch_", "checked", "c_api")
 
 
 #: Of the solvers' headers, and of nothing else.
-OF_KERNELS = ("packing",)
+OF_KERNELS = ("packing", "simulators")
 
 
 def flags(
@@ -46,7 +47,7 @@ def flags(
     extra = ["-DMEMPOOL_MUTATIONS"] if mutations or world else []
     extra += ["-DMEMPOOL_WORLD", f"-I{HERE}"] if world else []
     common = ["-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror"]
-    folders = [f"-I{folder}" for folder in (CORE, TRACES, SOLVERS)]
+    folders = [f"-I{folder}" for folder in (CORE, TRACES, SOLVERS, SIMULATORS)]
     return [*common, *folders, *optimisation, *SANITIZERS[sanitizer], *extra]
 
 
@@ -85,7 +86,7 @@ def build(
     world, kernels = program == "world", program in OF_KERNELS
     sources = [] if kernels else _core(*OUTSIDE_THE_WORLD if world else ())
     sources += sorted((HERE / "world").glob("*.cpp")) if world else []
-    folders = (SOLVERS,) if kernels else (CORE, TRACES, HERE, HERE / "world")
+    folders = (SOLVERS, SIMULATORS) if kernels else (CORE, TRACES, HERE, HERE / "world")
     options = flags(sanitizer, mutations, world=world, timed=program.endswith("_bench"), soon=soon)
     return _linked(folder / program, [HERE / f"{program}.cpp", *sources], folders, options, "-ldl")
 

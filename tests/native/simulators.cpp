@@ -1,0 +1,275 @@
+// Random events through the simulated allocators of solvers/native/simulators; what comes out is looked at block by block.
+//
+// Usage: simulators FIRST_SEED SEEDS [spoil]     one JSON object of what was done, or the first failure
+//
+// With `spoil`, the last buffer of each seed is told to be where the one before it is, which must be noticed.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "fits.hpp"
+#include "pytorch_expandable.hpp"
+
+namespace {
+
+using namespace simulators;
+using packing::Random;
+
+constexpr int64_t kMib = 1 << 20;
+
+struct Counts {
+  unsigned long long allocs = 0, frees = 0, failed = 0, given_back = 0, in_parts = 0, adopted = 0, answered = 0;
+} counts;
+
+uint64_t seed_now = 0;
+const char* name_now = "";
+
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "FAILED: seed %llu: %s: %s\n", static_cast<unsigned long long>(seed_now), name_now, what);
+  std::fflush(stderr);
+  std::_Exit(1);
+}
+
+// Sizes around what allocators decide by, of any magnitude, and more than any device has.
+int64_t any_size(Random& random) {
+  static const int64_t marks[] = {0, 1, 512, 4096, kMib, 2 * kMib, 10 * kMib, 20 * kMib, 64 * kMib};
+  switch (random.below(8)) {
+    case 0: return marks[random.below(9)] + random.below(3);
+    case 1: return random.below(100) == 0 ? int64_t{1} << (40 + random.below(22)) : 1;
+    default: return (int64_t{1} << random.below(26)) + random.below(1000);
+  }
+}
+
+struct History {
+  std::vector<uint8_t> kind;
+  std::vector<int64_t> birth, size, stream, address;
+
+  void add(uint8_t what, int64_t born, int64_t bytes, int64_t on, int64_t at = -1) {
+    kind.push_back(what), birth.push_back(born), size.push_back(bytes), stream.push_back(on), address.push_back(at);
+  }
+  int64_t count() const { return static_cast<int64_t>(kind.size()); }
+  Events view() const { return {kind.data(), birth.data(), size.data(), stream.data(), address.data(), count()}; }
+};
+
+void add_random(History& events, std::vector<int64_t> alive, Random& random) {
+  const int32_t steps = 20 + random.below(300), growth = 50 + random.below(30);
+  for (int32_t k = 0; k < steps; ++k) {
+    const int64_t stream = random.below(3);
+    if (alive.empty() || random.below(100) < growth) {
+      alive.push_back(events.count());
+      events.add(0, events.count(), any_size(random), stream);
+    } else if (random.below(20) == 0) {
+      events.add(4, -1, 0, 0);
+    } else {
+      const auto at = static_cast<size_t>(random.below(static_cast<int32_t>(alive.size())));
+      events.add(1, alive[at], 0, stream);
+      alive[at] = alive.back();
+      alive.pop_back();
+    }
+  }
+}
+
+PyTorchRules any_rules(Random& random) {
+  PyTorchRules rules;
+  if (random.below(2) == 0) rules.max_split = (20 + random.below(50)) * kMib;
+  if (random.below(2) == 0) rules.max_non_split_rounding = (20 + random.below(30)) * kMib;
+  if (random.below(2) == 0) rules.large_segment = (11 + random.below(20)) * kMib;
+  if (random.below(2) == 0) rules.gc_threshold = random.unit();
+  for (int64_t& parts : rules.divisions)
+    if (random.below(3) == 0) parts = int64_t{1} << random.below(5);
+  return rules;
+}
+
+struct Maker {
+  const char* name;
+  std::function<std::unique_ptr<Allocator>(Device&, Random&)> make;
+};
+
+const Maker makers[] = {
+    {"fit",
+     [](Device& device, Random& random) {
+       const int64_t alignment = int64_t{1} << random.below(13), growth = int64_t{1} << random.below(24);
+       return std::make_unique<Fit>(device, random.below(2) == 0, alignment, growth);
+     }},
+    {"pytorch", [](Device& device, Random& random) { return std::make_unique<PyTorch>(device, any_rules(random)); }},
+    {"pytorch expandable",
+     [](Device& device, Random& random) { return std::make_unique<PyTorchExpandable>(device, any_rules(random)); }},
+};
+
+// What is held and what lives in it, kept up event by event.
+class Judge {
+ public:
+  Judge(const History& events, const Course& course, const Device& device) : events_(events), course_(course) {
+    for (const Segment& segment : device.segments()) {
+      if (segment.start == segment.end) continue;
+      from_[segment.start].push_back(segment);
+      if (segment.end >= 0) until_[segment.end].push_back(segment), ++counts.given_back;
+    }
+  }
+
+  void look(int64_t first, int64_t limit) {
+    int64_t live = 0, reserved = 0;
+    for (int64_t i = 0; i < events_.count(); ++i) {
+      for (const Segment& gone : until_[i]) reserved -= gone.size, held_.erase(gone.address);
+      for (const Segment& taken : from_[i]) reserved += taken.size, hold(taken);
+      if (events_.kind[i] == 0) live += begin(i, i < first ? -1 : course_.live[i] - (i > 0 ? course_.live[i - 1] : 0));
+      else if (events_.kind[i] == 1) live -= end(events_.birth[i]);
+      if (i < first) {
+        if (i + 1 == first) live = course_.live[i];
+        continue;
+      }
+      if (course_.live[i] != live) fail("live bytes that are not those of the blocks");
+      if (course_.reserved[i] != reserved) fail("reserved bytes that are not those of the segments");
+      if (live > reserved || reserved > limit) fail("more bytes than there can be");
+      for (const auto& [address, size] : blocks_) within(address, size);
+    }
+  }
+
+ private:
+  void hold(const Segment& taken) {
+    const auto above = held_.lower_bound(taken.address);
+    if (above != held_.end() && above->first < taken.address + taken.size) fail("two segments overlap");
+    if (above != held_.begin()) {
+      const Segment& below = std::prev(above)->second;
+      if (below.address + below.size > taken.address) fail("two segments overlap");
+    }
+    held_.emplace(taken.address, taken);
+  }
+
+  // Bytes of the block of an alloc. Those of what was adopted are known by their sizes only.
+  int64_t begin(int64_t row, int64_t size) {
+    const int64_t at = course_.address[row];
+    if (at < 0) return 0;
+    if (size < 0) size = events_.size[row];
+    if (size < events_.size[row]) fail("a block that is too small");
+    const auto above = blocks_.lower_bound(at);
+    if (above != blocks_.end() && above->first < at + size) fail("two blocks overlap");
+    if (above != blocks_.begin() && std::prev(above)->first + std::prev(above)->second > at) fail("two blocks overlap");
+    blocks_.emplace(at, size);
+    return size;
+  }
+
+  int64_t end(int64_t birth) {
+    const auto found = blocks_.find(course_.address[birth]);
+    if (course_.address[birth] < 0 || found == blocks_.end()) return 0;
+    const int64_t size = found->second;
+    blocks_.erase(found);
+    return size;
+  }
+
+  void within(int64_t address, int64_t size) const {
+    auto at = held_.upper_bound(address);
+    if (at == held_.begin()) fail("a block outside of all segments");
+    const int64_t region = (--at)->second.region;
+    for (int64_t reached = address; reached < address + size; ++at) {
+      if (at == held_.end() || at->first > reached || at->second.region != region) fail("a block outside of its region");
+      reached = at->first + at->second.size;
+      if (reached <= address) fail("a block outside of all segments");
+    }
+  }
+
+  const History& events_;
+  const Course& course_;
+  std::map<int64_t, std::vector<Segment>> from_, until_;  // by event
+  std::map<int64_t, Segment> held_;
+  std::map<int64_t, int64_t> blocks_;  // sizes by address
+};
+
+void spoil_last(const History& events, Course& course) {
+  int64_t before = -1;
+  for (int64_t i = events.count() - 1; i >= 0; --i) {
+    if (events.kind[i] != 0 || course.address[i] < 0) continue;
+    if (before >= 0) {
+      course.address[before] = course.address[i];
+      return;
+    }
+    before = i;
+  }
+}
+
+void judge(const History& events, Course course, const Device& device, int64_t first, bool spoil) {
+  if (spoil) spoil_last(events, course);
+  for (int64_t i = 0; i < events.count(); ++i) {
+    if (events.kind[i] == 0) ++(course.address[i] < 0 && events.size[i] > 0 ? counts.failed : counts.allocs);
+    if (events.kind[i] == 1) ++counts.frees;
+  }
+  std::map<int64_t, int64_t> parts;
+  for (const Segment& segment : device.segments()) counts.in_parts += ++parts[segment.region] == 2;
+  Judge(events, course, device).look(first, device.limit());
+}
+
+int64_t any_limit(Random& random) {
+  return random.below(3) == 0 ? Device::most_bytes : random.below(4) == 0 ? random.below(1000) : random.below(600) * kMib;
+}
+
+void through(const Maker& maker, Random& random, bool spoil) {
+  name_now = maker.name;
+  Device device(any_limit(random));
+  const auto allocator = maker.make(device, random);
+  History events;
+  add_random(events, {}, random);
+  judge(events, run(*allocator, events.view(), {}), device, 0, spoil);
+}
+
+// PyTorch's from a state that was there before, with answers of the device that may be impossible, giving back at times.
+void adopted(Random& random, bool spoil) {
+  name_now = "adopted";
+  const int64_t floor = 400 * kMib;
+  Device device(any_limit(random) + floor, floor);
+  PyTorch allocator(device, any_rules(random));
+  History events;
+  std::vector<int64_t> handles, alive, addresses;
+  int64_t top = kMib;
+  for (int32_t k = random.below(5); k > 0; --k) {
+    const int64_t size = random.below(2) == 0 ? 2 * kMib : (3 + random.below(40)) * kMib;
+    top += random.below(3) * 512;
+    std::vector<Block> blocks;
+    for (int64_t at = top; at < top + size; at += random.below(3) * 4096) {
+      const int64_t bytes = std::min<int64_t>(512 * (1 + random.below(4000)), top + size - at);
+      if (random.below(3) > 0) blocks.push_back({at, bytes, 1});
+      at += bytes;
+    }
+    events.add(5, -1, size, 1, top);
+    handles.push_back(-1);
+    const auto made = allocator.adopt({top, size, 1, 0, 0, -1}, blocks);
+    for (size_t b = 0; b < made.size(); ++b) {
+      alive.push_back(events.count());
+      handles.push_back(made[b]);
+      addresses.push_back(blocks[b].address);
+      events.add(0, events.count(), blocks[b].size, 1);
+      ++counts.adopted;
+    }
+    top += size;
+  }
+  for (int32_t k = random.below(20); k > 0; --k, ++counts.answered)
+    device.answer((1 + random.below(12)) * 2 * kMib, random.below(340) * kMib + random.below(2) * 512);
+  const int64_t first = events.count();
+  add_random(events, alive, random);
+  for (int64_t i = first; i < events.count(); ++i)
+    if (events.kind[i] == 4 && first > 0) events.kind[i] = 6, events.size[i] = events.size[0], events.address[i] = events.address[0];
+  Course course = run(allocator, events.view(), handles);
+  for (size_t k = 0; k < alive.size(); ++k) course.address[alive[k]] = addresses[k];
+  judge(events, course, device, first, spoil);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) return 2;
+  const uint64_t first = std::strtoull(argv[1], nullptr, 10), seeds = std::strtoull(argv[2], nullptr, 10);
+  const bool spoil = argc > 3 && std::strcmp(argv[3], "spoil") == 0;
+  for (seed_now = first; seed_now < first + seeds; ++seed_now) {
+    Random random(seed_now * 0x9e3779b97f4a7c15ULL);
+    for (const Maker& maker : makers) through(maker, random, spoil);
+    adopted(random, spoil);
+  }
+  const auto print = [](const char* name, unsigned long long value) { std::printf("\"%s\": %llu, ", name, value); };
+  std::printf("{");
+  print("allocs", counts.allocs), print("frees", counts.frees), print("failed", counts.failed);
+  print("given back", counts.given_back), print("in parts", counts.in_parts), print("adopted", counts.adopted);
+  print("answered", counts.answered);
+  std::printf("\"seeds\": %llu}\n", static_cast<unsigned long long>(seeds));
+}
