@@ -72,11 +72,14 @@ def judge(trace: Trace, **parameters: Any) -> Judgement:
         **parameters: settings of the recorded allocator, as of `PyTorch`.
 
     Raises:
-        ValueError: a trace of several devices, or without a reservation; a setting out of range.
+        ValueError: a trace of several devices, without a reservation, or of expandable segments, whose first
+            state a recording does not tell; a setting out of range.
         TraceError: the trace contradicts itself.
     """
     if not (trace.kind == Kind.RESERVE).any():
         raise ValueError("a trace that does not tell what its allocator reserved")
+    if trace.metadata.get("expandable", "0") == "1":
+        raise ValueError("a recording of expandable segments cannot be judged")
     if len(trace.devices) > 1:
         raise ValueError("a trace of several devices; judge each by itself")
     settings = PyTorch(**parameters)

@@ -54,15 +54,10 @@ class PyTorch(Native):
         self._check()
 
     def _check(self) -> None:
-        least = max(self.large_segment_size_mb, 20)
-        split = self.max_split_size_mb
-        for name, value, low in (
-            ("max_split_size_mb", least if split is None else split, least),
-            ("max_non_split_rounding_mb", self.max_non_split_rounding_mb, 20),
-            ("large_segment_size_mb", self.large_segment_size_mb, 11),
-        ):
-            if not low <= value <= 1 << 30:
-                raise ValueError(f"{name}={value} is not from {low} to {1 << 30}")
+        _check_mib("large_segment_size_mb", self.large_segment_size_mb, 11)
+        _check_mib("max_non_split_rounding_mb", self.max_non_split_rounding_mb, 20)
+        if self.max_split_size_mb is not None:
+            _check_mib("max_split_size_mb", self.max_split_size_mb, max(self.large_segment_size_mb, 20))
         if not 0 <= self.garbage_collection_threshold < 1:
             raise ValueError(
                 f"garbage_collection_threshold={self.garbage_collection_threshold} is not in [0, 1)"
@@ -71,8 +66,8 @@ class PyTorch(Native):
         if len(divisions) != INTERVALS:
             raise ValueError(f"roundup_power2_divisions has {len(divisions)} numbers, not {INTERVALS}")
         for value in divisions:
-            if not 0 <= value <= 1 << 30 or value & (value - 1):
-                raise ValueError(f"roundup_power2_divisions: {value} is no power of two")
+            if not isinstance(value, int) or not 0 <= value <= 1 << 30 or value & (value - 1):
+                raise ValueError(f"roundup_power2_divisions: {value!r} is no power of two")
 
     def _divisions(self) -> list[int]:
         given = self.roundup_power2_divisions
@@ -92,6 +87,11 @@ class PyTorch(Native):
     def on(self, device: _core.SimulatedDevice) -> _core.SimulatedAllocator:
         """As of the base."""
         return _core.SimulatedPyTorch(device, self.rules())
+
+
+def _check_mib(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or not least <= value <= 1 << 30:
+        raise ValueError(f"{name}={value!r} is not a whole number from {least} to {1 << 30}")
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ int64_t any_size(Random& random) {
   static const int64_t marks[] = {0, 1, 512, 4096, kMib, 2 * kMib, 10 * kMib, 20 * kMib, 64 * kMib};
   switch (random.below(8)) {
     case 0: return marks[random.below(9)] + random.below(3);
-    case 1: return random.below(100) == 0 ? int64_t{1} << (40 + random.below(22)) : 1;
+    case 1: return random.below(20) == 0 ? int64_t{1} << (40 + random.below(22)) : 1;
     default: return (int64_t{1} << random.below(26)) + random.below(1000);
   }
 }
@@ -217,17 +217,23 @@ void through(const Maker& maker, Random& random, bool spoil) {
 // PyTorch's from a state that was there before, with answers of the device that may be impossible, giving back at times.
 void adopted(Random& random, bool spoil) {
   name_now = "adopted";
-  const int64_t floor = 400 * kMib;
-  Device device(any_limit(random) + floor, floor);
+  std::vector<int64_t> sizes;
+  int64_t held = 0;
+  for (int32_t k = random.below(5); k > 0; --k) {
+    sizes.push_back(random.below(2) == 0 ? 2 * kMib : (3 + random.below(100)) * kMib);
+    held += sizes.back();
+  }
+  const int64_t floor = 600 * kMib;
+  Device device(held + random.below(100) * kMib, floor);
   PyTorch allocator(device, any_rules(random));
   History events;
   std::vector<int64_t> handles, alive, addresses;
   int64_t top = kMib;
-  for (int32_t k = random.below(5); k > 0; --k) {
-    const int64_t size = random.below(2) == 0 ? 2 * kMib : (3 + random.below(40)) * kMib;
+  for (const int64_t size : sizes) {
     top += random.below(3) * 512;
+    const int32_t apart = random.below(3) == 0 ? 1 << 26 : 4096;
     std::vector<Block> blocks;
-    for (int64_t at = top; at < top + size; at += random.below(3) * 4096) {
+    for (int64_t at = top + random.below(3) * 512; at < top + size; at += 512 * random.below(apart / 512)) {
       const int64_t bytes = std::min<int64_t>(512 * (1 + random.below(4000)), top + size - at);
       if (random.below(3) > 0) blocks.push_back({at, bytes, 1});
       at += bytes;
@@ -239,7 +245,7 @@ void adopted(Random& random, bool spoil) {
       alive.push_back(events.count());
       handles.push_back(made[b]);
       addresses.push_back(blocks[b].address);
-      events.add(0, events.count(), blocks[b].size, 1);
+      events.add(0, events.count(), blocks[b].size, 1, blocks[b].address);
       ++counts.adopted;
     }
     top += size;
@@ -248,8 +254,11 @@ void adopted(Random& random, bool spoil) {
     device.answer((1 + random.below(12)) * 2 * kMib, random.below(340) * kMib + random.below(2) * 512);
   const int64_t first = events.count();
   add_random(events, alive, random);
-  for (int64_t i = first; i < events.count(); ++i)
-    if (events.kind[i] == 4 && first > 0) events.kind[i] = 6, events.size[i] = events.size[0], events.address[i] = events.address[0];
+  for (int64_t i = first; i < events.count(); ++i) {
+    if (events.kind[i] != 4 || first == 0) continue;
+    const auto like = static_cast<size_t>(random.below(static_cast<int32_t>(first)));
+    events.kind[i] = 6, events.stream[i] = 1, events.size[i] = events.size[like], events.address[i] = events.address[like];
+  }
   Course course = run(allocator, events.view(), handles);
   for (size_t k = 0; k < alive.size(); ++k) course.address[alive[k]] = addresses[k];
   judge(events, course, device, first, spoil);

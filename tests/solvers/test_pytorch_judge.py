@@ -168,8 +168,10 @@ def test_buffers_that_were_there_without_a_segment() -> None:
 
 
 def test_what_cannot_be_judged() -> None:
-    """A trace without reservations, or of two devices."""
+    """A trace without reservations, of two devices, or of expandable segments."""
     with pytest.raises(ValueError, match="what its allocator reserved"):
         judge(trace_of([(0, 1, 0)]))
     with pytest.raises(ValueError, match="several devices"):
         judge(Trace.of([5, 5], -1, 512, address=[0, 512], device=[0, 1]))
+    with pytest.raises(ValueError, match="expandable segments"):
+        judge(Trace.of([5], -1, 512, address=0, metadata={"expandable": "1"}))

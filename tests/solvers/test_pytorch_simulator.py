@@ -219,6 +219,16 @@ def test_the_right_allocator_for_expandable_segments() -> None:
         simulate(trace_of([]), "pytorch_expandable", conf="expandable_segments:False")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_split_size_mb", 128.5), ("roundup_power2_divisions", [2.0] * 16), ("large_segment_size_mb", "20")],
+)
+def test_sizes_are_whole_numbers(name: str, value: object) -> None:
+    """Other numbers, and text, are named."""
+    with pytest.raises(ValueError, match=name):
+        PyTorch(**{name: value})  # type: ignore[arg-type]
+
+
 def test_sixteen_numbers_of_divisions() -> None:
     """One for each power of two from 1 MiB on."""
     with pytest.raises(ValueError, match="has 3 numbers, not 16"):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulations import MIB, check_simulation, event_traces, random_trace, trace_of
 
+from solvers import _core
 from solvers.simulators import ALLOCATORS, Simulation, simulate
 from traces.errors import TraceError
 from traces.trace import Kind, Trace
@@ -148,3 +149,25 @@ def test_a_trace_that_contradicts_itself() -> None:
     """Is told as everywhere."""
     with pytest.raises(TraceError, match="before its alloc"):
         simulate(Trace.of([1], [0]), "best_fit")
+
+
+def test_native_events_are_checked() -> None:
+    """Whoever calls the native side by itself cannot free twice, nor what is no alloc."""
+    device = _core.SimulatedDevice(1 << 30)
+    fit = _core.SimulatedFit(device, best=True, alignment=512, growth=512)
+    none = np.empty(0, np.int64)
+    zeros = np.zeros(3, np.int64)
+    kind = np.array([0, 1, 1], np.uint8)
+    _, live, reserved, failed = fit.run(kind, zeros, zeros + 512, zeros, none)
+    assert (live.tolist(), reserved.tolist(), failed) == ([512, 0, 0], [512] * 3, -1)
+    for birth in (zeros + 1, zeros - 1, zeros + 2):
+        with pytest.raises(ValueError, match="not a"):
+            fit.run(kind, birth, zeros + 512, zeros, none)
+    with pytest.raises(ValueError, match="adopted"):
+        fit.run(kind, zeros, zeros, zeros, np.zeros(4, np.int64))
+    with pytest.raises(ValueError, match="lengths"):
+        fit.run(kind, zeros, zeros[:2], zeros, none)
+    with pytest.raises(ValueError, match="negative bytes"):
+        _core.SimulatedDevice(-1)
+    with pytest.raises(ValueError, match="not a range"):
+        device.answer(0, 512)
