@@ -15,7 +15,7 @@ _UNLIMITED = 2**63 - 1
 
 @dataclass(frozen=True)
 class PyTorch(Native):
-    """The default (c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.11).
+    """The default (c10/cuda/CUDACachingAllocator.cpp, as of PyTorch 2.13).
 
     Requests are rounded to 512 bytes. Those up to 1 MiB come from segments of 2 MiB, those below 10 MiB from
     segments of 20 MiB, others from a segment of their own, a multiple of 2 MiB; the smallest free block of
@@ -28,7 +28,8 @@ class PyTorch(Native):
     Attributes:
         conf: text as of ``PYTORCH_CUDA_ALLOC_CONF``; what it sets goes before the others here.
         max_split_size_mb: blocks of at least so many MiB are not split; None for no such limit.
-        max_non_split_rounding_mb: such a block serves a request that is smaller by less than so many MiB.
+        max_non_split_rounding_mb: such a block serves a request that is smaller by less than so many MiB;
+            None for 20.
         roundup_power2_divisions: round requests up to so many steps between powers of two, 0 for not at all;
             or sixteen such numbers, for requests from 1 MiB (and smaller ones), 2 MiB, ... 32 GiB on.
         garbage_collection_threshold: the part of the limit from which on free segments that have not been
@@ -38,7 +39,7 @@ class PyTorch(Native):
 
     conf: str = ""
     max_split_size_mb: int | None = None
-    max_non_split_rounding_mb: int = 20
+    max_non_split_rounding_mb: int | None = None
     roundup_power2_divisions: int | tuple[int, ...] = 0
     garbage_collection_threshold: float = 0.0
     large_segment_size_mb: int = 20
@@ -54,10 +55,11 @@ class PyTorch(Native):
         self._check()
 
     def _check(self) -> None:
-        _check_mib("large_segment_size_mb", self.large_segment_size_mb, 11)
-        _check_mib("max_non_split_rounding_mb", self.max_non_split_rounding_mb, 20)
-        if self.max_split_size_mb is not None:
-            _check_mib("max_split_size_mb", self.max_split_size_mb, max(self.large_segment_size_mb, 20))
+        least = self.large_segment_size_mb
+        _check_mib("large_segment_size_mb", least, 11)
+        for name in ("max_split_size_mb", "max_non_split_rounding_mb"):
+            if getattr(self, name) is not None:
+                _check_mib(name, getattr(self, name), least)
         if not 0 <= self.garbage_collection_threshold < 1:
             raise ValueError(
                 f"garbage_collection_threshold={self.garbage_collection_threshold} is not in [0, 1)"
@@ -75,10 +77,10 @@ class PyTorch(Native):
 
     def rules(self) -> _core.PyTorchRules:
         """The same in bytes, for the native side."""
-        split = self.max_split_size_mb
+        split, rounding = self.max_split_size_mb, self.max_non_split_rounding_mb
         return _core.PyTorchRules(
             max_split=_UNLIMITED if split is None else split * _MIB,
-            max_non_split_rounding=self.max_non_split_rounding_mb * _MIB,
+            max_non_split_rounding=(20 if rounding is None else rounding) * _MIB,
             large_segment=self.large_segment_size_mb * _MIB,
             gc_threshold=self.garbage_collection_threshold,
             divisions=self._divisions(),

@@ -16,6 +16,7 @@ _ITEM = re.compile(r"([^:,\[\]]+):(\[[^\[\]]*\]|[^:,\[\]]+)(?:,|$)")
 #: What changes nothing in which memory is where on the device.
 _WITHOUT_EFFECT = (
     "graph_capture_record_stream_reuse",
+    "pinned_free_catch_all",
     "pinned_num_register_threads",
     "pinned_reserve_segment_size_mb",
     "pinned_use_background_threads",
@@ -67,7 +68,7 @@ def _divisions(value: str) -> int | tuple[int, ...]:
         return int(value)
     result = [0] * INTERVALS
     last = 0
-    for at, part in enumerate(value[1:-1].split(",")):
+    for at, part in enumerate(value[1:-1].split(",") if value != "[]" else ()):
         start, _, number = part.partition(":")
         if start == ">":
             result[last:] = [int(number)] * (INTERVALS - last)

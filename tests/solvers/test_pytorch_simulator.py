@@ -42,7 +42,7 @@ def model_settings(draw: st.DrawFn) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     if draw(st.booleans()):
         chosen["max_split_size_mb"] = draw(st.sampled_from([24, 40, 400]))
-        chosen["max_non_split_rounding_mb"] = draw(st.sampled_from([20, 30]))
+        chosen["max_non_split_rounding_mb"] = draw(st.sampled_from([24, 30]))
     if draw(st.booleans()):
         steps = st.sampled_from([0, 1, 2, 4, 8])
         one = draw(st.booleans())

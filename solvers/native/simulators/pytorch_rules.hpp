@@ -1,4 +1,4 @@
-// The sizes of PyTorch's caching allocator (c10/cuda/CUDACachingAllocator.cpp, c10/core/AllocatorConfig.cpp, 2.11).
+// The sizes of PyTorch's caching allocator (c10/cuda/CUDACachingAllocator.cpp, c10/core/AllocatorConfig.h, 2.13).
 #pragma once
 
 #include <algorithm>
