@@ -159,6 +159,7 @@ class PyTorch : public Allocator {
 
   std::vector<int64_t> whole(const BlockPool& pool) {
     std::vector<int64_t> found;
+    if (pool.whole == 0) return found;  // as for most requests where memory is short
     for (const FreeBlock& free : pool.free)
       if (!blocks_[free.block].split()) found.push_back(free.block);
     return found;

@@ -34,6 +34,7 @@ struct BlockPool {
   std::set<FreeBlock> free;
   std::set<FreeBlock> unmapped;  // of size 0 here: by address; parts of expandable segments that have no memory
   int64_t searches = 0;          // counted while garbage is collected
+  int64_t whole = 0;             // how many of the free ones are a segment by themselves
 };
 
 class Blocks {
@@ -48,9 +49,13 @@ class Blocks {
   void file(int64_t at) {
     Block& block = blocks_[at];
     block.since = pool(block).searches;
+    pool(block).whole += !block.split();
     order(block).insert(key(at));
   }
-  void unfile(int64_t at) { order(blocks_[at]).erase(key(at)); }
+  void unfile(int64_t at) {
+    pool(blocks_[at]).whole -= !blocks_[at].split();
+    order(blocks_[at]).erase(key(at));
+  }
 
   // A block is freed: it takes in neighbours that are free.
   void release(int64_t at) {

@@ -46,12 +46,9 @@ class PyTorchExpandable : public PyTorch {
 
   // All whole pages in which nothing lives, and segments without any page.
   void release_cached() override {
-    for (const bool small : {false, true}) {
-      std::vector<int64_t> found;
-      for (const FreeBlock& free : blocks_.pool(small).free) found.push_back(free.block);
-      for (const int64_t at : found)
+    for (const bool small : {false, true})
+      for (const int64_t at : at_least(small ? rules_.small_segment : rules_.large_segment, blocks_.pool(small).free))
         if (unmap(at) && !blocks_[at].split()) forget(at);
-    }
   }
 
   // What is expandable is not for it, nor for the collector.
@@ -69,6 +66,17 @@ class PyTorchExpandable : public PyTorch {
   int64_t room(int64_t at) {
     const int64_t next = blocks_[at].next;
     return blocks_[at].size + (next >= 0 && !blocks_[next].mapped ? blocks_[next].size : 0);
+  }
+
+  // Free blocks of so many bytes or more, without a look at the others: where memory is short they are many.
+  static std::vector<int64_t> at_least(int64_t size, const std::set<FreeBlock>& free) {
+    std::vector<int64_t> found;
+    for (auto at = free.begin(); at != free.end();) {
+      const int64_t stream = at->stream;
+      for (at = free.lower_bound({stream, size, 0, 0}); at != free.end() && at->stream == stream; ++at)
+        found.push_back(at->block);
+    }
+    return found;
   }
 
   // Bytes of free and unmapped blocks in a row, or enough of them.
