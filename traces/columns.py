@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 #: No size, time or offset may be larger: the sum of two still fits int64.
 LARGEST = 2**62
+#: Rows of a piece: what is held in memory at a time while a trace streams.
+PIECE_EVENTS = 1 << 17
+#: What reads a trace whole refuses more: a file of a few kilobytes can claim any number of equal rows.
+MAX_EVENTS = 1 << 26
 #: Threads of a trace have dense indices, so a larger one is none.
 MOST_THREADS = 1 << 20
 

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from traces.arrow import from_numpy, from_texts, to_numpy
-from traces.columns import column
+from traces.columns import MAX_EVENTS, PIECE_EVENTS, column
+from traces.consistent import consistent
 from traces.errors import TraceError
 from traces.files import KIND_KEY, VERSION_KEY, atomic, expect, one_line, read_schema, string_metadata
 from traces.trace import COLUMNS, Kind, Trace
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterator, Mapping
     from types import TracebackType
 
@@ -28,10 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VERSION = "1"
-#: Rows of a row group and of a piece: what is held in memory at a time while streaming.
-PIECE_EVENTS = 1 << 17
-#: `read_trace` refuses more: a file of a few kilobytes can claim any number of equal rows.
-MAX_EVENTS = 1 << 26
 _PREFIX = "trace."
 _KINDS = tuple(kind.name.lower() for kind in Kind)
 _TEXT = ("kind", "operation", "frame")
@@ -129,8 +127,13 @@ class TraceWriter:
             self._pending, self._rows = [], 0
 
 
-def read_trace(path: StrPath) -> Trace:
+def read_trace(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace:
     """Read a trace whole, and validate it.
+
+    Args:
+        path: the file.
+        skipped: where events that cannot have happened are counted by reason and left out; None: the first is
+            an error.
 
     Raises:
         TraceError: naming the file: not a whole trace of this version, events that cannot have happened, or
@@ -154,6 +157,8 @@ def read_trace(path: StrPath) -> Trace:
         if done != rows:
             raise TraceError(f"{rows} events declared, {done} found", file=path)
         trace = Trace(**table, names=tuple(names), metadata=metadata)
+        if skipped is not None:
+            trace = consistent(trace, skipped)
         trace.validate()
         return trace
 

@@ -189,7 +189,7 @@ class Trace:
         Raises:
             TraceError: naming the first row that is impossible whatever came before it.
         """
-        if fault := first_fault(self._faults()):
+        if fault := first_fault(self.faults()):
             raise TraceError(fault[1], row=fault[0])
 
     def load(self) -> NDArray[np.int64]:
@@ -245,8 +245,8 @@ class Trace:
         why = "after its free" if after_free[at] else "before its alloc"
         raise TraceError(f"{what} of buffer {buffer} {why}", row=row)
 
-    def _faults(self) -> list[tuple[NDArray[np.bool_], str]]:
-        """Masks of the rows that are impossible in themselves, with the reason."""
+    def faults(self) -> list[tuple[NDArray[np.bool_], str]]:
+        """Masks of the rows that are impossible in themselves, each bool[n], with the reason."""
         of_buffer, segment = self.of_buffers, self.kind >= Kind.RESERVE
         placed = (self.kind == Kind.ALLOC) | segment
         names = len(self.names)

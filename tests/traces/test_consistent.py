@@ -1,0 +1,62 @@
+"""Of a trace that contradicts itself, what can have happened is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traces import Kind, Trace, TraceError
+from traces.consistent import consistent
+from traces.workload import generate
+
+EVENTS = st.lists(st.tuples(st.sampled_from([*Kind, 9]), st.integers(-1, 3), st.integers(-1, 5)), max_size=30)
+
+
+@given(EVENTS)
+def test_what_is_left_is_valid_and_the_rest_is_counted(events: list[tuple[int, int, int]]) -> None:
+    """As by one look at each event in turn: a buffer may be born once, used while it lives and freed."""
+    kind, buffer, size = zip(*events, strict=True) if events else ((), (), ())
+    trace = Trace.of(kind, buffer, size)
+    skipped = Counter[str]()
+    left = consistent(trace, skipped)
+    left.validate()
+    alive: dict[int, bool] = {}
+    kept = []
+    for event in events:
+        what, whose, bytes_ = event
+        segment = what in (Kind.RESERVE, Kind.RELEASE)
+        if not 0 <= what <= max(Kind) or bytes_ < 0 or (bytes_ and what != Kind.ALLOC and not segment):
+            continue
+        if segment or what == Kind.MARK:
+            if whose == -1:
+                kept.append(event)
+            continue
+        if whose < 0 or (what == Kind.ALLOC) == (whose in alive) or (what != Kind.ALLOC and not alive[whose]):
+            continue
+        alive[whose] = what != Kind.FREE
+        kept.append(event)
+    assert list(zip(left.kind.tolist(), left.buffer.tolist(), left.size.tolist(), strict=True)) == kept
+    assert skipped.total() == len(events) - len(kept)
+
+
+def test_a_valid_trace_stays_what_it_is() -> None:
+    trace = generate(50, 1, accesses=True)
+    assert consistent(trace, Counter()) is trace
+
+
+def test_reasons_are_told_apart() -> None:
+    trace = Trace.of(
+        [Kind.FREE, Kind.ALLOC, Kind.ALLOC, Kind.FREE, Kind.READ], [0, 0, 0, 0, 0], [0, 1, 1, 0, 0]
+    )
+    with pytest.raises(TraceError):
+        trace.validate()
+    skipped = Counter[str]()
+    assert len(consistent(trace, skipped)) == 2
+    assert skipped == {
+        "an event of a buffer before its alloc": 1,
+        "a buffer is allocated a second time": 1,
+        "an event of a buffer after its free": 1,
+    }
