@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
+import re
 import stat
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from traces.cupy_hook import EVENT as CUPY_EVENT
 from traces.errors import TraceError
-from traces.rmm_log import HEADER as RMM_HEADER
+from traces.rmm_log import is_header as is_rmm_header
+from traces.text_files import opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from _typeshed import StrPath
 
-FileKind = Literal["trace", "plan", "csv", "snapshot", "rmm"]
+FileKind = Literal["trace", "plan", "csv", "snapshot", "rmm", "cupy", "chrome"]
 #: Metadata keys of every Parquet file of ours: what it is, and the version of its columns.
 KIND_KEY, VERSION_KEY = "mempool.kind", "mempool.version"
+#: `sniff` looks no further: what a program prints before its first line of CuPy's hook may be as long.
+_HEAD_BYTES = 1 << 16
+_JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*\{)')
 
 
 @contextmanager
@@ -113,14 +120,17 @@ def expect(metadata: Mapping[str, str], kind: str, version: str, path: StrPath) 
 
 
 def sniff(path: StrPath) -> FileKind:
-    """What a file is, by its content; ``"snapshot"`` is PyTorch's, ``"rmm"`` a log of RMM.
+    """What a file is, by its content.
+
+    ``"snapshot"`` is PyTorch's; ``"rmm"`` a log of RMM, ``"cupy"`` lines of CuPy's hook and ``"chrome"`` a
+    trace of PyTorch's profiler, each as it is or compressed by gzip.
 
     Raises:
         TraceError: none of them.
         OSError: the file cannot be opened.
     """
     with Path(path).open("rb") as file:
-        head = file.read(4096)
+        head = file.read(4)
     if not head:
         raise TraceError("the file is empty", file=path)
     if head.startswith(b"PAR1"):
@@ -130,13 +140,27 @@ def sniff(path: StrPath) -> FileKind:
         raise TraceError("a Parquet file, but neither a trace nor a plan", file=path)
     if head[0] == 0x80 and head[1:2] in (b"\2", b"\3", b"\4", b"\5"):  # a pickle's first opcode and protocol
         return "snapshot"
-    line = head.removeprefix(b"\xef\xbb\xbf").splitlines()[0]
-    names = tuple(name.strip().lower() for name in line.decode("latin-1").split(","))
-    if names == RMM_HEADER:
+    return _sniff_text(path)
+
+
+def _sniff_text(path: StrPath) -> FileKind:
+    with opened(path) as file:
+        head = file.read(_HEAD_BYTES)
+        packed = isinstance(file, gzip.GzipFile)
+    line = (head.removeprefix(b"\xef\xbb\xbf").splitlines() or [b""])[0]
+    if is_rmm_header(line):
         return "rmm"
-    if "size" in names:
+    if CUPY_EVENT.search(head):
+        return "cupy"
+    if _JSON.match(head.removeprefix(b"\xef\xbb\xbf")):
+        return "chrome"
+    if not packed and b"size" in (name.strip().lower() for name in line.split(b",")):
         return "csv"
-    raise TraceError("neither a trace, a plan, a snapshot nor a CSV with a column 'size'", file=path)
+    raise TraceError(
+        "neither a trace, a plan, a snapshot, a log of RMM, lines of CuPy's DebugPrintHook, "
+        "a profiler's trace nor a CSV with a column 'size'",
+        file=path,
+    )
 
 
 def one_line(error: BaseException) -> str:

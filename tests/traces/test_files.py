@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import stat
 import threading
@@ -93,6 +94,13 @@ def test_a_csv_is_known_by_its_header(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     path.write_text("\ufeffid, lower,upper,Size\n")
     assert sniff(path) == "csv"
+
+
+def test_formats_that_are_not_read_packed_are_refused_so(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv.gz"
+    path.write_bytes(gzip.compress(b"id,lower,upper,size\n"))
+    with pytest.raises(TraceError, match="neither"):
+        sniff(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"\xff" * 100 + b"PAR1", b"hello", b"\0" * 9])

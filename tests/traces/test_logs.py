@@ -1,0 +1,273 @@
+"""Logs of lines become the events that were written, whole or in pieces, however they end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import traces.logs as module
+from traces import Kind, Trace, TraceError
+from traces.cupy_hook import iter_cupy_hook, read_cupy_hook
+from traces.files import sniff
+from traces.rmm_log import iter_rmm_log, read_rmm_log
+from traces.text_files import MAX_LINE_BYTES
+from traces.trace import COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HEADER = "Thread,Time,Action,Pointer,Size,Stream"
+READERS: dict[str, tuple[Callable[..., Trace], Callable[..., Any]]] = {
+    "rmm": (read_rmm_log, iter_rmm_log),
+    "cupy": (read_cupy_hook, iter_cupy_hook),
+}
+#: An event of a log: whether it allocates, address, bytes.
+Events = list[tuple[bool, int, int]]
+
+
+@st.composite
+def events(draw: st.DrawFn) -> tuple[Events, Events]:
+    """What was there before a log begins, and its events, none of which contradicts another."""
+    before = {address * 512: 512 * address for address in draw(st.sets(st.integers(100, 104)))}
+    alive, said = dict(before), []
+    for address in draw(st.lists(st.integers(1, 104), max_size=30)):
+        place = address * 512
+        if place in alive:
+            said.append((False, place, alive.pop(place)))
+        elif address < 100:
+            alive[place] = draw(st.integers(1, 2**40))
+            said.append((True, place, alive[place]))
+    born = [(True, place, size) for born, place, size in said if not born and place in before]
+    return born, said
+
+
+def text_of(kind: str, said: Events) -> list[str]:
+    if kind == "rmm":
+        actions = ("free", "allocate")
+        rows = [
+            f"7,00:00:{at:02}.5,{actions[new]},{place:#x},{size},0"
+            for at, (new, place, size) in enumerate(said)
+        ]
+        return [HEADER, *rows]
+    first = '{"hook":"free","device_id":0,"mem_size":0,"mem_ptr":0,"pmem_id":"0x1"}'
+    return [first, *(hook_line(new, place, size) for new, place, size in said)]
+
+
+def hook_line(new: bool, place: int, size: int) -> str:
+    event = {"hook": "malloc" if new else "free", "device_id": 0}
+    return json.dumps(event | {"mem_size": size, "mem_ptr": place, "pmem_id": "0x7f"}, separators=(",", ":"))
+
+
+def told(trace: Trace) -> Events:
+    """The events as a log tells them."""
+    born = trace.births
+    return [
+        (bool(trace.kind[row] == Kind.ALLOC), int(trace.address[born[row]]), int(trace.size[born[row]]))
+        for row in range(len(trace))
+    ]
+
+
+def joined(pieces: list[Trace]) -> Trace:
+    columns = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in COLUMNS}
+    return Trace(**columns, names=(), metadata=pieces[-1].metadata)
+
+
+@pytest.mark.parametrize("kind", READERS)
+@given(data=events(), packed=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_what_was_written_is_read(kind: str, data: tuple[Events, Events], packed: bool) -> None:
+    """Events of a log come back in their order, what was there before first, from gzip too."""
+    before, said = data
+    path = Path(f"{kind}.log")
+    text = "\n".join(text_of(kind, said)).encode()
+    path.write_bytes(gzip.compress(text) if packed else text)
+    trace = READERS[kind][0](path)
+    assert sniff(path) == kind
+    assert told(trace)[: len(before)] == before
+    assert told(trace)[len(before) :] == said
+    assert trace.metadata["alive_before"] == str(len(before))
+
+
+def test_what_was_there_before_is_born_when_the_log_begins(tmp_path: Path) -> None:
+    """Not at the time of its free, which is all that the log tells of it."""
+    path = tmp_path / "log"
+    path.write_text(f"{HEADER}\n1,00:00:01.5,allocate,0x200,8,0\n1,00:00:09.0,free,0x400,8,0\n")
+    assert read_rmm_log(path).time_ns.tolist() == [1_500_000_000, 1_500_000_000, 9_000_000_000]
+
+
+@pytest.mark.parametrize("kind", READERS)
+@given(data=events(), size=st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_pieces_are_the_whole(kind: str, data: tuple[Events, Events], size: int) -> None:
+    """However long pieces are, joined they are the trace that is read whole, and each has its metadata."""
+    path = Path(f"{kind}.log")
+    path.write_text("\n".join(text_of(kind, data[1])))
+    read, pieces_of = READERS[kind]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE_EVENTS", size)
+        pieces, whole = list(pieces_of(path)), read(path)
+    assert all(len(piece) <= size for piece in pieces[1:])
+    assert all(piece.metadata == whole.metadata for piece in pieces)
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(joined(pieces), name), getattr(whole, name))
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_log_cut_anywhere_is_read_up_to_there_or_refused(kind: str, tmp_path: Path) -> None:
+    """Cut after a line it is what came before; within a line it is that, or an error that names the line."""
+    said = [(True, 512, 8), (True, 1024, 16), (False, 512, 8), (True, 4096, 32)]
+    text = "".join(f"{line}\n" for line in text_of(kind, said))
+    first = text.index("\n")
+    path = tmp_path / "log"
+    for end in range(first, len(text)):
+        path.write_text(text[:end])
+        whole = text[: end + 1].count("\n")
+        found = outcome(kind, path)
+        if isinstance(found, TraceError):
+            assert "\n" not in text[end - 1 : end + 1]
+            assert (found.file, found.row) == (str(path), whole + 1)
+        else:
+            assert found == said[: whole - 1]
+
+
+def outcome(kind: str, path: Path) -> Events | TraceError:
+    try:
+        return told(READERS[kind][0](path))
+    except TraceError as error:
+        return error
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_what_cannot_be_is_left_out_and_counted_where_that_is_asked_for(kind: str, tmp_path: Path) -> None:
+    lines = text_of(kind, [(True, 512, 8), (True, 512, 16), (True, 1024, 2**63), (False, 512, 8)])
+    path = tmp_path / "log"
+    path.write_bytes("\n".join(lines).encode() + (b'\n{"hook": "\xff' if kind == "cupy" else b"\n\xff"))
+    read, pieces_of = READERS[kind]
+    for read_it in (read, lambda *a, **b: joined(list(pieces_of(*a, **b)))):
+        skipped = Counter[str]()
+        assert told(read_it(path, skipped=skipped)) == [(True, 512, 8), (False, 512, 8)]
+        assert skipped == {
+            "allocated again without a free": 1,
+            "not a number from 0 to 2**62": 1,
+            "not UTF-8 text": 1,
+        }
+    with pytest.raises(TraceError, match=r"row 3: allocated again without a free: address 0x200"):
+        read(path)
+
+
+def test_more_bytes_than_can_be_are_named_by_their_event(tmp_path: Path) -> None:
+    """Each size is possible, their sum is not: it is the trace's row that is named, not a line."""
+    path = tmp_path / "log"
+    path.write_text("\n".join(text_of("rmm", [(True, at * 512, 2**62) for at in range(1, 4)])))
+    with pytest.raises(TraceError, match=r"log: event 1: more than 2\*\*63 bytes are alive"):
+        read_rmm_log(path)
+
+
+def test_more_events_than_are_held_at_once_are_refused_but_come_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    path.write_text("\n".join(text_of("rmm", [(True, at * 512, 8) for at in range(1, 40)])))
+    monkeypatch.setattr(module, "PIECE_EVENTS", 8)
+    monkeypatch.setattr(module, "MAX_EVENTS", 30)
+    with pytest.raises(TraceError, match="more than 30 events"):
+        read_rmm_log(path)
+    assert sum(map(len, iter_rmm_log(path))) == 39
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+def test_one_endless_line_is_refused_in_bounded_memory(tmp_path: Path, lenient: bool) -> None:
+    """A line that never ends, from a pipe: the reader holds what a line may have, and no more."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    size = 1 << 28
+
+    def write() -> None:
+        with pipe.open("wb") as file:
+            try:
+                file.write(HEADER.encode() + b"\n")
+                for _ in range(size >> 20):
+                    file.write(b"1" * (1 << 20))
+            except BrokenPipeError:
+                pass
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    skipped = Counter[str]()
+    if lenient:
+        assert len(read_rmm_log(pipe, skipped=skipped)) == 0
+        assert skipped == {f"a line longer than {MAX_LINE_BYTES} bytes": 1}
+    else:
+        with pytest.raises(TraceError, match="row 2: a line longer than"):
+            read_rmm_log(pipe)
+    writer.join()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10  # KiB
+
+
+def test_a_gzip_file_that_is_small_only_on_disk_is_refused_in_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(HEADER.encode() + b"\n")
+        for _ in range(64):
+            file.write(bytes(1 << 20))
+    with pytest.raises(TraceError, match="row 2: a line longer than"):
+        read_rmm_log(path)
+
+
+@pytest.mark.parametrize("damage", [slice(0, -9), slice(0, 40)])
+def test_a_damaged_gzip_file_is_named(tmp_path: Path, damage: slice) -> None:
+    path = tmp_path / "log.gz"
+    text = "\n".join(text_of("rmm", [(True, at * 512, 8) for at in range(1, 400)]))
+    path.write_bytes(gzip.compress(text.encode())[damage])
+    with pytest.raises(TraceError, match=f"{path}: not a whole gzip file"):
+        read_rmm_log(path)
+
+
+CHILD = """
+import resource, sys
+from traces.rmm_log import iter_rmm_log
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+list(iter_rmm_log(sys.argv[1]))
+before = peak()
+print(sum(len(piece) for piece in iter_rmm_log(sys.argv[2])), peak() - before)
+"""
+
+
+@pytest.mark.full
+def test_a_log_larger_than_memory_comes_in_pieces(tmp_path: Path) -> None:
+    """A million and a half of events take no more memory than two hundred thousand do."""
+    paths = []
+    for events in (200_000, 1_500_000):
+        path = tmp_path / f"{events}.log"
+        with path.open("w") as file:
+            file.write(HEADER + "\n")
+            for at in range(events // 2):
+                place = (at % 1000 + 1) * 512
+                file.write(f"7,12:00:00.5,allocate,{place:#x},64,0\n7,12:00:00.5,free,{place:#x},64,0\n")
+        paths.append(str(path))
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, *paths], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    events_read, grown = map(int, done.stdout.split())
+    assert events_read == 1_500_000
+    assert grown < 16  # MiB

@@ -1,0 +1,106 @@
+"""What CuPy's ``DebugPrintHook`` prints, as traces.
+
+A line an event, an object of JSON: ``malloc`` and ``free`` of the pool are buffers, ``alloc`` is memory that
+the pool takes from the device (CuPy, cupy/cuda/memory_hooks/debug_print.py). The hook prints to where the
+program prints: lines that hold no such object are passed over, and what stands before one on its line is.
+Neither times, threads nor streams are printed, and the pool does not tell when it gives memory back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from traces.errors import TraceError
+from traces.logs import Log, iter_log, number, read_log
+from traces.text_files import lines, text_of
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator
+
+    from _typeshed import StrPath
+
+    from traces.trace import Trace
+
+#: How an event begins.
+EVENT = re.compile(rb'\{"hook": ?"')
+#: CuPy's pool rounds sizes up to this (cupy/cuda/memory.pyx, ALLOCATION_UNIT_SIZE).
+KNOWN = {"framework": "cupy", "alignment": "512"}
+#: Devices of a trace are int32; no machine has so many.
+_MOST_DEVICES = 1 << 16
+_NOWHERE = (0, 0, 0)  # stream, thread, time
+
+
+def read_cupy_hook(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace:
+    """Read what a ``DebugPrintHook`` printed, every device; what the pool took from a device is reserved.
+
+    Metadata: ``framework``, ``alignment``, ``alive_before`` (buffers allocated before the first line),
+    ``failures`` (to allocate, or to take memory from the device).
+
+    Args:
+        path: the lines, as they are or compressed by gzip.
+        skipped: where lines that cannot be are counted by reason and left out; None: the first is an error.
+
+    Raises:
+        TraceError: naming the file and, as its row, the line: an object that is none of CuPy's, memory
+            allocated again without a free, as when a thread frees that has no hook.
+        OSError: the file cannot be read.
+    """
+    return read_log(path, _fill, KNOWN, skipped)
+
+
+def iter_cupy_hook(path: StrPath, *, skipped: Counter[str] | None = None) -> Iterator[Trace]:
+    """Read the lines twice, in pieces: `traces.logs.iter_log`."""
+    return iter_log(path, _fill, KNOWN, skipped)
+
+
+def _fill(path: StrPath, log: Log) -> Iterator[None]:
+    log.said["failures"] = 0
+    events = 0
+    for row, line in lines(path):
+        if (found := EVENT.search(line)) is None:
+            continue
+        events += 1
+        try:
+            _add(log, _object(text_of(line[found.start() :])))
+        except TraceError as error:
+            log.refuse(error, row)
+        yield
+    if not events:
+        raise TraceError("none of its lines is of CuPy's DebugPrintHook")
+
+
+def _object(text: str) -> dict[str, Any]:
+    """What a line says that begins as an object does."""
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError):
+        raise TraceError(f"not a whole object of JSON: {text[:60]!r}") from None
+    return found
+
+
+def _add(log: Log, event: dict[str, Any]) -> None:
+    hook, address = event["hook"], _number(event, "mem_ptr")
+    size = _number(event, "size" if hook == "malloc" and "size" in event else "mem_size")
+    device = _number(event, "device_id")
+    if device >= _MOST_DEVICES:
+        raise TraceError(f"no device: {device}")
+    if hook not in ("alloc", "malloc", "free"):
+        raise TraceError(f"none of CuPy's hooks: {str(hook)[:40]!r}")
+    if address == 0:  # nothing was asked for, or nothing was got
+        log.said["failures"] += size > 0
+    elif hook == "alloc":
+        log.reserve(device, address, size, *_NOWHERE)
+    elif hook == "malloc":
+        log.alloc(device, address, size, *_NOWHERE)
+    else:
+        log.free(device, address, size, *_NOWHERE)
+
+
+def _number(event: dict[str, Any], name: str) -> int:
+    value = event.get(name)
+    if type(value) is not int:
+        raise TraceError(f"not a number: {name} {str(value)[:40]!r}")
+    return number(value, name)

@@ -1,0 +1,217 @@
+"""What the readers of logs share: events by address become the rows of a trace, whole or in pieces.
+
+A log tells addresses, a trace buffers. What is freed but was never allocated was there before the log began:
+it is born at its start, which is known only at the end. So a log is read either once and held whole, or
+twice: for what was there before, then for its events.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from traces.columns import LARGEST, MAX_EVENTS, MOST_THREADS, PIECE_EVENTS
+from traces.errors import TraceError
+from traces.living import Living
+from traces.trace import COLUMNS, Kind, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+    from _typeshed import StrPath
+    from numpy.typing import NDArray
+
+    #: Reads a file into a log, and yields after each line or so, that pieces may be taken.
+    Fill = Callable[[StrPath, "Log"], Iterator[None]]
+
+#: Each device has addresses of its own, all below this.
+_ADDRESSES = 1 << 63
+_WIDTH = len(COLUMNS)
+
+
+@dataclass
+class Log:
+    """Events as they come, and who is alive.
+
+    Attributes:
+        skipped: where events that contradict others are counted by reason; None: the first is an error.
+        said: metadata that are numbers: failures and the like.
+        names: what the trace's columns of names point to.
+    """
+
+    skipped: Counter[str] | None = None
+    said: Counter[str] = field(default_factory=Counter)
+    names: Sequence[str] = ()
+    _living: Living = field(default_factory=Living)
+    _threads: dict[Hashable, int] = field(default_factory=dict)
+    _rows: array[int] = field(default_factory=lambda: array("q"))
+    _before: array[int] = field(default_factory=lambda: array("q"))
+    _begin: int | None = None
+
+    def alloc(self, device: int, address: int, size: int, *where: int) -> None:
+        """A new buffer; ``where`` is stream, thread, time in ns and, if known, operation and frame.
+
+        Raises:
+            TraceError: another lives at the address.
+        """
+        place = address + device * _ADDRESSES
+        if place in self._living.at:
+            raise TraceError(f"allocated again without a free: address {address:#x}")
+        self._add(self._rows, Kind.ALLOC, self._living.alloc(place), size, device, address, *where)
+
+    def free(self, device: int, address: int, size: int, *where: int) -> None:
+        """The end of a buffer, as `alloc`; ``size`` counts if it was there before the log."""
+        buffer, before = self._living.free(address + device * _ADDRESSES)
+        if before:
+            self._add(self._before, Kind.ALLOC, buffer, size, device, address, *where[:3])
+        self._add(self._rows, Kind.FREE, buffer, 0, device, -1, *where)
+
+    def reserve(self, device: int, address: int, size: int, *where: int) -> None:
+        """A segment that the recorded allocator took from the device, as `alloc`."""
+        self._add(self._rows, Kind.RESERVE, -1, size, device, address, *where)
+
+    def mark(self, thread: int, time: int) -> None:
+        """The beginning of an iteration."""
+        self._add(self._rows, Kind.MARK, -1, 0, 0, -1, 0, thread, time)
+
+    def thread(self, name: Hashable) -> int:
+        """The dense index of a thread.
+
+        Raises:
+            TraceError: there are more than a trace can have.
+        """
+        if len(self._threads) >= MOST_THREADS and name not in self._threads:
+            raise TraceError(f"more than {MOST_THREADS} threads")
+        return self._threads.setdefault(name, len(self._threads))
+
+    def refuse(self, error: TraceError, row: int | None) -> None:
+        """Count an event that cannot be, under its reason up to the first colon, where that is asked for.
+
+        Raises:
+            TraceError: it is not; the error with its row.
+        """
+        if self.skipped is None:
+            raise TraceError(error.reason, row=row) from None
+        self.skipped[error.reason.partition(":")[0]] += 1
+
+    def _add(
+        self,
+        rows: array[int],
+        kind: int,
+        buffer: int,
+        size: int,
+        device: int,
+        address: int,
+        stream: int,
+        thread: int,
+        time: int,
+        operation: int = -1,
+        frame: int = -1,
+    ) -> None:
+        if self._begin is None:
+            self._begin = time
+        rows.extend((kind, buffer, size, stream, device, thread, time, operation, frame, address))
+
+    @property
+    def full(self) -> bool:
+        """There are enough events for a piece."""
+        return len(self._rows) >= PIECE_EVENTS * _WIDTH
+
+    def take(self) -> dict[str, NDArray[Any]]:
+        """The columns of the events since the last `take`."""
+        taken, self._rows = self._rows, array("q")
+        return _columns(taken)
+
+    def before(self) -> dict[str, NDArray[Any]]:
+        """The columns of the allocs of what was there before the log, at the time of its first event."""
+        found = _columns(self._before)
+        found["time_ns"] = np.full(len(found["time_ns"]), self._begin or 0)
+        return found
+
+    def metadata(self, known: Mapping[str, str]) -> dict[str, str]:
+        """``known``, what was counted and how much was there before."""
+        counted = {name: str(count) for name, count in sorted(self.said.items())}
+        return {**known, "alive_before": str(len(self._before) // _WIDTH), **counted}
+
+
+def read_log(
+    path: StrPath, fill: Fill, known: Mapping[str, str], skipped: Counter[str] | None = None
+) -> Trace:
+    """A log as a trace.
+
+    Raises:
+        TraceError: naming the file, as ``fill`` and `Log` do, or more than `MAX_EVENTS` events.
+        OSError: the file cannot be read.
+    """
+    log = Log(skipped)
+    pieces: list[dict[str, NDArray[Any]]] = []
+    try:
+        for _ in fill(path, log):
+            if log.full:
+                pieces.append(log.take())
+                if len(pieces) * PIECE_EVENTS > MAX_EVENTS:
+                    raise TraceError(f"more than {MAX_EVENTS} events, the most read at once")
+        pieces = [log.before(), *pieces, log.take()]
+        table = {name: np.concatenate([piece.pop(name) for piece in pieces]) for name in COLUMNS}
+        trace = Trace.of(**table, names=tuple(log.names), metadata=log.metadata(known))
+        _validate(trace)
+    except TraceError as error:
+        raise error.within(path) from None
+    return trace
+
+
+def iter_log(
+    path: StrPath, fill: Fill, known: Mapping[str, str], skipped: Counter[str] | None = None
+) -> Iterator[Trace]:
+    """A log as pieces of a trace, in bounded memory but for what is alive: the file is read twice.
+
+    The first piece, which may be empty, is what was there before the log.
+
+    Raises:
+        TraceError: naming the file, as ``fill`` and `Log` do.
+        OSError: the file cannot be read.
+    """
+    first = Log(skipped)
+    try:
+        for _ in fill(path, first):
+            if first.full:
+                first.take()
+        metadata = first.metadata(known)
+        yield Trace(**first.before(), names=(), metadata=metadata)
+        log = Log(None if skipped is None else Counter())
+        for _ in fill(path, log):
+            if log.full:
+                yield Trace(**log.take(), names=tuple(log.names), metadata=metadata)
+        yield Trace(**log.take(), names=tuple(log.names), metadata=metadata)
+    except TraceError as error:
+        raise error.within(path) from None
+
+
+def number(value: int, name: str) -> int:
+    """``value``, where a trace can hold it.
+
+    Raises:
+        TraceError: it cannot.
+    """
+    if not 0 <= value <= LARGEST:
+        raise TraceError(f"not a number from 0 to 2**62: {name} {str(value)[:40]}")
+    return value
+
+
+def _columns(rows: array[int]) -> dict[str, NDArray[Any]]:
+    table = np.asarray(rows, np.int64).reshape(-1, _WIDTH)
+    return {name: table[:, at].astype(dtype) for at, (name, dtype) in enumerate(COLUMNS.items())}
+
+
+def _validate(trace: Trace) -> None:
+    """Its rows are events, not lines of the file."""
+    try:
+        trace.validate()
+    except TraceError as error:
+        raise TraceError(
+            f"event {error.row}: {error.reason}" if error.row is not None else error.reason
+        ) from None
