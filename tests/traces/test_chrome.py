@@ -1,0 +1,268 @@
+"""A profiler's trace becomes a trace of memory: what was alive when, by whom it was allocated."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from traces import Kind, Trace, TraceError
+from traces.chrome import read_chrome
+from traces.files import sniff
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def memory(
+    ts: float, addr: int, size: int, *, tid: int = 7, kind: int = 0, index: int = -1
+) -> dict[str, Any]:
+    args = {"Total Reserved": 0, "Total Allocated": 0, "Bytes": size, "Addr": addr}
+    args |= {"Device Type": kind, "Device Id": index, "Ev Idx": 1}
+    return {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 7, "tid": tid} | {
+        "ts": ts,
+        "args": args,
+    }
+
+
+def span(cat: str, name: str, ts: float, dur: float, *, tid: int = 7) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": tid, "ts": ts, "dur": dur, "args": {}}
+
+
+def stored(path: Path, *events: Any) -> Path:
+    whole = {"schemaVersion": 1, "deviceProperties": [], "traceEvents": list(events), "traceName": "x"}
+    path.write_text(" " + json.dumps(whole, indent=1))
+    return path
+
+
+def names(trace: Trace, column: str) -> list[str | None]:
+    return [trace.names[at] if at >= 0 else None for at in getattr(trace, column).tolist()]
+
+
+def test_memory_events_become_buffers_in_the_order_of_their_times(tmp_path: Path) -> None:
+    """With the operator and the line of the program around them, on their own thread."""
+    path = stored(
+        tmp_path / "t.json",
+        memory(30.5, 512, -100),
+        span("cpu_op", "aten::empty", 10, 5),
+        span("cpu_op", "aten::randn", 9, 20),
+        span("cpu_op", "aten::add", 0, 100, tid=8),
+        span("python_function", "train.py(12): step", 1, 90),
+        span("python_function", "/home/me/lib/torch/nn/modules/module.py(9): _call_impl", 2, 80),
+        span("python_function", "torch/nn/modules/linear.py(7): forward", 2, 80),
+        span("python_function", "<built-in method randn>", 3, 70),
+        memory(12, 512, 100),
+        memory(20.25, 1024, 7),
+        {"ph": "i", "name": "[OutOfMemory]", "ts": 3, "pid": 7, "tid": 7, "args": {"Bytes": 9}},
+        {"ph": "M", "name": "process_name", "args": {"name": "python"}},
+    )
+    trace = read_chrome(path)
+    assert sniff(path) == "chrome"
+    assert trace.load().tolist() == [100, 107, 7]
+    assert trace.time_ns.tolist() == [12_000, 20_250, 30_500]
+    assert trace.address.tolist() == [512, 1024, -1]
+    assert names(trace, "operation") == ["aten::empty", "aten::randn", None]
+    assert names(trace, "frame") == ["train.py:12"] * 3
+    assert (trace.devices, trace.alignment, trace.metadata["failures"]) == ((-1,), 64, "1")
+
+
+def test_early_releases_tell_source_lines_with_the_operators(tmp_path: Path) -> None:
+    """And threads as texts, times as whole numbers, other words for an operator."""
+    stack = "torch/nn/functional.py(9): linear; model.py(31): forward;train.py(5): <module>"
+    operator = span("Operator", "aten::empty", 10, 5) | {"args": {"Call stack": stack}, "tid": "456"}
+    path = stored(tmp_path / "t.json", operator, memory(12, 512, 100) | {"tid": "456"})
+    trace = read_chrome(path)
+    assert (names(trace, "operation"), names(trace, "frame")) == (["aten::empty"], ["model.py:31"])
+
+
+def test_devices_are_told_apart_and_the_host_from_them(tmp_path: Path) -> None:
+    """Each has addresses of its own; what is freed but was never allocated was there before."""
+    path = stored(
+        tmp_path / "t.json",
+        memory(1, 512, 100),
+        memory(2, 512, 1024, kind=1, index=0),
+        memory(3, 512, 2048, kind=1, index=1),
+        memory(4, 4096, -512, kind=1, index=1),
+        memory(5, 512, -1024, kind=1, index=0),
+    )
+    trace = read_chrome(path)
+    assert trace.devices == (-1, 0, 1)
+    assert trace.on_device(0).load().tolist() == [1024, 0]
+    assert trace.on_device(1).load().tolist() == [512, 2560, 2048]
+    assert (trace.metadata["alive_before"], trace.metadata["device_type"]) == ("1", "1")
+    assert read_chrome(stored(path, memory(2, 512, 1024, kind=1, index=0))).alignment == 512
+
+
+def test_a_profilers_steps_are_marks(tmp_path: Path) -> None:
+    trace = read_chrome(
+        stored(
+            tmp_path / "t.json",
+            memory(2, 512, 8),
+            span("user_annotation", "ProfilerStep#1", 1, 5),
+            span("user_annotation", "ProfilerStep#2", 6, 5),
+        )
+    )
+    assert trace.kind.tolist() == [Kind.MARK, Kind.ALLOC, Kind.MARK]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 2**40), min_size=1, max_size=20),
+    data=st.data(),
+    packed=st.booleans(),
+    plain=st.booleans(),
+)
+@settings(max_examples=50, deadline=None)
+def test_what_was_written_is_read_whatever_its_order_in_the_file(
+    sizes: list[int], data: st.DataObject, packed: bool, plain: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    events, load, alive = [], [], {}
+    for at, size in enumerate(sizes):
+        if alive and data.draw(st.booleans()):
+            address = data.draw(st.sampled_from(sorted(alive)))
+            events.append(memory(at, address, -alive.pop(address)))
+        else:
+            alive[(at + 1) * 64] = size
+            events.append(memory(at, (at + 1) * 64, size))
+        load.append(sum(alive.values()))
+    events = data.draw(st.permutations(events))
+    text = json.dumps(events if plain else {"traceEvents": events}).encode()
+    path = tmp_path_factory.getbasetemp() / "t.json"
+    path.write_bytes(gzip.compress(text) if packed else text)
+    assert sniff(path) == "chrome"
+    assert read_chrome(path).load().tolist() == load
+
+
+WRONG = [
+    (memory(1, 512, 2**63), "Bytes 9223"),
+    (memory(1, -5, 8), "Addr -5"),
+    (memory(1, 2**64, 8), "Addr 1844"),
+    (memory(-1, 512, 8), "not a time: ts '-1'"),
+    (memory(1e300, 512, 8), "not a time: ts"),
+    (memory(float("nan"), 512, 8), "not a time: ts 'nan'"),
+    (memory(1, 512, 8, kind=1, index=-1), "no device: -1"),
+    (memory(1, 512, 8) | {"args": {"Bytes": 8}}, "without an address"),
+    (memory(1, 512, 8) | {"args": 5}, "without an address"),
+    (memory(1, 512, "8"), "not a number: Bytes '8'"),  # type: ignore[arg-type]
+    (memory(1, 512, 8) | {"tid": [1]}, "without a thread"),
+    (memory(1, 512, 8) | {"ts": 10**400}, "not a time"),
+    (memory(9, 64, 8), "allocated again without a free: address 0x40"),
+    (memory(1, 512, 8, kind=1, index=70000), "no device: 70000"),
+    (span("cpu_op", "x", -5, 1), "not a time: ts"),
+    ([1], "not an object"),
+]
+
+
+@pytest.mark.parametrize(("event", "reason"), WRONG)
+def test_an_event_that_cannot_be_is_named_or_left_out_and_counted(
+    event: Any, reason: str, tmp_path: Path
+) -> None:
+    path = stored(tmp_path / "t.json", memory(1, 64, 8), event, memory(3, 128, 16))
+    with pytest.raises(TraceError, match=reason) as caught:
+        read_chrome(path)
+    assert (caught.value.file, caught.value.row) == (str(path), 1)
+    skipped = Counter[str]()
+    assert read_chrome(path, skipped=skipped).load().tolist() == [8, 24]
+    assert skipped.total() == 1
+
+
+@pytest.mark.parametrize("length", [-1, 0, None, "x", float("nan"), 1e300, 10**400])
+def test_a_span_of_no_sane_length_is_no_error(length: Any, tmp_path: Path) -> None:
+    """Profilers write what had not ended when they stopped; one that lasts for ever holds what follows."""
+    path = stored(tmp_path / "t.json", span("cpu_op", "odd", 1, length), memory(2, 64, 8))
+    endless = isinstance(length, (int, float)) and length > 1
+    assert names(read_chrome(path), "operation") == ["odd" if endless else None]
+
+
+def test_no_more_events_names_and_threads_are_held_than_a_trace_can_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = [span("cpu_op", f"op{at}", at, 50 - 2 * at, tid=7) for at in range(9)]
+    path = stored(tmp_path / "t.json", *spans, memory(10, 64, 8), memory(11, 128, 8, tid=8))
+    monkeypatch.setattr("traces.chrome._MOST_NAMES", 5)
+    assert names(read_chrome(path), "operation") == [None, None]
+    assert len(read_chrome(path).names) == 5
+    monkeypatch.setattr("traces.logs.MOST_THREADS", 1)
+    with pytest.raises(TraceError, match="row 10: more than 1 threads"):
+        read_chrome(path)
+    monkeypatch.setattr("traces.chrome.MAX_EVENTS", 9)
+    for skipped in (None, Counter[str]()):
+        with pytest.raises(TraceError, match="more than 9 events"):
+            read_chrome(path, skipped=skipped)
+
+
+def test_events_at_one_time_keep_their_order_in_the_file(tmp_path: Path) -> None:
+    """Clocks are coarse: a buffer may be allocated and freed within one tick of theirs."""
+    ticks = [(at * 7919 % 5, size) for at in range(500) for size in (8, -8)]
+    path = stored(tmp_path / "t.json", *(memory(tick, 64, size) for tick, size in ticks))
+    assert read_chrome(path).load().tolist() == [8, 0] * 500
+
+
+def test_what_says_nothing_of_memory_may_be_anything(tmp_path: Path) -> None:
+    """Names of any type, texts with what JSON forbids in them."""
+    path = stored(tmp_path / "t.json", {"ph": "X", "name": 5}, {}, {"name": "TAB"}, memory(2, 64, 8))
+    path.write_text(path.read_text().replace("TAB", "a\tb"))
+    assert len(read_chrome(path)) == 1
+
+
+def test_two_types_of_devices_are_refused(tmp_path: Path) -> None:
+    """They would share indices."""
+    path = stored(tmp_path / "t.json", *(memory(1, 512, 8, kind=kind, index=0) for kind in (1, 12)))
+    with pytest.raises(TraceError, match="more than one type of device: 12"):
+        read_chrome(path)
+
+
+def test_a_file_without_memory_events_says_how_to_record_them(tmp_path: Path) -> None:
+    steps = span("user_annotation", "ProfilerStep#1", 1, 5)
+    path = stored(tmp_path / "t.json", span("cpu_op", "aten::add", 1, 2), steps)
+    with pytest.raises(TraceError, match=r"no memory events.*profile_memory=True"):
+        read_chrome(path)
+
+
+RECORD = """
+import sys, torch
+from torch.profiler import ProfilerActivity, profile, schedule
+layers = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+optimizer = torch.optim.Adam(layers.parameters())
+with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True, with_stack=True,
+             schedule=schedule(wait=0, warmup=1, active=5),
+             on_trace_ready=lambda p: p.export_chrome_trace(sys.argv[1])) as recorded:
+    for _ in range(6):
+        loss = layers(torch.randn(32, 64)).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        recorded.step()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_what_pytorch_itself_writes_is_read(name: str, tmp_path: Path) -> None:
+    """The load is what the profiler says is allocated, and operators and lines of the program are known."""
+    pytest.importorskip("torch")
+    program, path = tmp_path / "train.py", tmp_path / name
+    program.write_text(RECORD)
+    environment = {**os.environ, "KINETO_LOG_LEVEL": "5"}
+    subprocess.run([sys.executable, program, path], cwd=tmp_path, check=True, env=environment)
+    raw = path.read_bytes()
+    whole = json.loads(gzip.decompress(raw) if name.endswith("gz") else raw)
+    told = sorted((e for e in whole["traceEvents"] if e["name"] == "[memory]"), key=lambda e: e["ts"])
+    trace = read_chrome(path)
+    buffers = trace.of_buffers
+    born = trace.metadata["alive_before"]
+    known = np.array([event["args"]["Total Allocated"] for event in told])
+    load = trace.load()[buffers]
+    assert (int(born), len(load)) == (0, len(told))
+    assert set((load - known).tolist()) == {int(load[0] - known[0])}  # what was there and is never freed
+    assert (trace.kind == Kind.MARK).sum() == 5
+    assert "aten::addmm" in names(trace, "operation")
+    assert any((name or "").startswith("train.py:") for name in names(trace, "frame"))

@@ -1,0 +1,125 @@
+"""Events of a Chrome trace come one by one, as the standard library reads the whole."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import traces.json_events as module
+from traces import TraceError
+from traces.json_events import trace_events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    events=st.lists(VALUES, max_size=8),
+    before=st.dictionaries(st.text(max_size=5).filter(lambda key: key != "traceEvents"), VALUES, max_size=3),
+    indent=st.sampled_from([None, 1]),
+    plain=st.booleans(),
+    chunk=st.integers(1, 40),
+    packed=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_events_are_those_of_the_standard_library(
+    events: list[Any],
+    before: dict[str, Any],
+    indent: int | None,
+    plain: bool,
+    chunk: int,
+    packed: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Whatever stands before the list, however the text is spaced and in pieces of any size."""
+    whole = events if plain else {**before, "traceEvents": events, "displayTimeUnit": "ms"}
+    text = json.dumps(whole, indent=indent, ensure_ascii=False).encode()
+    path = tmp_path_factory.getbasetemp() / "t.json"
+    path.write_bytes(gzip.compress(text) if packed else text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_CHUNK_BYTES", chunk)
+        assert list(trace_events(path)) == events
+
+
+def test_a_file_cut_anywhere_gives_what_came_before_and_an_error(tmp_path: Path) -> None:
+    events = [{"name": "a\u00e9", "ts": 1.5}, {"args": {"x": [1, 2]}}, {}]
+    text = json.dumps({"schemaVersion": 1, "traceEvents": events}, ensure_ascii=False).encode()
+    path = tmp_path / "t.json"
+    for end in range(1, len(text) - 1):  # the last character closes what is not read
+        path.write_bytes(text[:end])
+        found: list[Any] = []
+        if end < len(text) - 1 and not text[:end].endswith(b"]"):
+            with pytest.raises(TraceError, match=str(path)):
+                found.extend(trace_events(path))
+        assert found == events[: len(found)]
+
+
+def deep(path: Path) -> None:
+    path.write_text('{"traceEvents": [' + "[" * 1_000_000)
+
+
+def endless_text(path: Path) -> None:
+    with path.open("w") as file:
+        file.write('{"traceEvents": [{"name": "')
+        for _ in range(200):
+            file.write("x" * (1 << 20))
+
+
+def endless_space(path: Path) -> None:
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b'{"traceEvents": [')
+        for _ in range(100):
+            file.write(b" " * (1 << 20))
+
+
+def deep_before(path: Path) -> None:
+    path.write_text('{"a":' * 500_000)
+
+
+@pytest.mark.parametrize("write", [deep, endless_text, endless_space, deep_before])
+def test_hostile_files_are_refused_in_bounded_memory(write: Callable[[Path], None], tmp_path: Path) -> None:
+    """A million brackets, a text of 200 MB, spaces of 100 MB packed into some kilobytes."""
+    path = tmp_path / "t.json"
+    write(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TraceError, match=str(path)):
+            list(trace_events(path))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"", "neither an object nor a list"),
+        (b"hello", "neither an object nor a list"),
+        (b'{"a": 1}', "no list 'traceEvents'"),
+        (b'{"traceEvents": {}}', "'traceEvents' is no list"),
+        (b'{"traceEvents" 1}', "a key without a value"),
+        (b'{"traceEvents": [{} {}]}', "row 1: not JSON: no comma"),
+        (b'{"traceEvents": [{}, ]}', "row 1: truncated, or not JSON"),
+        (b'{"traceEvents": [{"a": 1' + b"0" * 5000 + b"}]}", "row 0: truncated, or not JSON"),
+        (b'{"traceEvents": ["\xff"]}', "not UTF-8"),
+    ],
+)
+def test_what_is_no_chrome_trace_is_named(text: bytes, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(text)
+    with pytest.raises(TraceError, match=reason) as caught:
+        list(trace_events(path))
+    assert caught.value.file == str(path)

@@ -1,0 +1,218 @@
+"""Traces of PyTorch's profiler (Kineto), in Chrome's format, as traces of memory.
+
+Instants named ``[memory]`` are allocs, or with negative ``Bytes`` frees (PyTorch,
+torch/csrc/autograd/profiler_kineto.cpp); the profiler writes them with ``profile_memory=True``. The operation
+of each is the innermost operator around it on its thread, the source line that of the innermost function
+outside PyTorch, where ``with_stack=True`` has recorded them. A file is not in order of time: its events are
+kept as numbers, some 90 bytes each, and sorted.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from traces.columns import LARGEST, MAX_EVENTS
+from traces.errors import TraceError
+from traces.json_events import trace_events
+from traces.logs import Log, number, read_log
+from traces.nesting import innermost
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator
+
+    from _typeshed import StrPath
+    from numpy.typing import NDArray
+
+    from traces.trace import Trace
+
+KNOWN = {"framework": "pytorch"}
+#: c10::DeviceType of host memory, and the device that a trace gives it; others have indices from 0.
+CPU, HOST = 0, -1
+#: What c10's allocators round addresses to, on the host and on devices.
+_HOST_ALIGNMENT, _DEVICE_ALIGNMENT = 64, 512
+_OPERATORS = ("cpu_op", "Operator")
+_FUNCTIONS = ("python_function", "Python")
+#: ``FILE(LINE): FUNCTION``; the line is the function's first.
+_FUNCTION = re.compile(r"(?!torch/|.*/torch/)(?:.*/)?([^/]+\.py)\((\d+)\): ")
+_MOST_NAMES, _NAME_CHARS = 1 << 20, 200
+_MOST_DEVICES = 1 << 16
+_ROWS = 1 << 16  # made Python's numbers at a time
+
+
+def read_chrome(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace:
+    """Read a profiler's trace, every device, with addresses, threads, operations and source lines.
+
+    Memory of the host is device -1. A profiler's step (``ProfilerStep#N``) is a mark. Streams are not known.
+    Source lines are file name and first line of the function, without folders. Metadata: ``framework``,
+    ``alignment``, ``alive_before`` (buffers allocated before the recording), ``failures`` and, of memory that
+    is not the host's, ``device_type``, its number in PyTorch.
+
+    Args:
+        path: the file, as it is or compressed by gzip.
+        skipped: where events that cannot be are counted by reason and left out; None: the first is an error.
+
+    Raises:
+        TraceError: naming the file and, as its row, the index of the event: not such a trace, one without
+            memory events, a field that is no number, memory that is allocated again without a free.
+        OSError: the file cannot be read.
+    """
+    return read_log(path, _fill, KNOWN, skipped)
+
+
+def _fill(path: StrPath, log: Log) -> Iterator[None]:
+    seen = _Seen(log)
+    log.said["failures"] = 0
+    for row, event in enumerate(trace_events(path)):
+        if row >= MAX_EVENTS:
+            raise TraceError(f"more than {MAX_EVENTS} events, the most read at once")
+        try:
+            seen.add(event, row)
+        except TraceError as error:
+            log.refuse(error, row)
+    yield from seen.tell()
+
+
+@dataclass
+class _Seen:
+    """What is kept of a file.
+
+    ``memory``: rows of (time, thread, device, address, bytes, row in the file); 0 bytes are the beginning of
+    a step. ``operators`` and ``functions``: rows of (start, end, thread, name). Times are in ns.
+    """
+
+    log: Log
+    memory: array[int] = field(default_factory=lambda: array("q"))
+    operators: array[int] = field(default_factory=lambda: array("q"))
+    functions: array[int] = field(default_factory=lambda: array("q"))
+    names: dict[str, int] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+
+    def add(self, event: Any, row: int) -> None:
+        if type(event) is not dict:
+            raise TraceError("not an object")
+        name, phase, category = event.get("name"), event.get("ph"), event.get("cat")
+        if type(name) is not str:
+            return
+        if phase == "X" and category in _OPERATORS:
+            self._add_operator(event, name)
+        elif phase == "X" and category in _FUNCTIONS:
+            if (line := self._line(name)) >= 0:
+                self.functions.extend(self._span(event, line))
+        elif name == "[memory]":
+            self._add_memory(event, row)
+        elif name == "[OutOfMemory]":
+            self.log.said["failures"] += 1
+        elif phase == "X" and name.startswith("ProfilerStep#"):
+            self.memory.extend((_time(event, "ts"), self._thread(event), 0, 0, 0, row))
+
+    def _add_operator(self, event: dict[str, Any], name: str) -> None:
+        self.operators.extend(self._span(event, self._name(name)))
+        told = event.get("args")
+        stack = told.get("Call stack") if type(told) is dict else None
+        if type(stack) is str:  # early releases: of each operator, the innermost function first
+            line = next((line for name in stack.split(";") if (line := self._line(name.strip())) >= 0), -1)
+            self.functions.extend(self._span(event, line))
+
+    def _add_memory(self, event: dict[str, Any], row: int) -> None:
+        told = event.get("args")
+        if type(told) is not dict or "Addr" not in told:
+            raise TraceError(
+                "a memory event without an address ('Addr'), as early releases of PyTorch write them"
+            )
+        size = _integer(told, "Bytes")
+        number(abs(size), "Bytes")
+        if size:
+            where = (_time(event, "ts"), self._thread(event), self._device(told))
+            self.memory.extend((*where, number(_integer(told, "Addr"), "Addr"), size, row))
+
+    def _device(self, told: dict[str, Any]) -> int:
+        kind, index = _integer(told, "Device Type"), _integer(told, "Device Id")
+        if kind == CPU:
+            return HOST
+        if not 0 <= index < _MOST_DEVICES:
+            raise TraceError(f"no device: {index}")
+        if self.log.said.setdefault("device_type", kind) != kind:
+            raise TraceError(f"more than one type of device: {str(kind)[:20]}")
+        return index
+
+    def _thread(self, event: dict[str, Any]) -> int:
+        name = (event.get("pid"), event.get("tid"))
+        if not all(isinstance(part, (int, str)) for part in name):
+            raise TraceError("an event without a thread")
+        return self.log.thread(name)
+
+    def _span(self, event: dict[str, Any], name: int) -> tuple[int, int, int, int]:
+        start, length = _time(event, "ts"), event.get("dur")
+        if not isinstance(length, (int, float)) or not length > 0:  # it has not ended: it holds nothing
+            length = 0
+        end = start + round(min(length, LARGEST // 1000) * 1000)
+        return start, min(end, LARGEST), self._thread(event), name
+
+    def _name(self, text: str) -> int:
+        if len(self.names) >= _MOST_NAMES and text not in self.names:
+            return -1
+        return self.names.setdefault(text[:_NAME_CHARS], len(self.names))
+
+    def _line(self, function: str) -> int:
+        if (known := self.lines.get(function)) is not None:
+            return known
+        found = _FUNCTION.match(function)
+        line = -1 if found is None else self._name(f"{found[1]}:{found[2]}")
+        if len(self.lines) < _MOST_NAMES:
+            self.lines[function] = line
+        return line
+
+    def tell(self) -> Iterator[None]:
+        """Give the log the memory events in the order of their times."""
+        log, memory = self.log, np.asarray(self.memory, np.int64).reshape(-1, 6)
+        if not memory[:, 4].any():
+            raise TraceError(
+                "no memory events: record with profile_memory=True, as in torch.profiler.profile"
+            )
+        memory = memory[np.argsort(memory[:, 0], kind="stable")]
+        on_host = bool((memory[memory[:, 4] != 0, 2] == HOST).any())
+        log.said["alignment"] = _HOST_ALIGNMENT if on_host else _DEVICE_ALIGNMENT
+        log.names = tuple(self.names)
+        operation, frame = _around(memory, self.operators), _around(memory, self.functions)
+        for first in range(0, len(memory), _ROWS):
+            rows = slice(first, first + _ROWS)
+            table = np.column_stack([memory[rows], operation[rows], frame[rows]])
+            for time, thread, device, address, size, row, *named in table.tolist():
+                try:
+                    if size == 0:
+                        log.mark(thread, time)
+                    else:
+                        (log.alloc if size > 0 else log.free)(
+                            device, address, abs(size), 0, thread, time, *named
+                        )
+                except TraceError as error:
+                    log.refuse(error, row)
+                yield
+
+
+def _around(memory: NDArray[np.int64], spans: array[int]) -> NDArray[np.int64]:
+    """The name of the innermost span around each memory event on its thread, -1 where there is none."""
+    start, end, thread, name = np.asarray(spans, np.int64).reshape(-1, 4).T
+    found = innermost(start, end, thread, memory[:, 0], memory[:, 1])
+    return np.append(name, -1)[found]
+
+
+def _time(event: dict[str, Any], name: str) -> int:
+    """Microseconds in JSON, ns here."""
+    value = event.get(name)
+    if isinstance(value, (int, float)) and 0 <= value <= LARGEST // 1000:  # which NaN is not
+        return round(value * 1000)
+    raise TraceError(f"not a time: {name} {str(value)[:40]!r}")
+
+
+def _integer(told: dict[str, Any], name: str) -> int:
+    value = told.get(name)
+    if type(value) is not int:
+        raise TraceError(f"not a number: {name} {str(value)[:40]!r}")
+    return value

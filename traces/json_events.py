@@ -1,0 +1,137 @@
+"""The events of a Chrome trace one by one, in bounded memory, however large the file is.
+
+The standard library's decoder reads each value; here is only what stands between them. Streaming libraries
+(ijson) hold what one value holds, so that a file of one endless text or a million brackets takes all memory;
+here no value may be longer than `MAX_VALUE_CHARS`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from traces.errors import TraceError
+from traces.text_files import opened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from gzip import GzipFile
+
+    from _typeshed import StrPath
+
+MAX_VALUE_CHARS = 1 << 22
+_CHUNK_BYTES = 1 << 18
+_IN_NUMBERS = "0123456789.eE+-"
+_SPACE = re.compile(r"[ \t\r\n]*")
+_decode = json.JSONDecoder(strict=False).raw_decode  # names of functions hold anything
+
+
+def trace_events(path: StrPath) -> Iterator[Any]:
+    """The values of the list ``traceEvents``, or of a file that is one list, whatever they are.
+
+    Other keys beside that list are passed over; what follows it is not read.
+
+    Raises:
+        TraceError: naming the file, and as its row the index of the event: not JSON, truncated, a value
+            longer than `MAX_VALUE_CHARS`, no such list.
+        OSError: the file cannot be read.
+    """
+    count = 0
+    try:
+        with opened(path) as file:
+            window = _Window(file)
+            if window.at_list():
+                while (value := window.element(first=count == 0)) is not _END:
+                    yield value
+                    count += 1
+                return
+    except UnicodeDecodeError:
+        raise TraceError("not UTF-8 text", file=path, row=count) from None
+    except TraceError as error:
+        raise TraceError(error.reason, file=path, row=count if error.row is None else error.row) from None
+    raise TraceError("JSON, but not a Chrome trace: it has no list 'traceEvents'", file=path)
+
+
+_END = object()
+
+
+class _Window:
+    """A stretch of the text of a file; ``at`` is where the next mark or value begins."""
+
+    def __init__(self, file: BinaryIO | GzipFile) -> None:
+        self._file = file
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+        self._text, self._at, self._ended = "", 0, False
+
+    def at_list(self) -> bool:
+        """Go to the first element of the list of events; False if the file has none."""
+        opening = self._next()
+        if opening == "[":
+            return True
+        if opening != "{":
+            raise TraceError("not JSON: neither an object nor a list")
+        while (mark := self._peek()) != "}":
+            if mark == ",":
+                self._at += 1
+            key = self._value()
+            if self._next() != ":":
+                raise TraceError("not JSON: a key without a value")
+            if key == "traceEvents":
+                if self._next() != "[":
+                    raise TraceError("not a Chrome trace: 'traceEvents' is no list")
+                return True
+            self._value()
+        return False
+
+    def element(self, *, first: bool) -> Any:
+        """The next element of the list, or `_END`."""
+        mark = self._peek()
+        if mark == "]":
+            return _END
+        if not first:
+            if mark != ",":
+                raise TraceError("not JSON: no comma between events" if mark else "truncated, or not JSON")
+            self._at += 1
+        return self._value()
+
+    def _value(self) -> Any:
+        self._peek()
+        while True:
+            try:
+                value, end = _decode(self._text, self._at)
+                if self._ended or self._text[end : end + 1] not in _IN_NUMBERS:  # of which "" is one
+                    self._at = end
+                    return value
+            except RecursionError:
+                raise TraceError("not a Chrome trace: its values are nested too deep") from None
+            except ValueError:
+                pass  # of what may be only its beginning
+            if self._ended:
+                raise TraceError("truncated, or not JSON")
+            if len(self._text) - self._at > MAX_VALUE_CHARS:
+                raise TraceError(f"not JSON, or a value longer than {MAX_VALUE_CHARS} characters")
+            self._fill()
+
+    def _next(self) -> str:
+        """The next character that is no space, passed; empty at the end of the file."""
+        mark = self._peek()
+        self._at += 1
+        return mark
+
+    def _peek(self) -> str:
+        while True:
+            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if self._ended:
+                return ""
+            self._fill()
+
+    def _fill(self) -> None:
+        """Read on, twice as far if that was not enough."""
+        rest = self._text[self._at :]
+        raw = self._file.read(max(_CHUNK_BYTES, len(rest)))
+        self._ended = not raw
+        self._text, self._at = rest + self._decode(raw, self._ended), 0

@@ -1,0 +1,51 @@
+"""Which of the intervals that nest, as calls do, is the innermost around a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def innermost(
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    group: NDArray[np.int64],
+    time: NDArray[np.int64],
+    time_group: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """For each time the row of the shortest interval of its group that holds it, int64[m]; -1 where none.
+
+    At one depth of nesting, the interval around a time is the last that began. Where intervals of a group
+    overlap without nesting, a time may find none.
+
+    Args:
+        start: int64[n], times at which the half-open intervals begin.
+        end: int64[n], times at which they end, exclusive; none before its start.
+        group: int64[n], intervals of different groups have nothing to do with each other.
+        time: int64[m].
+        time_group: int64[m], as ``group``.
+    """
+    rows = np.flatnonzero(end > start)
+    rows = rows[np.argsort(-end[rows], kind="stable")]
+    n = len(rows)
+    # Sorting is stable: at one moment ends come first, then starts, the longest first, then what is asked.
+    moment = np.concatenate([end[rows], start[rows], time])
+    owner = np.concatenate([group[rows], group[rows], time_group])
+    order = np.lexsort((moment, owner)).astype(np.int32)
+    depth = np.cumsum(np.where(order < n, -1, np.where(order < 2 * n, 1, 0)), dtype=np.int32)
+    inside = order >= n
+    order, depth = order[inside], depth[inside]
+    order = order[np.argsort(depth, kind="stable")]
+    # In each depth, the place of the last start before.
+    opened = np.maximum.accumulate(np.where(order < 2 * n, np.arange(len(order)), -1))
+    asked = (order >= 2 * n) & (opened >= 0)
+    which = order[asked] - 2 * n
+    candidate = rows[order[opened[asked]] - n]
+    found = np.full(len(time), -1, np.int64)
+    holds = time[which] < end[candidate]
+    found[which[holds]] = candidate[holds]
+    return found
