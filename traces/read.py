@@ -1,4 +1,4 @@
-"""A trace from a file of any format that holds one."""
+"""A trace from a file of any format that holds one, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from traces.errors import TraceError
 from traces.files import sniff
 
 if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator
+
     from _typeshed import StrPath
 
     from traces.trace import Trace
 
 
-def read(path: StrPath) -> Trace:
-    """Read a trace of ours, a snapshot of PyTorch or a log of RMM, told by its content.
+def read(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace:
+    """Read a trace of ours, a snapshot or a profiler's trace of PyTorch, a log of RMM, lines of CuPy's hook.
+
+    Args:
+        path: the file, told by its content.
+        skipped: where events that cannot be are counted by reason and left out; None: the first is an error.
 
     Raises:
         TraceError: naming the file: none of these, or what it says cannot have happened.
@@ -24,7 +31,7 @@ def read(path: StrPath) -> Trace:
     if kind == "trace":
         from traces.parquet import read_trace
 
-        return read_trace(path)
+        return read_trace(path, skipped=skipped)
     if kind == "snapshot":
         from traces.snapshot import read_snapshot
 
@@ -32,5 +39,39 @@ def read(path: StrPath) -> Trace:
     if kind == "rmm":
         from traces.rmm_log import read_rmm_log
 
-        return read_rmm_log(path)
+        return read_rmm_log(path, skipped=skipped)
+    if kind == "cupy":
+        from traces.cupy_hook import read_cupy_hook
+
+        return read_cupy_hook(path, skipped=skipped)
+    if kind == "chrome":
+        from traces.chrome import read_chrome
+
+        return read_chrome(path, skipped=skipped)
     raise TraceError(f"a {kind}, which has no events", file=path)
+
+
+def read_pieces(path: StrPath, *, skipped: Counter[str] | None = None) -> Iterator[Trace]:
+    """Read a file as pieces of one trace, each with names of its own and the metadata of the whole.
+
+    Logs of RMM and of CuPy are read twice, in bounded memory but for what is alive; other formats are one
+    piece. A piece may free what an earlier one allocated. ``skipped`` is complete after the first piece.
+
+    Args:
+        path: as `read`.
+        skipped: as `read`.
+
+    Raises:
+        TraceError, OSError: as `read`.
+    """
+    kind = sniff(path)
+    if kind == "rmm":
+        from traces.rmm_log import iter_rmm_log
+
+        yield from iter_rmm_log(path, skipped=skipped)
+    elif kind == "cupy":
+        from traces.cupy_hook import iter_cupy_hook
+
+        yield from iter_cupy_hook(path, skipped=skipped)
+    else:
+        yield read(path, skipped=skipped)

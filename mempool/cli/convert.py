@@ -2,57 +2,99 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from collections import Counter
 from pathlib import Path  # noqa: TC003 - typer reads it from the signature
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
-from mempool.cli.output import ExitCode, Stop, facts, print_json, progress
+from mempool.cli.options import Frames, Lenient  # noqa: TC001 - typer reads them from the signature
+from mempool.cli.output import facts, print_json, progress
+
+if TYPE_CHECKING:
+    from traces import Trace
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="A trace, a snapshot of PyTorch, a log of RMM.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A trace, a snapshot of PyTorch, a trace of its profiler, a log of RMM, lines of CuPy's "
+            "DebugPrintHook."
+        ),
+    ],
     target: Annotated[Path, typer.Argument(help="What to write; a name in .csv makes a MiniMalloc CSV.")],
     *,
+    frames: Frames = False,
+    lenient: Lenient = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write a trace as Parquet, or its buffers as a MiniMalloc CSV.
 
+    Logs of RMM and of CuPy become Parquet piece by piece, so they may be
+    larger than memory. Source lines stay out of the trace without --frames.
+
     For example:
 
-        mempool convert snapshot.pickle snapshot.trace
-        mempool convert rmm_log.dev0.csv rmm.trace
+        mempool convert snapshot.pickle snapshot.trace --frames
+        mempool convert rmm_log.dev0.csv rmm.trace --lenient
+        mempool convert profile.json.gz profile.trace
         mempool convert run.trace buffers.csv
     """
-    from mempool.cli.work import read_work
-    from traces.minimalloc import write_csv
-    from traces.parquet import write_trace
-
-    with progress(f"reading {source}"):
-        work = read_work(source, whole=True)
-    if work.trace is None:
-        raise Stop(ExitCode.FILE, f"{source}: a {work.kind}, which has no events to convert")
-    kind = "csv" if target.suffix == ".csv" else "trace"
-    with progress(f"writing {target}"):
-        if kind == "csv":
-            write_csv(work.buffers, target)
+    skipped = Counter[str]() if lenient else None
+    with progress(f"converting {source}"):
+        if target.suffix == ".csv":
+            said = _as_csv(source, target, skipped)
         else:
-            write_trace(work.trace, target)
-    said = {
-        "target": str(target),
-        "format": kind,
-        "events": len(work.trace),
-        "buffers": len(work.buffers),
-        "metadata": dict(work.trace.metadata),
-    }
+            said = _as_trace(source, target, skipped, frames=frames)
+    said |= {"target": str(target), "skipped": skipped}
     if json:
         print_json(said)
-    else:
-        facts(
-            f"{target}: {kind}",
-            [
-                ("events", f"{said['events']:,}"),
-                ("buffers", f"{said['buffers']:,}"),
-                *sorted(work.trace.metadata.items()),
-            ],
-        )
+        return
+    rows = [(name, f"{said[name]:,}") for name in ("events", "buffers")]
+    facts(f"{target}: {said['format']}", [*rows, *sorted(said["metadata"].items())])
+
+
+def _as_trace(source: Path, target: Path, skipped: Counter[str] | None, *, frames: bool) -> dict[str, Any]:
+    from mempool.cli.work import tell_skipped
+    from traces import Kind
+    from traces.parquet import TraceWriter
+    from traces.read import read_pieces
+
+    pieces = read_pieces(source, skipped=skipped)
+    first = next(pieces)
+    tell_skipped(source, skipped)
+    metadata = dict(first.metadata)
+    events = buffers = 0
+    with TraceWriter(target, metadata=metadata) as writer:
+        for piece in itertools.chain([first], pieces):
+            writer.write(piece if frames else _without_frames(piece))
+            events += len(piece)
+            buffers += int((piece.kind == Kind.ALLOC).sum())
+    return {"format": "trace", "events": events, "buffers": buffers, "metadata": metadata}
+
+
+def _as_csv(source: Path, target: Path, skipped: Counter[str] | None) -> dict[str, Any]:
+    from mempool.cli.work import tell_skipped
+    from traces import buffers_of
+    from traces.minimalloc import write_csv
+    from traces.read import read
+
+    trace = read(source, skipped=skipped)
+    tell_skipped(source, skipped)
+    buffers = buffers_of(trace)
+    write_csv(buffers, target)
+    return {
+        "format": "csv",
+        "events": len(trace),
+        "buffers": len(buffers),
+        "metadata": dict(trace.metadata),
+    }
+
+
+def _without_frames(piece: Trace) -> Trace:
+    """Names that nothing points to are not written."""
+    return dataclasses.replace(piece, frame=np.full(len(piece), -1, np.int32))

@@ -9,7 +9,8 @@ import numpy as np
 import typer
 
 from mempool.cli import where
-from mempool.cli.output import console, facts, percent, print_json, progress, table
+from mempool.cli.options import Frames, Lenient  # noqa: TC001 - typer reads them from the signature
+from mempool.cli.output import console, facts, percent, print_json, progress, source_line, table
 from mempool.report import binary
 
 if TYPE_CHECKING:
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
 
 
 def info(
-    file: Annotated[Path, typer.Argument(help="A trace, a plan, a snapshot of PyTorch or a MiniMalloc CSV.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A trace, a plan, a snapshot of PyTorch, a trace of its profiler, a log of RMM, lines of "
+            "CuPy's DebugPrintHook, or a MiniMalloc CSV."
+        ),
+    ],
     *,
     largest: Annotated[
         int, typer.Option(min=0, help="How many of the largest buffers at the peak to list.")
@@ -28,6 +35,8 @@ def info(
     whole: Annotated[
         bool, typer.Option("--whole", help="Of a trace, show all of it, not the iteration that it repeats.")
     ] = False,
+    frames: Frames = False,
+    lenient: Lenient = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what a trace or a plan holds: events, load over time, largest buffers at the peak, arena.
@@ -36,21 +45,22 @@ def info(
 
         mempool info run.trace
         mempool info run.plan --largest 3
-        mempool info snapshot.pickle
+        mempool info snapshot.pickle --frames
+        mempool info rmm_log.dev0.csv --lenient
         mempool info buffers.csv --json
     """
     from mempool.cli.work import read_work
 
     with progress(f"reading {file}"):
-        work = read_work(file, whole=whole)
-    said = answer(work, largest)
+        work = read_work(file, whole=whole, lenient=lenient)
+    said = answer(work, largest, frames=frames)
     if json:
         print_json(said)
     else:
         _show(file, work, said)
 
 
-def answer(work: Work, largest: int) -> dict[str, Any]:
+def answer(work: Work, largest: int, *, frames: bool = False) -> dict[str, Any]:
     """The keys of ``mempool info --json``."""
     from mempool.cli.work import arenas
     from solvers import lower_bound, peak_load
@@ -64,12 +74,13 @@ def answer(work: Work, largest: int) -> dict[str, Any]:
         "period": buffers.period,
         "peak_load_bytes": peak_load(buffers),
         "lower_bound_bytes": lower_bound(buffers),
-        "largest_at_peak": _largest_at_peak(work, largest),
+        "largest_at_peak": _largest_at_peak(work, largest, frames=frames),
+        "skipped": work.skipped,
     }
     if work.trace is not None:
         said |= _events(work.trace)
         said["iterations"] = 1 if work.pattern is None else work.pattern.iterations
-        said["where"] = where.answer(work, largest, frames=True)
+        said["where"] = where.answer(work, largest, frames=frames)
     if work.plan is not None:
         said |= {
             "status": str(work.plan.status),
@@ -108,7 +119,7 @@ def _events(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _largest_at_peak(work: Work, count: int) -> list[dict[str, Any]]:
+def _largest_at_peak(work: Work, count: int, *, frames: bool) -> list[dict[str, Any]]:
     """The largest buffers alive at the first time of the peak load, largest first."""
     from solvers import load_curve
 
@@ -126,7 +137,7 @@ def _largest_at_peak(work: Work, count: int) -> list[dict[str, Any]]:
             "start": int(buffers.start[row]),
             "end": int(buffers.end[row]),
             "instances": int(alive[row]),
-            **_where(work, row),
+            **_where(work, row, frames=frames),
         }
         for row in rows.tolist()
     ]
@@ -153,15 +164,20 @@ def _covering(
     return turns
 
 
-def _where(work: Work, row: int) -> dict[str, Any]:
-    """Operation and source line of the alloc, where the recorder knew them."""
+def _where(work: Work, row: int, *, frames: bool) -> dict[str, Any]:
+    """Operation and, if asked for, source line of the alloc, where the recorder knew them."""
     from traces import Kind
 
     if work.trace is None or work.pattern is not None:
         return {}
-    event = np.flatnonzero(work.trace.kind == Kind.ALLOC)[row]
-    known = {"operation": int(work.trace.operation[event]), "frame": int(work.trace.frame[event])}
-    return {name: work.trace.names[index] for name, index in known.items() if index >= 0}
+    trace = work.trace
+    event = np.flatnonzero(trace.kind == Kind.ALLOC)[row]
+    said = {}
+    if (operation := int(trace.operation[event])) >= 0:
+        said["operation"] = trace.names[operation]
+    if frames and (frame := int(trace.frame[event])) >= 0:
+        said["frame"] = source_line(trace.names[frame])
+    return said
 
 
 def _show(file: Path, work: Work, said: dict[str, Any]) -> None:

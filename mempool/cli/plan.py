@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from mempool.cli.options import Lenient  # noqa: TC001 - typer reads it from the signature
 from mempool.cli.output import ExitCode, Stop, facts, percent, print_json, progress
 from mempool.cli.outputs import why_not, written_over
 from mempool.cli.parsed import parsed
@@ -30,7 +31,11 @@ def _solvers(incomplete: str) -> list[str]:
 
 def plan(
     trace: Annotated[
-        Path, typer.Argument(help="A trace (Parquet) or buffers (MiniMalloc CSV), told by content.")
+        Path,
+        typer.Argument(
+            help="A trace, a snapshot of PyTorch, a trace of its profiler, a log of RMM, lines of CuPy's "
+            "DebugPrintHook, or buffers (MiniMalloc CSV), told by content."
+        ),
     ],
     *,
     output: Annotated[
@@ -85,6 +90,7 @@ def plan(
             "with --whole streams share nothing.",
         ),
     ] = "1MiB",
+    lenient: Lenient = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Give every buffer of a trace an offset, in an arena as small as can be.
@@ -115,7 +121,7 @@ def plan(
     if alignment & (alignment - 1):
         raise typer.BadParameter(f"alignment {alignment} is not a power of two")
     with progress(f"reading {trace}"):
-        work = read_work(trace, whole=whole, alignment=alignment)
+        work = read_work(trace, whole=whole, alignment=alignment, lenient=lenient)
     if work.kind == "plan":
         raise Stop(ExitCode.FILE, f"{trace}: a plan already; plans are made from traces")
     _check_fits(output, work)
@@ -169,6 +175,7 @@ def answer(found: Plan, work: Work) -> dict[str, Any]:
         "stream_waits": waits(found, work.buffers) if there else None,
         "iterations": 1 if work.pattern is None else work.pattern.iterations,
         "reason": found.reason or None,
+        "skipped": work.skipped,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mempool.cli.output import console, facts, percent, table
+from mempool.cli.output import console, facts, percent, source_line, table
 from mempool.report import binary
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _device(one: Where, most: int, *, frames: bool) -> dict[str, Any]:
     }
     if frames:
         said["frames"] = [
-            {"frame": share.name, "bytes": share.bytes, "buffers": share.buffers}
+            {"frame": share.name and source_line(share.name), "bytes": share.bytes, "buffers": share.buffers}
             for share in shares(trace, peak, trace.frame, most)
         ]
     return said
@@ -70,10 +70,10 @@ def _held_longest(one: Where, most: int, *, frames: bool) -> list[dict[str, Any]
         }
         if one.idle is not None:
             said["idle_events"] = int(one.idle.length[row])
-        for name in ("operation", "frame") if frames else ("operation",):
-            index = int(getattr(trace, name)[alloc])
-            if index >= 0:
-                said[name] = trace.names[index]
+        if (operation := int(trace.operation[alloc])) >= 0:
+            said["operation"] = trace.names[operation]
+        if frames and (frame := int(trace.frame[alloc])) >= 0:
+            said["frame"] = source_line(trace.names[frame])
         rows.append(said)
     return rows
 

@@ -1,12 +1,15 @@
-"""What a file given to a verb holds: a trace or a snapshot, the buffers of a CSV, a plan with its buffers."""
+"""What a file given to a verb holds: events, the buffers of a CSV, or a plan with its buffers."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+
+from mempool.cli.output import error_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +29,7 @@ class Work:
         trace: the events, if the file is a trace.
         pattern: the iteration that most of the trace repeats; None if there is none or it was not asked for.
         plan: of a plan file, or of a CSV that has an offset for every buffer.
+        skipped: how many events were left out, by reason; None where the first would have been an error.
     """
 
     kind: Literal["trace", "plan", "csv"]
@@ -33,42 +37,55 @@ class Work:
     trace: Trace | None = None
     pattern: Pattern | None = None
     plan: Plan | None = None
+    skipped: Counter[str] | None = None
 
 
-def read_work(path: Path, *, whole: bool = False, alignment: int = 1) -> Work:
-    """Read a trace, a snapshot of PyTorch, a log of RMM, a plan or a MiniMalloc CSV, by content.
+def read_work(path: Path, *, whole: bool = False, alignment: int = 1, lenient: bool = False) -> Work:
+    """Read a file of events in any format, a plan or a MiniMalloc CSV, by content.
 
     Args:
         path: the file.
         whole: of a trace, take all events on one line rather than the iteration that they repeat.
         alignment: of the buffers of a trace, in bytes, where its recorder did not ask for more.
+        lenient: leave out events that cannot be, and say on stderr how many.
 
     Raises:
         TraceError, PlanError: the file is not what it says it is.
         OSError: the file cannot be opened.
     """
     try:
-        return _read(path, whole=whole, alignment=alignment)
+        return _read(path, whole=whole, alignment=alignment, lenient=lenient)
     except OSError as error:
         if error.filename is None:  # of reading, not of opening
             raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         raise
 
 
-def _read(path: Path, *, whole: bool, alignment: int) -> Work:
+def _read(path: Path, *, whole: bool, alignment: int, lenient: bool) -> Work:
     from traces.files import sniff
+    from traces.read import read
 
     kind = sniff(path)
+    skipped = Counter[str]() if lenient else None
     if kind == "csv":
-        return _read_csv(path)
+        return dataclasses.replace(_read_csv(path), skipped=skipped)
     if kind == "plan":
         from solvers import read_plan
 
         plan, buffers, *_ = read_plan(path)
-        return Work("plan", buffers, plan=plan)
-    from traces.read import read
+        return Work("plan", buffers, plan=plan, skipped=skipped)
+    trace = read(path, skipped=skipped)
+    tell_skipped(path, skipped)
+    work = _of_trace(path, trace, whole=whole, alignment=alignment)
+    return dataclasses.replace(work, skipped=skipped)
 
-    return _of_trace(path, read(path), whole=whole, alignment=alignment)
+
+def tell_skipped(path: Path, skipped: Counter[str] | None) -> None:
+    """One line on stderr about what was left out, if anything was."""
+    if skipped:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in skipped.most_common())
+        events = "event" if skipped.total() == 1 else "events"
+        error_line(f"{path}: {skipped.total():,} {events} left out: {reasons}")
 
 
 def _of_trace(path: Path, trace: Trace, *, whole: bool, alignment: int) -> Work:

@@ -1,7 +1,8 @@
-"""``mempool convert``: snapshots and traces in other formats, and snapshots wherever a trace is read."""
+"""``mempool convert``: traces in other formats, and every format wherever a trace is read."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from mempool.cli.app import call
-from traces import buffers_of
+from traces import Trace, buffers_of
 from traces.minimalloc import read_csv
 from traces.parquet import read_trace, write_trace
 from traces.snapshot import read_snapshot
@@ -56,6 +57,130 @@ def test_a_trace_becomes_a_csv_of_all_its_buffers(folder: Path) -> None:
     buffers, back = buffers_of(read_trace("t.trace")), read_csv("b.csv")
     for name in ("start", "end", "size", "alignment"):
         np.testing.assert_array_equal(getattr(back, name), getattr(buffers, name))
+
+
+RMM = """\
+Thread,Time,Action,Pointer,Size,Stream
+7,00:00:01.0,allocate,0x200,100,0
+7,00:00:02.0,allocate,0x200,999,0
+7,00:00:03.0,free,0x400,300,0
+7,00:00:03.0,free,0x4
+"""
+CUPY = """\
+hello
+{"hook":"alloc","device_id":0,"mem_size":512,"mem_ptr":512}
+{"hook":"malloc","device_id":0,"size":24,"mem_size":512,"mem_ptr":512,"pmem_id":"0x7f"}
+"""
+
+
+def profiled(*events: tuple[float, int, int]) -> str:
+    names = ("Bytes", "Addr", "Device Type", "Device Id")
+    told = [
+        {
+            "ph": "i",
+            "name": "[memory]",
+            "ts": ts,
+            "pid": 1,
+            "tid": 1,
+            "args": dict(zip(names, (size, address, 0, -1), strict=True)),
+        }
+        for ts, address, size in events
+    ]
+    line = {
+        "ph": "X",
+        "cat": "python_function",
+        "name": "/home/me/secret/train.py(7): step",
+        "ts": 0,
+        "dur": 99,
+    }
+    operator = {"ph": "X", "cat": "cpu_op", "name": "aten::empty", "ts": 0, "dur": 99}
+    spans = [{**span, "pid": 1, "tid": 1} for span in (line, operator)]
+    return json.dumps({"traceEvents": [*spans, *told]})
+
+
+@pytest.fixture
+def files(folder: Path) -> Path:
+    """The folder with a log of RMM that contradicts itself, CuPy's lines and a profiler's trace, packed."""
+    (folder / "rmm.csv").write_text(RMM)
+    (folder / "cupy.log").write_text(CUPY)
+    (folder / "profile.json.gz").write_bytes(gzip.compress(profiled((1, 64, 500), (2, 64, -500)).encode()))
+    return folder
+
+
+def test_every_format_is_read_by_every_verb(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Looked at, converted, planned, and the plan checked against it."""
+    for source, peak in (("cupy.log", 24), ("profile.json.gz", 500), ("s.pickle", 200)):
+        assert call(["info", source, "--json"]) == 0
+        assert said(capsys)["peak_load_bytes"] == peak
+        assert call(["convert", source, "x.trace", "--json"]) == 0
+        assert said(capsys)["events"] == len(read_trace("x.trace"))
+        assert call(["plan", source, "-o", "x.plan"]) == 0
+        assert call(["check", "x.plan", "x.trace"]) == 0
+        assert call(["check", "x.plan", source]) == 0
+        capsys.readouterr()
+
+
+def test_events_that_cannot_be_stop_a_verb_or_are_left_out_and_counted(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line names the first; with --lenient one line, and the JSON, count them by reason."""
+    assert call(["info", "rmm.csv"]) == 3
+    assert capsys.readouterr().err == (
+        "mempool: rmm.csv, row 3: allocated again without a free: address 0x200\n"
+    )
+    reasons = {"allocated again without a free": 1, "not 6 fields": 1}
+    for verb in (
+        ["info", "rmm.csv"],
+        ["convert", "rmm.csv", "x.trace"],
+        ["convert", "rmm.csv", "x.csv"],
+        ["plan", "rmm.csv", "-o", "x.plan"],
+        ["check", "x.plan", "rmm.csv"],
+    ):
+        assert call([*verb, "--lenient", "--json"]) == 0
+        done = capsys.readouterr()
+        assert json.loads(done.out)["skipped"] == reasons
+        assert done.err == (
+            "mempool: rmm.csv: 2 events left out: 1 allocated again without a free, 1 not 6 fields\n"
+        )
+    assert read_trace("x.trace").load().tolist() == [300, 400, 100]
+
+
+def test_without_contradictions_nothing_is_said(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for source in ("cupy.log", "t.trace", "profile.json.gz"):
+        assert call(["info", source, "--lenient", "--json"]) == 0
+        done = capsys.readouterr()
+        assert (json.loads(done.out)["skipped"], done.err) == ({}, "")
+        assert call(["info", source, "--json"]) == 0
+        assert said(capsys)["skipped"] is None
+
+
+def test_source_lines_are_left_out_unless_asked_for(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of reports and of converted traces; folders are left out of reports always."""
+    for source, line in (("profile.json.gz", "train.py:7"), ("folders.trace", "deep.py:3")):
+        if source == "folders.trace":
+            names = ["/home/me/secret/deep.py:3", "C:\\secret\\deep.py:3", "aten::empty"]
+            told = Trace.of([0, 0], [0, 1], [8, 16], frame=[0, 1], operation=[2, 2], names=names)
+            write_trace(told, source)
+        for how, shown in (([], False), (["--frames"], True)):
+            assert call(["info", source, *how]) == 0
+            assert call(["info", source, "--json", *how]) == 0
+            out = capsys.readouterr().out
+            assert "secret" not in out
+            assert "aten::empty" in out
+            assert (line in out) == shown
+            assert call(["convert", source, "x.trace", *how]) == 0
+            assert any(line in name for name in read_trace("x.trace").names) == shown
+            assert (line.encode() in (files / "x.trace").read_bytes()) == shown
+            assert "aten::empty" in read_trace("x.trace").names
+            capsys.readouterr()
+
+
+def test_a_log_is_converted_piece_by_piece(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reads it whole is not called: a log may be larger than memory."""
+    monkeypatch.setattr("traces.read.read", None)
+    assert call(["convert", "rmm.csv", "x.trace", "--lenient"]) == 0
+    assert call(["convert", "cupy.log", "y.trace"]) == 0
+    assert read_trace("y.trace").metadata["framework"] == "cupy"
 
 
 def test_what_has_no_events_is_not_converted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

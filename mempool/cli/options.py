@@ -1,0 +1,14 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Lenient = Annotated[
+    bool, typer.Option("--lenient", help="Leave out events that cannot be, and count them, rather than stop.")
+]
+Frames = Annotated[
+    bool, typer.Option("--frames", help="Source lines too, which are left out unless asked for.")
+]
