@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,13 @@ class Compared:
     Attributes:
         file: its path.
         rows: as `mempool.analysis.compare.compare` yields them.
+        skipped: how many events were left out, by reason; None where the first would have been an error.
         error: in a line, why there are none, or None.
     """
 
     file: str
     rows: tuple[Row, ...] = ()
+    skipped: Counter[str] | None = None
     error: str | None = None
 
 
@@ -34,6 +37,7 @@ def compare_files(
     choices: Sequence[Choice] | None = None,
     *,
     limit_bytes: int | None = None,
+    lenient: bool = False,
     executor: Executor | None = None,
 ) -> Iterator[Compared]:
     """Compare allocators on many files, as they become ready.
@@ -44,9 +48,10 @@ def compare_files(
         files: different paths, as those who do the work see them; traces in any format.
         choices: as of `compare`.
         limit_bytes: as of `compare`.
+        lenient: leave out events that cannot be.
         executor: as of `each`. One file without an executor is done here.
     """
-    task = functools.partial(compare_file, choices=choices, limit_bytes=limit_bytes)
+    task = functools.partial(compare_file, choices=choices, limit_bytes=limit_bytes, lenient=lenient)
     if executor is None and len(files) == 1:
         yield task(files[0])
         return
@@ -58,12 +63,16 @@ def compare_files(
             yield Compared(file, error=f"{file}: {type(result).__name__}: {reason}")
 
 
-def compare_file(file: str, *, choices: Sequence[Choice] | None, limit_bytes: int | None) -> Compared:
+def compare_file(
+    file: str, *, choices: Sequence[Choice] | None, limit_bytes: int | None, lenient: bool
+) -> Compared:
     """Compare allocators on one file; what is wrong with it is told in the result."""
     from traces.read import read
 
+    skipped = Counter[str]() if lenient else None
     try:
-        return Compared(file, tuple(compare(read(file), choices, limit_bytes=limit_bytes)))
+        trace = read(file, skipped=skipped)
+        return Compared(file, tuple(compare(trace, choices, limit_bytes=limit_bytes)), skipped)
     except MemoryError:
         return Compared(file, error=f"{file}: out of memory")
     except OSError as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mempool.cli.options import Lenient  # noqa: TC001 - typer reads it from the signature
 from mempool.cli.output import ExitCode, Stop, console, error_line, percent, print_json, progress, table
 from mempool.cli.parsed import parsed
 from mempool.report import binary
@@ -56,6 +57,7 @@ def compare(
             metavar="ADDRESS", help="Work on a Dask cluster, which must see the files: tcp://host:8786."
         ),
     ] = None,
+    lenient: Lenient = False,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list of objects, one a row.")] = False,
 ) -> None:
     """Put what traces recorded through other allocators, and compare what each would have reserved.
@@ -69,6 +71,7 @@ def compare(
         mempool compare 'runs/*/rank*.pickle' --dask tcp://scheduler:8786
     """
     from mempool.analysis.choices import parse_choice
+    from mempool.cli.work import tell_skipped
     from mempool.settings import parse_bytes
 
     named = [parsed("--allocator", parse_choice, text) for text in allocator or ()]
@@ -77,13 +80,16 @@ def compare(
     paths = _paths(files)
     found = []
     with _executor(dask) as executor:
-        for one in _compared(paths, choices, limit_bytes, executor):
+        for one in _compared(paths, choices, limit_bytes, executor, lenient=lenient):
             found.append(one)
+            tell_skipped(one.file, one.skipped)
             if one.error is not None:
                 error_line(one.error)
     found.sort(key=lambda one: paths.index(one.file))
     if json:
-        print_json([{"file": one.file, **row.to_dict()} for one in found for row in one.rows])
+        print_json(
+            [{"file": one.file, "skipped": one.skipped, **row.to_dict()} for one in found for row in one.rows]
+        )
     else:
         _show(found, limit_bytes)
     if any(one.error is not None for one in found):
@@ -122,12 +128,17 @@ def _executor(dask: str | None) -> Iterator[Executor | None]:
 
 
 def _compared(
-    paths: list[str], choices: Sequence[Choice] | None, limit_bytes: int | None, executor: Executor | None
+    paths: list[str],
+    choices: Sequence[Choice] | None,
+    limit_bytes: int | None,
+    executor: Executor | None,
+    *,
+    lenient: bool,
 ) -> Iterator[Compared]:
     from mempool.analysis.many import compare_files
 
     with progress(f"comparing {paths[0] if len(paths) == 1 else f'{len(paths)} files'}") as say:
-        results = compare_files(paths, choices, limit_bytes=limit_bytes, executor=executor)
+        results = compare_files(paths, choices, limit_bytes=limit_bytes, lenient=lenient, executor=executor)
         for done, one in enumerate(results, 1):
             say(f"compared {done} of {len(paths)} files")
             yield one

@@ -80,7 +80,7 @@ def _read(path: Path, *, whole: bool, alignment: int, lenient: bool) -> Work:
     return dataclasses.replace(work, skipped=skipped)
 
 
-def tell_skipped(path: Path, skipped: Counter[str] | None) -> None:
+def tell_skipped(path: Path | str, skipped: Counter[str] | None) -> None:
     """One line on stderr about what was left out, if anything was."""
     if skipped:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in skipped.most_common())
