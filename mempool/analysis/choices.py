@@ -13,9 +13,10 @@ from solvers.simulators import ALLOCATORS
 
 
 def parse_choice(text: str) -> Choice:
-    """The allocator of "pytorch" or "pytorch:max_split_size_mb=128,roundup_power2_divisions=4".
+    """The allocator of "pytorch" or "pytorch:max_split_size_mb=128,garbage_collection_threshold=0.8".
 
-    Values are numbers, true, false, none or sizes such as 2MiB.
+    Values are numbers, true, false, none, or sizes such as 2MiB. What is written without "=", as in
+    ``PYTORCH_CUDA_ALLOC_CONF``, is given to an allocator as it is if it has a setting ``conf``.
 
     Raises:
         ValueError: no such allocator or setting, or a value that it does not take.
@@ -23,15 +24,27 @@ def parse_choice(text: str) -> Choice:
     name, _, rest = text.partition(":")
     if name not in ALLOCATORS and (name != RECORDED or rest):
         raise ValueError(f"no allocator {name!r}; there are {', '.join((RECORDED, *ALLOCATORS))}")
-    settings: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
+    if name == RECORDED:
+        return Choice(name)
+    known = [field.name for field in dataclasses.fields(ALLOCATORS[name]) if field.init]  # type: ignore[arg-type]
+    settings = {"conf": rest} if rest and "=" not in rest and "conf" in known else _settings(rest)
+    if unknown := sorted(settings.keys() - set(known)):
+        raise ValueError(f"{name} has no setting {', '.join(unknown)}; there are {', '.join(known)}")
+    try:
+        ALLOCATORS[name](**settings)  # judges them before there is a trace
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return Choice(name, settings)
+
+
+def _settings(text: str) -> dict[str, Any]:
+    settings = {}
+    for part in filter(None, text.split(",")):
         key, given, value = part.partition("=")
         if not given:
             raise ValueError(f"{part!r} is not KEY=VALUE")
         settings[key.strip()] = _value(value.strip())
-    if name in ALLOCATORS:
-        _check(name, settings)
-    return Choice(name, settings)
+    return settings
 
 
 def _value(text: str) -> Any:
@@ -42,19 +55,3 @@ def _value(text: str) -> Any:
         with contextlib.suppress(ValueError, UsageError):
             return convert(text)
     return text
-
-
-def _check(name: str, settings: dict[str, Any]) -> None:
-    """Let the allocator's own class judge the settings, before there is a trace.
-
-    Raises:
-        ValueError: it does not take them.
-    """
-    kind = ALLOCATORS[name]
-    known = [field.name for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
-    if unknown := sorted(settings.keys() - set(known)):
-        raise ValueError(f"{name} has no setting {', '.join(unknown)}; there are {', '.join(known)}")
-    try:
-        kind(**settings)
-    except TypeError as error:
-        raise ValueError(f"{name}: {error}") from None

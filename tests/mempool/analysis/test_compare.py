@@ -74,6 +74,8 @@ def test_settings_are_numbers_sizes_or_words() -> None:
     assert parse_choice("first_fit:growth_bytes=4MiB, alignment_bytes=256") == Choice(
         "first_fit", {"growth_bytes": 4 * MIB, "alignment_bytes": 256}
     )
+    conf = "max_split_size_mb:64,roundup_power2_divisions:[256:1,>:4]"
+    assert parse_choice(f"pytorch:{conf}") == Choice("pytorch", {"conf": conf})
     assert parse_choice(RECORDED) == Choice(RECORDED, {})
 
 
@@ -84,6 +86,7 @@ def test_settings_are_numbers_sizes_or_words() -> None:
         ("recorded:x=1", "no allocator 'recorded'"),
         ("best_fit:x", "'x' is not KEY=VALUE"),
         ("best_fit:x=1", "best_fit has no setting x; there are alignment_bytes, growth_bytes"),
+        ("pytorch:max_split_size_mb:64,tea:3", "tea"),
         ("best_fit:growth_bytes=3", "not a power of two"),
         ("best_fit:growth_bytes=much", "not a power of two"),
     ],
