@@ -11,6 +11,7 @@ from solvers import _core
 from solvers.simulators.first_state import Recording, recording
 from solvers.simulators.native import course_of
 from solvers.simulators.pytorch import PyTorch
+from solvers.simulators.pytorch_conf import recorded_settings
 from solvers.simulators.simulate import simulation_of
 from traces.trace import Kind
 
@@ -69,7 +70,8 @@ def judge(trace: Trace, **parameters: Any) -> Judgement:
 
     Args:
         trace: a recording of one device with addresses and `Kind.RESERVE` rows, as `read_snapshot` gives it.
-        **parameters: settings of the recorded allocator, as of `PyTorch`.
+        **parameters: settings of the recorded allocator, as of `PyTorch`; those that are not given are taken
+            from the trace's metadata, where it has them.
 
     Raises:
         ValueError: a trace of several devices, without a reservation, or of expandable segments, whose first
@@ -82,7 +84,7 @@ def judge(trace: Trace, **parameters: Any) -> Judgement:
         raise ValueError("a recording of expandable segments cannot be judged")
     if len(trace.devices) > 1:
         raise ValueError("a trace of several devices; judge each by itself")
-    settings = PyTorch(**parameters)
+    settings = PyTorch(**recorded_settings(trace.metadata) | parameters)
     rules = settings.rules()
     truth = recording(trace, rules)
     device = _core.SimulatedDevice(_core.LARGEST_DEVICE, truth.floor)

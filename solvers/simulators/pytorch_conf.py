@@ -1,18 +1,27 @@
-"""The settings of PyTorch's allocator as text: ``PYTORCH_CUDA_ALLOC_CONF`` and ``PYTORCH_ALLOC_CONF``."""
+"""The settings of PyTorch's allocator as text: ``PYTORCH_CUDA_ALLOC_CONF``, and what snapshots tell."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     Value = int | float | bool | tuple[int, ...] | None
 
 #: Requests from 1 MiB, 2 MiB, ... 32 GiB on are rounded by their own number of divisions.
 INTERVALS = 16
 _ITEM = re.compile(r"([^:,\[\]]+):(\[[^\[\]]*\]|[^:,\[\]]+)(?:,|$)")
+#: What decides which memory is where, as long as there is enough.
+_OF_PLACES = (
+    "large_segment_size_mb",
+    "max_non_split_rounding_mb",
+    "max_split_size_mb",
+    "roundup_power2_divisions",
+)
 #: What changes nothing in which memory is where on the device.
 _WITHOUT_EFFECT = (
     "graph_capture_record_stream_reuse",
@@ -48,6 +57,24 @@ def parse_conf(text: str) -> dict[str, Value]:
                 raise ValueError(f"conf: {name} has no value {value[:40]!r}") from None
         elif name not in _WITHOUT_EFFECT:
             raise ValueError(f"conf: there is no simulated setting {name[:40]!r}")
+    return values
+
+
+def recorded_settings(metadata: Mapping[str, str]) -> dict[str, Value]:
+    """Settings of a recorded allocator that decide where memory is, from the metadata of a trace.
+
+    What is written there in a way that is not PyTorch's is passed over.
+    """
+    values: dict[str, Value] = {}
+    with contextlib.suppress(ValueError):
+        conf = parse_conf(metadata.get("setting.PYTORCH_CUDA_ALLOC_CONF", ""))
+        values = {name: conf[name] for name in _OF_PLACES if name in conf}
+    with contextlib.suppress(ValueError, KeyError):
+        largest = int(metadata["setting.max_split_size"])  # in bytes; -1 for none
+        values["max_split_size_mb"] = largest >> 20 if largest > 0 else None
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        divisions = json.loads(metadata["setting.roundup_power2_divisions"])  # by MiB, as text
+        values["roundup_power2_divisions"] = tuple(int(divisions[str(1 << k)]) for k in range(INTERVALS))
     return values
 
 

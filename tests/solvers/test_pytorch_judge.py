@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +125,54 @@ def test_other_rules_are_told_apart() -> None:
     assert not judged.exact
     assert judged.first_difference.startswith("event ")
     assert judged.reserved_alike < judged.events
+
+
+def test_a_recording_tells_its_settings() -> None:
+    """They need not be given again: of the environment's text, or as the allocator had them in the end."""
+    trace = random_trace(4, 1500, largest=60 * MIB)
+    chosen = {"max_split_size_mb": 24, "roundup_power2_divisions": (0,) * 5 + (4,) * 11}
+    recording = recording_of(simulate(trace, "pytorch", **chosen), shift=SHIFT)  # type: ignore[arg-type]
+    divisions = json.dumps({str(1 << k): chosen["roundup_power2_divisions"][k] for k in range(16)})  # type: ignore[index]
+    told = {"setting.max_split_size": str(24 * MIB), "setting.roundup_power2_divisions": divisions}
+    assert judge(dataclasses.replace(recording, metadata={**recording.metadata, **told})).exact
+    assert not judge(recording).exact
+    text = "max_split_size_mb:24,roundup_power2_divisions:[1:0,32:4,>:4]"
+    told = {"setting.PYTORCH_CUDA_ALLOC_CONF": text}
+    assert judge(dataclasses.replace(recording, metadata={**recording.metadata, **told})).exact
+
+
+@pytest.mark.parametrize("value", ["", "-1", "[]", "{}", "[" * 100_000, '{"1": null}', "1e400", "null"])
+def test_settings_that_make_no_sense_are_passed_over(value: str) -> None:
+    """A recording without any that can be read is judged by the defaults."""
+    recording = recording_of(simulate(random_trace(4, 200), "pytorch"), shift=SHIFT)
+    names = ("max_split_size", "roundup_power2_divisions", "PYTORCH_CUDA_ALLOC_CONF")
+    metadata = {**recording.metadata, **{f"setting.{name}": value for name in names}}
+    assert judge(dataclasses.replace(recording, metadata=metadata)).exact
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_recording_is_judged_or_refused(data: st.DataObject) -> None:
+    """Segments and buffers anywhere, on top of each other or of nothing, given back or not."""
+    place = st.integers(0, 12).map(lambda k: k * MIB + k % 3 * 512)
+    size = st.sampled_from([1, 512, MIB, 2 * MIB, 3 * MIB, 20 * MIB])
+    kinds = st.sampled_from([Kind.ALLOC, Kind.RESERVE, Kind.RELEASE, Kind.FREE])
+    rows = data.draw(st.lists(st.tuples(kinds, size, place, st.integers(0, 1)), min_size=1, max_size=30))
+    table, alive = [(int(Kind.RESERVE), -1, 2 * MIB, 0, 0)], []
+    for kind, many, at, stream in rows:
+        if kind == Kind.ALLOC:
+            alive.append(len(table))
+        if kind != Kind.FREE:
+            table.append((int(kind), len(table) if kind == Kind.ALLOC else -1, many, at, stream))
+        elif alive:
+            table.append((int(kind), alive.pop(at % len(alive)), 0, -1, stream))
+    kind, buffer, size_, address, stream_ = np.array(table).T
+    before = str(data.draw(st.integers(0, 5)))
+    trace = Trace.of(kind, buffer, size_, address=address, stream=stream_, metadata={"alive_before": before})
+    with contextlib.suppress(TraceError):
+        judged = judge(trace)
+        assert judged.simulation.live.min() >= 0
+        assert (judged.simulation.live <= judged.simulation.reserved).all()
 
 
 @pytest.mark.parametrize(
