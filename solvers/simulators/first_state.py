@@ -111,8 +111,9 @@ class Recording:
         freed[trace.births[frees]] = frees
         rows = self.begin + np.flatnonzero(trace.kind[self.begin :] == Kind.ALLOC)
         rows = rows[np.argsort(trace.address[rows], kind="stable")]
+        address = trace.address[rows]
         for k in which.tolist():
-            near = slice(*np.searchsorted(trace.address[rows], [ends[k], ends[k] + _LARGEST_REST + 1]))
+            near = slice(*np.searchsorted(address, [ends[k], ends[k] + _LARGEST_REST + 1]))
             first = int(rows[near].min(initial=len(trace)))
             if first < freed[buffers[k]]:
                 ends[k] = trace.address[first]
