@@ -58,6 +58,12 @@ def course_of(
     return Course(address, live, reserved, segments, device.calls, None if failed_at < 0 else failed_at)
 
 
+def check_bytes(value: int, name: str, *, least: int = 0, most: int = 1 << 56) -> None:
+    """Raise ValueError for anything but a whole number in these bounds."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
+        raise ValueError(f"{name}={value!r} is not a whole number from {least} to {most}")
+
+
 def check_power_of_two(value: int, name: str, most: int = 1 << 40) -> None:
     """Raise ValueError for anything but a power of two up to ``most``."""
     if not isinstance(value, int | np.integer) or not 1 <= value <= most or value & (value - 1):

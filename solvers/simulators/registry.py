@@ -5,8 +5,13 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING
 
+from solvers.simulators.bfc import Bfc
+from solvers.simulators.buddy import Buddy
+from solvers.simulators.cnmem import Cnmem, CnmemFirstBlock
+from solvers.simulators.cupy import Cupy
 from solvers.simulators.fits import BestFit, FirstFit
 from solvers.simulators.pytorch import PyTorch, PyTorchExpandable
+from solvers.simulators.rmm import RmmArena, RmmBinning, RmmPool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +23,14 @@ ALLOCATORS: Mapping[str, type[Allocator]] = types.MappingProxyType(
     {
         "pytorch": PyTorch,
         "pytorch_expandable": PyTorchExpandable,
+        "cupy": Cupy,
+        "cnmem": Cnmem,
+        "cnmem_first_block": CnmemFirstBlock,
+        "bfc": Bfc,
+        "rmm_pool": RmmPool,
+        "rmm_arena": RmmArena,
+        "rmm_binning": RmmBinning,
+        "buddy": Buddy,
         "best_fit": BestFit,
         "first_fit": FirstFit,
     }

@@ -64,7 +64,8 @@ def check_simulation(simulation: Simulation, limit_bytes: int | None = None) -> 
     """Assert all that holds for every allocator; in quadratic time."""
     trace, segments = simulation.trace, simulation.segments
     assert len(simulation.address) == len(simulation.live) == len(simulation.reserved) == len(trace)
-    assert ((segments.start < segments.end) & (segments.size > 0)).all() or not _lasting(simulation)
+    lasting = _lasting(simulation) and len(trace) > 0
+    assert ((segments.start < segments.end) & (segments.size > 0)).all() or not lasting
     assert (segments.end <= len(trace)).all()
     blocks: dict[int, tuple[int, int, int]] = {}  # by buffer: its address, bytes in use, bytes asked for
     live, failed = 0, []

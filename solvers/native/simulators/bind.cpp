@@ -61,6 +61,7 @@ void bind_simulators(nb::module_& m) {
              self.answer(size, address);
            },
            "size"_a, "address"_a, "Where a reservation of that size lies, the first that has no earlier answer.")
+      .def_prop_ro("limit", &Device::limit)
       .def_prop_ro("calls", &Device::calls)
       .def_prop_ro(
           "segments", segments_of, nb::rv_policy::automatic,
@@ -75,4 +76,6 @@ void bind_simulators(nb::module_& m) {
            "what the recorded allocator gave back is given back.");
   bind_fits(m);
   bind_pytorch(m);
+  bind_pools(m);
+  bind_rmm(m);
 }

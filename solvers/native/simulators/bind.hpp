@@ -8,3 +8,5 @@
 
 void bind_fits(nanobind::module_& m);
 void bind_pytorch(nanobind::module_& m);
+void bind_pools(nanobind::module_& m);
+void bind_rmm(nanobind::module_& m);

@@ -14,6 +14,9 @@ namespace simulators {
 
 class Holes {
  public:
+  // Without `by_size` nobody asks for the smallest, and it takes half the time.
+  explicit Holes(bool by_size = true) : knows_sizes_(by_size) {}
+
   // What becomes free; merged with what it touches. Overlaps no hole.
   void add(int64_t address, int64_t size) {
     const Range left = before(address), right = from(address);
@@ -23,6 +26,9 @@ class Holes {
     if (joins_left) change(left, {left.address, left.size + size});
     else insert({address, size});
   }
+
+  // The same, but it stays by itself, whatever it touches.
+  void add_apart(int64_t address, int64_t size) { insert({address, size}); }
 
   // What is free no longer; within one hole.
   void take(int64_t address, int64_t size) {
@@ -51,6 +57,9 @@ class Holes {
     const auto found = by_size_.lower_bound({size, 0});
     return found == by_size_.end() ? -1 : found->second;
   }
+
+  // Bytes of the largest hole, 0 if there is none.
+  int64_t largest() const { return root_ < 0 ? 0 : nodes_[root_].largest; }
 
   // Bytes of the hole that ends at an address, 0 if none does.
   int64_t ending_at(int64_t address) const {
@@ -100,8 +109,8 @@ class Holes {
 
   // To a range that has the same neighbours.
   void change(Range old, Range now) {
-    by_size_.erase({old.size, old.address});
-    by_size_.insert({now.size, now.address});
+    forget_size(old);
+    keep_size(now);
     path_.clear();
     int32_t at = root_;
     while (nodes_[at].range.address != old.address) {
@@ -113,8 +122,16 @@ class Holes {
     for (size_t k = path_.size(); k-- > 0;) pull(path_[k]);
   }
 
+  void keep_size(Range range) {
+    if (knows_sizes_) by_size_.insert({range.size, range.address});
+  }
+
+  void forget_size(Range range) {
+    if (knows_sizes_) by_size_.erase({range.size, range.address});
+  }
+
   void insert(Range range) {
-    by_size_.insert({range.size, range.address});
+    keep_size(range);
     int32_t made;
     if (unused_.empty()) made = static_cast<int32_t>(nodes_.size()), nodes_.emplace_back();
     else made = unused_.back(), unused_.pop_back();
@@ -124,7 +141,7 @@ class Holes {
   }
 
   void forget(int64_t address, int64_t size) {
-    by_size_.erase({size, address});
+    forget_size({address, size});
     const auto [low, rest] = split(root_, address);
     const auto [gone, high] = split(rest, address + 1);
     unused_.push_back(gone);
@@ -160,6 +177,7 @@ class Holes {
     return high;
   }
 
+  bool knows_sizes_;
   std::vector<Node> nodes_;
   std::vector<int32_t> unused_, path_;
   std::set<std::pair<int64_t, int64_t>> by_size_;  // (size, address)

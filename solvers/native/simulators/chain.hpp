@@ -1,0 +1,90 @@
+// Blocks that segments are divided into, each of which knows its neighbours; and free ones, found by size.
+#pragma once
+
+#include <cstdint>
+#include <set>
+
+#include "slots.hpp"
+
+namespace simulators {
+
+// A number of a block is its for as long as it is not merged into the one below.
+class Chain {
+ public:
+  struct Block {
+    int64_t address, size, stream;
+    int64_t below = -1, above = -1;  // in the same segment; -1 at its ends
+    bool free = false;
+    bool is_whole() const { return below < 0 && above < 0; }  // no part of its segment is another block's
+  };
+
+  // A segment, one block as yet.
+  int64_t add(int64_t address, int64_t size, int64_t stream) { return blocks_.add({address, size, stream}); }
+  void remove(int64_t at) { blocks_.remove(at); }
+
+  // The block keeps its first bytes; the new one above has the rest.
+  int64_t split(int64_t at, int64_t size) {
+    Block rest = blocks_[at];
+    rest.address += size, rest.size -= size, rest.below = at, rest.free = false;
+    const int64_t made = blocks_.add(rest);
+    if (rest.above >= 0) blocks_[rest.above].below = made;
+    blocks_[at].size = size, blocks_[at].above = made;
+    return made;
+  }
+
+  // The block takes in the one above.
+  void merge(int64_t at) {
+    const int64_t gone = blocks_[at].above;
+    blocks_[at].size += blocks_[gone].size;
+    blocks_[at].above = blocks_[gone].above;
+    if (blocks_[at].above >= 0) blocks_[blocks_[at].above].below = at;
+    blocks_.remove(gone);
+  }
+
+  // A reference holds until the next add() or split().
+  Block& operator[](int64_t at) { return blocks_[at]; }
+
+ private:
+  Slots<Block> blocks_;
+};
+
+// Numbers of free blocks, the smaller first, and of one size the lower.
+class BySize {
+ public:
+  void add(Chain& chain, int64_t at) {
+    Chain::Block& block = chain[at];
+    block.free = true;
+    order_.insert({block.size, block.address, at});
+  }
+
+  void remove(Chain& chain, int64_t at) {
+    Chain::Block& block = chain[at];
+    block.free = false;
+    order_.erase({block.size, block.address, at});
+  }
+
+  // The first of at least so many bytes, -1 if there is none.
+  int64_t smallest(int64_t size) const {
+    const auto found = order_.lower_bound({size, 0, 0});
+    return found == order_.end() ? -1 : found->at;
+  }
+
+  // Numbers of those that are whole segments.
+  std::vector<int64_t> whole(Chain& chain) const {
+    std::vector<int64_t> found;
+    for (const Free& one : order_)
+      if (chain[one.at].is_whole()) found.push_back(one.at);
+    return found;
+  }
+
+ private:
+  struct Free {
+    int64_t size, address, at;
+    bool operator<(const Free& other) const {
+      return size != other.size ? size < other.size : address < other.address;
+    }
+  };
+  std::set<Free> order_;
+};
+
+}  // namespace simulators

@@ -1,0 +1,109 @@
+// RMM's binning resource over its pool: blocks of a few sizes, many at once from the pool; what is larger is the pool's.
+#pragma once
+
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "rmm_pool.hpp"
+
+namespace simulators {
+
+// RMM's fixed-size resource: free blocks in order, a queue for each stream.
+class RmmBin {
+ public:
+  RmmBin(Allocator& upstream, int64_t block, int64_t blocks) : upstream_(upstream), block_(block), blocks_(blocks) {}
+
+  int64_t block_bytes() const { return block_; }
+
+  // An address, -1: there is none and upstream has none.
+  int64_t allocate(int64_t stream) {
+    const size_t mine = queue_of(stream);
+    if (free_[mine].empty()) {
+      for (auto& queue : free_)
+        if (!queue.empty()) return first_of(queue);
+      if (!expand(stream)) return -1;
+    }
+    return first_of(free_[mine]);
+  }
+
+  void free(int64_t address, int64_t stream) { free_[queue_of(stream)].push_back(address); }
+
+  bool expand(int64_t stream) {
+    const Placed chunk = upstream_.allocate(block_ * blocks_, stream);
+    if (chunk.handle < 0) return false;
+    auto& queue = free_[queue_of(stream)];
+    for (int64_t i = 0; i < blocks_; ++i) queue.push_back(chunk.address + i * block_);
+    return true;
+  }
+
+ private:
+  static int64_t first_of(std::deque<int64_t>& queue) {
+    const int64_t address = queue.front();
+    queue.pop_front();
+    return address;
+  }
+
+  size_t queue_of(int64_t stream) {
+    const auto [found, is_new] = queue_of_.try_emplace(stream, free_.size());
+    if (is_new) free_.emplace_back();
+    return found->second;
+  }
+
+  Allocator& upstream_;
+  int64_t block_, blocks_;
+  std::vector<std::deque<int64_t>> free_;  // addresses
+  std::unordered_map<int64_t, size_t> queue_of_;  // by stream, in order of appearance
+};
+
+class RmmBinning final : public Allocator {
+ public:
+  // Bins of 2^least to 2^most bytes, each of which takes so many blocks at once, the first at once; where those cannot
+  // be had, no request can be served.
+  RmmBinning(Device& device, int least, int most, int64_t blocks, int64_t initial, int64_t maximum)
+      : Allocator(device), pool_(device, initial, maximum), broken_(pool_.broken()) {
+    bins_.reserve(static_cast<size_t>(std::max(most - least + 1, 0)));
+    for (int exponent = least; exponent <= most; ++exponent) {
+      bins_.emplace_back(pool_, int64_t{1} << exponent, blocks);
+      broken_ = broken_ || !bins_.back().expand(0);
+    }
+  }
+
+  Placed allocate(int64_t size, int64_t stream) override {
+    if (size == 0) return none();
+    if (broken_) return fail();
+    for (RmmBin& bin : bins_)
+      if (size <= bin.block_bytes()) {
+        const int64_t address = bin.allocate(stream);
+        if (address < 0) return fail();
+        live_ += bin.block_bytes();
+        return {address, used_.add({&bin, address, bin.block_bytes()})};
+      }
+    const Placed placed = pool_.allocate(size, stream);
+    if (placed.handle < 0) return placed;
+    live_ += rounded(size, RmmPool::unit);
+    return {placed.address, used_.add({nullptr, placed.handle, rounded(size, RmmPool::unit)})};
+  }
+
+  void free(int64_t handle, int64_t stream) override {
+    const Used used = used_[handle];
+    used_.remove(handle);
+    live_ -= used.size;
+    if (used.bin != nullptr) used.bin->free(used.what, stream);
+    else pool_.free(used.what, stream);
+  }
+
+ private:
+  struct Used {
+    RmmBin* bin;   // none: it is the pool's
+    int64_t what;  // an address of the bin, or the pool's handle
+    int64_t size;
+  };
+
+  RmmPool pool_;
+  std::vector<RmmBin> bins_;  // the smaller first
+  Slots<Used> used_;
+  bool broken_;
+};
+
+}  // namespace simulators

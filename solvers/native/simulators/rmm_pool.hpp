@@ -1,0 +1,129 @@
+// RMM's pool: best fit with coalescing in a list for each stream, which takes from the others' before it grows.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "allocator.hpp"
+#include "headed.hpp"
+
+namespace simulators {
+
+class RmmPool final : public Allocator {
+ public:
+  static constexpr int64_t unit = 256;  // bytes; all sizes are multiples of it
+
+  // `initial`: bytes taken at once, 0 for none; where they cannot be had, no request can be served. `maximum`: of the
+  // pool; -1: as much as the device has.
+  RmmPool(Device& device, int64_t initial, int64_t maximum) : Allocator(device), maximum_(maximum) {
+    if (initial == 0) return;
+    const Headed block = expand_to(initial, initial);
+    broken_ = block.size == 0;
+    if (!broken_) lists_[list_of(0)].add(block);
+  }
+
+  Placed allocate(int64_t size, int64_t stream) override {
+    if (size == 0) return none();
+    if (broken_) return fail();
+    size = rounded(size, unit);
+    const Headed block = find(size, list_of(stream));
+    if (block.size == 0) return fail();
+    live_ += size;
+    return {block.address, used_.add(block)};
+  }
+
+  // To the list of the stream that frees it.
+  void free(int64_t handle, int64_t stream) override {
+    const Headed block = used_[handle];
+    used_.remove(handle);
+    live_ -= block.size;
+    lists_[list_of(stream)].add(block);
+  }
+
+  bool broken() const { return broken_; }
+
+ private:
+  size_t list_of(int64_t stream) {
+    const auto [found, is_new] = list_of_.try_emplace(stream, lists_.size());
+    if (is_new) lists_.emplace_back();
+    return found->second;
+  }
+
+  Headed find(int64_t size, size_t mine) {
+    if (const Headed block = cut_from(mine, size); block.size > 0) return block;
+    for (size_t list = 0; list < lists_.size(); ++list) {
+      if (list == mine) continue;
+      if (const Headed block = cut_from(list, size); block.size > 0) return block;
+    }
+    for (size_t list = 0; list < lists_.size(); ++list) {
+      if (list == mine) continue;
+      lists_[mine].add(std::move(lists_[list]));
+      if (const Headed block = cut_from(mine, size); block.size > 0) return block;
+    }
+    const Headed block = expand(size, mine);
+    return block.size == 0 ? block : cut(mine, block, size);
+  }
+
+  Headed cut_from(size_t list, int64_t size) {
+    const Headed block = lists_[list].take(size);
+    return block.size == 0 ? block : cut(list, block, size);
+  }
+
+  Headed cut(size_t list, Headed block, int64_t size) {
+    if (block.size > size) lists_[list].add({block.address + size, block.size - size, false});
+    return {block.address, size, block.head};
+  }
+
+  Headed expand(int64_t size, size_t mine) {
+    int64_t wanted = size_to_grow(size);
+    if (wanted < size) reclaim(size, mine), wanted = size_to_grow(size);
+    return expand_to(wanted, size);
+  }
+
+  // Twice the pool, or half of what it may still take; 0: not enough.
+  int64_t size_to_grow(int64_t size) const {
+    if (maximum_ < 0) return std::max(size, pool_);
+    const int64_t remaining = rounded(maximum_ - pool_, unit);
+    return size <= remaining ? std::max(size, remaining / 2) : 0;
+  }
+
+  // Of no bytes if the device refuses even the least.
+  Headed expand_to(int64_t wanted, int64_t least) {
+    for (; wanted >= least; wanted = std::max(least, wanted / 2)) {
+      const int64_t address = device_.reserve(wanted, 0);
+      if (address >= 0) {
+        pool_ += wanted;
+        segments_.emplace(address, wanted);
+        return {address, wanted, true};
+      }
+      if (wanted == least) break;
+    }
+    return {0, 0, false};
+  }
+
+  // Gives back what is free as a whole until there is room for so much.
+  void reclaim(int64_t size, size_t mine) {
+    if (size > maximum_) return;
+    for (auto at = segments_.begin(); at != segments_.end() && maximum_ - pool_ < size;) {
+      const auto [address, bytes] = *at;
+      if (!lists_[mine].take(address, bytes)) {
+        ++at;
+        continue;
+      }
+      device_.release(address);
+      pool_ -= bytes;
+      at = segments_.erase(at);
+    }
+  }
+
+  int64_t maximum_, pool_ = 0;
+  std::vector<HeadedList> lists_;
+  std::unordered_map<int64_t, size_t> list_of_;  // by stream, in order of appearance
+  std::map<int64_t, int64_t> segments_;          // address -> bytes
+  Slots<Headed> used_;
+  bool broken_ = false;
+};
+
+}  // namespace simulators

@@ -1,0 +1,57 @@
+"""TensorFlow's allocator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from solvers import _core
+from solvers.simulators.native import Native, check_bytes
+
+
+@dataclass(frozen=True)
+class Bfc(Native):
+    """TensorFlow's and XLA's "best fit with coalescing" (``xla/tsl/framework/bfc_allocator.cc``).
+
+    Sizes are rounded up to 256 bytes. A request takes the smallest free block, the lowest of its size. What
+    is left is split off if the block is of twice the size, or larger by ``max_slack_bytes``; else it is
+    part of the buffer. What is freed merges with its neighbours in its region. Regions double: each is
+    twice as large as the last, or large enough, or what the device has left. Before a request fails, free
+    regions go back.
+
+    Not modelled: streams, of which it knows one; requests that are tried again for ten seconds; timestamped
+    frees; alignments beyond 256; regions that touch and become one, as with virtual memory; smaller and
+    smaller regions where the device has less than TensorFlow believes, which here it never has.
+
+    Attributes:
+        allow_growth: as TensorFlow's option of that name (`set_memory_growth`). False, as is
+            TensorFlow's default: the first request takes the whole device, which must then have a limit, and the memory held says
+            nothing about the program.
+        first_region_bytes: of the first region where it grows.
+        max_slack_bytes: see above; TensorFlow's option ``internal_fragmentation_fraction`` times the limit.
+        garbage_collection: whether free regions go back before a request fails; TensorFlow's
+            ``TF_ENABLE_GPU_GARBAGE_COLLECTION``.
+    """
+
+    allow_growth: bool = True
+    first_region_bytes: int = 2 << 20
+    max_slack_bytes: int = 128 << 20
+    garbage_collection: bool = True
+
+    def __post_init__(self) -> None:
+        check_bytes(self.first_region_bytes, "first_region_bytes", least=1)
+        check_bytes(self.max_slack_bytes, "max_slack_bytes", least=1)
+
+    def on(self, device: _core.SimulatedDevice) -> _core.SimulatedBfc:
+        """As of the base.
+
+        Raises:
+            ValueError: it takes the whole device, and that has no limit.
+        """
+        if not self.allow_growth and device.limit >= _core.LARGEST_DEVICE:
+            raise ValueError("allow_growth=False takes the whole device: give it a limit")
+        return _core.SimulatedBfc(
+            device,
+            region=self.first_region_bytes if self.allow_growth else max(device.limit, 1),
+            slack=self.max_slack_bytes,
+            collects=self.garbage_collection,
+        )
