@@ -42,7 +42,7 @@ class SimulatedFit(SimulatedAllocator):
 class SimulatedCupy(SimulatedAllocator):
     """CuPy's pool."""
 
-    def __init__(self, device: SimulatedDevice, *, pool_limit: int) -> None: ...
+    def __init__(self, device: SimulatedDevice) -> None: ...
 
 class SimulatedCnmem(SimulatedAllocator):
     """CNMeM, which takes so many bytes first, and perhaps more."""

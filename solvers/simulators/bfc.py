@@ -24,8 +24,8 @@ class Bfc(Native):
 
     Attributes:
         allow_growth: as TensorFlow's option of that name (`set_memory_growth`). False, as is
-            TensorFlow's default: the first request takes the whole device, which must then have a limit, and the memory held says
-            nothing about the program.
+            TensorFlow's default: the first request takes the whole device, which must then have a
+            limit, and the memory held says nothing about the program.
         first_region_bytes: of the first region where it grows.
         max_slack_bytes: see above; TensorFlow's option ``internal_fragmentation_fraction`` times the limit.
         garbage_collection: whether free regions go back before a request fails; TensorFlow's

@@ -10,7 +10,7 @@ using namespace simulators;
 
 void bind_pools(nb::module_& m) {
   nb::class_<Cupy, Allocator>(m, "SimulatedCupy", "CuPy's pool.")
-      .def(nb::init<Device&, int64_t>(), nb::keep_alive<1, 2>(), "device"_a, nb::kw_only(), "pool_limit"_a);
+      .def(nb::init<Device&>(), nb::keep_alive<1, 2>(), "device"_a);
   nb::class_<Cnmem, Allocator>(m, "SimulatedCnmem", "CNMeM, which takes so many bytes first, and perhaps more.")
       .def(nb::init<Device&, int64_t, bool>(), nb::keep_alive<1, 2>(), "device"_a, nb::kw_only(), "first"_a, "grows"_a);
   nb::class_<Bfc, Allocator>(m, "SimulatedBfc", "TensorFlow's best fit with coalescing.")

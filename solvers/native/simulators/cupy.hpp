@@ -12,8 +12,7 @@ class Cupy final : public Allocator {
  public:
   static constexpr int64_t unit = 512;  // bytes; all sizes are multiples of it
 
-  // `pool_limit`: what the pool takes at most, in bytes, whatever the device has.
-  Cupy(Device& device, int64_t pool_limit) : Allocator(device), pool_limit_(pool_limit) {}
+  explicit Cupy(Device& device) : Allocator(device) {}
 
   Placed allocate(int64_t size, int64_t stream) override {
     if (size == 0) return none();
@@ -42,7 +41,6 @@ class Cupy final : public Allocator {
 
  private:
   int64_t take_segment(int64_t size, int64_t stream) {
-    if (size > pool_limit_ - device_.reserved()) return -1;  // nothing is given back for the pool's own limit
     int64_t address = device_.reserve(size, stream);
     if (address < 0) {
       give_back();
@@ -60,7 +58,6 @@ class Cupy final : public Allocator {
       }
   }
 
-  int64_t pool_limit_;
   Chain blocks_;
   std::unordered_map<int64_t, BySize> free_;  // by stream
 };

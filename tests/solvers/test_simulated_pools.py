@@ -1,0 +1,128 @@
+"""Pools in native code do what their sources say: the same, event by event, as slow models of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from allocator_models import BfcModel, CnmemModel, CupyModel, Driver, Model, RmmPoolModel, play
+from arena_models import BuddyModel, RmmArenaModel, RmmBinningModel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulations import MIB, event_traces, random_trace
+
+from solvers.simulators import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from traces.trace import Trace
+
+    Make = Callable[[Driver], Model]
+
+#: Name, settings, and the model with the same.
+CASES: list[tuple[str, dict[str, Any], Make]] = [
+    ("cupy", {}, CupyModel),
+    ("cnmem", {}, lambda driver: CnmemModel(driver, 0, grows=True)),
+    (
+        "cnmem_first_block",
+        {"first_block_bytes": 20 * MIB + 1},
+        lambda driver: CnmemModel(driver, 20 * MIB + 1, grows=True),
+    ),
+    (
+        "cnmem_first_block",
+        {"first_block_bytes": 40 * MIB, "grows": False},
+        lambda driver: CnmemModel(driver, 40 * MIB, grows=False),
+    ),
+    ("bfc", {}, lambda driver: BfcModel(driver, 2 * MIB, 128 * MIB, collects=True)),
+    (
+        "bfc",
+        {"garbage_collection": False, "first_region_bytes": 1000, "max_slack_bytes": 5000},
+        lambda driver: BfcModel(driver, 1000, 5000, collects=False),
+    ),
+    ("rmm_pool", {"initial_pool_bytes": 0}, lambda driver: RmmPoolModel(driver, 0, None)),
+    (
+        "rmm_pool",
+        {"initial_pool_bytes": 10 * MIB, "maximum_pool_bytes": 40 * MIB},
+        lambda driver: RmmPoolModel(driver, 10 * MIB, 40 * MIB),
+    ),
+    ("rmm_arena", {"arena_bytes": 24 * MIB}, lambda driver: RmmArenaModel(driver, 24 * MIB)),
+    ("rmm_arena", {"arena_bytes": 2 * MIB + 300}, lambda driver: RmmArenaModel(driver, 2 * MIB + 256)),
+    (
+        "rmm_binning",
+        {"min_size_exponent": 9, "max_size_exponent": 12, "blocks_at_once": 3, "initial_pool_bytes": 0},
+        lambda driver: RmmBinningModel(driver, [512, 1024, 2048, 4096], 3, 0),
+    ),
+    (
+        "rmm_binning",
+        {"min_size_exponent": 18, "max_size_exponent": 20, "blocks_at_once": 2, "initial_pool_bytes": MIB},
+        lambda driver: RmmBinningModel(driver, [MIB // 4, MIB // 2, MIB], 2, MIB),
+    ),
+    ("buddy", {}, lambda driver: BuddyModel(driver, 512, 2 * MIB)),
+    (
+        "buddy",
+        {"min_block_bytes": 1, "region_bytes": 4 * MIB},
+        lambda driver: BuddyModel(driver, 1, 4 * MIB),
+    ),
+]
+cases = pytest.mark.parametrize(
+    ("allocator", "parameters", "make"), CASES, ids=[f"{case[0]}-{k}" for k, case in enumerate(CASES)]
+)
+
+
+def agree(trace: Trace, allocator: str, parameters: dict[str, Any], make: Make, limit: int) -> int | None:
+    """Both do the same at each event; the first alloc that failed, or None."""
+    driver = Driver(limit)
+    address, live, reserved, failed_at = play(trace, driver, make(driver))
+    simulation = simulate(trace, allocator, limit_bytes=limit, **parameters)
+    assert simulation.address.tolist() == address
+    assert simulation.live.tolist() == live
+    assert simulation.reserved.tolist() == reserved
+    assert simulation.failed_at == failed_at
+    held = simulation.segments.end == len(trace)
+    if len(trace):
+        assert set(simulation.segments.address[held].tolist()) == set(driver.held)
+    return failed_at
+
+
+@cases
+@settings(max_examples=60, deadline=None)
+@given(trace=event_traces(), limit=st.sampled_from([1 << 50, 64 * MIB, 41 * MIB, 24 * MIB, 3 * MIB, 512, 0]))
+def test_as_the_source_says(
+    allocator: str, parameters: dict[str, Any], make: Make, trace: Trace, limit: int
+) -> None:
+    """Addresses, live and reserved bytes, segments and the first failure are those of a naive model."""
+    agree(trace, allocator, parameters, make, limit)
+
+
+@cases
+def test_as_the_source_says_where_memory_is_short(
+    allocator: str, parameters: dict[str, Any], make: Make
+) -> None:
+    """The same over long traces, most of which fail somewhere: what is done against that is done alike."""
+    failed = 0
+    for seed in range(12):
+        trace = random_trace(seed, 500, largest=6 * MIB)
+        limit = int(trace.load().max()) * (9 + seed % 3) // 10
+        failed += agree(trace, allocator, parameters, make, limit) is not None
+    assert failed
+
+
+def test_cupy_as_cupy_itself(tmp_path: Path) -> None:
+    """CuPy's own pool, on a driver that is none, agrees with the model at each of many random events."""
+    if importlib.util.find_spec("cupy_backends") is None:
+        pytest.skip("CuPy is not installed")
+    judge = Path(__file__).parents[1] / "support" / "cupy_judge.py"
+    ran = subprocess.run(
+        [sys.executable, str(judge), "6"], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+    assert ran.returncode == 0, ran.stderr
+    unlimited, short, limited = map(int, ran.stdout.split())
+    assert unlimited == 0
+    assert short
+    assert limited

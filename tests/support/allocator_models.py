@@ -1,0 +1,395 @@
+"""Allocators as their sources tell them, in slow and simple Python: lists, searched from the beginning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from traces.trace import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from traces.trace import Trace
+
+
+class Model(Protocol):
+    """An allocator: an address of a block and its size, or None; and what takes the block back."""
+
+    def allocate(self, size: int, stream: int) -> tuple[int, int] | None: ...
+
+    def free(self, address: int, stream: int) -> None: ...
+
+
+@dataclass
+class Driver:
+    """Gives addresses up to a limit: the lowest multiple of 2 MiB behind which so many bytes are free."""
+
+    limit: int
+    held: dict[int, int] = field(default_factory=dict)  # address -> bytes
+    page: int = 2 << 20
+
+    @property
+    def reserved(self) -> int:
+        return sum(self.held.values())
+
+    def malloc(self, size: int) -> int | None:
+        if self.reserved + size > self.limit:
+            return None
+        address = self.page
+        for start in sorted(self.held):
+            if address + size <= start:
+                break
+            address = -(-(start + self.held[start]) // self.page) * self.page
+        self.held[address] = size
+        return address
+
+    def free(self, address: int) -> None:
+        del self.held[address]
+
+
+def play(trace: Trace, driver: Driver, model: Model) -> tuple[list[int], list[int], list[int], int | None]:
+    """Address, live, reserved of each event, and the first alloc that failed, as of a `Simulation`."""
+    address, live, reserved = [], [], []
+    blocks: dict[int, tuple[int, int]] = {}
+    failed_at = None
+    for event, (kind, buffer, size, stream) in enumerate(
+        zip(
+            *(column.tolist() for column in (trace.kind, trace.buffer, trace.size, trace.stream)), strict=True
+        )
+    ):
+        address.append(-1)
+        if kind == Kind.ALLOC and size > 0:
+            if (given := model.allocate(size, stream)) is not None:
+                blocks[buffer] = given
+                address[-1] = given[0]
+            elif failed_at is None:
+                failed_at = event
+        elif kind == Kind.FREE and buffer in blocks:
+            model.free(blocks.pop(buffer)[0], stream)
+        live.append(sum(block[1] for block in blocks.values()))
+        reserved.append(driver.reserved)
+    return address, live, reserved, failed_at
+
+
+def up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+@dataclass
+class Piece:
+    """A block of a segment that begins at `base`."""
+
+    address: int
+    size: int
+    base: int
+    stream: int = 0
+    free: bool = False
+
+
+def lowest(pieces: list[Piece]) -> Piece:
+    return min(pieces, key=lambda piece: piece.address)
+
+
+class Pieces:
+    """All blocks of all segments, in a list: what splits, merges and is whole is looked up in it."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.pieces: list[Piece] = []
+
+    def cut(self, piece: Piece, size: int) -> None:
+        rest = Piece(piece.address + size, piece.size - size, piece.base, piece.stream, free=True)
+        piece.size = size
+        self.pieces.append(rest)
+
+    def at(self, address: int) -> Piece:
+        return next(piece for piece in self.pieces if piece.address == address)
+
+    def merge_around(self, piece: Piece) -> None:
+        """With the free blocks that touch it in its segment."""
+        for other in [one for one in self.pieces if one.free and one.base == piece.base and one is not piece]:
+            if other.address == piece.address + piece.size:
+                piece.size += other.size
+                self.pieces.remove(other)
+            elif other.address + other.size == piece.address:
+                piece.address, piece.size = other.address, piece.size + other.size
+                self.pieces.remove(other)
+
+    def whole(self) -> list[Piece]:
+        return [one for one in self.pieces if one.free and one.size == self.driver.held.get(one.address)]
+
+    def give_back(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            self.pieces.remove(piece)
+            self.driver.free(piece.address)
+
+
+class CupyModel(Pieces):
+    """`SingleDeviceMemoryPool`: see `solvers.simulators.cupy`; `choose` picks among blocks of one size."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        choose: Callable[[list[Piece]], Piece] = lowest,
+    ) -> None:
+        super().__init__(driver)
+        self.choose = choose
+
+    def allocate(self, size: int, stream: int) -> tuple[int, int] | None:
+        size = up(size, 512)
+        fitting = [one for one in self.pieces if one.free and one.stream == stream and one.size >= size]
+        if fitting:
+            least = min(one.size for one in fitting)
+            piece = self.choose([one for one in fitting if one.size == least])
+            if piece.size > size:
+                self.cut(piece, size)
+        else:
+            address = self.driver.malloc(size)
+            if address is None:
+                self.give_back(self.whole())
+                address = self.driver.malloc(size)
+            if address is None:
+                return None
+            piece = Piece(address, size, address, stream)
+            self.pieces.append(piece)
+        piece.free = False
+        return piece.address, piece.size
+
+    def free(self, address: int, stream: int) -> None:
+        piece = self.at(address)
+        piece.free = True
+        self.merge_around(piece)
+
+
+class BfcModel(Pieces):
+    """`BFCAllocator`: bins of powers of two, searched upwards, each in order of size and address."""
+
+    def __init__(self, driver: Driver, region: int, slack: int, *, collects: bool) -> None:
+        super().__init__(driver)
+        self.region, self.slack, self.collects = up(region, 256), slack, collects
+
+    def allocate(self, size: int, stream: int) -> tuple[int, int] | None:
+        size = up(size, 256)
+        piece = self.find(size)
+        if piece is None and self.extend(size):
+            piece = self.find(size)
+        if piece is None and self.collects and self.collect(size) and self.extend(size):
+            piece = self.find(size)
+        if piece is None:
+            return None
+        if piece.size >= 2 * size or piece.size - size >= self.slack:
+            self.cut(piece, size)
+        piece.free = False
+        return piece.address, piece.size
+
+    @staticmethod
+    def bin_of(size: int) -> int:
+        return min((max(size, 256) >> 8).bit_length() - 1, 20)
+
+    def find(self, size: int) -> Piece | None:
+        for number in range(self.bin_of(size), 21):
+            inside = [one for one in self.pieces if one.free and self.bin_of(one.size) == number]
+            for piece in sorted(inside, key=lambda one: (one.size, one.address)):
+                if piece.size >= size:
+                    return piece
+        return None
+
+    def extend(self, size: int) -> bool:
+        available = (self.driver.limit - self.driver.reserved) // 256 * 256
+        if size > available:
+            return False
+        increased = size > self.region
+        while size > self.region:
+            self.region *= 2
+        bytes_ = min(self.region, available)
+        address = self.driver.malloc(bytes_)
+        assert address is not None
+        if not increased:
+            self.region *= 2
+        self.pieces.append(Piece(address, bytes_, address, free=True))
+        return True
+
+    def collect(self, size: int) -> bool:
+        regions = self.whole()
+        bytes_ = sum(one.size for one in regions)
+        if not bytes_ or size > self.driver.limit - self.driver.reserved + bytes_:
+            return False
+        self.give_back(regions)
+        return True
+
+    def free(self, address: int, stream: int) -> None:
+        piece = self.at(address)
+        piece.free = True
+        self.merge_around(piece)
+
+
+@dataclass
+class Headed:
+    """A block as CNMeM and RMM know it."""
+
+    address: int
+    size: int
+    head: bool
+
+
+def insert(blocks: list[Headed], block: Headed) -> None:
+    """Into a list in order of address; merged with what touches, unless the upper one is a head."""
+    at = next((k for k, one in enumerate(blocks) if one.address > block.address), len(blocks))
+    blocks.insert(at, block)
+    for k in (at, at - 1):
+        if 0 <= k < len(blocks) - 1:
+            low, high = blocks[k : k + 2]
+            if low.address + low.size == high.address and not high.head:
+                low.size += high.size
+                del blocks[k + 1]
+
+
+def take_best(blocks: list[Headed], size: int) -> Headed | None:
+    """Out of the list, the smallest that is large enough, the first of its size."""
+    best = None
+    for block in blocks:
+        if block.size >= size and (best is None or block.size < best.size):
+            best = block
+    if best is not None:
+        blocks.remove(best)
+    return best
+
+
+class CnmemModel:
+    """`cnmemMalloc` and `cnmemFree`: a root and a child for each stream other than 0."""
+
+    def __init__(self, driver: Driver, first: int, *, grows: bool) -> None:
+        self.driver, self.grows = driver, grows
+        self.lists: dict[int, list[Headed]] = {0: []}
+        self.used: dict[int, tuple[int, Headed]] = {}  # address -> whose, block
+        self.broken = False
+        if first:
+            address = driver.malloc(up(first, 512))
+            self.broken = address is None
+            if address is not None:
+                self.lists[0].append(Headed(address, up(first, 512), head=True))
+
+    def allocate(self, size: int, stream: int) -> tuple[int, int] | None:
+        if self.broken:
+            return None
+        size = up(size, 512)
+        self.lists.setdefault(stream, [])
+        block = self.allocate_from(stream, size) or self.steal(size)
+        if block is None:
+            return None
+        self.used[block.address] = (stream, block)
+        return block.address, block.size
+
+    def allocate_from(self, stream: int, size: int) -> Headed | None:
+        mine = self.lists[stream]
+        best = take_best(mine, size)
+        if best is None and stream != 0:
+            given = self.allocate_from(0, size)
+            return given and Headed(given.address, size, head=True)
+        if best is None:
+            address = self.driver.malloc(size) if self.grows else None
+            return None if address is None else Headed(address, size, head=True)
+        if best.size > size:
+            insert(mine, Headed(best.address + size, best.size - size, head=False))
+        return Headed(best.address, size, best.head)
+
+    def steal(self, size: int) -> Headed | None:
+        for stream, blocks in self.lists.items():
+            best = take_best(blocks, size) if stream != 0 else None
+            if best is not None:
+                if best.size > size:
+                    insert(blocks, Headed(best.address + size, best.size - size, head=True))
+                return Headed(best.address, size, head=True)
+        return None
+
+    def free(self, address: int, stream: int) -> None:
+        owner, block = self.used.pop(address)
+        insert(self.lists[owner], block)
+
+
+class RmmPoolModel:
+    """`pool_memory_resource` with its lists by stream, in order of their first appearance."""
+
+    def __init__(self, driver: Driver, initial: int, maximum: int | None) -> None:
+        self.driver, self.maximum = driver, maximum
+        self.lists: dict[int, list[Headed]] = {}
+        self.used: dict[int, Headed] = {}
+        self.segments: dict[int, int] = {}
+        self.broken = False
+        if initial:
+            block = self.try_to_expand(initial, initial)
+            self.broken = block is None
+            if block is not None:
+                self.lists[0] = [block]
+
+    def allocate(self, size: int, stream: int) -> tuple[int, int] | None:
+        if self.broken:
+            return None
+        block = self.find(up(size, 256), stream)
+        if block is None:
+            return None
+        self.used[block.address] = block
+        return block.address, block.size
+
+    def find(self, size: int, stream: int) -> Headed | None:
+        mine = self.lists.setdefault(stream, [])
+        others = [blocks for other, blocks in self.lists.items() if other != stream]
+        for blocks in [mine, *others]:
+            if (block := self.cut_from(blocks, size)) is not None:
+                return block
+        for blocks in others:
+            for block in blocks:
+                insert(mine, block)
+            blocks.clear()
+            if (found := self.cut_from(mine, size)) is not None:
+                return found
+        grow = self.size_to_grow(size)
+        if grow < size:
+            self.reclaim(size, mine)
+            grow = self.size_to_grow(size)
+        new = self.try_to_expand(grow, size)
+        if new is None:
+            return None
+        insert(mine, new)
+        return self.cut_from(mine, size)
+
+    @staticmethod
+    def cut_from(blocks: list[Headed], size: int) -> Headed | None:
+        best = take_best(blocks, size)
+        if best is not None and best.size > size:
+            insert(blocks, Headed(best.address + size, best.size - size, head=False))
+        return best and Headed(best.address, size, best.head)
+
+    def size_to_grow(self, size: int) -> int:
+        pool = sum(self.segments.values())
+        if self.maximum is None:
+            return max(size, pool)
+        remaining = up(self.maximum - pool, 256)
+        return max(size, remaining // 2) if size <= remaining else 0
+
+    def try_to_expand(self, size: int, least: int) -> Headed | None:
+        while size >= least:
+            address = self.driver.malloc(size)
+            if address is not None:
+                self.segments[address] = size
+                return Headed(address, size, head=True)
+            if size == least:
+                return None
+            size = max(least, size // 2)
+        return None
+
+    def reclaim(self, size: int, mine: list[Headed]) -> None:
+        assert self.maximum is not None
+        if size > self.maximum:
+            return
+        for block in list(mine):
+            if self.maximum - sum(self.segments.values()) >= size:
+                return
+            if block.head and self.segments.get(block.address) == block.size:
+                mine.remove(block)
+                del self.segments[block.address]
+                self.driver.free(block.address)
+
+    def free(self, address: int, stream: int) -> None:
+        insert(self.lists.setdefault(stream, []), self.used.pop(address))
