@@ -530,6 +530,37 @@ def cupy_end_capture(pool: Pool, graph: int) -> None: ...
 def cupy_release_capture(pool: Pool, graph: int) -> None:
     """Its graph is gone."""
 
+class ReplayDevice(Device):
+    """Addresses without memory, and what of them was held when."""
+
+    def __init__(self, capacity: int) -> None: ...
+
+    @property
+    def calls(self) -> int: ...
+
+    def held(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+        """
+        Columns address, size, start, end: indices of events; the end is -1 of what is still held.
+        """
+
+class Replay:
+    """The events of a trace, put through a client."""
+
+    def __init__(self, client: Client, device: ReplayDevice, *, kind: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], birth: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], stream: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], mark: Annotated[NDArray[numpy.int8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """
+        `birth` is the row of the alloc of each event's buffer, `mark` a Mark or -1.
+        """
+
+    def go(self, most: int) -> bool:
+        """
+        Goes on until there may be something to plan, for at most so many events; whether any is left.
+        """
+
+    def course(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], int]:
+        """
+        Address of each alloc, bytes live and reserved after each event, the first alloc not served or -1.
+        """
+
 class DeviceCalls:
     """What a pool asks of a device, one call at a time."""
 

@@ -43,4 +43,5 @@ void bind_hook(nanobind::module_& m);
 void bind_numpy(nanobind::module_& m);
 void bind_torch(nanobind::module_& m);
 void bind_cupy(nanobind::module_& m);
+void bind_replay(nanobind::module_& m);
 void bind_harness(nanobind::module_& m);

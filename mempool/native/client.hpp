@@ -136,6 +136,8 @@ class Client : private Live<Client> {
   // Also ends when something stays in the way of a plan, when the arena was refused, and by wake(). Meanwhile free memory
   // goes back that was idle for one to two seconds.
   Heard wait_for_work(const Wait& wait) noexcept;
+  // Whether the bell rang since it was heard last: for who looks at the recording without waiting.
+  bool heard() noexcept;
   void wake() noexcept;
   void check_again_after(std::uint64_t events) noexcept;  // of the ring, from now
 
@@ -264,6 +266,7 @@ class Client : private Live<Client> {
   void refused(Pattern& pattern, Refusal why) noexcept;
   void have_arena_for_others() noexcept;
   void signal_work() noexcept;
+  bool hear() noexcept;
   std::size_t events_kept() noexcept;
   bool is_news(const Wait& wait, double looked, std::uint64_t dropped) noexcept;
   bool is_due(const Wait& wait) noexcept;

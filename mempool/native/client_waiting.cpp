@@ -35,6 +35,19 @@ void Client::signal_work() noexcept {
   bell_.ring();
 }
 
+// The pool's lock is held.
+bool Client::hear() noexcept {
+  const bool work = std::exchange(work_, false);
+  // Whatever comes of it, the bell rings again; who hears it may say when.
+  if (work) check_at_ = ring_.seen() + std::max(kLeastNews, ring_.kept() / 4);
+  return work;
+}
+
+bool Client::heard() noexcept {
+  const Guarded guard(pool_->lock);
+  return hear();
+}
+
 void Client::wake() noexcept {
   {
     const Guarded guard(pool_->lock);
@@ -113,9 +126,7 @@ Client::Heard Client::wait_for_work(const Wait& wait) noexcept {
     {
       const Guarded guard(pool_->lock);
       if (std::exchange(woken_, false)) return {false, looked};
-      work = std::exchange(work_, false);
-      // Whatever comes of it, the bell rings again; who hears it may say when.
-      if (work) check_at_ = ring_.seen() + std::max(kLeastNews, ring_.kept() / 4);
+      work = hear();
       if (!waited) dropped = ring_.dropped();
       rest = now - rested_ >= kIdle;
       if (rest) rested_ = now;

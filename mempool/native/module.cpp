@@ -17,5 +17,6 @@ NB_MODULE(_core, m) {
   bind_numpy(m);
   bind_torch(m);
   bind_cupy(m);
+  bind_replay(m);
   bind_harness(m);
 }

@@ -10,6 +10,7 @@ from solvers.simulators.buddy import Buddy
 from solvers.simulators.cnmem import Cnmem, CnmemFirstBlock
 from solvers.simulators.cupy import Cupy
 from solvers.simulators.fits import BestFit, FirstFit
+from solvers.simulators.planned import Planned
 from solvers.simulators.pytorch import PyTorch, PyTorchExpandable
 from solvers.simulators.rmm import RmmArena, RmmBinning, RmmPool
 
@@ -33,5 +34,6 @@ ALLOCATORS: Mapping[str, type[Allocator]] = types.MappingProxyType(
         "buddy": Buddy,
         "best_fit": BestFit,
         "first_fit": FirstFit,
+        "planned": Planned,
     }
 )

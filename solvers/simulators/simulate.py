@@ -11,12 +11,19 @@ from solvers.simulators.registry import ALLOCATORS
 from solvers.simulators.simulation import Course, Simulation
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from solvers.simulators.native import Allocator
     from traces.trace import Trace
 
 
 def simulate(
-    trace: Trace, allocator: str, *, limit_bytes: int | None = None, **parameters: Any
+    trace: Trace,
+    allocator: str,
+    *,
+    limit_bytes: int | None = None,
+    allocators: Mapping[str, type[Allocator]] = ALLOCATORS,
+    **parameters: Any,
 ) -> Simulation:
     """Put a trace's allocs and frees through a simulated allocator.
 
@@ -24,21 +31,22 @@ def simulate(
 
     Args:
         trace: events of one device.
-        allocator: a name of `ALLOCATORS`.
+        allocator: a name of ``allocators``.
         limit_bytes: what the device has; None for more than any has (`LARGEST_DEVICE`, 64 PiB).
-        **parameters: settings of the allocator, the fields of its class in `ALLOCATORS`.
+        allocators: classes of settings by name; more than `ALLOCATORS` where others bring their own.
+        **parameters: settings of the allocator, the fields of its class.
 
     Raises:
         ValueError: no such allocator or setting, a setting out of range, a trace of several devices.
         TraceError: the trace contradicts itself.
     """
-    if allocator not in ALLOCATORS:
-        raise ValueError(f"no allocator {allocator!r}; there are {', '.join(ALLOCATORS)}")
+    if allocator not in allocators:
+        raise ValueError(f"no allocator {allocator!r}; there are {', '.join(allocators)}")
     if limit_bytes is not None and limit_bytes < 0:
         raise ValueError(f"limit_bytes={limit_bytes} is negative")
     if len(trace.devices) > 1:
         raise ValueError("a trace of several devices; simulate each by itself")
-    kind = ALLOCATORS[allocator]
+    kind = allocators[allocator]
     known = settings_of(kind)
     if unknown := sorted(parameters.keys() - set(known)):
         raise ValueError(f"{allocator} has no setting {', '.join(unknown)}; there are {', '.join(known)}")

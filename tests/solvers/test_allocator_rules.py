@@ -76,7 +76,7 @@ def test_cnmem_without_its_first_block() -> None:
 
 
 def test_cnmem_streams_keep_what_they_took() -> None:
-    """A stream's list takes just what it needs from the first block, and the default stream never sees it again."""
+    """A stream takes what it needs from the first block, and the default stream never sees that again."""
     steps = [(A, MIB, 1), (F, 0, 1), (A, MIB, 0), (A, MIB, 1)]
     simulation = course("cnmem_first_block", steps, first_block_bytes=2 * MIB)
     assert offsets(simulation) == [0, MIB, 0]
@@ -112,7 +112,7 @@ def test_bfc_never_wastes_128_mib() -> None:
 
 
 def test_bfc_regions_double() -> None:
-    """The first region is of 2 MiB, the next of 4; one that must be larger at once is doubled until it is enough."""
+    """2 MiB, then 4, then 8, which is doubled until it is enough, and then not doubled once more."""
     simulation = course("bfc", [(A, 2 * MIB, 0), (A, 4 * MIB, 0), (A, 17 * MIB, 0), (A, 32 * MIB, 0)])
     assert simulation.segments.size.tolist() == [2 * MIB, 4 * MIB, 32 * MIB, 32 * MIB]
 
@@ -173,7 +173,7 @@ def test_rmm_pool_at_its_maximum_gives_free_segments_back() -> None:
 
 
 def test_rmm_bins_are_taken_at_once() -> None:
-    """128 blocks of 256 KiB to 4 MiB are 992 MiB, and a byte takes one of 256 KiB; what is larger is the pool's."""
+    """128 blocks of 256 KiB to 4 MiB are 992 MiB, and a byte takes one; what is larger is the pool's."""
     simulation = course("rmm_binning", [(A, 1, 0), (A, 4 * MIB + 1, 0)])
     assert simulation.reserved[0] == 992 * MIB
     assert simulation.live.tolist() == [256 * KIB, 256 * KIB + 4 * MIB + 256]

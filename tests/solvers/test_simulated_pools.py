@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from allocator_models import BfcModel, CnmemModel, CupyModel, Driver, Model, RmmPoolModel, play
 from arena_models import BuddyModel, RmmArenaModel, RmmBinningModel

@@ -1,0 +1,106 @@
+"""What a trace would be under allocators, among them our own pool: itself, on a device without memory."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mempool import _core
+from mempool.pool import Pool
+from mempool.recording import MARKS
+from solvers import simulators
+from solvers.simulators.native import Allocator, check_bytes
+from solvers.simulators.simulation import Course, Segments
+from traces.trace import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from solvers.simulators import Simulation
+    from traces.trace import Trace
+
+#: Events between two looks at what rings no bell, such as that a pattern has changed.
+MOST_BETWEEN_LOOKS = 1 << 14
+
+
+class _Pool(Pool):
+    """As a GPU's: what it is asked here and in the environment are two things."""
+
+    reads_environment = False
+
+
+@dataclass(frozen=True)
+class PlannedOnline(Allocator):
+    """Our pool: it records, finds the iteration, plans it, replays the plan, and falls back when it must.
+
+    No model: the core of the pool, its fallback, planner and solver, on a device that has the addresses of a
+    GPU's plain memory and no memory. Its first iterations are served as they are anywhere, the plan's arena
+    is taken at a boundary, and what does not follow it goes to segments beside it. Marks of the trace
+    ("step", "begin", "end") are iterations' ends.
+
+    Not modelled: time. The planner looks at once when there may be something new, and its plan is ready then;
+    work that is queued is done at once; memory that was idle for a second stays. All threads are one, and a
+    plan costs nothing.
+
+    Attributes:
+        small_bytes: requests up to this size are not planned, as `mempool.settings.Settings` has it.
+        wait_bytes: what a plan must save for each wait of one stream for another, likewise.
+    """
+
+    small_bytes: int = 512
+    wait_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        check_bytes(self.small_bytes, "small_bytes", most=1024)
+        check_bytes(self.wait_bytes, "wait_bytes", most=2**63 - 1)
+
+    def run(self, trace: Trace, limit_bytes: int) -> Course:
+        """As of the base."""
+        device = _core.ReplayDevice(limit_bytes)
+        options: dict[str, Any] = {"small_bytes": self.small_bytes, "wait_bytes": self.wait_bytes}
+        with _Pool(device, background=False, **options) as pool:
+            replay = _core.Replay(
+                pool.client,
+                device,
+                kind=trace.kind,
+                birth=trace.births,
+                size=np.minimum(trace.size, 2 * limit_bytes + 1),
+                stream=trace.stream,
+                mark=_marks(trace),
+            )
+            while replay.go(MOST_BETWEEN_LOOKS):
+                pool.plan_now()
+        address, live, reserved, failed_at = replay.course()
+        held, size, start, end = device.held()
+        zeros = np.zeros_like(held)
+        segments = Segments(
+            held, size, zeros, np.arange(1, len(held) + 1), start, np.where(end < 0, len(trace), end)
+        )
+        return Course(address, live, reserved, segments, device.calls, None if failed_at < 0 else failed_at)
+
+
+def _marks(trace: Trace) -> NDArray[np.int8]:
+    """Of each event the mark that the pool knows, or -1."""
+    number = np.full(len(trace.names) + 1, -1, np.int8)  # the last one is that of no name
+    for at, name in enumerate(trace.names):
+        if name in MARKS:
+            number[at] = MARKS.index(name)
+    return np.where(trace.kind == Kind.MARK, number[trace.operation], np.int8(-1))
+
+
+#: Classes of settings by name, in the order in which comparisons show them.
+ALLOCATORS: Mapping[str, type[Allocator]] = types.MappingProxyType(
+    {**simulators.ALLOCATORS, "planned_online": PlannedOnline}
+)
+
+
+def simulate(
+    trace: Trace, allocator: str, *, limit_bytes: int | None = None, **parameters: Any
+) -> Simulation:
+    """As `solvers.simulators.simulate`, with our own pool among the allocators."""
+    return simulators.simulate(trace, allocator, limit_bytes=limit_bytes, allocators=ALLOCATORS, **parameters)

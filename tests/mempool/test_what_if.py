@@ -1,0 +1,128 @@
+"""Our own pool among the simulated allocators: the real core, put through a trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulations import MIB, check_simulation, event_traces, random_trace, trace_of
+
+from mempool import _core
+from mempool.what_if import ALLOCATORS, simulate
+from solvers import simulators
+from traces.trace import Kind, Trace
+from traces.workload import generate
+
+NAME = "planned_online"
+
+
+def repeated(iterations: int, *, marks: bool) -> Trace:
+    """Of some 300 allocations each, with persistent buffers that come first."""
+    trace = generate(300, seed=1, iterations=iterations)
+    names = ("step", *trace.names[1:]) if marks else trace.names
+    return Trace.of(
+        trace.kind, trace.buffer, trace.size, operation=trace.operation, names=names, stream=trace.stream
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(trace=event_traces(), limit=st.sampled_from([None, 0, 2, 24, 64, 400]))
+def test_the_pool_keeps_what_every_allocator_keeps(trace: Trace, limit: int | None) -> None:
+    """Nothing overlaps, all lies within what is held, and no more is held than there is."""
+    limit_bytes = None if limit is None else limit * MIB
+    check_simulation(simulate(trace, NAME, limit_bytes=limit_bytes), limit_bytes)
+
+
+def test_long_traces_hold_too() -> None:
+    """The same where nothing repeats and memory is short."""
+    trace = random_trace(3, 1500)
+    check_simulation(simulate(trace, NAME))
+    limit_bytes = int(trace.load().max()) * 3 // 4
+    tight = simulate(trace, NAME, limit_bytes=limit_bytes)
+    check_simulation(tight, limit_bytes)
+    assert tight.failed_at is not None
+
+
+@pytest.mark.parametrize("marks", [False, True])
+def test_iterations_are_planned(marks: bool) -> None:
+    """At last each allocation has the address of one iteration before, and nothing new is taken."""
+    trace = repeated(16, marks=marks)
+    simulation = simulate(trace, NAME)
+    check_simulation(simulation)
+    marks_at = np.flatnonzero((trace.kind == Kind.MARK) & (trace.operation == 0))
+    before, last = (
+        simulation.address[start:end][trace.kind[start:end] == Kind.ALLOC]
+        for start, end in ((marks_at[-3], marks_at[-2]), (marks_at[-2], marks_at[-1]))
+    )
+    large = (
+        trace.size[marks_at[-2] : marks_at[-1]][trace.kind[marks_at[-2] : marks_at[-1]] == Kind.ALLOC] > 512
+    )
+    assert (before == last)[large].mean() > 0.99
+    assert (simulation.segments.start < marks_at[-3]).all()
+    load = int(trace.load().max())
+    assert load <= simulation.reserved[-1] < 1.3 * load
+
+
+def test_the_same_twice() -> None:
+    """No clock has a say in it."""
+    trace = repeated(10, marks=False)
+    one, two = (simulate(trace, NAME) for _ in range(2))
+    assert (one.address == two.address).all()
+    assert (one.reserved == two.reserved).all()
+    assert one.driver_calls == two.driver_calls
+
+
+def test_an_arena_that_cannot_be_had_is_done_without() -> None:
+    """With no more than the trace needs the pool goes on as it began, and serves what it can."""
+    trace = repeated(10, marks=True)
+    limit_bytes = int(trace.load().max() * 1.02)
+    check_simulation(simulate(trace, NAME, limit_bytes=limit_bytes), limit_bytes)
+
+
+def test_uses_by_other_streams_are_told() -> None:
+    """What another stream reads is not planned, as nobody knows when that is through: there is no arena."""
+    kinds = [int(Kind.ALLOC), int(Kind.READ), int(Kind.FREE)] * 40
+    buffers, sizes = np.repeat(np.arange(40), 3), np.tile([MIB, 0, 0], 40)
+    own, other = (
+        simulate(Trace.of(kinds, buffers, sizes, stream=np.tile([0, reader, 0], 40)), NAME)
+        for reader in (0, 1)
+    )
+    assert len(own.segments) == len(other.segments) + 1
+    check_simulation(other)
+
+
+def test_no_environment_has_a_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings for programs are not settings of a simulation."""
+    trace = repeated(6, marks=True)
+    plain = simulate(trace, NAME)
+    monkeypatch.setenv("MEMPOOL", "off")
+    assert (simulate(trace, NAME).address == plain.address).all()
+
+
+def test_ours_comes_after_the_others() -> None:
+    """All of them are there, in one order."""
+    assert list(ALLOCATORS) == [*simulators.ALLOCATORS, NAME]
+    assert simulate(trace_of([(0, 1, 0)]), "best_fit").allocator == "best_fit"
+
+
+@pytest.mark.parametrize(("setting", "value"), [("small_bytes", 1025), ("wait_bytes", -1)])
+def test_settings_out_of_range_are_named(setting: str, value: int) -> None:
+    """With the values that are possible."""
+    with pytest.raises(ValueError, match=f"{setting}={value} is not a whole number"):
+        simulate(trace_of([(0, 1, 0)]), NAME, **{setting: value})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"birth": [0, 2]}, {"birth": [0, -1]}, {"size": [-1, 0]}, {"stream": [0]}, {"mark": [-1]}],
+)
+def test_columns_that_cannot_be_are_refused(wrong: dict[str, list[int]]) -> None:
+    """The core reads no further than the columns reach, whoever calls it."""
+    columns = {"kind": [0, 1], "birth": [0, 0], "size": [8, 0], "stream": [0, 0], "mark": [-1, -1], **wrong}
+    kinds = {"kind": np.uint8, "mark": np.int8}
+    device = _core.ReplayDevice(1 << 40)
+    client = _core.Client(_core.Pool(device=device), "test")
+    table = {name: np.array(column, kinds.get(name, np.int64)) for name, column in columns.items()}
+    with pytest.raises(ValueError, match="columns"):
+        _core.Replay(client, device, **table)

@@ -1,0 +1,75 @@
+"""The plan of a whole trace among the simulated allocators."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from simulations import MIB, check_simulation, random_trace, trace_of
+
+from solvers import solve
+from solvers.plan import Stop
+from solvers.simulators import simulate
+from traces.buffers import buffers_of
+from traces.errors import TraceError
+from traces.trace import Kind, Trace
+
+A, F = int(Kind.ALLOC), int(Kind.FREE)
+
+
+def test_what_no_online_allocator_can() -> None:
+    """Small ones among large ones: who knows which stay puts them where no large one must be."""
+    steps = [step for _ in range(8) for step in ((A, MIB, 0), (A, 512, 0))]
+    steps += [(F, k, 0) for k in range(8)] + [(A, 8 * MIB, 0)]  # what is left is every second: the small ones
+    planned, online = (simulate(trace_of(steps), name) for name in ("planned", "best_fit"))
+    check_simulation(planned)
+    assert planned.peak_reserved_bytes == int(planned.trace.load().max()) < online.peak_reserved_bytes
+    assert planned.driver_calls == 1
+    assert (planned.reserved == planned.peak_reserved_bytes).all()
+
+
+def test_it_is_the_plan() -> None:
+    """Addresses are offsets of `solve`, and sizes are rounded to the alignment."""
+    trace = random_trace(5, 600)
+    simulation = simulate(trace, "planned", alignment_bytes=256, nodes=1000)
+    buffers = buffers_of(trace)
+    rounded = -(-buffers.size // 256) * 256
+    assert int(simulation.live.max()) <= int(rounded.sum())
+    rows = np.flatnonzero(trace.kind == Kind.ALLOC)
+    offset = simulation.address[rows] - simulation.segments.address[0]
+    assert (offset[buffers.size > 0] % 256 == 0).all()
+    plan = solve(buffers_of(trace, alignment=256), stop=Stop(nodes=1000), solver="search")
+    assert simulation.peak_reserved_bytes <= plan.arena_bytes * 1.05
+
+
+def test_streams_share_nothing() -> None:
+    """Two streams' buffers lie apart, though one is freed before the other comes."""
+    simulation = simulate(trace_of([(A, MIB, 0), (F, 0, 0), (A, MIB, 1)]), "planned")
+    assert simulation.peak_reserved_bytes == 2 * MIB
+
+
+def test_who_has_no_room_whatever_the_plan() -> None:
+    """A request fails where more would be alive than the device has, and is as if it had never been."""
+    steps = [(A, 3 * MIB, 0), (A, 2 * MIB, 0), (A, MIB, 0), (F, 0, 0), (A, 2 * MIB, 0)]
+    simulation = simulate(trace_of(steps), "planned", limit_bytes=4 * MIB)
+    check_simulation(simulation, 4 * MIB)
+    assert simulation.failed_at == 1
+    assert (simulation.address[[0, 2, 4]] >= 0).all()
+
+
+def test_a_plan_beyond_the_device_is_cut_off() -> None:
+    """Where the plan needs more than what is alive, as with two streams, the arena ends with the device."""
+    steps = [(A, 2 * MIB, 0), (F, 0, 0), (A, 2 * MIB, 1), (F, 0, 0), (A, MIB, 0)]
+    simulation = simulate(trace_of(steps), "planned", limit_bytes=3 * MIB)
+    check_simulation(simulation, 3 * MIB)
+    assert simulation.failed_at is not None
+    assert simulation.peak_reserved_bytes == 3 * MIB
+
+
+def test_sizes_that_no_plan_adds_up() -> None:
+    """More bytes than int64 holds are alive: that is told, and with a limit they just fail."""
+    count = 300
+    trace = Trace.of(np.zeros(count, np.uint8), np.arange(count), 1 << 56)
+    with pytest.raises(TraceError, match=r"2\*\*62"):
+        simulate(Trace.of([0, 1] * count, np.repeat(np.arange(count), 2), [1 << 56, 0] * count), "planned")
+    assert simulate(trace, "planned").failed_at == 1
+    assert simulate(trace, "planned", limit_bytes=1 << 30).failed_at == 0
