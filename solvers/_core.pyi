@@ -1,5 +1,6 @@
 """Native part of solvers: packing kernels, simulated allocators."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy
@@ -10,7 +11,13 @@ from numpy.typing import NDArray
 class SimulatedDevice:
     """Addresses without memory, and a limit in bytes."""
 
-    def __init__(self, limit: int) -> None: ...
+    def __init__(self, limit: int, floor: int = 0) -> None:
+        """Own addresses begin above the floor."""
+
+    def answer(self, size: int, address: int) -> None:
+        """
+        Where a reservation of that size lies, the first that has no earlier answer.
+        """
 
     @property
     def limit(self) -> int: ...
@@ -29,15 +36,41 @@ LARGEST_DEVICE: int = 72057594037927936
 class SimulatedAllocator:
     """What takes from a device and serves requests, once."""
 
-    def run(self, kind: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], birth: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], stream: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], int]:
+    def run(self, kind: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], birth: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], stream: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], adopted: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], address: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], int]:
         """
-        Address of each alloc, bytes live and reserved after each event, and the first alloc that failed, or -1. `birth` is the row of the alloc of each event's buffer.
+        Address of each alloc, bytes live and reserved after each event, and the first alloc that failed, or -1. `birth` is the row of the alloc of each event's buffer. What led to the first state comes first, as `adopted` events: handles of the buffers alive in it, -1 for the others. With the column `address`, what the recorded allocator gave back is given back.
         """
 
 class SimulatedFit(SimulatedAllocator):
     """First or best fit in one region that grows."""
 
     def __init__(self, device: SimulatedDevice, *, best: bool, alignment: int, growth: int) -> None: ...
+
+class PyTorchRules:
+    """Settings of PyTorch's caching allocator, in bytes."""
+
+    def __init__(self, *, max_split: int, max_non_split_rounding: int, large_segment: int, gc_threshold: float, divisions: Sequence[int]) -> None: ...
+
+    def rounded(self, size: int) -> int:
+        """Bytes of a block for a request."""
+
+    def segment_for(self, size: int) -> int:
+        """Bytes of a segment for a rounded request."""
+
+class SimulatedPyTorch(SimulatedAllocator):
+    """PyTorch's caching allocator."""
+
+    def __init__(self, device: SimulatedDevice, rules: PyTorchRules) -> None: ...
+
+    def adopt(self, address: int, size: int, stream: int, used: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """
+        A segment that was there before, and the blocks that were in use in it, by address; their handles.
+        """
+
+class SimulatedPyTorchExpandable(SimulatedAllocator):
+    """The same with expandable segments."""
+
+    def __init__(self, device: SimulatedDevice, rules: PyTorchRules) -> None: ...
 
 class SimulatedCupy(SimulatedAllocator):
     """CuPy's pool."""
