@@ -97,6 +97,15 @@ def test_what_cnmem_stole_from_never_becomes_whole() -> None:
     assert simulation.failed_at == 4
 
 
+@pytest.mark.parametrize("allocator", ["cnmem", "rmm_pool"])
+def test_segments_that_touch_stay_two(allocator: str) -> None:
+    """A segment begins with a head, which merges with nothing below, though the addresses go on."""
+    steps = [(A, 2 * MIB, 0), (A, 2 * MIB, 0), (F, 1, 0), (F, 0, 0), (A, 4 * MIB, 0)]
+    simulation = course(allocator, steps)
+    assert simulation.address[1] - simulation.address[0] == 2 * MIB
+    assert simulation.reserved[-1] == 8 * MIB
+
+
 def test_bfc_splits_what_is_twice_as_large() -> None:
     """Of 2 MiB, 1 MiB is split off; 1 MiB + 256 is not, and the buffer has all of it."""
     exact = course("bfc", [(A, MIB, 0)])

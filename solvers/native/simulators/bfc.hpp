@@ -58,7 +58,7 @@ class Bfc final : public Allocator {
 
   // Gives all free regions back, if there is room enough then.
   bool collect(int64_t size) {
-    const auto regions = free_.whole(blocks_);
+    const auto regions = blocks_.whole();
     int64_t bytes = 0;
     for (const int64_t at : regions) bytes += blocks_[at].size;
     if (bytes == 0 || size > device_.limit() - device_.reserved() + bytes) return false;

@@ -1,8 +1,10 @@
-// Blocks that segments are divided into, each of which knows its neighbours; and free ones, found by size.
+// Blocks that segments are divided into, each of which knows its neighbours; and free ones, found by size. A block has the
+// same size and neighbours for as long as it is free.
 #pragma once
 
 #include <cstdint>
 #include <set>
+#include <vector>
 
 #include "slots.hpp"
 
@@ -41,40 +43,41 @@ class Chain {
     blocks_.remove(gone);
   }
 
+  void set_free(int64_t at, bool free) {
+    blocks_[at].free = free;
+    if (!blocks_[at].is_whole()) return;
+    if (free) whole_.insert(at);
+    else whole_.erase(at);
+  }
+
+  // Numbers of the free blocks that are whole segments.
+  std::vector<int64_t> whole() const { return {whole_.begin(), whole_.end()}; }
+
   // A reference holds until the next add() or split().
   Block& operator[](int64_t at) { return blocks_[at]; }
 
  private:
   Slots<Block> blocks_;
+  std::set<int64_t> whole_;
 };
 
 // Numbers of free blocks, the smaller first, and of one size the lower.
 class BySize {
  public:
   void add(Chain& chain, int64_t at) {
-    Chain::Block& block = chain[at];
-    block.free = true;
-    order_.insert({block.size, block.address, at});
+    chain.set_free(at, true);
+    order_.insert({chain[at].size, chain[at].address, at});
   }
 
   void remove(Chain& chain, int64_t at) {
-    Chain::Block& block = chain[at];
-    block.free = false;
-    order_.erase({block.size, block.address, at});
+    chain.set_free(at, false);
+    order_.erase({chain[at].size, chain[at].address, at});
   }
 
   // The first of at least so many bytes, -1 if there is none.
   int64_t smallest(int64_t size) const {
     const auto found = order_.lower_bound({size, 0, 0});
     return found == order_.end() ? -1 : found->at;
-  }
-
-  // Numbers of those that are whole segments.
-  std::vector<int64_t> whole(Chain& chain) const {
-    std::vector<int64_t> found;
-    for (const Free& one : order_)
-      if (chain[one.at].is_whole()) found.push_back(one.at);
-    return found;
   }
 
  private:

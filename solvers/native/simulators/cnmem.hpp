@@ -1,11 +1,9 @@
 // CNMeM: best fit with coalescing in a list for each stream; all lists take from that of the default stream.
 #pragma once
 
-#include <unordered_map>
-#include <vector>
-
 #include "allocator.hpp"
 #include "headed.hpp"
+#include "slots.hpp"
 
 namespace simulators {
 
@@ -15,19 +13,20 @@ class Cnmem final : public Allocator {
 
   // `first`: bytes taken at once, 0 for none; where they cannot be had, no request can be served. `grows`: takes more
   // when that is not enough.
-  Cnmem(Device& device, int64_t first, bool grows) : Allocator(device), lists_(1), grows_(grows) {
+  Cnmem(Device& device, int64_t first, bool grows) : Allocator(device), grows_(grows) {
+    lists_.of(0);
     if (first == 0) return;
     first = rounded(first, unit);
     const int64_t address = device.reserve(first, 0);
     broken_ = address < 0;
-    if (!broken_) lists_[root].add({address, first, true});
+    if (!broken_) lists_.add(root, {address, first, true});
   }
 
   Placed allocate(int64_t size, int64_t stream) override {
     if (size == 0) return none();
     if (broken_) return fail();
     size = rounded(size, unit);
-    const size_t list = list_of(stream);
+    const size_t list = lists_.of(stream);
     Headed block = allocate_from(list, size);
     if (block.size == 0) block = steal(size);
     if (block.size == 0) return fail();
@@ -40,7 +39,7 @@ class Cnmem final : public Allocator {
     const Used used = used_[handle];
     used_.remove(handle);
     live_ -= used.block.size;
-    lists_[used.list].add(used.block);
+    lists_.add(used.list, used.block);
   }
 
  private:
@@ -50,16 +49,9 @@ class Cnmem final : public Allocator {
     size_t list;
   };
 
-  size_t list_of(int64_t stream) {
-    if (stream == 0) return root;
-    const auto [found, is_new] = list_of_.try_emplace(stream, lists_.size());
-    if (is_new) lists_.emplace_back();
-    return found->second;
-  }
-
   // Of no bytes if there is none. A list that has none takes a block of just that size, for good.
   Headed allocate_from(size_t list, int64_t size) {
-    Headed block = lists_[list].take(size);
+    Headed block = lists_.take(list, size);
     if (block.size > 0) return cut(list, block, size, false);
     if (list != root) {
       block = allocate_from(root, size);
@@ -69,24 +61,21 @@ class Cnmem final : public Allocator {
     return address < 0 ? Headed{0, 0, false} : Headed{address, size, true};
   }
 
-  // From the list of the stream that came first and has one, the default stream's excepted.
+  // From the list of the stream that came first and has one. The default stream's has none, or it would have served.
   Headed steal(int64_t size) {
-    for (size_t list = root + 1; list < lists_.size(); ++list) {
-      const Headed block = lists_[list].take(size);
-      if (block.size == 0) continue;
-      cut(list, block, size, true);
-      return {block.address, size, true};
-    }
-    return {0, 0, false};
+    const size_t list = lists_.first(size);
+    if (list == HeadedLists::none) return {0, 0, false};
+    const Headed block = lists_.take(list, size);
+    cut(list, block, size, true);
+    return {block.address, size, true};
   }
 
   Headed cut(size_t list, Headed block, int64_t size, bool rest_is_head) {
-    if (block.size > size) lists_[list].add({block.address + size, block.size - size, rest_is_head});
+    if (block.size > size) lists_.add(list, {block.address + size, block.size - size, rest_is_head});
     return {block.address, size, block.head};
   }
 
-  std::vector<HeadedList> lists_;
-  std::unordered_map<int64_t, size_t> list_of_;  // by stream
+  HeadedLists lists_;
   Slots<Used> used_;
   bool grows_, broken_ = false;
 };

@@ -50,12 +50,11 @@ class Cupy final : public Allocator {
   }
 
   void give_back() {
-    for (auto& [stream, free] : free_)
-      for (const int64_t at : free.whole(blocks_)) {
-        free.remove(blocks_, at);
-        device_.release(blocks_[at].address);
-        blocks_.remove(at);
-      }
+    for (const int64_t at : blocks_.whole()) {
+      free_[blocks_[at].stream].remove(blocks_, at);
+      device_.release(blocks_[at].address);
+      blocks_.remove(at);
+    }
   }
 
   Chain blocks_;

@@ -5,7 +5,11 @@
 #include <iterator>
 #include <map>
 #include <set>
+#include <unordered_map>
 #include <utility>
+#include <vector>
+
+#include "holes.hpp"
 
 namespace simulators {
 
@@ -50,6 +54,9 @@ class HeadedList {
     return found == by_size_.end() ? Headed{0, 0, false} : take(ranges_.find(found->second));
   }
 
+  // Bytes of the largest, 0 if there is none.
+  int64_t largest() const { return by_size_.empty() ? 0 : by_size_.rbegin()->first; }
+
   // Takes out exactly this range; false: it is not free, or not by itself.
   bool take(int64_t address, int64_t size) {
     const auto found = ranges_.find(address);
@@ -68,6 +75,77 @@ class HeadedList {
 
   std::map<int64_t, Headed> ranges_;                // by address
   std::set<std::pair<int64_t, int64_t>> by_size_;  // (size, address)
+};
+
+// A list for each stream, by a number in order of first appearance; and which of them have what.
+class HeadedLists {
+ public:
+  static constexpr size_t none = ~size_t{0};
+
+  size_t of(int64_t stream) {
+    const auto [found, is_new] = numbers_.try_emplace(stream, lists_.size());
+    if (is_new) lists_.emplace_back();
+    return found->second;
+  }
+
+  void add(size_t list, Headed range) {
+    lists_[list].add(range);
+    tell(list);
+  }
+
+  // As of the list.
+  Headed take(size_t list, int64_t size) {
+    if (lists_[list].told < size) return {0, 0, false};
+    const Headed range = lists_[list].take(size);
+    tell(list);
+    return range;
+  }
+
+  bool take(size_t list, int64_t address, int64_t size) {
+    const bool taken = lists_[list].take(address, size);
+    tell(list);
+    return taken;
+  }
+
+  // The first that has a range of at least so many bytes; with 1 the first that has any.
+  size_t first(int64_t size) const {
+    const int64_t found = largest_.lowest(size);
+    return found < 0 ? none : static_cast<size_t>(found);
+  }
+
+  // The first after this one that has any.
+  size_t next(size_t list) const {
+    const auto found = filled_.upper_bound(list);
+    return found == filled_.end() ? none : *found;
+  }
+
+  // All that one has is the other's.
+  void merge(size_t list, size_t other) {
+    lists_[list].add(std::move(lists_[other]));
+    tell(list);
+    tell(other);
+  }
+
+ private:
+  struct List : HeadedList {
+    int64_t told = 0;  // what is known of its largest
+  };
+
+  void tell(size_t list) {
+    List& one = lists_[list];
+    const int64_t largest = one.largest(), number = static_cast<int64_t>(list);
+    if (largest == one.told) return;
+    if (one.told > 0) largest_.take(number, one.told);
+    else filled_.insert(list);
+    if (largest > 0) largest_.add_apart(number, largest);
+    else filled_.erase(list);
+    one.told = largest;
+  }
+
+  std::vector<List> lists_;
+  std::unordered_map<int64_t, size_t> numbers_;  // by stream
+  Holes largest_{false};                         // by number, as large as the largest range of each
+  std::set<size_t> filled_;
 };
 
 }  // namespace simulators

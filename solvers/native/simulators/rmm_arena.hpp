@@ -18,7 +18,7 @@ class RmmArena final : public Allocator {
   static constexpr int64_t least_superblock = int64_t{1} << 20;  // bytes; larger requests are the global arena's
 
   // So many bytes are taken at once and never more; where they cannot be had, no request can be served.
-  RmmArena(Device& device, int64_t bytes) : Allocator(device), arenas_(1) {
+  RmmArena(Device& device, int64_t bytes) : Allocator(device), arenas_(1, Holes(false)) {
     const int64_t address = bytes < least_superblock ? -1 : device.reserve(bytes, 0);
     broken_ = address < 0;
     if (!broken_) list(make(address, bytes));
@@ -59,14 +59,10 @@ class RmmArena final : public Allocator {
     bool is_empty() const { return free.largest() == size; }
   };
   using Superblocks = std::map<int64_t, Superblock>;
-  struct Arena {
-    Holes superblocks{false};  // by address, as large as the largest free block of each
-    std::set<int64_t> addresses;  // of those that a stream has
-  };
 
   size_t arena_of(int64_t stream) {
     const auto [found, is_new] = arena_of_.try_emplace(stream, arenas_.size());
-    if (is_new) arenas_.emplace_back();
+    if (is_new) arenas_.emplace_back(false);
     return found->second;
   }
 
@@ -83,27 +79,27 @@ class RmmArena final : public Allocator {
     const int64_t largest = superblock.free.largest();
     if (largest == superblock.listed) return;
     unlist(at);
-    if (largest > 0) arenas_[superblock.arena].superblocks.add_apart(at->first, largest);
+    if (largest > 0) arenas_[superblock.arena].add_apart(at->first, largest);
     superblock.listed = largest;
   }
 
   void unlist(Superblocks::iterator at) {
     Superblock& superblock = at->second;
-    if (superblock.listed > 0) arenas_[superblock.arena].superblocks.take(at->first, superblock.listed);
+    if (superblock.listed > 0) arenas_[superblock.arena].take(at->first, superblock.listed);
     superblock.listed = 0;
   }
 
   void move_to(size_t arena, Superblocks::iterator at) {
     unlist(at);
-    if (at->second.arena != global) arenas_[at->second.arena].addresses.erase(at->first);
-    if (arena != global) arenas_[arena].addresses.insert(at->first);
+    if (arena == global) streams_.erase(at->first);
+    else streams_.insert(at->first);
     at->second.arena = arena;
   }
 
   // First fit: the lowest superblock that has room, and there the lowest block; -1 if there is none.
   int64_t allocate_from(size_t arena, int64_t size) {
     const bool is_large = size > least_superblock;
-    int64_t superblock = arenas_[is_large ? global : arena].superblocks.lowest(size);
+    int64_t superblock = arenas_[is_large ? global : arena].lowest(size);
     if (superblock < 0 || is_large) superblock = first_of_global(size);
     if (superblock < 0) return -1;
     const auto at = superblocks_.find(superblock);
@@ -116,7 +112,7 @@ class RmmArena final : public Allocator {
 
   // The lowest superblock of the global arena that has room, cut off if it is empty and large; -1 if there is none.
   int64_t first_of_global(int64_t size) {
-    const int64_t address = arenas_[global].superblocks.lowest(size);
+    const int64_t address = arenas_[global].lowest(size);
     if (address < 0) return -1;
     const auto at = superblocks_.find(address);
     const int64_t kept = std::max(size, least_superblock);
@@ -151,20 +147,19 @@ class RmmArena final : public Allocator {
 
   // All of the streams' superblocks go to the global arena; false: they have none.
   bool return_superblocks() {
-    bool any = false;
-    for (size_t arena = global + 1; arena < arenas_.size(); ++arena)
-      while (!arenas_[arena].addresses.empty()) {
-        any = true;
-        auto at = superblocks_.find(*arenas_[arena].addresses.begin());
-        move_to(global, at);
-        if (at->second.is_empty()) at = merged(at);
-        list(at);
-      }
+    const bool any = !streams_.empty();
+    while (!streams_.empty()) {
+      auto at = superblocks_.find(*streams_.begin());
+      move_to(global, at);
+      if (at->second.is_empty()) at = merged(at);
+      list(at);
+    }
     return any;
   }
 
   Superblocks superblocks_;  // by address; all of the arena
-  std::vector<Arena> arenas_;
+  std::set<int64_t> streams_;  // addresses of those superblocks that streams have
+  std::vector<Holes> arenas_;  // of each its superblocks, by address, as large as the largest free block in each
   std::unordered_map<int64_t, size_t> arena_of_;  // by stream
   Slots<Block> used_;
   bool broken_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <unordered_map>
 #include <vector>
 
@@ -18,42 +19,38 @@ class RmmBin {
 
   // An address, -1: there is none and upstream has none.
   int64_t allocate(int64_t stream) {
-    const size_t mine = queue_of(stream);
-    if (free_[mine].empty()) {
-      for (auto& queue : free_)
-        if (!queue.empty()) return first_of(queue);
-      if (!expand(stream)) return -1;
-    }
-    return first_of(free_[mine]);
+    if (free_.empty() && !expand(stream)) return -1;
+    const auto mine = free_.find(number_of(stream));
+    return first_of(mine == free_.end() ? free_.begin() : mine);
   }
 
-  void free(int64_t address, int64_t stream) { free_[queue_of(stream)].push_back(address); }
+  void free(int64_t address, int64_t stream) { free_[number_of(stream)].push_back(address); }
 
   bool expand(int64_t stream) {
     const Placed chunk = upstream_.allocate(block_ * blocks_, stream);
     if (chunk.handle < 0) return false;
-    auto& queue = free_[queue_of(stream)];
+    auto& queue = free_[number_of(stream)];
     for (int64_t i = 0; i < blocks_; ++i) queue.push_back(chunk.address + i * block_);
     return true;
   }
 
  private:
-  static int64_t first_of(std::deque<int64_t>& queue) {
-    const int64_t address = queue.front();
-    queue.pop_front();
+  using Queues = std::map<size_t, std::deque<int64_t>>;
+
+  int64_t first_of(Queues::iterator queue) {
+    const int64_t address = queue->second.front();
+    queue->second.pop_front();
+    if (queue->second.empty()) free_.erase(queue);
     return address;
   }
 
-  size_t queue_of(int64_t stream) {
-    const auto [found, is_new] = queue_of_.try_emplace(stream, free_.size());
-    if (is_new) free_.emplace_back();
-    return found->second;
-  }
+  // Of a stream, in order of first appearance.
+  size_t number_of(int64_t stream) { return numbers_.try_emplace(stream, numbers_.size()).first->second; }
 
   Allocator& upstream_;
   int64_t block_, blocks_;
-  std::vector<std::deque<int64_t>> free_;  // addresses
-  std::unordered_map<int64_t, size_t> queue_of_;  // by stream, in order of appearance
+  Queues free_;  // addresses, by number of a stream; none is empty
+  std::unordered_map<int64_t, size_t> numbers_;  // by stream
 };
 
 class RmmBinning final : public Allocator {

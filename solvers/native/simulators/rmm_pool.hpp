@@ -2,12 +2,10 @@
 #pragma once
 
 #include <map>
-#include <optional>
-#include <unordered_map>
-#include <vector>
 
 #include "allocator.hpp"
 #include "headed.hpp"
+#include "slots.hpp"
 
 namespace simulators {
 
@@ -21,14 +19,14 @@ class RmmPool final : public Allocator {
     if (initial == 0) return;
     const Headed block = expand_to(initial, initial);
     broken_ = block.size == 0;
-    if (!broken_) lists_[list_of(0)].add(block);
+    if (!broken_) lists_.add(lists_.of(0), block);
   }
 
   Placed allocate(int64_t size, int64_t stream) override {
     if (size == 0) return none();
     if (broken_) return fail();
     size = rounded(size, unit);
-    const Headed block = find(size, list_of(stream));
+    const Headed block = find(size, lists_.of(stream));
     if (block.size == 0) return fail();
     live_ += size;
     return {block.address, used_.add(block)};
@@ -39,27 +37,18 @@ class RmmPool final : public Allocator {
     const Headed block = used_[handle];
     used_.remove(handle);
     live_ -= block.size;
-    lists_[list_of(stream)].add(block);
+    lists_.add(lists_.of(stream), block);
   }
 
   bool broken() const { return broken_; }
 
  private:
-  size_t list_of(int64_t stream) {
-    const auto [found, is_new] = list_of_.try_emplace(stream, lists_.size());
-    if (is_new) lists_.emplace_back();
-    return found->second;
-  }
-
   Headed find(int64_t size, size_t mine) {
     if (const Headed block = cut_from(mine, size); block.size > 0) return block;
-    for (size_t list = 0; list < lists_.size(); ++list) {
+    if (const size_t list = lists_.first(size); list != HeadedLists::none) return cut_from(list, size);
+    for (size_t list = lists_.first(1); list != HeadedLists::none; list = lists_.next(list)) {
       if (list == mine) continue;
-      if (const Headed block = cut_from(list, size); block.size > 0) return block;
-    }
-    for (size_t list = 0; list < lists_.size(); ++list) {
-      if (list == mine) continue;
-      lists_[mine].add(std::move(lists_[list]));
+      lists_.merge(mine, list);
       if (const Headed block = cut_from(mine, size); block.size > 0) return block;
     }
     const Headed block = expand(size, mine);
@@ -67,12 +56,12 @@ class RmmPool final : public Allocator {
   }
 
   Headed cut_from(size_t list, int64_t size) {
-    const Headed block = lists_[list].take(size);
+    const Headed block = lists_.take(list, size);
     return block.size == 0 ? block : cut(list, block, size);
   }
 
   Headed cut(size_t list, Headed block, int64_t size) {
-    if (block.size > size) lists_[list].add({block.address + size, block.size - size, false});
+    if (block.size > size) lists_.add(list, {block.address + size, block.size - size, false});
     return {block.address, size, block.head};
   }
 
@@ -108,7 +97,7 @@ class RmmPool final : public Allocator {
     if (size > maximum_) return;
     for (auto at = segments_.begin(); at != segments_.end() && maximum_ - pool_ < size;) {
       const auto [address, bytes] = *at;
-      if (!lists_[mine].take(address, bytes)) {
+      if (!lists_.take(mine, address, bytes)) {
         ++at;
         continue;
       }
@@ -119,8 +108,7 @@ class RmmPool final : public Allocator {
   }
 
   int64_t maximum_, pool_ = 0;
-  std::vector<HeadedList> lists_;
-  std::unordered_map<int64_t, size_t> list_of_;  // by stream, in order of appearance
+  HeadedLists lists_;
   std::map<int64_t, int64_t> segments_;          // address -> bytes
   Slots<Headed> used_;
   bool broken_ = false;
