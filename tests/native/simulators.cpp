@@ -10,8 +10,14 @@
 #include <map>
 #include <memory>
 
+#include "bfc.hpp"
+#include "buddy.hpp"
+#include "cnmem.hpp"
+#include "cupy.hpp"
 #include "fits.hpp"
 #include "pytorch_expandable.hpp"
+#include "rmm_arena.hpp"
+#include "rmm_binning.hpp"
 
 namespace {
 
@@ -83,6 +89,15 @@ PyTorchRules any_rules(Random& random) {
   return rules;
 }
 
+// At times none.
+int64_t any_bytes(Random& random, int64_t most) {
+  return random.below(3) == 0 ? 0 : random.below(static_cast<int32_t>(most));
+}
+
+int64_t any_maximum(Random& random, int64_t least) {
+  return random.below(2) == 0 ? -1 : (least + any_bytes(random, 300 * kMib)) & -RmmPool::unit;
+}
+
 struct Maker {
   const char* name;
   std::function<std::unique_ptr<Allocator>(Device&, Random&)> make;
@@ -97,6 +112,38 @@ const Maker makers[] = {
     {"pytorch", [](Device& device, Random& random) { return std::make_unique<PyTorch>(device, any_rules(random)); }},
     {"pytorch expandable",
      [](Device& device, Random& random) { return std::make_unique<PyTorchExpandable>(device, any_rules(random)); }},
+    {"cupy", [](Device& device, Random&) { return std::make_unique<Cupy>(device); }},
+    {"cnmem",
+     [](Device& device, Random& random) {
+       return std::make_unique<Cnmem>(device, any_bytes(random, 100 * kMib), random.below(4) > 0);
+     }},
+    {"bfc",
+     [](Device& device, Random& random) {
+       const int64_t slack = 1 + any_bytes(random, 200 * kMib), region = std::max<int64_t>(device.limit(), 1);
+       const bool grows = region == Device::most_bytes || random.below(4) > 0;
+       return std::make_unique<Bfc>(device, grows ? 1 + any_bytes(random, 8 * kMib) : region, slack, random.below(2) == 0);
+     }},
+    {"buddy",
+     [](Device& device, Random& random) {
+       const int64_t least = int64_t{1} << random.below(13);
+       return std::make_unique<Buddy>(device, least, int64_t{1} << random.below(27));
+     }},
+    {"rmm pool",
+     [](Device& device, Random& random) {
+       const int64_t initial = any_bytes(random, 50 * kMib) & -RmmPool::unit;
+       return std::make_unique<RmmPool>(device, initial, any_maximum(random, initial));
+     }},
+    {"rmm binning",
+     [](Device& device, Random& random) {
+       const int64_t initial = any_bytes(random, 50 * kMib) & -RmmPool::unit;
+       const int least = 8 + random.below(10), most = least + random.below(6);
+       return std::make_unique<RmmBinning>(device, least, most, 1 + random.below(20), initial, any_maximum(random, initial));
+     }},
+    {"rmm arena",
+     [](Device& device, Random& random) {
+       const int64_t bytes = random.below(4) == 0 ? device.limit() : random.below(400) * kMib;
+       return std::make_unique<RmmArena>(device, bytes & -RmmArena::unit);
+     }},
 };
 
 // What is held and what lives in it, kept up event by event.
