@@ -64,6 +64,15 @@ def test_iterations_are_planned(marks: bool) -> None:
     assert load <= simulation.reserved[-1] < 1.3 * load
 
 
+def test_marks_of_the_trace_are_the_pools() -> None:
+    """Who is told where iterations end takes the arena, the largest segment, an iteration earlier."""
+    taken = []
+    for marks in (True, False):
+        segments = simulate(repeated(8, marks=marks), NAME).segments
+        taken.append(int(segments.start[segments.size.argmax()]))
+    assert taken[0] < taken[1]
+
+
 def test_the_same_twice() -> None:
     """No clock has a say in it."""
     trace = repeated(10, marks=False)

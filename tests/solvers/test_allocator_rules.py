@@ -91,10 +91,11 @@ def test_cnmem_steals_at_last() -> None:
 
 
 def test_what_cnmem_stole_from_never_becomes_whole() -> None:
-    """The rest of a block that was stolen from is a head: it does not merge with what is below again."""
-    steps = [(A, 2 * MIB, 1), (F, 0, 1), (A, MIB, 2), (F, 0, 2), (A, 2 * MIB, 1)]
+    """The rest is a head: though stream 1 steals the other half back and frees both, they stay halves."""
+    steps = [(A, 2 * MIB, 1), (F, 0, 1), (A, MIB, 2), (F, 0, 2)]
+    steps += [(A, MIB, 1), (A, MIB, 1), (F, 0, 1), (F, 0, 1), (A, 2 * MIB, 1)]
     simulation = course("cnmem", steps, limit_bytes=2 * MIB)
-    assert simulation.failed_at == 4
+    assert simulation.failed_at == 8
 
 
 @pytest.mark.parametrize("allocator", ["cnmem", "rmm_pool"])
