@@ -9,7 +9,7 @@ from typing import Any
 from mempool.analysis.compare import RECORDED, Choice
 from mempool.errors import UsageError
 from mempool.settings import parse_bytes
-from solvers.simulators import ALLOCATORS
+from mempool.what_if import ALLOCATORS
 
 
 def parse_choice(text: str) -> Choice:

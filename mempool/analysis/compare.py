@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from solvers.simulators import ALLOCATORS, simulate
+from mempool.what_if import ALLOCATORS, simulate
 from solvers.simulators.recorded import recorded
 from traces import Kind
 
@@ -24,7 +24,7 @@ RECORDED = "recorded"
 
 @dataclass(frozen=True)
 class Choice:
-    """An allocator by its name in `solvers.simulators.ALLOCATORS`, or `RECORDED`, with settings."""
+    """An allocator by its name in `mempool.what_if.ALLOCATORS`, or `RECORDED`, with settings."""
 
     allocator: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Row:
         internal_fragmentation: of what is reserved at most, the part lost to rounding.
         external_fragmentation: of what is reserved at most, the part that nobody lives in.
         driver_calls: calls to the device to take or give back memory.
-        largest_free_bytes: the largest free block when most is reserved.
+        largest_free_bytes: the largest free block when most is reserved, and most of it in use.
         fits: whether every alloc fits in the limit; None without a limit.
         failed_at: the first alloc that does not.
         seconds: of processor, for the simulation.

@@ -44,10 +44,10 @@ class Where:
 
     @property
     def stranded_bytes(self) -> int | None:
-        """Reserved and in nobody's use when most is reserved; None where that is not known."""
+        """Held and used by nobody at the recorded `fullest_event`; None where that is not known."""
         if self.recorded is None:
             return None
-        event = int(self.recorded.reserved.argmax())
+        event = self.recorded.fullest_event
         return int(self.recorded.reserved[event] - self.recorded.live[event])
 
 

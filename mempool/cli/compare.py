@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _allocators(incomplete: str) -> list[str]:
-    from solvers.simulators import ALLOCATORS
+    from mempool.what_if import ALLOCATORS
 
     return [name for name in ("recorded", *ALLOCATORS) if name.startswith(incomplete)]
 

@@ -104,11 +104,16 @@ class Simulation(Course):
         return np.cumsum(change)
 
     @cached_property
-    def largest_free_bytes(self) -> int:
-        """Largest free range of one region when `reserved` first is at its peak."""
+    def fullest_event(self) -> int:
+        """The event after which most is live, of those after which most is held; 0 of no events."""
         if not len(self.live):
             return 0
-        return _largest_gap(self, int(self.reserved.argmax()))
+        return int(np.where(self.reserved == self.peak_reserved_bytes, self.live, -1).argmax())
+
+    @cached_property
+    def largest_free_bytes(self) -> int:
+        """Largest free range of one region after `fullest_event`."""
+        return _largest_gap(self, self.fullest_event) if len(self.live) else 0
 
 
 def _largest_gap(simulation: Simulation, event: int) -> int:

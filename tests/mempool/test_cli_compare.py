@@ -9,7 +9,7 @@ import pytest
 from simulations import random_trace
 
 from mempool.cli.app import call
-from solvers.simulators import ALLOCATORS
+from mempool.what_if import ALLOCATORS
 from traces.parquet import write_trace
 
 if TYPE_CHECKING:

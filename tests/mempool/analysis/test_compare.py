@@ -8,7 +8,7 @@ from simulations import MIB, random_trace
 
 from mempool.analysis.choices import parse_choice
 from mempool.analysis.compare import RECORDED, Choice, compare
-from solvers.simulators import ALLOCATORS, simulate
+from mempool.what_if import ALLOCATORS, simulate
 from traces import Kind, Trace
 
 
