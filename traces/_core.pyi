@@ -1,8 +1,10 @@
 """Native part of traces."""
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import numpy
+import numpy.typing
 from numpy.typing import NDArray
 
 
@@ -34,3 +36,35 @@ LEAST_KEPT: float = 0.9
 LEAST_EVIDENCE_BUT_RARE: int = 256
 
 LEAST_REPEATS_BUT_RARE: int = 4
+
+class Refused(ValueError):
+    pass
+
+class Snapshot:
+    """What a memory snapshot says."""
+
+    @property
+    def columns(self) -> dict[str, numpy.typing.NDArray[Any]]: ...
+
+    @property
+    def names(self) -> list[str]: ...
+
+    @property
+    def settings(self) -> object: ...
+
+    @property
+    def actions(self) -> dict[str, int]: ...
+
+    @property
+    def skipped(self) -> dict[str, int]: ...
+
+    @property
+    def alive_before(self) -> int: ...
+
+    @property
+    def expandable(self) -> bool: ...
+
+def read_snapshot(descriptor: int, total: int, lenient: bool, paths: bool, progress: Callable[[int, int], object] | None) -> Snapshot:
+    """
+    Read a snapshot from an open file of `total` bytes (0: unknown), of which `progress` is told; Refused says why not.
+    """

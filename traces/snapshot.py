@@ -4,224 +4,96 @@ A buffer lives from its ``alloc`` to its ``free_completed``: between ``free_requ
 still in use on another stream. The recorder keeps the last events only, so buffers may have been there before
 it: those that are freed without an alloc, and those that the segments still hold at the end. They are born
 at its start, after the segments that were there. Sizes are the requested ones. Other actions are counted in
-the metadata, not kept.
+the metadata, not kept. The pickle is read piece by piece, by opcodes that can
+name and call nothing.
 """
 
 from __future__ import annotations
 
-import re
+import json
+import os
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from traces.columns import LARGEST
+from traces import _core
 from traces.errors import TraceError
-from traces.living import Living
-from traces.pickled import read_plain
-from traces.segments import Held
-from traces.trace import Kind, Trace
+from traces.trace import Trace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from _typeshed import StrPath
 
 #: PyTorch's caching allocator rounds sizes up to this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
 ALIGNMENT = 512
-_NOWHERE: list[Any] = []
-#: What an action becomes. An expandable segment is mapped and unmapped piece by piece.
-_KINDS = {
-    "alloc": Kind.ALLOC,
-    "free": Kind.FREE,
-    "free_completed": Kind.FREE,
-    "segment_alloc": Kind.RESERVE,
-    "segment_map": Kind.RESERVE,
-    "segment_free": Kind.RELEASE,
-    "segment_unmap": Kind.RELEASE,
-}
-_OPERATION = re.compile(r"at::_ops::(\w+)::")
+_LONGEST_SETTING = 1000
 
 
-def read_snapshot(path: StrPath) -> Trace:
+def read_snapshot(
+    path: StrPath,
+    *,
+    paths: bool = False,
+    skipped: Counter[str] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Trace:
     """Read a snapshot: every device, ordered by time, with addresses, operations and source lines.
 
-    Source lines are file name and line, without folders. Metadata: ``framework``, ``alignment``,
-    ``alive_before`` (buffers allocated before the recording) and, for each action that is not kept,
-    ``action.NAME``, how often.
+    Metadata: ``framework``, ``alignment``, ``alive_before`` (buffers allocated before the recording),
+    ``expandable`` (``1`` if any segment is, else ``0``), ``setting.NAME`` of the allocator, as JSON unless it
+    is a text and without what is longer than 1000 characters, and, for each action that is not kept,
+    ``action.NAME``, how often. Keys that are not known are passed over, whatever plain data they have.
+
+    Memory is bounded by about that of the trace and twice the file; Ctrl-C ends it.
+
+    Args:
+        path: a file of the pickle protocols 2 to 5.
+        paths: keep the folders of source lines, not the file's name alone.
+        skipped: where given, events and segments that contradict others or are impossible in themselves are
+            left out and counted here under their reason.
+        progress: called now and then with the bytes that were read and those of the file (0: not known).
 
     Raises:
-        TraceError: naming file and event: not a snapshot, a truncated one, a pickle of anything but plain
-            data, events that contradict each other.
+        TraceError: naming file and event or byte: not a snapshot, a truncated one, a pickle of anything but
+            plain data, one that holds itself or unfolds to much more than its size, events that contradict
+            each other.
         OSError: the file cannot be read.
     """
-    data = read_plain(path)
     try:
-        if not isinstance(data, dict) or not {"segments", "device_traces"} <= data.keys():
-            raise TraceError("a pickle, but not a memory snapshot of PyTorch")
-        devices = [_device(at, events) for at, events in enumerate(_list(data["device_traces"]))]
-        for segment in _list(data["segments"]):
-            _held(devices, _dict(segment))
-        for device in devices:
-            device.before[:0] = _segments_before(device)
-        trace = _joined(devices)
+        with Path(path).open("rb", buffering=0) as file:
+            total = os.fstat(file.fileno()).st_size
+            read = _core.read_snapshot(file.fileno(), total, skipped is not None, paths, progress)
+        trace = Trace.of(**read.columns, names=read.names, metadata=_metadata(read))
         trace.validate()
+    except _core.Refused as error:
+        raise TraceError(str(error), file=path) from None
     except TraceError as error:
         raise error.within(path) from None
+    if skipped is not None:
+        skipped.update(read.skipped)
     return trace
 
 
-@dataclass
-class _Device:
-    """One device's events as rows of (kind, buffer, size, stream, time in us, operation, frame, address).
-
-    ``before`` are allocs of what was there already, ``segments`` what is held at the end.
-    """
-
-    rows: list[tuple[int, ...]] = field(default_factory=list)
-    before: list[tuple[int, ...]] = field(default_factory=list)
-    living: Living = field(default_factory=Living)
-    segments: Held = field(default_factory=Held)
-    stacks: list[tuple[str, str]] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
-
-
-def _device(index: int, events: Any) -> _Device:
-    device = _Device()
-    known: dict[int, int] = {}  # stacks are shared by many events: each is looked at once
-    for row, event in enumerate(_list(events)):
-        try:
-            _add(device, _dict(event), known)
-        except TraceError as error:
-            raise TraceError(f"device {index}, event {row}: {error.reason}") from None
-    return device
-
-
-def _add(device: _Device, event: dict[Any, Any], known: dict[int, int]) -> None:
-    kind = _KINDS.get(str(event.get("action")))
-    if kind is None:
-        device.skipped[str(event.get("action"))[:40]] += 1
-        return
-    address, size, stream = (_integer(event, name) for name in ("addr", "size", "stream"))
-    time = _integer(event, "time_us") if "time_us" in event else 0
-    if kind in (Kind.RESERVE, Kind.RELEASE):
-        device.rows.append((kind, -1, size, stream, time, -1, address))
-        return
-    if kind == Kind.FREE:
-        buffer, before = device.living.free(address)
-        if before:
-            device.before.append((Kind.ALLOC, buffer, size, stream, time, -1, address))
-        device.rows.append((Kind.FREE, buffer, 0, stream, time, -1, -1))
-        return
-    buffer = device.living.alloc(address)
-    frames = event.get("frames", _NOWHERE)
-    if id(frames) not in known:
-        known[id(frames)] = len(device.stacks)
-        device.stacks.append(_where(_list(frames)))
-    device.rows.append((Kind.ALLOC, buffer, size, stream, time, known[id(frames)], address))
-
-
-def _where(frames: list[Any]) -> tuple[str, str]:
-    """Operation and source line of a stack, innermost first; empty where unknown."""
-    operation = line = ""
-    for frame in frames:
-        name, file = str(_dict(frame).get("name", "")), str(frame.get("filename", ""))
-        if not operation and (found := _OPERATION.match(name)):
-            operation = found[1]
-        if file.endswith(".py") and "/torch/" not in file:
-            line = f"{file.rsplit('/', 1)[-1]}:{frame.get('line', 0)}"
-            break
-    return operation, line
-
-
-def _held(devices: list[_Device], segment: dict[Any, Any]) -> None:
-    """Add what a segment holds at the end and no event allocated."""
-    index, stream = segment.get("device", 0), _integer(segment, "stream")
-    if not isinstance(index, int) or not 0 <= index < len(devices):
-        raise TraceError(f"a segment of device {str(index)[:20]}, of {len(devices)} devices")
-    device = devices[index]
-    begin = address = _integer(segment, "address")
-    for block in map(_dict, _list(segment.get("blocks", []))):
-        address = _integer(block, "address") if "address" in block else address
-        if str(block.get("state")).startswith("active") and address not in device.living.at:
-            size = _integer(block, "requested_size" if "requested_size" in block else "size")
-            buffer = device.living.alloc(address)
-            device.before.append((Kind.ALLOC, buffer, size, stream, -1, -1, address))
-        address += _integer(block, "size")
-    device.segments.at[begin] = (max(address - begin, _integer(segment, "total_size")), stream)
-
-
-def _segments_before(device: _Device) -> list[tuple[int, ...]]:
-    """Rows of the segments that were there when the recording began."""
-    events = [(row[0], row[6], row[2], row[3]) for row in device.rows if row[0] >= Kind.RESERVE]
-    held = sorted(device.segments.before(events).at.items())
-    return [(Kind.RESERVE, -1, size, stream, -1, -1, address) for address, (size, stream) in held]
-
-
-def _joined(devices: list[_Device]) -> Trace:
-    """All devices' events in the order of their clock, what was there before first."""
-    columns, clocks = [], []
-    names: dict[str, int] = {}
-    first = 0
-    for at, device in enumerate(devices):
-        rows = np.array(device.before + device.rows, np.int64).reshape(-1, 7)
-        times = rows[:, 4]
-        begin = int(times[len(device.before) :].min(initial=LARGEST)) if device.rows else 0
-        times[: len(device.before)] = begin
-        clock = np.maximum.accumulate(times)
-        clock[: len(device.before)] = -1
-        rows[:, 1] += first
-        rows[rows[:, 0] >= Kind.RESERVE, 1] = -1
-        first += device.living.buffers
-        texts = np.array(
-            [[names.setdefault(text, len(names)) if text else -1 for text in pair] for pair in device.stacks]
-            + [[-1, -1]],
-            np.int64,
-        )
-        columns.append(np.column_stack([rows, texts[rows[:, 5]], np.full(len(rows), at)]))
-        clocks.append(clock)
-    table = np.concatenate([*columns, np.empty((0, 10), np.int64)])
-    table = table[np.argsort(np.concatenate([*clocks, np.empty(0, np.int64)]), kind="stable")]
-    kind, buffer, size, stream, time, _, address, operation, frame, where = table.T
-    return Trace.of(
-        kind,
-        buffer,
-        size,
-        stream=stream,
-        time_ns=time * 1000,
-        operation=operation,
-        frame=frame,
-        address=address,
-        device=where,
-        names=list(names),
-        metadata=_metadata(devices),
-    )
-
-
-def _metadata(devices: list[_Device]) -> dict[str, str]:
-    skipped = sum((device.skipped for device in devices), Counter[str]())
+def _metadata(read: _core.Snapshot) -> dict[str, str]:
+    actions = Counter[str]()
+    for name, count in read.actions.items():
+        actions[name[:40]] += count
     return {
         "framework": "pytorch",
         "alignment": str(ALIGNMENT),
-        "alive_before": str(sum(row[0] == Kind.ALLOC for device in devices for row in device.before)),
-    } | {f"action.{name}": str(count) for name, count in sorted(skipped.items())}
+        "alive_before": str(read.alive_before),
+        "expandable": str(int(read.expandable)),
+        **_settings(read.settings),
+    } | {f"action.{name}": str(count) for name, count in sorted(actions.items())}
 
 
-def _integer(table: dict[Any, Any], name: str) -> int:
-    value = table.get(name)
-    if type(value) is not int:
-        raise TraceError(f"{name} is {str(value)[:40]!r}, not a number")
-    if not 0 <= value <= LARGEST // 1024:
-        raise TraceError(f"{name} {str(value)[:40]} is out of range")
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TraceError(f"a {type(value).__name__} where a list belongs")
-    return value
-
-
-def _dict(value: Any) -> dict[Any, Any]:
-    if not isinstance(value, dict):
-        raise TraceError(f"a {type(value).__name__} where a dict belongs")
-    return value
+def _settings(settings: object) -> dict[str, str]:
+    if not isinstance(settings, dict):
+        return {}
+    texts = {
+        f"setting.{str(name)[:40]}": value
+        if isinstance(value, str)
+        else json.dumps(value, separators=(",", ":"))
+        for name, value in settings.items()
+    }
+    return {name: text for name, text in texts.items() if len(text) <= _LONGEST_SETTING}

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings.hpp"
 #include "period.hpp"
 
 namespace nb = nanobind;
@@ -54,4 +55,5 @@ NB_MODULE(_core, m) {
   m.attr("LEAST_KEPT") = static_cast<double>(traces::kLeastKept) / traces::kLeastKeptOf;
   m.attr("LEAST_EVIDENCE_BUT_RARE") = traces::kRareLeftOut.values;
   m.attr("LEAST_REPEATS_BUT_RARE") = traces::kRareLeftOut.repeats;
+  bind_snapshots(m);
 }

@@ -24,6 +24,8 @@ class Held:
         """
         held = Held(dict(self.at))
         for kind, address, size, stream in reversed(list(events)):
+            if size == 0:
+                continue
             held._cut(address, size)
             if kind == Kind.RELEASE:
                 held.at[address] = (size, stream)
@@ -31,9 +33,6 @@ class Held:
 
     def _cut(self, address: int, size: int) -> None:
         """Take a range out, of whatever it overlaps: an expandable segment grows and shrinks at both ends."""
-        if self.at.get(address, (0, 0))[0] == size:
-            del self.at[address]
-            return
         for begin, (length, stream) in list(self.at.items()):
             end = begin + length
             if begin < address + size and address < end:

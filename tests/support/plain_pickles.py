@@ -1,4 +1,4 @@
-"""Pickles of plain data, read by the few opcodes that such need: no file can name or call anything."""
+"""Pickles of plain data, read into Python's objects by the few opcodes that they need: a simple model."""
 
 from __future__ import annotations
 
@@ -90,6 +90,9 @@ class _Reader:
     def set_items(self, found: list[Any]) -> None:
         self.stack[-1].update(zip(found[::2], found[1::2], strict=True))  # only a dict has it
 
+    def add_items(self, found: list[Any]) -> None:
+        self.stack[-1].update(found)  # of a set; of a dict it fails, but for pairs
+
     def extend(self, found: list[Any]) -> None:
         self.stack[-1].extend(found)  # only a list has it
 
@@ -145,6 +148,11 @@ _STEPS: dict[int, Callable[[_Reader], None]] = {
     0x8D: _sized(_U8, _text),
     ord("C"): _sized(_U1, bytes),
     ord("B"): _sized(_U4, bytes),
+    0x8E: _sized(_U8, bytes),
+    0x96: _sized(_U8, bytearray),
+    0x8F: _fresh(set),
+    0x90: lambda r: r.add_items(r.items()),
+    0x91: lambda r: r.stack.append(frozenset(r.items())),
     0x85: lambda r: r.build(1),
     0x86: lambda r: r.build(2),
     0x87: lambda r: r.build(3),

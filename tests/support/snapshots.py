@@ -1,0 +1,110 @@
+"""Memory snapshots as PyTorch's recorder makes them: piece by piece, at random, and large ones cheaply."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def event(action: str, addr: int, size: int, time: int = 0, **more: Any) -> dict[str, Any]:
+    return {"action": action, "addr": addr, "size": size, "stream": 3, "time_us": time, "frames": []} | more
+
+
+def segment(*blocks: tuple[int, int, int, str], device: int = 0) -> dict[str, Any]:
+    """Of blocks (address, size, requested size, state), one behind the other."""
+    names = ("address", "size", "requested_size", "state")
+    return {
+        "device": device,
+        "address": blocks[0][0],
+        "stream": 3,
+        "total_size": sum(block[1] for block in blocks),
+        "blocks": [dict(zip(names, block, strict=True)) for block in blocks],
+    }
+
+
+def snapshot(*devices: list[Any], segments: list[Any] | None = None, **more: Any) -> dict[str, Any]:
+    return {"segments": segments or [], "device_traces": list(devices), "allocator_settings": {}} | more
+
+
+def stored(path: Path, *devices: list[Any], segments: list[Any] | None = None, **more: Any) -> Path:
+    path.write_bytes(pickle.dumps(snapshot(*devices, segments=segments, **more), 4))
+    return path
+
+
+ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_map", "segment_free", "oom")
+FRAMES = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(
+            ["main", "at::_ops::mul_Tensor::call(x)", "at::_ops::add", "é\N{PARTY POPPER}"]
+        ),
+        "filename": st.sampled_from(["??", "/a/train.py", "model.py", "/x/torch/nn.py", "é.py", ".py"]),
+    },
+    optional={"line": st.integers(0, 70_000), "fx_node": st.none() | st.floats()},
+)
+#: Fields of an event that nothing is asked of.
+OTHERS = st.dictionaries(
+    st.sampled_from(["compile_context", "user_metadata", "pool_id", "new"]),
+    st.none()
+    | st.text(max_size=5)
+    | st.booleans()
+    | st.tuples(st.integers(), st.floats())
+    | st.lists(st.none()),
+)
+
+
+@st.composite
+def stacks(draw: st.DrawFn) -> list[list[Any]]:
+    """Of frames that several stacks share."""
+    frames = draw(st.lists(FRAMES, min_size=1, max_size=4))
+    return draw(st.lists(st.lists(st.sampled_from(frames), max_size=4), min_size=1, max_size=3))
+
+
+@st.composite
+def events(draw: st.DrawFn, known: list[list[Any]]) -> list[dict[str, Any]]:
+    """That do not contradict each other; stacks are shared, or written out for each event."""
+    found: list[dict[str, Any]] = []
+    living: set[int] = set()
+    freed: set[int] = set()
+    for _ in range(draw(st.integers(0, 12))):
+        action, addr = draw(st.sampled_from(ACTIONS)), 512 * draw(st.integers(0, 15))
+        if (action == "alloc" and addr in living) or (action == "free_completed" and addr in freed):
+            continue
+        if action == "alloc":
+            living.add(addr), freed.discard(addr)
+        elif action == "free_completed":
+            living.discard(addr), freed.add(addr)
+        size = draw(st.integers(0, 1 << 52) | st.integers(0, 2048))
+        one = event(
+            action, addr, size, draw(st.integers(0, 9)), stream=draw(st.integers(0, 2)), **draw(OTHERS)
+        )
+        frames = draw(st.sampled_from(known))
+        one["frames"] = frames if draw(st.booleans()) else copy.deepcopy(frames)
+        if draw(st.booleans()):
+            del one[draw(st.sampled_from(["frames", "time_us"]))]
+        found.append(one)
+    return found
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> dict[str, Any]:
+    """Of up to two devices, with segments that hold what is alive and what was there before."""
+    known = draw(stacks())
+    devices = draw(st.lists(events(known), max_size=2))
+    segments = []
+    for device, trace in enumerate(devices):
+        last = {one["addr"]: one["action"] for one in trace if one["action"] in ("alloc", "free_completed")}
+        for at in draw(st.sets(st.integers(0, 3))):
+            blocks = []
+            for address in range(2048 * at, 2048 * at + 512 * draw(st.integers(1, 4)), 512):
+                states = ["inactive", "active_allocated", "active_awaiting_free", "active_pending_free"]
+                state = "inactive" if last.get(address) == "free_completed" else draw(st.sampled_from(states))
+                blocks.append((address, 512, draw(st.integers(0, 512)), state))
+            more = {"frames": draw(st.sampled_from(known)), "is_expandable": draw(st.booleans())}
+            segments.append(segment(*blocks, device=device) | more)
+    return snapshot(*devices, segments=segments, external_annotations=[{"name": "step", "stage": "START"}])

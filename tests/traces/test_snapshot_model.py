@@ -1,0 +1,82 @@
+"""The native reader of memory snapshots against a simple model of it."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from snapshot_model import assert_same, model_snapshot
+from snapshots import event, segment, snapshot, snapshots
+
+from traces import TraceError
+from traces.snapshot import read_snapshot
+
+SHARED = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
+SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+def dumped(value: Any, protocol: int, *, python: bool) -> bytes:
+    """By the pickler in C or by the one in Python, which frames and memoises otherwise."""
+    if not python:
+        return pickle.dumps(value, protocol)
+    file = io.BytesIO()
+    pickle._Pickler(file, protocol).dump(value)  # type: ignore[attr-defined]
+    return file.getvalue()
+
+
+@given(value=snapshots(), protocol=st.integers(2, 5), python=st.booleans())
+@SAME_FOLDER
+def test_snapshots_are_read_as_the_model_reads_them(
+    tmp_path: Path, value: dict[str, Any], protocol: int, python: bool
+) -> None:
+    path = tmp_path / "s"
+    path.write_bytes(dumped(value, protocol, python=python))
+    assert_same(read_snapshot(path), model_snapshot(path))
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared snapshots are not here")
+@pytest.mark.parametrize("path", sorted(SHARED.glob("*.pickle")), ids=lambda path: path.stem)
+def test_real_snapshots_are_read_as_the_model_reads_them(path: Path) -> None:
+    assert_same(read_snapshot(path), model_snapshot(path))
+
+
+def small() -> bytes:
+    frames = [
+        {"name": "at::_ops::mul::call", "filename": "/a/b.py", "line": 300},
+        {"filename": "??", "line": 0},
+    ]
+    trace = [
+        event("segment_alloc", 0, 1 << 21, 1),
+        event("alloc", 512, 70_000, 2, frames=frames),
+        event("free_completed", 1 << 40, 5, 3, frames=list(frames)),
+    ]
+    held = [segment((0, 1024, 1000, "active_allocated"), (1024, 1 << 20, 0, "inactive"))]
+    return pickle.dumps(snapshot(trace, segments=held, threshold=0.5, pool=(0, 1), flag=True), 4)
+
+
+def test_a_snapshot_that_ends_anywhere_is_truncated(tmp_path: Path) -> None:
+    whole, path = small(), tmp_path / "s"
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        with pytest.raises(TraceError, match="the pickle is truncated"):
+            read_snapshot(path)
+
+
+@given(data=st.data())
+@settings(SAME_FOLDER, max_examples=300)
+def test_a_damaged_snapshot_is_read_as_by_the_model_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    whole, path = bytearray(small()), tmp_path / "s"
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(whole)
+    try:
+        native = read_snapshot(path)
+    except TraceError as error:
+        assert error.file == str(path)  # noqa: PT017 - a trace is right, too
+    else:
+        assert_same(native, model_snapshot(path))

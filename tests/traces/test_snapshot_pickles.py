@@ -1,0 +1,248 @@
+"""Pickles of memory snapshots: what is not plain data is refused, and none takes more than it is worth."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from snapshot_model import assert_same, model_snapshot
+from snapshots import event, stored
+
+from traces import TraceError
+from traces.snapshot import read_snapshot
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: A snapshot without events, and a key of which the value comes next; then what ends it.
+HEAD = b"\x80\x04}(X\x08\x00\x00\x00segments]X\x0d\x00\x00\x00device_traces]X\x01\x00\x00\x00x"
+TAIL = b"u."
+
+
+def within(path: Path, body: bytes) -> Path:
+    """In a tuple."""
+    path.write_bytes(HEAD + b"(" + body + b"t" + TAIL)
+    return path
+
+
+class Calls:
+    def __reduce__(self) -> tuple[object, ...]:
+        return print, ("called",)
+
+
+@pytest.mark.parametrize("value", [Calls(), print, bytearray(b"x"), 1 + 2j, Calls])
+def test_what_would_name_or_call_anything_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: object
+) -> None:
+    with pytest.raises(TraceError, match=r"byte \d+: opcode 0x[0-9a-f]{2} is not one of plain data"):
+        read_snapshot(stored(tmp_path / "s", [], x=value))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"]K\x01K\x02K\x03\x87a",
+        b"]((K\x01K\x02K\x03te",
+        b"\x8f(K\x01\x90",
+        b"(K\x01\x91",
+        b"\x8a\x00",
+        b"\x8b\x00\x00\x00\x00",
+        b"\x8b\x09\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01",
+        b"\x8e\x01\x00\x00\x00\x00\x00\x00\x00x",
+    ],
+)
+def test_opcodes_that_writers_seldom_use_are_read(tmp_path: Path, body: bytes) -> None:
+    assert len(read_snapshot(within(tmp_path / "s", body))) == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"N\x86",  # a pair of one
+        b"(N\x86",  # which does not reach below the mark
+        b"N\x87",
+        b"]Nu",
+        b"](K\x01K\x02u",  # items into a list
+        b"}(K\x01u",  # a key without a value
+        b"}K\x01a",  # an element into a dict
+        b")K\x01a",
+        b"}]K\x01s",  # a list as a key
+        b"}\x8fK\x01s",  # a set as a key
+        b"](K\x01\x90",  # into a list, as into a set
+        b"h\x07",  # never put there
+        b"Nq\x09",  # puts skip numbers
+        b"\x8c\x01\xff",  # no UTF-8
+        b"\x8c\x02\xc0\x80",
+        b"\x8c\x03\xe0\x80\x80",
+        b"\x8c\x04\xf4\x90\x80\x80",
+        b"\x8c\x02\xe2\x82",
+        b"\x8b\xff\xff\xff\xff",  # of a negative length
+        b"]q\x00]h\x00ah\x00Na",  # a list that grows after it was part of another
+        b"}q\x00]h\x00ah\x00K\x01K\x02s",
+        b"]q\x00h\x00a",  # one that holds itself
+    ],
+)
+def test_opcodes_that_do_not_fit_each_other_are_damage(tmp_path: Path, body: bytes) -> None:
+    with pytest.raises(TraceError, match=r"byte \d+: the pickle is damaged"):
+        read_snapshot(within(tmp_path / "s", body))
+
+
+def test_single_surrogates_of_file_names_are_shown_as_unknown(tmp_path: Path) -> None:
+    frames = [{"name": "f", "filename": "/a\udc80/b\udc80.py", "line": 1}]
+    trace = read_snapshot(stored(tmp_path / "s", [event("alloc", 0, 1, frames=frames)]))
+    assert trace.names == ("b\ufffd\ufffd\ufffd.py:1",)
+
+
+@pytest.mark.parametrize("opcode", [b"\x8d", b"\x8e"])
+def test_a_text_that_the_file_has_no_bytes_for_is_truncated(tmp_path: Path, opcode: bytes) -> None:
+    body = opcode + (10 * 10**9).to_bytes(8, "little") + b"x" * 1000
+    with pytest.raises(TraceError, match="the pickle is truncated"):
+        read_snapshot(within(tmp_path / "s", body))
+
+
+def peak_bytes(path: Path) -> tuple[str, int]:
+    """What reading says, or an empty text, and the most that was resident, in a process of its own."""
+    program = """
+import resource, sys
+from traces import TraceError
+from traces.snapshot import read_snapshot
+try:
+    read_snapshot(sys.argv[1])
+except TraceError as error:
+    print(error.reason)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    *reason, peak = done.stdout.splitlines()
+    return "".join(reason), int(peak)
+
+
+def test_one_huge_text_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    size = 10**10
+    with path.open("wb") as file:  # with a hole
+        file.write(HEAD + b"\x8d" + size.to_bytes(8, "little"))
+        file.seek(min(size, 1 << 28), os.SEEK_CUR)
+        file.write(TAIL)
+    reason, peak = peak_bytes(path)
+    assert reason.endswith("the pickle is truncated")
+    assert peak < 200 << 20
+
+
+@pytest.mark.parametrize("opcode", [b"(", b"\x94", b"N", b"]", b"}"])
+def test_what_unfolds_to_many_times_its_size_is_refused(tmp_path: Path, opcode: bytes) -> None:
+    path = within(tmp_path / "s", b"N" + opcode * (48 << 20))
+    reason, peak = peak_bytes(path)
+    assert reason
+    assert peak < 800 << 20
+
+
+def test_lists_that_hold_the_same_ones_again_and_again_are_refused(tmp_path: Path) -> None:
+    many: list[object] = [{"action": "oom"} for _ in range(1000)]
+    path = stored(tmp_path / "s", *[many] * 5000)
+    with pytest.raises(TraceError, match="again and again"):
+        read_snapshot(path)
+
+
+def test_a_hundred_thousand_lists_in_each_other_are_read(tmp_path: Path) -> None:
+    read_snapshot(within(tmp_path / "s", b"]" * 100_000 + b"a" * 99_999))
+
+
+def test_a_snapshot_comes_through_a_pipe(tmp_path: Path) -> None:
+    whole = stored(tmp_path / "s", [event("alloc", 0, 1)])
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(whole.read_bytes()))
+    writer.start()
+    assert_same(read_snapshot(pipe), model_snapshot(whole))
+    writer.join()
+
+
+def test_a_folder_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        read_snapshot(tmp_path)
+
+
+def test_progress_is_told_in_bytes_up_to_the_whole_file(tmp_path: Path) -> None:
+    path = stored(tmp_path / "s", [event("alloc", 0, 1)], x=b"x" * (20 << 20))
+    told: list[tuple[int, int]] = []
+    read_snapshot(path, progress=lambda done, total: told.append((done, total)))
+    size = path.stat().st_size
+    assert [total for _, total in told] == [size] * len(told)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert len(told) >= 5
+    assert told[-1][0] == size
+
+
+def test_what_progress_raises_ends_the_reading(tmp_path: Path) -> None:
+    def fail(done: int, total: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        read_snapshot(stored(tmp_path / "s", []), progress=fail)
+
+
+def test_ctrl_c_ends_the_reading_of_what_has_no_end(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    program = f"from traces.snapshot import read_snapshot; read_snapshot({str(pipe)!r})"
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as reader:
+        with pipe.open("wb", buffering=0) as file:
+            file.write(HEAD + b"\x8d" + (1 << 40).to_bytes(8, "little") + b"x" * (1 << 20))
+            while reader.poll() is None:  # one that comes just before it waits is seen after that only
+                reader.send_signal(signal.SIGINT)
+                time.sleep(0.05)
+        assert reader.stderr is not None
+        assert b"KeyboardInterrupt" in reader.stderr.read()
+
+
+def test_several_threads_read_at_once(tmp_path: Path) -> None:
+    path = stored(tmp_path / "s", [event("alloc", 512 * i, i) for i in range(5000)])
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(len(read_snapshot(path)))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [5000] * 4
+
+
+def test_a_snapshot_written_like_pytorchs_own_pickler_is_read(tmp_path: Path) -> None:
+    """Protocol 2, lists of any length at once, lists and dicts put after they are whole."""
+
+    def text(value: str) -> bytes:
+        return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+    frame = b"}(" + text("filename") + text("a.py") + text("line") + b"\x8a\x08" + bytes([7, *[0] * 7]) + b"u"
+    stack = b"](" + frame + b"q\x00" + b"eq\x01"
+    events = b"".join(
+        b"}("
+        + text("action")
+        + text("alloc")
+        + text("addr")
+        + b"\x8a\x08"
+        + (512 * i).to_bytes(8, "little")
+        + text("size")
+        + b"K\x05"
+        + text("stream")
+        + b"K\x00"
+        + text("frames")
+        + (b"h\x01" if i else stack)
+        + b"u"
+        for i in range(3000)
+    )
+    whole = b"\x80\x02}(" + text("segments") + b"](e" + text("device_traces") + b"](](" + events + b"eeu."
+    path = tmp_path / "s"
+    path.write_bytes(whole)
+    assert len(pickle.loads(whole)["device_traces"][0]) == 3000
+    trace = read_snapshot(path)
+    assert_same(trace, model_snapshot(path))
+    assert trace.names == ("a.py:7",)

@@ -1,0 +1,120 @@
+// All devices' rows as the columns of one trace, in the order of their clock, what was there before first.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <queue>
+#include <string>
+#include <vector>
+
+#include "device_rows.hpp"
+#include "texts.hpp"
+
+namespace traces {
+
+struct Columns {
+  std::vector<uint8_t> kind;
+  std::vector<int64_t> buffer, size, stream, time_ns, address;
+  std::vector<int32_t> device, operation, frame;
+  std::vector<std::string> names;  // those that rows have, in the order in which they first do
+  int64_t alive_before = 0;        // buffers
+};
+
+class JoinedRows {
+ public:
+  JoinedRows(std::deque<DeviceRows>& devices, const Texts& texts, std::function<void()> tick)
+      : devices_(devices), texts_(texts), tick_(std::move(tick)), numbers_(texts.size(), -1) {}
+
+  Columns join() {
+    size_t count = 0;
+    for (const DeviceRows& device : devices_) count += device.rows.size() + device.before.size();
+    reserve(count);
+    int64_t first = 0;
+    for (size_t at = 0; at < devices_.size(); ++at) {
+      first_buffer_.push_back(first);
+      add_before(at);
+      first += devices_[at].buffers;
+    }
+    merge();
+    return std::move(to_);
+  }
+
+ private:
+  static constexpr size_t kTick = 1 << 16;
+
+  void add_before(size_t at) {
+    DeviceRows& device = devices_[at];
+    const int64_t begin = device.begin_us();
+    const Held held = device.segments_before();
+    for (const auto& [address, range] : held.ranges())
+      add({-1, range.size, range.stream, begin, address, {}, kReserve}, at);
+    for (size_t i = 0; i < device.before.size(); ++i) {
+      device.before[i].time_us = begin;
+      add(device.before[i], at);
+    }
+    to_.alive_before += static_cast<int64_t>(device.before.size());
+  }
+
+  void reserve(size_t count) {
+    to_.kind.reserve(count), to_.buffer.reserve(count), to_.size.reserve(count), to_.stream.reserve(count);
+    to_.time_ns.reserve(count), to_.address.reserve(count), to_.device.reserve(count), to_.operation.reserve(count);
+    to_.frame.reserve(count);
+  }
+
+  void add(const Row& row, size_t device) {
+    to_.kind.push_back(row.kind);
+    to_.buffer.push_back(row.buffer < 0 ? -1 : row.buffer + first_buffer_[device]);
+    to_.size.push_back(row.size);
+    to_.stream.push_back(row.stream);
+    to_.time_ns.push_back(row.time_us * 1000);
+    to_.address.push_back(row.address);
+    to_.device.push_back(static_cast<int32_t>(device));
+    to_.operation.push_back(name(row.place.operation));
+    to_.frame.push_back(name(row.place.line));
+  }
+
+  int32_t name(int32_t text) {
+    if (text < 0) return -1;
+    int32_t& number = numbers_[static_cast<size_t>(text)];
+    if (number < 0) {
+      number = static_cast<int32_t>(to_.names.size());
+      to_.names.emplace_back(texts_[static_cast<size_t>(text)]);
+    }
+    return number;
+  }
+
+  // A clock that goes back is taken to stand, so that each device's events keep their order.
+  void merge() {
+    struct Next {
+      int64_t clock;
+      size_t device, row;
+      bool operator>(const Next& other) const {
+        return clock != other.clock ? clock > other.clock : device > other.device;
+      }
+    };
+    std::priority_queue<Next, std::vector<Next>, std::greater<>> queue;
+    const auto look = [&](int64_t clock, size_t device, size_t row) {
+      const auto& rows = devices_[device].rows;
+      if (row < rows.size()) queue.push({std::max(clock, rows[row].time_us), device, row});
+    };
+    for (size_t device = 0; device < devices_.size(); ++device) look(0, device, 0);
+    for (size_t done = 0; !queue.empty(); ++done) {
+      if (done % kTick == 0) tick_();
+      const auto [clock, device, row] = queue.top();
+      queue.pop();
+      add(devices_[device].rows[row], device);
+      look(clock, device, row + 1);
+    }
+  }
+
+  std::deque<DeviceRows>& devices_;
+  const Texts& texts_;
+  std::function<void()> tick_;
+  Columns to_;
+  std::vector<int64_t> first_buffer_;  // of each device
+  std::vector<int32_t> numbers_;       // of texts, among the names
+};
+
+}  // namespace traces

@@ -1,0 +1,198 @@
+// What a memory snapshot of PyTorch says, as rows of each of its devices; see traces/snapshot.py.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device_rows.hpp"
+#include "fields.hpp"
+#include "records.hpp"
+
+namespace traces {
+
+class MemorySnapshot {
+ public:
+  // Called now and then; may throw.
+  using Tick = std::function<void()>;
+
+  // `skipped`: whether events that cannot be are counted there rather than refused.
+  MemorySnapshot(Budget& budget, Records& records, uint64_t file_bytes, bool lenient, Tick tick)
+      : budget_(budget), records_(records), visits_left_(kVisits + file_bytes), lenient_(lenient), tick_(std::move(tick)) {}
+
+  std::map<std::string, int64_t> actions, skipped;  // how often: what is not kept, what cannot be
+  bool expandable = false;
+  std::deque<DeviceRows> devices;
+
+  void read(const Fields& root) {
+    const auto traces = list_at("device_traces", root[kDeviceTraces]);
+    visit(traces.count);
+    for (const Value events : traces) {
+      devices.emplace_back(budget_);
+      add_events(events);
+    }
+    const auto segments = list_at("segments", root[kSegments]);
+    visit(segments.count);
+    size_t index = 0;
+    for (const Value segment : segments) {
+      attempt([&] { add_segment(segment); }, [&] { return "segment " + std::to_string(index); });
+      ++index;
+    }
+  }
+
+ private:
+  void add_events(Value events) {
+    const auto device = std::to_string(devices.size() - 1);
+    const auto rows = list_at("device " + device, events);
+    visit(rows.count);
+    for (size_t i = 0; i < rows.count; ++i) {
+      if (i % kTick == 0) tick_();
+      attempt([&] { add_event(rows.first[i]); }, [&] { return "device " + device + ", event " + std::to_string(i); });
+    }
+  }
+
+  void add_event(Value value) {
+    const Event event = event_of(value);
+    const uint8_t kind = kind_of(event.action);
+    if (kind == kOther) return;
+    const int64_t address = number_of(records_, event.addr, "addr"), size = number_of(records_, event.size, "size"),
+                  stream = number_of(records_, event.stream, "stream"),
+                  time = event.time.is(Value::kMissing) ? 0 : number_of(records_, event.time, "time_us");
+    Row row{-1, size, stream, time, address, {}, kind};
+    DeviceRows& device = devices.back();
+    if (kind == kFree) return device.free(row);
+    if (kind != kAlloc) return device.segment(row, kind);
+    row.place = place_of(event.frames);
+    device.alloc(row);
+  }
+
+  Event event_of(Value value) {
+    if (records_.has_shape(value, Records::kEvent)) return records_.event(value);
+    if (records_.has_shape(value, Records::kFrame)) return {};
+    const Fields fields = fields_of(value);
+    return {fields[kAction], fields[kAddr], fields[kSize], fields[kStream], fields[kTime], fields[kFrames]};
+  }
+
+  // Of a trace's events; kOther is counted.
+  uint8_t kind_of(Value action) {
+    std::string_view name = type_of(records_, action);
+    std::string digits;
+    if (action.is(Value::kText)) name = records_.texts[static_cast<size_t>(action.payload())];
+    if (action.is(Value::kMissing)) name = "None";
+    if (action.is(Value::kNumber)) name = digits = std::to_string(action.payload());
+    if (name == "alloc") return kAlloc;
+    if (name == "free" || name == "free_completed") return kFree;
+    if (name == "segment_alloc" || name == "segment_map") return kReserve;
+    if (name == "segment_free" || name == "segment_unmap") return kRelease;
+    ++actions[std::string(name)];
+    return kOther;
+  }
+
+  // Of an alloc's frames, the innermost first.
+  Place place_of(Value frames) {
+    if (frames.is(Value::kMissing)) return {};
+    if (records_.has_shape(frames, Records::kStack)) return records_.place(frames);
+    Place place;
+    const auto items = list_of(records_, frames);
+    visit(items.count);
+    for (const Value frame : items)
+      if (place.add(frame_of(frame))) break;
+    return place;
+  }
+
+  Place frame_of(Value value) {
+    if (records_.has_shape(value, Records::kFrame)) return records_.place(value);
+    if (records_.has_shape(value, Records::kEvent)) return {};  // it has no file's name
+    const Fields fields = fields_of(value);
+    const auto text = [](Value field) { return field.is(Value::kText) ? field.payload() : -1; };
+    const Value line = fields[kLine];
+    if (!line.is(Value::kMissing) && !line.is(Value::kNumber))
+      throw Fault("line is not a number", std::string("line is ") + type_of(records_, line) + ", not a number");
+    return records_.places.of(text(fields[kName]), text(fields[kFilename]), line.payload());
+  }
+
+  void add_segment(Value value) {
+    const Fields segment = fields_of(value);
+    const Value index = segment[kDevice];
+    const int64_t at = index.is(Value::kMissing) ? 0 : number_of(records_, index, "device");
+    if (at >= static_cast<int64_t>(devices.size()))
+      throw Fault("a segment of no device", "a segment of device " + std::to_string(at) + ", of " +
+                                                std::to_string(devices.size()) + " devices");
+    const int64_t stream = number_of(records_, segment[kStream], "stream"),
+                  begin = number_of(records_, segment[kAddress], "address"),
+                  total = number_of(records_, segment[kTotalSize], "total_size");
+    DeviceRows& device = devices[static_cast<size_t>(at)];
+    std::vector<std::pair<int64_t, int64_t>> alive;
+    const int64_t end = blocks_of(segment[kBlocks], begin, alive);
+    if (!device.held.add(begin, std::max(end - begin, total), stream)) throw Fault("a segment overlaps another");
+    expandable = expandable || (segment[kIsExpandable].is(Value::kBool) && segment[kIsExpandable].payload() == 1);
+    for (const auto& [address, size] : alive) device.alive(address, size, stream);
+  }
+
+  // Where they end; address and requested size of those that are alive. A block lies behind the one before it where it
+  // does not say (PyTorch before 2.1).
+  int64_t blocks_of(Value value, int64_t address, std::vector<std::pair<int64_t, int64_t>>& alive) {
+    if (value.is(Value::kMissing)) return address;
+    const auto blocks = list_of(records_, value);
+    visit(blocks.count);
+    for (const Value one : blocks) {
+      const Fields block = fields_of(one);
+      if (!block[kAddress].is(Value::kMissing)) address = number_of(records_, block[kAddress], "address");
+      const int64_t size = number_of(records_, block[kSize], "size");
+      const bool asked = !block[kRequestedSize].is(Value::kMissing);
+      const int64_t requested = asked ? number_of(records_, block[kRequestedSize], "requested_size") : size;
+      if (is_active(block[kState])) alive.emplace_back(address, requested);
+      address += size;
+    }
+    return address;
+  }
+
+  bool is_active(Value state) const {
+    constexpr std::string_view active = "active";
+    return state.is(Value::kText) &&
+           records_.texts[static_cast<size_t>(state.payload())].substr(0, active.size()) == active;
+  }
+
+  Fields fields_of(Value dict) {
+    if (records_.has_shape(dict, Records::kDict)) visit(records_.items(dict).count);
+    return dict_of(records_, dict);
+  }
+
+  // What is shared may be asked for often; what is written once, once for each of its bytes.
+  void visit(uint64_t count) {
+    if (count > visits_left_) throw Refused("it refers to the same things again and again");
+    visits_left_ -= count;
+  }
+
+  template <class Work, class Where>
+  void attempt(const Work& work, const Where& where) {
+    try {
+      work();
+    } catch (const Fault& fault) {
+      if (!lenient_) throw Refused(where() + ": " + fault.reason);
+      ++skipped[fault.kind];
+    }
+  }
+  Records::Items list_at(const std::string& where, Value value) const {
+    try {
+      return list_of(records_, value);
+    } catch (const Fault& fault) {
+      throw Refused(where + ": " + fault.reason);
+    }
+  }
+
+  static constexpr uint8_t kOther = 255;
+  static constexpr size_t kTick = 1 << 16;
+  static constexpr uint64_t kVisits = 1 << 20;
+  Budget& budget_;
+  Records& records_;
+  uint64_t visits_left_;
+  bool lenient_;
+  Tick tick_;
+};
+
+}  // namespace traces

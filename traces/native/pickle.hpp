@@ -1,0 +1,237 @@
+// Reads the opcodes of a pickle that plain data need (CPython's Lib/pickletools.py), protocols 2 to 5. There is no code
+// here that could name or call anything.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "byte_reader.hpp"
+#include "chunked.hpp"
+#include "records.hpp"
+#include "value.hpp"
+
+namespace traces {
+
+class Pickle {
+ public:
+  static constexpr size_t kLongestText = size_t{1} << 16;
+
+  Pickle(Budget& budget, ByteReader& bytes, Records& records)
+      : budget_(budget), bytes_(bytes), records_(records), memo_(budget), boxed_(budget), reals_(budget) {}
+
+  // The value of the pickle. Refused: truncated, damaged, or an opcode for anything but plain data.
+  Value read() {
+    try {
+      while (step()) {}
+      return pop();
+    } catch (const Truncated&) {
+      throw Refused(place() + "the pickle is truncated");
+    } catch (const Damaged&) {
+      throw Refused(place() + "the pickle is damaged");
+    }
+  }
+  double real(Value value) const { return reals_[static_cast<size_t>(value.payload())]; }
+  // What `read` returned does not need it.
+  void forget() { memo_.clear(), boxed_.clear(), std::vector<Value>().swap(stack_); }
+
+ private:
+  std::string place() const { return "byte " + std::to_string(begin_) + ": "; }
+
+  // Whether there are more opcodes.
+  bool step() {
+    begin_ = bytes_.position();
+    const uint8_t opcode = bytes_.byte();
+    switch (opcode) {
+      case '.': return false;
+      case 0x80: bytes_.byte(); break;  // the protocol
+      case 0x95: bytes_.take(8); break;  // the length of a frame, which says nothing of the value
+      case '(': mark(); break;
+      case '}': push(records_.dict()); break;
+      case ']': push(records_.list()); break;
+      case ')': push(Value::kTuple); break;
+      case 0x8F: push(Value::kSet); break;
+      case 'N': push(Value::kNone); break;
+      case 0x88: push({Value::kBool, 1}); break;
+      case 0x89: push({Value::kBool, 0}); break;
+      case 'K': push(Value::whole(bytes_.number<uint8_t>())); break;
+      case 'M': push(Value::whole(bytes_.number<uint16_t>())); break;
+      case 'J': push(Value::whole(bytes_.number<int32_t>())); break;
+      case 'G': real(); break;
+      case 0x8A: whole(bytes_.number<uint8_t>()); break;
+      case 0x8B: long_whole(bytes_.number<int32_t>()); break;
+      case 0x8C: text(bytes_.number<uint8_t>()); break;
+      case 'X': text(bytes_.number<uint32_t>()); break;
+      case 0x8D: text(bytes_.number<uint64_t>()); break;
+      case 'C': binary(bytes_.number<uint8_t>()); break;
+      case 'B': binary(bytes_.number<uint32_t>()); break;
+      case 0x8E: case 0x96: binary(bytes_.number<uint64_t>()); break;
+      case 0x85: tuple(1); break;
+      case 0x86: tuple(2); break;
+      case 0x87: tuple(3); break;
+      case 't': gather(Value::kTuple); break;
+      case 0x91: gather(Value::kSet); break;
+      case 0x90: add_to_set(); break;
+      case 'u': set_items(above_mark()); break;
+      case 's': need(2), set_items(stack_.size() - 2); break;
+      case 'e': extend(above_mark()); break;
+      case 'a': need(1), extend(stack_.size() - 1); break;
+      case 0x94: put(memo_.size()); break;
+      case 'q': put(bytes_.number<uint8_t>()); break;
+      case 'r': put(bytes_.number<uint32_t>()); break;
+      case 'h': get(bytes_.number<uint8_t>()); break;
+      case 'j': get(bytes_.number<uint32_t>()); break;
+      default: refuse(opcode);
+    }
+    return true;
+  }
+
+  [[noreturn]] void refuse(uint8_t opcode) const {
+    constexpr char digits[] = "0123456789abcdef";
+    const std::string hex{digits[opcode >> 4], digits[opcode & 15]};
+    throw Refused(place() + "opcode 0x" + hex + " is not one of plain data");
+  }
+
+  void push(Value value) {
+    if (stack_.size() == stack_.capacity()) grow(stack_);
+    stack_.push_back(value);
+  }
+  void mark() {
+    if (marks_.size() == marks_.capacity()) grow(marks_);
+    marks_.push_back(stack_.size());
+  }
+  template <class Item>
+  void grow(std::vector<Item>& items) {
+    const size_t before = items.capacity(), more = before < 512 ? 512 : before;
+    budget_.take(more * sizeof(Item));
+    items.reserve(before + more);
+  }
+
+  // That so many lie above the last mark.
+  void need(size_t count) const {
+    if (stack_.size() - (marks_.empty() ? 0 : marks_.back()) < count) throw Damaged{};
+  }
+  Value pop() {
+    need(1);
+    const Value value = stack_.back();
+    stack_.pop_back();
+    return value;
+  }
+  // The first that lies above the last mark, which goes.
+  size_t above_mark() {
+    if (marks_.empty()) throw Damaged{};
+    const size_t first = marks_.back();
+    marks_.pop_back();
+    return first;
+  }
+
+  void set_items(size_t first) {
+    const size_t count = stack_.size() - first;
+    need(count + 1);
+    records_.set(stack_[first - 1], stack_.data() + first, count);
+    stack_.resize(first);
+  }
+  void extend(size_t first) {
+    const size_t count = stack_.size() - first;
+    need(count + 1);
+    records_.extend(stack_[first - 1], stack_.data() + first, count);
+    stack_.resize(first);
+  }
+  // What is asked of a tuple or a set is at most that it is one; its elements are whole.
+  void drop(size_t first) {
+    for (size_t i = first; i < stack_.size(); ++i) records_.whole(stack_[i], false);
+    stack_.resize(first);
+  }
+  void tuple(size_t count) {
+    need(count);
+    drop(stack_.size() - count);
+    push(Value::kTuple);
+  }
+  void gather(Value::Kind kind) {
+    drop(above_mark());
+    push(kind);
+  }
+  void add_to_set() {
+    drop(above_mark());
+    need(1);
+    if (!stack_.back().is(Value::kSet)) throw Damaged{};
+  }
+
+  void real() {
+    const char* const from = bytes_.take(8);
+    uint64_t bits = 0;
+    for (int i = 0; i < 8; ++i) bits = bits << 8 | static_cast<uint8_t>(from[i]);
+    double value;
+    std::memcpy(&value, &bits, sizeof value);
+    push({Value::kFloat, static_cast<int64_t>(reals_.size())});
+    reals_.push(value);
+  }
+  void whole(size_t count) {
+    const char* const from = bytes_.take(count);
+    if (count > 8) return push(Value::kLarge);
+    uint64_t bits = 0;
+    for (size_t i = count; i > 0; --i) bits = bits << 8 | static_cast<uint8_t>(from[i - 1]);
+    const auto unused = static_cast<unsigned>(64 - 8 * count);
+    push(Value::whole(count == 0 ? 0 : static_cast<int64_t>(bits << unused) >> unused));
+  }
+  void long_whole(int32_t count) {
+    if (count < 0) throw Damaged{};
+    if (count <= 8) return whole(static_cast<size_t>(count));
+    bytes_.skip(static_cast<uint64_t>(count));
+    push(Value::kLarge);
+  }
+  void text(uint64_t count) {
+    if (count > kLongestText) {
+      bytes_.skip(count);
+      return push(Value::kLongText);
+    }
+    const auto length = static_cast<size_t>(count);
+    const int64_t id = records_.texts.id({bytes_.take(length), length});
+    if (id < 0) throw Damaged{};
+    push({Value::kText, id});
+  }
+  void binary(uint64_t count) {
+    bytes_.skip(count);
+    push(Value::kBytes);
+  }
+
+  // Writers number what they put from 0 on; half a word each, since nearly all are texts, lists and dicts.
+  void put(size_t index) {
+    need(1);
+    const uint32_t entry = memorised(stack_.back());
+    if (index > memo_.size()) throw Damaged{};
+    if (index == memo_.size()) return memo_.push(entry);
+    memo_[index] = entry;
+  }
+  uint32_t memorised(Value value) {
+    const bool object = value.is(Value::kObject);
+    uint64_t number = static_cast<uint64_t>(value.payload());
+    if (!object && !value.is(Value::kText)) {
+      number = boxed_.size();
+      boxed_.push(value);
+    }
+    if (number >= kNumbers) throw Refused(place() + "it holds too many values");
+    return static_cast<uint32_t>(number) << 2 | (object ? 0 : value.is(Value::kText) ? 1 : 2);
+  }
+  void get(size_t index) {
+    if (index >= memo_.size()) throw Damaged{};
+    const uint32_t entry = memo_[index];
+    const auto number = static_cast<int64_t>(entry >> 2);
+    if ((entry & 3) == 2) return push(boxed_[static_cast<size_t>(number)]);
+    push({(entry & 3) == 0 ? Value::kObject : Value::kText, number});
+  }
+
+  static constexpr uint64_t kNumbers = uint64_t{1} << 30;
+  Budget& budget_;
+  ByteReader& bytes_;
+  Records& records_;
+  uint64_t begin_ = 0;  // where the current opcode stands
+  std::vector<Value> stack_;
+  std::vector<size_t> marks_;  // how many lay below each
+  Chunked<uint32_t> memo_;
+  Chunked<Value> boxed_;  // what was put there and is neither
+  Chunked<double> reals_;
+};
+
+}  // namespace traces

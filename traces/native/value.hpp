@@ -1,0 +1,41 @@
+// What an opcode of a pickle makes, in one word.
+#pragma once
+
+#include <cstdint>
+
+namespace traces {
+
+class Value {
+ public:
+  enum Kind : uint64_t {
+    kMissing,   // a key that a dict has not
+    kNone,
+    kBool,
+    kNumber,    // from -2^59 to 2^59 - 1
+    kLarge,     // any other whole number
+    kFloat,     // index into the reals
+    kText,      // its number among the texts
+    kLongText,  // too long to say anything
+    kBytes,
+    kTuple,     // nothing of what is in these three is asked for
+    kSet,
+    kObject,    // index of a list or a dict
+  };
+
+  constexpr Value() = default;
+  constexpr Value(Kind kind, int64_t payload = 0) : bits_(static_cast<uint64_t>(payload) << 4 | kind) {}
+  static constexpr Value whole(int64_t number) {
+    const Value value(kNumber, number);
+    return value.payload() == number ? value : Value(kLarge);
+  }
+
+  constexpr Kind kind() const { return static_cast<Kind>(bits_ & 15); }
+  constexpr bool is(Kind kind) const { return this->kind() == kind; }
+  constexpr int64_t payload() const { return static_cast<int64_t>(bits_) >> 4; }
+  constexpr uint64_t bits() const { return bits_; }
+
+ private:
+  uint64_t bits_ = kMissing;
+};
+
+}  // namespace traces
