@@ -33,8 +33,8 @@ def compiler() -> str:
 OUTSIDE_THE_WORLD = ("hook", "torch_", "checked", "c_api")
 
 
-#: Of the solvers' headers, and of nothing else.
-OF_KERNELS = ("packing", "simulators")
+#: Programs of headers alone, and the folders of those.
+OF_HEADERS = {"packing": (SOLVERS,), "simulators": (SOLVERS,), "snapshots": (TRACES, SOLVERS)}
 
 
 def flags(
@@ -75,7 +75,7 @@ def has_sanitizer(sanitizer: str) -> bool:
 def build(
     program: str, folder: Path, *, sanitizer: str = "none", mutations: bool = False, soon: bool = False
 ) -> Path:
-    """Compile tests/native/PROGRAM.cpp with the core, or with the kernels of the solvers.
+    """Compile tests/native/PROGRAM.cpp with the core, or with the headers of the solvers or traces.
 
     "world" has the simulated world's threads in it; what ends in "_bench" is compiled as it is shipped.
     With `soon`, a build with a sanitizer is not optimised.
@@ -83,10 +83,10 @@ def build(
     Raises:
         RuntimeError: with the compiler's output.
     """
-    world, kernels = program == "world", program in OF_KERNELS
-    sources = [] if kernels else _core(*OUTSIDE_THE_WORLD if world else ())
+    world = program == "world"
+    sources = [] if program in OF_HEADERS else _core(*OUTSIDE_THE_WORLD if world else ())
     sources += sorted((HERE / "world").glob("*.cpp")) if world else []
-    folders = (SOLVERS, SIMULATORS) if kernels else (CORE, TRACES, HERE, HERE / "world")
+    folders = OF_HEADERS.get(program, (CORE, TRACES, HERE, HERE / "world"))
     options = flags(sanitizer, mutations, world=world, timed=program.endswith("_bench"), soon=soon)
     return _linked(folder / program, [HERE / f"{program}.cpp", *sources], folders, options, "-ldl")
 

@@ -108,3 +108,54 @@ def snapshots(draw: st.DrawFn) -> dict[str, Any]:
             more = {"frames": draw(st.sampled_from(known)), "is_expandable": draw(st.booleans())}
             segments.append(segment(*blocks, device=device) | more)
     return snapshot(*devices, segments=segments, external_annotations=[{"name": "step", "stage": "START"}])
+
+
+TEXTS = ("action", "alloc", "free_requested", "free_completed", "addr", "size", "stream", "time_us", "frames")
+FRAME_TEXTS = ("name", "filename", "line", "at::_ops::mul_Tensor::call(x)", "??", "/home/me/train.py")
+DEPTH = 36  #: frames of a stack
+
+
+def write_large(path: Path, count: int, *, shared: bool) -> None:
+    """A snapshot of so many events, each with a stack, as the pickler in C writes it; 2000 buffers are alive.
+
+    Frames are shared by all stacks, as PyTorch writes them, or each stack has its own, four times as large.
+    """
+    texts = {text: b"h" + bytes([at]) for at, text in enumerate((*TEXTS, *FRAME_TEXTS))}
+    frames = [_frame(texts, line) for line in range(DEPTH * 50)]
+    with path.open("wb") as file:
+        file.write(b"\x80\x04}(" + _text("texts") + b"](")
+        file.write(b"".join(_text(text) + b"\x94" for text in texts) + b"e" + _text("pool") + b"](")
+        file.write(b"".join(frames) + b"e" + _text("segments") + b"]" + _text("device_traces") + b"](](")
+        if shared:
+            frames = [b"j" + (len(texts) + at).to_bytes(4, "little") for at in range(len(frames))]
+        stacks = [b"]\x94(" + b"".join(frames[at : at + DEPTH]) + b"e" for at in range(0, len(frames), DEPTH)]
+        for at in range(count):
+            kind, buffer = (
+                ("alloc", "free_requested", "free_completed")[at % 3],
+                at // 3 + (at % 3 == 0) * 2000,
+            )
+            file.write(_large_event(texts, kind, buffer, at, stacks[at % 47]))
+            if at % 1000 == 999:
+                file.write(b"e(")
+        file.write(b"eeu.")
+
+
+def _text(text: str) -> bytes:
+    return b"\x8c" + bytes([len(text)]) + text.encode()
+
+
+def _frame(texts: dict[str, bytes], line: int) -> bytes:
+    name, file = ("main", "/home/me/train.py") if line % DEPTH == DEPTH - 1 else (FRAME_TEXTS[3], "??")
+    name_text = texts.get(name, _text(name))
+    where = texts["filename"] + texts[file] + texts["line"] + b"M" + line.to_bytes(2, "little")
+    return b"}\x94(" + texts["name"] + name_text + where + b"u"
+
+
+def _large_event(texts: dict[str, bytes], kind: str, buffer: int, time: int, stack: bytes) -> bytes:
+    numbers = (
+        texts["addr"] + b"\x8a\x06" + (7 << 40 | buffer << 9).to_bytes(6, "little"),
+        texts["size"] + b"J" + (buffer % 5000).to_bytes(4, "little"),
+        texts["stream"] + b"K\x00",
+        texts["time_us"] + b"\x8a\x07" + (1_700_000_000_000_000 + time).to_bytes(7, "little"),
+    )
+    return b"}\x94(" + texts["action"] + texts[kind] + b"".join(numbers) + texts["frames"] + stack + b"u"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from snapshot_model import assert_same, model_snapshot
-from snapshots import event, stored
+from snapshots import event, stored, write_large
 
 from traces import TraceError
 from traces.snapshot import read_snapshot
@@ -123,6 +123,30 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
     *reason, peak = done.stdout.splitlines()
     return "".join(reason), int(peak)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_snapshot_is_read_in_less_memory_than_twice_its_size(tmp_path: Path, shared: bool) -> None:
+    """Beside what Python itself takes."""
+    path = tmp_path / "s"
+    write_large(path, 100_000, shared=shared)
+    reason, peak = peak_bytes(path)
+    assert reason == ""
+    assert peak < 2 * path.stat().st_size + (100 << 20)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("events", "shared"), [(9_000_000, True), (3_100_000, False)])
+def test_two_gigabytes_are_read_within_four(tmp_path: Path, events: int, shared: bool) -> None:
+    path = tmp_path / "s"
+    write_large(path, events, shared=shared)
+    size = path.stat().st_size
+    reason, peak = peak_bytes(path)
+    path.unlink()
+    assert size > 2 * 10**9
+    assert reason == ""
+    assert peak < 4 * 10**9
 
 
 def test_one_huge_text_takes_no_memory(tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""How fast a snapshot of a million events with their stacks is read."""
+
+from __future__ import annotations
+
+import resource
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from snapshots import write_large
+
+from traces.snapshot import read_snapshot
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+
+@pytest.mark.parametrize(("shared", "most_seconds"), [(True, 4), (False, 12)], ids=["shared", "own"])
+def test_a_snapshot_of_a_million_events_is_read(
+    benchmark: BenchmarkFixture, tmp_path: Path, shared: bool, most_seconds: float
+) -> None:
+    """Frames shared by all stacks, or own ones of each."""
+    count = 1_000_000 if benchmark.enabled else 3000
+    path = tmp_path / "s"
+    write_large(path, count, shared=shared)
+    before = time.process_time()
+    trace = benchmark.pedantic(read_snapshot, (path,), rounds=1)
+    seconds = time.process_time() - before
+    assert len(trace) > count // 2
+    benchmark.extra_info["file_bytes"] = path.stat().st_size
+    benchmark.extra_info["peak_resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if benchmark.enabled:
+        assert seconds < most_seconds
