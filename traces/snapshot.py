@@ -44,13 +44,14 @@ def read_snapshot(
     is a text and without what is longer than 1000 characters, and, for each action that is not kept,
     ``action.NAME``, how often. Keys that are not known are passed over, whatever plain data they have.
 
-    Memory is bounded by about that of the trace and twice the file; Ctrl-C ends it.
+    Takes less memory than the file does, if its events have stacks; Ctrl-C ends it.
 
     Args:
         path: a file of the pickle protocols 2 to 5.
         paths: keep the folders of source lines, not the file's name alone.
         skipped: where given, events and segments that contradict others or are impossible in themselves are
-            left out and counted here under their reason.
+            left out and counted here under their reason. Of a truncated file the whole events before its end
+            are kept, without what the segments say, and ``truncated`` is counted.
         progress: called now and then with the bytes that were read and those of the file (0: not known).
 
     Raises:

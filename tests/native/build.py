@@ -34,7 +34,7 @@ OUTSIDE_THE_WORLD = ("hook", "torch_", "checked", "c_api")
 
 
 #: Programs of headers alone, and the folders of those.
-OF_HEADERS = {"packing": (SOLVERS,), "simulators": (SOLVERS,), "snapshots": (TRACES, SOLVERS)}
+OF_HEADERS = {"packing": (SOLVERS,), "simulators": (SOLVERS, SIMULATORS), "snapshots": (TRACES, SOLVERS)}
 
 
 def flags(

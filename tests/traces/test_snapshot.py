@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from snapshot_model import assert_same
+from snapshot_model import assert_same, model_snapshot
 from snapshots import event, segment, snapshot, stored
 
 from traces import Kind, Trace, TraceError
@@ -251,6 +251,20 @@ def test_keys_of_newer_versions_are_passed_over_whatever_they_hold(tmp_path: Pat
     assert trace.names == ("mul", "a.py:3")
     assert (trace.metadata["action.new"], trace.metadata["action.None"]) == ("1", "1")
     assert trace.load().tolist() == [0, 1]
+
+
+def test_what_is_both_an_event_and_a_frame_is_read_as_both(tmp_path: Path) -> None:
+    both = event("alloc", 512, 1) | {"name": "at::_ops::mul::call", "filename": "a.py", "line": 3}
+    events = [event("alloc", 0, 1, frames=[both]), both]
+    path = stored(tmp_path / "s", events)
+    assert_same(read_snapshot(path), model_snapshot(path))
+    assert read_snapshot(path).names == ("mul", "a.py:3")
+
+
+def test_frames_are_no_events(tmp_path: Path) -> None:
+    frames = [{"filename": "a.py", "line": 3}]
+    with pytest.raises(TraceError, match="device 0: a stack of frames where another list belongs"):
+        read_snapshot(stored(tmp_path / "s", frames))
 
 
 def test_folders_of_source_lines_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:

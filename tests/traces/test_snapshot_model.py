@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,37 @@ def test_a_snapshot_that_ends_anywhere_is_truncated(tmp_path: Path) -> None:
         path.write_bytes(whole[:end])
         with pytest.raises(TraceError, match="the pickle is truncated"):
             read_snapshot(path)
+
+
+@pytest.mark.parametrize("python", [False, True])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_lenient_reader_keeps_the_events_before_the_end_of_a_truncated_snapshot(
+    tmp_path: Path, devices: int, python: bool
+) -> None:
+    """But for the last, which may not have been whole, and without what the segments say of the end."""
+    many = [event("alloc", 512 * at, at, at, frames=[{"filename": "a.py", "line": at}]) for at in range(1500)]
+    held = [segment((1 << 40, 512, 400, "active_allocated"))]
+    whole, path = dumped(snapshot(*[many] * devices, segments=held), 4, python=python), tmp_path / "s"
+    most = 0
+    for end in [*range(len(whole) // 7, len(whole), len(whole) // 50), *range(len(whole) - 200, len(whole))]:
+        path.write_bytes(whole[:end])
+        skipped = Counter[str]()
+        begun = read_snapshot(path, skipped=skipped)
+        assert skipped == {"truncated": 1}
+        for device in begun.devices:
+            sizes = begun.on_device(device).size.tolist()
+            assert sizes == list(range(len(sizes)))
+        assert most <= len(begun)
+        most = len(begun)
+    assert most == 1500 * devices
+
+
+def test_a_truncated_snapshot_without_events_is_refused_by_the_lenient_reader_too(tmp_path: Path) -> None:
+    whole, path = small(), tmp_path / "s"
+    for end in range(whole.index(b"device_traces") + 13):
+        path.write_bytes(whole[:end])
+        with pytest.raises(TraceError, match="the pickle is truncated"):
+            read_snapshot(path, skipped=Counter())
 
 
 @given(data=st.data())

@@ -116,6 +116,22 @@ void take(Read& to, Columns columns) {
   for (const std::string& name : columns.names) to.names.append(text_of(name));
 }
 
+// Of the whole; where it is read leniently, of what came before the end of a truncated file, if events did.
+Fields fields_of(const Records& records, Pickle& pickle, bool lenient) {
+  Value root;
+  try {
+    root = pickle.read();
+  } catch (const Refused&) {
+    if (!lenient || !pickle.truncated()) throw;
+    root = pickle.begun();
+    if (!records.has_shape(root, Records::kDict) || records.fields(root)[kDeviceTraces].is(Value::kMissing)) throw;
+  }
+  const Fields fields = records.has_shape(root, Records::kDict) ? records.fields(root) : Fields{};
+  if (fields[kSegments].is(Value::kMissing) || fields[kDeviceTraces].is(Value::kMissing))
+    throw Refused("a pickle, but not a memory snapshot of PyTorch");
+  return fields;
+}
+
 Read read_snapshot(int descriptor, uint64_t total, bool lenient, bool paths, nb::object progress) {
   Read result;
   Columns columns;
@@ -126,22 +142,20 @@ Read read_snapshot(int descriptor, uint64_t total, bool lenient, bool paths, nb:
     ByteReader bytes([&](char* to, size_t most) { return input.read(to, most, budget); });
     Pickle pickle(budget, bytes, records);
     const nb::gil_scoped_release unlocked;
-    const Value root = pickle.read();
+    const Fields fields = fields_of(records, pickle, lenient);
     input.tick();
-    const Fields fields = records.has_shape(root, Records::kDict) ? records.fields(root) : Fields{};
-    if (fields[kSegments].is(Value::kMissing) || fields[kDeviceTraces].is(Value::kMissing))
-      throw Refused("a pickle, but not a memory snapshot of PyTorch");
     {
       const nb::gil_scoped_acquire locked;
       result.settings = plain(records, pickle, fields[kSettings], 2);
     }
     pickle.forget();
     MemorySnapshot snapshot(budget, records, input.done(), lenient, [&] { input.tick(); });
-    snapshot.read(fields);
+    snapshot.read(fields, !pickle.truncated());
     records.forget();
     columns = JoinedRows(snapshot.devices, records.texts, [&] { input.tick(); }).join();
     result.actions = std::move(snapshot.actions);
     result.skipped = std::move(snapshot.skipped);
+    if (pickle.truncated()) ++result.skipped["truncated"];
     result.alive_before = columns.alive_before;
     result.expandable = snapshot.expandable;
   }

@@ -28,13 +28,15 @@ class MemorySnapshot {
   bool expandable = false;
   std::deque<DeviceRows> devices;
 
-  void read(const Fields& root) {
+  // `end`: whether the events are all there were, so that the segments at the end tell of them.
+  void read(const Fields& root, bool end) {
     const auto traces = list_at("device_traces", root[kDeviceTraces]);
     visit(traces.count);
     for (const Value events : traces) {
       devices.emplace_back(budget_);
       add_events(events);
     }
+    if (!end) return;
     const auto segments = list_at("segments", root[kSegments]);
     visit(segments.count);
     size_t index = 0;

@@ -2,6 +2,7 @@
 // here that could name or call anything.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -27,9 +28,37 @@ class Pickle {
       while (step()) {}
       return pop();
     } catch (const Truncated&) {
-      throw Refused(place() + "the pickle is truncated");
+      truncated_ = true;
+      refuse("the pickle is truncated");
     } catch (const Damaged&) {
-      throw Refused(place() + "the pickle is damaged");
+      refuse("the pickle is damaged");
+    }
+  }
+  bool truncated() const { return truncated_; }
+
+  // Of a dict that a truncated file holds what came before the end: each list as far as it came, and whole dicts.
+  // None where that is not to be told.
+  Value begun() {
+    try {
+      if (marks_.empty()) return pop();  // it is whole, and the file ends just after it
+      if (stack_.size() > marks_.back() && records_.has_shape(stack_.back(), Records::kDict)) pop();  // more of it may have been to come
+      while (marks_.size() > 1) {
+        const size_t first = above_mark();
+        if (first > marks_.back() && records_.has_shape(stack_[first - 1], Records::kList))
+          extend(first);
+        else
+          stack_.resize(std::max(first, marks_.back() + 1) - 1);
+      }
+      const size_t first = above_mark(), count = stack_.size() - first;
+      const auto is_list = [&](size_t at) { return records_.has_shape(stack_[at], Records::kList); };
+      if (count % 2 == 1 && count > 2 && is_list(stack_.size() - 1) && is_list(stack_.size() - 2))
+        extend(stack_.size() - 1);  // the only one of a list
+      else if (count % 2 == 1)
+        stack_.pop_back();
+      set_items(first);
+      return pop();
+    } catch (const Damaged&) {
+      return Value::kNone;
     }
   }
   double real(Value value) const { return reals_[static_cast<size_t>(value.payload())]; }
@@ -37,8 +66,6 @@ class Pickle {
   void forget() { memo_.clear(), boxed_.clear(), std::vector<Value>().swap(stack_); }
 
  private:
-  std::string place() const { return "byte " + std::to_string(begin_) + ": "; }
-
   // Whether there are more opcodes.
   bool step() {
     begin_ = bytes_.position();
@@ -87,10 +114,12 @@ class Pickle {
     return true;
   }
 
+  [[noreturn]] void refuse(const std::string& reason) const {
+    throw Refused("byte " + std::to_string(begin_) + ": " + reason);
+  }
   [[noreturn]] void refuse(uint8_t opcode) const {
     constexpr char digits[] = "0123456789abcdef";
-    const std::string hex{digits[opcode >> 4], digits[opcode & 15]};
-    throw Refused(place() + "opcode 0x" + hex + " is not one of plain data");
+    refuse(std::string("opcode 0x") + digits[opcode >> 4] + digits[opcode & 15] + " is not one of plain data");
   }
 
   void push(Value value) {
@@ -211,7 +240,7 @@ class Pickle {
       number = boxed_.size();
       boxed_.push(value);
     }
-    if (number >= kNumbers) throw Refused(place() + "it holds too many values");
+    if (number >= kNumbers) refuse("it holds too many values");
     return static_cast<uint32_t>(number) << 2 | (object ? 0 : value.is(Value::kText) ? 1 : 2);
   }
   void get(size_t index) {
@@ -227,6 +256,7 @@ class Pickle {
   ByteReader& bytes_;
   Records& records_;
   uint64_t begin_ = 0;  // where the current opcode stands
+  bool truncated_ = false;
   std::vector<Value> stack_;
   std::vector<size_t> marks_;  // how many lay below each
   Chunked<uint32_t> memo_;
