@@ -128,7 +128,8 @@ def test_operation_and_source_line_come_from_the_stack_without_folders(tmp_path:
     [
         ([event("alloc", 512, 1), event("alloc", 512, 1)], "event 1: address 0x200 is allocated again"),
         ([event("alloc", 512, -1)], "event 0: size -1 is out of range"),
-        ([event("alloc", 512, 2**70)], "out of range"),
+        ([event("alloc", 512, 2**70)], "size is out of range"),
+        ([event("alloc", 512, 2**52 + 1)], "size 4503599627370497 is out of range"),
         ([event("alloc", 512, "big")], "size is 'big', not a number"),  # type: ignore[arg-type]
         ([event("alloc", 512, 1, time=-5)], "time_us -5"),
         ([event("alloc", 512, "a\nb" * 40)], r"size is 'a\?ba\?b"),  # type: ignore[arg-type]
@@ -231,7 +232,7 @@ ANYTHING = {
     "bytes": [b"x", b"y" * 300, b"z" * 70_000],
     "sets": [set(), {1, 2, "three"}, frozenset({(4, 5)})],
     "large": [2**63, -(2**63), 2**2100, -(2**59) - 1],
-    "text": "x" * 70_000,
+    "text": ["x" * 70_000, "x" * 300_000],
     "name": ["not a frame", {"filename": None, "line": None}],
     "action": {"action": 3},
 }

@@ -95,6 +95,14 @@ def test_opcodes_that_do_not_fit_each_other_are_damage(tmp_path: Path, body: byt
         read_snapshot(within(tmp_path / "s", body))
 
 
+@pytest.mark.parametrize("body", [b".", b"(.", b"a.", b"]e.", b"]a.", b"Ns.", b"t.", b"]N(a.", b"q\x00."])
+def test_opcodes_without_what_they_need_on_the_stack_are_damage(tmp_path: Path, body: bytes) -> None:
+    path = tmp_path / "s"
+    path.write_bytes(b"\x80\x04" + body)
+    with pytest.raises(TraceError, match=r"byte \d+: the pickle is damaged"):
+        read_snapshot(path)
+
+
 def test_single_surrogates_of_file_names_are_shown_as_unknown(tmp_path: Path) -> None:
     frames = [{"name": "f", "filename": "/a\udc80/b\udc80.py", "line": 1}]
     trace = read_snapshot(stored(tmp_path / "s", [event("alloc", 0, 1, frames=frames)]))

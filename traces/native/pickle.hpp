@@ -10,6 +10,7 @@
 
 #include "byte_reader.hpp"
 #include "chunked.hpp"
+#include "memo.hpp"
 #include "records.hpp"
 #include "value.hpp"
 
@@ -20,7 +21,7 @@ class Pickle {
   static constexpr size_t kLongestText = size_t{1} << 16;
 
   Pickle(Budget& budget, ByteReader& bytes, Records& records)
-      : budget_(budget), bytes_(bytes), records_(records), memo_(budget), boxed_(budget), reals_(budget) {}
+      : budget_(budget), bytes_(bytes), records_(records), memo_(budget), reals_(budget) {}
 
   // The value of the pickle. Refused: truncated, damaged, or an opcode for anything but plain data.
   Value read() {
@@ -63,7 +64,7 @@ class Pickle {
   }
   double real(Value value) const { return reals_[static_cast<size_t>(value.payload())]; }
   // What `read` returned does not need it.
-  void forget() { memo_.clear(), boxed_.clear(), std::vector<Value>().swap(stack_); }
+  void forget() { memo_.clear(), std::vector<Value>().swap(stack_); }
 
  private:
   // Whether there are more opcodes.
@@ -107,8 +108,8 @@ class Pickle {
       case 0x94: put(memo_.size()); break;
       case 'q': put(bytes_.number<uint8_t>()); break;
       case 'r': put(bytes_.number<uint32_t>()); break;
-      case 'h': get(bytes_.number<uint8_t>()); break;
-      case 'j': get(bytes_.number<uint32_t>()); break;
+      case 'h': push(memo_[bytes_.number<uint8_t>()]); break;
+      case 'j': push(memo_[bytes_.number<uint32_t>()]); break;
       default: refuse(opcode);
     }
     return true;
@@ -225,33 +226,11 @@ class Pickle {
     push(Value::kBytes);
   }
 
-  // Writers number what they put from 0 on; half a word each, since nearly all are texts, lists and dicts.
   void put(size_t index) {
     need(1);
-    const uint32_t entry = memorised(stack_.back());
-    if (index > memo_.size()) throw Damaged{};
-    if (index == memo_.size()) return memo_.push(entry);
-    memo_[index] = entry;
-  }
-  uint32_t memorised(Value value) {
-    const bool object = value.is(Value::kObject);
-    uint64_t number = static_cast<uint64_t>(value.payload());
-    if (!object && !value.is(Value::kText)) {
-      number = boxed_.size();
-      boxed_.push(value);
-    }
-    if (number >= kNumbers) refuse("it holds too many values");
-    return static_cast<uint32_t>(number) << 2 | (object ? 0 : value.is(Value::kText) ? 1 : 2);
-  }
-  void get(size_t index) {
-    if (index >= memo_.size()) throw Damaged{};
-    const uint32_t entry = memo_[index];
-    const auto number = static_cast<int64_t>(entry >> 2);
-    if ((entry & 3) == 2) return push(boxed_[static_cast<size_t>(number)]);
-    push({(entry & 3) == 0 ? Value::kObject : Value::kText, number});
+    memo_.put(index, stack_.back());
   }
 
-  static constexpr uint64_t kNumbers = uint64_t{1} << 30;
   Budget& budget_;
   ByteReader& bytes_;
   Records& records_;
@@ -259,8 +238,7 @@ class Pickle {
   bool truncated_ = false;
   std::vector<Value> stack_;
   std::vector<size_t> marks_;  // how many lay below each
-  Chunked<uint32_t> memo_;
-  Chunked<Value> boxed_;  // what was put there and is neither
+  Memo memo_;
   Chunked<double> reals_;
 };
 

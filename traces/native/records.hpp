@@ -17,8 +17,6 @@
 
 namespace traces {
 
-struct Damaged {};  // opcodes that do not fit each other
-
 // Keys that mean something: the numbers of their texts.
 enum Key : uint32_t {
   kAction, kAddr, kSize, kStream, kTime, kFrames, kFilename, kName, kLine, kDevice, kAddress, kBlocks, kState,

@@ -10,6 +10,7 @@ namespace traces {
 struct Refused : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+struct Damaged {};  // the same of opcodes that do not fit each other; who reads them knows the place
 
 // Of what is kept of a file, against files that unfold: so much, and so many times the bytes that were read.
 constexpr uint64_t kFreeBytes = uint64_t{256} << 20, kTimesRead = 4;
