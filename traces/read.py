@@ -35,7 +35,7 @@ def read(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace:
     if kind == "snapshot":
         from traces.snapshot import read_snapshot
 
-        return read_snapshot(path)
+        return read_snapshot(path, skipped=skipped)
     if kind == "rmm":
         from traces.rmm_log import read_rmm_log
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,5 @@ def test_a_snapshot_of_a_million_events_is_read(
     seconds = time.process_time() - before
     assert len(trace) > count // 2
     benchmark.extra_info["file_bytes"] = path.stat().st_size
-    benchmark.extra_info["peak_resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if benchmark.enabled:
         assert seconds < most_seconds

@@ -17,6 +17,7 @@ from snapshots import event, segment, snapshot, stored
 
 from traces import Kind, Trace, TraceError
 from traces.files import sniff
+from traces.read import read
 from traces.snapshot import read_snapshot
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def test_segments_that_cannot_be_are_named(tmp_path: Path, segments: list[Any], 
     with pytest.raises(TraceError, match=reason):
         read_snapshot(path)
     skipped = Counter[str]()
-    read_snapshot(path, skipped=skipped)
+    read(path, skipped=skipped)
     assert skipped.total() == 1
 
 
