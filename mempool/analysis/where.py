@@ -29,6 +29,7 @@ class Where:
     Attributes:
         device: its index.
         trace: its events.
+        iterations: how many were found in it; without any, the roles of buffers say nothing.
         peak: who is alive at the peak load.
         idle: absences there, None where no accesses were recorded.
         recorded: what the recorded allocator did, None where that is not known.
@@ -37,6 +38,7 @@ class Where:
 
     device: int
     trace: Trace
+    iterations: int
     peak: Peak
     idle: Absences | None
     recorded: Simulation | None
@@ -69,4 +71,4 @@ def where(trace: Trace, begins: NDArray[np.int64] | None = None) -> Iterator[Whe
         peak = at_peak(events, own)
         idle, known = absences(events, peak), recorded(events)
         iteration = int(np.median(np.diff(own))) if len(own) > 1 else len(events)
-        yield Where(device, events, peak, idle, known, remedies(peak, idle, known, iteration))
+        yield Where(device, events, len(own), peak, idle, known, remedies(peak, idle, known, iteration))

@@ -176,6 +176,9 @@ def _table(file: str, device: int, rows: list[Row], limit_bytes: int | None) -> 
 
 
 def _name(row: Row) -> str:
+    """As it is written behind ``-a``."""
+    if row.settings.keys() == {"conf"}:
+        return f"{row.allocator}:{row.settings['conf']}"
     settings = ",".join(f"{key}={value}" for key, value in row.settings.items())
     return f"{row.allocator}:{settings}" if settings else row.allocator
 

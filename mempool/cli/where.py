@@ -35,7 +35,9 @@ def _device(one: Where, most: int, *, frames: bool) -> dict[str, Any]:
         "device": one.device,
         "peak_event": peak.event,
         "peak_load_bytes": peak.bytes,
-        "roles": {role.name.lower(): int(peak.size[peak.role == role].sum()) for role in Role},
+        "roles": {role.name.lower(): int(peak.size[peak.role == role].sum()) for role in Role}
+        if one.iterations
+        else None,
         "operations": [
             {"operation": share.name, "bytes": share.bytes, "buffers": share.buffers}
             for share in shares(trace, peak, trace.operation, most)
@@ -66,8 +68,9 @@ def _held_longest(one: Where, most: int, *, frames: bool) -> list[dict[str, Any]
             "size_bytes": int(peak.size[row]),
             "start": alloc,
             "end": int(peak.end[row]),
-            "role": Role(int(peak.role[row])).name.lower(),
         }
+        if one.iterations:
+            said["role"] = Role(int(peak.role[row])).name.lower()
         if one.idle is not None:
             said["idle_events"] = int(one.idle.length[row])
         if (operation := int(trace.operation[alloc])) >= 0:
@@ -113,7 +116,7 @@ def show(said: list[dict[str, Any]]) -> None:
                 " ".join(str(entry[name]) for name in ("buffer", "operation", "frame") if name in entry),
                 binary(entry["size_bytes"]),
                 f"{entry['end'] - entry['start']:,}",
-                entry["role"],
+                entry.get("role", ""),
             )
             for entry in device["held_longest"]
         ]
@@ -126,15 +129,13 @@ def show(said: list[dict[str, Any]]) -> None:
 
 
 def _facts(device: dict[str, Any]) -> list[tuple[str, str]]:
-    roles = {name: size for name, size in device["roles"].items() if size}
+    roles = {name: size for name, size in (device["roles"] or {}).items() if size}
     rows = [
         ("peak load", f"{binary(device['peak_load_bytes'])} after event {device['peak_event']:,}"),
-        (
-            "of it",
-            ", ".join(f"{binary(size)} {name.replace('_', '-')}" for name, size in roles.items())
-            or "nothing",
-        ),
     ]
+    if roles:
+        parts = (f"{binary(size)} {name.replace('_', '-')}" for name, size in roles.items())
+        rows.append(("of it", ", ".join(parts)))
     if (made := device["recorded"]) is not None:
         rows += [
             (

@@ -75,6 +75,16 @@ def test_the_peak_is_told_by_role_and_by_operation(trace: Trace, capsys: pytest.
     assert said["held_longest"][0]["end"] == len(trace)
 
 
+def test_roles_are_told_only_where_there_are_iterations(
+    trace: Trace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = where(capsys, "--whole")
+    assert said["roles"] is None
+    assert "role" not in said["held_longest"][0]
+    assert call(["info", "t.trace", "--whole"]) == 0
+    assert "passing" not in capsys.readouterr().out
+
+
 def test_what_was_reserved_and_what_would_help_is_told(
     trace: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
