@@ -62,9 +62,14 @@ class SimulatedPyTorch(SimulatedAllocator):
 
     def __init__(self, device: SimulatedDevice, rules: PyTorchRules) -> None: ...
 
-    def adopt(self, address: int, size: int, stream: int, used: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    def adopt(self, address: int, size: int, stream: int, used: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], slack: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
         """
-        A segment that was there before, and the blocks that were in use in it, by address; their handles.
+        A segment that was there before, and the blocks that were in use in it, by address; their handles. `slack` is how much further each may reach into what is free behind it.
+        """
+
+    def learned(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+        """
+        Handles of adopted blocks, and where they must end for the addresses that were recorded; later ones count.
         """
 
 class SimulatedPyTorchExpandable(SimulatedAllocator):

@@ -53,27 +53,19 @@ class Recording:
         kind, size = self.trace.kind, self.trace.size
         return np.cumsum(np.where(kind == Kind.RESERVE, size, np.where(kind == Kind.RELEASE, -size, 0)))
 
-    def adopt(self, allocator: _core.SimulatedPyTorch, rules: _core.PyTorchRules) -> NDArray[np.int64]:
-        """Put the first state into a new allocator; handles of the first `begin` rows, or -1.
+    def first_state(self, rules: _core.PyTorchRules) -> FirstState:
+        """What was there.
 
         Raises:
             TraceError: segments that overlap.
         """
         trace = self.trace
-        handles = np.full(self.begin, -1, np.int64)
         segments = self._first(Kind.RESERVE)
         low = trace.address[segments]
         high = low + trace.size[segments]
         if (overlap := high[:-1] > low[1:]).any():
             raise TraceError("a segment on top of another", row=int(segments[1:][overlap][0]))
-        buffers, ends = self._blocks(low, high, rules)
-        at = trace.address[buffers]
-        for row, begin, end in zip(segments.tolist(), low.tolist(), high.tolist(), strict=True):
-            inside = slice(*np.searchsorted(at, [begin, end]))
-            handles[buffers[inside]] = allocator.adopt(
-                begin, end - begin, int(trace.stream[row]), at[inside], ends[inside] - at[inside]
-            )
-        return handles
+        return FirstState(self, segments, *self._blocks(low, high, rules))
 
     def _first(self, kind: Kind) -> NDArray[np.int64]:
         """Rows of a kind that tell of the first state, by address."""
@@ -82,8 +74,8 @@ class Recording:
 
     def _blocks(
         self, low: NDArray[np.int64], high: NDArray[np.int64], rules: _core.PyTorchRules
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Buffers that were there in segments [low, high), and where the block of each ends.
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Buffers that were there in segments [low, high), where the block of each ends, or how much later.
 
         A rest too small to be split off belongs to the block before it. How large that is where more is free
         behind it is told by the first buffer that is put there while the one before lives.
@@ -100,10 +92,11 @@ class Recording:
         sizes = [rules.rounded(min(size, _LARGEST_ADDRESS)) for size in trace.size[buffers].tolist()]
         ends = np.minimum(at + np.array(sizes, np.int64), room)
         rest = np.where(large > _SMALL_SEGMENT, room - ends, 0)
-        self._open(buffers, ends, np.flatnonzero(rest > _LARGEST_REST))
-        return buffers, np.where((rest > 0) & (rest <= _LARGEST_REST), room, ends)
+        slack = np.clip(rest - _LARGEST_REST - 512, 0, _LARGEST_REST)
+        self._open(buffers, ends, slack)
+        return buffers, np.where((rest > 0) & (rest <= _LARGEST_REST), room, ends), slack
 
-    def _open(self, buffers: NDArray[np.int64], ends: NDArray[np.int64], which: NDArray[np.int64]) -> None:
+    def _open(self, buffers: NDArray[np.int64], ends: NDArray[np.int64], slack: NDArray[np.int64]) -> None:
         """Move ends to where a later buffer shows that the free block behind them begins."""
         trace = self.trace
         freed = np.full(len(trace), len(trace))
@@ -112,11 +105,54 @@ class Recording:
         rows = self.begin + np.flatnonzero(trace.kind[self.begin :] == Kind.ALLOC)
         rows = rows[np.argsort(trace.address[rows], kind="stable")]
         address = trace.address[rows]
-        for k in which.tolist():
-            near = slice(*np.searchsorted(address, [ends[k], ends[k] + _LARGEST_REST + 1]))
+        for k in np.flatnonzero(slack).tolist():
+            near = slice(*np.searchsorted(address, [ends[k], ends[k] + slack[k] + 1]))
             first = int(rows[near].min(initial=len(trace)))
             if first < freed[buffers[k]]:
-                ends[k] = trace.address[first]
+                ends[k], slack[k] = trace.address[first], 0
+
+
+@dataclass(frozen=True, eq=False)
+class FirstState:
+    """Segments, and blocks in use; rows of the trace, by address.
+
+    Attributes:
+        recording: what tells of it.
+        segments: int64[segments], rows.
+        buffers: int64[blocks], rows.
+        ends: int64[blocks], where each block ends.
+        slack: int64[blocks], how much later it may end, for all that is known.
+    """
+
+    recording: Recording
+    segments: NDArray[np.int64]
+    buffers: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    slack: NDArray[np.int64]
+
+    def adopt(self, allocator: _core.SimulatedPyTorch, *, learning: bool) -> NDArray[np.int64]:
+        """Put it into a new allocator; handles of the rows that tell of it, -1 where there is none."""
+        trace = self.recording.trace
+        handles = np.full(self.recording.begin, -1, np.int64)
+        at = trace.address[self.buffers]
+        slack = self.slack if learning else np.zeros_like(self.slack)
+        for row in self.segments.tolist():
+            begin, size = int(trace.address[row]), int(trace.size[row])
+            inside = slice(*np.searchsorted(at, [begin, begin + size]))
+            blocks = at[inside], self.ends[inside] - at[inside], slack[inside]
+            handles[self.buffers[inside]] = allocator.adopt(begin, size, int(trace.stream[row]), *blocks)
+        return handles
+
+    def learn(self, allocator: _core.SimulatedPyTorch, handles: NDArray[np.int64]) -> bool:
+        """Move ends to where the allocator that adopted this needed them; whether any was moved."""
+        moved, ends = allocator.learned()
+        which = np.full(int(handles.max(initial=-1)) + 1, -1, np.int64)
+        which[handles[self.buffers]] = np.arange(len(self.buffers))
+        for handle, end in zip(moved.tolist(), ends.tolist(), strict=True):
+            k = which[handle]
+            self.slack[k] -= end - self.ends[k]
+            self.ends[k] = end
+        return len(moved) > 0
 
 
 def recording(trace: Trace, rules: _core.PyTorchRules) -> Recording:

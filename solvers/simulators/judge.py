@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from solvers import _core
-from solvers.simulators.first_state import Recording, recording
+from solvers.simulators.first_state import recording
 from solvers.simulators.native import course_of
 from solvers.simulators.pytorch import PyTorch
 from solvers.simulators.pytorch_conf import recorded_settings
@@ -18,8 +18,13 @@ from traces.trace import Kind
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from solvers.simulators.simulation import Simulation
+    from solvers.simulators.first_state import FirstState, Recording
+    from solvers.simulators.simulation import Course, Simulation
     from traces.trace import Trace
+
+
+#: How often the first state may be corrected by what was put elsewhere in truth.
+_PASSES = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +68,11 @@ class Judgement:
 def judge(trace: Trace, **parameters: Any) -> Judgement:
     """Simulate ``pytorch`` from where a recording of it began, and compare.
 
-    The first state (segments, buffers, and the free blocks between them) is inferred from the recording. A
-    simulated reservation gets the address of the recorded one of that size that is next in order, since which
-    of several free blocks of one size is taken depends on their addresses. What was given back is given back:
-    a program asked for that (``empty_cache``), or a device had no more, which the recording does not tell.
+    The first state (segments, buffers, and the free blocks between them) is inferred from the recording;
+    what is left open, by what is put there later, and what is not. A simulated reservation gets the address
+    of the recorded one of that size that is next in order, since which of several free blocks of one size is
+    taken depends on their addresses. What was given back is given back: a program asked for that
+    (``empty_cache``), or a device had no more, which the recording does not tell.
 
     Args:
         trace: a recording of one device with addresses and `Kind.RESERVE` rows, as `read_snapshot` gives it.
@@ -87,15 +93,28 @@ def judge(trace: Trace, **parameters: Any) -> Judgement:
     settings = PyTorch(**recorded_settings(trace.metadata) | parameters)
     rules = settings.rules()
     truth = recording(trace, rules)
+    state = truth.first_state(rules)
+    for _ in range(_PASSES if state.slack.any() else 0):
+        _, allocator, handles = _run(state, rules, learning=True)
+        if not state.learn(allocator, handles):
+            break
+    course, _, handles = _run(state, rules, learning=False)
+    course.address[: truth.begin] = np.where(handles >= 0, trace.address[: truth.begin], -1)
+    return _compared(truth, simulation_of(trace, "pytorch", settings, course))
+
+
+def _run(
+    state: FirstState, rules: _core.PyTorchRules, *, learning: bool
+) -> tuple[Course, _core.SimulatedPyTorch, NDArray[np.int64]]:
+    """The course of a recording from its first state; the allocator, and the handles of that state."""
+    truth = state.recording
+    trace = truth.trace
     device = _core.SimulatedDevice(_core.LARGEST_DEVICE, truth.floor)
     for row in truth.reserves.tolist():
         device.answer(int(trace.size[row]), int(trace.address[row]))
     allocator = _core.SimulatedPyTorch(device, rules)
-    handles = truth.adopt(allocator, rules)
-    course = course_of(trace, device, allocator, handles, give_back=True)
-    course.address[: truth.begin] = trace.address[: truth.begin]
-    course.address[: truth.begin][handles < 0] = -1
-    return _compared(truth, simulation_of(trace, "pytorch", settings, course))
+    handles = state.adopt(allocator, learning=learning)
+    return course_of(trace, device, allocator, handles, give_back=True), allocator, handles
 
 
 def _compared(truth: Recording, simulation: Simulation) -> Judgement:

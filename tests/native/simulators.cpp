@@ -27,7 +27,8 @@ using packing::Random;
 constexpr int64_t kMib = 1 << 20;
 
 struct Counts {
-  unsigned long long allocs = 0, frees = 0, failed = 0, given_back = 0, in_parts = 0, adopted = 0, answered = 0;
+  unsigned long long allocs = 0, frees = 0, failed = 0, given_back = 0, in_parts = 0, adopted = 0, answered = 0,
+                     learned = 0;
 } counts;
 
 uint64_t seed_now = 0;
@@ -271,8 +272,9 @@ void adopted(Random& random, bool spoil) {
     held += sizes.back();
   }
   const int64_t floor = 600 * kMib;
-  Device device(held + random.below(100) * kMib, floor);
-  PyTorch allocator(device, any_rules(random));
+  const PyTorchRules rules = any_rules(random);
+  Device device(held + random.below(100) * kMib, floor), other(device.limit(), floor);
+  PyTorch allocator(device, rules), learner(other, rules);
   History events;
   std::vector<int64_t> handles, alive, addresses;
   int64_t top = kMib;
@@ -288,6 +290,12 @@ void adopted(Random& random, bool spoil) {
     events.add(5, -1, size, 1, top);
     handles.push_back(-1);
     const auto made = allocator.adopt({top, size, 1, 0, 0, -1}, blocks);
+    for (size_t b = 0; b < blocks.size(); ++b) {
+      const int64_t end = blocks[b].address + blocks[b].size;
+      const int64_t room = (b + 1 < blocks.size() ? blocks[b + 1].address : top + size) - end;
+      blocks[b].slack = std::max<int64_t>(std::min(room - 512, random.below(3) * kMib), 0);
+    }
+    if (learner.adopt({top, size, 1, 0, 0, -1}, blocks) != made) fail("other handles");
     for (size_t b = 0; b < made.size(); ++b) {
       alive.push_back(events.count());
       handles.push_back(made[b]);
@@ -306,6 +314,9 @@ void adopted(Random& random, bool spoil) {
     const auto like = static_cast<size_t>(random.below(static_cast<int32_t>(first)));
     events.kind[i] = 6, events.stream[i] = 1, events.size[i] = events.size[like], events.address[i] = events.address[like];
   }
+  run(learner, events.view(), handles);
+  for (const auto& [handle, end] : learner.learned())
+    if (++counts.learned, handle < 0 || end > floor) fail("learned what cannot be");
   Course course = run(allocator, events.view(), handles);
   for (size_t k = 0; k < alive.size(); ++k) course.address[alive[k]] = addresses[k];
   judge(events, course, device, first, spoil);
@@ -326,6 +337,6 @@ int main(int argc, char** argv) {
   std::printf("{");
   print("allocs", counts.allocs), print("frees", counts.frees), print("failed", counts.failed);
   print("given back", counts.given_back), print("in parts", counts.in_parts), print("adopted", counts.adopted);
-  print("answered", counts.answered);
+  print("answered", counts.answered), print("learned", counts.learned);
   std::printf("\"seeds\": %llu}\n", static_cast<unsigned long long>(seeds));
 }

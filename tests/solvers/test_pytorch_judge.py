@@ -87,6 +87,25 @@ def test_any_first_state_is_one(trace: Trace, part: float) -> None:
             alive.add(row)
 
 
+def test_where_a_free_block_begins_is_told_by_what_is_not_put_there() -> None:
+    """Behind a buffer of 4 MiB in a block of 4.5 are 3 MiB free, not 3.5: 3.25 MiB go elsewhere."""
+    half, quarter = MIB // 2, MIB // 4
+    steps = [(0, 4 * MIB + half, 0), (0, 3 * MIB, 0), (0, 12 * MIB + half, 0)]  # all of a segment
+    steps += [(1, 0, 0), (0, 4 * MIB, 0), (1, 0, 0), (0, 3 * MIB + quarter, 0)]
+    truth = simulate(trace_of(steps), "pytorch")
+    assert len(truth.segments) == 2
+    judged = judge(recording_of(truth, 6, SHIFT))
+    assert judged.exact
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_crowded_large_pool_is_found_from_the_middle_on(seed: int) -> None:
+    """Whatever is free in it, all is reproduced to the address."""
+    trace = random_trace(seed, 2500, largest=5 * MIB)
+    large = Trace.of(trace.kind, trace.buffer, trace.size + (trace.kind == Kind.ALLOC) * MIB)
+    assert judge(recording_of(simulate(large, "pytorch"), 900, SHIFT)).exact
+
+
 def test_a_rest_that_is_not_split_off_belongs_to_its_buffer() -> None:
     """A buffer that was there, of 11.5 MiB in a segment of 12, leaves nothing for another."""
     truth = simulate(trace_of([(0, 11 * MIB + MIB // 2, 0), (0, MIB // 2, 0), (1, 0, 0)]), "pytorch")

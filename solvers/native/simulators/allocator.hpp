@@ -29,6 +29,8 @@ class Allocator {
   virtual void free(int64_t handle, int64_t stream) = 0;
   // A segment that a recorded allocator gave back. Who has one like it that is free as a whole gives it back too.
   virtual void give_back(int64_t, int64_t, int64_t) {}
+  // Where a recorded allocator put the request that comes next: for who has a first state to correct.
+  virtual void expect(int64_t, int64_t, int64_t) {}
 
   // Bytes of the blocks that are in use, rounding and headers included.
   int64_t live() const { return live_; }
@@ -50,7 +52,7 @@ struct Events {
   const int64_t* birth;  // index of the alloc of an event's buffer
   const int64_t* size;   // of allocs and segments
   const int64_t* stream;
-  const int64_t* address;  // of segments; null where what was given back is no matter
+  const int64_t* address;  // of segments, and of allocs in truth; null where that is no matter
   int64_t count;
 };
 
@@ -77,6 +79,7 @@ inline Course run(Allocator& allocator, const Events& events, std::vector<int64_
   for (int64_t i = first; i < events.count; ++i) {
     device.at(i);
     if (events.kind[i] == 0) {
+      if (events.address != nullptr) allocator.expect(events.size[i], events.stream[i], events.address[i]);
       const Placed placed = allocator.allocate(std::min(events.size[i], 2 * Device::most_bytes), events.stream[i]);
       course.address[i] = placed.address;
       handles[i] = placed.handle;

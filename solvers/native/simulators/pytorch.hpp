@@ -20,9 +20,11 @@ class PyTorch : public Allocator {
     if (at < 0) at = obtain_or_release(size, stream);
     if (at < 0) return fail();
     if (splits(blocks_[at], size)) blocks_.file(blocks_.cut(at, size));
-    blocks_[at].used = true;
-    live_ += blocks_[at].size;
-    return {blocks_[at].address, at};
+    Block& block = blocks_[at];
+    block.used = true;
+    block.slack = 0;
+    live_ += block.size;
+    return {block.address, at};
   }
 
   void free(int64_t handle, int64_t) override {
@@ -36,7 +38,27 @@ class PyTorch : public Allocator {
     if (at != free.end() && !blocks_[at->block].split()) release(at->block);
   }
 
+  // A free block that would be taken and was not in truth is smaller than the request, if it may be.
+  void expect(int64_t size, int64_t stream, int64_t address) override {
+    if (!open_ || size == 0) return;
+    size = rules_.rounded(size);
+    const auto& free = pool_for(size).free;
+    for (auto at = free.lower_bound({stream, size, 0, 0}); at != free.end() && at->stream == stream;
+         at = free.lower_bound({stream, size, 0, 0})) {
+      const int64_t excess = at->size - size + rules_.least_block;
+      if (at->address == address || excess > blocks_[at->block].slack) return;
+      const int64_t owner = blocks_[at->block].previous;
+      blocks_.yield(at->block, excess);
+      live_ += excess;
+      learned_.emplace_back(owner, blocks_[owner].address + blocks_[owner].size);
+    }
+  }
+
+  // Handles of adopted blocks, and where they end for what expect() was told; later ones count.
+  const std::vector<std::pair<int64_t, int64_t>>& learned() const { return learned_; }
+
   // A segment that was there before the first event, with the blocks of which buffers lived in it, by address; handles.
+  // The slack of each is how much further it may reach into what is free behind it.
   std::vector<int64_t> adopt(const Segment& segment, const std::vector<Block>& used) {
     device_.adopt(segment.address, segment.size, segment.stream);
     std::vector<int64_t> handles;
@@ -50,8 +72,9 @@ class PyTorch : public Allocator {
       handles.push_back(rest);
       blocks_[rest].used = true;
       live_ += block.size;
-      if (block.size < blocks_[rest].size) rest = blocks_.cut(rest, block.size);
-      else rest = -1;
+      rest = block.size < blocks_[rest].size ? blocks_.cut(rest, block.size) : -1;
+      if (rest >= 0) blocks_[rest].slack = block.slack;
+      open_ = open_ || block.slack > 0;
     }
     if (rest >= 0) blocks_.file(rest);
     return handles;
@@ -146,6 +169,8 @@ class PyTorch : public Allocator {
 
   PyTorchRules rules_;
   Blocks blocks_;
+  std::vector<std::pair<int64_t, int64_t>> learned_;
+  bool open_ = false;  // whether any block ever had slack
 
  private:
   int64_t obtain_or_release(int64_t size, int64_t stream) {

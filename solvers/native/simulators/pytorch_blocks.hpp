@@ -13,6 +13,7 @@ struct Block {
   int64_t previous = -1, next = -1;  // neighbours in the segment, -1 at its ends
   int64_t segment = -1;              // of expandable ones, which
   int64_t since = 0;                 // how often its pool had been searched when it became free
+  int64_t slack = 0;                 // so many bytes at its beginning may be those of the block before it
   bool small = false;                // of which pool
   bool used = false, mapped = true;
 
@@ -74,6 +75,7 @@ class Blocks {
     block.size += gone.size;
     if (block.previous == neighbour) {
       block.address = gone.address;
+      block.slack = gone.slack;
       block.previous = gone.previous;
       if (gone.previous >= 0) blocks_[gone.previous].next = at;
     } else {
@@ -90,12 +92,24 @@ class Blocks {
     upper.size -= size;
     upper.previous = at;
     upper.used = false;
+    upper.slack = 0;
     const int64_t made = blocks_.add(upper);
     Block& lower = blocks_[at];
     lower.size = size;
     lower.next = made;
     if (upper.next >= 0) blocks_[upper.next].previous = made;
     return made;
+  }
+
+  // The beginning of a free block goes to the one before it, which is used.
+  void yield(int64_t at, int64_t bytes) {
+    unfile(at);
+    Block& block = blocks_[at];
+    blocks_[block.previous].size += bytes;
+    block.address += bytes;
+    block.size -= bytes;
+    block.slack -= bytes;
+    file(at);
   }
 
   // A block that is in no order is no more, nor are its neighbours.
