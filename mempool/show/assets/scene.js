@@ -1,0 +1,111 @@
+// Timelines and views as columns, and what can be asked of them without drawing.
+
+function timelineOf(said, planes) {
+  const open = (name) => said[name] && column(planes, said[name])
+  const start = open("start"), end = open("length")
+  for (let i = 0; i < end.length; i++) end[i] += start[i]
+  const named = (one) => one && {names: one.names, of: column(planes, one.of)}
+  return {
+    ...said, start, end, size: open("size"), row: open("row"), owner: open("owner"), stream: open("stream"),
+    operation: named(said.operation), frame: named(said.frame),
+    clock: said.clock && said.clock.map((one) => column(planes, one)),
+    load: {time: column(planes, said.load.time), bytes: column(planes, said.load.bytes), peak: said.load.peak},
+  }
+}
+
+function viewOf(said, planes, timeline) {
+  const segments = {}, address = column(planes, said.address)
+  const end = address.map((low, piece) => low + timeline.size[bufferOf(timeline, piece)])
+  for (const name in said.segments) segments[name] = column(planes, said.segments[name])
+  return {
+    ...said, segments, address, end,
+    regions: said.regions.map((one) => column(planes, one)),
+    rest: said.rest && {...said.rest, of: column(planes, said.rest.of)},
+  }
+}
+
+const bufferOf = (timeline, piece) => timeline.owner ? timeline.owner[piece] : piece
+
+// The last index whose value is at most x, at least 0; values ascend.
+function lastAtMost(values, x) {
+  let low = 0, high = values.length
+  while (low < high) {
+    const middle = (low + high) >> 1
+    if (values[middle] <= x) low = middle + 1
+    else high = middle
+  }
+  return Math.max(low - 1, 0)
+}
+
+function realAddress(view, drawn) {
+  const at = lastAtMost(view.regions[0], drawn)
+  return BigInt(view.regions[1][at]) + BigInt(drawn - view.regions[0][at])
+}
+
+// The clock in ns at a logical time, between the times at which it is known.
+function clockAt({clock}, time) {
+  const [times, ns] = clock
+  const at = Math.min(lastAtMost(times, time), times.length - 2)
+  const part = (time - times[at]) / (times[at + 1] - times[at])
+  return ns[at] + Math.min(Math.max(part, 0), 1) * (ns[at + 1] - ns[at])
+}
+
+// What is alive at a time, by operation, or by size where no operation is known; most bytes first.
+function composition(timeline, time) {
+  const {start, end, size, operation} = timeline
+  const groups = new Map()
+  for (let i = 0; i < start.length && start[i] <= time; i++) {
+    if (end[i] <= time) continue
+    const buffer = bufferOf(timeline, i), bytes = size[buffer]
+    const name = operation && operation.names.length ? operation.names[operation.of[buffer]] ?? "" : null
+    const key = name ?? bytes
+    const group = groups.get(key) ?? {name, size: bytes, bytes: 0, count: 0}
+    group.bytes += bytes
+    group.count += 1
+    groups.set(key, group)
+  }
+  return [...groups.values()].sort((a, b) => b.bytes - a.bytes)
+}
+
+// Bytes held by segments over time, as the corners of steps; a plan holds its arena throughout.
+function reservedOver(view, timeline) {
+  const {load} = timeline, last = load.time.length - 1
+  if (view.reserved && last >= 0)
+    return {time: [load.time[0], load.time[last]], bytes: [view.reserved, view.reserved]}
+  const {size, start, end} = view.segments
+  const changes = Array.from(size, (bytes, k) => [start[k], bytes])
+    .concat(Array.from(size, (bytes, k) => [end[k], -bytes])).sort((a, b) => a[0] - b[0])
+  const time = [], bytes = []
+  let sum = 0
+  for (const [when, change] of changes) {
+    time.push(when, when)
+    bytes.push(sum, sum += change)
+  }
+  return {time, bytes}
+}
+
+// Which buffers a search means: #ROW, a size with or without a comparison, or a part of a name; null for none.
+function matching(timeline, text) {
+  const wanted = text.trim().toLowerCase(), {size, row, operation, frame, ids} = timeline
+  if (!wanted) return null
+  const found = new Uint8Array(size.length)
+  const number = /^#(\d+)$/.exec(wanted)
+  const compared = /^([<>]=?|=)?\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?(b)?$/.exec(wanted)
+  if (number) {
+    for (let i = 0; i < found.length; i++) found[i] = row[i] === Number(number[1])
+  } else if (compared && (compared[1] || compared[3] || compared[4])) {
+    const [, how = "=", digits, unit = ""] = compared
+    const base = unit.endsWith("i") || !compared[4] ? 1024 : 1000
+    const bytes = Number(digits) * base ** (" kmgt".indexOf(unit[0] ?? " "))
+    const holds = {"<": (s) => s < bytes, "<=": (s) => s <= bytes, ">": (s) => s > bytes, ">=": (s) => s >= bytes,
+      "=": (s) => s === bytes}[how]
+    for (let i = 0; i < found.length; i++) found[i] = holds(size[i])
+  } else {
+    const has = (one) => one && one.names.map((name) => name.toLowerCase().includes(wanted))
+    const operations = has(operation), frames = has(frame)
+    for (let i = 0; i < found.length; i++)
+      found[i] = Boolean(operations?.[operation.of[i]] || frames?.[frame.of[i]] ||
+        ids?.[i].toLowerCase().includes(wanted))
+  }
+  return found
+}

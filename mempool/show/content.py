@@ -1,0 +1,154 @@
+"""What a page holds of a scene: all of it up to a size, else the largest pieces and a picture of the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mempool.show.load import load_of
+from mempool.show.pack import Packer, clean
+from mempool.show.rest import rest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from mempool.show.scene import Scene
+    from mempool.show.timeline import Timeline
+    from mempool.show.view import View
+
+#: A page holds so many numbers of pieces, in so many characters, at most; Bokeh's script comes on top.
+MOST_NUMBERS, MOST_CHARACTERS = 8_000_000, 22_000_000
+#: A view has so many segments, a timeline so many names, and as many characters of ids, at most.
+_MOST_SEGMENTS, _MOST_NAMES, _MOST_IDS = 20_000, 20_000, 4_000_000
+
+
+def content_of(scene: Scene, *, frames: bool = False) -> tuple[str, dict[str, int]]:
+    """The packed content of a page, and how many pieces there are and how many of them are drawn one by one.
+
+    Args:
+        scene: what is shown.
+        frames: with source lines, which tell of their author's folders and programs.
+    """
+    most = MOST_NUMBERS // (3 * len(scene.timelines) + len(scene.views))
+    while True:
+        keeps = [_largest(timeline, most) for timeline in scene.timelines]
+        text = _packed(scene, keeps, frames=frames)
+        drawn = max(map(len, keeps))
+        if len(text) <= MOST_CHARACTERS or drawn < 1000:
+            break
+        most = int(0.95 * drawn * MOST_CHARACTERS / len(text))
+    pieces = sum(len(timeline.owner) for timeline in scene.timelines)
+    return text, {"pieces": pieces, "drawn": sum(map(len, keeps))}
+
+
+def _packed(scene: Scene, keeps: Sequence[NDArray[np.int64]], *, frames: bool) -> str:
+    packer = Packer()
+    said: dict[str, Any] = {"title": clean(scene.title), "timelines": [], "views": []}
+    for timeline, keep in zip(scene.timelines, keeps, strict=True):
+        said["timelines"].append(_timeline(packer, timeline, keep, frames=frames))
+    for view in scene.views:
+        said["views"].append(_view(packer, scene.timelines[view.timeline], view, keeps[view.timeline]))
+    return packer.packed(said)
+
+
+def _largest(timeline: Timeline, most: int) -> NDArray[np.int64]:
+    """The pieces with most bytes times time, in their order."""
+    if len(timeline.owner) <= most:
+        return np.arange(len(timeline.owner))
+    area = timeline.size[timeline.owner] * (timeline.end - timeline.start).astype(np.float64)
+    return np.sort(np.argpartition(area, -most)[-most:])
+
+
+def _timeline(packer: Packer, timeline: Timeline, keep: NDArray[np.int64], *, frames: bool) -> dict[str, Any]:
+    rows, owner = np.unique(timeline.owner[keep], return_inverse=True)
+    plain = len(rows) == len(keep) and bool((owner == np.arange(len(keep))).all())
+    streams, stream = np.unique(timeline.stream[rows], return_inverse=True)
+    said: dict[str, Any] = {
+        "title": clean(timeline.title),
+        "pieces": len(timeline.owner),
+        "period": timeline.period,
+        "parts": not plain and _in_parts(timeline),
+        "persistent": timeline.persistent,
+        "start": packer.column(timeline.start[keep], delta=True),
+        "length": packer.column((timeline.end - timeline.start)[keep]),
+        "size": packer.column(timeline.size[rows]),
+        "row": packer.column(rows, delta=True),
+        "owner": None if plain else packer.column(owner),
+        "streams": [str(one) for one in streams[:_MOST_NAMES].tolist()],
+        "stream": packer.column(np.where(stream < _MOST_NAMES, stream, -1)),
+        "operation": _named(packer, timeline.operation[rows], timeline.names),
+        "frame": _named(packer, timeline.frame[rows], timeline.names) if frames else None,
+        "ids": _ids(timeline.ids, rows),
+        "load": _load(packer, timeline),
+        "clock": None,
+    }
+    if timeline.clock is not None:
+        said["clock"] = [
+            packer.column(timeline.clock[0], delta=True),
+            packer.column(timeline.clock[1], delta=True),
+        ]
+    return said
+
+
+def _in_parts(timeline: Timeline) -> bool:
+    """Whether a lifetime is in several pieces, with gaps between them."""
+    instance = np.stack([timeline.owner, timeline.iteration])
+    return bool(np.unique(instance, axis=1).shape[1] < instance.shape[1])
+
+
+def _load(packer: Packer, timeline: Timeline) -> dict[str, Any]:
+    times, loads, peak = load_of(timeline)
+    return {"time": packer.column(times, delta=True), "bytes": packer.column(loads), "peak": peak}
+
+
+def _named(packer: Packer, index: NDArray[np.int64], names: Sequence[str]) -> dict[str, Any]:
+    """Names that occur, the most frequent where they are too many, and each buffer's place among them."""
+    count = np.bincount(index[index >= 0], minlength=len(names))
+    known = np.argsort(-count, kind="stable")[:_MOST_NAMES]
+    known = known[count[known] > 0]
+    place = np.full(len(names) + 1, -1)
+    place[known] = np.arange(len(known))
+    return {"names": [clean(names[k]) for k in known.tolist()], "of": packer.column(place[index])}
+
+
+def _ids(ids: Sequence[str] | None, rows: NDArray[np.int64]) -> list[str] | None:
+    if ids is None:
+        return None
+    kept = [clean(ids[row]) for row in rows.tolist()]
+    return kept if sum(map(len, kept)) <= _MOST_IDS else None
+
+
+def _view(packer: Packer, timeline: Timeline, view: View, keep: NDArray[np.int64]) -> dict[str, Any]:
+    segments = view.segments
+    area = segments.size * (segments.end - segments.start).astype(np.float64)
+    some = np.sort(np.argsort(-area, kind="stable")[:_MOST_SEGMENTS])
+    used = np.searchsorted(view.regions[0], view.address[keep], side="right") - 1
+    regions = view.regions[:, np.unique(np.maximum(used, 0))]
+    return {
+        "title": clean(view.title),
+        "timeline": view.timeline,
+        "address": packer.column(view.address[keep]),
+        "regions": [packer.column(row, delta=True) for row in regions],
+        "top": view.top,
+        "reserved": view.reserved_bytes,
+        "offsets": view.offsets,
+        "segments": {
+            name: packer.column(getattr(segments, name)[some]) for name in ("address", "size", "start", "end")
+        },
+        "rest": _rest(packer, timeline, view, keep),
+    }
+
+
+def _rest(packer: Packer, timeline: Timeline, view: View, keep: NDArray[np.int64]) -> dict[str, Any] | None:
+    if len(keep) == len(timeline.owner):
+        return None
+    picture = rest_of(timeline, view, keep)
+    return {
+        "shape": picture.shape,
+        "from": int(timeline.start[0]),
+        "to": int(timeline.end.max()),
+        "of": packer.column(picture.ravel()),
+    }

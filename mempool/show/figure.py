@@ -1,0 +1,180 @@
+"""The figure in Bokeh: the load above, addresses below, and the script that fills them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mempool.show.content import content_of
+from mempool.show.scene import scene_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mempool.show.scene import Scene
+    from solvers import Plan
+    from traces import Buffers, Trace
+
+ASSETS = Path(__file__).parent / "assets"
+#: In the order in which they build on each other.
+_SCRIPTS = (
+    "unpack.js",
+    "scene.js",
+    "colours.js",
+    "raster.js",
+    "text.js",
+    "tooltip.js",
+    "plots.js",
+    "start.js",
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A scene, drawn: shows itself in a notebook, is written as a page.
+
+    Attributes:
+        scene: what is shown.
+        frames: whether source lines are part of it.
+    """
+
+    scene: Scene
+    frames: bool = False
+
+    def model(self) -> Any:
+        """A new Bokeh layout, for `bokeh.io.show` and what else takes one.
+
+        Raises:
+            ModuleNotFoundError: Bokeh is not installed.
+        """
+        return _layout(content_of(self.scene, frames=self.frames)[0])
+
+    def html(self) -> str:
+        """The page, which needs nothing beside itself.
+
+        Raises:
+            ModuleNotFoundError: Bokeh is not installed.
+        """
+        return self.page()[0]
+
+    def page(self) -> tuple[str, dict[str, int]]:
+        """The page, with how many ``pieces`` there are and how many are ``drawn`` one by one.
+
+        Raises:
+            ModuleNotFoundError: Bokeh is not installed.
+        """
+        from mempool.show.page import page_of
+
+        packed, counts = content_of(self.scene, frames=self.frames)
+        return page_of(self.scene.title, _layout(packed)), counts
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, so that neither its styles nor its keys meet the notebook's."""
+        from mempool.show.page import framed
+
+        return framed(self.html())
+
+
+def figure(
+    what: Trace | Buffers,
+    *,
+    plan: Plan | None = None,
+    allocators: Sequence[str] = (),
+    frames: bool = False,
+    title: str = "mempool",
+) -> Figure:
+    """Load and addresses over time, as a notebook shows them.
+
+    Args:
+        what: a trace, or buffers.
+        plan: for its buffers, with offsets.
+        allocators: as `scene_of` takes them.
+        frames: with source lines in tooltips.
+        title: one line.
+
+    Raises:
+        TraceError, ValueError: as `scene_of`.
+    """
+    return Figure(scene_of(what, plan=plan, allocators=allocators, title=title), frames)
+
+
+def _layout(packed: str) -> Any:
+    from bokeh.layouts import column
+    from bokeh.models import CustomJS, PanTool, RangeTool, WheelZoomTool
+
+    load = _plot("load", 170, "load")
+    addresses = _plot("addresses", 460, "addresses")
+    addresses.add_tools(pan := PanTool(), wheel := WheelZoomTool())
+    addresses.toolbar.active_drag, addresses.toolbar.active_scroll = pan, wheel
+    brush = RangeTool(x_range=addresses.x_range, start_gesture="pan")
+    brush.overlay.update(fill_color="#0072b2", fill_alpha=0.15, line_color="#0072b2")
+    load.add_tools(brush)
+    sources = {**_draw_load(load), **_draw_addresses(addresses)}
+    code = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    arguments = {"packed": packed, "load": load, "addresses": addresses, **sources}
+    start = CustomJS(args=arguments, code=code)
+    addresses.js_on_change("inner_width", start)  # known once it is laid out, and again when it is resized
+    return column(load, addresses, sizing_mode="stretch_width")
+
+
+def _plot(name: str, height: int, label: str) -> Any:
+    from bokeh.models import AdaptiveTicker, CustomJSTickFormatter, Range1d
+    from bokeh.plotting import figure as bokeh_figure
+
+    plot = bokeh_figure(
+        name=name, height=height, sizing_mode="stretch_width", tools="", toolbar_location=None,
+        x_range=Range1d(0, 1), y_range=Range1d(0, 1), y_axis_label=label, lod_threshold=None,
+        min_border_left=90,
+    )  # fmt: skip
+    plot.yaxis.ticker = AdaptiveTicker(base=1024, mantissas=[2**k for k in range(10)], num_minor_ticks=0)
+    plot.yaxis.formatter = CustomJSTickFormatter(code=(ASSETS / "bytes.js").read_text(encoding="utf-8"))
+    plot.xaxis.formatter = CustomJSTickFormatter(code="return tick.toLocaleString('en-US')")
+    return plot
+
+
+def _draw_load(plot: Any) -> dict[str, Any]:
+    from bokeh.models import ColumnDataSource, LabelSet, Span
+
+    curve = ColumnDataSource({"time": [], "bytes": []})
+    reserved = ColumnDataSource({"time": [], "bytes": []})
+    peak = ColumnDataSource({"time": [], "bytes": [], "text": [], "align": [], "beside": []})
+    plot.varea(x="time", y1=0, y2="bytes", source=curve, fill_color="#56b4e9", fill_alpha=0.5)
+    plot.line("time", "bytes", source=curve, line_color="#0072b2")
+    plot.line("time", "bytes", source=reserved, line_color="#d55e00", line_dash="dashed", line_width=1.5)
+    plot.scatter("time", "bytes", source=peak, marker="inverted_triangle", size=11, color="#d55e00")
+    label = LabelSet(
+        x="time", y="bytes", text="text", source=peak, text_align="align", x_offset="beside", y_offset=-7,
+        text_font_size="12px",
+    )  # fmt: skip
+    moment = Span(dimension="height", line_color="#d55e00", line_dash="dotted", location=0)
+    plot.add_layout(label)
+    plot.add_layout(moment)
+    return {"curve": curve, "reserved": reserved, "peak": peak, "peak_label": label, "moment": moment}
+
+
+def _draw_addresses(plot: Any) -> dict[str, Any]:
+    from bokeh.models import ColumnDataSource, Span
+
+    empty: dict[str, list[int]] = {"left": [], "right": [], "bottom": [], "top": []}
+    segments = ColumnDataSource(dict(empty))
+    picture = ColumnDataSource(
+        {"image": [np.zeros((1, 1), np.uint32)], "x": [0], "y": [0], "dw": [0], "dh": [0]}
+    )
+    large = ColumnDataSource({**empty, "colour": [], "row": []})
+    chosen = ColumnDataSource(dict(empty))
+    plot.quad(source=segments, fill_color="#888888", fill_alpha=0.16, line_color="#888888", line_alpha=0.7)
+    plot.image_rgba(source=picture)
+    plot.quad(source=large, fill_color="colour", line_color="#000000", line_alpha=0.45, line_width=0.6)
+    plot.quad(source=chosen, fill_alpha=0, line_color="#d55e00", line_width=3)
+    moment = Span(dimension="height", line_color="#d55e00", line_dash="dotted", location=0)
+    plot.add_layout(moment)
+    return {
+        "segments": segments,
+        "picture": picture,
+        "large": large,
+        "chosen": chosen,
+        "moment_below": moment,
+    }

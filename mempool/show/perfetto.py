@@ -1,0 +1,116 @@
+"""A file for Perfetto (ui.perfetto.dev): load and reserved bytes as counters, buffers as slices.
+
+In the JSON format of Chrome, "Trace Event Format", which Perfetto's documentation lists among those it reads.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mempool.show.load import load_of
+from mempool.show.pack import clean
+from traces.files import atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from _typeshed import StrPath
+    from numpy.typing import NDArray
+
+    from mempool.show.scene import Scene
+    from mempool.show.timeline import Timeline
+    from mempool.show.view import View
+
+#: Buffers of a timeline that have a slice each, those with most bytes times time; its counters count all.
+_MOST_SLICES = 50_000
+_MOST_POINTS = 20_000
+
+
+def write_perfetto(scene: Scene, path: StrPath, *, frames: bool = False) -> int:
+    """Write a scene's timelines, whole or not at all; gzipped if the name ends in ``.gz``.
+
+    Time is the host's clock where it was recorded, else an event is a microsecond.
+
+    Args:
+        scene: what is shown.
+        path: the file.
+        frames: with source lines.
+
+    Returns:
+        How many buffers have a slice.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    count = 0
+    with atomic(path) as beside, beside.open("wb") as raw:
+        # No time and no name in the header: the same trace makes the same file.
+        squeezed = gzip.GzipFile("", "wb", 6, raw, mtime=0) if str(path).endswith(".gz") else None
+        file = squeezed or raw
+        file.write(b'{"displayTimeUnit":"ns","traceEvents":[\n')
+        between = b""
+        for event in _events(scene, frames=frames):
+            file.write(between + json.dumps(event, separators=(",", ":")).encode("ascii"))
+            between = b",\n"
+            count += event["ph"] == "b"
+        file.write(b"\n]}\n")
+        if squeezed is not None:
+            squeezed.close()
+    return count
+
+
+def _events(scene: Scene, *, frames: bool) -> Iterator[dict[str, Any]]:
+    for process, timeline in enumerate(scene.timelines, 1):
+        title = clean(timeline.title)
+        yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": title}}
+        times, loads, _ = load_of(timeline)
+        yield from _counter(process, "load", _micros(timeline, times), loads)
+        for view in scene.views:
+            if scene.timelines[view.timeline] is timeline and len(view.segments.size):
+                times, held = _reserved(view)
+                yield from _counter(process, f"reserved, {clean(view.title)}", _micros(timeline, times), held)
+        yield from _slices(process, timeline, frames=frames)
+
+
+def _counter(
+    process: int, name: str, micros: NDArray[np.float64], values: NDArray[np.int64]
+) -> Iterator[dict[str, Any]]:
+    for at, value in zip(micros.tolist(), values.tolist(), strict=True):
+        yield {"ph": "C", "pid": process, "name": name, "ts": at, "args": {"bytes": value}}
+
+
+def _reserved(view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    segments = view.segments
+    times = np.concatenate([segments.start, segments.end])
+    order = np.argsort(times, kind="stable")
+    held = np.cumsum(np.concatenate([segments.size, -segments.size])[order])
+    last = np.flatnonzero(np.diff(times[order], append=-1))
+    last = last[:: len(last) // _MOST_POINTS + 1]
+    return times[order][last], held[last]
+
+
+def _slices(process: int, timeline: Timeline, *, frames: bool) -> Iterator[dict[str, Any]]:
+    area = timeline.size[timeline.owner] * (timeline.end - timeline.start).astype(np.float64)
+    some = np.sort(np.argsort(-area, kind="stable")[:_MOST_SLICES])
+    begin, end = (_micros(timeline, column[some]).tolist() for column in (timeline.start, timeline.end))
+    for piece, row, first, last in zip(some.tolist(), timeline.owner[some].tolist(), begin, end, strict=True):
+        said = {"buffer": row, "size_bytes": int(timeline.size[row]), "stream": int(timeline.stream[row])}
+        operation, frame = int(timeline.operation[row]), int(timeline.frame[row])
+        if frames and frame >= 0:
+            said["frame"] = clean(timeline.names[frame])
+        name = clean(timeline.names[operation]) if operation >= 0 else f"buffer {row}"
+        same = {"pid": process, "tid": 0, "cat": "buffer", "id": piece, "name": name}
+        yield {"ph": "b", "ts": first, "args": said, **same}
+        yield {"ph": "e", "ts": last, **same}
+
+
+def _micros(timeline: Timeline, times: NDArray[np.int64]) -> NDArray[np.float64]:
+    if timeline.clock is None:
+        return times.astype(np.float64)
+    at, ns = timeline.clock
+    micros: NDArray[np.float64] = np.interp(times.astype(np.float64), at, ns - ns[0]) / 1e3
+    return micros

@@ -1,0 +1,141 @@
+"""All that one page shows: timelines of devices or of an iteration, and views of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mempool.show.recorded import recorded_segments
+from mempool.show.timeline import Timeline, timeline_of
+from mempool.show.view import View, plan_view, recorded_view, segments_of
+from traces.buffers import Buffers, buffers_of
+from traces.trace import Kind, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from solvers import Plan
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is shown; views say which timeline they are of.
+
+    Attributes:
+        title: one line.
+        timelines: at least one.
+        views: at least one of each timeline.
+    """
+
+    title: str
+    timelines: tuple[Timeline, ...]
+    views: tuple[View, ...]
+
+
+def scene_of(
+    what: Trace | Buffers,
+    *,
+    plan: Plan | None = None,
+    planned: Buffers | None = None,
+    allocators: Sequence[str] = (),
+    title: str = "mempool",
+) -> Scene:
+    """A scene of a trace, or of buffers, with the views that there are.
+
+    A trace has a timeline for each of its devices, with a view of the recorded addresses and one for each of
+    ``allocators``. Where nothing else gives addresses, a plan is made by a greedy order.
+
+    Args:
+        what: a trace, or buffers.
+        plan: with offsets, or None.
+        planned: the buffers that it places row by row; those of ``what`` if not given.
+        allocators: names among `solvers.simulators.ALLOCATORS`, with settings as ``mempool compare`` takes
+            them: "pytorch:max_split_size_mb=128"; they need a trace.
+        title: one line.
+
+    Raises:
+        TraceError: the trace contradicts itself.
+        ValueError: a plan for other buffers or without offsets, no such allocator, allocators without a
+            trace, or so many bytes that their sum does not fit 64 bits.
+    """
+    if allocators and not isinstance(what, Trace):
+        raise ValueError("allocators are simulated on traces; these are buffers")
+    timelines: list[Timeline] = []
+    views: list[View] = []
+    bare: list[Buffers] = []  # of timelines that may have no view
+    for device, part in _by_device(what) if isinstance(what, Trace) else ():
+        buffers = buffers_of(part)
+        timelines.append(timeline_of(buffers, device, trace=part))
+        views += _views_of(part, timelines[-1], len(timelines) - 1, allocators)
+        bare.append(buffers)
+    if plan is not None:
+        placed = planned or (what if isinstance(what, Buffers) else buffers_of(what))
+        _add_plan(timelines, views, bare, plan, placed)
+    elif isinstance(what, Buffers):
+        timelines.append(timeline_of(what, _called(what)))
+        bare.append(what)
+    for at, buffers in enumerate(bare):
+        if all(view.timeline != at for view in views):
+            timelines[at], view = _planned(buffers, timelines[at], at)
+            views.append(view)
+    return Scene(title, tuple(timelines), tuple(views))
+
+
+def _by_device(trace: Trace) -> list[tuple[str, Trace]]:
+    devices = trace.devices
+    if len(devices) <= 1:
+        return [("trace", trace if (trace.device == trace.device[:1]).all() else trace.on_device(devices[0]))]
+    return [(f"device {index}", trace.on_device(index)) for index in devices]
+
+
+def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[str]) -> list[View]:
+    """The recorded addresses, if there are any, and the simulated ones."""
+    from mempool.analysis.choices import parse_choice
+    from solvers.simulators import simulate
+
+    born = trace.kind == Kind.ALLOC
+    views = []
+    if (trace.address[born] >= 0).any():
+        views.append(recorded_view("recorded", at, timeline, trace.address[born], recorded_segments(trace)))
+    for name in allocators:
+        choice = parse_choice(name)
+        done = simulate(trace, choice.allocator, **choice.settings)
+        segments = segments_of(done.segments, end=len(trace))
+        views.append(recorded_view(name, at, timeline, done.address[born], segments))
+    return views
+
+
+def _add_plan(
+    timelines: list[Timeline], views: list[View], bare: list[Buffers], plan: Plan, placed: Buffers
+) -> None:
+    """A view of a plan, on the trace's own timeline where it is for all of its buffers."""
+    if plan.offset is None or len(plan.offset) != len(placed):
+        raise ValueError("a plan for other buffers, or without offsets")
+    at = next((k for k, one in enumerate(bare) if _same(one, placed)), None)
+    if at is None:
+        at = len(timelines)
+        timelines.append(timeline_of(placed, _called(placed), columns=plan.columns))
+    views.append(plan_view("plan", at, timelines[at], plan))
+
+
+def _same(one: Buffers, other: Buffers) -> bool:
+    names = ("start", "end", "size")
+    return one.period == other.period and all(
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in names
+    )
+
+
+def _planned(buffers: Buffers, timeline: Timeline, at: int) -> tuple[Timeline, View]:
+    """A view of a plan made here; on a circle the timeline is as long as its addresses need to repeat."""
+    from solvers import solve
+
+    plan = solve(buffers, solver="greedy")
+    if buffers.period is not None:
+        timeline = timeline_of(buffers, timeline.title, columns=plan.columns)
+    return timeline, plan_view("planned, greedy", at, timeline, plan)
+
+
+def _called(buffers: Buffers) -> str:
+    return "buffers" if buffers.period is None else "iteration"

@@ -1,0 +1,122 @@
+"""What is drawn over time, before anything has an address: buffers, and the pieces of their lifetimes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traces.trace import Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from traces.buffers import Buffers
+    from traces.trace import Trace
+
+#: Pieces of a periodic plan that are drawn at most, as iterations go: one more than addresses repeat after.
+_MOST_UNROLLED = 400_000
+#: Points of the recording's clock that are kept; between them it is taken to run evenly.
+_KNOTS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """n buffers and r pieces of lifetimes on one axis of time, pieces in order of their start.
+
+    Attributes:
+        title: which device, or that it is one iteration.
+        owner: int64[r], row of the buffer.
+        iteration: int64[r], the iteration that allocated it; 0 on a line.
+        start: int64[r], logical time.
+        end: int64[r], exclusive.
+        size: int64[n], bytes.
+        stream: int64[n].
+        operation: int64[n], index into ``names``, -1 where unknown.
+        frame: int64[n], likewise.
+        names: the strings.
+        ids: what the buffers are called, or None.
+        persistent: how many buffers are alive across iterations, and are not drawn, and their bytes.
+        clock: int64[2, k], logical times and the host's clock then in ns; k is 0 where there was none.
+        period: events of one iteration, or None.
+    """
+
+    title: str
+    owner: NDArray[np.int64]
+    iteration: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    size: NDArray[np.int64]
+    stream: NDArray[np.int64]
+    operation: NDArray[np.int64]
+    frame: NDArray[np.int64]
+    names: tuple[str, ...] = ()
+    ids: tuple[str, ...] | None = None
+    persistent: tuple[int, int] = (0, 0)
+    clock: NDArray[np.int64] | None = None
+    period: int | None = None
+
+
+def timeline_of(buffers: Buffers, title: str, *, trace: Trace | None = None, columns: int = 1) -> Timeline:
+    """The pieces of buffers; what of them takes no memory, or is persistent, has none.
+
+    On a circle several iterations are drawn, in the steady state: one more than the ``columns`` iterations
+    after which a plan's addresses repeat, as far as that is not too much to draw.
+
+    Args:
+        buffers: n of them.
+        title: as in `Timeline`.
+        trace: what they are the buffers of, row by row in order of its allocs, for operations and the clock.
+        columns: of the plan, on a circle.
+
+    Raises:
+        ValueError: so many bytes that their sum does not fit 64 bits.
+    """
+    owner, iteration, start, end = _pieces(buffers, columns)
+    order = np.argsort(start, kind="stable")
+    unknown = np.full(len(buffers), -1)
+    operation = frame = unknown
+    if trace is not None:
+        born = np.flatnonzero(trace.kind == Kind.ALLOC)
+        operation, frame = trace.operation[born].astype(np.int64), trace.frame[born].astype(np.int64)
+    return Timeline(
+        title,
+        owner[order],
+        iteration[order],
+        start[order],
+        end[order],
+        buffers.size,
+        buffers.stream,
+        operation,
+        frame,
+        () if trace is None else trace.names,
+        buffers.ids,
+        (int(buffers.persistent.sum()), int(buffers.size[buffers.persistent].sum())),
+        None if trace is None else _clock(trace),
+        buffers.period,
+    )
+
+
+def _pieces(buffers: Buffers, columns: int) -> tuple[NDArray[np.int64], ...]:
+    from solvers.pieces import pieces_of
+
+    pieces = pieces_of(buffers)
+    owner, start, end, period = pieces.owner, pieces.start, pieces.end, buffers.period
+    if period is None:
+        return owner, np.zeros(len(owner), np.int64), start, end
+    count = max(min(columns + 1, _MOST_UNROLLED // max(len(owner), 1)), 1)
+    first = -buffers.max_instances
+    turn = np.repeat(np.arange(first, count), len(owner))
+    owner, start, end = (np.tile(column, count - first) for column in (owner, start, end))
+    start, end = np.maximum(start + turn * period, 0), np.minimum(end + turn * period, count * period)
+    seen = start < end
+    return owner[seen], turn[seen], start[seen], end[seen]
+
+
+def _clock(trace: Trace) -> NDArray[np.int64] | None:
+    """The clock at some events, as it ran at most: hosts' clocks of several threads need not increase."""
+    if len(trace) == 0 or trace.time_ns[0] == trace.time_ns[-1]:
+        return None
+    rows = np.unique(np.linspace(0, len(trace) - 1, _KNOTS).astype(np.int64))
+    return np.stack([rows, np.maximum.accumulate(trace.time_ns[rows])])

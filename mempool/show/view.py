@@ -1,0 +1,150 @@
+"""Where the pieces of a timeline lie: recorded, simulated or planned addresses, unused ones left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from mempool.show.timeline import Timeline
+    from solvers import Plan
+
+#: An unused range of addresses is left out if it is larger than this share of those that are used.
+_UNUSED = 1 / 64
+_MOST_BYTES = 2**62
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Memory held from the device: k ranges of addresses, each for a time.
+
+    Attributes:
+        address: int64[k].
+        size: int64[k], bytes.
+        start: int64[k], logical time.
+        end: int64[k], exclusive.
+    """
+
+    address: NDArray[np.int64]
+    size: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Addresses for the pieces of a timeline.
+
+    Attributes:
+        title: who gave the addresses.
+        timeline: index of the timeline among those of the scene.
+        address: int64[r], where each piece is drawn; -1 where it has no address.
+        regions: int64[2, g], where each range of addresses is drawn from, and its first real address.
+        top: where the last one ends, in drawn bytes.
+        reserved_bytes: of a plan, its arena; 0 where segments say it.
+        segments: with drawn addresses.
+        offsets: whether addresses are offsets into an arena.
+    """
+
+    title: str
+    timeline: int
+    address: NDArray[np.int64]
+    regions: NDArray[np.int64]
+    top: int
+    reserved_bytes: int
+    segments: Segments
+    offsets: bool
+
+
+_NONE = np.zeros(0, np.int64)
+NO_SEGMENTS = Segments(_NONE, _NONE, _NONE, _NONE)
+
+
+def recorded_view(
+    title: str, at: int, timeline: Timeline, address: NDArray[np.int64], segments: Segments = NO_SEGMENTS
+) -> View:
+    """A view of real addresses, or of a simulated allocator's.
+
+    Args:
+        title: as in `View`.
+        at: index of the timeline.
+        timeline: the timeline.
+        address: int64[n], of each buffer; -1 where it has none.
+        segments: with real addresses.
+
+    Raises:
+        ValueError: addresses or segments over more than 2**62 bytes.
+    """
+    if segments.size.sum(dtype=np.float64) > _MOST_BYTES:
+        raise ValueError("segments of more than 2**62 bytes")
+    low = address[timeline.owner]
+    size = timeline.size[timeline.owner]
+    has = low >= 0
+    every = np.concatenate([low[has], segments.address])
+    regions, top = _regions(every, np.concatenate([size[has], segments.size]))
+    drawn = Segments(_drawn(segments.address, regions), segments.size, segments.start, segments.end)
+    return View(title, at, np.where(has, _drawn(low, regions), -1), regions, top, 0, drawn, offsets=False)
+
+
+def plan_view(title: str, at: int, timeline: Timeline, plan: Plan) -> View:
+    """A view of a plan's offsets, several arenas one above the other.
+
+    Args:
+        title: as in `View`.
+        at: index of the timeline.
+        timeline: of the buffers that the plan places, row by row.
+        plan: with offsets.
+    """
+    assert plan.offset is not None
+    offset = plan.offset[timeline.owner, timeline.iteration % plan.columns]
+    if not plan.arenas:
+        whole = np.zeros((2, 1), np.int64)
+        return View(title, at, offset, whole, plan.arena_bytes, plan.arena_bytes, NO_SEGMENTS, offsets=True)
+    from solvers.plan import stride_of
+
+    stride = stride_of(plan.arenas)
+    ends = np.cumsum(plan.arenas)
+    regions = np.stack([np.append(0, ends[:-1]), np.arange(len(plan.arenas)) * stride])
+    drawn = np.where(offset >= 0, _drawn(offset, regions), -1)
+    top = int(ends[-1])
+    return View(title, at, drawn, regions, top, plan.arena_bytes, NO_SEGMENTS, offsets=True)
+
+
+def segments_of(columns: Any, *, end: int) -> Segments:
+    """The segments of a simulation; ``end`` is the end of time."""
+    return Segments(columns.address, columns.size, columns.start, np.minimum(columns.end, end))
+
+
+def _regions(low: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """The ranges that are used at any time, int64[2, g] as in `View`, and the bytes that all take.
+
+    Addresses and sizes are up to 2**63 and 2**62: their sums fit 64 bits without a sign.
+    """
+    if len(low) == 0:
+        return np.zeros((2, 1), np.int64), 0
+    order = np.argsort(low, kind="stable")
+    begin = low[order].astype(np.uint64)
+    reach = np.maximum.accumulate(begin + size[order].astype(np.uint64))
+    gap = np.zeros(len(low), np.uint64)
+    gap[1:] = np.where(begin[1:] > reach[:-1], begin[1:] - reach[:-1], 0)
+    used = int(reach[-1]) - int(begin[0]) - sum(gap.tolist())
+    opens = gap > used * _UNUSED
+    opens[0] = True
+    first = np.flatnonzero(opens)
+    real = begin[first]
+    length = np.append(reach[first[1:] - 1], reach[-1]) - real
+    drawn = np.append(np.uint64(0), np.cumsum(length))
+    if drawn[-1] > _MOST_BYTES:
+        raise ValueError("addresses reach over more than 2**62 bytes")
+    return np.stack([drawn[:-1], real]).astype(np.int64), int(drawn[-1])
+
+
+def _drawn(address: ArrayLike, regions: NDArray[np.int64]) -> NDArray[np.int64]:
+    address = np.asarray(address)
+    at = np.maximum(np.searchsorted(regions[1], address, side="right") - 1, 0)
+    drawn: NDArray[np.int64] = address - regions[1][at] + regions[0][at]
+    return drawn

@@ -1,0 +1,134 @@
+"""The packed content: what is put in comes out, bounded, and no text of a trace is outside of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shown import Packed, four_buffers
+
+from mempool.show import content, scene_of
+from mempool.show.pack import Packer, clean
+from mempool.show.rest import rest_of
+from traces import Buffers, Trace
+
+if TYPE_CHECKING:
+    from mempool.show import Scene
+
+NUMBERS = st.lists(st.integers(-1, 2**62), max_size=30)
+
+
+@given(NUMBERS, NUMBERS)
+def test_columns_come_back(plain: list[int], ascending: list[int]) -> None:
+    """Whatever their widths and lengths, as themselves and as differences."""
+    ascending.sort()
+    packer = Packer()
+    said = [packer.column(plain), packer.column(ascending, delta=True)]
+    back = Packed(packer.packed({"columns": said}))
+    assert [back.column(one).tolist() for one in back.said["columns"]] == [plain, ascending]
+
+
+def test_everything_of_a_small_trace_is_in_its_page() -> None:
+    text, counts = content.content_of(scene_of(four_buffers(), title="t"))
+    back = Packed(text)
+    (timeline,), (view,) = back.said["timelines"], back.said["views"]
+    assert counts == {"pieces": 4, "drawn": 4}
+    assert back.column(timeline["start"]).tolist() == [0, 1, 3, 4]
+    assert back.column(timeline["length"]).tolist() == [2, 4, 3, 3]
+    assert back.column(timeline["size"]).tolist() == [1024 * k for k in (100, 200, 400, 100)]
+    assert back.column(view["address"]).tolist() == [0, 100 * 1024, 300 * 1024, 0]
+    names = timeline["operation"]["names"]
+    assert [names[k] for k in back.column(timeline["operation"]["of"])] == ["one", "two", "three", "four"]
+    assert timeline["load"]["peak"] == [4, 700 * 1024]
+
+
+def test_source_lines_are_there_only_when_asked_for() -> None:
+    """Neither as a tooltip's text nor among names that nothing uses."""
+    scene = scene_of(four_buffers())
+    assert "one.py" not in str(Packed(content.content_of(scene)[0]).said)
+    frame = Packed(content.content_of(scene, frames=True)[0]).said["timelines"][0]["frame"]
+    assert sorted(frame["names"]) == ["four.py:4", "one.py:1", "three.py:3", "two.py:2"]
+
+
+def many(count: int) -> Scene:
+    rng = np.random.default_rng(1)
+    start = np.sort(rng.integers(0, 10**6, count))
+    buffers = Buffers.of(start, start + rng.integers(1, 100, count), rng.integers(1, 10**6, count))
+    return scene_of(buffers)
+
+
+def test_beyond_a_size_the_largest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with most bytes times time, in their order; the load still counts all."""
+    monkeypatch.setattr(content, "MOST_NUMBERS", 400)
+    scene = many(1000)
+    text, counts = content.content_of(scene)
+    assert counts == {"pieces": 1000, "drawn": 100}
+    back = Packed(text)
+    (timeline,), (view,) = back.said["timelines"], back.said["views"]
+    area = back.column(timeline["size"]) * back.column(timeline["length"])
+    whole = scene.timelines[0]
+    areas = whole.size[whole.owner] * (whole.end - whole.start)
+    assert sorted(area.tolist()) == sorted(areas.tolist())[-100:]
+    assert (np.diff(back.column(timeline["start"])) >= 0).all()
+    assert timeline["load"]["peak"][1] == load(whole).max()
+    assert back.column(view["rest"]["of"]).any()
+
+
+def test_a_page_is_never_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little the columns can be squeezed, fewer pieces are kept until they fit."""
+    monkeypatch.setattr(content, "MOST_CHARACTERS", 250_000)
+    text, counts = content.content_of(many(40_000))
+    assert len(text) <= 250_000
+    assert 1000 < counts["drawn"] < 40_000
+
+
+def load(timeline: object) -> np.ndarray:
+    from mempool.show.load import load_of
+
+    return load_of(timeline)[1]  # type: ignore[arg-type]
+
+
+def test_the_picture_of_the_rest_is_as_full_as_the_rest() -> None:
+    """Its sum is that of bytes times time of what is not kept."""
+    rng = np.random.default_rng(2)
+    start = np.append(0, rng.integers(0, 10**6, 1000))
+    size = np.append(10**9, rng.integers(1, 10**6, 1000))
+    scene = scene_of(Buffers.of(start, start + np.append(10**6, rng.integers(1, 3000, 1000)), size))
+    (timeline,), (view,) = scene.timelines, scene.views
+    large = timeline.size[timeline.owner] == 10**9
+    picture = rest_of(timeline, view, np.flatnonzero(large)) / 255
+    area = (timeline.size[timeline.owner] * (timeline.end - timeline.start))[~large].sum()
+    cell = view.top / 256 * (timeline.end.max() - timeline.start.min()) / 1024
+    assert picture.sum() * cell == pytest.approx(area, rel=0.05)  # each cell is rounded up
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("plain", "plain"), ("a\x00b\u202ec\x1b", "a\ufffdb\ufffdc\ufffd")]
+)
+def test_names_are_cleaned(name: str, shown: str) -> None:
+    """Controls and marks that turn the direction of text are not."""
+    assert clean(name) == shown
+
+
+def test_a_huge_name_is_cut() -> None:
+    assert len(clean("x" * 10**7)) == 300
+
+
+def test_many_huge_names_make_no_huge_page() -> None:
+    """A file of a few MB cannot make a page of a hundred."""
+    count = 30_000
+    names = [f"{k}" + "é" * 400 for k in range(count)]
+    trace = Trace.of([0] * count, np.arange(count), 1, operation=np.arange(count), names=names)
+    assert len(content.content_of(scene_of(trace))[0]) < 25_000_000
+
+
+@pytest.mark.parametrize(
+    "buffers", [Buffers.of([], [], []), Buffers.of([0], [1], [0]), Buffers.of([0], [0], [9])]
+)
+def test_nothing_to_draw_is_a_page_too(buffers: Buffers) -> None:
+    text, counts = content.content_of(scene_of(buffers))
+    assert counts == {"pieces": 0, "drawn": 0}
+    assert Packed(text).said["timelines"][0]["load"]["peak"] == [0, 0]

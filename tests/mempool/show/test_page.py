@@ -1,0 +1,352 @@
+"""The page in a browser: what is seen, what the pointer and the keys do, and that it is self-contained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from shown import four_buffers
+
+from mempool.show import figure
+from traces import Buffers, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.browser
+
+KIB = 1024
+
+
+@pytest.fixture
+def page(visit: Callable[..., Any]) -> Any:
+    return visit(figure(four_buffers(), frames=True, title="four").html())
+
+
+def place(page: Any, time: float, address: float) -> tuple[float, float]:
+    """Where a time and an address are on the screen."""
+    x, y = page.evaluate(
+        """([time, address]) => {
+          const plot = mempoolShow.models.addresses, view = Bokeh.index.find_one_by_id(plot.id)
+          const box = view.canvas_view.el.getBoundingClientRect()
+          return [box.left + view.frame.x_scale.compute(time), box.top + view.frame.y_scale.compute(address)]
+        }""",
+        [time, address],
+    )
+    return x, y
+
+
+def window(page: Any) -> dict[str, float]:
+    """The time and the addresses that are in view."""
+    said: dict[str, float] = page.evaluate(
+        """() => { const {x_range: x, y_range: y} = mempoolShow.models.addresses
+          return {left: x.start, right: x.end, bottom: y.start, top: y.end} }"""
+    )
+    return said
+
+
+def resting(page: Any) -> None:
+    """Wait until what has changed is drawn."""
+    page.evaluate("() => new Promise((done) => setTimeout(done, 200))")
+
+
+def tooltip(page: Any) -> str | None:
+    box = page.locator(".mempool-tooltip")
+    return box.inner_text() if box.is_visible() else None
+
+
+def visible(page: Any) -> list[int]:
+    rows: list[int] = page.evaluate("mempoolShow.visible()")
+    return rows
+
+
+def test_everything_is_there(page: Any) -> None:
+    """Rectangles, peak, composition and facts are those of the trace."""
+    assert visible(page) == [0, 1, 2, 3]
+    rectangles = page.evaluate("mempoolShow.models.large.data")
+    drawn = sorted(zip(*(rectangles[k] for k in ("row", "left", "right", "bottom", "top")), strict=True))
+    assert drawn == [
+        (0, 0, 2, 0, 100 * KIB),
+        (1, 1, 5, 100 * KIB, 300 * KIB),
+        (2, 3, 6, 300 * KIB, 700 * KIB),
+        (3, 4, 7, 0, 100 * KIB),
+    ]
+    assert page.evaluate("mempoolShow.models.peak.data.time[0]") == 4
+    assert page.evaluate("mempoolShow.models.peak.data.text[0]") == "peak 700.00 KiB"
+    assert page.title() == page.locator("h1").inner_text() == "four"
+    assert "4 lifetimes · peak load 700.00 KiB" in page.locator("#facts").inner_text()
+    rows = page.locator("#composition tbody tr").all_inner_texts()
+    assert [row.split("\t")[0] for row in rows] == ["three", "two", "four"]
+    assert rows[0].split("\t")[1:3] == ["1", "400.00 KiB"]
+
+
+def test_the_tooltip_tells_of_the_rectangle_under_the_pointer(page: Any) -> None:
+    page.mouse.move(*place(page, 4.5, 500 * KIB))
+    said = tooltip(page)
+    assert said is not None
+    assert said.splitlines() == [
+        "buffer #2",
+        "size 400.00 KiB (409,600 B)",
+        "lifetime 3 to 6, 3 events, about 3.00 ms",
+        "operation three",
+        "frame three.py:3",
+        "stream 0",
+        "address 0x1000004b000",
+    ]
+    page.mouse.move(*place(page, 0.5, 600 * KIB))
+    assert tooltip(page) is None
+
+
+def test_the_wheel_zooms_about_the_pointer(page: Any) -> None:
+    """What is under the pointer stays there, and the other rectangles leave the window."""
+    x, y = place(page, 3.5, 500 * KIB)
+    page.mouse.move(x, y)
+    for _ in range(4):
+        page.mouse.wheel(0, -240)
+    resting(page)
+    now = window(page)
+    assert 3 < now["left"] < 3.5 < now["right"] < 4
+    assert place(page, 3.5, 500 * KIB) == pytest.approx((x, y), abs=8)  # the pointer's is a whole pixel
+    assert visible(page) == [2]
+
+
+def test_dragging_moves(page: Any) -> None:
+    before = window(page)
+    x, y = place(page, 3.5, 500 * KIB)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 50, y, steps=5)
+    page.mouse.move(x + 200, y, steps=5)
+    page.mouse.up()
+    resting(page)
+    now = window(page)
+    assert now["right"] - now["left"] == pytest.approx(before["right"] - before["left"])
+    assert now["left"] < before["left"] - 0.5
+
+
+def test_a_range_of_the_load_becomes_the_window(page: Any) -> None:
+    """The brush: what is selected above is what is seen below."""
+    page.evaluate("mempoolShow.models.addresses.x_range.setv({start: 6, end: 7})")
+    box = page.evaluate(
+        """() => { const view = Bokeh.index.find_one_by_id(mempoolShow.models.load.id)
+          const box = view.canvas_view.el.getBoundingClientRect()
+          const at = (time) => box.left + view.frame.x_scale.compute(time)
+          return [at(0.2), at(0.8), box.top + 60] }"""
+    )
+    page.mouse.move(box[0], box[2])
+    page.mouse.down()
+    page.mouse.move(box[1], box[2], steps=8)
+    page.mouse.up()
+    resting(page)
+    now = window(page)
+    assert (now["left"], now["right"]) == pytest.approx((0.2, 0.8), abs=0.05)
+    assert visible(page) == [0]
+
+
+SEARCHES = {
+    "THREE": [2],
+    "#1": [1],
+    "four.py": [3],
+    "=100k": [0, 3],
+    ">=200 KiB": [1, 2],
+    "< 0.1MiB": [0, 3],
+    "no such thing": [],
+}
+
+
+def test_a_search_finds_operations_frames_rows_and_sizes(page: Any) -> None:
+    """What is found keeps its colour, the others lose theirs, and their number and bytes are told."""
+    for wanted, rows in SEARCHES.items():
+        page.fill("#search", wanted)
+        found = page.evaluate("Array.from(mempoolShow.matches).flatMap((yes, row) => yes ? [row] : [])")
+        assert found == rows
+        assert page.locator("#found").inner_text().startswith(f"{len(rows)} buffers of ")
+        dim = page.evaluate("mempoolShow.palette.css.at(-1)")
+        large = page.evaluate("mempoolShow.models.large.data")
+        bright = {row for row, colour in zip(large["row"], large["colour"], strict=True) if colour != dim}
+        assert bright == set(rows)
+
+
+def test_enter_goes_through_what_was_found(page: Any) -> None:
+    """Each is chosen in turn, shown whole, and described."""
+    page.fill("#search", "=100k")
+    for row, called in ((0, "one"), (3, "four")):
+        page.press("#search", "Enter")
+        resting(page)
+        assert f"#{row}" in page.locator("#chosen").inner_text()
+        assert called in page.locator("#chosen").inner_text()
+        assert row in visible(page)
+
+
+def test_the_theme_follows_the_system_and_the_button(visit: Callable[..., Any]) -> None:
+    page = visit(figure(four_buffers()).html(), color_scheme="dark")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(paper) == "rgb(21, 24, 27)"
+    assert page.evaluate("mempoolShow.models.addresses.background_fill_color") == "#15181b"
+    page.click("#theme")
+    assert page.evaluate(paper) == "rgb(255, 255, 255)"
+    page.emulate_media(color_scheme="light")
+    page.wait_for_function("!document.documentElement.classList.contains('dark')")
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function("document.documentElement.classList.contains('dark')")
+    assert page.locator("#theme").get_attribute("aria-pressed") == "true"
+
+
+def test_everything_is_reached_by_keys(page: Any) -> None:
+    """Tab visits every control, each shows that it has the focus, and the figure moves and zooms."""
+    controls = ["view", "by", "search", "previous", "next", "in", "out", "whole", "peak", "theme", "figure"]
+    seen = []
+    for _ in controls:
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.id"))
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    assert seen == controls
+    page.focus("#figure")
+    before = window(page)
+    page.keyboard.press("+")
+    assert window(page)["right"] - window(page)["left"] < before["right"] - before["left"]
+    page.keyboard.press("0")
+    assert window(page) == pytest.approx(before)
+    page.keyboard.press("ArrowRight")
+    assert window(page)["left"] > before["left"]
+    page.keyboard.press("n")
+    assert "#0" in page.locator("#chosen").inner_text()
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "search"
+
+
+def test_every_control_has_a_name(page: Any) -> None:
+    """Screen readers say what each is."""
+    unnamed = page.evaluate(
+        """[...document.querySelectorAll("select, input, button, [tabindex]")].filter((one) =>
+          !(one.labels?.length || one.getAttribute("aria-label") || one.getAttribute("aria-labelledby") ||
+            one.textContent.trim())).length"""
+    )
+    assert unnamed == 0
+
+
+def test_a_moment_s_composition_is_told(page: Any) -> None:
+    """A click in the figure asks what is alive then."""
+    page.mouse.click(*place(page, 1.5, 200 * KIB))
+    assert page.locator("#alive").inner_text() == "Alive at 1: 300.00 KiB"
+    assert "#1" in page.locator("#chosen").inner_text()
+    page.click("#peak")
+    assert "Alive at the peak" in page.locator("#alive").inner_text()
+
+
+def test_another_view_is_chosen(visit: Callable[..., Any]) -> None:
+    """Devices and plans are in one list; the window becomes that of the chosen one."""
+    page = visit(figure(four_buffers(device=[0, 1, 0, 0, 1, 1, 0, 1])).html())
+    assert page.locator("#view option").all_inner_texts() == ["recorded", "recorded"]
+    assert visible(page) == [0, 1]
+    page.select_option("#view", "1")
+    assert "300.00 KiB" in page.locator("#facts").inner_text()
+
+
+HOSTILE = (
+    "</title></script><script>alert(1)</script>",
+    "<img src=x onerror=alert(2)>",
+    "'\"`]]>--><!--",
+    "\U0001f600 \u202e\x00\x1b[31m\u2028",
+    "\ud800",
+    "x" * 100_000,
+    "https://example.com/a.png",
+)
+
+
+def test_names_of_a_trace_are_text(visit: Callable[..., Any]) -> None:
+    """Nothing in operations, frames, metadata or the file's name is markup, code or a request."""
+    count = len(HOSTILE)
+    trace = Trace.of(
+        [0] * count, np.arange(count), 1000, operation=np.arange(count), frame=np.arange(count),
+        names=HOSTILE, metadata={"</script>": "<script>alert(3)</script>"},
+    )  # fmt: skip
+    for title in HOSTILE[:3]:
+        page = visit(figure(trace, frames=True, title=title).html())
+        assert page.title() == page.locator("h1").inner_text() == title
+    page.click("#peak")
+    assert HOSTILE[1] in page.locator("#composition").inner_text()
+    page.select_option("#by", "operation")
+    page.fill("#search", "</script>")
+    assert page.locator("#found").inner_text().startswith("1 buffers")
+    page.press("#search", "Enter")
+    shown = page.locator("#chosen").inner_text()
+    assert HOSTILE[0] in shown
+    assert page.locator("script").count() == visit(figure(four_buffers()).html()).locator("script").count()
+    assert page.locator("img").count() == 0
+
+
+ASKING = {
+    "fetch('https://a.b').catch(() => 0)": "connect-src",
+    "document.body.append(Object.assign(document.createElement('iframe'), {src: '//a.b'}))": "frame-src",
+    "document.forms[0].action = 'https://a.b'; document.forms[0].submit()": "form-action",
+}
+
+
+def test_the_page_cannot_ask_the_network(page: Any, complaints: list[str]) -> None:
+    """Not even if something got into it: its policy refuses, and nothing is sent."""
+    for code, directive in ASKING.items():
+        refused = page.evaluate(
+            """(code) => new Promise((done) => {
+              document.addEventListener("securitypolicyviolation", (event) => done(event.effectiveDirective))
+              new Function(code)()
+              setTimeout(() => done("nobody"), 3000)
+            })""",
+            code,
+        )
+        assert refused == directive
+    complaints.clear()
+
+
+def test_a_part_of_a_lifetime_is_called_so(visit: Callable[..., Any]) -> None:
+    """Of a buffer with a gap, each rectangle is one part."""
+    page = visit(figure(Buffers.of([0], [10], [1000], gaps=[(0, 4, 6)])).html())
+    page.mouse.move(*place(page, 2, 500))
+    assert "part of its lifetime 0 to 4, 4 events" in (tooltip(page) or "")
+    page.mouse.move(*place(page, 5, 500))
+    assert tooltip(page) is None
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        Trace.of([], []),
+        Trace.of([0], [0], [5]),
+        Trace.of([0, 1], [0, 0], 0),
+        Buffers.of([3], [2**60], [2**60]),
+    ],
+)
+def test_the_smallest_and_the_largest(visit: Callable[..., Any], what: Trace | Buffers) -> None:
+    """No events, one buffer, sizes of zero, the largest numbers: a page, without complaints."""
+    page = visit(figure(what).html())
+    page.mouse.move(640, 500)
+    page.click("#whole")
+    page.click("#peak")
+    resting(page)
+
+
+def test_a_notebook_shows_the_page_in_a_frame(visit: Callable[..., Any]) -> None:
+    """Its text does not end the frame, and nothing of it reaches the notebook."""
+    shown = figure(four_buffers(), title='a"><script>alert(1)</script>')._repr_html_()
+    ready = "document.readyState === 'complete'"
+    page = visit(f"<!doctype html><title>notebook</title>{shown}", ready=ready)
+    frame = page.frame_locator("iframe")
+    assert frame.locator("h1").inner_text(timeout=10_000) == 'a"><script>alert(1)</script>'
+    assert page.locator("script").count() == 0
+
+
+def test_bokeh_itself_shows_the_figure(visit: Callable[..., Any]) -> None:
+    """Without the page around it: rectangles and tooltips work, as under `output_notebook`."""
+    from bokeh.embed import file_html
+    from bokeh.resources import INLINE
+
+    html = file_html(figure(four_buffers()).model(), INLINE, "by itself")
+    html = html.replace(
+        "<head>",
+        "<head><script>addEventListener('mempool-show', (e) => { mempoolShow = e.detail }, true)</script>",
+    )
+    page = visit(html)
+    assert visible(page) == [0, 1, 2, 3]
+    page.mouse.move(*place(page, 4.5, 500 * KIB))
+    assert "operation three" in (tooltip(page) or "")

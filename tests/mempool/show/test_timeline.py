@@ -1,0 +1,84 @@
+"""Timelines: which pieces of lifetimes are drawn, and the load that they add up to."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from shown import four_buffers
+
+from mempool.show.load import load_of
+from mempool.show.timeline import timeline_of
+from solvers import load_curve, peak_load
+from traces import Buffers, buffers_of
+from traces.workload import buffers as workload
+
+LINES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 99)), max_size=20)
+
+
+@given(LINES)
+def test_the_load_is_that_of_the_solvers(rows: list[tuple[int, int, int]]) -> None:
+    """At every time the thinned curve, which is not thinned here, says what the solvers' curve says."""
+    start = np.array([row[0] for row in rows], np.int64)
+    buffers = Buffers.of(start, start + [row[1] for row in rows], [row[2] for row in rows])
+    times, loads, (when, peak) = load_of(timeline_of(buffers, ""))
+    theirs = load_curve(buffers)
+    for time in range(62):
+        assert _at(times, loads, time) == _at(*theirs, time)
+    assert peak == peak_load(buffers)
+    assert _at(times, loads, when) == peak
+
+
+def _at(times: np.ndarray, loads: np.ndarray, time: int) -> int:
+    at = int(np.searchsorted(times, time, side="right")) - 1
+    return int(loads[at]) if at >= 0 else 0
+
+
+def test_a_long_curve_keeps_its_peak_and_is_short() -> None:
+    """Of a hundred thousand buffers some thousand points are kept, the highest of all among them."""
+    rng = np.random.default_rng(0)
+    start = np.arange(100_000)
+    buffers = Buffers.of(start, start + rng.integers(1, 500, 100_000), rng.integers(1, 10**6, 100_000))
+    times, loads, (when, peak) = load_of(timeline_of(buffers, ""))
+    assert len(times) < 10_000
+    assert (peak, peak) == (peak_load(buffers), loads.max())
+    assert loads[times == when] == peak
+
+
+def test_a_gap_is_not_drawn() -> None:
+    buffers = Buffers.of([0], [10], [5], gaps=[(0, 3, 6)])
+    timeline = timeline_of(buffers, "")
+    assert (timeline.start.tolist(), timeline.end.tolist()) == ([0, 6], [3, 10])
+    assert timeline.owner.tolist() == [0, 0]
+
+
+def test_a_circle_is_drawn_in_the_steady_state() -> None:
+    """One iteration more than addresses repeat after; what earlier iterations left alive is there at once."""
+    buffers = Buffers.of([1, 5], [4, 14], [10, 20], period=6)
+    timeline = timeline_of(buffers, "", columns=2)
+    drawn = list(zip(timeline.owner.tolist(), timeline.start.tolist(), timeline.end.tolist(), strict=True))
+    of_second = sorted((start, end) for owner, start, end in drawn if owner == 1)
+    assert of_second == [(0, 2), (0, 8), (5, 14), (11, 18), (17, 18)]
+    assert sorted((s, e) for owner, s, e in drawn if owner == 0) == [(1, 4), (7, 10), (13, 16)]
+    assert load_of(timeline)[2][1] == peak_load(buffers)
+
+
+def test_a_large_circle_is_drawn_once() -> None:
+    buffers = workload(300_000)
+    timeline = timeline_of(buffers, "", columns=3)
+    assert timeline.end.max() == buffers.period
+
+
+def test_persistent_buffers_are_told_not_drawn() -> None:
+    buffers = Buffers.of([0, 0], [9, 9], [5, 7], persistent=[True, False])
+    timeline = timeline_of(buffers, "")
+    assert (timeline.persistent, timeline.owner.tolist()) == ((1, 5), [1])
+
+
+def test_the_clock_is_the_trace_s() -> None:
+    trace = four_buffers()
+    clock = timeline_of(buffers_of(trace), "", trace=trace).clock
+    assert clock is not None
+    assert clock.tolist() == [list(range(8)), list(range(0, 8_000_000, 1_000_000))]
+    still = four_buffers(time_ns=0)
+    assert timeline_of(buffers_of(still), "", trace=still).clock is None

@@ -1,0 +1,115 @@
+"""Views: drawn addresses keep order, sizes and neighbours, and lead back to the real ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shown import four_buffers
+
+from mempool.show import scene_of
+from mempool.show.recorded import recorded_segments
+from mempool.show.timeline import timeline_of
+from mempool.show.view import recorded_view
+from solvers import Plan, Status
+from solvers.arenas import arenas_of
+from solvers.plan import stride_of
+from traces import Buffers, Kind, Trace
+
+ROWS = st.lists(
+    st.tuples(st.one_of(st.integers(0, 2**62), st.integers(-1, 10**4)), st.integers(1, 2**40)), max_size=12
+)
+
+
+@given(ROWS)
+def test_a_drawn_address_leads_back_to_the_real_one(rows: list[tuple[int, int]]) -> None:
+    """The region below a drawn address gives the real one, and nothing is drawn above the top."""
+    address = np.array([row[0] for row in rows], np.int64)
+    size = np.array([row[1] for row in rows], np.int64)
+    timeline = timeline_of(Buffers.of(np.zeros(len(rows), np.int64), 1, size), "")
+    view = recorded_view("", 0, timeline, address)
+    drawn, real = view.regions
+    for at, low in zip(view.address.tolist(), address[timeline.owner].tolist(), strict=True):
+        if low < 0:
+            assert at == -1
+            continue
+        region = int(np.searchsorted(drawn, at, side="right")) - 1
+        assert at - int(drawn[region]) + int(real[region]) == low
+    ends = view.address + timeline.size[timeline.owner]
+    assert ends[view.address >= 0].max(initial=0) <= view.top
+
+
+def test_a_large_hole_between_addresses_is_left_out() -> None:
+    """Two buffers a TiB apart are drawn one above the other."""
+    timeline = timeline_of(Buffers.of([0, 0], [1, 1], [100, 50]), "")
+    view = recorded_view("", 0, timeline, np.array([2**41, 2**40]))
+    assert sorted(view.address.tolist()) == [0, 50]
+    assert view.top == 150
+
+
+@pytest.mark.parametrize("sizes", [(2**62, 2**62), (2**61, 2**61 + 1)])
+def test_more_bytes_than_there_are_is_one_error(sizes: tuple[int, int]) -> None:
+    """Sums of what a file says never wrap around: neither of segments nor of where they lie."""
+    trace = Trace.of(
+        [Kind.ALLOC, Kind.RESERVE, Kind.RESERVE], [0, -1, -1], [1, *sizes], address=[0, 2**61, 2**62 + 2**61]
+    )
+    with pytest.raises(ValueError, match=r"more than 2\*\*62"):
+        scene_of(trace)
+
+
+def test_several_arenas_lie_one_above_the_other() -> None:
+    buffers = Buffers.of([0, 0], [1, 1], [60, 40])
+    capacities = (64, 128)
+    arenas_of(capacities)
+    offset = np.array([[0], [stride_of(capacities) + 8]])
+    plan = Plan(offset, 108, 100, Status.FEASIBLE, "", 0, 0.0, "", arenas=capacities)
+    (view,) = scene_of(buffers, plan=plan).views
+    assert (view.address.tolist(), view.top) == ([0, 72], 192)
+
+
+def test_each_iteration_uses_its_own_column() -> None:
+    """A buffer longer than the period alternates between its two addresses."""
+    buffers = Buffers.of([0], [8], [10], period=5)
+    plan = Plan(np.array([[0, 10]]), 20, 20, Status.OPTIMAL, "", 0, 0.0, "", period=5)
+    scene = scene_of(buffers, plan=plan)
+    (view,), (timeline,) = scene.views, scene.timelines
+    for iteration, address in zip(timeline.iteration.tolist(), view.address.tolist(), strict=True):
+        assert address == 10 * (iteration % 2)
+
+
+def test_segments_are_what_was_reserved_and_not_released() -> None:
+    """A part that is given back ends; the rest goes on; what was never taken does not matter."""
+    take, give = Kind.RESERVE, Kind.RELEASE
+    trace = Trace.of(
+        [take, take, give, give, give, Kind.MARK],
+        -1,
+        [100, 50, 20, 50, 7, 0],
+        address=[1000, 5000, 1040, 5000, 9000, -1],
+    )
+    held = recorded_segments(trace)
+    rows = sorted(zip(*(column.tolist() for column in vars(held).values()), strict=True))
+    assert rows == [(1000, 40, 0, 6), (1040, 20, 0, 2), (1060, 40, 0, 6), (5000, 50, 1, 3)]
+
+
+def test_every_device_has_a_timeline() -> None:
+    trace = four_buffers(device=[0, 1, 0, 0, 1, 1, 0, 1])
+    scene = scene_of(trace)
+    assert [timeline.title for timeline in scene.timelines] == ["device 0", "device 1"]
+    assert [(view.title, view.timeline) for view in scene.views] == [("recorded", 0), ("recorded", 1)]
+
+
+def test_what_has_no_address_gets_a_plan() -> None:
+    """A page without rectangles would say nothing."""
+    (view,) = scene_of(four_buffers(address=-1)).views
+    assert (view.title, view.offsets) == ("planned, greedy", True)
+    assert (view.address >= 0).all()
+
+
+def test_a_plan_of_the_trace_s_own_buffers_shares_its_timeline() -> None:
+    from solvers import solve
+    from traces import buffers_of
+
+    trace = four_buffers()
+    scene = scene_of(trace, plan=solve(buffers_of(trace), solver="greedy"))
+    assert [(view.title, view.timeline) for view in scene.views] == [("recorded", 0), ("plan", 0)]
