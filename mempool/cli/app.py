@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mempool.cli import check, compare, convert, demo, info, plan, run
+from mempool.cli import check, compare, convert, demo, info, plan, run, show
 from mempool.cli.output import ExitCode, Stop, error_line
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ app.command()(check.check)
 app.command()(info.info)
 app.command()(compare.compare)
 app.command()(convert.convert)
+app.command()(show.show)
 
 
 @app.callback(invoke_without_command=True)

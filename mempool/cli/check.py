@@ -48,7 +48,7 @@ def check(
         raise Stop(ExitCode.FILE, f"{trace}: a plan, not a trace")
     reason = None
     try:
-        judge(*_matched(solved.plan, solved.buffers, given))
+        judge(*matched(solved.plan, solved.buffers, given))
     except PlanError as error:
         reason = str(error)
     if json:
@@ -70,7 +70,7 @@ def check(
         facts("the plan holds", [("buffers", f"{len(given.buffers):,}"), ("arena", arena)])
 
 
-def _matched(plan: Plan, planned: Buffers, given: Work) -> tuple[Plan, Buffers]:
+def matched(plan: Plan, planned: Buffers, given: Work) -> tuple[Plan, Buffers]:
     """The plan with its rows in the order of the trace's buffers, and those as the plan must serve them.
 
     Raises:

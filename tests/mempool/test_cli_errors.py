@@ -207,6 +207,8 @@ def test_completion_offers_verbs_and_solvers() -> None:
     """The shell completes verbs and the names of solvers."""
     for words, place, offered in (
         ("mempool pl", "1", "plan"),
+        ("mempool sh", "1", "show"),
+        ("mempool show --allocator best", "3", "best_fit"),
         ("mempool plan --solver f", "3", "first_fit"),
         ("mempool plan --solver sm", "3", "smartpool"),
     ):

@@ -1,0 +1,176 @@
+"""``mempool show``: a trace as one page of load and addresses over time."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mempool.cli.output import ExitCode, Stop, facts, print_json, progress
+from mempool.cli.outputs import why_not, written_over
+from mempool.cli.parsed import parsed
+from mempool.report import binary
+
+if TYPE_CHECKING:
+    from mempool.cli.work import Work
+    from mempool.show import Scene
+
+
+def _allocators(incomplete: str) -> list[str]:
+    from solvers.simulators import ALLOCATORS
+
+    return [name for name in ALLOCATORS if name.startswith(incomplete)]
+
+
+def show(
+    trace: Annotated[
+        Path, typer.Argument(help="A trace, a snapshot of PyTorch, a log of RMM, a CSV, or a plan alone.")
+    ],
+    plan: Annotated[Path | None, typer.Argument(help="A plan for it.")] = None,
+    *,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The page; in the current folder if not given.")
+    ] = None,
+    allocator: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-a",
+            "--allocator",
+            autocompletion=_allocators,
+            metavar="NAME[:SETTINGS]",
+            help="Also what this allocator would do; again for each. Settings are those of compare.",
+        ),
+    ] = None,
+    frames: Annotated[
+        bool, typer.Option("--frames", help="With source lines, which the page then tells everybody.")
+    ] = False,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write this for ui.perfetto.dev; and no page unless -o is given."),
+    ] = None,
+    opened: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write a page that shows where memory goes: load and addresses over time, in one file without a network.
+
+    Addresses are those that were recorded, those of the allocators asked for,
+    and the plan's; where there are none, those of a plan made by a greedy
+    order. The page is called TRACE.html unless -o says otherwise. It needs
+    Bokeh: pip install 'mempool[show]'.
+
+    For example:
+
+        mempool show snapshot.pickle
+        mempool show run.trace run.plan -o run.html --open
+        mempool show snapshot.pickle -a pytorch -a bfc -a planned
+        mempool show run.trace --perfetto run.json.gz
+    """
+    from mempool.analysis.choices import parse_choice
+
+    page = output or (None if perfetto and not opened else Path(f"{trace.stem}.html"))
+    _check_outputs([path for path in (trace, plan) if path], [path for path in (page, perfetto) if path])
+    if page and importlib.util.find_spec("bokeh") is None:
+        raise Stop(
+            ExitCode.FAILED, "show draws with bokeh, which is not installed: pip install 'mempool[show]'"
+        )
+    for text in allocator or ():
+        parsed("--allocator", parse_choice, text)
+    scene = _scene(trace, plan, allocator or [])
+    said = _written(scene, page, perfetto, frames=frames)
+    if page and opened:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+    if json:
+        print_json(said)
+    else:
+        _show(said)
+
+
+def _check_outputs(inputs: list[Path], outputs: list[Path]) -> None:
+    """Find out before the work that its result could not be written."""
+    if path := written_over(inputs, outputs):
+        raise typer.BadParameter(f"{path} would take the place of another file of this command")
+    for path in outputs:
+        if reason := why_not(path):
+            raise Stop(ExitCode.FILE, f"{path}: {reason}")
+
+
+def _scene(trace: Path, plan: Path | None, allocators: list[str]) -> Scene:
+    from mempool.cli.work import read_work
+    from mempool.show import scene_of
+
+    with progress(f"reading {trace}"):
+        given = read_work(trace, whole=True)
+        solved = given if plan is None else read_work(plan)
+    if plan is not None:
+        if solved.plan is None:
+            raise Stop(ExitCode.FILE, f"{plan}: a {solved.kind} without offsets, not a plan")
+        _check_for(solved, trace, plan)
+    if allocators and given.trace is None:
+        raise typer.BadParameter(f"allocators are simulated on traces; {trace} is a {given.kind}")
+    with progress(f"placing {len(given.buffers):,} buffers"):
+        try:
+            return scene_of(
+                given.buffers if given.trace is None else given.trace,
+                plan=solved.plan,
+                planned=solved.buffers if solved.plan is not None else None,
+                allocators=allocators,
+                title=trace.name,
+            )
+        except ValueError as error:
+            raise Stop(ExitCode.FILE, f"{trace}: {error}") from None
+
+
+def _check_for(solved: Work, trace: Path, plan: Path) -> None:
+    """Refuse a plan for another trace: its picture would lie."""
+    from mempool.cli.check import matched
+    from mempool.cli.work import read_work
+    from solvers import PlanError
+
+    assert solved.plan is not None
+    try:
+        matched(solved.plan, solved.buffers, read_work(trace, whole=solved.plan.period is None))
+    except PlanError as error:
+        raise Stop(ExitCode.FILE, f"{plan}: {error}") from None
+
+
+def _written(scene: Scene, page: Path | None, perfetto: Path | None, *, frames: bool) -> dict[str, Any]:
+    from mempool.show import Figure, write_perfetto
+    from traces.files import atomic
+
+    said: dict[str, Any] = {
+        "buffers": sum(len(timeline.size) for timeline in scene.timelines),
+        "timelines": [timeline.title for timeline in scene.timelines],
+        "views": [{"view": view.title, "of": scene.timelines[view.timeline].title} for view in scene.views],
+    }
+    if page:
+        with progress(f"writing {page}"), atomic(page) as beside:
+            text, counts = Figure(scene, frames).page()
+            beside.write_text(text, encoding="utf-8")
+        said |= {"page": str(page), "page_bytes": page.stat().st_size} | counts
+    if perfetto:
+        with progress(f"writing {perfetto}"):
+            slices = write_perfetto(scene, perfetto, frames=frames)
+        said |= {"perfetto": str(perfetto), "perfetto_bytes": perfetto.stat().st_size, "slices": slices}
+    return said
+
+
+def _show(said: dict[str, Any]) -> None:
+    rows = [("buffers", f"{said['buffers']:,}"), ("views", ", ".join(one["view"] for one in said["views"]))]
+    if "page" in said:
+        rows.append(("page", f"{said['page']}, {binary(said['page_bytes'])}"))
+        if said["drawn"] < said["pieces"]:
+            rows.append(
+                (
+                    "drawn",
+                    f"the largest {said['drawn']:,} one by one, {said['pieces'] - said['drawn']:,} as grey",
+                )
+            )
+    if "perfetto" in said:
+        rows.append(
+            ("perfetto", f"{said['perfetto']}, {binary(said['perfetto_bytes'])}, {said['slices']:,} slices")
+        )
+    facts("written", rows)

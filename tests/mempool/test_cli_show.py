@@ -1,0 +1,184 @@
+"""``mempool show``: what is written where, and one line for what cannot be shown."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from shown import Packed, four_buffers
+
+from mempool.cli.app import call
+from traces.parquet import write_trace
+from traces.workload import generate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SNAPSHOTS = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
+drawn = pytest.mark.skipif(importlib.util.find_spec("bokeh") is None, reason="bokeh is not installed")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder with a trace of addresses, one that repeats, and a plan of each kind for it."""
+    monkeypatch.chdir(tmp_path)
+    write_trace(four_buffers(), "four.trace")
+    write_trace(generate(60, 1), "t.trace")
+    assert call(["plan", "t.trace", "-o", "t.plan", "--json"]) == 0
+    assert call(["plan", "t.trace", "--whole", "-o", "whole.plan", "--json"]) == 0
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> dict[str, Any]:
+    capsys.readouterr()
+    assert call([*arguments, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def content(page: str) -> Packed:
+    """What is packed into a page."""
+    text = Path(page).read_text(encoding="utf-8")
+    item = json.loads(text.split('<script type="application/json" id="item">')[1].split("</script>")[0])
+    return Packed(_packed(item))
+
+
+def _packed(item: Any) -> str:
+    """The argument of that name, wherever Bokeh puts it."""
+    if isinstance(item, dict):
+        for key, value in item.items():
+            if found := value if key == "packed" and isinstance(value, str) else _packed(value):
+                return found
+    elif isinstance(item, list):
+        if len(item) == 2 and item[0] == "packed":
+            return str(item[1])
+        return next(filter(None, map(_packed, item)), "")
+    return ""
+
+
+@drawn
+def test_a_page_is_written_into_the_current_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Called after the trace; what is said is so."""
+    answer = said(capsys, ["show", "four.trace"])
+    assert answer["page"] == "four.html"
+    assert answer["page_bytes"] == (folder / "four.html").stat().st_size
+    assert (answer["buffers"], answer["pieces"], answer["drawn"]) == (4, 4, 4)
+    assert answer["views"] == [{"view": "recorded", "of": "trace"}]
+    assert content("four.html").said["title"] == "four.trace"
+
+
+@drawn
+@pytest.mark.parametrize(
+    ("plan", "views"),
+    [
+        ("whole.plan", [("plan", "trace")]),
+        ("t.plan", [("plan", "iteration"), ("planned, greedy", "trace")]),
+    ],
+)
+def test_a_plan_is_shown_with_its_trace(
+    folder: Path, capsys: pytest.CaptureFixture[str], plan: str, views: list[tuple[str, str]]
+) -> None:
+    """On the trace's own time if it is for all of it, else on that of one iteration."""
+    answer = said(capsys, ["show", "t.trace", plan, "-o", "p.html"])
+    assert [(one["view"], one["of"]) for one in answer["views"]] == views
+    assert len(content("p.html").said["views"]) == len(views)
+
+
+@drawn
+def test_simulated_allocators_are_views(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of each device, with what they held of it."""
+    answer = said(capsys, ["show", "four.trace", "-a", "first_fit", "-a", "best_fit"])
+    assert [one["view"] for one in answer["views"]] == ["recorded", "first_fit", "best_fit"]
+    back = content("four.html")
+    for view in back.said["views"][1:]:
+        assert (back.column(view["address"]) >= 0).all()
+        assert back.column(view["segments"]["size"]).sum() >= 700 * 1024
+
+
+@drawn
+def test_a_plan_alone_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = said(capsys, ["show", "t.plan"])
+    assert (answer["page"], answer["views"]) == ("t.html", [{"view": "plan", "of": "iteration"}])
+
+
+def test_perfetto_alone_needs_no_bokeh(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = said(capsys, ["show", "four.trace", "--perfetto", "four.json.gz"])
+    assert "page" not in answer
+    assert answer["slices"] == 4
+    assert answer["perfetto_bytes"] == (folder / "four.json.gz").stat().st_size
+    assert not (folder / "four.html").exists()
+
+
+@drawn
+def test_paths_and_source_lines_stay_at_home(folder: Path) -> None:
+    """A page is sent to others: no folder is in it, and source lines only with --frames."""
+    assert call(["show", str(folder / "four.trace"), "-o", "p.html"]) == 0
+    assert str(folder) not in json.dumps(content("p.html").said)
+    assert "one.py" not in json.dumps(content("p.html").said)
+    assert call(["show", "four.trace", "-o", "p.html", "--frames"]) == 0
+    assert "one.py" in json.dumps(content("p.html").said)
+
+
+def test_without_bokeh_one_line_says_what_to_install(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bokeh" else found(name))
+    assert call(["show", "four.trace"]) == 4
+    assert "pip install 'mempool[show]'" in capsys.readouterr().err
+    assert not (folder / "four.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (["absent.trace"], 3, "absent.trace: No such file"),
+        (["four.trace", "t.plan"], 3, "t.plan: a plan for another trace"),
+        (["four.trace", "t.trace"], 3, "t.trace: a trace without offsets, not a plan"),
+        (["four.trace", "-o", "four.trace"], 2, "would take the place of another file"),
+        (["four.trace", "--perfetto", "four.html", "-o", "four.html"], 2, "would take the place"),
+        (["four.trace", "-o", "no/such/folder.html"], 3, "No such file or directory"),
+        (["t.plan", "-a", "first_fit"], 2, "allocators are simulated on traces"),
+        (["four.trace", "-a", "worst_fit"], 2, "no allocator 'worst_fit'; there are"),
+        (["four.trace", "-a", "first_fit:colour=red"], 2, "first_fit has no setting colour"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, reason: str
+) -> None:
+    before = set(folder.iterdir())
+    capsys.readouterr()
+    elsewhere = [] if "-o" in arguments else ["--perfetto", "x.json"]  # needs no Bokeh
+    assert call(["show", *arguments, *elsewhere]) == code
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert reason in error
+    assert set(folder.iterdir()) == before
+
+
+@drawn
+@pytest.mark.skipif(not SNAPSHOTS.is_dir(), reason="the shared snapshots are not there")
+def test_a_real_snapshot_has_its_segments(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recorded view holds what PyTorch reserved; unused address space is left out."""
+    answer = said(capsys, ["show", str(SNAPSHOTS / "small.pickle"), "-o", "small.html"])
+    assert answer["buffers"] == 36
+    back = content("small.html")
+    (view,) = back.said["views"]
+    assert len(back.column(view["segments"]["size"])) == 9
+    assert view["top"] < 2 * sum(back.column(view["segments"]["size"]))
+
+
+def test_drawing_is_imported_only_by_what_draws() -> None:
+    """Neither the package nor the verb's module imports Bokeh."""
+    code = "import sys, mempool.show, mempool.cli.show; sys.exit('bokeh' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["show", "--help"]) == 0
+    assert "mempool show" in capsys.readouterr().out.split("For example")[1]
