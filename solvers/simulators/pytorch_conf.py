@@ -70,8 +70,8 @@ def recorded_settings(metadata: Mapping[str, str]) -> dict[str, Value]:
         conf = parse_conf(metadata.get("setting.PYTORCH_CUDA_ALLOC_CONF", ""))
         values = {name: conf[name] for name in _OF_PLACES if name in conf}
     with contextlib.suppress(ValueError, KeyError):
-        largest = int(metadata["setting.max_split_size"])  # in bytes; -1 for none
-        values["max_split_size_mb"] = largest >> 20 if largest > 0 else None
+        largest = int(metadata["setting.max_split_size"])  # in bytes; -1 or 2**64 - 1 for none
+        values["max_split_size_mb"] = largest >> 20 if 0 < largest < 1 << 50 else None
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         divisions = json.loads(metadata["setting.roundup_power2_divisions"])  # by MiB, as text
         values["roundup_power2_divisions"] = tuple(int(divisions[str(1 << k)]) for k in range(INTERVALS))

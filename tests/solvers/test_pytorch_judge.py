@@ -160,7 +160,9 @@ def test_a_recording_tells_its_settings() -> None:
     assert judge(dataclasses.replace(recording, metadata={**recording.metadata, **told})).exact
 
 
-@pytest.mark.parametrize("value", ["", "-1", "[]", "{}", "[" * 100_000, '{"1": null}', "1e400", "null"])
+@pytest.mark.parametrize(
+    "value", ["", "-1", str(2**64 - 1), "[]", "{}", "[" * 100_000, '{"1": null}', "1e400", "null"]
+)
 def test_settings_that_make_no_sense_are_passed_over(value: str) -> None:
     """A recording without any that can be read is judged by the defaults."""
     recording = recording_of(simulate(random_trace(4, 200), "pytorch"), shift=SHIFT)
