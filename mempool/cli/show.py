@@ -58,7 +58,7 @@ def show(
     Addresses are those that were recorded, those of the allocators asked for,
     and the plan's; where there are none, those of a plan made by a greedy
     order. The page is called TRACE.html unless -o says otherwise. It needs
-    Bokeh: pip install 'mempool[show]'.
+    Bokeh: pip install 'mempool\\[show]'.
 
     For example:
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mempool.show.recorded import recorded_segments
 from mempool.show.timeline import Timeline, timeline_of
 from mempool.show.view import View, plan_view, recorded_view, segments_of
+from solvers.simulators.recorded import recorded_segments
 from traces.buffers import Buffers, buffers_of
 from traces.trace import Kind, Trace
 
@@ -98,7 +98,8 @@ def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[st
     born = trace.kind == Kind.ALLOC
     views = []
     if (trace.address[born] >= 0).any():
-        views.append(recorded_view("recorded", at, timeline, trace.address[born], recorded_segments(trace)))
+        held = segments_of(recorded_segments(trace), end=len(trace))
+        views.append(recorded_view("recorded", at, timeline, trace.address[born], held))
     for name in allocators:
         choice = parse_choice(name)
         done = simulate(trace, choice.allocator, **choice.settings)

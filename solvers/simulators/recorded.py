@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from bisect import bisect_right, insort
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,8 +12,6 @@ from solvers.simulators.simulation import Segments, Simulation
 from traces.trace import Kind
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from traces.trace import Trace
 
 
@@ -41,7 +40,7 @@ def recorded(trace: Trace) -> Simulation | None:
         address=np.where(alloc & (trace.size > 0), trace.address, -1),
         live=np.cumsum(change),
         reserved=np.cumsum(sign * trace.size),
-        segments=_segments(trace, segment),
+        segments=recorded_segments(trace),
         driver_calls=len(segment),
         failed_at=None,
         allocator="recorded",
@@ -51,40 +50,58 @@ def recorded(trace: Trace) -> Simulation | None:
 
 
 class _Range(NamedTuple):
-    """Memory that is held: bytes, stream, and the event in which it was reserved."""
+    """Memory that is held: from one address to another, since an event, for a stream."""
 
-    size: int
-    stream: int
+    address: int
+    end: int
     start: int
+    stream: int
 
 
-def _segments(trace: Trace, rows: NDArray[np.int64]) -> Segments:
-    """Ranges from when they are reserved to when they are released, which may be piece by piece."""
-    held: dict[int, _Range] = {}  # by address
-    done: list[tuple[int, _Range, int]] = []
-    for row in rows.tolist():
-        address, size = int(trace.address[row]), int(trace.size[row])
+def recorded_segments(trace: Trace) -> Segments:
+    """Ranges of addresses from the events in which they were reserved to those in which they were released.
+
+    What is never given back is held to the trace's end. What is given back in part is held on in its other
+    parts, and what is reserved again was given back. What was never reserved is passed over.
+
+    Args:
+        trace: events of one device; their addresses may be unknown.
+    """
+    held: list[_Range] = []  # sorted, without overlaps
+    done: list[tuple[_Range, int]] = []
+    for row in np.flatnonzero(
+        (trace.kind >= Kind.RESERVE) & (trace.address >= 0) & (trace.size > 0)
+    ).tolist():
+        new = _Range(
+            int(trace.address[row]), int(trace.address[row] + trace.size[row]), row, int(trace.stream[row])
+        )
+        _release(held, done, new)
         if trace.kind[row] == Kind.RESERVE:
-            held[address] = _Range(size, int(trace.stream[row]), row)
-            continue
-        for begin, one in _overlapped(held, address, size):
-            del held[begin]
-            low, high, end = max(begin, address), min(begin + one.size, address + size), begin + one.size
-            done.append((low, one._replace(size=high - low), row))
-            if begin < low:
-                held[begin] = one._replace(size=low - begin)
-            if high < end:
-                held[high] = one._replace(size=end - high)
-    done += [(address, one, len(trace)) for address, one in held.items()]
-    done.sort(key=lambda entry: entry[1].start)
-    table = np.array([(address, *one, gone) for address, one, gone in done], np.int64).reshape(-1, 5)
+            insort(held, new)
+    done += [(one, len(trace)) for one in held]
+    done.sort(key=lambda entry: entry[0].start)
+    table = np.array(
+        [(one.address, one.end - one.address, one.stream, one.start, end) for one, end in done], np.int64
+    ).reshape(-1, 5)
     # Blocks reach across the pieces of an expandable segment only.
     grows = trace.metadata.get("expandable") == "1"
     region = np.zeros(len(table), np.int64) if grows else np.arange(len(table))
     return Segments(table[:, 0], table[:, 1], table[:, 2], region, table[:, 3], table[:, 4])
 
 
-def _overlapped(held: dict[int, _Range], address: int, size: int) -> list[tuple[int, _Range]]:
-    if address in held and held[address].size == size:
-        return [(address, held[address])]
-    return [(at, one) for at, one in held.items() if at < address + size and address < at + one.size]
+def _release(held: list[_Range], done: list[tuple[_Range, int]], released: _Range) -> None:
+    """End what is held of a range at its event."""
+    low, high = released.address, released.end
+    first = max(bisect_right(held, (low,)) - 1, 0)
+    while first < len(held) and held[first].end <= low:
+        first += 1
+    last = first
+    while last < len(held) and held[last].address < high:
+        last += 1
+    rest = []
+    for one in held[first:last]:
+        done.append((one._replace(address=max(one.address, low), end=min(one.end, high)), released.start))
+        rest += [one._replace(end=low)] * (one.address < low) + [one._replace(address=high)] * (
+            one.end > high
+        )
+    held[first:last] = rest

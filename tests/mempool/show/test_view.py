@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from shown import four_buffers
 
 from mempool.show import scene_of
-from mempool.show.recorded import recorded_segments
 from mempool.show.timeline import timeline_of
 from mempool.show.view import recorded_view
 from solvers import Plan, Status
@@ -76,20 +75,6 @@ def test_each_iteration_uses_its_own_column() -> None:
     (view,), (timeline,) = scene.views, scene.timelines
     for iteration, address in zip(timeline.iteration.tolist(), view.address.tolist(), strict=True):
         assert address == 10 * (iteration % 2)
-
-
-def test_segments_are_what_was_reserved_and_not_released() -> None:
-    """A part that is given back ends; the rest goes on; what was never taken does not matter."""
-    take, give = Kind.RESERVE, Kind.RELEASE
-    trace = Trace.of(
-        [take, take, give, give, give, Kind.MARK],
-        -1,
-        [100, 50, 20, 50, 7, 0],
-        address=[1000, 5000, 1040, 5000, 9000, -1],
-    )
-    held = recorded_segments(trace)
-    rows = sorted(zip(*(column.tolist() for column in vars(held).values()), strict=True))
-    assert rows == [(1000, 40, 0, 6), (1040, 20, 0, 2), (1060, 40, 0, 6), (5000, 50, 1, 3)]
 
 
 def test_every_device_has_a_timeline() -> None:
