@@ -53,12 +53,12 @@ def show(
     opened: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write a page that shows where memory goes: load and addresses over time, in one file without a network.
+    r"""Write a page that shows where memory goes: load and addresses over time, in one file without network.
 
     Addresses are those that were recorded, those of the allocators asked for,
     and the plan's; where there are none, those of a plan made by a greedy
     order. The page is called TRACE.html unless -o says otherwise. It needs
-    Bokeh: pip install 'mempool\\[show]'.
+    Bokeh: pip install 'mempool\[show]'.
 
     For example:
 
