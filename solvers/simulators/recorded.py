@@ -69,12 +69,10 @@ def recorded_segments(trace: Trace) -> Segments:
     """
     held: list[_Range] = []  # sorted, without overlaps
     done: list[tuple[_Range, int]] = []
-    for row in np.flatnonzero(
-        (trace.kind >= Kind.RESERVE) & (trace.address >= 0) & (trace.size > 0)
-    ).tolist():
-        new = _Range(
-            int(trace.address[row]), int(trace.address[row] + trace.size[row]), row, int(trace.stream[row])
-        )
+    known = (trace.kind >= Kind.RESERVE) & (trace.address >= 0) & (trace.size > 0)
+    for row in np.flatnonzero(known).tolist():
+        address, size = int(trace.address[row]), int(trace.size[row])
+        new = _Range(address, address + size, row, int(trace.stream[row]))
         _release(held, done, new)
         if trace.kind[row] == Kind.RESERVE:
             insort(held, new)
