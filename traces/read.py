@@ -9,19 +9,25 @@ from traces.files import sniff
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from _typeshed import StrPath
 
     from traces.trace import Trace
 
 
-def read(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace:
+def read(
+    path: StrPath,
+    *,
+    skipped: Counter[str] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Trace:
     """Read a trace of ours, a snapshot or a profiler's trace of PyTorch, a log of RMM, lines of CuPy's hook.
 
     Args:
         path: the file, told by its content.
         skipped: where events that cannot be are counted by reason and left out; None: the first is an error.
+        progress: called now and then, of a snapshot, with the bytes that were read and those of the file.
 
     Raises:
         TraceError: naming the file: none of these, or what it says cannot have happened.
@@ -35,7 +41,7 @@ def read(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace:
     if kind == "snapshot":
         from traces.snapshot import read_snapshot
 
-        return read_snapshot(path, skipped=skipped)
+        return read_snapshot(path, skipped=skipped, progress=progress)
     if kind == "rmm":
         from traces.rmm_log import read_rmm_log
 

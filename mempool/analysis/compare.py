@@ -13,7 +13,7 @@ from solvers.simulators.recorded import recorded
 from traces import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from solvers.simulators import Simulation
     from traces import Trace
@@ -84,7 +84,11 @@ class Row:
 
 
 def compare(
-    trace: Trace, choices: Sequence[Choice] | None = None, *, limit_bytes: int | None = None
+    trace: Trace,
+    choices: Sequence[Choice] | None = None,
+    *,
+    limit_bytes: int | None = None,
+    told: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Row]:
     """Simulate allocators on a trace, a row for each device and allocator, as they become known.
 
@@ -92,6 +96,7 @@ def compare(
         trace: events; each device by itself.
         choices: what to compare; None for what was recorded, if the trace tells it, and all that there are.
         limit_bytes: what each device has.
+        told: called with the name of each allocator before it is simulated.
 
     Raises:
         ValueError: no such allocator or setting, or what was recorded is asked for and not known.
@@ -100,6 +105,7 @@ def compare(
     for device in trace.devices:
         events = trace if len(trace.devices) == 1 else trace.on_device(device)
         for choice in _all(events) if choices is None else choices:
+            told(choice.allocator)
             yield _row(events, choice, device, limit_bytes)
 
 

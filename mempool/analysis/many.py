@@ -11,7 +11,7 @@ from mempool.analysis.compare import Choice, Row, compare
 from mempool.analysis.each import each
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Executor
 
 
@@ -39,6 +39,7 @@ def compare_files(
     limit_bytes: int | None = None,
     lenient: bool = False,
     executor: Executor | None = None,
+    told: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Compared]:
     """Compare allocators on many files, as they become ready.
 
@@ -50,10 +51,11 @@ def compare_files(
         limit_bytes: as of `compare`.
         lenient: leave out events that cannot be.
         executor: as of `each`. One file without an executor is done here.
+        told: of one file that is done here, called with what is done now.
     """
     task = functools.partial(compare_file, choices=choices, limit_bytes=limit_bytes, lenient=lenient)
     if executor is None and len(files) == 1:
-        yield task(files[0])
+        yield task(files[0], told=told)
         return
     for file, result in each(files, task, executor):
         if isinstance(result, Compared):
@@ -64,15 +66,23 @@ def compare_files(
 
 
 def compare_file(
-    file: str, *, choices: Sequence[Choice] | None, limit_bytes: int | None, lenient: bool
+    file: str,
+    *,
+    choices: Sequence[Choice] | None,
+    limit_bytes: int | None,
+    lenient: bool,
+    told: Callable[[str], object] = lambda _: None,
 ) -> Compared:
     """Compare allocators on one file; what is wrong with it is told in the result."""
     from traces.read import read
 
     skipped = Counter[str]() if lenient else None
     try:
-        trace = read(file, skipped=skipped)
-        return Compared(file, tuple(compare(trace, choices, limit_bytes=limit_bytes)), skipped)
+        trace = read(
+            file, skipped=skipped, progress=lambda done, total: told(f"read {done:,} of {total:,} bytes")
+        )
+        rows = compare(trace, choices, limit_bytes=limit_bytes, told=lambda name: told(f"simulating {name}"))
+        return Compared(file, tuple(rows), skipped)
     except MemoryError:
         return Compared(file, error=f"{file}: out of memory")
     except OSError as error:

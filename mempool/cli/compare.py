@@ -137,8 +137,16 @@ def _compared(
 ) -> Iterator[Compared]:
     from mempool.analysis.many import compare_files
 
-    with progress(f"comparing {paths[0] if len(paths) == 1 else f'{len(paths)} files'}") as say:
-        results = compare_files(paths, choices, limit_bytes=limit_bytes, lenient=lenient, executor=executor)
+    what = f"comparing {paths[0] if len(paths) == 1 else f'{len(paths)} files'}"
+    with progress(what) as say:
+        results = compare_files(
+            paths,
+            choices,
+            limit_bytes=limit_bytes,
+            lenient=lenient,
+            executor=executor,
+            told=lambda now: say(f"{what}: {now}"),
+        )
         for done, one in enumerate(results, 1):
             say(f"compared {done} of {len(paths)} files")
             yield one

@@ -10,7 +10,7 @@ import typer
 
 from mempool.cli import where
 from mempool.cli.options import Frames, Lenient  # noqa: TC001 - typer reads them from the signature
-from mempool.cli.output import console, facts, percent, print_json, progress, source_line, table
+from mempool.cli.output import console, facts, percent, print_json, reading, source_line, table
 from mempool.report import binary
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def info(
     """
     from mempool.cli.work import read_work
 
-    with progress(f"reading {file}"):
-        work = read_work(file, whole=whole, lenient=lenient)
+    with reading(file) as told:
+        work = read_work(file, whole=whole, lenient=lenient, progress=told)
     said = answer(work, largest, frames=frames)
     if json:
         print_json(said)

@@ -85,7 +85,7 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> N
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for at, name in enumerate(header):
         grid.add_column(name, justify="left" if at == 0 else "right", overflow="fold", no_wrap=at > 0)
     for row in rows:
@@ -103,3 +103,12 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status(text) as status:
         yield lambda new: status.update(new)
+
+
+@contextmanager
+def reading(path: object) -> Iterator[Callable[[int, int], None]]:
+    """`progress` of a file that is read; yields what takes the bytes that were read and those of the file."""
+    text = f"reading {path}"
+
+    with progress(text) as say:
+        yield lambda done, total: say(f"{text}: {done / total:.0%}" if total else text)

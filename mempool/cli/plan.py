@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from mempool.cli.options import Lenient  # noqa: TC001 - typer reads it from the signature
-from mempool.cli.output import ExitCode, Stop, facts, percent, print_json, progress
+from mempool.cli.output import ExitCode, Stop, facts, percent, print_json, progress, reading
 from mempool.cli.outputs import why_not, written_over
 from mempool.cli.parsed import parsed
 from mempool.report import binary
@@ -120,8 +120,8 @@ def plan(
         raise typer.BadParameter("nan is no limit", param_hint="--time-limit")
     if alignment & (alignment - 1):
         raise typer.BadParameter(f"alignment {alignment} is not a power of two")
-    with progress(f"reading {trace}"):
-        work = read_work(trace, whole=whole, alignment=alignment, lenient=lenient)
+    with reading(trace) as told:
+        work = read_work(trace, whole=whole, alignment=alignment, lenient=lenient, progress=told)
     if work.kind == "plan":
         raise Stop(ExitCode.FILE, f"{trace}: a plan already; plans are made from traces")
     _check_fits(output, work)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mempool.cli.output import ExitCode, Stop, facts, print_json, progress
+from mempool.cli.output import ExitCode, Stop, facts, print_json, progress, reading
 from mempool.cli.outputs import why_not, written_over
 from mempool.cli.parsed import parsed
 from mempool.report import binary
@@ -102,8 +102,8 @@ def _scene(trace: Path, plan: Path | None, allocators: list[str]) -> Scene:
     from mempool.cli.work import read_work
     from mempool.show import scene_of
 
-    with progress(f"reading {trace}"):
-        given = read_work(trace, whole=True)
+    with reading(trace) as told:
+        given = read_work(trace, whole=True, progress=told)
         solved = given if plan is None else read_work(plan)
     if plan is not None:
         if solved.plan is None:

@@ -12,6 +12,7 @@ import numpy as np
 from mempool.cli.output import error_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from solvers import Plan
@@ -40,7 +41,14 @@ class Work:
     skipped: Counter[str] | None = None
 
 
-def read_work(path: Path, *, whole: bool = False, alignment: int = 1, lenient: bool = False) -> Work:
+def read_work(
+    path: Path,
+    *,
+    whole: bool = False,
+    alignment: int = 1,
+    lenient: bool = False,
+    progress: Callable[[int, int], object] | None = None,
+) -> Work:
     """Read a file of events in any format, a plan or a MiniMalloc CSV, by content.
 
     Args:
@@ -48,20 +56,28 @@ def read_work(path: Path, *, whole: bool = False, alignment: int = 1, lenient: b
         whole: of a trace, take all events on one line rather than the iteration that they repeat.
         alignment: of the buffers of a trace, in bytes, where its recorder did not ask for more.
         lenient: leave out events that cannot be, and say on stderr how many.
+        progress: as of `traces.read.read`.
 
     Raises:
         TraceError, PlanError: the file is not what it says it is.
         OSError: the file cannot be opened.
     """
     try:
-        return _read(path, whole=whole, alignment=alignment, lenient=lenient)
+        return _read(path, whole=whole, alignment=alignment, lenient=lenient, progress=progress)
     except OSError as error:
         if error.filename is None:  # of reading, not of opening
             raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         raise
 
 
-def _read(path: Path, *, whole: bool, alignment: int, lenient: bool) -> Work:
+def _read(
+    path: Path,
+    *,
+    whole: bool,
+    alignment: int,
+    lenient: bool,
+    progress: Callable[[int, int], object] | None,
+) -> Work:
     from traces.files import sniff
     from traces.read import read
 
@@ -74,7 +90,7 @@ def _read(path: Path, *, whole: bool, alignment: int, lenient: bool) -> Work:
 
         plan, buffers, *_ = read_plan(path)
         return Work("plan", buffers, plan=plan, skipped=skipped)
-    trace = read(path, skipped=skipped)
+    trace = read(path, skipped=skipped, progress=progress)
     tell_skipped(path, skipped)
     work = _of_trace(path, trace, whole=whole, alignment=alignment)
     return dataclasses.replace(work, skipped=skipped)
