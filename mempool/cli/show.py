@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mempool.cli.options import Frames, Lenient  # noqa: TC001 - typer reads them from the signature
 from mempool.cli.output import ExitCode, Stop, facts, print_json, progress, reading
 from mempool.cli.outputs import why_not, written_over
 from mempool.cli.parsed import parsed
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _allocators(incomplete: str) -> list[str]:
-    from solvers.simulators import ALLOCATORS
+    from mempool.what_if import ALLOCATORS
 
     return [name for name in ALLOCATORS if name.startswith(incomplete)]
 
@@ -43,9 +44,8 @@ def show(
             help="Also what this allocator would do; again for each. Settings are those of compare.",
         ),
     ] = None,
-    frames: Annotated[
-        bool, typer.Option("--frames", help="With source lines, which the page then tells everybody.")
-    ] = False,
+    frames: Frames = False,
+    lenient: Lenient = False,
     perfetto: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write this for ui.perfetto.dev; and no page unless -o is given."),
@@ -77,8 +77,8 @@ def show(
         )
     for text in allocator or ():
         parsed("--allocator", parse_choice, text)
-    scene = _scene(trace, plan, allocator or [])
-    said = _written(scene, page, perfetto, frames=frames)
+    scene, skipped = _scene(trace, plan, allocator or [], lenient=lenient)
+    said = _written(scene, page, perfetto, frames=frames) | {"skipped": skipped}
     if page and opened:
         import webbrowser
 
@@ -98,22 +98,25 @@ def _check_outputs(inputs: list[Path], outputs: list[Path]) -> None:
             raise Stop(ExitCode.FILE, f"{path}: {reason}")
 
 
-def _scene(trace: Path, plan: Path | None, allocators: list[str]) -> Scene:
+def _scene(
+    trace: Path, plan: Path | None, allocators: list[str], *, lenient: bool
+) -> tuple[Scene, dict[str, int] | None]:
+    """What is shown, and how many events were left out of it, by reason."""
     from mempool.cli.work import read_work
     from mempool.show import scene_of
 
     with reading(trace) as told:
-        given = read_work(trace, whole=True, progress=told)
+        given = read_work(trace, whole=True, lenient=lenient, progress=told)
         solved = given if plan is None else read_work(plan)
     if plan is not None:
         if solved.plan is None:
             raise Stop(ExitCode.FILE, f"{plan}: a {solved.kind} without offsets, not a plan")
-        _check_for(solved, trace, plan)
+        _check_for(solved, given, trace, plan)
     if allocators and given.trace is None:
         raise typer.BadParameter(f"allocators are simulated on traces; {trace} is a {given.kind}")
     with progress(f"placing {len(given.buffers):,} buffers"):
         try:
-            return scene_of(
+            scene = scene_of(
                 given.buffers if given.trace is None else given.trace,
                 plan=solved.plan,
                 planned=solved.buffers if solved.plan is not None else None,
@@ -122,17 +125,20 @@ def _scene(trace: Path, plan: Path | None, allocators: list[str]) -> Scene:
             )
         except ValueError as error:
             raise Stop(ExitCode.FILE, f"{trace}: {error}") from None
+    return scene, given.skipped
 
 
-def _check_for(solved: Work, trace: Path, plan: Path) -> None:
+def _check_for(solved: Work, given: Work, trace: Path, plan: Path) -> None:
     """Refuse a plan for another trace: its picture would lie."""
     from mempool.cli.check import matched
     from mempool.cli.work import read_work
     from solvers import PlanError
 
     assert solved.plan is not None
+    if solved.plan.period is not None:  # of one iteration
+        given = read_work(trace, lenient=given.skipped is not None)
     try:
-        matched(solved.plan, solved.buffers, read_work(trace, whole=solved.plan.period is None))
+        matched(solved.plan, solved.buffers, given)
     except PlanError as error:
         raise Stop(ExitCode.FILE, f"{plan}: {error}") from None
 

@@ -51,7 +51,7 @@ def scene_of(
         what: a trace, or buffers.
         plan: with offsets, or None.
         planned: the buffers that it places row by row; those of ``what`` if not given.
-        allocators: names among `solvers.simulators.ALLOCATORS`, with settings as ``mempool compare`` takes
+        allocators: names among `mempool.what_if.ALLOCATORS`, with settings as ``mempool compare`` takes
             them: "pytorch:max_split_size_mb=128"; they need a trace.
         title: one line.
 
@@ -93,7 +93,7 @@ def _by_device(trace: Trace) -> list[tuple[str, Trace]]:
 def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[str]) -> list[View]:
     """The recorded addresses, if there are any, and the simulated ones."""
     from mempool.analysis.choices import parse_choice
-    from solvers.simulators import simulate
+    from mempool.what_if import simulate
 
     born = trace.kind == Kind.ALLOC
     views = []

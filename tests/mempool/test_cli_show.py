@@ -100,6 +100,12 @@ def test_simulated_allocators_are_views(folder: Path, capsys: pytest.CaptureFixt
         assert back.column(view["segments"]["size"]).sum() >= 700 * 1024
 
 
+def test_our_own_pool_is_among_the_allocators(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = said(capsys, ["show", "t.trace", "-a", "planned_online", "--lenient", "--perfetto", "p.json"])
+    assert [one["view"] for one in answer["views"]] == ["planned_online"]
+    assert answer["skipped"] == {}
+
+
 @drawn
 def test_a_plan_alone_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = said(capsys, ["show", "t.plan"])
