@@ -178,6 +178,23 @@ class Repair:
     @property
     def looks(self) -> int: ...
 
+class Stretches:
+    """Makes a plan lower, one stretch of time after the other."""
+
+    def __init__(self, jobs: Jobs, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int) -> None: ...
+
+    def advance(self, budget: int, target: int) -> bool:
+        """Go on for about `budget` looks; whether a smaller arena was found."""
+
+    @property
+    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def arena(self) -> int: ...
+
+    @property
+    def looks(self) -> int: ...
+
 class Branching:
     """Complete search for offsets within a capacity; one piece a job."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from solvers import _core
 from solvers.aside import aside
 from solvers.crew import Crew
-from solvers.greedy import fits
+from solvers.greedy import can_repair, can_stretch, fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from solvers.task import Task
 
 _Complete: TypeAlias = _core.Branching | _core.Pairs
+_Mending: TypeAlias = _core.Repair | _core.Search | _core.Stretches
 
 #: Looks between two glances at the clock; some ten milliseconds.
 _SLICE = 10_000_000
@@ -40,8 +41,8 @@ _FEW, _MOST_PAIRED = 60, 300
 _MANY, _LONGER = 1_000, 4
 #: Of more, a try of the search over orders, which is one pass over all, takes too long.
 _MOST_ORDERED = 20_000
-#: The search lists fixed offsets section by section, and adds up sizes with their padding.
-_MOST_PINNED, _MOST_BYTES = 2**26, 2.0**61
+#: The search lists fixed offsets section by section.
+_MOST_PINNED = 2**26
 
 
 def can_branch(jobs: Jobs) -> bool:
@@ -58,12 +59,6 @@ def can_pair(jobs: Jobs) -> bool:
     """Whether the complete search for who is below takes these jobs, and is of use: so few, of any kind."""
     most = _FEW if can_branch(jobs) else _MOST_PAIRED
     return len(jobs) <= most and can_repair(jobs)
-
-
-def can_repair(jobs: Jobs) -> bool:
-    """Whether parts of a plan can be made lower: not with absurdly many bytes."""
-    total = (jobs.size.astype(np.float64) + jobs.alignment).sum() + jobs.fixed.max(initial=0)
-    return bool(total <= _MOST_BYTES)
 
 
 def take_turns(task: Task, order: Order, nodes: int | None = None) -> None:
@@ -89,6 +84,7 @@ class _Turns:
         self._part = 0.5  # of the gap, that the next step is to close
         self._own: _core.Repair | None = None  # which began by what is alive
         self._others: _core.Repair | None = None  # which mends what others found
+        self._stretches: _core.Stretches | None = None
         self._crew: Crew | None = None
 
     def run(self, nodes: int | None) -> None:
@@ -121,6 +117,8 @@ class _Turns:
         jobs = self._task.jobs
         order = [self._order] if len(jobs) <= _MOST_ORDERED else []
         repair = [self._repair] if can_repair(jobs) else []
+        if len(jobs) > _MANY and can_stretch(jobs):
+            repair.insert(0, self._stretch)
         pairs = [self._pairs_below] if can_pair(jobs) else []
         if can_branch(jobs):
             below = [self._below] if pairs else []
@@ -129,7 +127,9 @@ class _Turns:
 
     def _begin(self, turns: list[Callable[[int], None]]) -> None:
         jobs = self._task.jobs
-        if self._repair in turns and len(jobs) > _FEW:
+        if self._stretch in turns and not self._task.done():
+            self._stretch(_FIRST)
+        if self._repair in turns and len(jobs) > _FEW and not self._task.done():
             self._repair(max(_FIRST // 4, _LOCALLY * len(jobs)))
         if self._target in turns:
             self._target(_FIRST)
@@ -193,6 +193,16 @@ class _Turns:
             if self._others is not None:
                 self._mend(self._others, budget // 2)
 
+    def _stretch(self, budget: int) -> None:
+        """The best plan, lower at its highest stretch of time, again and again; as long as for repair."""
+        task, offsets = self._task, self._task.offsets
+        assert offsets is not None
+        if self._stretches is None or self._stretches.arena > task.arena:
+            seed = self._next_seed()
+            self._stretches = aside(task, lambda _: _core.Stretches(self._native, offsets, seed))
+        if self._stretches is not None:
+            self._mend(self._stretches, _LONGER * budget)
+
     def _by_what_is_alive(self) -> NDArray[np.int64] | None:
         task, order = self._task, np.arange(len(self._task.jobs), dtype=np.int32)
         if len(order) > _MOST_ORDERED:  # it would take long again
@@ -205,7 +215,7 @@ class _Turns:
         seed = self._next_seed()
         return aside(task, lambda _: _core.Repair(self._native, offsets, seed))
 
-    def _mend(self, work: _core.Repair | _core.Search, budget: int) -> None:
+    def _mend(self, work: _Mending, budget: int) -> None:
         task = self._task
         until = work.looks + budget
         while not task.stopped_by and work.looks < until:
@@ -246,9 +256,7 @@ class _Turns:
             task.done()
         return ended
 
-    def _spend(
-        self, work: _Complete | _core.Repair | _core.Search, advance: Callable[[int], bool], budget: int
-    ) -> bool:
+    def _spend(self, work: _Complete | _Mending, advance: Callable[[int], bool], budget: int) -> bool:
         """Advance in slices until something is found; False when the budget is spent or a limit is reached.
 
         A slice's length does not depend on the clock, so that a budget of nodes gives the same plan

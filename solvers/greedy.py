@@ -29,6 +29,12 @@ _MANY = 10_000
 _FEW = 50_000
 #: Looks a job of filling by one order, and by what is alive; measured.
 _LOOKS_IN_ORDER, _LOOKS_BY_FULLEST = 50, 500
+#: Looks for mending stretches of time at most, before anything else is tried; about a second.
+_LOOKS_OF_STRETCHES = 2**28
+#: A gap, as a part of the bound, above which filling all of it by what is alive may come lower.
+_FAR = 0.01
+#: The kernels add up sizes with their padding.
+_MOST_BYTES = 2.0**61
 #: A gap, as a part of the bound, for which nothing is begun that takes more than is left of the budget.
 _NEAR = 1e-4
 
@@ -56,13 +62,19 @@ def quick(task: Task) -> Order | None:
 def valleys(task: Task) -> Order | None:
     """Valley by valley: the best order to fill them in, or None when there is no reason to go on.
 
-    Earlier starts first, which is quick; by what is alive, nearly always the best; then other orders.
+    Earlier starts first, which is quick; by what is alive, nearly always the best, of many jobs at first only
+    where it has to be lower; then other orders.
     """
     others = orders(task.jobs)
     best = others.pop("start")
     if not in_order(task, best()) or _near_enough(task):
         return None
     arena = task.arena
+    if len(task.jobs) > _FEW and can_stretch(task.jobs):
+        if not _by_stretches(task):
+            return None
+        if task.arena <= task.target * (1 + _FAR):
+            return partial(_upwards, task.offsets)
     if not _by_fullest(task, best()):
         return None
     if task.arena < arena:
@@ -90,6 +102,34 @@ def _by_fullest(task: Task, order: NDArray[np.int32]) -> bool:
         aside(task, lambda cancel: _core.fullest(native, order, task.target, cancel)),
         _LOOKS_BY_FULLEST,
     )
+
+
+def _by_stretches(task: Task) -> bool:
+    """The best so far with stretches of time filled anew where it is highest; whether to go on."""
+    native, offsets, seed = task.jobs.native(), task.offsets, task.seed % 2**64
+    assert offsets is not None
+    work = aside(task, lambda _: _core.Stretches(native, offsets, seed))
+    if work is None:
+        return False
+    left = task.watch.nodes_left
+    budget = _LOOKS_OF_STRETCHES if left is None else min(_LOOKS_OF_STRETCHES, left // 2)
+    for nodes in _slices(task, work):
+        if work.looks >= budget:
+            return True
+        if work.advance(min(nodes, budget - work.looks), task.target):
+            task.offer(work.offsets, work.arena)
+    return False
+
+
+def can_repair(jobs: Jobs) -> bool:
+    """Whether parts of a plan can be made lower: not with absurdly many bytes."""
+    total = (jobs.size.astype(np.float64) + jobs.alignment).sum() + jobs.fixed.max(initial=0)
+    return bool(total <= _MOST_BYTES)
+
+
+def can_stretch(jobs: Jobs) -> bool:
+    """Whether stretches of time are worth filling anew: what cannot move there may be what is highest."""
+    return len(jobs.start) == len(jobs) and not (jobs.fixed >= 0).any() and can_repair(jobs)
 
 
 def _tried(task: Task, offsets: NDArray[np.int64] | None, looks: int) -> bool:
@@ -193,7 +233,9 @@ def _search(task: Task, native: _core.Jobs, order: NDArray[np.int32]) -> None:
             task.offer(search.offsets, search.arena)
 
 
-def _slices(task: Task, work: _core.Packer | _core.Search, *, of_nodes: bool = True) -> Iterator[int]:
+def _slices(
+    task: Task, work: _core.Packer | _core.Search | _core.Stretches, *, of_nodes: bool = True
+) -> Iterator[int]:
     """Yield nodes to spend until a limit is reached, charging the work done in between to the watch.
 
     A slice's length does not depend on the clock, so that a budget of nodes gives the same plan everywhere.

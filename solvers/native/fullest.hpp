@@ -41,6 +41,9 @@ class Fullness {
     }
   }
 
+  // At the fullest instant.
+  int64_t most() const { return nodes_[1].most; }
+
   // Of [from, to), which is not empty.
   int32_t fullest(int32_t from, int32_t to) const {
     Best best{-1, from};
@@ -164,14 +167,14 @@ class Spans {
     Entry& entry = entries_[found.slot];
     const int32_t job = entry.job;
     entry.job = -1;
-    size_t k = leaves_ + found.slot / bucket;
-    boxes_[k] = box_of(found.slot / bucket);
-    for (k /= 2; k >= 1; k /= 2) {
-      const Box box = join(boxes_[2 * k], boxes_[2 * k + 1]);
-      if (box == boxes_[k]) break;
-      boxes_[k] = box;
-    }
+    renew(found.slot);
     return job;
+  }
+
+  // Puts back what was taken out of a slot.
+  void put_back(int32_t slot, int32_t job) {
+    entries_[slot].job = job;
+    renew(slot);
   }
 
  private:
@@ -206,6 +209,15 @@ class Spans {
   static Box join(const Box& a, const Box& b) {
     return {std::min(a.first_start, b.first_start), std::max(a.last_start, b.last_start),
             std::min(a.first_end, b.first_end), std::max(a.last_end, b.last_end), std::min(a.least, b.least)};
+  }
+  void renew(int32_t slot) {
+    size_t k = leaves_ + slot / bucket;
+    boxes_[k] = box_of(slot / bucket);
+    for (k /= 2; k >= 1; k /= 2) {
+      const Box box = join(boxes_[2 * k], boxes_[2 * k + 1]);
+      if (box == boxes_[k]) break;
+      boxes_[k] = box;
+    }
   }
   Box box_of(size_t leaf) const {
     Box box;
@@ -258,7 +270,7 @@ class FullestFirst {
         spans_(jobs, candidates) {}
 
   // The job for a valley, or -1 where it had better rise.
-  int32_t take(const Skyline::Valley& valley) {
+  int32_t take(const Valley& valley) {
     const bool alone = valley.to - valley.from == length_;  // then a job may lie anywhere on the circle
     const int32_t from = alone ? 0 : valley.from, to = alone ? 2 * length_ : valley.to;
     const int32_t fullest = fullest_of(valley);
@@ -310,7 +322,7 @@ class FullestFirst {
   }
 
   // Counted on beyond the circle's length, as the valley is.
-  int32_t fullest_of(const Skyline::Valley& valley) const {
+  int32_t fullest_of(const Valley& valley) const {
     const int32_t first = load_.fullest(valley.from, std::min(valley.to, length_));
     if (valley.to <= length_) return first;
     const int32_t second = load_.fullest(0, valley.to - length_);
@@ -338,7 +350,7 @@ inline std::vector<int64_t> pack_fullest(const Jobs& jobs, const std::vector<int
                                          const Cancel& cancel = Cancel()) {
   ValleyPacker packer(jobs);
   FullestFirst chooser(jobs, packer.candidates(), goal, doubt, random);
-  const auto take = [&](const Skyline::Valley& valley) { return chooser.take(valley); };
+  const auto take = [&](const Valley& valley) { return chooser.take(valley); };
   return packer.pack(order, limit, cancel, take) < 0 ? std::vector<int64_t>() : packer.offsets();
 }
 
@@ -348,7 +360,7 @@ inline std::vector<int64_t> pack_below(const Jobs& jobs, const std::vector<int32
                                        int64_t goal, double doubt, Random& random, const Cancel& cancel) {
   ValleyPacker packer(jobs);
   FullestFirst chooser(jobs, packer.candidates(), goal, doubt, random, ceiling);
-  const auto take = [&](const Skyline::Valley& valley) {
+  const auto take = [&](const Valley& valley) {
     for (;;) {  // what does not fit with its padding is left out: the ground only rises
       const int32_t job = chooser.take(valley);
       if (job < 0 || jobs.aligned(job, valley.height) <= ceiling - jobs.size[job]) return job;

@@ -16,6 +16,7 @@
 #include "search.hpp"
 #include "skyline.hpp"
 #include "stack.hpp"
+#include "stretches.hpp"
 #include "waits.hpp"
 
 namespace nb = nanobind;
@@ -123,6 +124,21 @@ NB_MODULE(_core, m) {
       .def_prop_ro("offsets", [](const packing::Repair& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
       .def_prop_ro("arena", &packing::Repair::arena)
       .def_prop_ro("looks", &packing::Repair::looks);
+
+  nb::class_<packing::Stretches>(m, "Stretches", "Makes a plan lower, one stretch of time after the other.")
+      .def("__init__",
+           [](packing::Stretches* self, const Jobs& jobs, const In<int64_t>& offsets, uint64_t seed) {
+             need(offsets.shape(0) == jobs.size.size(), "columns of different lengths");
+             auto begin = vector_of(offsets);
+             nb::gil_scoped_release release;
+             new (self) packing::Stretches(jobs, std::move(begin), seed);
+           },
+           "jobs"_a, "offsets"_a, "seed"_a, nb::keep_alive<1, 2>())
+      .def("advance", &packing::Stretches::advance, "budget"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Go on for about `budget` looks; whether a smaller arena was found.")
+      .def_prop_ro("offsets", [](const packing::Stretches& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
+      .def_prop_ro("arena", &packing::Stretches::arena)
+      .def_prop_ro("looks", &packing::Stretches::looks);
 
   nb::class_<packing::Branching>(m, "Branching", "Complete search for offsets within a capacity; one piece a job.")
       .def("__init__",

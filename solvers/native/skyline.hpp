@@ -210,10 +210,18 @@ class Cancel {
   std::atomic<bool> told_{false};
 };
 
-class Skyline {
+struct Valley {
+  int32_t from, to;        // instants; `to` may lie beyond the circle's length
+  int64_t height;
+  int64_t before, after;   // heights of its walls; no wall is as high as can be
+};
+
+// `goes_back`: whether what changes is kept, so that it can be taken back.
+template <bool goes_back>
+class SkylineOf {
  public:
   // `floor[t]` is the height below which instant t is taken already.
-  explicit Skyline(const std::vector<int64_t>& floor) : runs_(floor.size()), length_(floor.size()) {
+  explicit SkylineOf(const std::vector<int64_t>& floor) : runs_(floor.size()), length_(floor.size()) {
     insert(0, floor[0], -1);
     for (int32_t t = 1; t < length_; ++t) {
       if (runs_[start_].height == floor[t]) continue;
@@ -223,39 +231,70 @@ class Skyline {
     merge(start_);
   }
 
-  struct Valley {
-    int32_t from, to;        // instants; `to` may lie beyond the circle's length
-    int64_t height;
-    int64_t before, after;   // heights of its walls; no wall is as high as can be
-  };
-
   // Places `left` jobs, those that take(valley) returns; -1 where none is to be placed in a valley. Where that has no
   // walls, nothing more is placed. Gives up (false) when a job ends above `limit`, or is told to.
   template <class Take>
   bool fill(const Jobs& jobs, size_t left, int64_t limit, std::vector<int64_t>& offset, const Cancel& cancel,
             Take take) {
     for (int32_t run = start_; left > 0;) {
-      const Run& here = runs_[run];
-      const bool alone = here.after == run;
-      const int64_t before = alone ? no_wall : runs_[here.before].height;
-      const int64_t after = alone ? no_wall : runs_[here.after].height;
-      if (std::min(before, after) < here.height) {
-        run = before < here.height ? here.before : here.after;
-        continue;
-      }
+      const Valley valley = valley_from(run);
       if (cancel.cancelled()) return false;
-      const int32_t job = take(Valley{run, end_of(run), here.height, before, after});
+      const int32_t job = take(valley);
       if (job < 0) {
-        if (alone) return true;
-        run = set(run, std::min(before, after));
+        if (runs_[run].after == run) return true;
+        run = rise(run, std::min(valley.before, valley.after));
         continue;
       }
-      offset[job] = jobs.aligned(job, here.height);
+      offset[job] = jobs.aligned(job, valley.height);
       if (offset[job] + jobs.size[job] > limit) return false;
       run = raise(run, arc(jobs, job), offset[job] + jobs.size[job]);
       --left;
     }
     return true;
+  }
+
+  int32_t start() const { return start_; }
+
+  // The valley that is next to a run on the way down, which becomes its run.
+  Valley valley_from(int32_t& run) const {
+    for (;;) {
+      const Run& here = runs_[run];
+      const bool alone = here.after == run;
+      const int64_t before = alone ? no_wall : runs_[here.before].height;
+      const int64_t after = alone ? no_wall : runs_[here.after].height;
+      if (std::min(before, after) >= here.height) return {run, end_of(run), here.height, before, after};
+      run = before < here.height ? here.before : here.after;
+    }
+  }
+
+  // Returns the run that it has become.
+  int32_t rise(int32_t run, int64_t height) {
+    change(run).height = height;
+    merge(run);
+    const int32_t before = runs_[run].before;
+    return merge(before) ? before : run;
+  }
+
+  // Raises the part `piece` of a run to `height`. Returns a run that is there, lower if it can be.
+  int32_t raise(int32_t run, Piece piece, int64_t height) {
+    const int64_t below = runs_[run].height;
+    if (runs_[run].after == run && piece.start != run) {  // one run all round may as well begin here
+      change(run).height = -1;
+      insert(piece.start, below, -1);
+      run = piece.start;
+    }
+    const int32_t end = piece.end % length_;
+    if (end != runs_[run].after % length_) insert(end, below, run);
+    if (piece.start == run) return rise(run, height);
+    insert(piece.start, height, run);
+    merge(piece.start);
+    return run;
+  }
+
+  // How it stands, for undo().
+  size_t mark() const { return trail_.size(); }
+  void undo(size_t mark) {
+    for (; trail_.size() > mark; trail_.pop_back()) runs_[trail_.back().first] = trail_.back().second;
   }
 
  private:
@@ -265,6 +304,11 @@ class Skyline {
     int32_t before = -1, after = -1;
   };
 
+  Run& change(int32_t run) {
+    if constexpr (goes_back) trail_.emplace_back(run, runs_[run]);
+    return runs_[run];
+  }
+
   // Beyond the circle's length for the run that holds instant 0 or begins after all others.
   int32_t end_of(int32_t run) const {
     const int32_t after = runs_[run].after;
@@ -273,48 +317,27 @@ class Skyline {
 
   void insert(int32_t start, int64_t height, int32_t before) {
     const int32_t after = before < 0 ? start : runs_[before].after;
-    runs_[start] = {height, before < 0 ? start : before, after};
-    runs_[runs_[start].before].after = start;
-    runs_[after].before = start;
-  }
-
-  // Returns the run that it has become.
-  int32_t set(int32_t run, int64_t height) {
-    runs_[run].height = height;
-    merge(run);
-    const int32_t before = runs_[run].before;
-    return merge(before) ? before : run;
+    change(start) = {height, before < 0 ? start : before, after};
+    change(runs_[start].before).after = start;
+    change(after).before = start;
   }
 
   // Joins `run` with the next one when they are equally high.
   bool merge(int32_t run) {
     const int32_t next = runs_[run].after;
     if (next == run || runs_[next].height != runs_[run].height) return false;
-    runs_[run].after = runs_[next].after;
-    runs_[runs_[next].after].before = run;
-    runs_[next].height = -1;
+    change(run).after = runs_[next].after;
+    change(runs_[next].after).before = run;
+    change(next).height = -1;
     return true;
   }
 
-  // Raises the part `piece` of a run to `height`. Returns a run that is there, lower if it can be.
-  int32_t raise(int32_t run, Piece piece, int64_t height) {
-    const int64_t below = runs_[run].height;
-    if (runs_[run].after == run && piece.start != run) {  // one run all round may as well begin here
-      runs_[run].height = -1;
-      insert(piece.start, below, -1);
-      run = piece.start;
-    }
-    const int32_t end = piece.end % length_;
-    if (end != runs_[run].after % length_) insert(end, below, run);
-    if (piece.start == run) return set(run, height);
-    insert(piece.start, height, run);
-    merge(piece.start);
-    return run;
-  }
-
   std::vector<Run> runs_;  // by first instant
+  std::vector<std::pair<int32_t, Run>> trail_;  // what changed, as it was before
   int32_t length_, start_ = 0;
 };
+
+using Skyline = SkylineOf<false>;
 
 // For each instant, the highest end of the jobs placed there; of those without an offset none is.
 inline std::vector<int64_t> floor_under(const Jobs& jobs, const std::vector<int32_t>& placed,
@@ -349,7 +372,7 @@ class ValleyPacker {
     for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
     if (!tree_) tree_.emplace(jobs_, candidates_);
     tree_->fill(priority_);
-    const auto take = [&](const Skyline::Valley& valley) { return tree_->take(valley.from, valley.to); };
+    const auto take = [&](const Valley& valley) { return tree_->take(valley.from, valley.to); };
     return pack(order, limit, cancel, take);
   }
 
@@ -441,7 +464,7 @@ inline std::vector<int64_t> pack_in_order(const Jobs& jobs, const std::vector<in
   if (!EarliestFirst::is_order(jobs, candidates))
     return packer.pack(order, no_limit, cancel) < 0 ? std::vector<int64_t>() : packer.offsets();
   EarliestFirst chooser(jobs, candidates);
-  const auto take = [&](const Skyline::Valley& valley) { return chooser.take(valley.from, valley.to); };
+  const auto take = [&](const Valley& valley) { return chooser.take(valley.from, valley.to); };
   return packer.pack(order, no_limit, cancel, take) < 0 ? std::vector<int64_t>() : packer.offsets();
 }
 

@@ -17,6 +17,7 @@
 #include "search.hpp"
 #include "skyline.hpp"
 #include "stack.hpp"
+#include "stretches.hpp"
 
 namespace {
 
@@ -305,18 +306,20 @@ double bytes(const Jobs& jobs) {
 }
 
 // From a plan of some order, unless there are more bytes than it is given.
-void repair(const Problem& problem, Random& random, Judge& judge) {
+template <class Mending>
+void mend(const char* kernel, const Problem& problem, Random& random, Judge& judge) {
   const Jobs& jobs = problem.jobs;
   if (bytes(jobs) > 0x1p61) return;
   packing::ValleyPacker packer(jobs);
   packer.pack(any_order(random, jobs.count()), std::numeric_limits<int64_t>::max());
-  packing::Repair repair(jobs, packer.offsets(), random.next());
+  Mending mending(jobs, packer.offsets(), random.next());
   for (int32_t k = 0; k < 4; ++k) {
-    const int64_t before = repair.arena();
-    const bool better = repair.advance(1 + random.below(200000), random.below(2) == 0 ? 0 : before / 2);
-    if (better != (repair.arena() < before)) fail("repair", "said wrongly whether it made the arena smaller");
+    const int64_t before = mending.arena();
+    const bool better = mending.advance(1 + random.below(200000), random.below(2) == 0 ? 0 : before / 2);
+    if (better != (mending.arena() < before)) fail(kernel, "said wrongly whether it made the arena smaller");
+    if (mending.arena() > before) fail(kernel, "made the arena larger");
     if (better) ++counts.repaired;
-    if (judge.plan("repair", repair.offsets()) != repair.arena()) fail("repair", "a wrong arena");
+    if (judge.plan(kernel, mending.offsets()) != mending.arena()) fail(kernel, "a wrong arena");
   }
 }
 
@@ -402,7 +405,8 @@ void run(uint64_t seed, bool spoil) {
   below(problem, random);
   fits(problem, random, judge);
   search(problem, random, judge);
-  repair(problem, random, judge);
+  mend<packing::Repair>("repair", problem, random, judge);
+  mend<packing::Stretches>("stretches", problem, random, judge);
   stacks(problem, random, judge);
   for (int32_t k = 0; k < 6; ++k) complete(problem, random, judge);
 }

@@ -72,6 +72,37 @@ def test_filling_by_what_is_alive_comes_nearer_to_the_load_than_any_order(seed: 
     assert arena(_core.fullest(jobs.native(), order, jobs.lower_bound, cancel)) < min(others)
 
 
+@settings(deadline=None)
+@given(taking(30), st.integers(0, 2**32), st.integers(-3, 10))
+def test_stretches_of_a_plan_filled_anew_make_a_plan_that_is_no_higher(
+    buffers: Buffers, seed: int, above: int
+) -> None:
+    """On circles too, where what crosses the cut stays; the same with the same seed."""
+    jobs = jobs_of(buffers)
+    offsets = _core.skyline(jobs.native(), np.arange(len(jobs), dtype=np.int32), _core.Cancel())
+    works = [_core.Stretches(jobs.native(), offsets, seed) for _ in range(2)]
+    before, target = works[0].arena, max(jobs.lower_bound + above, 0)
+    better = [work.advance(200_000, target) for work in works]
+    assert better[0] == better[1] == (works[0].arena < before)
+    np.testing.assert_array_equal(works[0].offsets, works[1].offsets)
+    plan = plan_of(buffers, works[0].offsets)
+    check(plan, buffers)
+    assert lower_bound(buffers) <= plan.arena_bytes == works[0].arena <= before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stretches_come_nearer_to_the_load_than_what_is_alive(seed: int) -> None:
+    """On flat random work, beside what stays at either end: what going back is made for."""
+    buffers = instances.flat(10_000, seed)
+    jobs = jobs_of(buffers)
+    order, cancel = jobs.native().earliest_first, _core.Cancel()
+    alive = _core.fullest(jobs.native(), order, jobs.lower_bound, cancel)
+    work = _core.Stretches(jobs.native(), _core.skyline(jobs.native(), order, cancel), seed)
+    work.advance(200_000_000, jobs.lower_bound)
+    check(plan_of(buffers, work.offsets), buffers)
+    assert work.arena <= int((alive + jobs.size).max())
+
+
 @pytest.mark.parametrize("kernel", ["skyline", "fullest"])
 def test_a_kernel_that_is_told_gives_up(kernel: str) -> None:
     jobs = jobs_of(instances.flat(100, 0))

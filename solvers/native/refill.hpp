@@ -1,0 +1,256 @@
+// Fills a stretch of time anew by what is alive, and goes back where so much is lost that the arena would be too large.
+//
+// Beside the jobs within the stretch there are others that reach into it from its ends and stay where they are. They hang
+// above the skyline until it has risen to them: below them is room for what fits there. What is lost counts as alive
+// (see fullest.hpp), so a try has failed as soon as more than the goal is alive at any instant. Then a few steps are
+// taken back, seldom many, and others tried at random. Nothing is proven by that.
+#pragma once
+
+#include "fullest.hpp"
+
+namespace packing {
+
+// Jobs of one piece each, in instants [0, width): first those to place, `free` of them, then those that stay, each
+// touching an end of the stretch.
+struct Stretch {
+  Jobs jobs;
+  int32_t free = 0, width = 0;
+
+  int64_t mask() const {  // of the coarsest alignment
+    int64_t mask = 0;
+    for (int32_t j = 0; j < free; ++j) mask |= jobs.mask[j];
+    return mask;
+  }
+};
+
+// The jobs that stay, of one end of a stretch: each touches it, so they hang one above the other.
+class Hanging {
+ public:
+  struct Limit {
+    int32_t edge;  // a job that begins no sooner (at the right end: ends no later) than this
+    int64_t top;   // must end no higher than this
+  };
+
+  Hanging(const Stretch& stretch, bool left) : left_(left) {
+    for (int32_t j = stretch.free; j < stretch.jobs.count(); ++j) {
+      const Piece piece = stretch.jobs.pieces[j];
+      if ((piece.start == 0) == left) jobs_.push_back({stretch.jobs.fixed[j], left ? piece.end : piece.start, j});
+    }
+    std::sort(jobs_.begin(), jobs_.end(), [](const Job& a, const Job& b) { return a.base < b.base; });
+  }
+
+  // What a valley's jobs must keep below, the least of it first; the last limit is none.
+  void limits(const Valley& valley, std::vector<Limit>& limits) const {
+    limits.clear();
+    int32_t edge = left_ ? valley.from : valley.to;
+    const int32_t end = left_ ? valley.to : valley.from;
+    for (size_t k = next_; k < jobs_.size() && before(edge, end); ++k) {
+      if (!before(edge, jobs_[k].edge)) continue;
+      limits.push_back({edge, jobs_[k].base});
+      edge = jobs_[k].edge;
+    }
+    if (before(edge, end)) limits.push_back({edge, std::numeric_limits<int64_t>::max()});
+  }
+
+  // The job on which the skyline has come, or -1.
+  int32_t reached(const Valley& valley, int32_t width) const {
+    const bool at_end = left_ ? valley.from == 0 : valley.to == width;
+    return at_end && next_ < jobs_.size() && jobs_[next_].base == valley.height ? jobs_[next_].job : -1;
+  }
+  void pass() { ++next_; }
+  void pass_back() { --next_; }
+
+ private:
+  struct Job {
+    int64_t base;
+    int32_t edge;
+    int32_t job;
+  };
+  bool before(int32_t a, int32_t b) const { return left_ ? a < b : a > b; }
+
+  bool left_;
+  std::vector<Job> jobs_;  // lowest first
+  size_t next_ = 0;        // the lowest that still hangs
+};
+
+class Refill {
+ public:
+  // `goal` is an arena; whatever stays ends within it.
+  Refill(const Stretch& stretch, int64_t goal, uint64_t seed)
+      : jobs_(stretch.jobs), goal_(goal), width_(stretch.width), coarsest_(stretch.mask()),
+        random_(seed), load_(load_of(stretch)), spans_(jobs_, those_to_place(stretch)), left_end_(stretch, true),
+        right_end_(stretch, false), skyline_(ground(stretch)), run_(skyline_.start()), offset_(jobs_.count(), -1) {}
+
+  // Goes on until all is placed or about so many looks are spent; whether all is placed, within the goal.
+  bool advance(int64_t budget) {
+    for (const int64_t until = looks_ + budget; !found() && looks_ < until;) {
+      step();
+      if (load_.most() <= goal_) continue;
+      deepest_ = std::max(deepest_, steps_.size());
+      const auto back = static_cast<size_t>(1 + few / (random_.unit() + 1e-3));
+      for (size_t k = std::min(back, steps_.size()); k > 0; --k) undo();
+    }
+    return found();
+  }
+
+  bool found() const { return placed_ == jobs_.count() && load_.most() <= goal_; }
+  int64_t looks() const { return looks_; }
+  // Of all jobs, those that stay among them.
+  const std::vector<int64_t>& offsets() const { return offset_; }
+
+ private:
+  static constexpr int64_t looks_a_step = 300;  // and its way back; measured
+  static constexpr double few = 2;              // steps that are mostly taken back
+  static constexpr double wild = 0.5;           // part of the steps that are random where it has been before
+  static constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
+
+  struct Step {
+    int32_t job = -1;        // that was placed, or -1: the valley rose
+    int32_t slot = -1;       // where it was among the spans, or -1: it stays
+    int32_t from = 0, to = 0;
+    int64_t lost = 0;        // bytes there
+    size_t mark = 0;         // of the skyline before
+    int32_t run = 0;
+  };
+  struct Window {  // in which a job must lie, and how large it may be
+    int32_t from, to;
+    int64_t most;
+  };
+
+  static std::vector<int32_t> those_to_place(const Stretch& stretch) {
+    std::vector<int32_t> jobs(stretch.free);
+    std::iota(jobs.begin(), jobs.end(), 0);
+    return jobs;
+  }
+  static std::vector<int64_t> load_of(const Stretch& stretch) {
+    std::vector<int64_t> load(stretch.width + 1, 0);
+    for (int32_t j = 0; j < stretch.jobs.count(); ++j) {
+      load[stretch.jobs.pieces[j].start] += stretch.jobs.size[j];
+      load[stretch.jobs.pieces[j].end] -= stretch.jobs.size[j];
+    }
+    for (int32_t t = 1; t < stretch.width; ++t) load[t] += load[t - 1];
+    load[stretch.width] = 0;
+    return load;
+  }
+  // One more instant closes the ring: a wall without end.
+  static std::vector<int64_t> ground(const Stretch& stretch) {
+    std::vector<int64_t> floor(stretch.width + 1, 0);
+    floor[stretch.width] = no_limit;
+    return floor;
+  }
+
+  void step() {
+    looks_ += looks_a_step;
+    const Valley valley = skyline_.valley_from(run_);
+    Step step;
+    step.mark = skyline_.mark(), step.run = run_;
+    step.from = valley.from, step.to = valley.to;
+    if (const int32_t job = left_end_.reached(valley, width_); job >= 0) return left_end_.pass(), place(step, job, valley);
+    if (const int32_t job = right_end_.reached(valley, width_); job >= 0) return right_end_.pass(), place(step, job, valley);
+    left_end_.limits(valley, left_);
+    right_end_.limits(valley, right_);
+    const Spans::Found found = choose(valley);
+    if (found.slot >= 0) {
+      step.slot = found.slot;
+      return place(step, spans_.take(found), valley);
+    }
+    const int64_t height = std::min({valley.before, valley.after, left_[0].top, right_[0].top});
+    step.lost = height - valley.height;
+    load_.add(valley.from, valley.to, step.lost);
+    run_ = skyline_.rise(run_, height);
+    steps_.push_back(step);
+  }
+
+  void place(Step step, int32_t job, const Valley& valley) {
+    const Piece piece = jobs_.pieces[job];
+    step.job = job;
+    offset_[job] = step.slot < 0 ? valley.height : jobs_.aligned(job, valley.height);
+    step.from = piece.start, step.to = piece.end;
+    step.lost = offset_[job] - valley.height;
+    if (step.lost > 0) load_.add(step.from, step.to, step.lost);
+    run_ = skyline_.raise(run_, piece, offset_[job] + jobs_.size[job]);
+    ++placed_;
+    steps_.push_back(step);
+  }
+
+  void undo() {
+    const Step step = steps_.back();
+    steps_.pop_back();
+    skyline_.undo(step.mark);
+    run_ = step.run;
+    if (step.lost > 0) load_.add(step.from, step.to, -step.lost);
+    if (step.job < 0) return;
+    --placed_;
+    offset_[step.job] = -1;
+    if (step.slot >= 0) spans_.put_back(step.slot, step.job);
+    else if (jobs_.pieces[step.job].start == 0) left_end_.pass_back();
+    else right_end_.pass_back();
+  }
+
+  // As FullestFirst does, and where it has been before often with less of the valley, or for smaller jobs.
+  Spans::Found choose(const Valley& valley) {
+    const int32_t fullest = load_.fullest(valley.from, valley.to);
+    const int64_t here = load_[fullest], wall = std::min(valley.before, valley.after);
+    Window window{valley.from, valley.to, no_limit};
+    if (load_[valley.from > 0 ? valley.from - 1 : width_] >= here)
+      window.most = std::min(window.most, valley.before - valley.height);
+    if (load_[valley.to] >= here) window.most = std::min(window.most, valley.after - valley.height);
+    const int64_t most = window.most;
+    const bool narrowed = steps_.size() < deepest_ && random_.unit() < wild;
+    if (narrowed) narrow(window);
+    Spans::Found found = longest(valley, window);
+    if (found.slot < 0 && narrowed) found = longest(valley, window = {valley.from, valley.to, most});
+    if (found.slot < 0 && most < no_limit && here + wall - valley.height > goal_)
+      found = longest(valley, window = {valley.from, valley.to, no_limit});
+    if (found.slot < 0 || spans_.covers(found, fullest, width_ + 1)) return found;
+    const Spans::Found covering = longest(valley, window, fullest, fullest + 1);
+    return covering.slot >= 0 ? covering : found;
+  }
+
+  void narrow(Window& window) {
+    const int32_t part = 1 + (window.to - window.from) / 3;
+    switch (random_.below(3)) {
+      case 0: window.from += random_.below(part); break;
+      case 1: window.to -= random_.below(part); break;
+      default:
+        const auto most = static_cast<double>(std::min(window.most, goal_));
+        window.most = std::max<int64_t>(1, static_cast<int64_t>(most * random_.unit()));
+    }
+  }
+
+  // Below what hangs there; padding is taken to be as much as it can be.
+  Spans::Found longest(const Valley& valley, const Window& window, int32_t start_by, int32_t end_from) const {
+    const int64_t from_height = (valley.height + coarsest_) & ~coarsest_;
+    Spans::Found found;
+    for (const auto& left : left_)
+      for (const auto& right : right_) {
+        const int32_t from = std::max(window.from, left.edge), to = std::min(window.to, right.edge);
+        if (from > start_by || to < end_from || to - from <= found.length) continue;
+        const int64_t top = std::min(left.top, right.top);
+        const int64_t most = top == no_limit ? window.most : std::min(window.most, top - from_height);
+        if (most > 0) spans_.longest(from, start_by, end_from, to, most, found);
+      }
+    return found;
+  }
+  Spans::Found longest(const Valley& valley, const Window& window) const {
+    return longest(valley, window, valley.to, valley.from);
+  }
+
+  const Jobs& jobs_;
+  int64_t goal_;
+  int32_t width_;
+  int64_t coarsest_;
+  Random random_;
+  Fullness load_;
+  Spans spans_;
+  Hanging left_end_, right_end_;
+  SkylineOf<true> skyline_;
+  int32_t run_, placed_ = 0;
+  std::vector<int64_t> offset_;
+  std::vector<Step> steps_;
+  size_t deepest_ = 0;  // steps before it ever went back
+  std::vector<Hanging::Limit> left_, right_;  // of the valley
+  int64_t looks_ = 0;
+};
+
+}  // namespace packing
