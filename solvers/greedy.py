@@ -27,6 +27,8 @@ _SLICE = 10_000_000
 _MANY = 10_000
 #: With more jobs than this, the orders that seldom help are left out.
 _FEW = 50_000
+#: Of more jobs than this, filling all by what is alive takes seconds.
+_HUGE = 400_000
 #: Looks a job of filling by one order, and by what is alive; measured.
 _LOOKS_IN_ORDER, _LOOKS_BY_FULLEST = 50, 500
 #: Looks for mending stretches of time at most, before anything else is tried; about a second.
@@ -62,30 +64,38 @@ def quick(task: Task) -> Order | None:
 def valleys(task: Task) -> Order | None:
     """Valley by valley: the best order to fill them in, or None when there is no reason to go on.
 
-    Earlier starts first, which is quick; by what is alive, nearly always the best, of many jobs at first only
-    where it has to be lower; then other orders.
+    Earlier starts first, which is quick; by what is alive, nearly always the best; then other orders, or
+    stretches of time where there are many jobs.
     """
     others = orders(task.jobs)
     best = others.pop("start")
     if not in_order(task, best()) or _near_enough(task):
         return None
     arena = task.arena
-    if len(task.jobs) > _FEW and can_stretch(task.jobs):
-        if not _by_stretches(task):
-            return None
-        if task.arena <= task.target * (1 + _FAR):
-            return partial(_upwards, task.offsets)
+    if len(task.jobs) > _FEW:
+        return partial(_upwards, task.offsets) if _of_many(task, best()) else None
     if not _by_fullest(task, best()):
         return None
     if task.arena < arena:
         best = partial(_upwards, task.offsets)
-    for order in others.values() if len(task.jobs) <= _FEW else ():
+    for order in others.values():
         arena = task.arena
         if not in_order(task, order()):
             return None
         if task.arena < arena:
             best = order
     return best
+
+
+def _of_many(task: Task, order: NDArray[np.int32]) -> bool:
+    """By what is alive and stretch by stretch, which of very many comes first; whether to go on."""
+    if not can_stretch(task.jobs):
+        return _by_fullest(task, order)
+    if len(task.jobs) <= _HUGE:
+        return _by_fullest(task, order) and _by_stretches(task)
+    if not _by_stretches(task):
+        return False
+    return task.arena <= task.target * (1 + _FAR) or _by_fullest(task, order)
 
 
 def in_order(task: Task, order: NDArray[np.int32]) -> bool:

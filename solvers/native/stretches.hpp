@@ -36,6 +36,7 @@ class Stretches {
   static constexpr int64_t first_patience = 10'000'000, most_patience = int64_t{1} << 40;
   static constexpr int64_t looks_a_job = 600;  // of filling without going back; measured
   static constexpr int64_t looks_to_begin = 50, looks_to_choose = 1000;  // a job; and at least; measured
+  static constexpr int64_t looks_a_piece = 5;  // around the highest; measured
   static constexpr int32_t most_jobs = 20'000;
   static constexpr int32_t first_span = 1500;
 
@@ -112,6 +113,7 @@ class Stretches {
         over[from] += high, over[to] -= high;
         inside_.emplace_back(j, k);
       }
+    looks_ += looks_a_piece * static_cast<int64_t>(inside_.size());
     for (size_t t = 1; t < load.size(); ++t) load[t] += load[t - 1], over[t] += over[t - 1];
     // Of the instants [from, to): what stays at an end must not be above the goal.
     const auto quietest = [&](int32_t from, int32_t to) {
