@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class Row:
     """One allocator on one device's events.
 
     Where the allocator runs out of memory, ``failed_at`` says when, and the figures are those that it would
-    have without a limit.
+    have without a limit; those of what it served, where its own settings limit it.
 
     Attributes:
         allocator: its name.
@@ -58,8 +59,9 @@ class Row:
         external_fragmentation: of what is reserved at most, the part that nobody lives in.
         driver_calls: calls to the device to take or give back memory.
         largest_free_bytes: the largest free block when most is reserved, and most of it in use.
-        fits: whether every alloc fits in the limit; None without a limit.
-        failed_at: the first alloc that does not.
+        fits: whether every alloc fits in the limit, or in that of the allocator's own settings; None where
+            there is none and all fit.
+        failed_at: the first alloc that does not; its event is a row of the whole trace.
         seconds: of processor, for the simulation.
     """
 
@@ -79,8 +81,22 @@ class Row:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The columns by name, ready for JSON."""
-        return asdict(self)
+        """The columns by name, ready for JSON, and no error."""
+        return {**asdict(self), "error": None}
+
+
+@dataclass(frozen=True)
+class Unable:
+    """An allocator that cannot be compared on these events; ``error`` says why, in a line."""
+
+    allocator: str
+    device: int
+    settings: dict[str, Any]
+    error: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The columns of a `Row`, without what is not known."""
+        return dict.fromkeys(column.name for column in fields(Row)) | asdict(self)
 
 
 def compare(
@@ -89,7 +105,7 @@ def compare(
     *,
     limit_bytes: int | None = None,
     told: Callable[[str], object] = lambda _: None,
-) -> Iterator[Row]:
+) -> Iterator[Row | Unable]:
     """Simulate allocators on a trace, a row for each device and allocator, as they become known.
 
     Args:
@@ -99,14 +115,23 @@ def compare(
         told: called with the name of each allocator before it is simulated.
 
     Raises:
-        ValueError: no such allocator or setting, or what was recorded is asked for and not known.
         TraceError: the trace contradicts itself.
     """
+    trace.validate()
     for device in trace.devices:
         events = trace if len(trace.devices) == 1 else trace.on_device(device)
+        rows = np.flatnonzero((trace.device == device) | (trace.kind == Kind.MARK))
         for choice in _all(events) if choices is None else choices:
             told(choice.allocator)
-            yield _row(events, choice, device, limit_bytes)
+            try:
+                row = _row(events, choice, device, limit_bytes)
+            except ValueError as error:  # settings that there are not, or that these events do not go with
+                yield Unable(choice.allocator, device, choice.settings, " ".join(str(error).split()))
+                continue
+            failed = row.failed_at
+            if failed is not None:
+                row = replace(row, failed_at=replace(failed, event=int(rows[failed.event])))
+            yield row
 
 
 def _all(trace: Trace) -> list[Choice]:
@@ -130,8 +155,9 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
     made = _simulation(trace, choice, limit_bytes)
     seconds = time.process_time() - begin
     failure = _failure(made, limit_bytes)
-    if made.failed_at is not None:
-        made = _simulation(trace, choice, None)
+    if made.failed_at is not None and limit_bytes is not None:
+        with contextlib.suppress(ValueError):  # some do not go without a limit
+            made = _simulation(trace, choice, None)
     served = int(made.requested.max(initial=0))  # less than the load where allocs failed
     live, reserved = made.peak_live_bytes, made.peak_reserved_bytes
     whole = max(reserved, 1)
@@ -147,7 +173,7 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
         external_fragmentation=(reserved - live) / whole,
         driver_calls=made.driver_calls,
         largest_free_bytes=made.largest_free_bytes,
-        fits=None if limit_bytes is None else failure is None,
+        fits=None if limit_bytes is None and failure is None else failure is None,
         failed_at=failure,
         seconds=seconds,
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from contextlib import contextmanager
+from multiprocessing import active_children, get_context, parent_process
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -45,10 +48,33 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _processes(count: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(
-        max(count, 1), mp_context=get_context("spawn")
-    )  # a fork would copy our threads
+@contextmanager
+def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
+    """So many processes; an exception, such as Ctrl-C, ends them in the middle of what they do."""
+    others = set(active_children())
+    # Not forked: threads of ours, or of Arrow's, would be missing there.
+    pool = ProcessPoolExecutor(max(count, 1), mp_context=get_context("spawn"), initializer=_begin)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(active_children()) - others:
+            process.terminate()
+        raise
+    pool.shutdown()
+
+
+def _begin() -> None:
+    """In a new process: Ctrl-C is for its parent, and it does not outlive that, whatever ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _through(

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mempool.analysis.compare import Choice, Row, compare
+from mempool.analysis.compare import Choice, Row, Unable, compare
 from mempool.analysis.each import each
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Compared:
     """
 
     file: str
-    rows: tuple[Row, ...] = ()
+    rows: tuple[Row | Unable, ...] = ()
     skipped: Counter[str] | None = None
     error: str | None = None
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mempool.cli.compared import answers, errors, show
 from mempool.cli.options import Lenient  # noqa: TC001 - typer reads it from the signature
-from mempool.cli.output import ExitCode, Stop, console, error_line, percent, print_json, progress, table
+from mempool.cli.output import ExitCode, Stop, error_line, print_json, progress
 from mempool.cli.parsed import parsed
-from mempool.report import binary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import Executor
 
-    from mempool.analysis.compare import Choice, Row
+    from mempool.analysis.compare import Choice
     from mempool.analysis.many import Compared
 
 
@@ -71,6 +71,7 @@ def compare(
         mempool compare 'runs/*/rank*.pickle' --dask tcp://scheduler:8786
     """
     from mempool.analysis.choices import parse_choice
+    from mempool.analysis.compare import Unable
     from mempool.cli.work import tell_skipped
     from mempool.settings import parse_bytes
 
@@ -83,17 +84,17 @@ def compare(
         for one in _compared(paths, choices, limit_bytes, executor, lenient=lenient):
             found.append(one)
             tell_skipped(one.file, one.skipped)
-            if one.error is not None:
-                error_line(one.error)
+            for text in errors(one):
+                error_line(text)
     found.sort(key=lambda one: paths.index(one.file))
     if json:
-        print_json(
-            [{"file": one.file, "skipped": one.skipped, **row.to_dict()} for one in found for row in one.rows]
-        )
+        print_json([row for one in found for row in answers(one)])
     else:
-        _show(found, limit_bytes)
+        show(found, limit_bytes)
     if any(one.error is not None for one in found):
         raise Stop(ExitCode.FILE)
+    if any(isinstance(row, Unable) for one in found for row in one.rows):
+        raise Stop(ExitCode.USAGE)
 
 
 def _paths(given: Sequence[str]) -> list[str]:
@@ -150,76 +151,3 @@ def _compared(
         for done, one in enumerate(results, 1):
             say(f"compared {done} of {len(paths)} files")
             yield one
-
-
-def _show(found: list[Compared], limit_bytes: int | None) -> None:
-    for one in found:
-        for device in dict.fromkeys(row.device for row in one.rows):
-            _table(one.file, device, [row for row in one.rows if row.device == device], limit_bytes)
-    if sum(bool(one.rows) for one in found) > 1:
-        _summary(found, limit_bytes)
-
-
-def _table(file: str, device: int, rows: list[Row], limit_bytes: int | None) -> None:
-    fits = [] if limit_bytes is None else ["fits"]
-    header = ["allocator", "reserved", "lost", "rounding", "largest gap", "calls", *fits, "s"]
-    lines = [
-        [
-            _name(row),
-            binary(row.peak_reserved_bytes),
-            percent(row.fragmentation),
-            percent(row.internal_fragmentation),
-            binary(row.largest_free_bytes),
-            f"{row.driver_calls:,}",
-            *([] if row.fits is None else ["yes" if row.fits else "no"]),
-            f"{row.seconds:.2f}",
-        ]
-        for row in rows
-    ]
-    load = binary(rows[0].peak_load_bytes)
-    table(f"{file}, device {device}: peak load {load}", header, lines)
-    for row in rows:
-        if row.failed_at is not None:
-            console().print(_failure(row, limit_bytes or 0), markup=False)
-
-
-def _name(row: Row) -> str:
-    """As it is written behind ``-a``."""
-    if row.settings.keys() == {"conf"}:
-        return f"{row.allocator}:{row.settings['conf']}"
-    settings = ",".join(f"{key}={value}" for key, value in row.settings.items())
-    return f"{row.allocator}:{settings}" if settings else row.allocator
-
-
-def _failure(row: Row, limit_bytes: int) -> str:
-    failed = row.failed_at
-    assert failed is not None
-    operation = f" in {failed.operation}" if failed.operation else ""
-    return (
-        f"{_name(row)} runs out of {binary(limit_bytes)} at event {failed.event:,}{operation}, "
-        f"which asks for {binary(failed.size_bytes)}"
-    )
-
-
-def _summary(found: list[Compared], limit_bytes: int | None) -> None:
-    """Of each allocator the file in which it reserves most, and in how many it runs out of memory."""
-    rows: dict[str, list[tuple[str, Row]]] = {}
-    for one in found:
-        for row in one.rows:
-            rows.setdefault(_name(row), []).append((one.file, row))
-    lines = []
-    for name, members in rows.items():
-        file, worst = max(members, key=lambda member: member[1].peak_reserved_bytes)
-        least = min(row.peak_reserved_bytes for _, row in members)
-        out = sum(row.fits is False for _, row in members)
-        lines.append(
-            [
-                name,
-                binary(least),
-                binary(worst.peak_reserved_bytes),
-                f"{file}, device {worst.device}",
-                *([] if limit_bytes is None else [f"{out} of {len(members)}"]),
-            ]
-        )
-    header = ["allocator", "least reserved", "most reserved", "where most"]
-    table("all files", header + ([] if limit_bytes is None else ["out of memory"]), lines)

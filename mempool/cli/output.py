@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.console import Console
+    from rich.text import Text
+
+#: Columns of a file or pipe: more than any table has.
+_NO_WIDTH = 10_000
 
 
 class ExitCode(enum.IntEnum):
@@ -64,32 +68,45 @@ def source_line(frame: str) -> str:
 
 
 def console() -> Console:
-    """The terminal, or the file or pipe in its place."""
+    """The terminal, or the file or pipe in its place, which has no width."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, soft_wrap=True, width=_NO_WIDTH)
+
+
+def plain(text: str) -> Text:
+    """Text of others as it is: nothing in it is markup, and what cannot be written is told by its number."""
+    from rich.text import Text
+
+    return Text(text.encode("utf-8", "backslashreplace").decode())
 
 
 def facts(title: str, rows: Sequence[tuple[str, str]]) -> None:
     """Print a table of two columns: what, and how much."""
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table = Table(title=plain(title), title_justify="left", show_header=False, box=None, pad_edge=False)
     for what, text in rows:
-        table.add_row(what, text)
+        table.add_row(plain(what), plain(text))
     console().print(table)
 
 
-def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; all columns but the first are numbers."""
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, fold: int = 0) -> None:
+    """Print a table; all columns but the first and that which may ``fold`` are numbers."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    grid = Table(
+        title=plain(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
     for at, name in enumerate(header):
-        grid.add_column(name, justify="left" if at == 0 else "right", overflow="fold", no_wrap=at > 0)
+        grid.add_column(
+            name, justify="left" if at in (0, fold) else "right", overflow="fold", no_wrap=at != fold
+        )
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*map(plain, row))
     console().print(grid)
 
 

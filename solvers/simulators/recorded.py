@@ -12,11 +12,16 @@ from solvers.simulators.simulation import Segments, Simulation
 from traces.trace import Kind
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from traces.trace import Trace
 
 
 def recorded(trace: Trace) -> Simulation | None:
     """The recorded addresses and segments as a simulation called "recorded"; None where they are not known.
+
+    They are not where an address is missing, or where a buffer lies outside of all that was ever held, as in
+    a recording whose beginning or end is lost.
 
     Bytes in use are the requested ones rounded to the trace's alignment: what the allocator lost beyond that
     inside of blocks is not told. Segments that were there before count as calls to the driver too.
@@ -36,17 +41,32 @@ def recorded(trace: Trace) -> Simulation | None:
     change = np.where(alloc, rounded, 0)
     freed = trace.kind == Kind.FREE
     change[freed] = -rounded[trace.births[freed]]
+    live, reserved, segments = np.cumsum(change), np.cumsum(sign * trace.size), recorded_segments(trace)
+    placed = np.flatnonzero(alloc & (trace.size > 0))
+    if (live > reserved).any() or not _lies_within(segments, trace.address[placed], trace.size[placed]):
+        return None
     return Simulation(
         address=np.where(alloc & (trace.size > 0), trace.address, -1),
-        live=np.cumsum(change),
-        reserved=np.cumsum(sign * trace.size),
-        segments=recorded_segments(trace),
+        live=live,
+        reserved=reserved,
+        segments=segments,
         driver_calls=len(segment),
         failed_at=None,
         allocator="recorded",
         parameters=types.MappingProxyType({}),
         trace=trace,
     )
+
+
+def _lies_within(segments: Segments, address: NDArray[np.int64], size: NDArray[np.int64]) -> bool:
+    """Whether each buffer is in what was held at any time; ranges that touch are one."""
+    order = np.argsort(segments.address, kind="stable")
+    low = segments.address[order]
+    high = np.maximum.accumulate(low + segments.size[order])
+    opens = np.append(True, low[1:] > high[:-1])[: len(low)]
+    low, high = low[opens], np.append(high[:-1][opens[1:]], high[-1:])
+    at = np.searchsorted(low, address, side="right") - 1
+    return bool(((at >= 0) & (address + size <= high[at])).all())
 
 
 class _Range(NamedTuple):

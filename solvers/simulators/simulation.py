@@ -87,12 +87,12 @@ class Simulation(Course):
 
     @property
     def fragmentation(self) -> float:
-        """1 - peak of the bytes asked for / peak of the bytes held; buffers that failed are not asked for."""
-        return (
-            1 - int(self.requested.max(initial=0)) / (self.peak_reserved_bytes or 1)
-            if len(self.live)
-            else 0.0
-        )
+        """1 - peak of the bytes asked for / peak of the bytes held; buffers that failed are not asked for.
+
+        0 where nothing is held.
+        """
+        held = self.peak_reserved_bytes
+        return 1 - int(self.requested.max(initial=0)) / held if held else 0.0
 
     @cached_property
     def requested(self) -> NDArray[np.int64]:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import TYPE_CHECKING, Any
+import os
+import signal
+import subprocess
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from simulations import random_trace
 
 from mempool.cli.app import call
 from mempool.what_if import ALLOCATORS
+from traces import Kind, Trace
 from traces.parquet import write_trace
 
-if TYPE_CHECKING:
-    from pathlib import Path
+COMMAND = str(Path(sysconfig.get_path("scripts"), "mempool"))
 
 TWO = ["-a", "first_fit", "-a", "best_fit:growth_bytes=4MiB"]
 
@@ -80,7 +87,10 @@ def test_a_bad_file_is_told_and_the_others_are_shown(
     (folder / "bad.trace").write_bytes(b"nothing")
     assert call(["compare", "bad.trace", "run0/rank.trace", "gone.trace", "-a", "first_fit", "--json"]) == 3
     output = capsys.readouterr()
-    assert [row["file"] for row in json.loads(output.out)] == ["run0/rank.trace"]
+    told = {row["file"]: row["error"] for row in json.loads(output.out)}
+    assert told.pop("run0/rank.trace") is None
+    assert sorted(told) == ["bad.trace", "gone.trace"]
+    assert all(told.values())
     errors = sorted(output.err.splitlines())
     assert len(errors) == 2
     assert errors[0].startswith("mempool: bad.trace: neither a trace")
@@ -93,7 +103,7 @@ def test_a_bad_file_is_told_and_the_others_are_shown(
         (["run0/rank.trace", "-a", "nobody"], 2, "no allocator 'nobody'"),
         (["run0/rank.trace", "--limit", "much"], 2, "'much' is not a size"),
         (["none*.trace"], 3, "none*.trace: no file matches"),
-        (["run0/rank.trace", "-a", "recorded"], 3, "does not tell what its allocator reserved"),
+        (["run0/rank.trace", "-a", "recorded"], 2, "does not tell what its allocator reserved"),
         ([], 2, "Missing argument"),
     ],
 )
@@ -104,3 +114,87 @@ def test_what_cannot_be_compared_is_told_in_one_line(
     error = capsys.readouterr().err
     assert reason in error
     assert error.count("\n") == 1
+
+
+def test_what_one_allocator_cannot_do_does_not_disturb_the_others(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["compare", "run0/rank.trace", "-a", "bfc:allow_growth=false", "-a", "cupy", "--json"]) == 2
+    output = capsys.readouterr()
+    bfc, cupy = json.loads(output.out)
+    assert bfc.keys() == cupy.keys()
+    assert (bfc["peak_reserved_bytes"], cupy["error"]) == (None, None)
+    assert output.err == f"mempool: run0/rank.trace: bfc:allow_growth=False: {bfc['error']}\n"
+    limited = ["-a", "bfc:allow_growth=false", "--limit", "600KiB", "--json"]
+    assert call(["compare", "run0/rank.trace", *limited]) == 0
+    [row] = said(capsys)
+    assert row["fits"] is False
+    assert 0 < row["peak_reserved_bytes"] <= 600 << 10
+
+
+def test_an_allocator_may_run_out_of_its_own_limit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["compare", "run0/rank.trace", "-a", "cnmem:grows=false", "-a", "cupy"]) == 0
+    text = capsys.readouterr().out
+    assert "cnmem:grows=False runs out of what its settings allow at event " in text
+    assert call(["compare", "run0/rank.trace", "-a", "cnmem:grows=false", "-a", "cupy", "--json"]) == 0
+    assert [row["fits"] for row in said(capsys)] == [False, None]
+
+
+def test_names_are_text_whatever_they_hold(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = Trace.of([Kind.ALLOC], [0], [4096], operation=[0], names=["[/bold]\ud800"])
+    file = "odd [name] x.trace"
+    write_trace(trace, file)
+    assert call(["compare", file, "-a", "cupy", "--limit", "512"]) == 0
+    text = capsys.readouterr().out
+    assert f"{file}, device 0" in text
+    assert "in [/bold]\\ud800, which asks" in text
+
+
+def test_a_trace_without_allocations_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_trace(Trace.of([Kind.MARK], [-1]), "marks.trace")
+    assert call(["compare", "marks.trace"]) == 0
+    assert capsys.readouterr().out == "marks.trace: no allocations\n"
+
+
+def test_a_name_that_is_long_is_whole_where_there_is_no_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["compare", "run0/rank.trace", "run1/rank.trace"]) == 0
+    tables = capsys.readouterr().out
+    assert tables.count("pytorch_expandable") == 3
+    assert tables.count("cnmem_first_block") == 3
+
+
+def test_processes_end_with_their_parent_and_with_ctrl_c(folder: Path) -> None:
+    """However it ends, none of its processes goes on."""
+    write_trace(random_trace(5, 60_000), "large.trace")
+    for k in range(12):
+        (folder / f"l{k}.trace").write_bytes((folder / "large.trace").read_bytes())
+    for number, code in (
+        (signal.SIGKILL, -signal.SIGKILL),
+        (signal.SIGTERM, -signal.SIGTERM),
+        (signal.SIGINT, 130),
+    ):
+        begun = subprocess.Popen(
+            [COMMAND, "compare", *(f"l{k}.trace" for k in range(12))],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        until = time.monotonic() + 60
+        while len(members(begun.pid)) < 3 and time.monotonic() < until:
+            time.sleep(0.05)
+        os.kill(begun.pid, number)
+        assert begun.wait(60) == code
+        while members(begun.pid) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not members(begun.pid)
+
+
+def members(session: int) -> list[int]:
+    """The processes of a session that are not over."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, of = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(of) == session and state != "Z":
+                found.append(int(stat.parent.name))
+    return found

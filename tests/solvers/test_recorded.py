@@ -94,6 +94,16 @@ def test_without_segments_or_addresses_nothing_is_known() -> None:
     assert recorded(Trace.of([Kind.RESERVE, Kind.ALLOC], [-1, 0], [512, 8], address=[0, -1])) is None
 
 
+def test_a_buffer_outside_of_what_was_held_makes_nothing_of_it_known() -> None:
+    """Segments of a recording whose beginning or end is lost say nothing of its memory."""
+    kind = [Kind.RESERVE, Kind.RESERVE, Kind.ALLOC, Kind.ALLOC]
+    for address, known in ((600, True), (1000, False), (1100, False), (2100, False)):
+        trace = Trace.of(kind, [-1, -1, 0, 1], [1024, 512, 8, 200], address=[0, 1536, 0, address])
+        assert (recorded(trace) is not None) == known
+    later = Trace.of([Kind.ALLOC, Kind.RESERVE], [0, -1], [8, 512], address=[0, 0])
+    assert recorded(later) is None
+
+
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared snapshots are not here")
 @pytest.mark.parametrize(
     "name",

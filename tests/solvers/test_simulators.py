@@ -77,6 +77,13 @@ def test_an_empty_trace(allocator: str) -> None:
 
 
 @every
+def test_nothing_of_nothing_is_lost(allocator: str) -> None:
+    """Zero bytes take no memory, or what is held is lost by a share that the parts add up to."""
+    simulation = simulate(Trace.of([0, 0], [0, 1], [0, 0]), allocator)
+    assert simulation.fragmentation == (1 if simulation.peak_reserved_bytes else 0)
+
+
+@every
 def test_what_no_device_has_fails(allocator: str) -> None:
     """Sizes near the largest that a trace may have neither overflow nor fit."""
     trace = Trace.of([0, 0, 1, 1], [0, 1, 0, 1], [1 << 62, 1 << 57, 0, 0])

@@ -7,7 +7,7 @@ import pytest
 from simulations import MIB, random_trace
 
 from mempool.analysis.choices import parse_choice
-from mempool.analysis.compare import RECORDED, Choice, compare
+from mempool.analysis.compare import RECORDED, Choice, Row, Unable, compare
 from mempool.what_if import ALLOCATORS, simulate
 from traces import Kind, Trace
 
@@ -64,9 +64,20 @@ def test_what_was_recorded_runs_out_where_its_segments_pass_the_limit() -> None:
     assert next(compare(trace, limit_bytes=1536)).fits is True
 
 
-def test_what_was_not_recorded_cannot_be_asked_for() -> None:
-    with pytest.raises(ValueError, match="does not tell what its allocator reserved"):
-        list(compare(random_trace(3, 10), [Choice(RECORDED)]))
+def test_what_was_not_recorded_cannot_be_told() -> None:
+    unable, row = compare(random_trace(3, 10), [Choice(RECORDED), Choice("cupy")])
+    assert isinstance(unable, Unable)
+    assert "does not tell what its allocator reserved" in unable.error
+    assert isinstance(row, Row)
+    assert unable.to_dict().keys() == row.to_dict().keys()
+
+
+def test_the_event_that_fails_is_a_row_of_the_whole_trace() -> None:
+    trace = Trace.of([Kind.ALLOC] * 4, [0, 1, 2, 3], MIB, device=[0, 1, 0, 1])
+    rows = compare(trace, [Choice("first_fit")], limit_bytes=2 * MIB - 1)
+    assert [row.failed_at.event for row in rows if isinstance(row, Row) and row.failed_at] == [0, 1]
+    rows = compare(trace, [Choice("first_fit", {"growth_bytes": MIB})], limit_bytes=2 * MIB - 1)
+    assert [row.failed_at.event for row in rows if isinstance(row, Row) and row.failed_at] == [2, 3]
 
 
 def test_settings_are_numbers_sizes_or_words() -> None:

@@ -1,0 +1,118 @@
+"""What ``mempool compare`` says of its rows: objects, tables, a summary of many files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mempool.cli.output import console, percent, plain, table
+from mempool.report import binary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mempool.analysis.compare import Row, Unable
+    from mempool.analysis.many import Compared
+
+
+def answers(one: Compared) -> list[dict[str, Any]]:
+    """The objects of ``--json``; where the file could not be read one that has no more than ``error``."""
+    from mempool.analysis.compare import Row
+
+    about = {"file": one.file, "skipped": one.skipped}
+    if one.error is not None:
+        return [about | dict.fromkeys(Row.__dataclass_fields__) | {"error": one.error}]
+    return [about | row.to_dict() for row in one.rows]
+
+
+def errors(one: Compared) -> Iterator[str]:
+    """One line for what could not be compared."""
+    if one.error is not None:
+        yield one.error
+    for row in one.rows:
+        if (text := row.to_dict()["error"]) is not None:
+            yield f"{one.file}: {_name(row)}: {text}"
+
+
+def show(found: list[Compared], limit_bytes: int | None) -> None:
+    """Print a table for each file and device, and of several files a summary."""
+    for one in found:
+        rows = _known(one)
+        for device in dict.fromkeys(row.device for row in rows):
+            _table(one.file, device, [row for row in rows if row.device == device], limit_bytes)
+        if not one.rows and one.error is None:
+            console().print(plain(f"{one.file}: no allocations"))
+    if sum(bool(_known(one)) for one in found) > 1:
+        _summary(found, limit_bytes)
+
+
+def _known(one: Compared) -> list[Row]:
+    from mempool.analysis.compare import Row
+
+    return [row for row in one.rows if isinstance(row, Row)]
+
+
+def _table(file: str, device: int, rows: list[Row], limit_bytes: int | None) -> None:
+    limited = any(row.fits is not None for row in rows)
+    header = ["allocator", "reserved", "lost", "rounding", "largest gap", "calls", *["fits"] * limited, "s"]
+    lines = [
+        [
+            _name(row),
+            binary(row.peak_reserved_bytes),
+            percent(row.fragmentation),
+            percent(row.internal_fragmentation),
+            binary(row.largest_free_bytes),
+            f"{row.driver_calls:,}",
+            *["no" if row.fits is False else "yes"] * limited,
+            f"{row.seconds:.2f}",
+        ]
+        for row in rows
+    ]
+    load = binary(rows[0].peak_load_bytes)
+    table(f"{file}, device {device}: peak load {load}", header, lines)
+    for row in rows:
+        if row.failed_at is not None:
+            console().print(plain(_failure(row, limit_bytes)))
+
+
+def _name(row: Row | Unable) -> str:
+    """As it is written behind ``-a``."""
+    if row.settings.keys() == {"conf"}:
+        return f"{row.allocator}:{row.settings['conf']}"
+    settings = ",".join(f"{key}={value}" for key, value in row.settings.items())
+    return f"{row.allocator}:{settings}" if settings else row.allocator
+
+
+def _failure(row: Row, limit_bytes: int | None) -> str:
+    failed = row.failed_at
+    assert failed is not None
+    operation = f" in {failed.operation}" if failed.operation else ""
+    limit = "what its settings allow" if limit_bytes is None else binary(limit_bytes)
+    return (
+        f"{_name(row)} runs out of {limit} at event {failed.event:,}{operation}, "
+        f"which asks for {binary(failed.size_bytes)}"
+    )
+
+
+def _summary(found: list[Compared], limit_bytes: int | None) -> None:
+    """Of each allocator the file in which it reserves most, and in how many it runs out of memory."""
+    rows: dict[str, list[tuple[str, Row]]] = {}
+    for one in found:
+        for row in _known(one):
+            rows.setdefault(_name(row), []).append((one.file, row))
+    limited = limit_bytes is not None or any(row.fits is False for one in found for row in _known(one))
+    lines = []
+    for name, members in rows.items():
+        file, worst = max(members, key=lambda member: member[1].peak_reserved_bytes)
+        least = min(row.peak_reserved_bytes for _, row in members)
+        out = sum(row.fits is False for _, row in members)
+        lines.append(
+            [
+                name,
+                binary(least),
+                binary(worst.peak_reserved_bytes),
+                *[f"{out} of {len(members)}"] * limited,
+                f"{file}, device {worst.device}",
+            ]
+        )
+    header = ["allocator", "least reserved", "most reserved", *["out of memory"] * limited, "where most"]
+    table("all files", header, lines, fold=len(header) - 1)
