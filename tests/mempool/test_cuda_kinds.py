@@ -172,6 +172,7 @@ def test_a_device_that_is_not_there_is_told_by_its_index(fake: FakeCuda) -> None
         fake.device(7).check()
 
 
+@pytest.mark.full  # another driver is to be built for it
 def test_a_driver_too_old_for_a_kind_names_what_it_lacks(folder: Path) -> None:
     old = FakeCuda(build.build_library("fake_cuda", folder, defines=("FAKE_WITHOUT_PAGES",)))
     old.set_version(10010)

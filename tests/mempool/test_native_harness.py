@@ -84,6 +84,7 @@ def test_the_harness_notices_each_guard_that_is_taken_out(
     )
 
 
+@pytest.mark.mutation
 def test_without_the_guard_of_the_arena_live_buffers_overlap(folder: Path) -> None:
     program = harness(folder, "none", mutations=True)
     assert stress(program, "pages", 2, 4).returncode == 0
