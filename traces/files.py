@@ -126,9 +126,12 @@ def sniff(path: StrPath) -> FileKind:
     trace of PyTorch's profiler, each as it is or compressed by gzip.
 
     Raises:
-        TraceError: none of them.
+        TraceError: none of them, or a pipe or a device, which is not opened.
         OSError: the file cannot be opened.
     """
+    mode = Path(path).stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise TraceError("no regular file: it is read more than once, so store it first", file=path)
     with Path(path).open("rb") as file:
         head = file.read(4)
     if not head:

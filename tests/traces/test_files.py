@@ -111,6 +111,16 @@ def test_a_file_that_is_nothing_of_ours_is_refused_by_name(tmp_path: Path, conte
         sniff(path)
 
 
+def test_what_can_be_read_only_once_is_refused_so(tmp_path: Path) -> None:
+    """A pipe that nobody writes to, too: it is not opened. What a link leads to counts."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(TraceError, match=f"{path}: no regular file.*store it first"):
+            sniff(path)
+
+
 def test_a_parquet_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
