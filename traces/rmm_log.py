@@ -8,6 +8,7 @@ kept.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from traces.columns import LARGEST
@@ -28,6 +29,7 @@ HEADER = ("thread", "time", "action", "pointer", "size", "stream")
 KNOWN = {"framework": "rmm", "alignment": "256"}
 #: Time of day, with a dot or, in earlier releases, a colon before the fraction; or seconds since 1970.
 _CLOCK = re.compile(r"(?:(\d{1,2}):(\d{2}):)?(\d{1,12})[.:]?(\d{0,9})", re.ASCII)
+_HOUR, _DAY = 3600 * 10**9, 24 * 3600 * 10**9
 
 
 def read_rmm_log(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace:
@@ -64,6 +66,7 @@ def _names(line: bytes) -> Iterator[str]:
 
 def _fill(path: StrPath, log: Log) -> Iterator[None]:
     log.said["failures"] = 0
+    clock = _Clock()
     for row, line in lines(path):
         if row == 1:
             if not is_header(line):
@@ -72,13 +75,13 @@ def _fill(path: StrPath, log: Log) -> Iterator[None]:
             continue
         try:
             if text := text_of(line):
-                _add(log, text.split(","))
+                _add(log, clock, text.split(","))
         except TraceError as error:
             log.refuse(error, row)
         yield
 
 
-def _add(log: Log, fields: list[str]) -> None:
+def _add(log: Log, clock: _Clock, fields: list[str]) -> None:
     if len(fields) != len(HEADER):
         raise TraceError(f"not {len(HEADER)} fields: {len(fields)}")
     action = fields[2].strip().lower()
@@ -92,7 +95,9 @@ def _add(log: Log, fields: list[str]) -> None:
         _number(fields[4], "size"),
         _number(fields[5], "stream"),
     )
-    where = (stream, log.thread(_number(fields[0], "thread")), _time_ns(fields[1]))
+    if address == size == 0:  # RMM's pools answer so where nothing was asked for
+        return
+    where = (stream, log.thread(_number(fields[0], "thread")), clock.time_ns(fields[1]))
     (log.alloc if action == "allocate" else log.free)(0, address, size, *where)
 
 
@@ -107,11 +112,32 @@ def _number(text: str, name: str) -> int:
     return value
 
 
-def _time_ns(text: str) -> int:
-    found = _CLOCK.fullmatch(text.strip())
-    if found is not None:
-        hours, minutes, seconds, fraction = found.groups()
-        whole = (int(hours or 0) * 60 + int(minutes or 0)) * 60 + int(seconds)
-        if whole * 10**9 < LARGEST:
-            return whole * 10**9 + int(fraction.ljust(9, "0"))
-    raise TraceError(f"not a clock's time: {text[:40]!r}")
+@dataclass
+class _Clock:
+    """Of the days before the latest time of day, each as it passed midnight."""
+
+    latest: int = 0
+    days: int = 0
+
+    def time_ns(self, text: str) -> int:
+        found = _CLOCK.fullmatch(text.strip())
+        if found is not None:
+            hours, minutes, seconds, fraction = found.groups()
+            time = ((int(hours or 0) * 60 + int(minutes or 0)) * 60 + int(seconds)) * 10**9
+            time += int(fraction.ljust(9, "0"))
+            if hours is not None and time < LARGEST:
+                time = self._of_day(time)
+            if time < LARGEST:
+                return time
+        raise TraceError(f"not a clock's time: {text[:40]!r}")
+
+    def _of_day(self, time: int) -> int:
+        """A time of day; threads may write a moment before midnight after one that is behind it."""
+        time += self.days * _DAY
+        if time < self.latest - _DAY // 2:
+            self.days += 1
+            time += _DAY
+        elif self.days and time > self.latest + _DAY - _HOUR:
+            return time - _DAY
+        self.latest = max(self.latest, time)
+        return time

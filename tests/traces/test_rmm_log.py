@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -50,6 +51,36 @@ def test_what_is_freed_but_was_never_allocated_was_there_before(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("clock", "minutes"),
+    [
+        (["23:59:00.0", "00:01:00.0", "23:58:00.0", "00:02:00.0"], [1439, 1441, 1438, 1442]),
+        (["13:00:00.0", "02:00:00.0", "14:30:00.0", "01:00:00.0"], [780, 120, 870, 1500]),
+        (["20:00:00.0", "06:00:00.0", "20:00:00.0", "06:00:00.0"], [1200, 1800, 2640, 3240]),
+        (["00:30:00.0", "23:45:00.0"], [30, 1425]),
+    ],
+)
+def test_a_clock_that_goes_back_by_half_a_day_passed_midnight(
+    tmp_path: Path, clock: list[str], minutes: list[int]
+) -> None:
+    """From there on a day more; threads that wait for each other may still write a moment before it."""
+    lines = [f"1,{time},allocate,{at:#x}00,5,0" for at, time in enumerate(clock, 1)]
+    assert read_rmm_log(written(tmp_path, *lines)).time_ns.tolist() == [at * 60 * 10**9 for at in minutes]
+
+
+def test_nothing_is_allocated_and_freed_at_no_address(tmp_path: Path) -> None:
+    """RMM's pools answer a request of 0 bytes so, however often; but nothing else has no address."""
+    nothing = (
+        "1,00:00:01.0,allocate,(nil),0,0",
+        "1,00:00:01.0,allocate,0x0,0,0",
+        "1,00:00:02.0,free,(nil),0,0",
+    )
+    assert len(read_rmm_log(written(tmp_path, *nothing, *nothing[2:]))) == 0
+    some = "1,00:00:01.0,allocate,(nil),5,0"
+    with pytest.raises(TraceError, match="row 4: allocated again without a free: address 0x0"):
+        read_rmm_log(written(tmp_path, nothing[0], some, some))
+
+
+@pytest.mark.parametrize(
     ("line", "reason"),
     [
         ("1,00:00:01.0,allocate,0x100,5,0", "allocated again without a free: address 0x100"),
@@ -79,3 +110,15 @@ def test_a_line_that_cannot_be_is_named(tmp_path: Path, line: str, reason: str) 
 def test_another_header_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="not a log of RMM"):
         read_rmm_log(written(tmp_path, header="id,lower,upper,size\n"))
+
+
+def test_days_without_end_are_refused(tmp_path: Path) -> None:
+    """A clock that goes round and round ends where a trace's times do; an impossible time turns no day."""
+    turns = [
+        f"1,{hour:02}:00:00.0,{what},0x100,5,0" for hour, what in ((23, "allocate"), (0, "free"))
+    ] * 60_000
+    with pytest.raises(TraceError, match="not a clock's time"):
+        read_rmm_log(written(tmp_path, *turns))
+    beyond = "1,00:00:999999999999.0,allocate,0x100,5,0"
+    trace = read_rmm_log(written(tmp_path, beyond, "1,01:00:00.0,allocate,0x100,5,0"), skipped=Counter())
+    assert trace.time_ns.tolist() == [3600 * 10**9]
