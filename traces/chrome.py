@@ -38,6 +38,8 @@ CPU, HOST = 0, -1
 _HOST_ALIGNMENT, _DEVICE_ALIGNMENT = 64, 512
 _OPERATORS = ("cpu_op", "Operator")
 _FUNCTIONS = ("python_function", "Python")
+#: Of a step; early releases call it an operator. ``gpu_user_annotation`` tells it again, on the GPU's track.
+_STEPS = ("user_annotation", *_OPERATORS)
 #: ``FILE(LINE): FUNCTION``; the line is the function's first.
 _FUNCTION = re.compile(r"(?!torch/|.*/torch/)(?:.*/)?([^/]+\.py)\((\d+)\): ")
 _MOST_NAMES, _NAME_CHARS = 1 << 20, 200
@@ -99,7 +101,9 @@ class _Seen:
         name, phase, category = event.get("name"), event.get("ph"), event.get("cat")
         if type(name) is not str:
             return
-        if phase == "X" and category in _OPERATORS:
+        if phase == "X" and category in _STEPS and name.startswith("ProfilerStep#"):
+            self.memory.extend((_time(event, "ts"), self._thread(event), 0, 0, 0, row))
+        elif phase == "X" and category in _OPERATORS:
             self._add_operator(event, name)
         elif phase == "X" and category in _FUNCTIONS:
             if (line := self._line(name)) >= 0:
@@ -108,8 +112,6 @@ class _Seen:
             self._add_memory(event, row)
         elif name == "[OutOfMemory]":
             self.log.said["failures"] += 1
-        elif phase == "X" and name.startswith("ProfilerStep#"):
-            self.memory.extend((_time(event, "ts"), self._thread(event), 0, 0, 0, row))
 
     def _add_operator(self, event: dict[str, Any], name: str) -> None:
         self.operators.extend(self._span(event, self._name(name)))

@@ -114,6 +114,14 @@ def test_a_profilers_steps_are_marks(tmp_path: Path) -> None:
     assert trace.kind.tolist() == [Kind.MARK, Kind.ALLOC, Kind.MARK]
 
 
+@pytest.mark.parametrize(("category", "marks"), [("Operator", 1), ("cpu_op", 1), ("gpu_user_annotation", 0)])
+def test_a_step_is_a_mark_once(category: str, marks: int, tmp_path: Path) -> None:
+    """Early releases call it an operator; what a GPU did in it is told a second time, on the GPU's track."""
+    steps = span(category, "ProfilerStep#1", 1, 5)
+    trace = read_chrome(stored(tmp_path / "t.json", memory(2, 512, 8), steps))
+    assert (trace.kind == Kind.MARK).sum() == marks
+
+
 @given(
     sizes=st.lists(st.integers(1, 2**40), min_size=1, max_size=20),
     data=st.data(),
