@@ -70,7 +70,7 @@ def read_chrome(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace:
 def _fill(path: StrPath, log: Log) -> Iterator[None]:
     seen = _Seen(log)
     log.said["failures"] = 0
-    for row, event in enumerate(trace_events(path)):
+    for row, event in enumerate(trace_events(path, log.skipped)):
         if row >= MAX_EVENTS:
             raise TraceError(f"more than {MAX_EVENTS} events, the most read at once")
         try:

@@ -16,6 +16,7 @@ from traces.errors import TraceError
 from traces.text_files import opened
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterator
     from gzip import GzipFile
 
@@ -25,24 +26,30 @@ MAX_VALUE_CHARS = 1 << 22
 _CHUNK_BYTES = 1 << 18
 _IN_NUMBERS = "0123456789.eE+-"
 _SPACE = re.compile(r"[ \t\r\n]*")
+_CUT = "truncated, or not JSON"
 _decode = json.JSONDecoder(strict=False).raw_decode  # names of functions hold anything
 
 
-def trace_events(path: StrPath) -> Iterator[Any]:
+def trace_events(path: StrPath, skipped: Counter[str] | None = None) -> Iterator[Any]:
     """The values of the list ``traceEvents``, or of a file that is one list, whatever they are.
 
-    Other keys beside that list are passed over; what follows it is not read.
+    Other keys beside that list are passed over; what follows it is not read. A file that is one list may lack
+    its end (Google, "Trace Event Format", "JSON Array Format").
+
+    Args:
+        path: the file.
+        skipped: where given, of a truncated list its whole values are read, and ``truncated`` is counted.
 
     Raises:
         TraceError: naming the file, and as its row the index of the event: not JSON, truncated, a value
             longer than `MAX_VALUE_CHARS`, no such list.
         OSError: the file cannot be read.
     """
-    count = 0
+    count, in_list = 0, False
     try:
         with opened(path) as file:
             window = _Window(file)
-            if window.at_list():
+            if in_list := window.at_list():
                 while (value := window.element(first=count == 0)) is not _END:
                     yield value
                     count += 1
@@ -50,11 +57,29 @@ def trace_events(path: StrPath) -> Iterator[Any]:
     except UnicodeDecodeError:
         raise TraceError("not UTF-8 text", file=path, row=count) from None
     except TraceError as error:
+        if skipped is not None and in_list and isinstance(error, _TruncatedError):
+            skipped["truncated"] += 1
+            return
         raise TraceError(error.reason, file=path, row=count if error.row is None else error.row) from None
     raise TraceError("JSON, but not a Chrome trace: it has no list 'traceEvents'", file=path)
 
 
 _END = object()
+_CLOSING = re.compile(r"[]}]")
+
+
+class _TruncatedError(TraceError):
+    """The file ends within a value, or where one belongs."""
+
+    def __init__(self) -> None:
+        super().__init__(_CUT)
+
+
+def _cut(text: str, error: ValueError) -> bool:
+    """Whether what is wrong may be the text's end alone: it is in a string, or nothing closes after it."""
+    if not isinstance(error, json.JSONDecodeError):
+        return False
+    return error.msg.startswith("Unterminated string") or not _CLOSING.search(text, error.pos)
 
 
 class _Window:
@@ -64,11 +89,13 @@ class _Window:
         self._file = file
         self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
         self._text, self._at, self._ended = "", 0, False
+        self._may_end = False  # where the next element belongs
 
     def at_list(self) -> bool:
         """Go to the first element of the list of events; False if the file has none."""
         opening = self._next()
         if opening == "[":
+            self._may_end = True
             return True
         if opening != "{":
             raise TraceError("not JSON: neither an object nor a list")
@@ -88,12 +115,15 @@ class _Window:
     def element(self, *, first: bool) -> Any:
         """The next element of the list, or `_END`."""
         mark = self._peek()
-        if mark == "]":
-            return _END
-        if not first:
-            if mark != ",":
-                raise TraceError("not JSON: no comma between events" if mark else "truncated, or not JSON")
+        if mark == "," and not first:
             self._at += 1
+            if self._peek() or not self._may_end:
+                return self._value()
+            return _END
+        if mark == "]" or (not mark and self._may_end):
+            return _END
+        if mark and not first:
+            raise TraceError("not JSON: no comma between events")
         return self._value()
 
     def _value(self) -> Any:
@@ -106,10 +136,9 @@ class _Window:
                     return value
             except RecursionError:
                 raise TraceError("not a Chrome trace: its values are nested too deep") from None
-            except ValueError:
-                pass  # of what may be only its beginning
-            if self._ended:
-                raise TraceError("truncated, or not JSON")
+            except ValueError as error:  # of what may be only its beginning
+                if self._ended:
+                    raise (_TruncatedError() if _cut(self._text, error) else TraceError(_CUT)) from None
             if len(self._text) - self._at > MAX_VALUE_CHARS:
                 raise TraceError(f"not JSON, or a value longer than {MAX_VALUE_CHARS} characters")
             self._fill()
@@ -134,4 +163,4 @@ class _Window:
         rest = self._text[self._at :]
         raw = self._file.read(max(_CHUNK_BYTES, len(rest)))
         self._ended = not raw
-        self._text, self._at = rest + self._decode(raw, self._ended), 0
+        self._text, self._at = rest + self._decode(raw), 0  # half a character at the end is none

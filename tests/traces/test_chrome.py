@@ -235,6 +235,16 @@ def test_a_file_without_memory_events_says_how_to_record_them(tmp_path: Path) ->
         read_chrome(path)
 
 
+def test_a_truncated_file_is_read_as_far_as_it_came_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = stored(tmp_path / "t.json", memory(1, 64, 8), memory(2, 128, 8))
+    path.write_text(path.read_text()[:-80])
+    with pytest.raises(TraceError, match="row 1: truncated"):
+        read_chrome(path)
+    skipped = Counter[str]()
+    assert read_chrome(path, skipped=skipped).load().tolist() == [8]
+    assert skipped == {"truncated": 1}
+
+
 RECORD = """
 import sys, torch
 from torch.profiler import ProfilerActivity, profile, schedule

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import tracemalloc
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -65,6 +66,36 @@ def test_a_file_cut_anywhere_gives_what_came_before_and_an_error(tmp_path: Path)
             with pytest.raises(TraceError, match=str(path)):
                 found.extend(trace_events(path))
         assert found == events[: len(found)]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b",", b" , \n"])
+def test_a_list_may_lack_its_end(end: bytes, tmp_path: Path) -> None:
+    """So the format has it, for programs that are killed; a list inside an object may not."""
+    path = tmp_path / "t.json"
+    for events in ([], [{"ts": 1}], [{"ts": 1}, {"name": "\u00e9"}]):
+        path.write_bytes(json.dumps(events, ensure_ascii=False)[:-1].encode() + (end if events else b""))
+        assert list(trace_events(path)) == events
+        path.write_bytes(b'{"traceEvents": ' + path.read_bytes())
+        with pytest.raises(TraceError, match=f"row {len(events)}: truncated"):
+            list(trace_events(path))
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"traceEvents": ['])
+def test_whole_events_before_the_end_are_kept_where_that_is_asked_for(opening: bytes, tmp_path: Path) -> None:
+    """Cut within an event, even within a character, it is truncated; what is no JSON stays an error."""
+    path, begun = tmp_path / "t.json", opening + b'{"ts": 1},'
+    event = '{"name": "\u00e9\\n}", "args": {"x": [1, null, -2.5e-7]}}'.encode()
+    for end in range(1, len(event)):
+        path.write_bytes(begun + event[:end])
+        with pytest.raises(TraceError, match="row 1: truncated"):
+            list(trace_events(path))
+        skipped = Counter[str]()
+        assert list(trace_events(path, skipped)) == [{"ts": 1}]
+        assert skipped == {"truncated": 1}
+    for wrong in (b"]}", b"nonsense}]}", b'{"ts" 1}, {"ts": 2}]}'):
+        path.write_bytes(begun + wrong)
+        with pytest.raises(TraceError, match="row 1: truncated, or not JSON"):
+            list(trace_events(path, Counter()))
 
 
 def deep(path: Path) -> None:
