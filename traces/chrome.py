@@ -41,7 +41,7 @@ _FUNCTIONS = ("python_function", "Python")
 #: Of a step; early releases call it an operator. ``gpu_user_annotation`` tells it again, on the GPU's track.
 _STEPS = ("user_annotation", *_OPERATORS)
 #: ``FILE(LINE): FUNCTION``; the line is the function's first.
-_FUNCTION = re.compile(r"(?!torch/|.*/torch/)(?:.*/)?([^/]+\.py)\((\d+)\): ")
+_FUNCTION = re.compile(r"(?!torch/|.*(?:site|dist)-packages/torch/)(?:.*/)?([^/]+\.py)\((\d+)\): ")
 _MOST_NAMES, _NAME_CHARS = 1 << 20, 200
 _MOST_DEVICES = 1 << 16
 _ROWS = 1 << 16  # made Python's numbers at a time

@@ -31,6 +31,7 @@ _KINDS = {
     "segment_free": Kind.RELEASE,
     "segment_unmap": Kind.RELEASE,
 }
+_PYTORCHS = re.compile(r"torch/|.*(site|dist)-packages/torch/", re.DOTALL)
 _OPERATION = re.compile(r"at::_ops::(\w+)::", re.ASCII)
 
 
@@ -115,7 +116,7 @@ def _where(frames: list[Any]) -> tuple[str, str]:
         name, file = str(_dict(frame).get("name", "")), str(frame.get("filename", ""))
         if not operation and (found := _OPERATION.match(name)):
             operation = found[1]
-        if file.endswith(".py") and "/torch/" not in file:
+        if file.endswith(".py") and not _PYTORCHS.match(file):
             line = f"{file.rsplit('/', 1)[-1]}:{frame.get('line', 0)}"
             break
     return operation, line

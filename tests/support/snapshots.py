@@ -38,12 +38,22 @@ def stored(path: Path, *devices: list[Any], segments: list[Any] | None = None, *
 
 
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_map", "segment_free", "oom")
+FILES = (
+    "??",
+    "/a/train.py",
+    "model.py",
+    "/x/torch/a.py",
+    "/site-packages/torch/a.py",
+    "torch/a.py",
+    "é.py",
+    ".py",
+)
 FRAMES = st.fixed_dictionaries(
     {
         "name": st.sampled_from(
             ["main", "at::_ops::mul_Tensor::call(x)", "at::_ops::add", "é\N{PARTY POPPER}"]
         ),
-        "filename": st.sampled_from(["??", "/a/train.py", "model.py", "/x/torch/nn.py", "é.py", ".py"]),
+        "filename": st.sampled_from(FILES),
     },
     optional={"line": st.integers(0, 70_000), "fx_node": st.none() | st.floats()},
 )

@@ -57,7 +57,7 @@ def test_memory_events_become_buffers_in_the_order_of_their_times(tmp_path: Path
         span("cpu_op", "aten::randn", 9, 20),
         span("cpu_op", "aten::add", 0, 100, tid=8),
         span("python_function", "train.py(12): step", 1, 90),
-        span("python_function", "/home/me/lib/torch/nn/modules/module.py(9): _call_impl", 2, 80),
+        span("python_function", "/home/me/site-packages/torch/nn/modules/module.py(9): _call_impl", 2, 80),
         span("python_function", "torch/nn/modules/linear.py(7): forward", 2, 80),
         span("python_function", "<built-in method randn>", 3, 70),
         memory(12, 512, 100),
@@ -82,6 +82,16 @@ def test_early_releases_tell_source_lines_with_the_operators(tmp_path: Path) -> 
     path = stored(tmp_path / "t.json", operator, memory(12, 512, 100) | {"tid": "456"})
     trace = read_chrome(path)
     assert (names(trace, "operation"), names(trace, "frame")) == (["aten::empty"], ["model.py:31"])
+
+
+@pytest.mark.parametrize(
+    ("file", "own"),
+    [("/x/dist-packages/torch/a.py", False), ("torch/a.py", False), ("/me/torch/a.py", True)],
+)
+def test_a_folder_of_ones_own_may_be_named_as_pytorch_is(file: str, own: bool, tmp_path: Path) -> None:
+    functions = [span("python_function", name, 1, 9) for name in ("b.py(5): g", f"{file}(3): f")]
+    trace = read_chrome(stored(tmp_path / "t.json", *functions, memory(2, 512, 8)))
+    assert names(trace, "frame") == ["a.py:3" if own else "b.py:5"]
 
 
 def test_devices_are_told_apart_and_the_host_from_them(tmp_path: Path) -> None:

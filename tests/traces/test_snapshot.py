@@ -125,6 +125,23 @@ def test_operation_and_source_line_come_from_the_stack_without_folders(tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("file", "own"),
+    [
+        ("/opt/lib/python3.12/site-packages/torch/nn/a.py", False),
+        ("/usr/lib/python3/dist-packages/torch/nn/a.py", False),
+        ("torch/nn/a.py", False),
+        ("/home/me/torch/a.py", True),
+        ("src/torch/a.py", True),
+        ("mytorch/a.py", True),
+    ],
+)
+def test_a_folder_of_ones_own_may_be_named_as_pytorch_is(file: str, own: bool, tmp_path: Path) -> None:
+    frames = [{"name": "f", "filename": file, "line": 3}, {"name": "g", "filename": "b.py", "line": 5}]
+    trace = read_snapshot(stored(tmp_path / "s", [event("alloc", 512, 1, frames=frames)]))
+    assert trace.names == ("a.py:3" if own else "b.py:5",)
+
+
+@pytest.mark.parametrize(
     ("events", "reason"),
     [
         ([event("alloc", 512, 1), event("alloc", 512, 1)], "event 1: address 0x200 is allocated again"),

@@ -36,11 +36,16 @@ inline std::string_view operation_in(std::string_view name) {
   return rest.substr(end, 2) == "::" ? rest.substr(0, end) : std::string_view{};
 }
 
+// PyTorch as it is installed, or without the folders before it; a user's own folder may have its name.
+inline bool is_pytorchs(std::string_view file) {
+  return file.substr(0, 6) == "torch/" || file.find("site-packages/torch/") != std::string_view::npos ||
+         file.find("dist-packages/torch/") != std::string_view::npos;
+}
+
 // Python outside of PyTorch.
 inline bool is_users(std::string_view file) {
   constexpr std::string_view python = ".py";
-  return file.size() >= python.size() && file.substr(file.size() - python.size()) == python &&
-         file.find("/torch/") == std::string_view::npos;
+  return file.size() >= python.size() && file.substr(file.size() - python.size()) == python && !is_pytorchs(file);
 }
 
 class Places {
