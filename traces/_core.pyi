@@ -68,3 +68,18 @@ def read_snapshot(descriptor: int, total: int, lenient: bool, paths: bool, progr
     """
     Read a snapshot from an open file of `total` bytes (0: unknown), of which `progress` is told; Refused says why not.
     """
+
+class Living:
+    """
+    Which buffer lives at which address of a device; what cannot be is Refused.
+    """
+
+    def __init__(self) -> None: ...
+
+    def alloc(self, address: int, size: int, buffer: int) -> None:
+        """A buffer, by its number, is born."""
+
+    def free(self, address: int, size: int, unknown: int) -> int:
+        """
+        The buffer that is freed; `unknown`, of so many bytes, where none was ever seen there.
+        """

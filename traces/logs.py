@@ -8,15 +8,15 @@ twice: for what was there before, then for its events.
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from traces import _core
 from traces.columns import LARGEST, MAX_EVENTS, MOST_THREADS, PIECE_EVENTS
 from traces.errors import TraceError
-from traces.living import Living
 from traces.trace import COLUMNS, Kind, Trace
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     #: Reads a file into a log, and yields after each line or so, that pieces may be taken.
     Fill = Callable[[StrPath, "Log"], Iterator[None]]
 
-#: Each device has addresses of its own, all below this.
-_ADDRESSES = 1 << 63
 _WIDTH = len(COLUMNS)
 
 
@@ -46,7 +44,8 @@ class Log:
     skipped: Counter[str] | None = None
     said: Counter[str] = field(default_factory=Counter)
     names: Sequence[str] = ()
-    _living: Living = field(default_factory=Living)
+    _living: defaultdict[int, _core.Living] = field(default_factory=lambda: defaultdict(_core.Living))
+    _buffers: int = 0
     _threads: dict[Hashable, int] = field(default_factory=dict)
     _rows: array[int] = field(default_factory=lambda: array("q"))
     _before: array[int] = field(default_factory=lambda: array("q"))
@@ -56,17 +55,28 @@ class Log:
         """A new buffer; ``where`` is stream, thread, time in ns and, if known, operation and frame.
 
         Raises:
-            TraceError: another lives at the address.
+            TraceError: another lives at the address, or overlaps it.
         """
-        place = address + device * _ADDRESSES
-        if place in self._living.at:
-            raise TraceError(f"allocated again without a free: address {address:#x}")
-        self._add(self._rows, Kind.ALLOC, self._living.alloc(place), size, device, address, *where)
+        buffer = self._buffers
+        try:
+            self._living[device].alloc(address, size, buffer)
+        except _core.Refused as error:
+            raise TraceError(f"{error}: address {address:#x}") from None
+        self._buffers += 1
+        self._add(self._rows, Kind.ALLOC, buffer, size, device, address, *where)
 
     def free(self, device: int, address: int, size: int, *where: int) -> None:
-        """The end of a buffer, as `alloc`; ``size`` counts if it was there before the log."""
-        buffer, before = self._living.free(address + device * _ADDRESSES)
-        if before:
+        """The end of a buffer, as `alloc`; ``size`` counts if it was there before the log.
+
+        Raises:
+            TraceError: it was freed already, or was there before and overlaps one that is alive.
+        """
+        try:
+            buffer = self._living[device].free(address, size, self._buffers)
+        except _core.Refused as error:
+            raise TraceError(f"{error}: address {address:#x}") from None
+        if buffer == self._buffers:
+            self._buffers += 1
             self._add(self._before, Kind.ALLOC, buffer, size, device, address, *where[:3])
         self._add(self._rows, Kind.FREE, buffer, 0, device, -1, *where)
 
@@ -167,7 +177,7 @@ def read_log(
 def iter_log(
     path: StrPath, fill: Fill, known: Mapping[str, str], skipped: Counter[str] | None = None
 ) -> Iterator[Trace]:
-    """A log as pieces of a trace, in bounded memory but for what is alive: the file is read twice.
+    """A log as pieces of a trace, in bounded memory but for its addresses: the file is read twice.
 
     The first piece, which may be empty, is what was there before the log.
 

@@ -60,7 +60,7 @@ def read(
 def read_pieces(path: StrPath, *, skipped: Counter[str] | None = None) -> Iterator[Trace]:
     """Read a file as pieces of one trace, each with names of its own and the metadata of the whole.
 
-    Logs of RMM and of CuPy are read twice, in bounded memory but for what is alive; other formats are one
+    Logs of RMM and of CuPy are read twice, in bounded memory but for their addresses; other formats are one
     piece. A piece may free what an earlier one allocated. ``skipped`` is complete after the first piece.
 
     Args:

@@ -158,7 +158,7 @@ class Snapshots {
     if (action == 3) ++rows_;
     to_.code("}(");
     field("action"), to_.text(actions[action]);
-    field("addr", static_cast<uint64_t>(place) * 512), field("size", static_cast<uint64_t>(random_.below(1000)));
+    field("addr", static_cast<uint64_t>(place) * 1024), field("size", static_cast<uint64_t>(random_.below(1000)));
     field("stream", 0), field("time_us", static_cast<uint64_t>(random_.below(100)));
     field("frames"), to_.code("](");
     for (int32_t n = random_.below(4); n > 0; --n) to_.get(frames_[static_cast<size_t>(random_.below(static_cast<int32_t>(frames_.size())))]);

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from held_model import Held
+from living_model import Living
 from plain_pickles import read_plain
 
 from traces.columns import LARGEST
 from traces.errors import TraceError
-from traces.living import Living
 from traces.trace import COLUMNS, Kind, Trace
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class _Device:
     before: list[tuple[int, ...]] = field(default_factory=list)
     living: Living = field(default_factory=Living)
     segments: Held = field(default_factory=Held)
-    seen: set[int] = field(default_factory=set)
+    buffers: int = 0
     stacks: list[tuple[str, str]] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
 
@@ -92,16 +92,15 @@ def _add(device: _Device, event: dict[Any, Any], known: dict[int, int]) -> None:
         device.rows.append((kind, -1, size, stream, time, -1, address))
         return
     if kind == Kind.FREE:
-        buffer, before = device.living.free(address)
-        if before and address in device.seen:
-            raise TraceError(f"address {address:#x} is freed again without an alloc")
-        device.seen.add(address)
-        if before:
+        buffer = device.living.free(address, size, device.buffers)
+        if buffer == device.buffers:
+            device.buffers += 1
             device.before.append((Kind.ALLOC, buffer, size, stream, time, -1, address))
         device.rows.append((Kind.FREE, buffer, 0, stream, time, -1, -1))
         return
-    buffer = device.living.alloc(address)
-    device.seen.add(address)
+    buffer = device.buffers
+    device.living.alloc(address, size, buffer)
+    device.buffers += 1
     frames = event.get("frames", _NOWHERE)
     if id(frames) not in known:
         known[id(frames)] = len(device.stacks)
@@ -131,13 +130,11 @@ def _held(devices: list[_Device], segment: dict[Any, Any]) -> None:
     begin = address = _integer(segment, "address")
     for block in map(_dict, _list(segment.get("blocks", []))):
         address = _integer(block, "address") if "address" in block else address
-        if str(block.get("state")).startswith("active") and address not in device.living.at:
+        if str(block.get("state")).startswith("active"):
             size = _integer(block, "requested_size" if "requested_size" in block else "size")
-            if address in device.seen:
-                raise TraceError(f"address {address:#x} is freed, and alive at the end")
-            device.seen.add(address)
-            buffer = device.living.alloc(address)
-            device.before.append((Kind.ALLOC, buffer, size, stream, -1, -1, address))
+            if device.living.alive(address, size, device.buffers):
+                device.before.append((Kind.ALLOC, device.buffers, size, stream, -1, -1, address))
+                device.buffers += 1
         address += _integer(block, "size")
     device.segments.at[begin] = (max(address - begin, _integer(segment, "total_size")), stream)
 
@@ -163,7 +160,7 @@ def _joined(devices: list[_Device]) -> Trace:
         clock[: len(device.before)] = -1
         rows[:, 1] += first
         rows[rows[:, 0] >= Kind.RESERVE, 1] = -1
-        first += device.living.buffers
+        first += device.buffers
         texts = np.array(
             [[names.setdefault(text, len(names)) if text else -1 for text in pair] for pair in device.stacks]
             + [[-1, -1]],

@@ -153,6 +153,8 @@ def test_a_folder_of_ones_own_may_be_named_as_pytorch_is(file: str, own: bool, t
         ([event("alloc", 512, "a\nb" * 40)], r"size is 'a\?ba\?b"),  # type: ignore[arg-type]
         ([event("alloc", [], 1)], "addr is a list, not a number"),  # type: ignore[arg-type]
         ([event("free", 512, 1)] * 2, "address 0x200 is freed again without an alloc"),
+        ([event("alloc", 512, 99), event("alloc", 610, 1)], "event 1: address 0x262 is allocated over a"),
+        ([event("alloc", 512, 99), event("free", 500, 13)], "event 1: address 0x1f4 is freed, but overlaps"),
         ([event("alloc", 512, 1, frames=[3])], "a number where a dict belongs"),
         ([{"action": "alloc"}], "addr is missing"),
         ([7], "a number where a dict belongs"),
@@ -280,6 +282,25 @@ def test_what_is_both_an_event_and_a_frame_is_read_as_both(tmp_path: Path) -> No
     assert read_snapshot(path).names == ("mul", "a.py:3")
 
 
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        ([event("alloc", 512, 8)], "alive at the end, but overlaps another"),
+        ([event("free_completed", 0, 8)], "freed, and alive at the end"),
+    ],
+)
+def test_what_is_alive_at_the_end_may_not_contradict_the_events(
+    events: list[Any], reason: str, tmp_path: Path
+) -> None:
+    held = segment((0, 1024, 513, "active_allocated"), (1024, 512, 512, "active_allocated"))
+    path = stored(tmp_path / "s", events, segments=[held])
+    with pytest.raises(TraceError, match=f"segment 0: address 0x0 is {reason}"):
+        read_snapshot(path)
+    skipped = Counter[str]()
+    read_snapshot(path, skipped=skipped).validate()
+    assert skipped == {reason: 1}
+
+
 def test_frames_are_no_events(tmp_path: Path) -> None:
     frames = [{"filename": "a.py", "line": 3}]
     with pytest.raises(TraceError, match="device 0: a stack of frames where another list belongs"):
@@ -296,6 +317,7 @@ def test_folders_of_source_lines_are_kept_where_they_are_asked_for(tmp_path: Pat
 WRONG = {
     "allocated again without a free": lambda: event("alloc", 0, 7),
     "freed again without an alloc": lambda: event("free_completed", 512, 1),
+    "allocated over a buffer that is alive": lambda: event("alloc", 3, 1),
     "size is out of range": lambda: event("alloc", 4096, -1),
     "addr is missing": lambda: {"action": "segment_free"},
     "time_us is not a number": lambda: event("alloc", 4096, 1, time_us="now"),

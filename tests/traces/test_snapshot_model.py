@@ -53,7 +53,7 @@ def small() -> bytes:
     ]
     trace = [
         event("segment_alloc", 0, 1 << 21, 1),
-        event("alloc", 512, 70_000, 2, frames=frames),
+        event("alloc", 1 << 21, 70_000, 2, frames=frames),
         event("free_completed", 1 << 40, 5, 3, frames=list(frames)),
     ]
     held = [segment((0, 1024, 1000, "active_allocated"), (1024, 1 << 20, 0, "inactive"))]
@@ -74,7 +74,9 @@ def test_the_lenient_reader_keeps_the_events_before_the_end_of_a_truncated_snaps
     tmp_path: Path, devices: int, python: bool
 ) -> None:
     """But for the last, which may not have been whole, and without what the segments say of the end."""
-    many = [event("alloc", 512 * at, at, at, frames=[{"filename": "a.py", "line": at}]) for at in range(1500)]
+    many = [
+        event("alloc", 2048 * at, at, at, frames=[{"filename": "a.py", "line": at}]) for at in range(1500)
+    ]
     held = [segment((1 << 40, 512, 400, "active_allocated"))]
     whole, path = dumped(snapshot(*[many] * devices, segments=held), 4, python=python), tmp_path / "s"
     most = 0

@@ -238,7 +238,7 @@ def test_ctrl_c_ends_the_reading_of_what_has_no_end(tmp_path: Path) -> None:
 
 
 def test_several_threads_read_at_once(tmp_path: Path) -> None:
-    path = stored(tmp_path / "s", [event("alloc", 512 * i, i) for i in range(5000)])
+    path = stored(tmp_path / "s", [event("alloc", 512 * i, 8) for i in range(5000)])
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.append(len(read_snapshot(path)))) for _ in range(4)]
     for thread in threads:

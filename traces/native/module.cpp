@@ -56,4 +56,5 @@ NB_MODULE(_core, m) {
   m.attr("LEAST_EVIDENCE_BUT_RARE") = traces::kRareLeftOut.values;
   m.attr("LEAST_REPEATS_BUT_RARE") = traces::kRareLeftOut.repeats;
   bind_snapshots(m);
+  bind_living(m);
 }

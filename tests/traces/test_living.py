@@ -1,0 +1,43 @@
+"""What is alive at which address is known as by a simple model, and what cannot be is refused as there."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from living_model import Living as Model
+
+from traces import TraceError
+from traces._core import Living, Refused
+
+LARGEST = 1 << 62
+NUMBERS = st.integers(0, 12) | st.sampled_from([LARGEST - 3, LARGEST - 1, LARGEST])
+EVENTS = st.lists(st.tuples(st.booleans(), NUMBERS, NUMBERS), max_size=40)
+
+
+def told(living: Living | Model, *, alloc: bool, address: int, size: int, buffer: int) -> str | int | None:
+    """What comes of an event: the buffer, or the reason why it cannot be."""
+    try:
+        return living.alloc(address, size, buffer) if alloc else living.free(address, size, buffer)
+    except Refused as error:
+        return f"address {address:#x} is {error}"
+    except TraceError as error:
+        return error.reason
+
+
+@given(events=EVENTS)
+@settings(max_examples=1000, deadline=None)
+def test_buffers_are_those_of_the_model(events: list[tuple[bool, int, int]]) -> None:
+    """Ranges touch, overlap, hold each other, have no bytes, and end at the last address there is."""
+    living, model = Living(), Model()
+    for buffer, (alloc, address, size) in enumerate(events):
+        found = [told(one, alloc=alloc, address=address, size=size, buffer=buffer) for one in (living, model)]
+        assert found[0] == found[1]
+
+
+def test_a_buffer_of_no_bytes_hides_none_that_it_lies_in() -> None:
+    living = Living()
+    living.alloc(0, 100, 0)
+    living.alloc(10, 0, 1)
+    with pytest.raises(Refused, match="allocated over a buffer that is alive"):
+        living.alloc(20, 1, 2)
