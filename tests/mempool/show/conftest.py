@@ -17,7 +17,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _READY = "window.mempoolShow !== undefined && mempoolShow.drawn !== undefined"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer: its event loop runs in this thread, where others want theirs
 def chromium() -> Iterator[Any]:
     """The browser; without a GPU it draws in software."""
     pytest.importorskip("bokeh")
