@@ -109,7 +109,7 @@ def _events(trace: Trace) -> dict[str, Any]:
         "reads": int(counts[Kind.READ]),
         "writes": int(counts[Kind.WRITE]),
         "marks": int(counts[Kind.MARK]),
-        "requested_bytes": int(trace.size.sum(dtype=np.float64)),
+        "requested_bytes": int(trace.size[trace.kind == Kind.ALLOC].sum(dtype=np.float64)),
         "streams": len(np.unique(trace.stream)),
         "devices": len(np.unique(trace.device)),
         "threads": len(np.unique(trace.thread)),

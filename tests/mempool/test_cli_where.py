@@ -75,6 +75,14 @@ def test_the_peak_is_told_by_role_and_by_operation(trace: Trace, capsys: pytest.
     assert said["held_longest"][0]["end"] == len(trace)
 
 
+def test_what_is_asked_for_is_not_what_is_taken_from_the_device(
+    trace: Trace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Segments of the recorded allocator are no requests."""
+    assert call(["info", "t.trace", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["requested_bytes"] == (40 + 6 * (100 + 200 + 8)) * KIB
+
+
 def test_roles_are_told_only_where_there_are_iterations(
     trace: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
