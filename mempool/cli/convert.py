@@ -13,9 +13,13 @@ import typer
 
 from mempool.cli.options import Frames, Lenient  # noqa: TC001 - typer reads them from the signature
 from mempool.cli.output import facts, print_json, progress
+from mempool.cli.outputs import written_over
 
 if TYPE_CHECKING:
     from traces import Trace
+
+#: Names of what is not written here: who asks for it would find Parquet under that name.
+_OTHERS = (".gz", ".html", ".json", ".log", ".perfetto", ".pftrace", ".pickle", ".pkl", ".plan")
 
 
 def convert(
@@ -26,7 +30,9 @@ def convert(
             "DebugPrintHook."
         ),
     ],
-    target: Annotated[Path, typer.Argument(help="What to write; a name in .csv makes a MiniMalloc CSV.")],
+    target: Annotated[
+        Path, typer.Argument(help="What to write: a MiniMalloc CSV under a name in .csv, else a trace.")
+    ],
     *,
     frames: Frames = False,
     lenient: Lenient = False,
@@ -44,6 +50,7 @@ def convert(
         mempool convert profile.json.gz profile.trace
         mempool convert run.trace buffers.csv
     """
+    _check_target(source, target)
     skipped = Counter[str]() if lenient else None
     with progress(f"converting {source}"):
         if target.suffix == ".csv":
@@ -56,6 +63,13 @@ def convert(
         return
     rows = [(name, f"{said[name]:,}") for name in ("events", "buffers")]
     facts(f"{target}: {said['format']}", [*rows, *sorted(said["metadata"].items())])
+
+
+def _check_target(source: Path, target: Path) -> None:
+    if written_over([source], [target]) is not None:
+        raise typer.BadParameter("what is converted would be overwritten")
+    if target.suffix.lower() in _OTHERS:
+        raise typer.BadParameter(f"no {target.suffix} is written, but .csv, and .trace or .parquet")
 
 
 def _as_trace(source: Path, target: Path, skipped: Counter[str] | None, *, frames: bool) -> dict[str, Any]:

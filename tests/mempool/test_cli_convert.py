@@ -203,6 +203,22 @@ def test_snapshots_are_planned_and_looked_at_as_traces_are(
     assert call(["check", "s.plan", "s.pickle"]) == 0
 
 
+def test_what_is_converted_is_never_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor through a link; the names of formats that are not written are refused too."""
+    (folder / "link").symlink_to("s.pickle")
+    before = (folder / "s.pickle").read_bytes()
+    for target in ("s.pickle", "link", "./s.pickle"):
+        assert call(["convert", "s.pickle", target]) == 2
+        assert "would be overwritten" in capsys.readouterr().err
+    assert (folder / "s.pickle").read_bytes() == before
+    for target in ("x.json", "x.trace.gz", "x.PICKLE", "x.perfetto", "x.plan"):
+        assert call(["convert", "s.pickle", target]) == 2
+        assert ".csv, and .trace or .parquet" in capsys.readouterr().err
+        assert not (folder / target).exists()
+    for target in ("x.trace", "x.parquet", "x", "x.csv", "x.v1.2"):
+        assert call(["convert", "s.pickle", target]) == 0
+
+
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["convert", "--help"]) == 0
     assert "mempool convert" in capsys.readouterr().out.split("For example")[1]
