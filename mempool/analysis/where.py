@@ -29,6 +29,7 @@ class Where:
     Attributes:
         device: its index.
         trace: its events.
+        rows: int64[n + 1], the row of each of them in the trace that was read, and the length of that.
         iterations: how many were found in it; without any, the roles of buffers say nothing.
         peak: who is alive at the peak load.
         idle: absences there, None where no accesses were recorded.
@@ -38,11 +39,16 @@ class Where:
 
     device: int
     trace: Trace
+    rows: NDArray[np.int64]
     iterations: int
     peak: Peak
     idle: Absences | None
     recorded: Simulation | None
     remedies: list[Remedy]
+
+    def row(self, event: int) -> int:
+        """An event, or the end, of this device as a row of the trace that was read."""
+        return int(self.rows[event])
 
     @property
     def stranded_bytes(self) -> int | None:
@@ -53,22 +59,37 @@ class Where:
         return int(self.recorded.reserved[event] - self.recorded.live[event])
 
 
-def where(trace: Trace, begins: NDArray[np.int64] | None = None) -> Iterator[Where]:
+def rows_of(trace: Trace, device: int) -> NDArray[np.int64]:
+    """The rows that `Trace.on_device` keeps, int64[n]."""
+    return np.flatnonzero((trace.device == device) | (trace.kind == Kind.MARK))
+
+
+def where(trace: Trace, begins: NDArray[np.int64] | None = None, only: int | None = None) -> Iterator[Where]:
     """Look at each device of a trace.
 
     Args:
         trace: the events.
         begins: rows at which iterations begin, int64[k]; None or empty where it repeats none.
+        only: the one device to look at; None for all.
 
     Raises:
         TraceError: the trace contradicts itself.
     """
     begins = np.empty(0, np.int64) if begins is None else begins
-    for device in trace.devices:
-        keep = (trace.device == device) | (trace.kind == Kind.MARK)
-        own = (np.cumsum(keep) - keep)[begins]  # the same beginnings among the device's events
-        events = trace if keep.all() else trace.on_device(device)
+    for device in trace.devices if only is None else (only,):
+        rows = rows_of(trace, device)
+        own = np.searchsorted(rows, begins)  # the same beginnings among the device's events
+        events = trace if len(rows) == len(trace) else trace.on_device(device)
         peak = at_peak(events, own)
         idle, known = absences(events, peak), recorded(events)
         iteration = int(np.median(np.diff(own))) if len(own) > 1 else len(events)
-        yield Where(device, events, len(own), peak, idle, known, remedies(peak, idle, known, iteration))
+        yield Where(
+            device,
+            events,
+            np.append(rows, len(trace)),
+            len(own),
+            peak,
+            idle,
+            known,
+            remedies(peak, idle, known, iteration),
+        )

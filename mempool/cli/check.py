@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import typer
 
-from mempool.cli.options import Lenient  # noqa: TC001 - typer reads it from the signature
+from mempool.cli.options import Device, Lenient  # noqa: TC001 - typer reads them from the signature
 from mempool.cli.output import ExitCode, Stop, facts, percent, print_json
 from mempool.report import binary
 
@@ -23,6 +23,7 @@ def check(
     plan: Annotated[Path, typer.Argument(help="A plan (Parquet), or a MiniMalloc CSV with offsets.")],
     trace: Annotated[Path, typer.Argument(help="The trace or CSV that it was made for.")],
     *,
+    device: Device = None,
     lenient: Lenient = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -43,7 +44,9 @@ def check(
     solved = read_work(plan)
     if solved.plan is None:
         raise Stop(ExitCode.FILE, f"{plan}: a {solved.kind} without offsets, not a plan")
-    given = read_work(trace, whole=solved.plan.period is None, lenient=lenient)
+    given = read_work(
+        trace, whole=solved.plan.period is None, lenient=lenient, device=device, several="refuse"
+    )
     if given.kind == "plan":
         raise Stop(ExitCode.FILE, f"{trace}: a plan, not a trace")
     reason = None

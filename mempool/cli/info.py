@@ -9,7 +9,7 @@ import numpy as np
 import typer
 
 from mempool.cli import where
-from mempool.cli.options import Frames, Lenient  # noqa: TC001 - typer reads them from the signature
+from mempool.cli.options import Device, Frames, Lenient  # noqa: TC001 - typer reads them from the signature
 from mempool.cli.output import console, facts, percent, print_json, reading, source_line, table
 from mempool.report import binary
 
@@ -35,6 +35,7 @@ def info(
     whole: Annotated[
         bool, typer.Option("--whole", help="Of a trace, show all of it, not the iteration that it repeats.")
     ] = False,
+    device: Device = None,
     frames: Frames = False,
     lenient: Lenient = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -47,21 +48,22 @@ def info(
         mempool info run.plan --largest 3
         mempool info snapshot.pickle --frames
         mempool info rmm_log.dev0.csv --lenient
+        mempool info two_gpus.trace --device 1
         mempool info buffers.csv --json
     """
     from mempool.cli.work import read_work
 
     with reading(file) as told:
-        work = read_work(file, whole=whole, lenient=lenient, progress=told)
-    said = answer(work, largest, frames=frames)
+        work = read_work(file, whole=whole, lenient=lenient, device=device, several="largest", progress=told)
+    said = answer(work, largest, frames=frames, device=device)
     if json:
         print_json(said)
     else:
         _show(file, work, said)
 
 
-def answer(work: Work, largest: int, *, frames: bool = False) -> dict[str, Any]:
-    """The keys of ``mempool info --json``."""
+def answer(work: Work, largest: int, *, frames: bool = False, device: int | None = None) -> dict[str, Any]:
+    """The keys of ``mempool info --json``; where memory goes, of one device if it is given."""
     from mempool.cli.work import arenas
     from solvers import lower_bound, peak_load
 
@@ -77,10 +79,11 @@ def answer(work: Work, largest: int, *, frames: bool = False) -> dict[str, Any]:
         "largest_at_peak": _largest_at_peak(work, largest, frames=frames),
         "skipped": work.skipped,
     }
-    if work.trace is not None:
-        said |= _events(work.trace)
+    if work.file is not None:
+        said |= _events(work.file)
+        said["device"] = work.device
         said["iterations"] = 1 if work.pattern is None else work.pattern.iterations
-        said["where"] = where.answer(work, largest, frames=frames)
+        said["where"] = where.answer(work, largest, frames=frames, device=device)
     if work.plan is not None:
         said |= {
             "status": str(work.plan.status),
@@ -111,7 +114,7 @@ def _events(trace: Trace) -> dict[str, Any]:
         "marks": int(counts[Kind.MARK]),
         "requested_bytes": int(trace.size[trace.kind == Kind.ALLOC].sum(dtype=np.float64)),
         "streams": len(np.unique(trace.stream)),
-        "devices": len(np.unique(trace.device)),
+        "devices": len(trace.devices),
         "threads": len(np.unique(trace.thread)),
         "duration_ns": int(time.max()) - int(time.min()) if len(time) else 0,
         "alignment_bytes": trace.alignment,
@@ -218,6 +221,8 @@ def _facts(work: Work, said: dict[str, Any]) -> list[tuple[str, str]]:
             ("requested", binary(said["requested_bytes"])),
             ("seconds", f"{said['duration_ns'] / 1e9:.3f}"),
         ]
+    if said.get("devices", 0) > 1:
+        rows.append(("device", f"{said['device']}; what follows is of it alone"))
     if work.pattern is not None:
         rows.append(
             ("iteration", f"{said['period']:,} allocations, {said['iterations']} alike; what follows is one")

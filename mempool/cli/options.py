@@ -12,3 +12,7 @@ Lenient = Annotated[
 Frames = Annotated[
     bool, typer.Option("--frames", help="Source lines too, which are left out unless asked for.")
 ]
+Device = Annotated[
+    int | None,
+    typer.Option("--device", metavar="N", help="Of a trace of several devices, this one; -1 is the host."),
+]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from mempool.cli.options import Lenient  # noqa: TC001 - typer reads it from the signature
+from mempool.cli.options import Device, Lenient  # noqa: TC001 - typer reads them from the signature
 from mempool.cli.output import ExitCode, Stop, facts, percent, print_json, progress, reading
 from mempool.cli.outputs import why_not, written_over
 from mempool.cli.parsed import parsed
@@ -90,6 +90,7 @@ def plan(
             "with --whole streams share nothing.",
         ),
     ] = "1MiB",
+    device: Device = None,
     lenient: Lenient = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -121,7 +122,15 @@ def plan(
     if alignment & (alignment - 1):
         raise typer.BadParameter(f"alignment {alignment} is not a power of two")
     with reading(trace) as told:
-        work = read_work(trace, whole=whole, alignment=alignment, lenient=lenient, progress=told)
+        work = read_work(
+            trace,
+            whole=whole,
+            alignment=alignment,
+            lenient=lenient,
+            device=device,
+            several="refuse",
+            progress=told,
+        )
     if work.kind == "plan":
         raise Stop(ExitCode.FILE, f"{trace}: a plan already; plans are made from traces")
     _check_fits(output, work)

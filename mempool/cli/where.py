@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from mempool.cli.work import Work
 
 
-def answer(work: Work, most: int, *, frames: bool) -> list[dict[str, Any]]:
-    """One object for each device.
+def answer(work: Work, most: int, *, frames: bool, device: int | None = None) -> list[dict[str, Any]]:
+    """One object for each device, or for one; events are rows of the file.
 
     Args:
         work: a file with a trace.
         most: how many operations, source lines and buffers to list.
         frames: whether source lines may be told.
+        device: the only one to look at; None for all.
     """
     from mempool.analysis.where import where
 
-    assert work.trace is not None
-    begins = None if work.pattern is None else work.pattern.begins
-    return [_device(one, most, frames=frames) for one in where(work.trace, begins)]
+    assert work.file is not None
+    return [_device(one, most, frames=frames) for one in where(work.file, work.begins, device)]
 
 
 def _device(one: Where, most: int, *, frames: bool) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def _device(one: Where, most: int, *, frames: bool) -> dict[str, Any]:
     peak, trace = one.peak, one.trace
     said: dict[str, Any] = {
         "device": one.device,
-        "peak_event": peak.event,
+        "peak_event": one.row(peak.event),
         "peak_load_bytes": peak.bytes,
         "roles": {role.name.lower(): int(peak.size[peak.role == role].sum()) for role in Role}
         if one.iterations
@@ -66,8 +66,8 @@ def _held_longest(one: Where, most: int, *, frames: bool) -> list[dict[str, Any]
         said: dict[str, Any] = {
             "buffer": int(trace.buffer[alloc]),
             "size_bytes": int(peak.size[row]),
-            "start": alloc,
-            "end": int(peak.end[row]),
+            "start": one.row(alloc),
+            "end": one.row(int(peak.end[row])),
         }
         if one.iterations:
             said["role"] = Role(int(peak.role[row])).name.lower()

@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import typer
 
+from mempool.cli.devices import device_of
 from mempool.cli.output import error_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
+    from mempool.cli.devices import Several
     from solvers import Plan
     from traces import Buffers, Trace
     from traces.pattern import Pattern
@@ -27,10 +32,12 @@ class Work:
     Attributes:
         kind: what the file is.
         buffers: what is, or was, to be placed.
-        trace: the events, if the file is a trace.
+        trace: the events, if the file is a trace: those of ``device``.
         pattern: the iteration that most of the trace repeats; None if there is none or it was not asked for.
         plan: of a plan file, or of a CSV that has an offset for every buffer.
         skipped: how many events were left out, by reason; None where the first would have been an error.
+        file: all events of a trace, of whatever device.
+        device: the one that was chosen, or the only one; None where all count together.
     """
 
     kind: Literal["trace", "plan", "csv"]
@@ -39,6 +46,18 @@ class Work:
     pattern: Pattern | None = None
     plan: Plan | None = None
     skipped: Counter[str] | None = None
+    file: Trace | None = None
+    device: int | None = None
+
+    @property
+    def begins(self) -> NDArray[np.int64]:
+        """Rows of ``file`` at which the iterations of ``pattern`` begin, int64[k]; empty without one."""
+        if self.pattern is None or self.file is None or self.device is None or self.trace is self.file:
+            return np.empty(0, np.int64) if self.pattern is None else self.pattern.begins
+        from mempool.analysis.where import rows_of
+
+        begins: NDArray[np.int64] = rows_of(self.file, self.device)[self.pattern.begins]
+        return begins
 
 
 def read_work(
@@ -47,6 +66,8 @@ def read_work(
     whole: bool = False,
     alignment: int = 1,
     lenient: bool = False,
+    device: int | None = None,
+    several: Several = "together",
     progress: Callable[[int, int], object] | None = None,
 ) -> Work:
     """Read a file of events in any format, a plan or a MiniMalloc CSV, by content.
@@ -56,33 +77,40 @@ def read_work(
         whole: of a trace, take all events on one line rather than the iteration that they repeat.
         alignment: of the buffers of a trace, in bytes, where its recorder did not ask for more.
         lenient: leave out events that cannot be, and say on stderr how many.
+        device: of a trace, take the events of this device only.
+        several: as of `mempool.cli.devices.device_of`.
         progress: as of `traces.read.read`.
 
     Raises:
         TraceError, PlanError: the file is not what it says it is.
         OSError: the file cannot be opened.
+        typer.BadParameter: there is no such device, or one must be named.
     """
+    skipped = Counter[str]() if lenient else None
     try:
-        return _read(path, whole=whole, alignment=alignment, lenient=lenient, progress=progress)
+        file = _read(path, skipped, progress)
     except OSError as error:
         if error.filename is None:  # of reading, not of opening
             raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         raise
+    if isinstance(file, Work):
+        if device is not None:
+            raise typer.BadParameter(f"{path} is a {file.kind}, which has no devices", param_hint="--device")
+        return file
+    chosen = device_of(path, file, device, several)
+    trace = file if chosen is None or len(file.devices) == 1 else file.on_device(chosen)
+    work = _of_trace(path, trace, whole=whole, alignment=alignment)
+    return dataclasses.replace(work, skipped=skipped, file=file, device=chosen)
 
 
 def _read(
-    path: Path,
-    *,
-    whole: bool,
-    alignment: int,
-    lenient: bool,
-    progress: Callable[[int, int], object] | None,
-) -> Work:
+    path: Path, skipped: Counter[str] | None, progress: Callable[[int, int], object] | None
+) -> Trace | Work:
+    """The events of a file, or its buffers where it has none."""
     from traces.files import sniff
     from traces.read import read
 
     kind = sniff(path)
-    skipped = Counter[str]() if lenient else None
     if kind == "csv":
         return dataclasses.replace(_read_csv(path), skipped=skipped)
     if kind == "plan":
@@ -92,8 +120,7 @@ def _read(
         return Work("plan", buffers, plan=plan, skipped=skipped)
     trace = read(path, skipped=skipped, progress=progress)
     tell_skipped(path, skipped)
-    work = _of_trace(path, trace, whole=whole, alignment=alignment)
-    return dataclasses.replace(work, skipped=skipped)
+    return trace
 
 
 def tell_skipped(path: Path | str, skipped: Counter[str] | None) -> None:
