@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 class Role(enum.IntEnum):
     """How long a buffer lives, in iterations."""
 
-    PASSING = 0  #: within one iteration, or the trace repeats none
+    PASSING = 0  #: within one iteration, or freed in a trace that repeats none
     WRAP_AROUND = 1  #: from one iteration into a later one
     PERSISTENT = 2  #: over at least two boundaries and never freed, or over half of all
+    TO_THE_END = 3  #: never freed, and over no boundary: it was made after the last, or none is known
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,8 @@ def _roles(
 ) -> NDArray[np.int8]:
     crossed = np.searchsorted(begins, end, side="left") - np.searchsorted(begins, alloc, side="right")
     stays = (crossed >= 2) & ((end == length) | (2 * crossed >= len(begins)))
-    roles = np.where(stays, Role.PERSISTENT, np.where(crossed > 0, Role.WRAP_AROUND, Role.PASSING))
+    within = np.where(end == length, Role.TO_THE_END, Role.PASSING)
+    roles = np.where(stays, Role.PERSISTENT, np.where(crossed > 0, Role.WRAP_AROUND, within))
     return roles.astype(np.int8)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import typer
 
 from mempool.cli import where
+from mempool.cli.main_part import passed_over
 from mempool.cli.options import Device, Frames, Lenient  # noqa: TC001 - typer reads them from the signature
 from mempool.cli.output import console, facts, percent, print_json, reading, source_line, table
 from mempool.report import binary
@@ -54,7 +55,9 @@ def info(
     from mempool.cli.work import read_work
 
     with reading(file) as told:
-        work = read_work(file, whole=whole, lenient=lenient, device=device, several="largest", progress=told)
+        work = read_work(
+            file, whole=whole, main=True, lenient=lenient, device=device, several="largest", progress=told
+        )
     said = answer(work, largest, frames=frames, device=device)
     if json:
         print_json(said)
@@ -227,6 +230,8 @@ def _facts(work: Work, said: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(
             ("iteration", f"{said['period']:,} allocations, {said['iterations']} alike; what follows is one")
         )
+    elif work.minor is not None:
+        rows.append(("iteration", f"{passed_over(work.minor)}; what follows is all"))
     elif said["period"] is not None:
         rows.append(("iteration", f"{said['period']:,} allocations"))
     wrap, stay = said["wrap_around_buffers"], said["persistent_buffers"]

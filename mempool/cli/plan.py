@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from mempool.cli.main_part import passed_over
 from mempool.cli.options import Device, Lenient  # noqa: TC001 - typer reads them from the signature
 from mempool.cli.output import ExitCode, Stop, facts, percent, print_json, progress, reading
 from mempool.cli.outputs import why_not, written_over
@@ -125,6 +126,7 @@ def plan(
         work = read_work(
             trace,
             whole=whole,
+            main=True,
             alignment=alignment,
             lenient=lenient,
             device=device,
@@ -290,6 +292,8 @@ def _show(found: Plan, work: Work, output: Path | None) -> None:
         what = f"{len(work.buffers):,} of one iteration, of {work.pattern.iterations} alike"
     else:
         what = f"{len(work.buffers):,}" + (", the trace as one" if work.kind == "trace" else "")
+    if work.minor is not None:
+        what += "; " + passed_over(work.minor)
     rows = [
         ("status", f"{found.status}, by {found.solver} (stopped by {found.stopped_by or '-'})"),
         ("buffers", what),

@@ -34,6 +34,7 @@ class Work:
         buffers: what is, or was, to be placed.
         trace: the events, if the file is a trace: those of ``device``.
         pattern: the iteration that most of the trace repeats; None if there is none or it was not asked for.
+        minor: an iteration that was passed over, being no main part of the trace.
         plan: of a plan file, or of a CSV that has an offset for every buffer.
         skipped: how many events were left out, by reason; None where the first would have been an error.
         file: all events of a trace, of whatever device.
@@ -44,6 +45,7 @@ class Work:
     buffers: Buffers
     trace: Trace | None = None
     pattern: Pattern | None = None
+    minor: Pattern | None = None
     plan: Plan | None = None
     skipped: Counter[str] | None = None
     file: Trace | None = None
@@ -64,6 +66,7 @@ def read_work(
     path: Path,
     *,
     whole: bool = False,
+    main: bool = False,
     alignment: int = 1,
     lenient: bool = False,
     device: int | None = None,
@@ -75,6 +78,7 @@ def read_work(
     Args:
         path: the file.
         whole: of a trace, take all events on one line rather than the iteration that they repeat.
+        main: take an iteration only if it is `mempool.cli.main_part.is_main`, else the whole.
         alignment: of the buffers of a trace, in bytes, where its recorder did not ask for more.
         lenient: leave out events that cannot be, and say on stderr how many.
         device: of a trace, take the events of this device only.
@@ -99,7 +103,7 @@ def read_work(
         return file
     chosen = device_of(path, file, device, several)
     trace = file if chosen is None or len(file.devices) == 1 else file.on_device(chosen)
-    work = _of_trace(path, trace, whole=whole, alignment=alignment)
+    work = _of_trace(path, trace, whole=whole, main=main, alignment=alignment)
     return dataclasses.replace(work, skipped=skipped, file=file, device=chosen)
 
 
@@ -131,21 +135,21 @@ def tell_skipped(path: Path | str, skipped: Counter[str] | None) -> None:
         error_line(f"{path}: {skipped.total():,} {events} left out: {reasons}")
 
 
-def _of_trace(path: Path, trace: Trace, *, whole: bool, alignment: int) -> Work:
+def _of_trace(path: Path, trace: Trace, *, whole: bool, main: bool, alignment: int) -> Work:
+    from mempool.cli.main_part import is_main
     from traces import buffers_of
     from traces.pattern import find_patterns
 
     patterns = [] if whole else find_patterns(trace, anywhere=True)
-    if not patterns:
+    most = max(patterns, key=lambda one: one.iterations * len(one.buffers), default=None)
+    if most is None or (main and not is_main(most, trace)):
         linear = buffers_of(trace, alignment=alignment)
         _check_sums(path, linear)
-        return Work("trace", linear, trace)
-    pattern = max(patterns, key=lambda one: one.iterations * len(one.buffers))  # most of the trace
-    rows = pattern.buffers
-    aligned = np.full(len(rows), max(alignment, trace.alignment), np.int64)
-    buffers = dataclasses.replace(rows, alignment=aligned)
+        return Work("trace", linear, trace, minor=most)
+    aligned = np.full(len(most.buffers), max(alignment, trace.alignment), np.int64)
+    buffers = dataclasses.replace(most.buffers, alignment=aligned)
     _check_sums(path, buffers)
-    return Work("trace", buffers, trace, pattern)
+    return Work("trace", buffers, trace, most)
 
 
 def _read_csv(path: Path) -> Work:

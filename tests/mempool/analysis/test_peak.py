@@ -90,7 +90,18 @@ def test_roles_tell_what_stays_from_what_reaches_into_the_next_iteration() -> No
     trace = Trace.of(kind, buffer, [1, 2, 4, 0, 8, 16, 0, 0, 32, 64, 0, 0])
     peak = at_peak(trace, np.array([1, 4, 8]))
     role = dict(zip(peak.size.tolist(), peak.role.tolist(), strict=True))
-    assert role == {64: Role.PASSING, 32: Role.PASSING, 8: Role.WRAP_AROUND, 1: Role.PERSISTENT}
+    assert role == {64: Role.PASSING, 32: Role.TO_THE_END, 8: Role.WRAP_AROUND, 1: Role.PERSISTENT}
+
+
+def test_what_is_never_freed_does_not_pass() -> None:
+    """After the last boundary, and where there is none."""
+    trace = Trace.of([A, A, A, F], [0, 1, 2, 2], [1, 2, 4, 0])
+    for begins in (None, np.array([], np.int64), np.array([0]), np.array([1])):
+        peak = at_peak(trace, begins)
+        role = dict(zip(peak.size.tolist(), peak.role.tolist(), strict=True))
+        assert role[4] == Role.PASSING
+        assert role[2] == Role.TO_THE_END
+        assert role[1] == (Role.TO_THE_END if begins is None or 1 not in begins else Role.WRAP_AROUND)
 
 
 def test_what_is_held_long_comes_before_what_is_only_large() -> None:
