@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: An absence that is shorter than this part of an iteration is no time to copy a buffer out and back.
 LEAST_ABSENCE = 0.1
+#: What to do where more is reserved than is asked for.
+PLAN = "place buffers by a plan: `mempool plan`; other allocators: `mempool compare`"
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Remedy:
     """One thing to do.
 
     Attributes:
-        name: "plan", "free_earlier" or "swap".
+        name: "plan", "setting" (of the recorded allocator), "free_earlier" or "swap".
         saves_bytes: of what is reserved, or of the peak load, at most.
         how: what to do, in a sentence.
     """
@@ -30,7 +32,11 @@ class Remedy:
 
 
 def remedies(
-    peak: Peak, idle: Absences | None, recorded: Simulation | None, iteration_events: int
+    peak: Peak,
+    idle: Absences | None,
+    recorded: Simulation | None,
+    iteration_events: int,
+    tried: list[Remedy] | None = None,
 ) -> list[Remedy]:
     """What would help, the largest saving first; nothing that saves nothing.
 
@@ -39,15 +45,12 @@ def remedies(
         idle: absences there, if accesses were recorded.
         recorded: what the recorded allocator did, if that is known.
         iteration_events: length of an iteration; of the whole trace where it repeats none.
+        tried: what simulations say of plans and settings, where there were any.
     """
-    found = []
-    if recorded is not None:
+    found = list(tried or ())
+    if recorded is not None and tried is None:
         lost = recorded.peak_reserved_bytes - peak.bytes
-        found.append(
-            Remedy(
-                "plan", lost, "place buffers by a plan: `mempool plan`; other allocators: `mempool compare`"
-            )
-        )
+        found.append(Remedy("plan", lost, PLAN))
     if idle is not None:
         late = ~idle.used_again & (idle.last < peak.event)
         away = idle.used_again & (idle.length >= LEAST_ABSENCE * iteration_events)

@@ -10,6 +10,7 @@ import numpy as np
 from mempool.analysis.idle import Absences, absences
 from mempool.analysis.peak import Peak, at_peak
 from mempool.analysis.remedies import Remedy, remedies
+from mempool.analysis.tried import tried
 from solvers.simulators.recorded import recorded
 from traces import Kind
 
@@ -91,5 +92,5 @@ def where(trace: Trace, begins: NDArray[np.int64] | None = None, only: int | Non
             peak,
             idle,
             known,
-            remedies(peak, idle, known, iteration),
+            remedies(peak, idle, known, iteration, tried(events, known)),
         )

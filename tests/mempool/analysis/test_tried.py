@@ -1,0 +1,114 @@
+"""What would help of a recording of PyTorch is tried out, and told only where it saves."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mempool.analysis import tried as module
+from mempool.analysis.tried import tried
+from mempool.analysis.where import where
+from solvers.simulators import simulate
+from solvers.simulators.recorded import recorded
+from traces import Kind, Trace
+from traces.read import read
+
+A, F, *_ = Kind
+RESERVE = Kind.RESERVE
+MIB = 1 << 20
+SNAPSHOTS = Path(__file__).parents[3] / "../shared/bench/pytorch_snapshots"
+
+
+def snapshot(**metadata: str) -> Trace:
+    """Buffers of 8 MiB that leave gaps in segments of 20 MiB, as the simulated PyTorch reserves them."""
+    kind, buffer, size = [A] * 16, list(range(16)), [8 * MIB] * 16
+    kind += [F] * 8 + [A] * 4
+    buffer += [*range(0, 16, 2), *range(16, 20)]
+    size += [0] * 8 + [9 * MIB] * 4
+    trace = Trace.of(kind, buffer, size)
+    made = simulate(trace, "pytorch")
+    rows = [
+        (RESERVE, -1, int(size), int(at))
+        for at, size in zip(made.segments.address, made.segments.size, strict=True)
+    ]
+    rows += [(k, b, s, a) for k, b, s, a in zip(kind, buffer, size, made.address.tolist(), strict=True)]
+    kinds, buffers, sizes, address = zip(*rows, strict=True)
+    return Trace.of(
+        kinds,
+        buffers,
+        sizes,
+        address=address,
+        metadata={"framework": "pytorch", "alignment": "512", **metadata},
+    )
+
+
+def saves(trace: Trace) -> dict[str, int]:
+    [device] = where(trace)
+    return {remedy.how.split()[0]: remedy.saves_bytes for remedy in device.remedies}
+
+
+def test_each_saving_is_what_a_simulation_saves() -> None:
+    trace = snapshot()
+    known = recorded(trace)
+    assert known is not None
+    held = known.peak_reserved_bytes
+
+    def less(allocator: str, **settings: Any) -> int:
+        return held - simulate(trace, allocator, **settings).peak_reserved_bytes
+
+    told = saves(trace)
+    assert told.pop("place") == less("planned") > 0
+    assert told.pop("expandable_segments:True") == less("pytorch_expandable") > 0
+    for text, saved in told.items():
+        name, _, value = text.partition(":")
+        assert saved == less("pytorch", **{name: int(value)}) > 0
+        assert saved == max(less("pytorch", **{name: size}) for n, size, _ in module.SETTINGS if n == name)
+
+
+def test_no_fault_of_the_simulation_is_a_merit_of_a_setting() -> None:
+    """More was recorded than the same settings take when they are simulated."""
+    trace = snapshot()
+    more = Trace.of(
+        np.append(RESERVE, trace.kind), np.append(-1, trace.buffer), np.append(100 * MIB, trace.size),
+        address=np.append(1 << 50, trace.address), metadata=trace.metadata,
+    )  # fmt: skip
+    told, before = saves(more), saves(trace)
+    assert told.pop("place") == before.pop("place") + 100 * MIB
+    assert told == before
+
+
+@pytest.mark.parametrize("metadata", [{"framework": "cupy"}, {"framework": "pytorch", "expandable": "1"}])
+def test_settings_are_told_only_of_an_allocator_that_has_them(metadata: dict[str, str]) -> None:
+    trace = dataclasses.replace(snapshot(), metadata={"alignment": "512", **metadata})
+    assert saves(trace).keys() == {"place"}
+    assert (tried(trace, recorded(trace)) is None) == (metadata["framework"] == "cupy")
+
+
+def test_a_long_trace_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = snapshot()
+    monkeypatch.setattr(module, "MOST_EVENTS", len(trace) - 1)
+    assert tried(trace, recorded(trace)) is None
+    assert saves(trace).keys() == {"place"}
+
+
+def test_settings_of_the_recording_stay() -> None:
+    """Where one is not taken with them, it is left out."""
+    trace = snapshot(**{"setting.PYTORCH_CUDA_ALLOC_CONF": "large_segment_size_mb:100"})
+    assert not any(text.startswith("max_split_size_mb:64") for text in saves(trace))
+
+
+@pytest.mark.parametrize("name", ["transformer_ctx128_fullstep", "transformer_medium_128_training"])
+def test_what_helps_a_real_network_is_told(name: str) -> None:
+    path = SNAPSHOTS / f"{name}.pickle"
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    trace = read(path)
+    told, known = saves(trace), recorded(trace)
+    assert known is not None
+    now = min(known.peak_reserved_bytes, simulate(trace, "pytorch").peak_reserved_bytes)
+    expandable = simulate(trace, "pytorch_expandable").peak_reserved_bytes
+    assert told["place"] >= told["expandable_segments:True"] == now - expandable > 0
