@@ -9,6 +9,9 @@ import numpy as np
 
 from traces import Kind
 
+#: An absence that is shorter than this part of an iteration is no time to copy a buffer out and back.
+LEAST_ABSENCE = 0.1
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -34,6 +37,16 @@ class Absences:
     def length(self) -> NDArray[np.int64]:
         """How long each is not touched, in events, int64[m]."""
         return self.next - self.last
+
+    def late(self, peak: Peak) -> NDArray[np.bool_]:
+        """Which were last used before the peak, so that they could have been freed, bool[m]."""
+        late: NDArray[np.bool_] = ~self.used_again & (self.last < peak.event)
+        return late
+
+    def away(self, iteration_events: int) -> NDArray[np.bool_]:
+        """Which are not touched for `LEAST_ABSENCE` of an iteration or more, bool[m]."""
+        away: NDArray[np.bool_] = self.length >= LEAST_ABSENCE * iteration_events
+        return away
 
 
 def absences(trace: Trace, peak: Peak) -> Absences | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mempool.analysis.idle import LEAST_ABSENCE
+
 if TYPE_CHECKING:
     from mempool.analysis.idle import Absences
     from mempool.analysis.peak import Peak
     from solvers.simulators import Simulation
 
-#: An absence that is shorter than this part of an iteration is no time to copy a buffer out and back.
-LEAST_ABSENCE = 0.1
 #: What to do where more is reserved than is asked for.
 PLAN = "place buffers by a plan: `mempool plan`; other allocators: `mempool compare`"
 
@@ -52,8 +52,7 @@ def remedies(
         lost = recorded.peak_reserved_bytes - peak.bytes
         found.append(Remedy("plan", lost, PLAN))
     if idle is not None:
-        late = ~idle.used_again & (idle.last < peak.event)
-        away = idle.used_again & (idle.length >= LEAST_ABSENCE * iteration_events)
+        late, away = idle.late(peak), idle.used_again & idle.away(iteration_events)
         found += [
             Remedy(
                 "free_earlier",

@@ -31,6 +31,7 @@ class Where:
         device: its index.
         trace: its events.
         rows: int64[n + 1], the row of each of them in the trace that was read, and the length of that.
+        iteration_events: length of an iteration; of the whole trace where there are none.
         iterations: how many were found in it; without any, the roles of buffers say nothing.
         peak: who is alive at the peak load.
         idle: absences there, None where no accesses were recorded.
@@ -41,6 +42,7 @@ class Where:
     device: int
     trace: Trace
     rows: NDArray[np.int64]
+    iteration_events: int
     iterations: int
     peak: Peak
     idle: Absences | None
@@ -88,6 +90,7 @@ def where(trace: Trace, begins: NDArray[np.int64] | None = None, only: int | Non
             device,
             events,
             np.append(rows, len(trace)),
+            iteration,
             len(own),
             peak,
             idle,

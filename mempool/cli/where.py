@@ -43,12 +43,17 @@ def _device(one: Where, most: int, *, frames: bool) -> dict[str, Any]:
             for share in shares(trace, peak, trace.operation, most)
         ],
         "held_longest": _held_longest(one, most, frames=frames),
+        "idle_bytes": None,
+        "late_bytes": None,
         "recorded": _recorded(one),
         "remedies": [
             {"name": remedy.name, "saves_bytes": remedy.saves_bytes, "how": remedy.how}
             for remedy in one.remedies
         ],
     }
+    if one.idle is not None:
+        said["idle_bytes"] = int(peak.size[one.idle.away(one.iteration_events)].sum())
+        said["late_bytes"] = int(peak.size[one.idle.late(peak)].sum())
     if frames:
         said["frames"] = [
             {"frame": share.name and source_line(share.name), "bytes": share.bytes, "buffers": share.buffers}
@@ -129,6 +134,8 @@ def show(said: list[dict[str, Any]]) -> None:
 
 
 def _facts(device: dict[str, Any]) -> list[tuple[str, str]]:
+    from mempool.analysis.idle import LEAST_ABSENCE
+
     roles = {name: size for name, size in (device["roles"] or {}).items() if size}
     rows = [
         ("peak load", f"{binary(device['peak_load_bytes'])} after event {device['peak_event']:,}"),
@@ -136,6 +143,11 @@ def _facts(device: dict[str, Any]) -> list[tuple[str, str]]:
     if roles:
         parts = (f"{binary(size)} {name.replace('_', '-')}" for name, size in roles.items())
         rows.append(("of it", ", ".join(parts)))
+    if device["idle_bytes"] is not None:
+        idle, late = binary(device["idle_bytes"]), binary(device["late_bytes"])
+        rows.append(
+            ("idle", f"{idle} for {LEAST_ABSENCE:.0%} of an iteration or more; {late} last used before")
+        )
     if (made := device["recorded"]) is not None:
         rows += [
             (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import pytest
 from mempool.cli.app import call
 from traces import Kind, Trace
 from traces.parquet import write_trace
+from traces.trace import COLUMNS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,6 +106,25 @@ def test_what_was_reserved_and_what_would_help_is_told(
     assert saves["plan"] == (512 - 348) * KIB
     assert saves["free_earlier"] == 100 * KIB + 40 * KIB + 8 * KIB  # written before the peak, never read
     assert list(saves.values()) == sorted(saves.values(), reverse=True)
+
+
+def test_idle_memory_is_told_where_accesses_were_recorded(
+    trace: Trace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Late: the parameter, an output and what is only written; idle: by how long an iteration is."""
+    said = where(capsys)
+    assert said["idle_bytes"] == (40 + 8 + 100 + 200) * KIB  # an iteration is eight events long
+    assert said["late_bytes"] == (40 + 8 + 100) * KIB
+    assert call(["info", "t.trace"]) == 0
+    assert "148 KiB last used before" in " ".join(capsys.readouterr().out.split())
+    assert where(capsys, "--whole")["idle_bytes"] == (40 + 8) * KIB  # a tenth of all is five events
+    silent = trace.kind != R
+    silent &= trace.kind != W
+    told = {name: getattr(trace, name)[silent] for name in COLUMNS}
+    write_trace(dataclasses.replace(trace, **told), "t.trace")
+    assert (said := where(capsys))["idle_bytes"] is None is said["late_bytes"]
+    assert call(["info", "t.trace"]) == 0
+    assert "idle" not in capsys.readouterr().out
 
 
 def test_the_same_is_printed(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
