@@ -24,6 +24,8 @@ def read(
 ) -> Trace:
     """Read a trace of ours, a snapshot or a profiler's trace of PyTorch, a log of RMM, lines of CuPy's hook.
 
+    The buffers of a MiniMalloc CSV are read as the events that they were made from (`traces.of_buffers`).
+
     Args:
         path: the file, told by its content.
         skipped: where events that cannot be are counted by reason and left out; None: the first is an error.
@@ -54,6 +56,15 @@ def read(
         from traces.chrome import read_chrome
 
         return read_chrome(path, skipped=skipped)
+    if kind == "csv":
+        from traces.minimalloc import read_csv
+        from traces.of_buffers import trace_of
+
+        buffers = read_csv(path)
+        try:
+            return trace_of(buffers)
+        except TraceError as error:
+            raise TraceError(error.reason, file=path) from None
     raise TraceError(f"a {kind}, which has no events", file=path)
 
 

@@ -27,7 +27,7 @@ def convert(
         Path,
         typer.Argument(
             help="A trace, a snapshot of PyTorch, a trace of its profiler, a log of RMM, lines of CuPy's "
-            "DebugPrintHook."
+            "DebugPrintHook, or a MiniMalloc CSV."
         ),
     ],
     target: Annotated[
@@ -49,6 +49,7 @@ def convert(
         mempool convert rmm_log.dev0.csv rmm.trace --lenient
         mempool convert profile.json.gz profile.trace
         mempool convert run.trace buffers.csv
+        mempool convert buffers.csv buffers.trace
     """
     _check_target(source, target)
     skipped = Counter[str]() if lenient else None

@@ -187,10 +187,27 @@ def test_a_log_is_converted_piece_by_piece(files: Path, monkeypatch: pytest.Monk
 
 
 def test_what_has_no_events_is_not_converted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["convert", "t.trace", "b.csv"]) == 0
-    assert call(["convert", "b.csv", "c.trace"]) == 3
-    assert "b.csv: a csv, which has no events" in capsys.readouterr().err
+    assert call(["plan", "t.trace", "-o", "b"]) == 0
+    assert call(["convert", "b", "c.trace"]) == 3
+    assert "b: a plan, which has no events" in capsys.readouterr().err
     assert not (folder / "c.trace").exists()
+
+
+def test_a_csv_is_converted_and_compared_and_needs_what_it_needed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A CSV made of a trace becomes a trace with the same plan."""
+    assert call(["convert", "t.trace", "b.csv"]) == 0
+    assert call(["convert", "b.csv", "c.trace"]) == 0
+    arenas = []
+    for source in ("b.csv", "c.trace", "t.trace"):
+        capsys.readouterr()
+        assert call(["plan", source, "--whole", "--json"]) == 0
+        arenas.append(said(capsys)["arena_bytes"])
+    assert len(set(arenas)) == 1
+    assert call(["compare", "b.csv", "-a", "best_fit", "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)
+    assert row["peak_load_bytes"] == read_trace("t.trace").load().max()
 
 
 def test_snapshots_are_planned_and_looked_at_as_traces_are(

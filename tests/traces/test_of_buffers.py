@@ -1,0 +1,101 @@
+"""Buffers become the events that they may have been made from: same lifetimes, same load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traces import Buffers, Kind, TraceError, buffers_of
+from traces.minimalloc import read_csv
+from traces.of_buffers import trace_of
+from traces.read import read
+from traces.workload import generate
+
+BENCH = Path(__file__).parents[2] / "../shared/bench/minimalloc"
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> Buffers:
+    n = draw(st.integers(0, 12))
+    start = np.array(draw(st.lists(st.integers(-5, 9), min_size=n, max_size=n)), np.int64)
+    length = np.array(draw(st.lists(st.integers(0, 5), min_size=n, max_size=n)), np.int64)
+    size = draw(st.lists(st.integers(0, 99), min_size=n, max_size=n))
+    ids = [f"b{k}" for k in range(n)] if draw(st.booleans()) else None
+    return Buffers.of(start, start + length, size, ids=ids)
+
+
+@given(lines())
+def test_events_come_in_the_order_of_time_and_the_load_is_that_of_the_buffers(buffers: Buffers) -> None:
+    """After the last event of each time so many bytes are alive as lifetimes cover it; never more between."""
+    trace = trace_of(buffers)
+    assert len(trace) == 2 * len(buffers)
+    assert (np.diff(trace.time_ns) >= 0).all()
+    loads = {
+        time: int(buffers.size[(buffers.start <= time) & (time < buffers.end)].sum())
+        for time in trace.time_ns.tolist()
+    }
+    load = trace.load()
+    last = np.flatnonzero(np.append(np.diff(trace.time_ns), 1)[: len(trace)])
+    assert load[last].tolist() == list(loads.values())
+    assert load.max(initial=0) == max(loads.values(), default=0)
+    for row in np.flatnonzero(trace.kind == Kind.ALLOC).tolist():
+        buffer = int(trace.buffer[row])
+        assert trace.time_ns[row] == buffers.start[buffer]
+        name = int(trace.operation[row])
+        assert (trace.names[name] if name >= 0 else None) == (buffers.ids[buffer] if buffers.ids else None)
+
+
+def test_the_buffers_of_a_trace_make_that_trace_again() -> None:
+    """But for what is alive at its end, which is freed."""
+    given = generate(60, 1)
+    back = buffers_of(trace_of(buffers_of(given)))
+    buffers = buffers_of(given)
+    assert (back.size == buffers.size).all()
+    first, then = (one.start[None, :] < one.end[:, None] for one in (buffers, back))
+    assert (first == then).all()  # which begins before which ends is all that a plan sees
+
+
+def test_offsets_and_alignment_are_kept_where_all_have_them() -> None:
+    fixed = trace_of(Buffers.of([0, 1], [2, 3], [8, 8], offset=[64, 0], alignment=64))
+    assert fixed.address.tolist() == [64, 0, -1, -1]
+    assert fixed.alignment == 64
+    mixed = trace_of(Buffers.of([0, 1], [2, 3], [8, 8], offset=[64, -1], alignment=[64, 1]))
+    assert mixed.address.tolist() == [-1] * 4
+    assert mixed.alignment == 1
+
+
+@pytest.mark.parametrize(
+    ("buffers", "reason"),
+    [
+        (Buffers.of([0], [3], [8], gaps=[(0, 1, 2)], ids=["a"]), "gaps of buffer 0 \\(a\\)"),
+        (Buffers.of([0], [3], [8], period=4), "iteration"),
+        (Buffers.of([0], [3], [8], persistent=True), "iteration"),
+        (Buffers.of([0] * 3, [3] * 3, [2**62] * 3), "alive"),
+    ],
+)
+def test_what_events_cannot_tell_is_refused(buffers: Buffers, reason: str) -> None:
+    with pytest.raises(TraceError, match=reason):
+        trace_of(buffers)
+
+
+def test_a_csv_is_read_as_a_trace_and_an_error_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("id,lower,upper,size\na,0,2,8\nb,2,3,4\n")
+    trace = read(path)
+    assert trace.kind.tolist() == [Kind.ALLOC, Kind.FREE, Kind.ALLOC, Kind.FREE]
+    assert trace.load().tolist() == [8, 0, 4, 0]
+    path.write_text("id,lower,upper,size,gaps\na,0,9,8,2-3\n")
+    with pytest.raises(TraceError, match=r"x\.csv.*gaps"):
+        read(path)
+
+
+@pytest.mark.parametrize("path", sorted(BENCH.glob("*.csv")), ids=lambda path: path.name)
+def test_real_files_keep_their_load(path: Path) -> None:
+    buffers = read_csv(path)
+    times = np.unique(buffers.start)
+    inside = (buffers.start[:, None] <= times) & (times < buffers.end[:, None])
+    assert trace_of(buffers).load().max() == (buffers.size[:, None] * inside).sum(axis=0).max()

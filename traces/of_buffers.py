@@ -1,0 +1,54 @@
+"""A trace of buffers whose lifetimes are known, as the one that they were made from would have been."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traces.errors import TraceError
+from traces.trace import Kind, Trace
+
+if TYPE_CHECKING:
+    from traces.buffers import Buffers
+
+
+def trace_of(buffers: Buffers) -> Trace:
+    """One alloc and one free for each of n buffers on a line, in the order of their times; 2n events.
+
+    At equal times frees come before allocs, for lifetimes are half-open. A buffer whose lifetime is empty
+    takes no memory: it has no size. Rows are the buffers' ids, their ids the operations of the allocs, and
+    times stand for nanoseconds. Where all have an offset, these are the addresses; where all have one
+    alignment, it is that of the metadata.
+
+    Raises:
+        TraceError: buffers on a circle, that stay, or with gaps, none of which events can tell; or more bytes
+            alive than int64 holds.
+    """
+    if buffers.period is not None or buffers.persistent.any():
+        raise TraceError("buffers of an iteration are no trace")
+    if len(buffers.gap_buffer):
+        raise TraceError(f"events cannot tell the gaps of buffer {buffers.name(int(buffers.gap_buffer[0]))}")
+    n = len(buffers)
+    row = np.tile(np.arange(n), 2)
+    free = np.arange(2 * n) >= n
+    time = np.concatenate([buffers.start, buffers.end])
+    empty = (buffers.lengths == 0)[row]
+    # Of one time: what ends, then each empty lifetime, its alloc first, then what begins.
+    turn = np.where(empty, 1, np.where(free, 0, 2))
+    order = np.lexsort([free, row, turn, time])
+    row, free = row[order], free[order]
+    alignments = np.unique(buffers.alignment).tolist()
+    trace = Trace.of(
+        np.where(free, Kind.FREE, Kind.ALLOC),
+        row,
+        np.where(free | empty[order], 0, buffers.size[row]),
+        stream=buffers.stream[row],
+        time_ns=time[order],
+        operation=np.where(free, -1, row) if buffers.ids is not None else -1,
+        address=np.where(free, -1, buffers.offset[row]) if (buffers.offset >= 0).all() else -1,
+        names=buffers.ids or (),
+        metadata={"alignment": str(alignments[0])} if len(alignments) == 1 else {},
+    )
+    trace.validate()
+    return trace
