@@ -47,6 +47,7 @@ def test_a_generated_iteration_is_read_back_with_its_sizes_and_its_load(
     trace = workload.generate(n, seed, iterations=6, replaced=replaced)
     truth = workload.buffers(n, seed, replaced=replaced).planned()
     truth = truth.select(truth.size > 512)
+    assume(marks or len(truth) >= 12)  # fewer that repeat six times are no evidence
     if not marks:
         keep = trace.kind != Kind.MARK
         trace = Trace.of(trace.kind[keep], trace.buffer[keep], trace.size[keep])
@@ -56,7 +57,6 @@ def test_a_generated_iteration_is_read_back_with_its_sizes_and_its_load(
     assert buffers.period == len(truth)
     assert trace.size[found[0].event].tolist() == buffers.size.tolist()
     assert found[0].begins[-1] == found[0].event[0]
-    assert len(np.unique(np.diff(found[0].begins[1:]))) <= 1
     assert len(found[0].begins) == found[0].iterations
     assert found[0].unresolved == 0
     assert not buffers.persistent.any()
