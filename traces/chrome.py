@@ -24,7 +24,7 @@ from traces.nesting import innermost
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from _typeshed import StrPath
     from numpy.typing import NDArray
@@ -47,7 +47,12 @@ _MOST_DEVICES = 1 << 16
 _ROWS = 1 << 16  # made Python's numbers at a time
 
 
-def read_chrome(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace:
+def read_chrome(
+    path: StrPath,
+    *,
+    skipped: Counter[str] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Trace:
     """Read a profiler's trace, every device, with addresses, threads, operations and source lines.
 
     Memory of the host is device -1. A profiler's step (``ProfilerStep#N``) is a mark. Streams are not known.
@@ -58,19 +63,20 @@ def read_chrome(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace:
     Args:
         path: the file, as it is or compressed by gzip.
         skipped: where events that cannot be are counted by reason and left out; None: the first is an error.
+        progress: as of `traces.read.read`.
 
     Raises:
         TraceError: naming the file and, as its row, the index of the event: not such a trace, one without
             memory events, a field that is no number, memory that is allocated again without a free.
         OSError: the file cannot be read.
     """
-    return read_log(path, _fill, KNOWN, skipped)
+    return read_log(path, _fill, KNOWN, skipped, progress)
 
 
 def _fill(path: StrPath, log: Log) -> Iterator[None]:
     seen = _Seen(log)
     log.said["failures"] = 0
-    for row, event in enumerate(trace_events(path, log.skipped)):
+    for row, event in enumerate(trace_events(path, log.skipped, log.progress)):
         if row >= MAX_EVENTS:
             raise TraceError(f"more than {MAX_EVENTS} events, the most read at once")
         try:

@@ -18,7 +18,7 @@ from traces.text_files import lines, text_of
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from _typeshed import StrPath
 
@@ -33,7 +33,12 @@ _MOST_DEVICES = 1 << 16
 _NOWHERE = (0, 0, 0)  # stream, thread, time
 
 
-def read_cupy_hook(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace:
+def read_cupy_hook(
+    path: StrPath,
+    *,
+    skipped: Counter[str] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Trace:
     """Read what a ``DebugPrintHook`` printed, every device; what the pool took from a device is reserved.
 
     Metadata: ``framework``, ``alignment``, ``alive_before`` (buffers allocated before the first line),
@@ -42,13 +47,14 @@ def read_cupy_hook(path: StrPath, *, skipped: Counter[str] | None = None) -> Tra
     Args:
         path: the lines, as they are or compressed by gzip.
         skipped: where lines that cannot be are counted by reason and left out; None: the first is an error.
+        progress: as of `traces.read.read`.
 
     Raises:
         TraceError: naming the file and, as its row, the line: an object that is none of CuPy's, memory
             allocated again without a free, as when a thread frees that has no hook.
         OSError: the file cannot be read.
     """
-    return read_log(path, _fill, KNOWN, skipped)
+    return read_log(path, _fill, KNOWN, skipped, progress)
 
 
 def iter_cupy_hook(path: StrPath, *, skipped: Counter[str] | None = None) -> Iterator[Trace]:
@@ -59,7 +65,7 @@ def iter_cupy_hook(path: StrPath, *, skipped: Counter[str] | None = None) -> Ite
 def _fill(path: StrPath, log: Log) -> Iterator[None]:
     log.said["failures"] = 0
     events = 0
-    for row, line in lines(path):
+    for row, line in lines(path, log.progress):
         if (found := EVENT.search(line)) is None:
             continue
         events += 1

@@ -17,7 +17,7 @@ from traces.text_files import opened
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from gzip import GzipFile
 
     from _typeshed import StrPath
@@ -30,7 +30,11 @@ _CUT = "truncated, or not JSON"
 _decode = json.JSONDecoder(strict=False).raw_decode  # names of functions hold anything
 
 
-def trace_events(path: StrPath, skipped: Counter[str] | None = None) -> Iterator[Any]:
+def trace_events(
+    path: StrPath,
+    skipped: Counter[str] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Iterator[Any]:
     """The values of the list ``traceEvents``, or of a file that is one list, whatever they are.
 
     Other keys beside that list are passed over; what follows it is not read. A file that is one list may lack
@@ -39,6 +43,7 @@ def trace_events(path: StrPath, skipped: Counter[str] | None = None) -> Iterator
     Args:
         path: the file.
         skipped: where given, of a truncated list its whole values are read, and ``truncated`` is counted.
+        progress: as of `traces.read.read`.
 
     Raises:
         TraceError: naming the file, and as its row the index of the event: not JSON, truncated, a value
@@ -47,7 +52,7 @@ def trace_events(path: StrPath, skipped: Counter[str] | None = None) -> Iterator
     """
     count, in_list = 0, False
     try:
-        with opened(path) as file:
+        with opened(path, progress) as file:
             window = _Window(file)
             if in_list := window.at_list():
                 while (value := window.element(first=count == 0)) is not _END:

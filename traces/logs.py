@@ -37,11 +37,13 @@ class Log:
 
     Attributes:
         skipped: where events that contradict others are counted by reason; None: the first is an error.
+        progress: as of `traces.read.read`; whoever reads the file calls it.
         said: metadata that are numbers: failures and the like.
         names: what the trace's columns of names point to.
     """
 
     skipped: Counter[str] | None = None
+    progress: Callable[[int, int], object] | None = None
     said: Counter[str] = field(default_factory=Counter)
     names: Sequence[str] = ()
     _living: defaultdict[int, _core.Living] = field(default_factory=lambda: defaultdict(_core.Living))
@@ -149,7 +151,11 @@ class Log:
 
 
 def read_log(
-    path: StrPath, fill: Fill, known: Mapping[str, str], skipped: Counter[str] | None = None
+    path: StrPath,
+    fill: Fill,
+    known: Mapping[str, str],
+    skipped: Counter[str] | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Trace:
     """A log as a trace.
 
@@ -157,7 +163,7 @@ def read_log(
         TraceError: naming the file, as ``fill`` and `Log` do, or more than `MAX_EVENTS` events.
         OSError: the file cannot be read.
     """
-    log = Log(skipped)
+    log = Log(skipped, progress)
     pieces: list[dict[str, NDArray[Any]]] = []
     try:
         for _ in fill(path, log):

@@ -23,7 +23,7 @@ from traces.trace import COLUMNS, Kind, Trace
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
     from _typeshed import StrPath
@@ -127,13 +127,19 @@ class TraceWriter:
             self._pending, self._rows = [], 0
 
 
-def read_trace(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace:
+def read_trace(
+    path: StrPath,
+    *,
+    skipped: Counter[str] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Trace:
     """Read a trace whole, and validate it.
 
     Args:
         path: the file.
         skipped: where events that cannot have happened are counted by reason and left out; None: the first is
             an error.
+        progress: called now and then with the events that were read, and how many there are.
 
     Raises:
         TraceError: naming the file: not a whole trace of this version, events that cannot have happened, or
@@ -154,6 +160,8 @@ def read_trace(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace:
             for name, values in _columns(batch, names).items():
                 table[name][done:end] = values
             done = end
+            if progress is not None:
+                progress(done, rows)
         if done != rows:
             raise TraceError(f"{rows} events declared, {done} found", file=path)
         trace = Trace(**table, names=tuple(names), metadata=metadata)

@@ -29,7 +29,8 @@ def read(
     Args:
         path: the file, told by its content.
         skipped: where events that cannot be are counted by reason and left out; None: the first is an error.
-        progress: called now and then, of a snapshot, with the bytes that were read and those of the file.
+        progress: called now and then with how much was read and how much there is: bytes, of Parquet events;
+            0 for the latter if it is not known.
 
     Raises:
         TraceError: naming the file: none of these, or what it says cannot have happened.
@@ -39,7 +40,7 @@ def read(
     if kind == "trace":
         from traces.parquet import read_trace
 
-        return read_trace(path, skipped=skipped)
+        return read_trace(path, skipped=skipped, progress=progress)
     if kind == "snapshot":
         from traces.snapshot import read_snapshot
 
@@ -47,15 +48,15 @@ def read(
     if kind == "rmm":
         from traces.rmm_log import read_rmm_log
 
-        return read_rmm_log(path, skipped=skipped)
+        return read_rmm_log(path, skipped=skipped, progress=progress)
     if kind == "cupy":
         from traces.cupy_hook import read_cupy_hook
 
-        return read_cupy_hook(path, skipped=skipped)
+        return read_cupy_hook(path, skipped=skipped, progress=progress)
     if kind == "chrome":
         from traces.chrome import read_chrome
 
-        return read_chrome(path, skipped=skipped)
+        return read_chrome(path, skipped=skipped, progress=progress)
     if kind == "csv":
         from traces.minimalloc import read_csv
         from traces.of_buffers import trace_of

@@ -18,7 +18,7 @@ from traces.text_files import lines, text_of
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from _typeshed import StrPath
 
@@ -32,7 +32,12 @@ _CLOCK = re.compile(r"(?:(\d{1,2}):(\d{2}):)?(\d{1,12})[.:]?(\d{0,9})", re.ASCII
 _HOUR, _DAY = 3600 * 10**9, 24 * 3600 * 10**9
 
 
-def read_rmm_log(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace:
+def read_rmm_log(
+    path: StrPath,
+    *,
+    skipped: Counter[str] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Trace:
     """Read a log, with addresses, threads and streams.
 
     Metadata: ``framework``, ``alignment``, ``alive_before`` (buffers allocated before the log), ``failures``.
@@ -40,13 +45,14 @@ def read_rmm_log(path: StrPath, *, skipped: Counter[str] | None = None) -> Trace
     Args:
         path: the log, as it is or compressed by gzip.
         skipped: where lines that cannot be are counted by reason and left out; None: the first is an error.
+        progress: as of `traces.read.read`.
 
     Raises:
         TraceError: naming the file and, as its row, the line: not such a log, a field that is no number,
             memory that is allocated again without a free.
         OSError: the file cannot be read.
     """
-    return read_log(path, _fill, KNOWN, skipped)
+    return read_log(path, _fill, KNOWN, skipped, progress)
 
 
 def iter_rmm_log(path: StrPath, *, skipped: Counter[str] | None = None) -> Iterator[Trace]:
@@ -67,7 +73,7 @@ def _names(line: bytes) -> Iterator[str]:
 def _fill(path: StrPath, log: Log) -> Iterator[None]:
     log.said["failures"] = 0
     clock = _Clock()
-    for row, line in lines(path):
+    for row, line in lines(path, log.progress):
         if row == 1:
             if not is_header(line):
                 reason = "not a log of RMM: its header is Thread,Time,Action,Pointer,Size,Stream"

@@ -3,31 +3,54 @@
 from __future__ import annotations
 
 import gzip
+import io
+import os
 import zlib
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from traces.errors import TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from _typeshed import StrPath
+    from _typeshed import StrPath, WriteableBuffer
 
 GZIP = b"\x1f\x8b"
 MAX_LINE_BYTES = 1 << 16
+_BUFFER_BYTES = 1 << 18
+
+
+class _Told(io.FileIO):
+    """A file that tells how many of its bytes were read."""
+
+    def __init__(self, path: StrPath, progress: Callable[[int, int], object] | None) -> None:
+        super().__init__(path)
+        self._progress, self._read, self._size = progress, 0, os.fstat(self.fileno()).st_size
+
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
+        count = super().readinto(buffer)
+        self._read += count or 0
+        if self._progress is not None:
+            self._progress(self._read, self._size)
+        return count
 
 
 @contextmanager
-def opened(path: StrPath) -> Iterator[BinaryIO | gzip.GzipFile]:
+def opened(
+    path: StrPath, progress: Callable[[int, int], object] | None = None
+) -> Iterator[BinaryIO | gzip.GzipFile]:
     """A file to read, decompressed where it begins as gzip's do.
+
+    Args:
+        path: the file.
+        progress: called now and then with the bytes that were read, as stored, and those of the file.
 
     Raises:
         TraceError: inside the block, where reading meets the end of a truncated or damaged gzip file.
         OSError: the file cannot be opened.
     """
-    with Path(path).open("rb") as file:
+    with io.BufferedReader(_Told(path, progress), _BUFFER_BYTES) as file:
         if not file.peek(2).startswith(GZIP):
             yield file
             return
@@ -39,9 +62,9 @@ def opened(path: StrPath) -> Iterator[BinaryIO | gzip.GzipFile]:
             raise TraceError(f"not a whole gzip file: {reason[:200]}", file=path) from None
 
 
-def lines(path: StrPath) -> Iterator[tuple[int, bytes]]:
+def lines(path: StrPath, progress: Callable[[int, int], object] | None = None) -> Iterator[tuple[int, bytes]]:
     """Lines with their numbers from 1; of a longer one the first ``MAX_LINE_BYTES + 1`` bytes."""
-    with opened(path) as file:
+    with opened(path, progress) as file:
         row = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
             row += 1

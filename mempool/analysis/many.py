@@ -79,7 +79,7 @@ def compare_file(
     skipped = Counter[str]() if lenient else None
     try:
         trace = read(
-            file, skipped=skipped, progress=lambda done, total: told(f"read {done:,} of {total:,} bytes")
+            file, skipped=skipped, progress=lambda done, total: told(f"reading, {done / max(total, 1):.0%}")
         )
         rows = compare(trace, choices, limit_bytes=limit_bytes, told=lambda name: told(f"simulating {name}"))
         return Compared(file, tuple(rows), skipped)

@@ -12,7 +12,7 @@ import typer
 
 from mempool.cli.compared import answers, errors, show
 from mempool.cli.options import Lenient  # noqa: TC001 - typer reads it from the signature
-from mempool.cli.output import ExitCode, Stop, error_line, print_json, progress
+from mempool.cli.output import ExitCode, Stop, bar, error_line, print_json, progress
 from mempool.cli.parsed import parsed
 
 if TYPE_CHECKING:
@@ -138,16 +138,13 @@ def _compared(
 ) -> Iterator[Compared]:
     from mempool.analysis.many import compare_files
 
-    what = f"comparing {paths[0] if len(paths) == 1 else f'{len(paths)} files'}"
-    with progress(what) as say:
-        results = compare_files(
-            paths,
-            choices,
-            limit_bytes=limit_bytes,
-            lenient=lenient,
-            executor=executor,
-            told=lambda now: say(f"{what}: {now}"),
-        )
-        for done, one in enumerate(results, 1):
-            say(f"compared {done} of {len(paths)} files")
+    options: dict[str, Any] = {"limit_bytes": limit_bytes, "lenient": lenient, "executor": executor}
+    if len(paths) == 1:
+        what = f"comparing {paths[0]}"
+        with progress(what) as say:
+            yield from compare_files(paths, choices, **options, told=lambda now: say(f"{what}: {now}"))
+        return
+    with bar(f"comparing {len(paths)} files") as told:
+        for done, one in enumerate(compare_files(paths, choices, **options), 1):
+            told(done, len(paths))
             yield one

@@ -11,7 +11,7 @@ import typer
 from mempool.cli import where
 from mempool.cli.main_part import passed_over
 from mempool.cli.options import Device, Frames, Lenient  # noqa: TC001 - typer reads them from the signature
-from mempool.cli.output import console, facts, percent, print_json, reading, source_line, table
+from mempool.cli.output import bar, console, facts, percent, print_json, source_line, table
 from mempool.report import binary
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def info(
     """
     from mempool.cli.work import read_work
 
-    with reading(file) as told:
+    with bar(f"reading {file}") as told:
         work = read_work(
             file, whole=whole, main=True, lenient=lenient, device=device, several="largest", progress=told
         )

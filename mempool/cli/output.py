@@ -118,14 +118,23 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(text) as status:
-        yield lambda new: status.update(new)
+    with Console(stderr=True).status(plain(text)) as status:
+        yield lambda new: status.update(plain(new))
 
 
 @contextmanager
-def reading(path: object) -> Iterator[Callable[[int, int], None]]:
-    """`progress` of a file that is read; yields what takes the bytes that were read and those of the file."""
-    text = f"reading {path}"
+def bar(text: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on stderr while the block runs, if that is a terminal.
 
-    with progress(text) as say:
-        yield lambda done, total: say(f"{text}: {done / total:.0%}" if total else text)
+    Yields what takes how much is done and how much there is; 0 for the latter if it is not known.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _done, _all: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(plain(text).plain, total=None)
+        yield lambda done, everything: shown.update(task, completed=done, total=everything or None)

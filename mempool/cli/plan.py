@@ -12,7 +12,7 @@ import typer
 
 from mempool.cli.main_part import passed_over
 from mempool.cli.options import Device, Lenient  # noqa: TC001 - typer reads them from the signature
-from mempool.cli.output import ExitCode, Stop, facts, percent, print_json, progress, reading
+from mempool.cli.output import ExitCode, Stop, bar, facts, percent, print_json, progress
 from mempool.cli.outputs import why_not, written_over
 from mempool.cli.parsed import parsed
 from mempool.report import binary
@@ -122,7 +122,7 @@ def plan(
         raise typer.BadParameter("nan is no limit", param_hint="--time-limit")
     if alignment & (alignment - 1):
         raise typer.BadParameter(f"alignment {alignment} is not a power of two")
-    with reading(trace) as told:
+    with bar(f"reading {trace}") as told:
         work = read_work(
             trace,
             whole=whole,

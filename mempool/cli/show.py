@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mempool.cli.options import Frames, Lenient  # noqa: TC001 - typer reads them from the signature
-from mempool.cli.output import ExitCode, Stop, facts, print_json, progress, reading
+from mempool.cli.output import ExitCode, Stop, bar, facts, print_json, progress
 from mempool.cli.outputs import why_not, written_over
 from mempool.cli.parsed import parsed
 from mempool.report import binary
@@ -105,7 +105,7 @@ def _scene(
     from mempool.cli.work import read_work
     from mempool.show import scene_of
 
-    with reading(trace) as told:
+    with bar(f"reading {trace}") as told:
         given = read_work(trace, whole=True, lenient=lenient, progress=told)
         solved = given if plan is None else read_work(plan)
     if plan is not None:

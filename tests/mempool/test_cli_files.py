@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
@@ -335,3 +338,26 @@ def test_every_json_key_is_documented(folder: Path, capsys: pytest.CaptureFixtur
         entries = [*answer.get("largest_at_peak", ()), *(answer.get("arenas") or ())]
         keys = set(answer) | {key for entry in entries for key in entry}
         assert keys <= documented, command
+
+
+def on_a_terminal(*command: str) -> tuple[int, str]:
+    """Exit code of a command whose stderr is a terminal, and what it shows there."""
+    ours, its = pty.openpty()
+    begun = subprocess.Popen([COMMAND, *command], stdout=subprocess.DEVNULL, stderr=its)
+    os.close(its)
+    shown = b""
+    with contextlib.suppress(OSError):  # so ends a terminal that nobody has open any more
+        while piece := os.read(ours, 4096):
+            shown += piece
+    os.close(ours)
+    return begun.wait(60), shown.decode(errors="replace")
+
+
+def test_a_terminal_shows_how_far_it_is_whatever_files_are_called(folder: Path) -> None:
+    name = "odd [/bold] x.trace"
+    (folder / "odd [").mkdir()
+    (folder / "t.trace").rename(folder / name)
+    for command in (["info", name], ["plan", name], ["compare", name, "-a", "cupy"]):
+        code, shown = on_a_terminal(*command)
+        assert code == 0, shown
+        assert name in shown
