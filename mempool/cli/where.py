@@ -121,12 +121,14 @@ def show(said: list[dict[str, Any]]) -> None:
                 " ".join(str(entry[name]) for name in ("buffer", "operation", "frame") if name in entry),
                 binary(entry["size_bytes"]),
                 f"{entry['end'] - entry['start']:,}",
-                entry.get("role", ""),
+                *([entry["role"].replace("_", "-")] if "role" in entry else []),
             )
             for entry in device["held_longest"]
         ]
         if longest:
-            table("\nmost bytes held longest", ("buffer", "size", "events", "role"), longest)
+            table(
+                "\nmost bytes held longest", ("buffer", "size", "events", "role")[: len(longest[0])], longest
+            )
         if device["remedies"]:
             console().print("\nwhat would help")
         for remedy in device["remedies"]:
