@@ -198,3 +198,28 @@ def members(session: int) -> list[int]:
             if int(of) == session and state != "Z":
                 found.append(int(stat.parent.name))
     return found
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # Dask's own, of its versions and of ports in use
+def test_a_dask_cluster_says_what_is_said_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    distributed = pytest.importorskip("distributed")
+    files = [str(folder / f"run{rank}" / "rank.trace") for rank in range(2)] + ["gone.trace"]
+    assert call(["compare", *files, *TWO, "--json"]) == 3
+    here = said(capsys)
+    with distributed.LocalCluster(1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+        assert call(["compare", *files, *TWO, "--json", "--dask", cluster.scheduler_address]) == 3
+    there = said(capsys)
+    for row in (*here, *there):
+        row["seconds"] = 0
+    assert there == here
+
+
+def test_a_scheduler_that_is_not_there_is_told_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("distributed")
+    assert call(["compare", "run0/rank.trace", "--dask", "nonsense"]) == 4
+    error = capsys.readouterr().err
+    assert "no Dask scheduler at nonsense" in error
+    assert error.count("\n") == 1
