@@ -44,7 +44,7 @@ def calls(
 
 
 @pytest.mark.parametrize("kind", ["plain", "growing", "managed"])
-@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+@pytest.mark.parametrize("sanitizer", ["address", pytest.param("thread", marks=pytest.mark.full)])
 def test_buffers_of_threads_streams_and_devices_keep_every_promise(
     folder: Path, sanitizer: str, kind: str
 ) -> None:
@@ -54,7 +54,7 @@ def test_buffers_of_threads_streams_and_devices_keep_every_promise(
     assert [leak for leak in done.stderr.split("\n\n") if "leak of" in leak and "mempool::" in leak] == []
 
 
-@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+@pytest.mark.parametrize("sanitizer", ["address", pytest.param("thread", marks=pytest.mark.full)])
 def test_buffers_that_live_until_the_interpreter_ends(folder: Path, sanitizer: str) -> None:
     done = calls(folder, sanitizer, "plain", 0, "stay")
     assert (done.returncode, done.stdout, done.stderr) == (0, "holds\n", "")

@@ -91,7 +91,7 @@ def test_without_the_guard_of_the_arena_live_buffers_overlap(folder: Path) -> No
     assert any("overlap" in stress(program, "pages", seed, 4, removed="cells").stderr for seed in range(3))
 
 
-@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+@pytest.mark.parametrize("sanitizer", ["address", pytest.param("thread", marks=pytest.mark.full)])
 def test_page_locked_memory_waits_for_the_streams_that_copy_it(folder: Path, sanitizer: str) -> None:
     """See tests/native/pinned.cpp."""
     if not build.has_sanitizer(sanitizer):

@@ -15,7 +15,7 @@ import build  # noqa: E402
 
 
 @pytest.mark.parametrize("check", [[], ["check"]], ids=["plain", "check"])
-@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+@pytest.mark.parametrize("sanitizer", ["address", pytest.param("thread", marks=pytest.mark.full)])
 def test_clients_are_destroyed_while_threads_allocate(
     tmp_path_factory: pytest.TempPathFactory, sanitizer: str, check: list[str]
 ) -> None:

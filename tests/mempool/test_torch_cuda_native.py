@@ -44,7 +44,7 @@ def stress(
     )
 
 
-@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+@pytest.mark.parametrize("sanitizer", ["address", pytest.param("thread", marks=pytest.mark.full)])
 def test_tensors_streams_and_graphs_on_threads_keep_every_promise(folder: Path, sanitizer: str) -> None:
     """No memory is reused before its streams are through, and no graph is broken or loses its memory."""
     program = harness(folder, sanitizer)

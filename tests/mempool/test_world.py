@@ -40,7 +40,10 @@ def world(folder: Path, sanitizer: str = "none") -> Path:
 
 
 @pytest.mark.parametrize("mode", soak.MODES)
-@pytest.mark.parametrize(("sanitizer", "count"), [("none", 200), ("address", 24), ("thread", 30)])
+@pytest.mark.parametrize(
+    ("sanitizer", "count"),
+    [("none", 200), ("address", 24), pytest.param("thread", 30, marks=pytest.mark.full)],
+)
 def test_worlds_keep_every_promise(folder: Path, sanitizer: str, count: int, mode: str) -> None:
     did = soak.worlds(world(folder, sanitizer), 1, count, mode)
     assert did["worlds"] == count

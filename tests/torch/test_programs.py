@@ -72,7 +72,7 @@ DISTRIBUTED = """
     optimizer = torch.optim.AdamW(net.parameters())
     random = torch.Generator().manual_seed(rank)
     losses = []
-    for step in range(30):
+    for step in range(200):  # beside other work a plan may come late
         x, y = torch.randn(32, 200, generator=random), torch.randint(0, 10, (32,), generator=random)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(net(x), y)
