@@ -28,7 +28,19 @@ if TYPE_CHECKING:
     #: Reads a file into a log, and yields after each line or so, that pieces may be taken.
     Fill = Callable[[StrPath, "Log"], Iterator[None]]
 
-_WIDTH = len(COLUMNS)
+#: What a log can tell, in the order of `Log.rows`.
+_TOLD = (
+    "kind",
+    "buffer",
+    "size",
+    "stream",
+    "device",
+    "thread",
+    "time_ns",
+    "operation",
+    "frame",
+    "address",
+)
 
 
 @dataclass
@@ -131,7 +143,7 @@ class Log:
     @property
     def full(self) -> bool:
         """There are enough events for a piece."""
-        return len(self._rows) >= PIECE_EVENTS * _WIDTH
+        return len(self._rows) >= PIECE_EVENTS * len(_TOLD)
 
     def take(self) -> dict[str, NDArray[Any]]:
         """The columns of the events since the last `take`."""
@@ -147,7 +159,7 @@ class Log:
     def metadata(self, known: Mapping[str, str]) -> dict[str, str]:
         """``known``, what was counted and how much was there before."""
         counted = {name: str(count) for name, count in sorted(self.said.items())}
-        return {**known, "alive_before": str(len(self._before) // _WIDTH), **counted}
+        return {**known, "alive_before": str(len(self._before) // len(_TOLD)), **counted}
 
 
 def read_log(
@@ -219,8 +231,10 @@ def number(value: int, name: str) -> int:
 
 
 def _columns(rows: array[int]) -> dict[str, NDArray[Any]]:
-    table = np.asarray(rows, np.int64).reshape(-1, _WIDTH)
-    return {name: table[:, at].astype(dtype) for at, (name, dtype) in enumerate(COLUMNS.items())}
+    table = np.asarray(rows, np.int64).reshape(-1, len(_TOLD))
+    told = {name: table[:, at].astype(COLUMNS[name]) for at, name in enumerate(_TOLD)}
+    unknown = np.full(len(table), -1)
+    return told | {name: unknown.astype(dtype) for name, dtype in COLUMNS.items() if name not in told}
 
 
 def _validate(trace: Trace) -> None:

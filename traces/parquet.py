@@ -1,8 +1,8 @@
 """Traces as Parquet files: plain columns that any tool reads, kinds and names as text.
 
-The columns are those of `Trace`, with ``kind`` as "alloc", "free", ... and ``operation`` and ``frame`` as the
-names themselves, null where unknown. The trace's metadata is the schema's, under keys that begin with
-``trace.``.
+The columns are those of `Trace`, with ``kind`` as "alloc", "free", ... and those of names, such as
+``operation``, as the names themselves, null where unknown. The trace's metadata is the schema's, under keys
+that begin with ``trace.``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from traces.columns import MAX_EVENTS, PIECE_EVENTS, column
 from traces.consistent import consistent
 from traces.errors import TraceError
 from traces.files import KIND_KEY, VERSION_KEY, atomic, expect, one_line, read_schema, string_metadata
-from traces.trace import COLUMNS, Kind, Trace
+from traces.trace import COLUMNS, NAMED, Kind, Trace
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 VERSION = "1"
 _PREFIX = "trace."
 _KINDS = tuple(kind.name.lower() for kind in Kind)
-_TEXT = ("kind", "operation", "frame")
-_NAMES = ("operation", "frame")
+_TEXT = ("kind", *NAMED)
 #: Columns that files of earlier releases lack, and what stands for them.
-_LATER = {"address": -1}
+_LATER = {"address": -1, "module": -1, "category": -1}
 
 
 def write_trace(trace: Trace, path: StrPath) -> None:
@@ -199,7 +198,7 @@ def _schema(metadata: Mapping[str, str]) -> Any:
     text = pa.dictionary(pa.int32(), pa.string())
     types = {name: text if name in _TEXT else pa.from_numpy_dtype(dtype) for name, dtype in COLUMNS.items()}
     return pa.schema(
-        [pa.field(name, kind, nullable=name in _NAMES) for name, kind in types.items()],
+        [pa.field(name, kind, nullable=name in NAMED) for name, kind in types.items()],
         {_utf8(key): _utf8(value) for key, value in metadata.items()},
     )
 
@@ -216,7 +215,7 @@ def _table(piece: Trace) -> Any:
     table["kind"] = pa.DictionaryArray.from_arrays(
         from_numpy(piece.kind.astype(np.int32)), from_texts(_KINDS)
     )
-    for name in _NAMES:
+    for name in NAMED:
         index = getattr(piece, name)
         used = np.flatnonzero(np.bincount(index[index >= 0], minlength=1))
         rank = np.zeros(len(piece.names) + 1, np.int32)
@@ -275,7 +274,7 @@ def _columns(batch: Any, names: dict[str, int]) -> dict[str, NDArray[Any]]:
             result[name] = column(_LATER[name], dtype, name, len(batch))
             continue
         values = batch.column(name)
-        if name not in _NAMES and values.null_count:
+        if name not in NAMED and values.null_count:
             raise TraceError(f"column {name!r} has empty fields")
         if name not in _TEXT:
             result[name] = column(to_numpy(values), dtype, name)

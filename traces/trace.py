@@ -45,9 +45,13 @@ COLUMNS: Mapping[str, np.dtype[Any]] = types.MappingProxyType(
         "operation": np.dtype(np.int32),
         "frame": np.dtype(np.int32),
         "address": np.dtype(np.int64),
+        "module": np.dtype(np.int32),
+        "category": np.dtype(np.int32),
     }
 )
-_DEFAULTS = {"operation": -1, "frame": -1, "address": -1}
+#: Columns that are indices into the trace's names, -1 where unknown.
+NAMED = ("operation", "frame", "module", "category")
+_DEFAULTS = {**dict.fromkeys(NAMED, -1), "address": -1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +70,10 @@ class Trace:
         frame: int32, index into ``names`` of the source line, -1 where unknown.
         address: int64, where the recorded allocator put what an alloc makes, or where a segment lies; -1
             elsewhere and where unknown.
+        module: int32, index into ``names`` of the path of the framework's module that the event happened in,
+            -1 where unknown.
+        category: int32, on an alloc the index into ``names`` of what the buffer is to the program, such as
+            "parameter" or "activation"; -1 elsewhere and where unknown.
         names: the strings.
         metadata: anything else, as strings; ``alignment`` is what the recorded allocator rounds addresses to.
 
@@ -83,6 +91,8 @@ class Trace:
     operation: NDArray[np.int32]
     frame: NDArray[np.int32]
     address: NDArray[np.int64]
+    module: NDArray[np.int32]
+    category: NDArray[np.int32]
     names: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -262,6 +272,11 @@ class Trace:
             (of_buffer & (self.buffer < 0), "negative buffer id"),
             (self.thread < 0, "negative thread index"),
             (self.thread >= MOST_THREADS, f"thread index beyond {MOST_THREADS}"),
-            ((self.operation < -1) | (self.operation >= names), "operation is not among the names"),
-            ((self.frame < -1) | (self.frame >= names), "frame is not among the names"),
+            ((self.kind != Kind.ALLOC) & (self.category != -1), "only an alloc has a category"),
+            *((_beyond(getattr(self, name), names), f"{name} is not among the names") for name in NAMED),
         ]
+
+
+def _beyond(index: NDArray[np.int32], names: int) -> NDArray[np.bool_]:
+    result: NDArray[np.bool_] = (index < -1) | (index >= names)
+    return result

@@ -15,7 +15,7 @@ from plain_pickles import read_plain
 
 from traces.columns import LARGEST
 from traces.errors import TraceError
-from traces.trace import COLUMNS, Kind, Trace
+from traces.trace import COLUMNS, NAMED, Kind, Trace
 
 if TYPE_CHECKING:
     from _typeshed import StrPath
@@ -218,9 +218,9 @@ def _dict(value: Any) -> dict[Any, Any]:
 
 def assert_same(native: Trace, model: Trace) -> None:
     """The same rows, with the same texts, and the same metadata but for settings."""
-    for name in set(COLUMNS) - {"operation", "frame"}:
+    for name in set(COLUMNS) - set(NAMED):
         np.testing.assert_array_equal(getattr(native, name), getattr(model, name), name)
-    for name in ("operation", "frame"):
+    for name in NAMED:
         texts = [
             [one.names[i] if i >= 0 else "" for i in getattr(one, name).tolist()] for one in (native, model)
         ]

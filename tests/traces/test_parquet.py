@@ -16,7 +16,7 @@ from traces import Kind, Trace, TraceError
 from traces import parquet as module
 from traces.files import sniff
 from traces.parquet import TraceWriter, iter_trace, read_trace, write_trace
-from traces.trace import COLUMNS
+from traces.trace import COLUMNS, NAMED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +39,8 @@ def sample(n: int, seed: int = 0, first: int = 0) -> Trace:
         time_ns=np.sort(rng.integers(0, 2**60, 2 * n)),
         operation=rng.integers(-1, 2, 2 * n),
         frame=rng.integers(-1, 4, 2 * n),
+        module=rng.integers(-1, 4, 2 * n),
+        category=np.where(np.arange(2 * n) < n, rng.integers(-1, 3, 2 * n), -1),
         address=np.where(np.arange(2 * n) < n, rng.integers(-1, 2**62, 2 * n), -1),
         names=names,
         metadata={"alignment": "64", "framework": "nümpy"},
@@ -52,7 +54,7 @@ def texts(trace: Trace, column: str) -> list[str | None]:
 
 def assert_same(one: Trace, other: Trace) -> None:
     for name in COLUMNS:
-        if name in ("operation", "frame"):
+        if name in NAMED:
             assert texts(one, name) == texts(other, name)
         else:
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))

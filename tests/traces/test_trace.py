@@ -111,6 +111,8 @@ def test_a_window_is_a_valid_trace_of_the_events_whose_allocs_it_holds(
         ({"kind": [A, A, A], "buffer": [0, 1, 2], "size": 2**62}, 1, "more than"),
         ({"kind": [A], "buffer": [0], "operation": [0]}, 0, "operation"),
         ({"kind": [A], "buffer": [0], "frame": [-2]}, 0, "frame"),
+        ({"kind": [A], "buffer": [0], "module": [0]}, 0, "module"),
+        ({"kind": [A, F], "buffer": [0, 0], "category": [-1, 0], "names": ["x"]}, 1, "category"),
         ({"kind": [A], "buffer": [0], "address": [-2]}, 0, "negative address"),
         ({"kind": [A, F], "buffer": [0, 0], "address": [64, 64]}, 1, "only an alloc has an address"),
         ({"kind": [A], "buffer": [0], "thread": [-1]}, 0, "thread"),

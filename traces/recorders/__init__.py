@@ -1,0 +1,1 @@
+"""What records traces where no pool serves: one module a framework, which it imports."""
