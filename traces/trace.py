@@ -73,7 +73,7 @@ class Trace:
         module: int32, index into ``names`` of the path of the framework's module that the event happened in,
             -1 where unknown.
         category: int32, on an alloc the index into ``names`` of what the buffer is to the program, such as
-            "parameter" or "activation"; -1 elsewhere and where unknown.
+            "parameters" or "activations"; -1 elsewhere and where unknown.
         names: the strings.
         metadata: anything else, as strings; ``alignment`` is what the recorded allocator rounds addresses to.
 

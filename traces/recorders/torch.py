@@ -51,7 +51,7 @@ class AccessRecorder(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = func.name()
         before = self._count
-        written = set()
+        written: set[int] = set()
         for given, said in zip(args, func._schema.arguments, strict=False):
             if said.alias_info is not None and said.alias_info.is_write:
                 written.update(id(t) for t in tree_iter(given))
