@@ -10,6 +10,7 @@ import numpy as np
 
 from mempool import _core
 from mempool.settings import NEVER
+from traces.columns import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -135,7 +136,7 @@ class Planned:
 
         Where streams share, what is best is larger than the bound for its price.
         """
-        shared = wait_bytes < NEVER and len(np.unique(self.buffers.stream)) > 1
+        shared = wait_bytes < NEVER and len(distinct(self.buffers.stream)) > 1
         plan = self.plan
         return plan.stopped_by == "nodes" and plan.arena_bytes > GOOD * plan.lower_bound_bytes and not shared
 
@@ -183,7 +184,7 @@ class Planned:
         native = _core.Pattern(cyclic=False, unroll=self.plan.columns, arena_bytes=self.plan.arena_bytes)
         offset = self._warm_up_offsets(warm_up)
         first = self._sequences()[0]
-        for sequence in [first, *(s for s in np.unique(warm_up.sequence).tolist() if s != first)]:
+        for sequence in [first, *(s for s in distinct(warm_up.sequence).tolist() if s != first)]:
             mine = warm_up.sequence == sequence
             if not mine.any():
                 return None
@@ -224,7 +225,7 @@ class Planned:
         main = self.pattern.sequence[group == 0]
         weight = np.bincount(main, weights=self.buffers.size[group == 0].astype(np.float64))
         first = int(weight.argmax())
-        return [first, *(s for s in np.unique(self.pattern.sequence).tolist() if s != first)]
+        return [first, *(s for s in distinct(self.pattern.sequence).tolist() if s != first)]
 
 
 def make_plan(

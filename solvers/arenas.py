@@ -22,6 +22,7 @@ from solvers.pieces import pieces_of
 from solvers.plan import check_arenas, stride_of
 from solvers.registry import search
 from solvers.task import Task
+from traces.columns import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,7 +131,7 @@ def least_load(buffers: Buffers) -> int:
 
     Padding is not counted: the topmost buffer of each arena needs none.
     """
-    return sum(peak_load(buffers.select(buffers.group == group)) for group in np.unique(buffers.group))
+    return sum(peak_load(buffers.select(buffers.group == group)) for group in distinct(buffers.group))
 
 
 def fill(task: Task, arenas: Arenas) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers.errors import PlanError
+from traces.columns import distinct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,7 +68,7 @@ def _each(plan: Plan, buffers: Buffers, offset: NDArray[np.int64], rows: NDArray
             row, column = rows[wrong.any(axis=1).argmax()], wrong.any(axis=0).argmax()
             raise PlanError(f"{_name(buffers, row)} at {offset[row, column]} {what}")
     tops = dict[int, int]()  # of each arena, by where it begins
-    for begin in np.unique(low).tolist():
+    for begin in distinct(low).tolist():
         tops[begin] = int((at - low + size)[low == begin].max())
     if sum(tops.values()) > plan.arena_bytes:
         raise PlanError(f"the arenas take {sum(tops.values())} bytes together, not {plan.arena_bytes}")
@@ -162,7 +163,7 @@ def _boxes(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64])
             raise PlanError(f"a buffer lives {meet} periods, more than {_MOST_PERIODS}")
         turns = max(columns + meet, 2 * meet)
         # Ranks within the period instead of times: many periods on end then fit 64 bits.
-        moments = np.unique(np.concatenate([start, end]) % buffers.period)
+        moments = distinct(np.concatenate([start, end]) % buffers.period)
         period = len(moments)
         start, end = (
             time // buffers.period * period + np.searchsorted(moments, time % buffers.period)
@@ -173,7 +174,7 @@ def _boxes(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64])
     owner = np.tile(owner, turns)
     low = offset[owner, turn % columns]
     start, end = np.tile(start, turns) + later, np.tile(end, turns) + later
-    times = np.unique(np.concatenate([start, end]))
+    times = distinct(np.concatenate([start, end]))
     return _Boxes(
         owner, np.searchsorted(times, start), np.searchsorted(times, end), low, low + buffers.size[owner]
     )
@@ -204,7 +205,7 @@ def _overlaps(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int6
     that only reach into the same node are compared in the levels below.
     """
     box = _boxes(buffers, offset, rows)
-    places = np.unique(np.concatenate([box.low, box.high]))
+    places = distinct(np.concatenate([box.low, box.high]))
     low, high = np.searchsorted(places, box.low), np.searchsorted(places, box.high)
     left, right = box.start.copy(), box.end.copy()  # nodes of this level that are still to be covered
     level = 0

@@ -21,6 +21,7 @@ from solvers.plan import Status, Stop
 from solvers.progress import Total
 from solvers.solve import solve
 from solvers.task import Watch
+from traces.columns import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,7 +98,7 @@ def solve_streams(
     if wait_bytes < 0:
         raise ValueError(f"a wait cannot be worth {wait_bytes} bytes")
     placed = ~buffers.persistent & (buffers.offset < 0)
-    streams = np.unique(buffers.stream[placed]).tolist()
+    streams = distinct(buffers.stream[placed]).tolist()
     apart = [frozenset([stream]) for stream in streams]
     search = _Search(buffers, wait_bytes, stop or Stop(), capacity, close_enough, on_progress, how)
     search.attempt(apart)
@@ -218,7 +219,7 @@ class _Search:
         """The sum of the groups' peak loads."""
         b = self._buffers
         rows = np.flatnonzero(np.isin(b.stream, list(part)) & ~b.persistent & (b.offset < 0))
-        groups = np.unique(b.group[rows])
+        groups = distinct(b.group[rows])
         return sum(peak_load(b.select(rows[b.group[rows] == group])) for group in groups)
 
     def _apart(self, parts: list[frozenset[int]]) -> Buffers:

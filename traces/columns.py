@@ -67,3 +67,13 @@ def power_of_two(values: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which of ``values`` are 1, 2, 4, ..."""
     result: NDArray[np.bool_] = (values >= 1) & ((values & (values - 1)) == 0)
     return result
+
+
+def distinct(values: NDArray[Any]) -> NDArray[Any]:
+    """The values in their order, each once: ``np.unique``, which for that imports all of ``numpy.ma``.
+
+    That would stay in the memory of a program whose planner asked, and take a part of its first second.
+    """
+    ordered = np.sort(values, axis=None)
+    result: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    return result

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from traces.columns import distinct
 from traces.errors import TraceError
 from traces.trace import Kind, Trace
 
@@ -38,7 +39,7 @@ def trace_of(buffers: Buffers) -> Trace:
     turn = np.where(empty, 1, np.where(free, 0, 2))
     order = np.lexsort([free, row, turn, time])
     row, free = row[order], free[order]
-    alignments = np.unique(buffers.alignment).tolist()
+    alignments = distinct(buffers.alignment).tolist()
     trace = Trace.of(
         np.where(free, Kind.FREE, Kind.ALLOC),
         row,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from traces.buffers import Buffers
+from traces.columns import distinct
 from traces.cycles import MOST_ITERATIONS_ALIVE
 from traces.windows import Windows, find_windows
 
@@ -133,7 +134,7 @@ class _Builder:
         end = np.zeros(n, np.int64)
         stays = np.zeros(n, np.bool_)
         unresolved = 0
-        for group in np.unique(self._group):
+        for group in distinct(self._group):
             at = np.flatnonzero(self._group == group)
             lives = self._lifetimes(int(group), len(at))
             end[at] = self._merged_time(at, np.arange(len(at)) + np.maximum(lives.life, 1), n)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.columns import LARGEST, MOST_THREADS, column, first_fault
+from traces.columns import LARGEST, MOST_THREADS, column, distinct, first_fault
 from traces.errors import TraceError
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Trace:
     @property
     def devices(self) -> tuple[int, ...]:
         """The devices whose memory the trace tells of, in their order; marks are of none."""
-        return tuple(np.unique(self.device[self.kind != Kind.MARK]).tolist())
+        return tuple(distinct(self.device[self.kind != Kind.MARK]).tolist())
 
     def on_device(self, device: int) -> Trace:
         """The events of one device, and all marks, which then are of that device."""

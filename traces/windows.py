@@ -16,6 +16,7 @@ from traces._core import (
     LEAST_REPEATS_BUT_RARE,
     MOST_RARE,
 )
+from traces.columns import distinct
 from traces.cycles import EVIDENCE, Cycle, Evidence, find_cycle
 from traces.trace import Kind
 
@@ -74,7 +75,7 @@ class Windows:
         begin = int(self.bounds[self.alike[-1], 0])
         return {
             s: int((self.sequence[int(self.apart[s][-1, 0]) if s in self.apart else begin :] == s).sum())
-            for s in np.unique(self.sequence).tolist()
+            for s in distinct(self.sequence).tolist()
         }
 
 
@@ -221,7 +222,7 @@ def _detected(cycle: Cycle | None) -> NDArray[np.int64]:
 def _apart(windows: Windows, *, anywhere: bool) -> dict[int, NDArray[np.int64]]:
     """See `Windows.apart`. A sequence that has long made no allocation is over."""
     w, found = windows, {}
-    for s in np.unique(w.sequence[len(w.sequence) // 2 :]).tolist():
+    for s in distinct(w.sequence[len(w.sequence) // 2 :]).tolist():
         if s in w.groups:
             continue
         rows = np.flatnonzero(w.sequence == s)
@@ -251,7 +252,7 @@ def _groups(
 ) -> dict[int, int]:
     """See `Windows.groups`."""
     last = slice(*bounds[alike[-1]])
-    present = np.unique(sequence[last])
+    present = distinct(sequence[last])
     weight = {int(s): float(size[last][sequence[last] == s].sum()) for s in present}
     others = sorted((s for s in weight if s != main), key=lambda s: (-weight[s], s))
     windows = [slice(*bounds[w]) for w in alike]

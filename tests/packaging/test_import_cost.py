@@ -109,3 +109,20 @@ def test_the_native_module_takes_little_of_the_room_for_thread_local_words() -> 
     headers = [struct.unpack_from("=II5Q", elf, table + entry * at) for at in range(count)]
     thread_local = [header[6] for header in headers if header[0] == 7]
     assert 0 < sum(thread_local) <= 256
+
+
+def test_a_pool_that_plans_imports_no_part_of_numpy_for_a_name(tmp_path: object) -> None:
+    """`numpy.ma` would be a megabyte in the user's process, and comes with `np.unique` and its like."""
+    code = (
+        "import sys, numpy as np, mempool.numpy\n"
+        "before = set(sys.modules)\n"
+        "with mempool.numpy.install(background=False) as pool:\n"
+        "    for _ in range(9):\n"
+        "        with pool.iteration():\n"
+        "            kept = [np.ones(1000 + 100 * i) for i in range(20)]\n"
+        "            del kept\n"
+        "        pool.plan_now()\n"
+        "assert pool.report().to_dict()['hits'], pool.report()\n"
+        "print(*(name for name in set(sys.modules) - before if name.startswith('numpy.ma')))\n"
+    )
+    assert fresh(code, tmp_path).split() == []
