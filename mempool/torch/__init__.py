@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from mempool.torch.diagnosis import Diagnosis
+    from mempool.torch.fitting import Fit
 
 
 def install(*, device: str | torch.device | None = None, **options: Any) -> TensorPool:
@@ -79,6 +80,18 @@ def diagnose() -> Diagnosis:
     from mempool.torch import cuda, diagnosis
 
     return diagnosis.diagnose(serving=cuda.is_serving())
+
+
+def fit(*args: Any, **options: Any) -> Fit:
+    """Tell what a training step, or an inference, would need before it runs: see `mempool.torch.fitting.fit`.
+
+        print(mempool.torch.fit(model, torch.zeros(32, 3, 224, 224), limit="24GiB"))
+
+    Neither a GPU nor memory is needed, and no pool is installed.
+    """
+    from mempool.torch import fitting
+
+    return fitting.fit(*args, **options)
 
 
 class TensorPool(Pool):

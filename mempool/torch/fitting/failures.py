@@ -1,0 +1,91 @@
+"""Why a job could not be tried, in a line."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch._subclasses import fake_tensor
+
+from mempool.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from mempool.torch.fitting.job import Job
+
+_DATA = (
+    "its result depends on the data, which nobody has before the run; give shapes that do not depend on "
+    "values (torch.where instead of a mask, no .item()), or the part of the model around it"
+)
+_REMEDIES: tuple[tuple[str, str], ...] = (
+    ("UninitializedParameter", "lazy modules: give the model after it was called once with an input"),
+    (
+        ".numpy() is not supported",
+        "NumPy in the model: there are no values before the run; use torch's operations",
+    ),
+    (
+        "linked with support for cuda",
+        "the model moves tensors to CUDA itself: take the device from its input",
+    ),
+    ("not compiled with CUDA", "the model moves tensors to CUDA itself: take the device from its input"),
+    ("to be on the same device", "the model names a device itself: take the device from its input"),
+)
+
+
+@dataclass
+class Watch:
+    """The model that runs, once it is made."""
+
+    model: nn.Module | None = None
+
+
+@contextlib.contextmanager
+def told(job: Job) -> Iterator[Watch]:
+    """What tensors without values cannot do as `UsageError`, with module, source line, and remedy.
+
+    Exceptions of the user's own code pass, with a note that says where.
+    """
+    watch = Watch()
+    try:
+        yield watch
+    except UsageError:
+        raise
+    except Exception as error:
+        where = _where(error.__traceback__, watch.model)
+        if (line := _line(error, where)) is not None:
+            raise UsageError(line) from error
+        error.add_note(f"mempool: while trying a step without memory, mode {job.mode}{where}")
+        raise
+
+
+def _line(error: Exception, where: str) -> str | None:
+    if isinstance(error, (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)):
+        return f"{error.func}{where}: {_DATA}"
+    text = " ".join(str(error).split())
+    if isinstance(error, fake_tensor.UnsupportedOperatorException):
+        return f"{error.func}{where}: it has no fake kernel; register one with torch.library.register_fake"
+    for sign, remedy in _REMEDIES:
+        if sign in text:
+            return f"{type(error).__name__}{where}: {remedy}"
+    return None
+
+
+def _where(trace: TracebackType | None, model: nn.Module | None) -> str:
+    """The innermost module of the model and the innermost line that is not PyTorch's own."""
+    names = {} if model is None else {id(module): name for name, module in model.named_modules()}
+    module, line = "", ""
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    for frame, number in traceback.walk_tb(trace):
+        this = frame.f_locals.get("self")
+        if id(this) in names and isinstance(this, nn.Module):
+            module = f" in module {names[id(this)] or '(the model)'} ({type(this).__name__})"
+        if not frame.f_code.co_filename.startswith((*own, "<")):
+            line = f" at {frame.f_code.co_filename}:{number}"
+    return module + line

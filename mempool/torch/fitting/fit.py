@@ -1,0 +1,231 @@
+"""Will it fit: the answer, and how it is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from mempool.errors import UsageError
+from mempool.settings import parse_bytes
+from mempool.torch.fitting.batches import largest_batch
+from mempool.torch.fitting.inputs import arguments, batch_of, resizable
+from mempool.torch.fitting.job import Job
+from mempool.torch.fitting.measure import DEFAULT_ALLOCATORS, ROUNDED_TO, choice_of, margins, reserved
+from mempool.torch.fitting.run import run
+from mempool.torch.fitting.shares import AtPeak, ModuleShare, rounded
+from mempool.torch.fitting.text import report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mempool.analysis.remedies import Remedy
+    from traces import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """What a step of a job would need. Bytes throughout; `print` it.
+
+    Attributes:
+        peak_bytes: most that is alive in a step after the first, as the device's allocator rounds.
+        by_class_bytes: of these, each category's; they add up to ``peak_bytes``.
+        by_module: of these, each module's, largest first; likewise.
+        by_phase_bytes: most that is alive in the forward, the backward, and the optimizer's step.
+        peak_operation: what ran when most was alive; likewise ``peak_phase``, and ``peak_module``, its path.
+        first_step_bytes: most that is alive in the first step, in which the optimizer's state is made.
+        reserved_bytes: what each allocator would hold of the device, by simulation.
+        margin_bytes: what a GPU adds that no operation shows, by name.
+        allocator: the one that ``fits``, ``missing_bytes`` and ``largest_batch`` are of.
+        batch: samples in a batch.
+        limit_bytes: what the device has; None if it was not told.
+        fits: whether ``needed_bytes`` are at most that; None where there is no limit.
+        missing_bytes: how many more would be needed; 0 if it fits, None where there is no limit.
+        largest_batch: that fits, by search; 0 if none does, None where it was not looked for.
+        remedies: what would help, by how much.
+        warnings: what makes the answer less certain.
+        trace: what was recorded, sizes as asked for.
+    """
+
+    peak_bytes: int
+    by_class_bytes: dict[str, int]
+    by_module: list[ModuleShare]
+    by_phase_bytes: dict[str, int]
+    peak_operation: str
+    peak_phase: str
+    peak_module: str
+    first_step_bytes: int
+    reserved_bytes: dict[str, int]
+    margin_bytes: dict[str, int]
+    allocator: str
+    batch: int
+    limit_bytes: int | None
+    fits: bool | None
+    missing_bytes: int | None
+    largest_batch: int | None
+    remedies: list[Remedy]
+    warnings: list[str]
+    trace: Trace = field(repr=False)
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the device must have: reserved by ``allocator``, and the margins."""
+        return self.reserved_bytes[self.allocator] + sum(self.margin_bytes.values())
+
+    def modules(self, depth: int) -> list[ModuleShare]:
+        """``by_module`` with all below a depth added to the module there, largest first."""
+        alignment = int(self.trace.metadata.get("rounded_to", 1))
+        return AtPeak.of(rounded(self.trace, alignment)).by_module(depth)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the trace, ready for JSON."""
+        names = [name for name in self.__dataclass_fields__ if name not in ("trace", "by_module", "remedies")]
+        return {name: getattr(self, name) for name in names} | {
+            "needed_bytes": self.needed_bytes,
+            "by_module": [asdict(share) for share in self.by_module],
+            "remedies": [asdict(remedy) for remedy in self.remedies],
+        }
+
+    def __str__(self) -> str:
+        return report(self)
+
+
+def fit(
+    model: nn.Module | Callable[[], nn.Module],
+    inputs: Any,
+    optimizer: Callable[..., torch.optim.Optimizer] | None = torch.optim.AdamW,
+    *,
+    batch: int | None = None,
+    limit: int | str | None = None,
+    loss: Callable[..., torch.Tensor] | None = None,
+    labels: Any = None,
+    mode: str = "train",
+    device: str = "cuda",
+    allocators: Sequence[str] = DEFAULT_ALLOCATORS,
+    told: Callable[[str], object] = lambda _: None,
+    **options: Any,
+) -> Fit:
+    """Tell what a step of a model would need, before it runs: no GPU, no memory, a second or so.
+
+        import mempool.torch
+
+        print(mempool.torch.fit(model, torch.zeros(32, 3, 224, 224), limit="24GiB"))
+
+    Args:
+        model: a module, which stays as it is, or a function that makes one; what it makes has no memory.
+        inputs: a tensor, a tuple of arguments, a dictionary of named ones, or a function that makes such of
+            a batch's size.
+        optimizer: a class, or a function of the parameters (`functools.partial` of a class, say).
+        batch: samples; by default the first dimension of the first tensor. Tensors of that first dimension
+            are taken with another one where another batch is asked for.
+        limit: of the device's memory, in bytes or as "24GiB".
+        loss: of the output, and of ``labels`` if given. By default the output's ``loss``, as models of
+            transformers return it; else the sum of floating outputs, with a warning.
+        labels: given to ``loss`` beside the output: tensors in any structure, or a function of the batch.
+        mode: "train", "inference" (no gradients, no optimizer), or "eval" (no gradients, while the
+            optimizer's state of training is alive).
+        device: "cuda" or "cpu": what the step would run on.
+        allocators: what is reserved of the device is told of these; the first one decides whether it fits.
+        told: called with what is being tried.
+        options: further attributes of a `Job` (dtype, autocast, checkpoint, accumulate, ...), and
+            ``remedies`` and ``largest`` as of `fit_job`.
+
+    Returns:
+        The answer; ``print`` it.
+
+    Raises:
+        UsageError: an argument makes no sense, or the step cannot be tried; a line that says where and why.
+    """
+    given = batch_of(inputs, labels) if not callable(inputs) else None
+    if (batch := given if batch is None else batch) is None:
+        raise UsageError("how many samples? give batch=, or inputs with a tensor that has a first dimension")
+    if optimizer is not None and not callable(optimizer):
+        raise UsageError(
+            f"the optimizer is a {type(optimizer).__name__} of real parameters: give its class, or "
+            "functools.partial of it with its settings"
+        )
+    if not callable(model):
+        raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
+    examples = resizable(inputs, given)
+    rest = {key: options.pop(key) for key in ("remedies", "largest") if key in options}
+    try:
+        job = Job(
+            model=(lambda: model) if isinstance(model, nn.Module) else model,
+            inputs=lambda size: arguments(examples(size)),
+            batch=batch,
+            optimizer=optimizer,
+            loss=loss,
+            labels=None if labels is None else resizable(labels, given),
+            mode=mode,
+            device=device,
+            **options,
+        )
+    except TypeError as error:
+        raise UsageError(str(error)) from None
+    limit_bytes = None if limit is None else parse_bytes(limit)
+    return fit_job(job, limit_bytes, allocators=allocators, told=told, **rest)
+
+
+def fit_job(
+    job: Job,
+    limit_bytes: int | None = None,
+    *,
+    allocators: Sequence[str] = DEFAULT_ALLOCATORS,
+    remedies: bool | None = None,
+    largest: bool | None = None,
+    told: Callable[[str], object] = lambda _: None,
+) -> Fit:
+    """What a job would need.
+
+    Args:
+        job: what is tried.
+        limit_bytes: of the device's memory.
+        allocators: by name, the one that decides first.
+        remedies: whether to try what would help; None: where it does not fit.
+        largest: whether to look for the largest batch; None: where there is a limit.
+        told: called with what is being tried.
+
+    Raises:
+        UsageError: as `fit`.
+    """
+    if not allocators:
+        raise UsageError("no allocator: name one at least")
+    for name in allocators:
+        choice_of(name)
+    warnings: dict[str, None] = {}
+    told(f"batch {job.batch:,}")
+    trace = run(job, warn=lambda text: warnings.setdefault(text))
+    peak = AtPeak.of(rounded(trace, ROUNDED_TO[job.device]))
+    if peak.first_step_bytes > peak.bytes:
+        more = peak.first_step_bytes - peak.bytes
+        warnings.setdefault(f"the first step peaks {more:,} bytes higher than those that follow")
+    held, added = reserved(trace, allocators), margins(job, trace)
+    needed = held[allocators[0]] + sum(added.values())
+    found = None
+    if limit_bytes is not None and largest is not False:
+        found = largest_batch(job, limit_bytes, allocators[0], known={job.batch: needed}, told=told)
+    fitted = Fit(
+        peak_bytes=peak.bytes,
+        by_class_bytes=peak.by_class_bytes(),
+        by_module=peak.by_module(),
+        by_phase_bytes=peak.by_phase_bytes,
+        peak_operation=peak.operation,
+        peak_phase=peak.phase,
+        peak_module=peak.module,
+        first_step_bytes=peak.first_step_bytes,
+        reserved_bytes=held,
+        margin_bytes=added,
+        allocator=allocators[0],
+        batch=job.batch,
+        limit_bytes=limit_bytes,
+        fits=None if limit_bytes is None else needed <= limit_bytes,
+        missing_bytes=None if limit_bytes is None else max(0, needed - limit_bytes),
+        largest_batch=found,
+        remedies=[],
+        warnings=list(warnings),
+        trace=trace,
+    )
+    del remedies
+    return fitted

@@ -1,0 +1,61 @@
+"""Inputs of a model as people give them, for a batch of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from mempool.errors import UsageError
+
+#: Positional and named arguments.
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def arguments(given: Any) -> Arguments:
+    """What a call of the model gets: a mapping by name, a tuple or list by position, anything else alone."""
+    if isinstance(given, Mapping):
+        return (), dict(given)
+    return (tuple(given), {}) if isinstance(given, (tuple, list)) else ((given,), {})
+
+
+def batch_of(*given: Any) -> int | None:
+    """Size of the first dimension of the first tensor that has one; None where none has."""
+    for leaf in pytree.tree_leaves(given):
+        if isinstance(leaf, torch.Tensor) and leaf.dim() > 0:
+            return int(leaf.size(0))
+    return None
+
+
+def resizable(given: Any, batch: int | None) -> Callable[[int], Any]:
+    """What makes inputs for a batch, of what a user gives.
+
+    Args:
+        given: a function of a batch's size, which is returned; else example inputs, whose tensors are made
+            again with another first dimension where that is ``batch``.
+        batch: size of the first dimension of the examples.
+    """
+    if callable(given) and not isinstance(given, torch.Tensor):
+        made: Callable[[int], Any] = given
+        return made
+
+    def of(size: int) -> Any:
+        if size == batch:
+            return given
+        if batch is None:
+            raise UsageError("no input tensor has a batch dimension: give a function of the batch's size")
+        return pytree.tree_map_only(torch.Tensor, lambda t: _resized(t, batch, size), given)
+
+    return of
+
+
+def _resized(tensor: torch.Tensor, batch: int, size: int) -> torch.Tensor:
+    """Without values, in the same order of dimensions in memory."""
+    if tensor.dim() == 0 or tensor.size(0) != batch:
+        return tensor
+    shape = (size, *tensor.shape[1:])
+    order = sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d))
+    made = torch.empty_permuted(shape, order, dtype=tensor.dtype, device="cpu")
+    return made.requires_grad_(tensor.requires_grad)

@@ -1,0 +1,40 @@
+"""What a run must leave as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: What a run sets belongs to the process, so there is one at a time.
+_ONE = threading.RLock()
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Defaults as a new process has them, and afterwards all as it was: random numbers, types, modes.
+
+    A model's own code, too, may seed generators or set the default type.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_ONE)
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.callback(random.setstate, random.getstate())
+        if "numpy" in sys.modules:
+            import numpy as np
+
+            stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - the user's, to put back
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autocast("cpu", enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        yield

@@ -1,0 +1,77 @@
+"""What is to be tried: a model, its inputs, an optimizer, and how they are used."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mempool.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch import nn
+
+#: What one step is, by its name in `Job.mode`.
+MODES = ("train", "inference", "eval")
+DEVICES = ("cuda", "cpu")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A step that is to be tried; nothing in it has been made yet.
+
+    Attributes:
+        model: makes the model; called where tensors have no memory.
+        inputs: positional and named arguments of the model for a batch of so many; called there too.
+        batch: samples in a batch.
+        optimizer: makes the optimizer of parameters, as ``torch.optim.AdamW`` does; None for inference.
+        loss: the loss of the model's output, and of ``labels`` where there are some. None: the output's own
+            ``loss`` if it has one, else the sum of its floating tensors.
+        labels: what the loss is given beside the output, for a batch of so many; None for nothing.
+        mode: "train": forward, loss, backward, optimizer step; "inference": a forward without gradients;
+            "eval": the same in a process that trains, so that the optimizer's state is alive.
+        device: what the real run would be on, "cuda" or "cpu": decides rounding and which kernels are taken.
+        dtype: of the floating parameters; None: as made.
+        autocast: lower precision of the forward; None: none.
+        checkpoint: whether the repeated blocks compute their activations again in the backward; a string
+            names modules instead, as ``fnmatch`` has it.
+        accumulate: batches whose gradients add up to one optimizer step.
+        hold_output: whether the program keeps output and loss until the next step replaces them, as a loop
+            without functions does; else they die with the last one that needs them.
+        set_to_none: whether gradients are let go after a step, or filled with zeros.
+
+    Raises:
+        UsageError: there is no such mode or device, or no batch.
+    """
+
+    model: Callable[[], nn.Module]
+    inputs: Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]
+    batch: int
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    loss: Callable[..., torch.Tensor] | None = None
+    labels: Callable[[int], Any] | None = None
+    mode: str = "train"
+    device: str = "cuda"
+    dtype: torch.dtype | None = None
+    autocast: torch.dtype | None = None
+    checkpoint: bool | str = False
+    accumulate: int = 1
+    hold_output: bool = True
+    set_to_none: bool = True
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UsageError(f"no mode {self.mode!r}; there are {', '.join(MODES)}")
+        if self.device not in DEVICES:
+            raise UsageError(f"no device {self.device!r}; there are {', '.join(DEVICES)}")
+        if self.batch < 1 or self.accumulate < 1:
+            raise UsageError(f"batch is {self.batch}, accumulate {self.accumulate}: neither can be below one")
+        if self.optimizer is None and self.mode != "inference":
+            raise UsageError(f"mode {self.mode!r} needs an optimizer, such as torch.optim.AdamW")
+
+    def but(self, **changes: Any) -> Job:
+        """The same with other attributes."""
+        return dataclasses.replace(self, **changes)

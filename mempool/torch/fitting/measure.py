@@ -1,0 +1,72 @@
+"""What a recorded job needs of a device: reserved by an allocator, and what a GPU adds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mempool.analysis.choices import parse_choice
+from mempool.analysis.compare import RECORDED
+from mempool.errors import UsageError
+from mempool.what_if import simulate
+from traces import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mempool.analysis.compare import Choice
+    from mempool.torch.fitting.job import Job
+    from traces import Trace
+
+#: Bytes to which an allocator of a device rounds sizes up.
+ROUNDED_TO = {"cuda": 512, "cpu": 1}
+DEFAULT_ALLOCATORS = ("pytorch", "pytorch_expandable", "planned")
+
+
+def choice_of(text: str) -> Choice:
+    """An allocator by its name, with settings behind a colon.
+
+    Raises:
+        UsageError: there is no such one.
+    """
+    try:
+        choice = parse_choice(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if choice.allocator == RECORDED:
+        raise UsageError("nothing was recorded of an allocator: the run has not been")
+    return choice
+
+
+def reserved(trace: Trace, allocators: Iterable[str]) -> dict[str, int]:
+    """Most bytes that each allocator would hold of the device, over the whole trace.
+
+    Args:
+        trace: of a job, sizes as asked for.
+        allocators: names in `mempool.what_if.ALLOCATORS`, with settings behind a colon.
+
+    Raises:
+        UsageError: there is no such allocator, or it does not take this.
+    """
+    found = {}
+    for text in allocators:
+        choice = choice_of(text)
+        try:
+            made = simulate(trace, choice.allocator, **choice.settings)
+        except (ValueError, TraceError) as error:
+            raise UsageError(f"{text}: {error}") from None
+        found[text] = made.peak_reserved_bytes
+    return found
+
+
+def margins(job: Job, trace: Trace) -> dict[str, int]:
+    """What a GPU adds that no operation shows, by name, in bytes."""
+    del job, trace
+    return {}
+
+
+def needed(job: Job, allocator: str) -> int:
+    """Bytes that a job needs: reserved by an allocator, and the margins."""
+    from mempool.torch.fitting.run import run
+
+    trace = run(job)
+    return reserved(trace, [allocator])[allocator] + sum(margins(job, trace).values())

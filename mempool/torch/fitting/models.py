@@ -1,0 +1,100 @@
+"""A model without memory: made so, or a copy of one that exists, which stays as it is."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from mempool.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def made_model(make: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Module:
+    """What ``make`` makes, on tensors without memory; called inside a FakeTensorMode.
+
+    Raises:
+        UsageError: it is no module, or one that cannot be copied.
+    """
+    model = make()
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
+    model = unwrapped(model)
+    if not all(isinstance(t, FakeTensor) and t.device.type == "cpu" for t in _held(model)):
+        model = _copied(model)
+    for module in model.modules():
+        module._compiled_call_impl = None  # of module.compile()
+        for name, child in module._modules.items():
+            if child is not None:
+                module._modules[name] = unwrapped(child)
+    return model if dtype is None else model.to(dtype)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's."""
+    while True:
+        if isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = cast(nn.Module, model._orig_mod)
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def to_fake(given: Any) -> Any:
+    """Real tensors in a structure as tensors without memory, of the same sizes, strides and sharing."""
+    bases: dict[int, torch.Tensor] = {}
+    return pytree.tree_map_only(torch.Tensor, lambda t: _fake(t, bases), given)
+
+
+def _held(model: nn.Module) -> list[torch.Tensor]:
+    return list(itertools.chain(model.parameters(), model.buffers()))
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """The same modules with tensors without memory. Attributes are copied, hooks and sharing kept."""
+    if any(nn.parameter.is_lazy(tensor) for tensor in _held(model)):
+        raise UsageError("the model has lazy modules without sizes: call it once with an input before")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError("a ScriptModule cannot be looked into: give the module that it was made of")
+    bases: dict[int, torch.Tensor] = {}
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for tensor in pytree.tree_leaves(list(vars(module).values())):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
+                memo[id(tensor)] = _fake(tensor, bases)
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise UsageError(
+            f"the model cannot be copied ({type(error).__name__}: {error}): give a function that makes it"
+        ) from error
+
+
+def _fake(tensor: torch.Tensor, bases: dict[int, torch.Tensor]) -> torch.Tensor:
+    """A tensor of the same kind without memory, on the CPU.
+
+    Args:
+        tensor: a real one, or one on the meta device.
+        bases: of storages that were met before, by their address; views share theirs.
+    """
+    if isinstance(tensor, FakeTensor) and tensor.device.type == "cpu":
+        return tensor
+    if tensor.layout is not torch.strided:
+        raise UsageError(f"a tensor with layout {tensor.layout}: only strided ones have a known size")
+    storage = tensor.untyped_storage()
+    base = bases.get(storage._cdata)
+    if base is None:
+        base = bases[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
+    whole = base[: storage.nbytes() // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
+    made = whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(made, requires_grad=tensor.requires_grad)
+    return made.requires_grad_(tensor.requires_grad)
