@@ -1,0 +1,52 @@
+"""GPUs by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from mempool.cards import CARDS, card
+from mempool.errors import UsageError
+
+
+@pytest.mark.parametrize("one", CARDS, ids=lambda one: one.name)
+def test_a_card_is_found_by_its_name_however_it_is_written(one) -> None:
+    for spelling in (one.name, one.name.lower(), one.name.replace(" ", "-"), f"NVIDIA GeForce {one.name}"):
+        assert card(spelling) is one
+
+
+def test_names_as_pytorch_prints_them_are_understood() -> None:
+    for text, name in {
+        "NVIDIA A100-SXM4-80GB": "A100 80GB",
+        "NVIDIA A100-PCIE-40GB": "A100 40GB",
+        "NVIDIA H100 80GB HBM3": "H100",
+        "Tesla V100-SXM2-16GB": "V100 16GB",
+        "NVIDIA RTX 6000 Ada Generation": "RTX 6000 Ada",
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTX PRO 6000",
+        "4090": "RTX 4090",
+    }.items():
+        assert card(text).name == name
+
+
+def test_no_two_cards_have_one_spelling() -> None:
+    assert len({card(one.name).name for one in CARDS}) == len(CARDS)
+
+
+@pytest.mark.parametrize("one", CARDS, ids=lambda one: one.name)
+def test_what_a_program_gets_is_less_than_what_is_on_the_box_by_less_than_a_tenth(one) -> None:
+    boxes = (8, 10, 11, 12, 16, 24, 32, 40, 48, 80, 94, 96, 141, 180, 192)
+    gib = one.memory_bytes / (1 << 30)
+    assert any(0.9 * box <= gib <= box for box in boxes)
+
+
+def test_a_card_of_several_sizes_asks_for_the_size() -> None:
+    with pytest.raises(UsageError, match="several sizes of 'A100': A100 40GB, A100 80GB"):
+        card("A100")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("RTX 4091", "did you mean RTX 4090"), ("", "there are GTX"), ("toaster", "no card 'toaster'")],
+)
+def test_a_card_that_is_not_known_names_the_nearest(text: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        card(text)
