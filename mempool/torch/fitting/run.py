@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from mempool.torch.fitting.blocks import checkpointed
 from mempool.torch.fitting.failures import told
+from mempool.torch.fitting.fake import fake_mode
 from mempool.torch.fitting.isolation import isolated
 from mempool.torch.fitting.losses import loss_of
 from mempool.torch.fitting.models import made_model, to_fake
@@ -44,7 +43,7 @@ def run(job: Job, steps: int = 2, *, warn: Callable[[str], object] = lambda _: N
     Raises:
         UsageError: the job cannot be tried; the message names where and, for what is known, the remedy.
     """
-    with isolated(), _fake_mode(), told(job) as watch:
+    with isolated(), fake_mode(), told(job) as watch:
         made = _Made.of(job)
         watch.model = made.model
         with _recorder(made) as recorder:
@@ -56,11 +55,6 @@ def run(job: Job, steps: int = 2, *, warn: Callable[[str], object] = lambda _: N
             del take
     trace: Trace = recorder.trace()
     return trace
-
-
-def _fake_mode() -> FakeTensorMode:
-    """The one that is active, whose tensors may be among the job's, or a new one."""
-    return detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def _inputs(job: Job, recorder: AccessRecorder) -> Iterator[tuple[Any, ...]]:

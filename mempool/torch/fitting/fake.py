@@ -1,0 +1,56 @@
+"""Tensors without memory, made a little faster where values alone would change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+class ValuelessMode(FakeTensorMode):
+    """A FakeTensorMode that takes a short way for operations that only write values.
+
+    Initialising a model, and the updates of an optimizer, are thousands of them; nothing is computed, and
+    nothing is allocated, so what was given is the answer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        way = _WAYS.get(func)
+        if way is None:
+            way = _WAYS[func] = _way(func)
+        if way is _FILL and _is_plain(args[0]):
+            return args[0]
+        if way is _UPDATE and all(map(_is_plain, args[0])):
+            return None
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def fake_mode() -> FakeTensorMode:
+    """The one that is active, whose tensors may be among a job's, or a new one."""
+    return detect_fake_mode() or ValuelessMode()
+
+
+_USUAL, _FILL, _UPDATE = "usual", "fill", "update"
+#: Of each operation that was met: whether there is a short way.
+_WAYS: dict[Any, str] = {}
+#: Operations that fill a tensor of what is no tensor, and return it.
+_FILLS = frozenset(
+    f"aten::{name}" for name in ("uniform_", "normal_", "zero_", "fill_.Scalar", "erfinv_", "clamp_")
+)
+
+
+def _way(operation: Any) -> str:
+    name = operation.name()
+    if name in _FILLS:
+        return _FILL
+    in_place = name.startswith("aten::_foreach_") and name.partition(".")[0].endswith("_")
+    return _UPDATE if in_place and not operation._schema.returns else _USUAL
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether nobody remembers its value."""
+    return type(tensor) is FakeTensor and tensor.constant is None
