@@ -1,107 +1,201 @@
-"""What PyTorch's operations allocate, read, write and let go, real tensors or fake ones."""
+"""A dispatch mode that writes down what each operation does with memory."""
 
 from __future__ import annotations
 
 import time
-import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
-from traces.trace import Kind, Trace
+from traces.errors import TraceError
+from traces.recorders.torch_context import BACKWARD, FORWARD, OPTIMIZER, Context
+from traces.recorders.torch_ledger import Known, Ledger, head_of
+from traces.recorders.torch_operations import Operation, learn, name_of
+from traces.recorders.torch_rows import PHASE, Rows
+from traces.recorders.torch_storages import is_wrapper, plain_tensors, tensors_in
+from traces.recorders.torch_tracing import FOUND_STEP, STEP, as_trace
+from traces.trace import Kind
 
-#: Names of the marks of what begins in a training step, in the order of their kind.
-PHASES = ("forward", "backward", "optimizer")
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from traces.trace import Trace
+
+_PHASES = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 
 
 class AccessRecorder(TorchDispatchMode):
     """Records one trace while its ``with`` block runs.
 
-        with AccessRecorder() as recorder:
-            recorder.own("parameter", model.parameters())
-            loss = model(x).sum()
-            ...
+        with AccessRecorder([model], [optimizer]) as recorder:
+            for batch in batches:
+                train(batch)
         trace = recorder.trace()
 
     A storage is a buffer. An operation is an event of each storage that it reads or writes, by its schema;
-    views touch nothing.
+    what is written may be read too. Views touch nothing. All events of an operation have the time at which it
+    began.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._rows: list[tuple[int, int, int, int, int, int]] = []
-        self._names: dict[str, int] = {}
-        self._ids: dict[int, int] = {}  # of the living storages, by their address
-        self._refs: dict[int, Any] = {}
-        self._category: dict[int, str] = {}
-        self._count = 0
+    supports_higher_order_operators = True
 
-    def own(self, category: str, tensors: Any) -> None:
+    def __init__(
+        self,
+        modules: Iterable[torch.nn.Module] = (),
+        optimizers: Iterable[torch.optim.Optimizer] = (),
+        *,
+        clock: Callable[[Any, Any, Any, Any], int] | None = None,
+    ) -> None:
+        """Make a recorder.
+
+        Args:
+            modules: whose parameters and buffers are there from the beginning. Others are found when called.
+            optimizers: likewise; the steps of the last one end iterations. Without any, those of the first
+                that steps do.
+            clock: what tells the nanoseconds that an operation takes, by the operation, its arguments, its
+                keyword arguments and its result; times are then sums of these; else the host's.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._given = list(modules), list(optimizers)
+        self._clock = clock
+        self._modelled_ns = 0
+        self._rows = Rows()
+        self._ledger = Ledger(self._rows, self._now)
+        self._context = Context(self._ledger, self._found_step)
+        self._operations: dict[Any, Operation] = {}
+        self._names: dict[str, int] = {}
+        self._wrappers: dict[type, bool] = {}
+        self._entered = False
+
+    def _now(self) -> int:
+        return time.perf_counter_ns() if self._clock is None else self._modelled_ns
+
+    def __enter__(self) -> Self:
+        """Begin.
+
+        Raises:
+            TraceError: it has recorded already, or another recorder is active.
+        """
+        if self._entered or any(isinstance(mode, AccessRecorder) for mode in _modes()):
+            raise TraceError("a recorder records once, and not inside another")
+        self._entered = True
+        (modules, optimizers), self._given = self._given, ([], [])
+        self._context.enter(modules, optimizers)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._context.leave()
+
+    def own(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
         """Say what the storages of some tensors are to the program."""
-        for tensor in tensors:
-            self._category[self._id(tensor.untyped_storage(), "")] = category
+        self._ledger.own(category, tensors, told=True)
 
     def mark(self, name: str) -> None:
-        """Say that a phase or an iteration begins: "forward", "backward", "optimizer", or "step"."""
-        self._row(Kind.MARK, -1, 0, name)
+        """Say that something begins; "forward", "backward", "optimizer" until the next mark or step."""
+        self._context.told = _PHASES.get(name, FORWARD)
+        if name not in _PHASES:
+            self._mark(name)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func.name()
-        before = self._count
-        written: set[int] = set()
-        for given, said in zip(args, func._schema.arguments, strict=False):
-            if said.alias_info is not None and said.alias_info.is_write:
-                written.update(id(t) for t in tree_iter(given))
-        made = [self._id(t.untyped_storage(), name) for t in tree_iter(result) if isinstance(t, torch.Tensor)]
-        if self._count == before and not written:
-            return result  # a view
-        for tensor in tree_iter((args, kwargs)):
-            if isinstance(tensor, torch.Tensor):
-                kind = Kind.WRITE if id(tensor) in written else Kind.READ
-                self._row(kind, self._id(tensor.untyped_storage(), name), 0, name)
-        for buffer in made:
-            if buffer >= before:
-                self._row(Kind.WRITE, buffer, 0, name)
-        return result
+    def step(self) -> None:
+        """Say that an iteration has ended: then optimizers no longer say it."""
+        self._context.told = FORWARD
+        self._mark(STEP)
 
-    def _row(self, kind: Kind, buffer: int, size: int, name: str) -> None:
-        operation = self._names.setdefault(name, len(self._names)) if name else -1
-        self._rows.append((kind, buffer, size, time.perf_counter_ns(), operation, -1))
+    def _found_step(self) -> None:
+        self._mark(FOUND_STEP)
 
-    def _id(self, storage: Any, operation: str) -> int:
-        key = storage._cdata
-        found = self._ids.get(key)
-        if found is None:
-            found = self._ids[key] = self._count
-            self._count += 1
-            self._row(Kind.ALLOC, found, storage.nbytes(), operation)
-            self._refs[key] = weakref.ref(storage, lambda _: self._free(key))
-        return found
-
-    def _free(self, key: int) -> None:
-        self._row(Kind.FREE, self._ids.pop(key), 0, "")
-        del self._refs[key]
+    def _mark(self, name: str) -> None:
+        number = self._names.setdefault(name, len(self._names))
+        self._rows.extend((head_of(self._context.here().index, number, -1) | Kind.MARK, -1, self._now()))
 
     def trace(self) -> Trace:
-        """What was recorded."""
-        kind, buffer, size, time_ns, operation, module = zip(*self._rows, strict=True)
-        category = [
-            self._names.setdefault(self._category[b], len(self._names))
-            if k == Kind.ALLOC and b in self._category
-            else -1
-            for k, b in zip(kind, buffer, strict=True)
-        ]
-        return Trace.of(
-            [int(k) for k in kind],
-            buffer,
-            size,
-            time_ns=time_ns,
-            operation=operation,
-            module=module,
-            category=category,
-            names=tuple(self._names),
-            metadata={"framework": "pytorch", "alignment": "512"},
-        )
+        """What was recorded so far."""
+        return as_trace(self._rows.table(), self._ledger, list(self._names), self._context.names)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for kind in types:
+            wraps = self._wrappers.get(kind)
+            if wraps is None:
+                wraps = self._wrappers[kind] = is_wrapper(kind)
+            if wraps:
+                return NotImplemented  # it takes the operation apart, and we see the parts
+        began = self._now()
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if self._clock is not None:
+            self._modelled_ns += self._clock(func, args, kwargs or {}, result)
+        operation = self._operations.get(func)
+        if operation is None:
+            number = self._names.setdefault(name_of(func), len(self._names))
+            operation = self._operations[func] = learn(func, number)
+        if not operation.asks:
+            self._note(operation, args, kwargs or {}, result, began)
+        return result
+
+    def _note(self, operation: Operation, args: Any, kwargs: Any, result: Any, began: int) -> None:
+        here = self._context.here()
+        phase, module = self._context.phase_and_module(here)
+        head = head_of(here.index, operation.number, module) | phase << PHASE
+        read, written = self._given_to(operation, args, kwargs, (head, began))
+        returned, made = self._returned(operation, result, (head, began))
+        if operation.views or (returned and not made and not written):
+            return
+        for known in read:
+            self._rows.extend((head | Kind.READ, known.buffer, began))
+        for known in (*written, *(made if operation.fills else ())):
+            self._rows.extend((head | Kind.WRITE, known.buffer, began))
+
+    def _returned(self, operation: Operation, result: Any, at: tuple[int, int]) -> tuple[bool, list[Known]]:
+        """Whether any tensor was returned, and what storages were made."""
+        made, returned = [], False
+        for plain in _plain_tensors_in(result):
+            returned = True
+            storage = plain.untyped_storage()
+            known = self._ledger.known.get(id(storage))
+            if known is not None:
+                if known.size != storage.nbytes():
+                    self._ledger.resized(known, storage, *at)
+            elif (new := self._ledger.meet(plain, storage, *at, made=not operation.views)) is not None:
+                made.append(new)
+        return returned, made
+
+    def _given_to(
+        self, operation: Operation, args: Any, kwargs: Any, at: tuple[int, int]
+    ) -> tuple[Iterable[Known], Iterable[Known]]:
+        """What is read, and what is written."""
+        read: dict[int, Known] = {}
+        written: dict[int, Known] = {}
+        for value, writes in _arguments(operation, args, kwargs):
+            for plain in _plain_tensors_in(value):
+                storage = plain.untyped_storage()
+                known = self._ledger.known.get(id(storage))
+                if known is None:
+                    known = self._ledger.meet(plain, storage, *at, made=False)
+                elif known.size != storage.nbytes():
+                    self._ledger.resized(known, storage, *at)
+                if known is not None:
+                    (written if writes else read)[known.key] = known
+        for key in written:
+            read.pop(key, None)
+        return read.values(), written.values()
+
+
+def _plain_tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    for tensor in tensors_in(value):
+        yield from plain_tensors(tensor)
+
+
+def _arguments(operation: Operation, args: Any, kwargs: Any) -> Iterator[tuple[Any, bool]]:
+    if not operation.arguments:
+        yield (args, kwargs), False
+    for argument in operation.arguments:
+        if 0 <= argument.position < len(args):
+            yield args[argument.position], argument.written
+        elif argument.name in kwargs:
+            yield kwargs[argument.name], argument.written
+
+
+def _modes() -> list[Any]:
+    return list(torch.utils._python_dispatch._get_current_dispatch_mode_stack())

@@ -1,0 +1,230 @@
+"""Where in the program an operation is: its thread, module and phase."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from traces.recorders.torch_storages import tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from traces.recorders.torch_ledger import Ledger
+
+#: Phases of a row. RECOMPUTE is what a checkpoint computes again: to the program, the backward.
+NONE, FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = range(5)
+
+_task = torch._C._current_graph_task_id
+_node = torch._C._current_autograd_node
+_sequence = torch._C._autograd._get_sequence_nr
+
+
+class Here:
+    """One thread of the program.
+
+    Attributes:
+        index: in the trace.
+        stack: numbers of the modules that it is in, the innermost last.
+        module: the last of them, or -1.
+    """
+
+    __slots__ = ("index", "module", "stack")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.stack: list[tuple[int, int]] = []
+        self.module = -1
+
+
+class Context:
+    """Follows modules, optimizers and the backward by hooks, while it is entered.
+
+    Attributes:
+        told: the phase that the user said this is, until the next one; FORWARD where nobody did.
+    """
+
+    def __init__(self, ledger: Ledger, step: Callable[[], None]) -> None:
+        self._ledger = ledger
+        self._step = step
+        self._threads: dict[int, Here] = {}
+        self._paths: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._names: dict[str, int] = {}
+        self._roots: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._hooked: dict[int, weakref.ref[Any]] = {}
+        self._handles: list[Any] = []
+        self._watched: weakref.ref[Any] | None = None
+        # Autograd numbers its nodes in the order of the forward: where a module begins and ends among them.
+        self._bounds: list[int] = [0]
+        self._modules_at: list[int] = [-1]
+        self._owners: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._optimizers: list[tuple[int, int]] = []  # the graph task and depth in which a step began
+        self.told = FORWARD
+
+    @property
+    def names(self) -> list[str]:
+        """Paths of the modules, by number."""
+        return list(self._names)
+
+    # --- what the program holds
+
+    def add_module(self, root: torch.nn.Module, path: str | None = None) -> None:
+        """Own what a module and those in it hold, and know their paths."""
+        top = type(root).__name__ if path is None else path
+        for name, module in root.named_modules():
+            if module not in self._paths:
+                path = f"{top}.{name}" if name else top
+                self._paths[module] = self._names.setdefault(path, len(self._names))
+        self.own_module(root)
+
+    def own_module(self, root: torch.nn.Module) -> None:
+        """Own what a module and those in it hold now."""
+        for module in root.modules():
+            number = self._paths.get(module, -1)
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self._own_parameter(parameter, number)
+            self._ledger.own("module_buffers", module._buffers.values(), module=number)
+
+    def _own_parameter(self, parameter: Any, module: int) -> None:
+        self._ledger.own("parameters", (parameter,), module=module)
+        self._ledger.own("gradients", (parameter.grad,), module=module)
+        key = id(parameter)
+        if (hooked := self._hooked.get(key)) is not None and hooked() is parameter:
+            return
+        self._hooked[key] = weakref.ref(parameter)
+        self._owners[key] = self._hooked[key], module
+        if parameter.requires_grad and parameter.is_leaf:
+            self._handles.append(parameter.register_post_accumulate_grad_hook(self._has_gradient))
+
+    def _owner(self, parameter: Any) -> int:
+        known = self._owners.get(id(parameter))
+        return known[1] if known is not None and known[0]() is parameter else -1
+
+    def _has_gradient(self, parameter: Any) -> None:
+        self._ledger.own("gradients", (parameter.grad,), module=self._owner(parameter))
+
+    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Own what an optimizer holds; its steps end the iterations."""
+        self._watched = weakref.ref(optimizer)
+        self._own_optimizer(optimizer)
+
+    def _own_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._own_parameter(parameter, self._owner(parameter))
+        for parameter, state in optimizer.state.items():
+            self._ledger.own("optimizer_state", tensors_in(state), module=self._owner(parameter))
+
+    # --- hooks
+
+    def enter(self, modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Begin to follow, and own what is there."""
+        for module in modules:
+            self.add_module(module)
+        for optimizer in optimizers:
+            self.add_optimizer(optimizer)
+        hooks = torch.nn.modules.module
+        self._handles += [
+            hooks.register_module_forward_pre_hook(self._module_begins),
+            hooks.register_module_forward_hook(self._module_ends, always_call=True),
+            register_optimizer_step_pre_hook(self._step_begins),
+            register_optimizer_step_post_hook(self._step_ends),
+        ]
+
+    def leave(self) -> None:
+        """Take all hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._hooked.clear()
+
+    def _module_begins(self, module: torch.nn.Module, _: Any) -> None:
+        here = self.here()
+        number = self._paths.get(module)
+        if not here.stack:
+            self._root(module, known=number is not None)
+            number = self._paths[module]
+        elif number is None:
+            path = f"{self.names[here.module]}.{type(module).__name__}"
+            self._paths[module] = number = self._names.setdefault(path, len(self._names))
+        here.stack.append((id(module), number))
+        self._is_in(here, number)
+
+    def _root(self, module: torch.nn.Module, *, known: bool) -> None:
+        if known:
+            self.own_module(module)
+        else:
+            self.add_module(module)
+        if module not in self._roots:
+            self._roots.add(module)
+            self._handles.append(module.register_forward_pre_hook(self._inputs, with_kwargs=True))
+
+    def _inputs(self, _: Any, args: Any, kwargs: Any) -> None:
+        if len(self.here().stack) != 1:
+            return
+        for tensor in tensors_in((args, kwargs)):
+            if tensor.grad_fn is None and not isinstance(tensor, torch.nn.Parameter):
+                self._ledger.own_input(tensor)
+
+    def _module_ends(self, module: torch.nn.Module, *_: Any) -> None:
+        here, key = self.here(), id(module)
+        if any(entry[0] == key for entry in here.stack):
+            while here.stack.pop()[0] != key:
+                pass
+        self._is_in(here, here.stack[-1][1] if here.stack else -1)
+
+    def _is_in(self, here: Here, number: int) -> None:
+        here.module = number
+        at = _sequence()
+        if here.index == 0 and at >= self._bounds[-1]:
+            self._bounds.append(at)
+            self._modules_at.append(number)
+
+    def _step_begins(self, optimizer: Any, *_: Any) -> None:
+        self._own_optimizer(optimizer)
+        self._optimizers.append((_task(), len(self.here().stack)))
+
+    def _step_ends(self, optimizer: Any, *_: Any) -> None:
+        if self._optimizers:
+            self._optimizers.pop()
+        self._own_optimizer(optimizer)
+        if self._watched is None or self._watched() is None:
+            self._watched = weakref.ref(optimizer)
+        if self._watched() is optimizer:
+            self._step()
+
+    # --- where an operation is
+
+    def here(self) -> Here:
+        """The calling thread."""
+        ident = threading.get_ident()
+        found = self._threads.get(ident)
+        return found or self._threads.setdefault(ident, Here(min(len(self._threads), 1000)))
+
+    def phase_and_module(self, here: Here) -> tuple[int, int]:
+        """Of the operation that this thread does."""
+        task = _task()
+        if self._optimizers:
+            began, depth = self._optimizers[-1]
+            if task == began and len(here.stack) == depth:
+                return OPTIMIZER, -1
+        if task == -1:
+            return self.told, here.module
+        if torch.is_grad_enabled():
+            return RECOMPUTE, here.module
+        return BACKWARD, here.module if here.stack else self._module_of_node()
+
+    def _module_of_node(self) -> int:
+        node: Any = _node()
+        if node is None:
+            return -1
+        number = node._sequence_nr()
+        if number >= 1 << 63:  # an AccumulateGrad
+            return self._owner(node.variable)
+        return self._modules_at[bisect_right(self._bounds, number) - 1]

@@ -1,0 +1,170 @@
+"""Which buffer a storage is, while it lives, and what it is to the program."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from traces.errors import TraceError
+from traces.recorders.torch_rows import MODULE, NAME, SIZE, THREAD, Rows
+from traces.recorders.torch_storages import plain_tensors
+from traces.trace import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+#: What a buffer can be by what holds it, the strongest claim first.
+OWNED = ("parameters", "module_buffers", "gradients", "optimizer_state", "inputs")
+
+
+class Known(weakref.ref[Any]):
+    """A living storage.
+
+    Attributes:
+        key: its ``id``, which another may have when this one is gone.
+        buffer: its number in the trace.
+        size: bytes.
+        device: number of the device.
+        inside: whether it was made inside a module.
+    """
+
+    __slots__ = ("buffer", "device", "inside", "key", "size")
+
+    buffer: int
+    device: int
+    inside: bool
+    key: int
+    size: int
+
+
+class Ledger:
+    """The storages that were met and are alive, by identity.
+
+    A storage's Python object lives as long as the storage, so that a weak reference to it tells of its end;
+    that may come at any moment, in any thread, and only appends a row.
+
+    Attributes:
+        known: of the living storages, by ``id``.
+        devices: the devices that were met, in order.
+        categories: of a buffer, how strong the claim on it is, and its category.
+        modules: number of the module that a buffer belongs to, where its maker is not what tells it.
+        unseen: fake tensors that a fake mode inside of the block worked on, of which nothing is known.
+    """
+
+    def __init__(self, rows: Rows, now: Callable[[], int]) -> None:
+        self._rows, self._now = rows, now
+        self._numbers = itertools.count()
+        self._lock = threading.RLock()
+        self.known: dict[int, Known] = {}
+        self.devices: dict[torch.device, int] = {}
+        self.categories: dict[int, tuple[int, str]] = {}
+        self.modules: dict[int, int] = {}
+        self.unseen = 0
+
+    def meet(
+        self, tensor: torch.Tensor, storage: Any, head: int, time_ns: int, *, made: bool
+    ) -> Known | None:
+        """A storage that is seen for the first time; None where it is of no device.
+
+        Args:
+            tensor: one that lies in it.
+            storage: it.
+            head: of the rows of the operation.
+            time_ns: when that began.
+            made: whether the operation made it; if not it was there before, and is an input.
+        """
+        device = tensor.device
+        if device.type == "meta":
+            self.unseen += isinstance(tensor, FakeTensor)
+            return None
+        key = id(storage)
+        with self._lock:
+            if (there := self.known.get(key)) is not None:
+                return there
+            known = Known(storage, self._end)
+            known.key, known.size = key, _size(storage)
+            known.device = self.devices.setdefault(device, len(self.devices))
+            known.inside = head >> MODULE > 0
+            self._begin(known, head, time_ns)
+            self.known[key] = known
+        if not made:
+            kind = "parameters" if isinstance(tensor, torch.nn.Parameter) else "inputs"
+            self.claim(known.buffer, kind, len(OWNED))
+        return known
+
+    def _begin(self, known: Known, head: int, time_ns: int) -> None:
+        known.buffer = buffer = next(self._numbers)
+        size_head = SIZE | known.device << THREAD
+        self._rows.extend((head | Kind.ALLOC, buffer, time_ns, size_head, buffer, known.size))
+
+    def resized(self, known: Known, storage: Any, head: int, time_ns: int) -> None:
+        """A storage that has another size than before: for the trace, another buffer in its place."""
+        with self._lock:
+            size = _size(storage)
+            if size == known.size:
+                return
+            before, known.size = known.buffer, size
+            self._rows.extend((int(Kind.FREE), before, self._now()))
+            self._begin(known, head, time_ns)
+            if before in self.categories:
+                self.categories[known.buffer] = self.categories[before]
+            if before in self.modules:
+                self.modules[known.buffer] = self.modules[before]
+
+    def _end(self, known: Known) -> None:
+        if self.known.get(known.key) is known:
+            del self.known[known.key]
+        self._rows.extend((int(Kind.FREE), known.buffer, self._now()))
+
+    def claim(self, buffer: int, category: str, strength: int) -> None:
+        """Say what a buffer is, unless a stronger claim was made; the lowest number is the strongest."""
+        if self.categories.get(buffer, (99, ""))[0] > strength:
+            self.categories[buffer] = strength, category
+
+    def own_input(self, tensor: torch.Tensor) -> None:
+        """Say that a tensor is given to the program's outermost module, if none made it."""
+        for plain in plain_tensors(tensor):
+            storage = plain.untyped_storage()
+            known = self.known.get(id(storage)) or self.meet(plain, storage, 0, self._now(), made=False)
+            if known is not None and not known.inside:
+                self.claim(known.buffer, "inputs", len(OWNED) - 1)
+
+    def own(
+        self, category: str, tensors: Iterable[torch.Tensor | None], *, told: bool = False, module: int = -1
+    ) -> None:
+        """Say what the storages of some tensors are.
+
+        Args:
+            category: what.
+            tensors: whose storages; None is passed over.
+            told: by the user, who knows best.
+            module: number of the module that they belong to; -1: not said.
+        """
+        strength = -1 if told else OWNED.index(category)
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            for plain in plain_tensors(tensor):
+                storage = plain.untyped_storage()
+                known = self.known.get(id(storage)) or self.meet(plain, storage, 0, self._now(), made=True)
+                if known is not None:
+                    self.claim(known.buffer, category, strength)
+                    if module >= 0:
+                        self.modules.setdefault(known.buffer, module)
+
+
+def head_of(thread: int, name: int, module: int) -> int:
+    """The head of a row, without its kind and phase."""
+    return (thread + 1) << THREAD | (name + 1) << NAME | (module + 1) << MODULE
+
+
+def _size(storage: Any) -> int:
+    try:
+        return int(storage.nbytes())
+    except Exception as error:  # torch's own are not public
+        raise TraceError(f"a tensor's size depends on data: {str(error).splitlines()[0][:200]}") from error

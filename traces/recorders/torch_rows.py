@@ -1,0 +1,85 @@
+"""Events as they come, three integers each, and what they are as a trace."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traces.trace import Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Of a row whose third number is the size of the buffer, and whose head says on which device it is.
+SIZE = 7
+
+# A head is kind, phase, thread + 1, name + 1, module + 1; from the lowest bit up.
+PHASE, THREAD, NAME, MODULE = 3, 6, 16, 38
+_WIDTHS = {
+    "kind": (0, 3),
+    "phase": (PHASE, 3),
+    "thread": (THREAD, 10),
+    "name": (NAME, 22),
+    "module": (MODULE, 24),
+}
+
+
+class Rows:
+    """A table that only grows, at its end and by whole rows, whoever interrupts whom.
+
+    `array.extend` runs no Python code, so that a finaliser or another thread comes before it or after it.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = array("q")
+        self.extend = self._numbers.extend
+
+    def __len__(self) -> int:
+        return len(self._numbers) // 3
+
+    def table(self) -> Table:
+        """What is in it so far."""
+        numbers = np.array(self._numbers, np.int64).reshape(-1, 3)
+        head = numbers[:, 0]
+        parts = {name: (head >> low) & ((1 << width) - 1) for name, (low, width) in _WIDTHS.items()}
+        of_size = parts["kind"] == SIZE
+        buffers = int(numbers[parts["kind"] == Kind.ALLOC, 1].max(initial=-1)) + 1
+        size, device = np.zeros(buffers, np.int64), np.zeros(buffers, np.int64)
+        size[numbers[of_size, 1]] = numbers[of_size, 2]
+        device[numbers[of_size, 1]] = parts["thread"][of_size]
+        keep = ~of_size
+        return Table(
+            parts["kind"][keep],
+            numbers[keep, 1],
+            numbers[keep, 2],
+            parts["phase"][keep],
+            np.maximum(parts["thread"][keep] - 1, 0),
+            parts["name"][keep] - 1,
+            parts["module"][keep] - 1,
+            size,
+            device,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of n events, and of m buffers.
+
+    Attributes:
+        kind, buffer, time_ns, phase, thread, name, module: int64[n]; name and module -1 where unknown.
+        size: int64[m], bytes.
+        device: int64[m], number of the device in the order in which they were met.
+    """
+
+    kind: NDArray[np.int64]
+    buffer: NDArray[np.int64]
+    time_ns: NDArray[np.int64]
+    phase: NDArray[np.int64]
+    thread: NDArray[np.int64]
+    name: NDArray[np.int64]
+    module: NDArray[np.int64]
+    size: NDArray[np.int64]
+    device: NDArray[np.int64]

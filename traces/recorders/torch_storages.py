@@ -1,0 +1,52 @@
+"""The storages behind a tensor, whatever kind of tensor it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_COMPRESSED = {
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def is_wrapper(kind: type) -> bool:
+    """Whether tensors of this class keep their memory in other tensors, as DTensor does."""
+    return (
+        issubclass(kind, torch.Tensor)
+        and not issubclass(kind, FakeTensor)
+        and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    )
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that hold the memory of one: itself, its parts, or none where that is not known."""
+    if hasattr(tensor, "__tensor_flatten__") and not isinstance(tensor, FakeTensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from plain_tensors(getattr(tensor, name))
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in _COMPRESSED:
+        yield from (getattr(tensor, part)() for part in _COMPRESSED[tensor.layout])
+    elif tensor.layout is torch.strided:
+        yield tensor
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from tensors_in(entry)
+    elif isinstance(value, dict):
+        for entry in value.values():
+            yield from tensors_in(entry)
