@@ -1,0 +1,283 @@
+"""Fake tensors inside `as_on` take what a CUDA device would, and give what PyTorch gives."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mempool.errors import UsageError
+from mempool.torch.fitting.attention import Asked, backend_of
+from mempool.torch.fitting.target import Target, as_on
+from traces.recorders.torch import AccessRecorder
+from traces.trace import Kind
+
+HOPPER, AMPERE, VOLTA = (9, 0), (8, 0), (7, 0)
+
+
+class Names(TorchDispatchMode):
+    """The operations that were done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def peak_bytes(work: Any) -> int:
+    """The peak load of a function's buffers."""
+    with AccessRecorder() as recorder:
+        work()
+    trace = recorder.trace()
+    sign = (trace.kind == Kind.ALLOC).astype(int)
+    freed = {
+        int(b): int(s)
+        for b, s, k in zip(trace.buffer, trace.size, trace.kind, strict=True)
+        if k == Kind.ALLOC
+    }
+    load = peak = 0
+    for kind, buffer, alloc in zip(trace.kind, trace.buffer, sign, strict=True):
+        load += (
+            freed[int(buffer)] * (alloc - int(kind == Kind.FREE)) if kind in (Kind.ALLOC, Kind.FREE) else 0
+        )
+        peak = max(peak, load)
+    return peak
+
+
+def qkv(
+    *shape: int, dtype: torch.dtype = torch.float32, kv_heads: int | None = None, grad: bool = True
+) -> list[Tensor]:
+    """A query, a key and a value."""
+    batch, heads, length, width = shape
+    kinds = (heads, kv_heads or heads, kv_heads or heads)
+    return [torch.empty(batch, h, length, width, dtype=dtype, requires_grad=grad) for h in kinds]
+
+
+@pytest.mark.parametrize(
+    ("backend", "capability", "asked"),
+    [
+        ("flash", AMPERE, {"dtype": torch.bfloat16}),
+        ("flash", AMPERE, {"dtype": torch.bfloat16, "kv_heads": 2}),
+        ("cudnn", HOPPER, {"dtype": torch.bfloat16}),
+        ("flash", (12, 0), {"dtype": torch.float16}),
+        ("efficient", AMPERE, {"dtype": torch.float32}),
+        ("efficient", VOLTA, {"dtype": torch.float16}),
+        ("math", AMPERE, {"dtype": torch.float32, "kv_heads": 2}),
+        ("math", VOLTA, {"dtype": torch.bfloat16}),
+        ("math", AMPERE, {"dtype": torch.float64}),
+    ],
+)  # fmt: skip
+def test_the_type_the_heads_and_the_chip_decide_the_kernel(backend: str, capability: Any, asked: Any) -> None:
+    q, k, v = qkv(2, 4, 16, 64, **asked)
+    chosen = backend_of(Asked(q, k, v, enable_gqa="kv_heads" in asked), Target(capability))
+    assert chosen == backend
+
+
+def test_a_mask_is_for_the_efficient_kernel_and_a_trained_one_not_for_cudnn() -> None:
+    q, k, v = qkv(2, 4, 16, 64, dtype=torch.bfloat16)
+    mask = torch.empty(16, 16, dtype=torch.bfloat16)
+    assert backend_of(Asked(q, k, v, mask), Target(AMPERE)) == "efficient"
+    assert backend_of(Asked(q, k, v, mask), Target(HOPPER)) == "cudnn"
+    assert backend_of(Asked(q, k, v, mask.requires_grad_()), Target(HOPPER)) == "efficient"
+
+
+def test_the_users_switches_count() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    asked = Asked(*qkv(2, 4, 16, 64, dtype=torch.bfloat16))
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        assert backend_of(asked, Target(AMPERE)) == "efficient"
+    with sdpa_kernel(SDPBackend.MATH):
+        assert backend_of(asked, Target(HOPPER)) == "math"
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_attention_gives_the_shapes_and_types_that_pytorch_gives(data: st.DataObject) -> None:
+    draw = data.draw
+    width, length, kv_heads = (
+        draw(st.sampled_from([20, 64, 80])),
+        draw(st.sampled_from([7, 16])),
+        draw(st.sampled_from([2, 4])),
+    )
+    dtype = draw(st.sampled_from([torch.float16, torch.bfloat16, torch.float32]))
+    kind = draw(st.sampled_from(["none", "causal", "bool", "added", "trained"]))
+    capability = draw(st.sampled_from([VOLTA, AMPERE, HOPPER]))
+    results = []
+    for on in (contextlib.nullcontext(), as_on("cuda", capability=capability)):
+        with FakeTensorMode(), on:
+            q, k, v = qkv(2, 4, length, width, dtype=dtype, kv_heads=kv_heads)
+            mask = {"bool": torch.bool, "added": dtype, "trained": dtype}.get(kind)
+            bias = None if mask is None else torch.empty(1, 4, length, length, dtype=mask)
+            if kind == "trained" and bias is not None:
+                bias.requires_grad_()
+            out = F.scaled_dot_product_attention(
+                q, k, v, bias, draw(st.just(0.0)), kind == "causal", enable_gqa=kv_heads != 4
+            )
+            out.sum().backward()
+            leaves = [t for t in (q, k, v, bias) if t is not None and t.requires_grad]
+            results.append(
+                [
+                    (out.shape, out.dtype),
+                    *((t.grad.shape, t.grad.dtype) for t in leaves if t.grad is not None),
+                ]
+            )
+    assert results[0] == results[1]
+
+
+def test_fused_attention_keeps_no_scores() -> None:
+    def peak(length: int) -> int:
+        def work() -> None:
+            q, k, v = qkv(2, 4, length, 64, dtype=torch.bfloat16)
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+
+        with FakeTensorMode(), as_on("cuda"):
+            return peak_bytes(work)
+
+    assert peak(4096) < 2.1 * peak(2048)
+
+
+def test_dropout_keeps_a_byte_an_element() -> None:
+    def work() -> None:
+        x = torch.empty(1 << 20, requires_grad=True)
+        kept = F.dropout(x, 0.1)
+        kept.sum().backward()
+
+    with FakeTensorMode():
+        on_cpu = peak_bytes(work)
+        with as_on("cuda"):
+            assert on_cpu - peak_bytes(work) >= 3 << 20
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_dropout_gives_what_pytorch_gives(training: bool, inplace: bool) -> None:
+    with FakeTensorMode(), as_on("cuda"):
+        x = torch.empty(3, 4)
+        y = nn.Dropout(0.3, inplace=inplace).train(training)(x)
+        assert y.shape == x.shape
+        assert (y is x) == (inplace or not training)
+        assert torch.dropout(x, 0.5, train=training).shape == x.shape
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    "more", [{}, {"num_layers": 2, "bidirectional": True, "dropout": 0.1}, {"batch_first": True}]
+)
+def test_recurrent_layers_give_the_shapes_that_pytorch_gives(kind: Any, more: dict[str, Any]) -> None:
+    def work() -> list[Any]:
+        layer = kind(8, 16, **more)
+        out, states = layer(torch.empty(5, 3, 8))
+        out.sum().backward()
+        states = states if isinstance(states, tuple) else (states,)
+        return [t.shape for t in (out, *states, *(p.grad for p in layer.parameters()))]
+
+    with FakeTensorMode():
+        usual = work()
+        with as_on("cuda"):
+            assert work() == usual
+
+
+def test_a_packed_sequence_is_one_call_too() -> None:
+    def work() -> list[Any]:
+        layer, states = nn.LSTM(8, 16), (torch.empty(1, 3, 16), torch.empty(1, 3, 16))
+        sizes = torch.tensor([3, 2, 2, 1])
+        more = (True, 1, 0.0, True, False)
+        return [t.shape for t in torch.lstm(torch.empty(8, 8), sizes, states, layer._flat_weights, *more)]
+
+    usual = work()
+    with FakeTensorMode(), as_on("cuda"):
+        assert work() == usual
+
+
+def test_optimizers_take_their_foreach_form_and_their_own_again_afterwards() -> None:
+    def names() -> list[str]:
+        layer = nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(layer.parameters())
+        layer(torch.empty(2, 4)).sum().backward()
+        with Names() as seen:
+            nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+            optimizer.step()
+        return [name for name in seen.seen if "_foreach_" in name]
+
+    with FakeTensorMode():
+        assert not names()
+        with as_on("cuda"):
+            assert any("sqrt" in name for name in names())
+            assert any("norm" in name for name in names())
+        assert not names()
+
+
+def test_cuda_is_the_fake_device() -> None:
+    with FakeTensorMode(), as_on("cuda"):
+        x = torch.empty(4, device="cuda")
+        layer = nn.Linear(4, 4).cuda().to("cuda:0").to(device="cuda")
+        assert layer(x.cuda().to("cuda")).to(torch.float16).device.type == "cpu"
+        with torch.device("cuda"):
+            assert torch.zeros(3).device.type == "cpu"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_modules_of_fake_tensors_are_converted_in_place(device: str) -> None:
+    with FakeTensorMode(), as_on(device):
+        layer = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        layer[0].bias = layer[1].bias
+        first, steps = layer[0].weight, layer[1].num_batches_tracked
+        layer.to(device).to(torch.bfloat16)
+        assert layer[0].weight is first
+        assert layer[0].bias is layer[1].bias
+        assert {p.dtype for p in layer.parameters()} == {torch.bfloat16}
+        assert layer[1].num_batches_tracked.dtype == steps.dtype == torch.int64
+        layer(torch.empty(2, 4, dtype=torch.bfloat16)).sum().backward()
+    assert nn.Linear(2, 2).half().weight.dtype == torch.float16
+
+
+def test_autocast_of_cuda_narrows_products_and_widens_what_cuda_widens() -> None:
+    with FakeTensorMode(), as_on("cuda"), torch.autocast("cuda", torch.bfloat16):
+        x = torch.empty(2, 4, requires_grad=True)
+        y = nn.Linear(4, 4)(x)
+        assert y.dtype == torch.bfloat16
+        assert (
+            nn.LayerNorm(4)(y).dtype
+            == y.softmax(-1).dtype
+            == y.sum().dtype
+            == y.pow(2).dtype
+            == torch.float32
+        )
+        assert F.gelu(y).dtype == torch.bfloat16
+        assert F.scaled_dot_product_attention(*[torch.empty(1, 1, 4, 8)] * 3).dtype == torch.bfloat16
+    with FakeTensorMode(), as_on("cuda"), torch.autocast("cuda"):
+        assert nn.Linear(4, 4)(torch.empty(2, 4)).dtype == torch.float16
+
+
+def test_softmax_of_half_precision_makes_one_buffer() -> None:
+    def work() -> None:
+        torch.softmax(torch.empty(1 << 20, dtype=torch.float16), 0, dtype=torch.float32)
+
+    with FakeTensorMode():
+        usual = peak_bytes(work)
+        with as_on("cuda"):
+            assert peak_bytes(work) == usual - (4 << 20)
+
+
+def test_the_cpu_and_real_tensors_are_left_alone() -> None:
+    with FakeTensorMode(), as_on("cpu"), Names() as seen:
+        F.scaled_dot_product_attention(*qkv(2, 4, 16, 64))
+    assert any("for_cpu" in name for name in seen.seen)
+    with as_on("cuda"):
+        inputs = [torch.randn(1, 2, 8, 16) for _ in range(3)]
+        attended = F.scaled_dot_product_attention(*inputs)
+    assert torch.equal(attended, F.scaled_dot_product_attention(*inputs))
+    with pytest.raises(UsageError, match="no device 'xpu'"), as_on("xpu"):
+        pass
