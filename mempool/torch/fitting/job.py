@@ -34,6 +34,7 @@ class Job:
         mode: "train": forward, loss, backward, optimizer step; "inference": a forward without gradients;
             "eval": the same in a process that trains, so that the optimizer's state is alive.
         device: what the real run would be on, "cuda" or "cpu": decides rounding and which kernels are taken.
+        capability: compute capability of a CUDA device, which decides between kernels: (8, 0) is an A100.
         dtype: of the floating parameters; None: as made.
         autocast: lower precision of the forward; None: none.
         checkpoint: whether the repeated blocks compute their activations again in the backward; a string
@@ -55,6 +56,7 @@ class Job:
     labels: Callable[[int], Any] | None = None
     mode: str = "train"
     device: str = "cuda"
+    capability: tuple[int, int] = (8, 0)
     dtype: torch.dtype | None = None
     autocast: torch.dtype | None = None
     checkpoint: bool | str = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +15,7 @@ from torch.utils import _pytree as pytree
 from mempool.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 def made_model(make: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Module:
@@ -23,7 +24,8 @@ def made_model(make: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.M
     Raises:
         UsageError: it is no module, or one that cannot be copied.
     """
-    model = make()
+    with _initialised_without_looking():
+        model = make()
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
     model = unwrapped(model)
@@ -35,6 +37,21 @@ def made_model(make: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.M
             if child is not None:
                 module._modules[name] = unwrapped(child)
     return model if dtype is None else model.to(dtype)
+
+
+@contextlib.contextmanager
+def _initialised_without_looking() -> Iterator[None]:
+    """``trunc_normal_`` draws until all values are within bounds, which nobody can see of a fake tensor."""
+    before = nn.init._no_grad_trunc_normal_
+
+    def draw(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else before(tensor, *args, **kwargs)
+
+    nn.init._no_grad_trunc_normal_ = draw
+    try:
+        yield
+    finally:
+        nn.init._no_grad_trunc_normal_ = before
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

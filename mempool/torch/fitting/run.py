@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -15,7 +17,12 @@ from mempool.torch.fitting.fake import fake_mode
 from mempool.torch.fitting.isolation import isolated
 from mempool.torch.fitting.losses import loss_of
 from mempool.torch.fitting.models import made_model, to_fake
+from mempool.torch.fitting.target import as_on
 from traces.recorders.torch import AccessRecorder
+from traces.trace import COLUMNS
+
+#: What the optimizer keeps on the host; as a category it does not leave here.
+_HOST = "host"
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,18 +50,18 @@ def run(job: Job, steps: int = 2, *, warn: Callable[[str], object] = lambda _: N
     Raises:
         UsageError: the job cannot be tried; the message names where and, for what is known, the remedy.
     """
-    with isolated(), fake_mode(), told(job) as watch:
+    with isolated(), fake_mode(), as_on(job.device, capability=job.capability), told(job) as watch:
         made = _Made.of(job)
         watch.model = made.model
-        with _recorder(made) as recorder:
+        with AccessRecorder([made.model], made.optimizers) as recorder:
             inputs = _inputs(job, recorder)
             take = _train(job, made, inputs, warn) if job.mode == "train" else _infer(job, made, inputs)
             for _ in range(steps):
                 next(take)
+                recorder.own(_HOST, _on_the_host(job, made))
                 recorder.step()
             del take
-    trace: Trace = recorder.trace()
-    return trace
+    return _without_host(recorder.trace())
 
 
 def _inputs(job: Job, recorder: AccessRecorder) -> Iterator[tuple[Any, ...]]:
@@ -85,48 +92,9 @@ class _Made:
         return cls(model, optimizers)
 
 
-def _recorder(made: _Made) -> Any:
-    try:
-        return AccessRecorder([made.model], made.optimizers)  # type: ignore[call-arg]
-    except TypeError:
-        return _StandIn(made)
-
-
-class _StandIn(AccessRecorder):  # until the recorder knows modules and optimizers
-    def __init__(self, made: _Made) -> None:
-        super().__init__()
-        self.made = made
-
-    def __enter__(self) -> Any:
-        super().__enter__()
-        self.made.model.register_forward_pre_hook(lambda *_: self.mark("forward"))
-        self.made.model.register_forward_hook(lambda *_: self.mark("backward"))
-        for optimizer in self.made.optimizers:
-            optimizer.register_step_pre_hook(lambda *_: self._before())
-            optimizer.register_step_post_hook(lambda o, *_: self._after(o))
-        self.own("parameters", self.made.model.parameters())
-        self.own("module_buffers", self.made.model.buffers())
-        return self
-
-    def step(self) -> None:
-        self.mark("step")
-
-    def _before(self) -> None:
-        self.mark("optimizer")
-        self.own("gradients", [p.grad for p in self.made.model.parameters() if p.grad is not None])
-
-    def _after(self, optimizer: Any) -> None:
-        states = [list(v.values()) for v in optimizer.state.values()]
-        self.own("optimizer_state", _tensors(states))
-
-
 def _optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     assert job.optimizer is not None
-    made = job.optimizer(p for p in model.parameters() if p.requires_grad)
-    for group in made.param_groups if job.device == "cuda" else ():
-        if group.get("foreach", False) is None and not group.get("fused"):
-            group["foreach"] = True  # what PyTorch takes of itself for parameters on CUDA
-    return made
+    return job.optimizer([p for p in model.parameters() if p.requires_grad])
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
@@ -136,6 +104,28 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
             parameter.grad = torch.empty_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+
+
+def _on_the_host(job: Job, made: _Made) -> list[torch.Tensor]:
+    """Counts of steps, which optimizers keep beside the device unless they are fused or capturable."""
+    return [
+        state["step"]
+        for optimizer in (made.optimizers if job.device == "cuda" else ())
+        for group in optimizer.param_groups
+        if not group.get("fused") and not group.get("capturable")
+        for parameter in group["params"]
+        if isinstance((state := optimizer.state.get(parameter, {})).get("step"), torch.Tensor)
+    ]
+
+
+def _without_host(trace: Trace) -> Trace:
+    """The trace of the device alone."""
+    if _HOST not in trace.names:
+        return trace
+    there = np.zeros(len(trace), np.bool_)
+    there[trace.category == trace.names.index(_HOST)] = True
+    keep = ~(there[trace.births] & trace.of_buffers)
+    return dataclasses.replace(trace, **{name: getattr(trace, name)[keep] for name in COLUMNS})
 
 
 def _train(

@@ -31,10 +31,10 @@ PHASES = ("forward", "backward", "optimizer")
 
 @dataclass(frozen=True)
 class ModuleShare:
-    """What belongs to one module at the peak, its children's not included; "" is the model itself.
+    """What belongs to one module at the peak, its children's not included.
 
     Attributes:
-        module: its path in the model.
+        module: its path, from the class of the model on, as "GPT.layers.0"; "" where there is none.
         bytes: of its parameters, and of what was made while it ran.
         by_class_bytes: of these, each category's.
     """
@@ -113,7 +113,7 @@ class AtPeak:
         """Bytes alive of each module, largest first; they add up to ``bytes``.
 
         Args:
-            depth: modules below that depth count as the one above them; None for all by themselves.
+            depth: modules further below the model count as the one above them; None for all by themselves.
         """
         alive = self._alive()
         paths = np.array([_cut(self._name(int(m)), depth) for m in self.trace.module[alive]], object)
@@ -145,7 +145,7 @@ class AtPeak:
 
 
 def _cut(path: str, depth: int | None) -> str:
-    return path if depth is None else ".".join(path.split(".")[:depth])
+    return path if depth is None else ".".join(path.split(".")[: depth + 1])
 
 
 def _phases(trace: Trace) -> NDArray[np.int64]:
