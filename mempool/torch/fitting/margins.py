@@ -1,0 +1,210 @@
+"""What a GPU adds that no operation shows, as named parts, each with its formula and source.
+
+Some of it PyTorch takes from its own allocator (`IN_ALLOCATOR`), so that `torch.cuda.max_memory_allocated`
+counts it; the rest the driver and libraries take from the device. What allocators waste by rounding and
+fragmentation is no margin: the simulators tell it. Whoever has measured better gives his own figures.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mempool.errors import UsageError
+from traces.trace import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from traces import Trace
+
+MIB = 1 << 20
+#: The parts, and what they are.
+PARTS = {
+    "cuda_context": "the driver's context: code, stacks and queues of the process on the device",
+    "kernels": "kernels of PyTorch, cuBLAS and cuDNN, loaded when first used",
+    "cublas_workspace": "scratch memory of cuBLAS, for each thread that multiplies matrices",
+    "cublaslt_workspace": "scratch memory of cuBLASLt, where it does not share that of cuBLAS",
+    "cudnn_workspace": "by how much convolutions with their scratch memory exceed the peak",
+    "sorting": "likewise for sorting",
+    "nccl": "buffers of NCCL's connections, where several processes train together",
+    "ddp_buckets": "DistributedDataParallel's copy of the gradients",
+}
+IN_ALLOCATOR = ("cublas_workspace", "cublaslt_workspace", "cudnn_workspace", "sorting", "ddp_buckets")
+
+_PRODUCTS = re.compile(r"^aten::_?(scaled_)?(mm|addmm|bmm|baddbmm|addbmm|matmul|linear)\b")
+_CONVOLUTIONS = re.compile(r"^aten::(cudnn_|_)?convolution")
+_SORTS = re.compile(r"^aten::(sort|argsort|topk|kthvalue|median|_unique)")
+
+
+def margins(
+    trace: Trace,
+    device: str = "cuda",
+    *,
+    capability: tuple[int, int] = (8, 0),
+    processes: int = 1,
+    margin: Mapping[str, int] | None = None,
+) -> dict[str, int]:
+    """What a GPU needs beside what a trace of a fake run shows, bytes by name; `PARTS` says what each is.
+
+    Args:
+        trace: of the run, with names of operations and marks of phases.
+        device: "cuda" or "cpu"; the CPU adds nothing.
+        capability: the compute capability.
+        processes: that train together with DistributedDataParallel, one GPU each.
+        margin: figures of one's own, by name, in bytes: ``{"cuda_context": 0}``.
+
+    Returns:
+        The parts that are not zero, and those that were given.
+
+    Raises:
+        UsageError: of a name that there is not, or a size below zero.
+    """
+    given = _checked(margin)
+    if device.partition(":")[0] == "cpu":
+        return given
+    found = {
+        "cuda_context": context_bytes(capability),
+        "kernels": 96 * MIB,
+        **_of_cublas(trace, capability),
+        **_scratch(trace),
+        **(_of_many(trace) if processes > 1 else {}),
+    }
+    return {name: bytes_ for name, bytes_ in (found | given).items() if bytes_ or name in given}
+
+
+def in_allocator(parts: Mapping[str, int]) -> int:
+    """Of some margins, what PyTorch's allocator serves and counts, in bytes."""
+    return sum(parts.get(name, 0) for name in IN_ALLOCATOR)
+
+
+def parse_margins(texts: list[str]) -> dict[str, int]:
+    """Margins as they are given on a command line: "cuda_context=300MiB".
+
+    Raises:
+        UsageError: what cannot be read.
+    """
+    from mempool.settings import parse_bytes
+
+    pairs = [text.partition("=") for text in texts]
+    if wrong := next((text for text, (_, equals, _) in zip(texts, pairs, strict=True) if not equals), None):
+        raise UsageError(f"{wrong!r} is no margin: say NAME=SIZE, such as cuda_context=300MiB")
+    return _checked({name: parse_bytes(size) for name, _, size in pairs})
+
+
+def _checked(margin: Mapping[str, int] | None) -> dict[str, int]:
+    for name, size in (margin or {}).items():
+        if name not in PARTS:
+            raise UsageError(f"no margin {name!r}; there are {', '.join(PARTS)}")
+        if size < 0:
+            raise UsageError(f"the margin {name!r} is {size} bytes: it cannot be below zero")
+    return dict(margin or {})
+
+
+def context_bytes(capability: tuple[int, int]) -> int:
+    """The size of a CUDA context with kernels loaded lazily, PyTorch's default since 1.13.
+
+    What was seen: 274 MiB in 2022 (pytorch#86509), "around 400MB" (pytorch#109888), 426 MiB on an RTX 6000
+    Ada with CUDA 13 (unsloth-zoo#1053). It grows with the multiprocessors, whose stacks are in it, and with
+    the driver; what is here for Hopper and after is scaled, not seen.
+    """
+    if capability >= (9, 0):
+        return 512 * MIB
+    return (426 if capability >= (8, 0) else 300) * MIB
+
+
+def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
+    """The scratch memory that PyTorch gives cuBLAS for each handle and stream.
+
+    `parseChosenWorkspaceSize` in `ATen/cuda/CublasHandlePool.cpp`: ":4096:2:16:8", that is 8,519,680 bytes;
+    32 MiB on Hopper; or what the variable CUBLAS_WORKSPACE_CONFIG says, as sizes in KiB and counts.
+    """
+    pairs = re.findall(r":([0-9]+):([0-9]+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if pairs:
+        return sum(int(size) * int(count) for size, count in pairs) << 10
+    return 32 * MIB if capability[0] == 9 else (2 * 4096 + 8 * 16) << 10
+
+
+def _of_cublas(trace: Trace, capability: tuple[int, int]) -> dict[str, int]:
+    """For the program's thread and, where there is a backward pass, for autograd's: each has a handle."""
+    if not len(_rows(trace, _PRODUCTS)):
+        return {}
+    threads = 1 + ("backward" in {trace.names[n] for n in trace.operation[trace.kind == Kind.MARK] if n >= 0})
+    apart = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1") == "0"
+    lt_kib = _number("CUBLASLT_WORKSPACE_SIZE", 32768 if capability[0] >= 9 else 4096)
+    return {
+        "cublas_workspace": threads * cublas_workspace_bytes(capability),
+        "cublaslt_workspace": threads * (lt_kib << 10) if apart else 0,
+    }
+
+
+def _scratch(trace: Trace) -> dict[str, int]:
+    """By how much operations exceed the peak with scratch memory as large as what they read and write.
+
+    Convolutions: cuDNN's kernels on tensor cores want channels last, and what comes otherwise is converted in
+    the workspace: input, weight and output once more. Winograd and FFT kernels may want more, with
+    ``torch.backends.cudnn.benchmark`` while it tries all of them much more (pytorch#49207). Sorts: keys and
+    values once more, as CUB's radix sort has it.
+    """
+    load = trace.load()
+    peak = int(load.max(initial=0))
+    over = {}
+    for name, pattern in (("cudnn_workspace", _CONVOLUTIONS), ("sorting", _SORTS)):
+        rows = _rows(trace, pattern)
+        over[name] = max(0, _highest(trace, rows, load) - peak) if len(rows) else 0
+    return over
+
+
+def _highest(trace: Trace, rows: NDArray[Any], load: NDArray[np.int64]) -> int:
+    """The largest load of some operations, each with all the buffers that it touches counted once more.
+
+    Args:
+        trace: the trace.
+        rows: indices of the operations' events; an operation's have one time.
+        load: bytes alive after each event.
+    """
+    size = np.zeros(int(trace.buffer.max(initial=-1)) + 1, np.int64)
+    allocs = trace.kind == Kind.ALLOC
+    size[trace.buffer[allocs]] = trace.size[allocs]
+    rows = rows[trace.of_buffers[rows]]
+    call = np.unique(np.stack([trace.time_ns[rows], trace.operation[rows]]), axis=1, return_inverse=True)[1]
+    call = call.reshape(-1)
+    pairs = np.unique(np.stack([call, trace.buffer[rows]]), axis=1)
+    touched = np.bincount(pairs[0], weights=size[pairs[1]])
+    before = np.zeros(len(touched), np.int64)
+    np.maximum.at(before, call, load[rows])
+    return int((before + touched.astype(np.int64)).max(initial=0))
+
+
+def _rows(trace: Trace, pattern: re.Pattern[str]) -> NDArray[Any]:
+    """Indices of the events of operations of a name."""
+    known = np.array([pattern.match(name) is not None for name in trace.names] or [False])
+    named = (trace.operation >= 0) & (trace.kind != Kind.MARK)
+    found: NDArray[Any] = np.flatnonzero(named & known[np.where(named, trace.operation, 0)])
+    return found
+
+
+def _of_many(trace: Trace) -> dict[str, int]:
+    """Of processes that train together.
+
+    NCCL: for each of up to 16 channels a send and a receive buffer of NCCL_BUFFSIZE (4 MiB) for the simple
+    protocol, and some 6 MiB for the two others. Gradients are copied into buckets unless they are views of
+    them (``gradient_as_bucket_view``).
+    """
+    kinds = [n for n, name in enumerate(trace.names) if name == "gradients"]
+    allocs = (trace.kind == Kind.ALLOC) & np.isin(trace.category, kinds)
+    frees = (trace.kind == Kind.FREE) & np.isin(trace.buffer, trace.buffer[allocs])
+    change = np.where(allocs, trace.size, 0)
+    change[frees] = -trace.size[trace.births[frees]]
+    buffers = 16 * 2 * (_number("NCCL_BUFFSIZE", 4 * MIB) + 6 * MIB)
+    return {"nccl": buffers, "ddp_buckets": int(np.cumsum(change).max(initial=0))}
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else default
