@@ -11,14 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from traces.errors import TraceError
 from traces.recorders.torch_context import BACKWARD, FORWARD, OPTIMIZER, Context
 from traces.recorders.torch_ledger import Known, Ledger, head_of
-from traces.recorders.torch_operations import Operation, learn, name_of
-from traces.recorders.torch_rows import PHASE, Rows
-from traces.recorders.torch_storages import is_wrapper, plain_tensors, tensors_in
+from traces.recorders.torch_operations import Operation, learn
+from traces.recorders.torch_rows import MODULE, NAME, PHASE, Rows
+from traces.recorders.torch_storages import is_wrapper, storages_in
 from traces.recorders.torch_tracing import FOUND_STEP, STEP, as_trace
 from traces.trace import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from traces.trace import Trace
 
@@ -58,18 +58,19 @@ class AccessRecorder(TorchDispatchMode):
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._given = list(modules), list(optimizers)
-        self._clock = clock
-        self._modelled_ns = 0
+        self._clock, self._modelled_ns = clock, 0
+        self._now = time.perf_counter_ns if clock is None else self._modelled
         self._rows = Rows()
         self._ledger = Ledger(self._rows, self._now)
+        self._known = self._ledger.known
         self._context = Context(self._ledger, self._found_step)
-        self._operations: dict[Any, Operation] = {}
+        self._operations: dict[Any, tuple[Operation, int]] = {}
         self._names: dict[str, int] = {}
         self._wrappers: dict[type, bool] = {}
         self._entered = False
 
-    def _now(self) -> int:
-        return time.perf_counter_ns() if self._clock is None else self._modelled_ns
+    def _modelled(self) -> int:
+        return self._modelled_ns
 
     def __enter__(self) -> Self:
         """Begin.
@@ -126,75 +127,84 @@ class AccessRecorder(TorchDispatchMode):
         result = func(*args, **kwargs) if kwargs else func(*args)
         if self._clock is not None:
             self._modelled_ns += self._clock(func, args, kwargs or {}, result)
-        operation = self._operations.get(func)
-        if operation is None:
-            number = self._names.setdefault(name_of(func), len(self._names))
-            operation = self._operations[func] = learn(func, number)
-        if not operation.asks:
-            self._note(operation, args, kwargs or {}, result, began)
+        operation, name = self._operations.get(func) or self._learn(func)
+        if operation.views:
+            for plain, storage in storages_in(result):
+                if id(storage) not in self._known:
+                    self._ledger.meet(plain, storage, self._head(name), began, made=False)
+        elif not operation.asks:
+            self._note(operation, self._head(name), args, kwargs, result, began)
         return result
 
-    def _note(self, operation: Operation, args: Any, kwargs: Any, result: Any, began: int) -> None:
+    def _learn(self, func: Any) -> tuple[Operation, int]:
+        operation = learn(func)
+        number = self._names.setdefault(operation.name, len(self._names))
+        found = self._operations[func] = operation, (number + 1) << NAME
+        return found
+
+    def _head(self, name: int) -> int:
+        """What all rows of an operation begin with, here and now."""
         here = self._context.here()
         phase, module = self._context.phase_and_module(here)
-        head = head_of(here.index, operation.number, module) | phase << PHASE
-        read, written = self._given_to(operation, args, kwargs, (head, began))
-        returned, made = self._returned(operation, result, (head, began))
-        if operation.views or (returned and not made and not written):
-            return
-        for known in read:
-            self._rows.extend((head | Kind.READ, known.buffer, began))
-        for known in (*written, *(made if operation.fills else ())):
-            self._rows.extend((head | Kind.WRITE, known.buffer, began))
+        return name | here.head | phase << PHASE | (module + 1) << MODULE
 
-    def _returned(self, operation: Operation, result: Any, at: tuple[int, int]) -> tuple[bool, list[Known]]:
-        """Whether any tensor was returned, and what storages were made."""
-        made, returned = [], False
-        for plain in _plain_tensors_in(result):
-            returned = True
-            storage = plain.untyped_storage()
-            known = self._ledger.known.get(id(storage))
-            if known is not None:
-                if known.size != storage.nbytes():
-                    self._ledger.resized(known, storage, *at)
-            elif (new := self._ledger.meet(plain, storage, *at, made=not operation.views)) is not None:
-                made.append(new)
-        return returned, made
+    def _note(self, operation: Operation, head: int, args: Any, kwargs: Any, result: Any, began: int) -> None:
+        read, written = self._given_to(operation, args, kwargs, head, began)
+        if operation.makes:
+            returned, made = self._returned(result, head, began)
+            if returned and not made and not written:
+                return  # what it returns is a view, though its schema does not say it
+            if operation.fills:
+                written.update(made)
+        rows: list[int] = []
+        reads, writes = head | Kind.READ, head | Kind.WRITE
+        for key, known in read.items():
+            if key not in written:
+                rows += (reads, known.buffer, began)
+        for known in written.values():
+            rows += (writes, known.buffer, began)
+        self._rows.extend(rows)
 
     def _given_to(
-        self, operation: Operation, args: Any, kwargs: Any, at: tuple[int, int]
-    ) -> tuple[Iterable[Known], Iterable[Known]]:
+        self, operation: Operation, args: Any, kwargs: Any, head: int, began: int
+    ) -> tuple[dict[int, Known], dict[int, Known]]:
         """What is read, and what is written."""
         read: dict[int, Known] = {}
         written: dict[int, Known] = {}
-        for value, writes in _arguments(operation, args, kwargs):
-            for plain in _plain_tensors_in(value):
-                storage = plain.untyped_storage()
-                known = self._ledger.known.get(id(storage))
+        given = len(args)
+        for position, name, writes in operation.arguments:
+            if position < given:
+                value = args[position]
+            elif kwargs and name in kwargs:
+                value = kwargs[name]
+            else:
+                continue
+            if value is None:
+                continue
+            for plain, storage in storages_in(value):
+                key = id(storage)
+                known = self._known.get(key) or self._ledger.meet(plain, storage, head, began, made=False)
                 if known is None:
-                    known = self._ledger.meet(plain, storage, *at, made=False)
-                elif known.size != storage.nbytes():
-                    self._ledger.resized(known, storage, *at)
-                if known is not None:
-                    (written if writes else read)[known.key] = known
-        for key in written:
-            read.pop(key, None)
-        return read.values(), written.values()
+                    continue
+                if not writes:
+                    read[key] = known
+                else:
+                    written[key] = known
+                    if known.size != storage.nbytes():
+                        self._ledger.resized(known, storage, head, began)
+        return read, written
 
-
-def _plain_tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    for tensor in tensors_in(value):
-        yield from plain_tensors(tensor)
-
-
-def _arguments(operation: Operation, args: Any, kwargs: Any) -> Iterator[tuple[Any, bool]]:
-    if not operation.arguments:
-        yield (args, kwargs), False
-    for argument in operation.arguments:
-        if 0 <= argument.position < len(args):
-            yield args[argument.position], argument.written
-        elif argument.name in kwargs:
-            yield kwargs[argument.name], argument.written
+    def _returned(self, result: Any, head: int, began: int) -> tuple[bool, dict[int, Known]]:
+        """Whether any tensor was returned, and what was made."""
+        made: dict[int, Known] = {}
+        returned = False
+        for plain, storage in storages_in(result):
+            returned = True
+            if id(storage) not in self._known:
+                new = self._ledger.meet(plain, storage, head, began, made=True)
+                if new is not None:
+                    made[new.key] = new
+        return returned, made
 
 
 def _modes() -> list[Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from traces.recorders.torch_rows import THREAD
 from traces.recorders.torch_storages import tensors_in
 
 if TYPE_CHECKING:
@@ -30,14 +31,16 @@ class Here:
 
     Attributes:
         index: in the trace.
+        head: the part of a row's head that tells it.
         stack: numbers of the modules that it is in, the innermost last.
         module: the last of them, or -1.
     """
 
-    __slots__ = ("index", "module", "stack")
+    __slots__ = ("head", "index", "module", "stack")
 
     def __init__(self, index: int) -> None:
         self.index = index
+        self.head = (index + 1) << THREAD
         self.stack: list[tuple[int, int]] = []
         self.module = -1
 

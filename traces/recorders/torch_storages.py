@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -50,3 +50,21 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict):
         for entry in value.values():
             yield from tensors_in(entry)
+
+
+def storages_in(value: Any) -> Sequence[tuple[torch.Tensor, Any]]:
+    """The storages of an argument or result of an operation, each with a tensor that lies in it."""
+    kind = type(value)
+    if kind in _PLAIN:
+        try:
+            return ((value, value.untyped_storage()),)
+        except (NotImplementedError, RuntimeError):  # a sparse one, or one of an opaque kind
+            return [(plain, plain.untyped_storage()) for plain in plain_tensors(value)]
+    if kind is list or kind is tuple:
+        return [pair for entry in value if entry is not None for pair in storages_in(entry)]
+    return [
+        (plain, plain.untyped_storage()) for tensor in tensors_in(value) for plain in plain_tensors(tensor)
+    ]
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
