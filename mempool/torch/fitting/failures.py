@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch._subclasses import fake_tensor
 
+import mempool
+import traces
 from mempool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from mempool.torch.fitting.job import Job
 
 _DATA = (
-    "its result depends on the data, which nobody has before the run; give shapes that do not depend on "
-    "values (torch.where instead of a mask, no .item()), or the part of the model around it"
+    "what follows depends on data, which nobody has before the run; try the model without it: shapes that do "
+    "not depend on values, torch.where instead of masks"
 )
 _REMEDIES: tuple[tuple[str, str], ...] = (
     ("UninitializedParameter", "lazy modules: give the model after it was called once with an input"),
@@ -35,6 +37,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "the model moves tensors to CUDA itself: take the device from its input",
     ),
     ("not compiled with CUDA", "the model moves tensors to CUDA itself: take the device from its input"),
+    ("argument: 'closure'", "optimizers that call the model themselves cannot be tried"),
     ("to be on the same device", "the model names a device itself: take the device from its input"),
 )
 
@@ -67,7 +70,10 @@ def told(job: Job) -> Iterator[Watch]:
 
 def _line(error: Exception, where: str) -> str | None:
     if isinstance(error, (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)):
-        return f"{error.func}{where}: {_DATA}"
+        what = (
+            "a value is read (.item(), a condition)" if "local_scalar" in str(error.func) else str(error.func)
+        )
+        return f"{what}{where}: {_DATA}"
     text = " ".join(str(error).split())
     if isinstance(error, fake_tensor.UnsupportedOperatorException):
         return f"{error.func}{where}: it has no fake kernel; register one with torch.library.register_fake"
@@ -81,7 +87,7 @@ def _where(trace: TracebackType | None, model: nn.Module | None) -> str:
     """The innermost module of the model and the innermost line that is not PyTorch's own."""
     names = {} if model is None else {id(module): name for name, module in model.named_modules()}
     module, line = "", ""
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    own = tuple(str(Path(package.__file__ or "").parent) for package in (torch, mempool, traces))
     for frame, number in traceback.walk_tb(trace):
         this = frame.f_locals.get("self")
         if id(this) in names and isinstance(this, nn.Module):

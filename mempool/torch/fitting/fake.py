@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+#: What values are taken to be, where they are no floating numbers.
+_GUESS = {
+    torch.bool: False,
+    **dict.fromkeys((torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64), 1),
+}
+#: What reads a value.
+_LOOK = torch.ops.aten._local_scalar_dense.default
 
 
 class ValuelessMode(FakeTensorMode):
@@ -17,6 +30,22 @@ class ValuelessMode(FakeTensorMode):
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        self._guessed: Callable[[], object] | None = None
+
+    @contextlib.contextmanager
+    def guessing(self, told: Callable[[], object]) -> Iterator[None]:
+        """Let values be looked at that decide nothing about memory: numbers are 1, truths are false.
+
+        For optimizers, which look at norms to choose how far to go.
+
+        Args:
+            told: called at each look.
+        """
+        self._guessed = told
+        try:
+            yield
+        finally:
+            self._guessed = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         way = _WAYS.get(func)
@@ -26,6 +55,9 @@ class ValuelessMode(FakeTensorMode):
             return args[0]
         if way is _UPDATE and all(map(_is_plain, args[0])):
             return None
+        if self._guessed is not None and func is _LOOK and _is_plain(args[0]):
+            self._guessed()
+            return _GUESS.get(args[0].dtype, 1.0)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 

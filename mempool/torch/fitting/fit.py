@@ -13,7 +13,7 @@ from mempool.settings import parse_bytes
 from mempool.torch.fitting.batches import largest_batch
 from mempool.torch.fitting.inputs import arguments, batch_of, resizable
 from mempool.torch.fitting.job import Job
-from mempool.torch.fitting.measure import DEFAULT_ALLOCATORS, ROUNDED_TO, choice_of, margins, reserved
+from mempool.torch.fitting.measure import DEFAULT_ALLOCATORS, ROUNDED_TO, choice_of, margins_of, reserved
 from mempool.torch.fitting.run import run
 from mempool.torch.fitting.shares import AtPeak, ModuleShare, rounded
 from mempool.torch.fitting.text import report
@@ -201,7 +201,7 @@ def fit_job(
     if peak.first_step_bytes > peak.bytes:
         more = peak.first_step_bytes - peak.bytes
         warnings.setdefault(f"the first step peaks {more:,} bytes higher than those that follow")
-    held, added = reserved(trace, allocators), margins(job, trace)
+    held, added = reserved(trace, allocators), margins_of(job, trace)
     needed = held[allocators[0]] + sum(added.values())
     found = None
     if limit_bytes is not None and largest is not False:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mempool.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import torch
     from torch import nn
@@ -42,6 +42,7 @@ class Job:
         accumulate: batches whose gradients add up to one optimizer step.
         hold_output: whether the program keeps output and loss until the next step replaces them, as a loop
             without functions does; else they die with the last one that needs them.
+        margin: of parts in `margins.PARTS`, bytes that are taken instead of what is estimated.
         set_to_none: whether gradients are let go after a step, or filled with zeros.
 
     Raises:
@@ -63,6 +64,7 @@ class Job:
     accumulate: int = 1
     hold_output: bool = True
     set_to_none: bool = True
+    margin: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from mempool.analysis.choices import parse_choice
 from mempool.analysis.compare import RECORDED
 from mempool.errors import UsageError
+from mempool.torch.fitting.margins import margins
 from mempool.what_if import simulate
 from traces import TraceError
 
@@ -58,10 +59,9 @@ def reserved(trace: Trace, allocators: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def margins(job: Job, trace: Trace) -> dict[str, int]:
+def margins_of(job: Job, trace: Trace) -> dict[str, int]:
     """What a GPU adds that no operation shows, by name, in bytes."""
-    del job, trace
-    return {}
+    return margins(trace, job.device, capability=job.capability, margin=job.margin)
 
 
 def needed(job: Job, allocator: str) -> int:
@@ -69,4 +69,4 @@ def needed(job: Job, allocator: str) -> int:
     from mempool.torch.fitting.run import run
 
     trace = run(job)
-    return reserved(trace, [allocator])[allocator] + sum(margins(job, trace).values())
+    return reserved(trace, [allocator])[allocator] + sum(margins_of(job, trace).values())

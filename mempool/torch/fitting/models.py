@@ -88,11 +88,23 @@ def _copied(model: nn.Module) -> nn.Module:
             if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
                 memo[id(tensor)] = _fake(tensor, bases)
     try:
-        return copy.deepcopy(model, memo)
-    except Exception as error:
-        raise UsageError(
-            f"the model cannot be copied ({type(error).__name__}: {error}): give a function that makes it"
-        ) from error
+        return copy.deepcopy(model, dict(memo))
+    except Exception:
+        return _copied_in_parts(model, memo)
+
+
+def _copied_in_parts(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Likewise, where some attributes cannot be copied: locks, handles, streams. These are shared."""
+    parts = [(module, object.__new__(type(module))) for module in model.modules()]
+    memo |= {id(module): made for module, made in parts}
+    for module, made in parts:
+        for name, value in vars(module).items():
+            try:
+                made.__dict__[name] = copy.deepcopy(value, memo)
+            except Exception:
+                made.__dict__[name] = value
+    copied: nn.Module = memo[id(model)]
+    return copied
 
 
 def _fake(tensor: torch.Tensor, bases: dict[int, torch.Tensor]) -> torch.Tensor:

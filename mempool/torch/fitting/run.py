@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from mempool.torch.fitting.blocks import checkpointed
 from mempool.torch.fitting.failures import told
-from mempool.torch.fitting.fake import fake_mode
+from mempool.torch.fitting.fake import ValuelessMode, fake_mode
 from mempool.torch.fitting.isolation import isolated
 from mempool.torch.fitting.losses import loss_of
 from mempool.torch.fitting.models import made_model, to_fake
@@ -21,6 +22,9 @@ from mempool.torch.fitting.target import as_on
 from traces.recorders.torch import AccessRecorder
 from traces.trace import COLUMNS
 
+LOOKED = (
+    "the optimizer looks at values, which there are none of: what it needs is taken not to depend on them"
+)
 #: What the optimizer keeps on the host; as a category it does not leave here.
 _HOST = "host"
 
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import nn
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
     from mempool.torch.fitting.job import Job
     from traces import Trace
@@ -50,9 +55,16 @@ def run(job: Job, steps: int = 2, *, warn: Callable[[str], object] = lambda _: N
     Raises:
         UsageError: the job cannot be tried; the message names where and, for what is known, the remedy.
     """
-    with isolated(), fake_mode(), as_on(job.device, capability=job.capability), told(job) as watch:
+    with (
+        isolated(),
+        fake_mode() as mode,
+        as_on(job.device, capability=job.capability),
+        told(job) as watch,
+    ):
         made = _Made.of(job)
         watch.model = made.model
+        for optimizer in made.optimizers:
+            _let_look(optimizer, mode, warn)
         with AccessRecorder([made.model], made.optimizers) as recorder:
             inputs = _inputs(job, recorder)
             take = _train(job, made, inputs, warn) if job.mode == "train" else _infer(job, made, inputs)
@@ -95,6 +107,19 @@ class _Made:
 def _optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     assert job.optimizer is not None
     return job.optimizer([p for p in model.parameters() if p.requires_grad])
+
+
+def _let_look(optimizer: torch.optim.Optimizer, mode: FakeTensorMode, warn: Callable[[str], object]) -> None:
+    """Let its step look at values, which decide how far it goes and not what it needs."""
+    if isinstance(mode, ValuelessMode):
+        step = optimizer.step
+
+        @functools.wraps(step)
+        def looking(*args: Any, **kwargs: Any) -> Any:
+            with mode.guessing(lambda: warn(LOOKED)):
+                return step(*args, **kwargs)
+
+        optimizer.step = looking
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
