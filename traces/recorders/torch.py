@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,7 +13,7 @@ from traces.errors import TraceError
 from traces.recorders.torch_context import BACKWARD, FORWARD, OPTIMIZER, Context
 from traces.recorders.torch_ledger import Known, Ledger, head_of
 from traces.recorders.torch_operations import Operation, learn
-from traces.recorders.torch_rows import MODULE, NAME, PHASE, Rows
+from traces.recorders.torch_rows import LIMIT, MODULE, NAME, PHASE, Rows
 from traces.recorders.torch_storages import is_wrapper, storages_in
 from traces.recorders.torch_tracing import FOUND_STEP, STEP, as_trace
 from traces.trace import Kind
@@ -46,6 +47,7 @@ class AccessRecorder(TorchDispatchMode):
         optimizers: Iterable[torch.optim.Optimizer] = (),
         *,
         clock: Callable[[Any, Any, Any, Any], int] | None = None,
+        limit: int = LIMIT,
     ) -> None:
         """Make a recorder.
 
@@ -53,6 +55,8 @@ class AccessRecorder(TorchDispatchMode):
             modules: whose parameters and buffers are there from the beginning. Others are found when called.
             optimizers: likewise; the steps of the last one end iterations. Without any, those of the first
                 that steps do.
+            limit: most events to keep, 24 bytes each; then recording ends with a warning, and the trace's
+                metadata says ``truncated``.
             clock: what tells the nanoseconds that an operation takes, by the operation, its arguments, its
                 keyword arguments and its result; times are then sums of these; else the host's.
         """
@@ -60,7 +64,7 @@ class AccessRecorder(TorchDispatchMode):
         self._given = list(modules), list(optimizers)
         self._clock, self._modelled_ns = clock, 0
         self._now = time.perf_counter_ns if clock is None else self._modelled
-        self._rows = Rows()
+        self._rows = Rows(limit)
         self._ledger = Ledger(self._rows, self._now)
         self._known = self._ledger.known
         self._context = Context(self._ledger, self._found_step)
@@ -82,13 +86,17 @@ class AccessRecorder(TorchDispatchMode):
             raise TraceError("a recorder records once, and not inside another")
         self._entered = True
         (modules, optimizers), self._given = self._given, ([], [])
-        self._context.enter(modules, optimizers)
-        super().__enter__()  # type: ignore[no-untyped-call]
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._context.leave)
+            self._context.enter(modules, optimizers)
+            stack.enter_context(self._ledger.watching())
+            super().__enter__()  # type: ignore[no-untyped-call]
+            self._until = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._context.leave()
+        self._until.close()
 
     def own(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
         """Say what the storages of some tensors are to the program."""
@@ -114,7 +122,13 @@ class AccessRecorder(TorchDispatchMode):
 
     def trace(self) -> Trace:
         """What was recorded so far."""
-        return as_trace(self._rows.table(), self._ledger, list(self._names), self._context.names)
+        return as_trace(
+            self._rows.table(),
+            self._ledger,
+            list(self._names),
+            self._context.names,
+            {"truncated": "yes"} if self._rows.full else {},
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for kind in types:
@@ -123,6 +137,8 @@ class AccessRecorder(TorchDispatchMode):
                 wraps = self._wrappers[kind] = is_wrapper(kind)
             if wraps:
                 return NotImplemented  # it takes the operation apart, and we see the parts
+        if self._rows.full:
+            return func(*args, **(kwargs or {}))
         began = self._now()
         result = func(*args, **kwargs) if kwargs else func(*args)
         if self._clock is not None:
@@ -164,6 +180,8 @@ class AccessRecorder(TorchDispatchMode):
         for known in written.values():
             rows += (writes, known.buffer, began)
         self._rows.extend(rows)
+        if len(self._rows) >= self._rows.limit:
+            self._rows.end()
 
     def _given_to(
         self, operation: Operation, args: Any, kwargs: Any, head: int, began: int
@@ -171,16 +189,7 @@ class AccessRecorder(TorchDispatchMode):
         """What is read, and what is written."""
         read: dict[int, Known] = {}
         written: dict[int, Known] = {}
-        given = len(args)
-        for position, name, writes in operation.arguments:
-            if position < given:
-                value = args[position]
-            elif kwargs and name in kwargs:
-                value = kwargs[name]
-            else:
-                continue
-            if value is None:
-                continue
+        for value, writes in _arguments(operation, args, kwargs):
             for plain, storage in storages_in(value):
                 key = id(storage)
                 known = self._known.get(key) or self._ledger.meet(plain, storage, head, began, made=False)
@@ -205,6 +214,19 @@ class AccessRecorder(TorchDispatchMode):
                 if new is not None:
                     made[new.key] = new
         return returned, made
+
+
+def _arguments(operation: Operation, args: Any, kwargs: Any) -> list[tuple[Any, bool]]:
+    """The values that may hold tensors, and whether each is written."""
+    if operation.arguments is None:
+        return [((args, kwargs), False)]
+    given, found = len(args), []
+    for position, name, writes in operation.arguments:
+        if position < given:
+            found.append((args[position], writes))
+        elif kwargs and name in kwargs:
+            found.append((kwargs[name], writes))
+    return found
 
 
 def _modes() -> list[Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from traces.errors import TraceError
 from traces.recorders.torch_rows import MODULE, NAME, SIZE, THREAD, Rows
@@ -16,7 +17,7 @@ from traces.recorders.torch_storages import plain_tensors
 from traces.trace import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 #: What a buffer can be by what holds it, the strongest claim first.
 OWNED = ("parameters", "module_buffers", "gradients", "optimizer_state", "inputs")
@@ -31,14 +32,16 @@ class Known(weakref.ref[Any]):
         size: bytes.
         device: number of the device.
         inside: whether it was made inside a module.
+        pointer: where its memory is, if no operation made it; else 0.
     """
 
-    __slots__ = ("buffer", "device", "inside", "key", "size")
+    __slots__ = ("buffer", "device", "inside", "key", "pointer", "size")
 
     buffer: int
     device: int
     inside: bool
     key: int
+    pointer: int
     size: int
 
 
@@ -53,7 +56,6 @@ class Ledger:
         devices: the devices that were met, in order.
         categories: of a buffer, how strong the claim on it is, and its category.
         modules: number of the module that a buffer belongs to, where its maker is not what tells it.
-        unseen: fake tensors that a fake mode inside of the block worked on, of which nothing is known.
     """
 
     def __init__(self, rows: Rows, now: Callable[[], int]) -> None:
@@ -64,7 +66,8 @@ class Ledger:
         self.devices: dict[torch.device, int] = {}
         self.categories: dict[int, tuple[int, str]] = {}
         self.modules: dict[int, int] = {}
-        self.unseen = 0
+        self._outside: dict[int, Known] = {}  # what no operation made, by where its memory is
+        self._others: dict[int, list[int]] = {}  # of a buffer with several storages, an entry for all but one
 
     def meet(
         self, tensor: torch.Tensor, storage: Any, head: int, time_ns: int, *, made: bool
@@ -80,7 +83,6 @@ class Ledger:
         """
         device = tensor.device
         if device.type == "meta":
-            self.unseen += isinstance(tensor, FakeTensor)
             return None
         key = id(storage)
         with self._lock:
@@ -90,7 +92,9 @@ class Ledger:
             known.key, known.size = key, _size(storage)
             known.device = self.devices.setdefault(device, len(self.devices))
             known.inside = head >> MODULE > 0
-            self._begin(known, head, time_ns)
+            known.pointer = 0 if made else _address(storage)
+            if not self._is_there(known):
+                self._begin(known, head, time_ns)
             self.known[key] = known
         if not made:
             kind = "parameters" if isinstance(tensor, torch.nn.Parameter) else "inputs"
@@ -101,6 +105,18 @@ class Ledger:
         known.buffer = buffer = next(self._numbers)
         size_head = SIZE | known.device << THREAD
         self._rows.extend((head | Kind.ALLOC, buffer, time_ns, size_head, buffer, known.size))
+
+    def _is_there(self, known: Known) -> bool:
+        """Whether another storage is known in the same memory, such as NumPy's: then they are one buffer."""
+        if known.pointer == 0:
+            return False
+        twin = self._outside.setdefault(known.pointer, known)
+        if twin is known or twin() is None or twin.size != known.size:
+            self._outside[known.pointer] = known
+            return False
+        known.buffer = twin.buffer
+        self._others.setdefault(known.buffer, []).append(0)
+        return True
 
     def resized(self, known: Known, storage: Any, head: int, time_ns: int) -> None:
         """A storage that has another size than before: for the trace, another buffer in its place."""
@@ -119,6 +135,11 @@ class Ledger:
     def _end(self, known: Known) -> None:
         if self.known.get(known.key) is known:
             del self.known[known.key]
+        if known.pointer and self._outside.get(known.pointer) is known:
+            del self._outside[known.pointer]
+        if self._others.get(known.buffer):
+            self._others[known.buffer].pop()
+            return
         self._rows.extend((int(Kind.FREE), known.buffer, self._now()))
 
     def claim(self, buffer: int, category: str, strength: int) -> None:
@@ -157,10 +178,35 @@ class Ledger:
                     if module >= 0:
                         self.modules.setdefault(known.buffer, module)
 
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """See storages that are resized past all operations, as FSDP does."""
+        before = torch.UntypedStorage.resize_
+
+        @functools.wraps(before)
+        def resize(storage: Any, size: int) -> Any:
+            result = before(storage, size)
+            if (known := self.known.get(id(storage))) is not None:
+                self.resized(known, storage, 0, self._now())
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = before  # type: ignore[method-assign]
+
 
 def head_of(thread: int, name: int, module: int) -> int:
     """The head of a row, without its kind and phase."""
     return (thread + 1) << THREAD | (name + 1) << NAME | (module + 1) << MODULE
+
+
+def _address(storage: Any) -> int:
+    try:
+        return int(storage.data_ptr())
+    except RuntimeError:  # of a fake one
+        return 0
 
 
 def _size(storage: Any) -> int:

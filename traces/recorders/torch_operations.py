@@ -34,7 +34,7 @@ class Operation:
             change what an argument is a view of (``t_``, ``set_``, ``resize_``).
         makes: it may return new tensors, not only what it was given.
         fills: what it makes it also writes.
-        arguments: those that may hold tensors.
+        arguments: those that may hold tensors; None where any may.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Operation:
     views: bool = False
     makes: bool = True
     fills: bool = True
-    arguments: tuple[Argument, ...] = ()
+    arguments: tuple[Argument, ...] | None = None
 
 
 @functools.cache
 def learn(function: Any) -> Operation:
-    """What an operation of the dispatcher does; of one without a schema, that it touches nothing."""
+    """What an operation of the dispatcher does; one without a schema reads all it is given."""
     schema = getattr(function, "_schema", None)
     if schema is None:
         named = getattr(function, "name", None)
@@ -61,12 +61,12 @@ def learn(function: Any) -> Operation:
         if "Tensor" in str(argument.type)
     ]
     aliases = [value.alias_info is not None for value in schema.returns if "Tensor" in str(value.type)]
-    writes, made = any(argument.written for argument in arguments), name == "aten::lift_fresh"
+    writes = any(argument.written for argument in arguments)
     return Operation(
         name,
         asks=name.startswith(_ASKS),
-        views=shapes or (bool(aliases) and all(aliases) and not writes and not made),
-        makes=not all(aliases) or made,
+        views=shapes or (bool(aliases) and all(aliases) and not writes),
+        makes=not all(aliases),
         fills=not name.startswith(_EMPTY),
         arguments=tuple(arguments),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,10 +12,15 @@ import numpy as np
 from traces.trace import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from numpy.typing import NDArray
 
 #: Of a row whose third number is the size of the buffer, and whose head says on which device it is.
 SIZE = 7
+
+#: So many are kept by default: 0.8 GB.
+LIMIT = 1 << 25
 
 # A head is kind, phase, thread + 1, name + 1, module + 1; from the lowest bit up.
 PHASE, THREAD, NAME, MODULE = 3, 6, 16, 38
@@ -31,14 +37,25 @@ class Rows:
     """A table that only grows, at its end and by whole rows, whoever interrupts whom.
 
     `array.extend` runs no Python code, so that a finaliser or another thread comes before it or after it.
+
+    Attributes:
+        limit: how many are kept.
+        full: whether there were so many; nothing is added then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         self._numbers = array("q")
-        self.extend = self._numbers.extend
+        self.limit, self.full = limit, False
+        self.extend: Callable[[Iterable[int]], None] = self._numbers.extend
 
     def __len__(self) -> int:
         return len(self._numbers) // 3
+
+    def end(self) -> None:
+        """Add nothing more, and say so."""
+        if not self.full:
+            self.full, self.extend = True, _forget
+            warnings.warn(f"recording has ended after {self.limit:,} events", RuntimeWarning, stacklevel=2)
 
     def table(self) -> Table:
         """What is in it so far."""
@@ -62,6 +79,10 @@ class Rows:
             size,
             device,
         )
+
+
+def _forget(_: Iterable[int]) -> None:
+    pass
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,9 @@ _MARKS = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
 STEP, FOUND_STEP = "step", "(step)"
 
 
-def as_trace(table: Table, ledger: Ledger, operations: list[str], modules: list[str]) -> Trace:
+def as_trace(
+    table: Table, ledger: Ledger, operations: list[str], modules: list[str], more: dict[str, str]
+) -> Trace:
     """The trace of what was recorded.
 
     Args:
@@ -30,6 +32,7 @@ def as_trace(table: Table, ledger: Ledger, operations: list[str], modules: list[
         ledger: what is known of the buffers.
         operations: names of operations and marks, by number.
         modules: paths of modules, by number.
+        more: metadata.
     """
     step = _steps(table, operations)
     phase = _phases(table)
@@ -58,7 +61,7 @@ def as_trace(table: Table, ledger: Ledger, operations: list[str], modules: list[
     }
     dropped = (table.name >= 0) & (table.kind == Kind.MARK) & ~step & _found(table, operations)
     marked = _with_marks(columns, np.where(dropped, -1, phase), number, ~dropped)
-    return Trace.of(**marked, names=tuple(names), metadata=_metadata(ledger))
+    return Trace.of(**marked, names=tuple(names), metadata=_metadata(ledger) | more)
 
 
 def _of(values: Ints, index: Ints, unknown: int = 0) -> Ints:

@@ -1,0 +1,84 @@
+"""What recording costs an operation of PyTorch, on real tensors on the CPU.
+
+    python tests/benchmarks/recording.py [--model gpt] [--rounds 15]
+
+One training step is taken in turns without anything, under a dispatch mode that does nothing, and under the
+recorder. Processor seconds of the process with one thread; the median over the rounds of the difference to the
+step without anything, over the operations of the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "torch"))
+
+import torch
+from models import MODELS
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from traces import Kind
+from traces.recorders.torch import AccessRecorder
+
+
+class Empty(TorchDispatchMode):
+    """Counts, and does nothing else."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        Empty.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def main() -> None:
+    """Measure and print a row for each model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=list(MODELS), action="append")
+    parser.add_argument("--rounds", type=int, default=15)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{'model':10}{'ops':>7}{'events':>8}{'step ms':>9}{'empty us/op':>13}{'recorder us/op':>16}")
+    for name in given.model or MODELS:
+        print(_row(name, given.rounds))
+
+
+def _row(name: str, rounds: int) -> str:
+    model = MODELS[name]()
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = model.batch(0, 1)
+
+    def step(mode: Any) -> float:
+        with mode:
+            began = time.process_time_ns()
+            model.loss(*batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return time.process_time_ns() - began
+
+    spent: dict[str, list[float]] = {"none": [], "empty": [], "recorder": []}
+    for _ in range(3):
+        step(contextlib.nullcontext())
+    for _ in range(rounds):
+        Empty.count = 0
+        spent["none"].append(step(contextlib.nullcontext()))
+        spent["empty"].append(step(Empty()))
+        recorder = AccessRecorder([model], [optimizer])
+        spent["recorder"].append(step(recorder))
+    operations, events = Empty.count, int((recorder.trace().kind != Kind.MARK).sum())
+    cost = {
+        key: statistics.median(a - b for a, b in zip(spent[key], spent["none"], strict=True)) / 1e3 / operations
+        for key in ("empty", "recorder")
+    }
+    plain = statistics.median(spent["none"]) / 1e6
+    return f"{name:10}{operations:7}{events:8}{plain:9.1f}{cost['empty']:13.2f}{cost['recorder']:16.2f}"
+
+
+if __name__ == "__main__":
+    main()
