@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mempool import _core
 from mempool.errors import OutOfMemoryError, UsageError
 from mempool.place import Place, place_of
 from mempool.pool import Pool
+
+if TYPE_CHECKING:
+    from traces.recorders.arrays import ArrayRecorder
 
 
 def install(**options: Any) -> ArrayPool:
@@ -56,6 +59,23 @@ def installed() -> ArrayPool | None:
 def is_installed() -> bool:
     """Whether a pool serves NumPy."""
     return _place.pool is not None
+
+
+def record_arrays(*, frames: bool = False) -> ArrayRecorder:
+    """A recorder of what arrays are read and written: see `mempool.accesses.record_arrays`.
+
+    Args:
+        frames: keep source lines.
+
+    Returns:
+        A context manager; its trace has all that the installed pool allocates and frees, if there is one.
+
+    Raises:
+        UsageError: the pool writes a trace file.
+    """
+    from mempool import accesses
+
+    return accesses.record_arrays(installed(), frames=frames)
 
 
 class ArrayPool(Pool):

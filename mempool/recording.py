@@ -32,7 +32,8 @@ class Recording:
     allocated before the recording began are left out.
     """
 
-    def __init__(self, alignment: int) -> None:
+    def __init__(self, alignment: int, *, addresses: bool = False) -> None:
+        self._addresses = addresses
         self._metadata = {"alignment": str(alignment)}
         self._next_id = 0
         self._alive: dict[int, int] = {}  # address -> id
@@ -76,6 +77,9 @@ class Recording:
             thread=records["sequence"][rows].astype(np.int32),
             time_ns=time_ns[rows].astype(np.int64),
             operation=np.where(mark, kind.astype(np.int32) - _FIRST_MARK, -1),
+            address=np.where(event == Kind.ALLOC, records["address"][rows].astype(np.int64), -1)
+            if self._addresses
+            else -1,
             names=MARKS,
             metadata=self._metadata,
         )

@@ -24,8 +24,9 @@ from mempool.settings import settings
 
 if TYPE_CHECKING:
     from mempool.cupy.platform import Platform
+    from traces.recorders.arrays import ArrayRecorder
 
-__all__ = ["CupyPool", "install", "installed", "is_installed", "is_there", "uninstall"]
+__all__ = ["CupyPool", "install", "installed", "is_installed", "is_there", "record_arrays", "uninstall"]
 
 #: How `mempool run` installs it: nobody has asked for the driver yet.
 UNDER_RUN = {"start": False}
@@ -73,6 +74,23 @@ def is_installed() -> bool:
 def is_there(driver: str = DRIVER) -> bool:
     """Whether there is a CUDA driver; does not start it."""
     return Cuda(driver).is_there()
+
+
+def record_arrays(*, frames: bool = False) -> ArrayRecorder:
+    """A recorder of what arrays are read and written: see `mempool.accesses.record_arrays`.
+
+    Args:
+        frames: keep source lines.
+
+    Returns:
+        A context manager; its trace has all that the installed pool allocates and frees, if there is one.
+
+    Raises:
+        UsageError: the pool writes a trace file.
+    """
+    from mempool import accesses
+
+    return accesses.record_arrays(installed(), frames=frames)
 
 
 def _install(platform: Platform, options: dict[str, Any]) -> CupyPool:

@@ -1,0 +1,86 @@
+"""The arrays among the arguments of a call, as plain ones; and what comes back."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+#: The classes of watched arrays, with the library's own class; and the other way round.
+WATCHED: dict[type, type] = {}
+CLASSES: dict[type, type] = {}
+#: The libraries' own classes, whose instances are arrays.
+ARRAYS: list[type] = [np.ndarray]
+_NUMBERS = (int, float, complex, str, bytes)  # a list of results that begins so holds no arrays
+
+
+def enlist(watched: type, plain: type) -> None:
+    """A class of watched arrays, and the class of the library that it is of."""
+    WATCHED[watched], CLASSES[plain] = plain, watched
+    if plain not in ARRAYS:
+        ARRAYS.append(plain)
+
+
+def is_array(thing: Any) -> bool:
+    """Whether it is an array of a library that is recorded."""
+    return isinstance(thing, tuple(ARRAYS))
+
+
+class Operands:
+    """Of one call.
+
+    Attributes:
+        arrays: all that were found, as plain arrays, in their order.
+    """
+
+    __slots__ = ("_kinds", "_originals", "arrays")
+
+    def __init__(self) -> None:
+        self.arrays: list[Any] = []
+        self._originals: dict[int, Any] = {}
+        self._kinds = tuple(ARRAYS)
+
+    def plain(self, value: Any) -> Any:
+        """The same without watched arrays, in lists, tuples and dicts too, which are copied if need be."""
+        kind = type(value)
+        library = WATCHED.get(kind)
+        if library is not None:
+            result = library.view(value, library)  # type: ignore[attr-defined]
+            self._originals[id(result)] = value
+            self.arrays.append(result)  # which keeps its id
+            return result
+        if kind is tuple or kind is list:
+            given = [self.plain(one) for one in value]
+            return value if all(map(operator.is_, given, value)) else kind(given)
+        if kind is dict:
+            named = {key: self.plain(one) for key, one in value.items()}
+            return value if all(map(operator.is_, named.values(), value.values())) else named
+        if isinstance(value, self._kinds):
+            self.arrays.append(value)
+        return value
+
+    def original(self, result: Any) -> Any:
+        """What the caller gave, where the call gives just that back; in tuples and lists too."""
+        given = self._originals.get(id(result))
+        if given is not None:
+            return given
+        if type(result) is tuple:
+            return tuple(self.original(one) for one in result)
+        return result
+
+
+def arrays_in(value: Any) -> list[Any]:
+    """The arrays of a result, or of arguments: itself, or in tuples, lists and dicts."""
+    if is_array(value):
+        return [value]
+    if isinstance(value, tuple) or (isinstance(value, list) and value and not isinstance(value[0], _NUMBERS)):
+        return [one for part in value for one in arrays_in(part)]
+    if isinstance(value, dict):
+        return [one for part in value.values() for one in arrays_in(part)]
+    return []
+
+
+def name_of(function: Any) -> str:
+    """What a function, a ufunc or a kernel is called."""
+    return str(getattr(function, "__name__", "") or getattr(function, "name", "") or type(function).__name__)

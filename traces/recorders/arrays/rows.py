@@ -1,0 +1,157 @@
+"""The events of a recording, as they come, and the buffers that live."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from traces.recorders.arrays.memory import device_of, memory_of, root_of
+from traces.trace import Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from traces.recorders.arrays.memory import Memory
+
+#: What is kept of an event, int64 each; ``began`` is when its operation did, in ns.
+FIELDS = ("kind", "buffer", "size", "time_ns", "began", "operation", "thread", "address", "frame", "device")
+#: Ours, whose lines are not the program's.
+_FOLDERS = (str(Path(__file__).parent), str(Path(np.__file__).parent))
+
+_ALLOC, _FREE, _READ, _WRITE, _MARK = map(int, (Kind.ALLOC, Kind.FREE, Kind.READ, Kind.WRITE, Kind.MARK))
+
+
+class _Root(weakref.ref[Any]):
+    """A weak reference to what keeps a buffer's memory."""
+
+    __slots__ = ("buffer", "key", "memory")
+    buffer: int
+    key: int  #: identity of what it refers to
+    memory: int  #: key of its memory
+
+
+class Rows:
+    """Events in their order. All methods may be called by any thread: a row is added in one piece.
+
+    Attributes:
+        late: arrays that were operands before anything was known of them: when they were made is not known.
+    """
+
+    def __init__(self, *, frames: bool) -> None:
+        self._values = array("q")
+        self._roots: dict[int, _Root] = {}  # of what lives, by identity
+        self._buffers: dict[int, list[int]] = {}  # by the memory's key: buffer, and how many roots it has
+        self._names: dict[str, int] = {}
+        self._threads: dict[int, int] = {}
+        self._count = 0
+        self._lock = threading.RLock()  # something may die, and be an event, while it is held
+        self._frames = frames
+        self._open = True
+        self.late = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The strings that operations and frames are indices of."""
+        return tuple(self._names)
+
+    def name(self, text: str) -> int:
+        """The index of a string."""
+        found = self._names.get(text)
+        if found is None:
+            with self._lock:
+                found = self._names.setdefault(text, len(self._names))
+        return found
+
+    def table(self) -> NDArray[np.int64]:
+        """What has come so far, int64[n, fields]."""
+        return np.array(self._values, np.int64).reshape(-1, len(FIELDS))
+
+    def close(self) -> None:
+        """Nothing that dies from now on is an event."""
+        self._open = False
+
+    def leave_to_the_parent(self) -> None:
+        """For a forked child, where nobody is left who could give the lock back."""
+        self._lock, self._open = threading.RLock(), False
+
+    def known(self, thing: Any) -> int | None:
+        """The buffer of an array, None if nothing is known of it."""
+        root = self._roots.get(id(root_of(thing)))
+        return self._known(memory_of(thing)) if root is None else root.buffer
+
+    def _known(self, memory: Memory) -> int | None:
+        with self._lock:
+            shared = self._buffers.get(memory.key)
+            return None if shared is None else self._join(memory, shared)
+
+    def buffer(self, thing: Any, operation: int = -1, began: int = -1, now: int = 0) -> int:
+        """The buffer of an array, which is an event if it is new."""
+        found = self.known(thing)
+        if found is not None:
+            return found
+        memory = memory_of(thing)
+        with self._lock:
+            found = self._known(memory)  # another thread may have been faster
+            if found is not None:
+                return found
+            buffer = self._count
+            self._count += 1
+            now = now or time.monotonic_ns()
+            self.add(_ALLOC, buffer, memory.size, now, began, operation, memory.address, device_of(thing))
+            shared = self._buffers[memory.key] = [buffer, 0]
+            return self._join(memory, shared)
+
+    def _join(self, memory: Memory, shared: list[int]) -> int:
+        if id(memory.root) in self._roots:
+            return shared[0]
+        root = _Root(memory.root, self._died)
+        root.buffer, root.key, root.memory = shared[0], id(memory.root), memory.key
+        shared[1] += 1
+        self._roots[root.key] = root
+        return shared[0]
+
+    def _died(self, root: _Root) -> None:
+        with self._lock:
+            del self._roots[root.key]
+            shared = self._buffers[root.memory]
+            shared[1] -= 1
+            if shared[1] == 0:
+                del self._buffers[root.memory]
+                if self._open:
+                    self.add(_FREE, root.buffer, 0, time.monotonic_ns())
+
+    def access(self, kind: int, buffer: int, operation: int, began: int, now: int) -> None:
+        """A buffer is read or written."""
+        self.add(kind, buffer, 0, now, began, operation)
+
+    def mark(self, name: str) -> None:
+        """A phase begins, or an iteration ends."""
+        self.add(_MARK, -1, 0, time.monotonic_ns(), -1, self.name(name))
+
+    def add(
+        self, kind: int, buffer: int, size: int, now: int, began: int = -1, operation: int = -1,
+        address: int = -1, device: int = 0,
+    ) -> None:  # fmt: skip
+        """One event: see `FIELDS`."""
+        me = threading.get_ident()
+        thread = self._threads.get(me)
+        if thread is None:
+            with self._lock:
+                thread = self._threads.setdefault(me, len(self._threads))
+        frame = self._frame() if self._frames else -1
+        self._values.extend((kind, buffer, size, now, began, operation, thread, address, frame, device))
+
+    def _frame(self) -> int:
+        frame = sys._getframe(2)
+        while frame.f_code.co_filename.startswith(_FOLDERS):
+            if frame.f_back is None:
+                return -1
+            frame = frame.f_back
+        return self.name(f"{frame.f_code.co_filename}:{frame.f_lineno}")

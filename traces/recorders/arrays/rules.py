@@ -1,0 +1,114 @@
+"""What operations do with their operands, where that is not what most do.
+
+Most read all arrays that they are given, and write what they make and what is given as ``out``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: An operand: its place among the arguments, and its name.
+Operand = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How an operation differs from most.
+
+    Attributes:
+        writes: operands that are written and not read.
+        updates: operands that are read and written.
+        ignores: operands whose elements are neither read nor written.
+        metadata: whether it reads no array at all, as `numpy.shape`.
+        fills: whether it writes the array that it makes; `numpy.empty_like` does not.
+        looks: whether it reads its operands although its result is a view, as `numpy.trim_zeros`.
+        if_given: an argument, and what it must be for ``updates`` to hold; its default is the other.
+    """
+
+    writes: tuple[Operand, ...] = ()
+    updates: tuple[Operand, ...] = ()
+    ignores: tuple[Operand, ...] = ()
+    metadata: bool = False
+    fills: bool = True
+    looks: bool = False
+    if_given: tuple[Operand, bool] | None = None
+
+    def written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+        """The operands that are written, and of these, with those that are ignored, what is not read."""
+        unread = [
+            value for one in (*self.writes, *self.ignores) if (value := _find(one, args, kwargs)) is not None
+        ]
+        written = [value for one in self.writes if (value := _find(one, args, kwargs)) is not None]
+        if self.if_given is not None:
+            one, needed = self.if_given
+            given = _find(one, args, kwargs)
+            if given is None or bool(given) is not needed:
+                return written, unread
+        updated = (_find(one, args, kwargs) for one in self.updates)
+        return written + [value for value in updated if value is not None], unread
+
+
+def _find(one: Operand, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    at, name = one
+    return args[at] if at < len(args) else kwargs.get(name)
+
+
+PLAIN = Rule()
+_METADATA = Rule(metadata=True)
+_MADE_LIKE = Rule(ignores=((0, "a"),))
+_SELF_UPDATED = Rule(updates=((0, "self"),))
+_SELF_WRITTEN = Rule(writes=((0, "self"),))
+
+#: Functions, by name.
+FUNCTIONS: Mapping[str, Rule] = {
+    "copyto": Rule(writes=((0, "dst"),)),
+    "put": Rule(writes=((0, "a"),)),
+    "place": Rule(writes=((0, "arr"),)),
+    "putmask": Rule(writes=((0, "a"),)),
+    "put_along_axis": Rule(writes=((0, "arr"),)),
+    "fill_diagonal": Rule(writes=((0, "a"),)),
+    "nan_to_num": Rule(updates=((0, "x"),), if_given=((1, "copy"), False)),
+    "shuffle": Rule(updates=((0, "x"),)),  # of random generators
+    "at": Rule(updates=((0, "a"),)),  # of ufuncs
+    "empty_like": Rule(ignores=((0, "prototype"),), fills=False),
+    "zeros_like": _MADE_LIKE,
+    "ones_like": _MADE_LIKE,
+    "full_like": _MADE_LIKE,
+    "empty": Rule(fills=False),
+    "trim_zeros": Rule(looks=True),
+    "real_if_close": Rule(looks=True),
+    "asarray_chkfinite": Rule(looks=True),
+    **dict.fromkeys(
+        (
+            "shape", "ndim", "size", "result_type", "can_cast", "min_scalar_type", "common_type",
+            "may_share_memory", "shares_memory", "iscomplexobj", "isrealobj", "isfortran", "broadcast_shapes",
+        ),
+        _METADATA,
+    ),
+}  # fmt: skip
+
+#: Methods of arrays, by name; the array is the first operand.
+METHODS: Mapping[str, Rule] = {
+    "__setitem__": _SELF_WRITTEN,
+    "fill": _SELF_WRITTEN,
+    "put": _SELF_WRITTEN,
+    "setfield": _SELF_WRITTEN,
+    "itemset": _SELF_WRITTEN,
+    "set": _SELF_WRITTEN,  # of CuPy
+    "scatter_add": _SELF_UPDATED,
+    "scatter_max": _SELF_UPDATED,
+    "scatter_min": _SELF_UPDATED,
+    "sort": _SELF_UPDATED,
+    "partition": _SELF_UPDATED,
+    "resize": _SELF_UPDATED,
+    "byteswap": Rule(updates=((0, "self"),), if_given=((1, "inplace"), True)),
+}
+
+
+def rule_of(name: str) -> Rule:
+    """How a function differs from most."""
+    return FUNCTIONS.get(name, PLAIN)
