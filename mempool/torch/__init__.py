@@ -23,10 +23,12 @@ from mempool.place import Place, place_of
 from mempool.pool import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import os
+    from collections.abc import Callable, Iterable
 
     import torch
 
+    from mempool.torch.accesses import AccessRecording
     from mempool.torch.diagnosis import Diagnosis
     from mempool.torch.fitting import Fit
 
@@ -92,6 +94,34 @@ def fit(*args: Any, **options: Any) -> Fit:
     from mempool.torch import fitting
 
     return fitting.fit(*args, **options)
+
+
+def record(
+    path: str | os.PathLike[str] | None = None,
+    model: torch.nn.Module | Iterable[torch.nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+) -> AccessRecording:
+    """Record what operations read and write, beside all that the installed pool allocates and frees.
+
+        with mempool.torch.record("run.trace", model, optimizer) as recording:
+            for batch in batches:
+                train(batch)
+        recording.trace
+
+    Without an installed pool the trace has what the recorder sees alone: storages, not what kernels allocate
+    inside. It holds the operations of the thread that enters, of its backward too.
+
+    Args:
+        path: of the trace; None writes none.
+        model: one or more, whose parameters and buffers are named from the beginning; others when called.
+        optimizer: one or more; the steps of the last end iterations, without any those of the first to step.
+
+    Raises:
+        UsageError: the pool writes a trace itself.
+    """
+    from mempool.torch.accesses import AccessRecording
+
+    return AccessRecording(path, model, optimizer)
 
 
 class TensorPool(Pool):

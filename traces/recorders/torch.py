@@ -13,7 +13,7 @@ from traces.errors import TraceError
 from traces.recorders.torch_context import BACKWARD, FORWARD, OPTIMIZER, Context
 from traces.recorders.torch_ledger import Known, Ledger, head_of
 from traces.recorders.torch_operations import Operation, learn
-from traces.recorders.torch_rows import LIMIT, MODULE, NAME, PHASE, Rows
+from traces.recorders.torch_rows import LIMIT, MODULE, NAME, PHASE, SPAN, Rows
 from traces.recorders.torch_storages import is_wrapper, storages_in
 from traces.recorders.torch_tracing import FOUND_STEP, STEP, as_trace
 from traces.trace import Kind
@@ -21,6 +21,7 @@ from traces.trace import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from traces.recorders.torch_rows import Table
     from traces.trace import Trace
 
 _PHASES = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
@@ -48,6 +49,7 @@ class AccessRecorder(TorchDispatchMode):
         *,
         clock: Callable[[Any, Any, Any, Any], int] | None = None,
         limit: int = LIMIT,
+        places: bool = False,
     ) -> None:
         """Make a recorder.
 
@@ -57,15 +59,16 @@ class AccessRecorder(TorchDispatchMode):
                 that steps do.
             limit: most events to keep, 24 bytes each; then recording ends with a warning, and the trace's
                 metadata says ``truncated``.
+            places: keep where each buffer lies and when each operation ran, too: see `table`.
             clock: what tells the nanoseconds that an operation takes, by the operation, its arguments, its
                 keyword arguments and its result; times are then sums of these; else the host's.
         """
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._given = list(modules), list(optimizers)
         self._clock, self._modelled_ns = clock, 0
         self._now = time.perf_counter_ns if clock is None else self._modelled
-        self._rows = Rows(limit)
-        self._ledger = Ledger(self._rows, self._now)
+        self._rows, self._places = Rows(limit), places
+        self._ledger = Ledger(self._rows, self._now, places=places)
         self._known = self._ledger.known
         self._context = Context(self._ledger, self._found_step)
         self._operations: dict[Any, tuple[Operation, int]] = {}
@@ -90,12 +93,12 @@ class AccessRecorder(TorchDispatchMode):
             stack.callback(self._context.leave)
             self._context.enter(modules, optimizers)
             stack.enter_context(self._ledger.watching())
-            super().__enter__()  # type: ignore[no-untyped-call]
+            super().__enter__()
             self._until = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)
         self._until.close()
 
     def own(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
@@ -120,10 +123,19 @@ class AccessRecorder(TorchDispatchMode):
         number = self._names.setdefault(name, len(self._names))
         self._rows.extend((head_of(self._context.here().index, number, -1) | Kind.MARK, -1, self._now()))
 
-    def trace(self) -> Trace:
-        """What was recorded so far."""
+    def table(self) -> Table:
+        """What was recorded so far, before it becomes a trace."""
+        return self._rows.table()
+
+    @property
+    def names(self) -> tuple[list[str], list[str]]:
+        """Operations and modules, by the numbers in a table."""
+        return list(self._names), self._context.names
+
+    def trace(self, table: Table | None = None) -> Trace:
+        """What was recorded so far, or until a table was made of it."""
         return as_trace(
-            self._rows.table(),
+            self.table() if table is None else table,
             self._ledger,
             list(self._names),
             self._context.names,
@@ -131,12 +143,8 @@ class AccessRecorder(TorchDispatchMode):
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for kind in types:
-            wraps = self._wrappers.get(kind)
-            if wraps is None:
-                wraps = self._wrappers[kind] = is_wrapper(kind)
-            if wraps:
-                return NotImplemented  # it takes the operation apart, and we see the parts
+        if types and self._any_wraps(types):
+            return NotImplemented  # it takes the operation apart, and we see the parts
         if self._rows.full:
             return func(*args, **(kwargs or {}))
         began = self._now()
@@ -149,8 +157,20 @@ class AccessRecorder(TorchDispatchMode):
                 if id(storage) not in self._known:
                     self._ledger.meet(plain, storage, self._head(name), began, made=False)
         elif not operation.asks:
-            self._note(operation, self._head(name), args, kwargs, result, began)
+            head = self._head(name)
+            self._note(operation, head, args, kwargs, result, began)
+            if self._places:
+                self._rows.extend((head | SPAN, time.perf_counter_ns(), began))
         return result
+
+    def _any_wraps(self, types: Iterable[type]) -> bool:
+        for kind in types:
+            wraps = self._wrappers.get(kind)
+            if wraps is None:
+                wraps = self._wrappers[kind] = is_wrapper(kind)
+            if wraps:
+                return True
+        return False
 
     def _learn(self, func: Any) -> tuple[Operation, int]:
         operation = learn(func)

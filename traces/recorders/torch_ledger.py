@@ -6,13 +6,14 @@ import contextlib
 import functools
 import itertools
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from traces.errors import TraceError
-from traces.recorders.torch_rows import MODULE, NAME, SIZE, THREAD, Rows
+from traces.recorders.torch_rows import MODULE, NAME, PHASE, POINTER, SIZE, THREAD, Rows
 from traces.recorders.torch_storages import plain_tensors
 from traces.trace import Kind
 
@@ -58,8 +59,8 @@ class Ledger:
         modules: number of the module that a buffer belongs to, where its maker is not what tells it.
     """
 
-    def __init__(self, rows: Rows, now: Callable[[], int]) -> None:
-        self._rows, self._now = rows, now
+    def __init__(self, rows: Rows, now: Callable[[], int], *, places: bool = False) -> None:
+        self._rows, self._now, self._places = rows, now, places
         self._numbers = itertools.count()
         self._lock = threading.RLock()
         self.known: dict[int, Known] = {}
@@ -94,17 +95,20 @@ class Ledger:
             known.inside = head >> MODULE > 0
             known.pointer = 0 if made else _address(storage)
             if not self._is_there(known):
-                self._begin(known, head, time_ns)
+                self._begin(known, storage, head, time_ns)
             self.known[key] = known
         if not made:
             kind = "parameters" if isinstance(tensor, torch.nn.Parameter) else "inputs"
             self.claim(known.buffer, kind, len(OWNED))
         return known
 
-    def _begin(self, known: Known, head: int, time_ns: int) -> None:
+    def _begin(self, known: Known, storage: Any, head: int, time_ns: int) -> None:
         known.buffer = buffer = next(self._numbers)
         size_head = SIZE | known.device << THREAD
         self._rows.extend((head | Kind.ALLOC, buffer, time_ns, size_head, buffer, known.size))
+        if self._places:
+            place = (POINTER, buffer, _address(storage), POINTER | 1 << PHASE, buffer, time.perf_counter_ns())
+            self._rows.extend(place)
 
     def _is_there(self, known: Known) -> bool:
         """Whether another storage is known in the same memory, such as NumPy's: then they are one buffer."""
@@ -126,7 +130,7 @@ class Ledger:
                 return
             before, known.size = known.buffer, size
             self._rows.extend((int(Kind.FREE), before, self._now()))
-            self._begin(known, head, time_ns)
+            self._begin(known, storage, head, time_ns)
             if before in self.categories:
                 self.categories[known.buffer] = self.categories[before]
             if before in self.modules:
@@ -190,11 +194,11 @@ class Ledger:
                 self.resized(known, storage, 0, self._now())
             return result
 
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        torch.UntypedStorage.resize_ = resize
         try:
             yield
         finally:
-            torch.UntypedStorage.resize_ = before  # type: ignore[method-assign]
+            torch.UntypedStorage.resize_ = before
 
 
 def head_of(thread: int, name: int, module: int) -> int:

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-#: Of a row whose third number is the size of the buffer, and whose head says on which device it is.
-SIZE = 7
+# Kinds of rows that are no events. POINTER: the third number is where the buffer lies; with a phase, when
+# that was seen. SPAN: an operation's end and beginning. SIZE: the buffer's size; the thread is its device.
+POINTER, SPAN, SIZE = 5, 6, 7
 
 #: So many are kept by default: 0.8 GB.
 LIMIT = 1 << 25
@@ -62,12 +63,15 @@ class Rows:
         numbers = np.array(self._numbers, np.int64).reshape(-1, 3)
         head = numbers[:, 0]
         parts = {name: (head >> low) & ((1 << width) - 1) for name, (low, width) in _WIDTHS.items()}
-        of_size = parts["kind"] == SIZE
         buffers = int(numbers[parts["kind"] == Kind.ALLOC, 1].max(initial=-1)) + 1
-        size, device = np.zeros(buffers, np.int64), np.zeros(buffers, np.int64)
-        size[numbers[of_size, 1]] = numbers[of_size, 2]
-        device[numbers[of_size, 1]] = parts["thread"][of_size]
-        keep = ~of_size
+        size, device, pointer, seen = np.zeros((4, buffers), np.int64)
+        sizes, pointers = parts["kind"] == SIZE, parts["kind"] == POINTER
+        size[numbers[sizes, 1]] = numbers[sizes, 2]
+        device[numbers[sizes, 1]] = parts["thread"][sizes]
+        for values, mine in ((pointer, parts["phase"] == 0), (seen, parts["phase"] > 0)):
+            rows = numbers[pointers & mine]
+            values[rows[:, 1]] = rows[:, 2]
+        keep, spans = parts["kind"] <= Kind.MARK, parts["kind"] == SPAN
         return Table(
             parts["kind"][keep],
             numbers[keep, 1],
@@ -78,6 +82,9 @@ class Rows:
             parts["module"][keep] - 1,
             size,
             device,
+            pointer,
+            seen,
+            Spans(numbers[spans, 2], numbers[spans, 1], parts["name"][spans] - 1, parts["module"][spans] - 1),
         )
 
 
@@ -87,12 +94,15 @@ def _forget(_: Iterable[int]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of n events, and of m buffers.
+    """Columns of n events, and of m buffers; the last three empty or 0 unless they were asked for.
 
     Attributes:
         kind, buffer, time_ns, phase, thread, name, module: int64[n]; name and module -1 where unknown.
         size: int64[m], bytes.
         device: int64[m], number of the device in the order in which they were met.
+        pointer: int64[m], where it lies.
+        seen: int64[m], a time at which it lay there, in ns.
+        spans: when each operation ran.
     """
 
     kind: NDArray[np.int64]
@@ -104,3 +114,16 @@ class Table:
     module: NDArray[np.int64]
     size: NDArray[np.int64]
     device: NDArray[np.int64]
+    pointer: NDArray[np.int64]
+    seen: NDArray[np.int64]
+    spans: Spans
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """When operations ran, in the order of their ends: int64[k] each; module is -1 where unknown."""
+
+    begin_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    name: NDArray[np.int64]
+    module: NDArray[np.int64]

@@ -18,7 +18,7 @@ _COMPRESSED = {
 }
 
 
-def is_wrapper(kind: type) -> bool:
+def is_wrapper(kind: Any) -> bool:
     """Whether tensors of this class keep their memory in other tensors, as DTensor does."""
     return (
         issubclass(kind, torch.Tensor)
