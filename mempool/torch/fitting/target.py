@@ -82,6 +82,7 @@ def as_on(
         if kind == "cuda":
             stack.enter_context(foreach_by_default())
             stack.enter_context(precision.autocast_of_cuda())
+            stack.enter_context(_backward_stays_in())
             stack.enter_context(_AsOn(Target(capability, cudnn)))
         yield
 
@@ -152,11 +153,29 @@ class _AsOn(TorchFunctionMode):
             result = handler(self._target, func, args, kwargs)
             if result is not NotImplemented:
                 return result
+        if func is Tensor.backward:  # what checkpoints compute again in it goes the same way as before
+            with self:
+                return _backward(*args, **kwargs)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": _here(kwargs["device"])}
         if func in precision.IN_32_BITS and torch.is_autocast_enabled("cpu"):
             args, kwargs = precision.widened(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
+    torch.autograd.backward(tensor, gradient, *args, inputs=inputs, **kwargs)
+
+
+@contextlib.contextmanager
+def _backward_stays_in() -> Iterator[None]:
+    """`torch.autograd.backward` and ``grad`` are not handed to modes, which would be off inside of them."""
+    before = torch.autograd.has_torch_function
+    torch.autograd.has_torch_function = lambda _: False
+    try:
+        yield
+    finally:
+        torch.autograd.has_torch_function = before
 
 
 def _here(device: Any) -> Any:
