@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from mempool.torch.fitting.blocks import checkpointed
+from mempool.torch.fitting.checkpointing import checkpointed
 from mempool.torch.fitting.failures import told
 from mempool.torch.fitting.fake import ValuelessMode, fake_mode
 from mempool.torch.fitting.isolation import isolated

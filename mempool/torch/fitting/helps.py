@@ -1,0 +1,107 @@
+"""What would help a job to fit, and by how much: each change is tried, none is guessed."""
+
+from __future__ import annotations
+
+import copy
+import time
+import weakref
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch._subclasses.fake_tensor import FakeTensor
+
+from mempool.torch.fitting.changes import ladders
+from mempool.torch.fitting.cheapest import cheapest_of
+from mempool.torch.fitting.estimates import estimates
+from mempool.torch.fitting.looks import look
+from mempool.torch.fitting.trials import Trials
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from mempool.torch.fitting.fit import Fit
+    from mempool.torch.fitting.job import Job
+    from mempool.torch.fitting.trials import Help
+
+#: Runs of changed jobs at most, and processor seconds after which no further one begins.
+MOST_RUNS, MOST_SECONDS = 60, 120.0
+
+
+@dataclass(frozen=True)
+class Helps:
+    """What would help.
+
+    Attributes:
+        remedies: that save something by themselves, the largest saving first.
+        cheapest: the cheapest changes that make it fit together, by `Cost`; None where it fits already,
+            nothing helps enough, or there is no limit.
+        together: all changes that keep the training as it is, where even they are not enough.
+        not_tried: of each change that could not be tried its name, and why.
+        hints: what else is worth knowing.
+    """
+
+    remedies: list[Help] = field(default_factory=list)
+    cheapest: Help | None = None
+    together: Help | None = None
+    not_tried: list[tuple[str, str]] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return asdict(self)
+
+
+def what_would_help(
+    job: Job,
+    fit: Fit,
+    *,
+    largest: bool = False,
+    most_runs: int = MOST_RUNS,
+    most_seconds: float = MOST_SECONDS,
+    told: Callable[[str], object] = lambda _: None,
+) -> Helps:
+    """Try what would help a job, alone and together.
+
+    Args:
+        job: what was tried; it, and the model that it was made of, stay as they are.
+        fit: what came of it.
+        largest: whether to look for the largest batch with each remedy, which takes some runs for each.
+        most_runs: of changed jobs; what is left then is not tried.
+        most_seconds: of the processor, after which no further run begins.
+        told: called with the name of what is being tried.
+
+    Raises:
+        UsageError: ``fit`` is not of a job that can be tried.
+    """
+    job = _separate(job)
+    trials = Trials(job, fit, most_runs, time.process_time() + most_seconds, told)
+    alone = [(ladder, trials.alone(ladder)) for ladder in ladders(job, look(job))]
+    kept = [(ladder, one) for ladder, one in alone if one is not None]
+    remedies = sorted((one for _, one in kept if one.saves_bytes > 0), key=lambda h: (-h.saves_bytes, h.name))
+    cheapest = together = None
+    if fit.fits is False:
+        cheapest, together = cheapest_of(trials, kept)
+    if largest and fit.limit_bytes is not None:
+        remedies = [trials.with_largest(one) for one in remedies]
+        cheapest = cheapest and trials.with_largest(cheapest)
+    return Helps(remedies, cheapest, together, trials.failed(), estimates(job, fit))
+
+
+def _separate(job: Job) -> Job:
+    """The job with a model of its own for each call, where it gives one and the same without memory.
+
+    A real one is copied by whoever runs the job.
+    """
+    met: list[weakref.ref[nn.Module]] = []
+
+    def make() -> nn.Module:
+        model = job.model()
+        if any(ref() is model for ref in met):
+            fake = all(isinstance(parameter, FakeTensor) for parameter in model.parameters())
+            return copy.deepcopy(model) if fake else model
+        met.append(weakref.ref(model))
+        return model
+
+    return job.but(model=make)

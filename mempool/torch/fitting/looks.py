@@ -1,0 +1,88 @@
+"""What a job's model and optimizer are, as far as it matters to what would help."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from mempool.torch.fitting.checkpointing import Way, recomputed, ways
+from mempool.torch.fitting.chunked import can_chunk
+from mempool.torch.fitting.fake import fake_mode
+from mempool.torch.fitting.isolation import isolated
+from mempool.torch.fitting.models import made_model, to_fake
+from mempool.torch.fitting.target import as_on
+
+if TYPE_CHECKING:
+    from mempool.torch.fitting.job import Job
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of a job.
+
+    Attributes:
+        ways: to checkpoint the model.
+        shares: for each of them, each block's share of the forward's operations; None where not known.
+        optimizer: its class's name, "" for none.
+        settings: of its groups, with their values by default.
+        floats: types of the floating parameters.
+        normalizes: whether it has batch normalisation, whose statistics depend on batches.
+        caching: name of the module that keeps keys and values for a next token, as transformers' do; None
+            where there is none.
+        chunkable: whether the loss can be computed in pieces.
+    """
+
+    ways: list[Way]
+    shares: list[list[float] | None]
+    optimizer: str
+    settings: dict[str, Any]
+    floats: frozenset[torch.dtype]
+    normalizes: bool
+    caching: str | None
+    chunkable: bool
+
+
+def look(job: Job) -> Seen:
+    """Make a job's model and optimizer, without memory, and look at them. It calls the model.
+
+    Raises:
+        Exception: whatever making the model raises; a job that has been tried raises none.
+    """
+    with isolated(), fake_mode(), as_on(job.device, capability=job.capability):
+        model = made_model(job.model, None)
+        model.train(job.mode == "train")
+        args, kwargs = to_fake(job.inputs(job.batch))
+        found = ways(model) if job.mode == "train" and not job.checkpoint else []
+        optimizer = None
+        if job.optimizer is not None and job.mode != "inference":
+            optimizer = job.optimizer([nn.Parameter(torch.empty(1))])
+        return Seen(
+            ways=found,
+            shares=[_shares(model, way, args, kwargs) for way in found],
+            optimizer=type(optimizer).__name__ if optimizer else "",
+            settings=dict(optimizer.defaults) if optimizer else {},
+            floats=frozenset(p.dtype for p in model.parameters() if p.is_floating_point()),
+            normalizes=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()),
+            caching=_caching(model),
+            chunkable=job.mode == "train" and job.loss is None and can_chunk(model, kwargs),
+        )
+
+
+def _shares(model: nn.Module, way: Way, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float] | None:
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return recomputed(model, way, args, kwargs)
+    except Exception:
+        return None
+
+
+def _caching(model: nn.Module) -> str | None:
+    for name, module in model.named_modules():
+        if getattr(getattr(module, "config", None), "use_cache", None) is True:
+            return str(name)
+    return None
