@@ -1,0 +1,396 @@
+// Plans swaps: which absences to use, and when each buffer leaves and returns, for a limit of bytes.
+//
+// Time is the number of an operation; `begins` says when each begins in seconds. On a circle an absence may reach
+// into the next turn: its `last` lies in [0, K), all that follows in (last, last + K].
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+namespace swapping {
+
+// Added to each copy, so that what is planned to wait for nothing waits for nothing after other roundings, too.
+constexpr double kSlack = 1e-9;
+
+struct Absences {
+  std::vector<int64_t> last, use, size;
+  std::vector<double> out, in;  // seconds of the copies
+  std::vector<int32_t> source;  // the absence whose copy on the host is still good when this one begins, or -1
+
+  int count() const { return static_cast<int>(size.size()); }
+};
+
+struct Windows {
+  std::vector<int64_t> release, fetch;  // away in [release, fetch); empty where release >= fetch
+};
+
+struct Found {
+  std::vector<uint8_t> chosen;
+  Windows away;
+  double stall = std::numeric_limits<double>::infinity();
+  int64_t peak = std::numeric_limits<int64_t>::max();
+  std::vector<double> waits;  // of each operation
+};
+
+class Planner {
+ public:
+  Planner(std::vector<double> seconds, std::vector<int64_t> load, Absences absences, bool circular, bool duplex)
+      : a_(std::move(absences)), seconds_(std::move(seconds)), load_(std::move(load)), circular_(circular),
+        duplex_(duplex), k_(static_cast<int64_t>(seconds_.size())) {
+    by_last_ = sorted([&](int c) { return a_.last[c]; });
+    by_use_ = sorted([&](int c) { return a_.use[c] % k_; });
+    dilate({}, 0);
+  }
+
+  // Operations take `share` of these waits longer.
+  void dilate(const std::vector<double>& waits, double share) {
+    begins_.assign(1, 0.0);
+    for (int64_t op = 0; op < k_; ++op)  {
+      if (!waits.empty()) begins_.back() += share * waits[op];
+      begins_.push_back(begins_.back() + seconds_[op]);
+    }
+  }
+
+  // When the chosen are away at best if nobody waits: copies out as soon as they can, back as late as they can.
+  Windows windows(const std::vector<uint8_t>& chosen) {
+    Windows w{std::vector<int64_t>(a_.count()), std::vector<int64_t>(a_.count())};
+    busy_.clear();
+    outs(chosen, w);
+    ins(chosen, w);
+    return w;
+  }
+
+  // Bytes on the device during each operation.
+  std::vector<int64_t> loads(const std::vector<uint8_t>& chosen, const Windows& w) const {
+    std::vector<int64_t> change(k_ + 1, 0);
+    for (int c = 0; c < a_.count(); ++c) {
+      if (chosen[c]) add(change, w.release[c], w.fetch[c], -a_.size[c]);
+    }
+    int64_t sum = 0;
+    for (int64_t op = 0; op < k_; ++op) {
+      sum += change[op];
+      change[op] = load_[op] + sum;
+    }
+    change.pop_back();
+    return change;
+  }
+
+  // Bytes over the limit, summed over operations.
+  static double excess(const std::vector<int64_t>& loads, int64_t limit) {
+    double sum = 0;
+    for (const int64_t load : loads) sum += static_cast<double>(std::max<int64_t>(load - limit, 0));
+    return sum;
+  }
+
+  // Take absences in order, each if that brings down the bytes over the limit although nobody waits.
+  std::vector<uint8_t> without_waiting(const std::vector<int32_t>& order, int64_t limit,
+                                       std::vector<uint8_t> chosen = {}) {
+    chosen.resize(a_.count(), 0);
+    auto now = loads(chosen, windows(chosen));
+    double over = excess(now, limit);
+    for (const int32_t c : order) {
+      if (over == 0) break;
+      if (chosen[c] || !covers_excess(c, now, limit)) continue;
+      chosen[c] = 1;
+      auto with = loads(chosen, windows(chosen));
+      const double then = excess(with, limit);
+      if (then < over) {
+        over = then;
+        now.swap(with);
+      } else {
+        chosen[c] = 0;
+      }
+    }
+    return chosen;
+  }
+
+  // Take more absences in order until the load would be within the limit if copies took no time.
+  bool cover(const std::vector<int32_t>& order, int64_t limit, std::vector<uint8_t>& chosen) const {
+    Windows ideal = at_once();
+    auto now = loads(chosen, ideal);
+    for (const int32_t c : order) {
+      if (chosen[c] || !covers_excess(c, now, limit)) continue;
+      chosen[c] = 1;
+      each(a_.last[c] + 1, a_.use[c], [&](int64_t op) { now[op] -= a_.size[c]; });
+    }
+    return excess(now, limit) == 0;
+  }
+
+  // Leave out what is not needed, the last of the order first.
+  void prune(const std::vector<int32_t>& order, int64_t limit, std::vector<uint8_t>& chosen, const Windows& w) const {
+    auto now = loads(chosen, w);
+    for (auto it = order.rbegin(); it != order.rend(); ++it) {
+      const int32_t c = *it;
+      if (!chosen[c]) continue;
+      bool needed = false;
+      each(w.release[c], w.fetch[c], [&](int64_t op) { needed |= now[op] + a_.size[c] > limit; });
+      if (needed) continue;
+      each(w.release[c], w.fetch[c], [&](int64_t op) { now[op] += a_.size[c]; });
+      chosen[c] = 0;
+    }
+  }
+
+  // Hold the limit whatever it costs: where the load is over it, wait for copies out or put off copies back.
+  void hold(int64_t limit, const std::vector<uint8_t>& chosen, Windows& w) {
+    auto now = loads(chosen, w);
+    for (int64_t op = 0; op < k_; ++op) {
+      double later = 0;  // seconds by which the operation waits already
+      double queued = 0;  // seconds of copies back that were put off to the next operation
+      while (now[op] > limit) {
+        int best = -1;
+        double least = std::numeric_limits<double>::infinity();
+        for (int c = 0; c < a_.count(); ++c) {
+          if (!chosen[c]) continue;
+          const int64_t x = op > a_.last[c] ? op : op + k_;
+          if (x >= a_.use[c] || (!circular_ && x >= k_) || (w.release[c] <= x && x < w.fetch[c])) continue;
+          double cost = 0;
+          if (w.release[c] > x) cost += std::max(out_end_[c] - time(x) - later, 0.0);
+          if (w.fetch[c] <= x) cost += std::max(time(x + 1) + later + queued + a_.in[c] - time(a_.use[c]), 0.0);
+          if (cost < least || (cost == least && a_.size[c] > a_.size[best])) best = c, least = cost;
+        }
+        if (best < 0) return;
+        const int64_t x = op > a_.last[best] ? op : op + k_;
+        const int64_t from = std::min(w.release[best], x), to = std::max(w.fetch[best], x + 1);
+        if (w.release[best] > x) later = std::max(later, out_end_[best] - time(x));
+        if (w.fetch[best] <= x) queued += a_.in[best];
+        if (w.release[best] < w.fetch[best])
+          each(w.release[best], w.fetch[best], [&](int64_t o) { now[o] += a_.size[best]; });
+        w.release[best] = from;
+        w.fetch[best] = to;
+        each(from, to, [&](int64_t o) { now[o] -= a_.size[best]; });
+      }
+    }
+  }
+
+  // Seconds that operations wait for copies, on a circle in the long run, and which ones.
+  double stall(const std::vector<uint8_t>& chosen, const Windows& w, std::vector<double>& waits) const;
+
+  // The best of a few rounds for this order: who waits in one round has more time in the next.
+  Found plan(const std::vector<int32_t>& order, int64_t limit, int rounds);
+
+  int count() const { return a_.count(); }
+  int64_t operations() const { return k_; }
+
+ private:
+  template <class Key>
+  std::vector<int32_t> sorted(Key key) const {
+    std::vector<int32_t> order(a_.count());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int x, int y) { return key(x) < key(y); });
+    return order;
+  }
+
+  double time(int64_t op) const {
+    if (op < k_) return begins_[op];
+    return begins_[op % k_] + begins_[k_] * static_cast<double>(op / k_);
+  }
+
+  // The first operation that begins at `at` or later; the last that begins at `at` or earlier.
+  int64_t first_from(double at) const {
+    const double turn = circular_ ? std::floor(at / begins_[k_]) : 0;
+    const double within = at - turn * begins_[k_];
+    const int64_t op = std::lower_bound(begins_.begin(), begins_.end() - 1, within) - begins_.begin();
+    return op + static_cast<int64_t>(turn) * k_;
+  }
+  int64_t last_until(double at) const {
+    const double turn = circular_ ? std::floor(at / begins_[k_]) : 0;
+    const double within = at - turn * begins_[k_];
+    const int64_t op = std::upper_bound(begins_.begin(), begins_.end() - 1, within) - begins_.begin() - 1;
+    return op + static_cast<int64_t>(turn) * k_;
+  }
+
+  template <class Do>
+  void each(int64_t from, int64_t to, Do what) const {
+    for (int64_t op = from; op < to; ++op) what(op < k_ ? op : op - k_);
+  }
+
+  void add(std::vector<int64_t>& change, int64_t from, int64_t to, int64_t size) const {
+    if (from >= to) return;
+    if (from >= k_) from -= k_, to -= k_;
+    change[from] += size;
+    if (to <= k_) {
+      change[to] -= size;
+    } else {
+      change[0] += size;
+      change[to - k_] -= size;
+    }
+  }
+
+  bool covers_excess(int c, const std::vector<int64_t>& now, int64_t limit) const {
+    for (int64_t op = a_.last[c] + 1; op < a_.use[c]; ++op) {
+      if (now[op < k_ ? op : op - k_] > limit) return true;
+    }
+    return false;
+  }
+
+  Windows at_once() const {
+    Windows w{a_.last, a_.use};
+    for (auto& op : w.release) ++op;
+    return w;
+  }
+
+  bool free_of_charge(int c, const std::vector<uint8_t>& chosen) const {
+    return a_.source[c] >= 0 && chosen[a_.source[c]];
+  }
+
+  void outs(const std::vector<uint8_t>& chosen, Windows& w) {
+    double free = -std::numeric_limits<double>::infinity();
+    out_end_.resize(a_.count());
+    for (int pass = circular_ ? 0 : 1; pass < 2; ++pass) {
+      if (circular_ && pass) free -= begins_[k_];
+      for (const int32_t c : by_last_) {
+        if (!chosen[c]) continue;
+        const double ready = begins_[a_.last[c]] + seconds_[a_.last[c]];
+        double end = ready;
+        if (!free_of_charge(c, chosen)) {
+          const double start = std::max(free, ready);
+          end = free = start + a_.out[c] + kSlack;
+          if (pass && !duplex_) busy_.push_back({start, end});
+        }
+        if (!pass) continue;
+        out_end_[c] = end;
+        w.release[c] = std::min(std::max(first_from(end), a_.last[c] + 1), a_.use[c]);
+      }
+    }
+  }
+
+  void ins(const std::vector<uint8_t>& chosen, Windows& w) {
+    double free = std::numeric_limits<double>::infinity();
+    for (int pass = circular_ ? 0 : 1; pass < 2; ++pass) {
+      if (circular_ && pass) free += begins_[k_];
+      for (auto it = by_use_.rbegin(); it != by_use_.rend(); ++it) {
+        const int32_t c = *it;
+        if (!chosen[c]) continue;
+        const int64_t within = a_.use[c] % k_;
+        double end = std::min(free, begins_[within]);
+        if (!duplex_) end = before_busy(end, a_.in[c] + kSlack);
+        free = end - a_.in[c] - kSlack;
+        if (!pass) continue;
+        const int64_t op = free < 0 && !circular_ ? 0 : last_until(free);
+        w.fetch[c] = std::max(op + a_.use[c] - within, a_.last[c] + 1);
+      }
+    }
+  }
+
+  // The latest end of a copy of `seconds` that is no later than `end` and meets no copy out.
+  double before_busy(double end, double seconds) const {
+    const double turn = circular_ ? std::floor((end - seconds) / begins_[k_]) * begins_[k_] : 0;
+    for (auto it = busy_.rbegin(); it != busy_.rend(); ++it) {
+      if (it->first + turn < end && it->second + turn > end - seconds) end = it->first + turn;
+    }
+    return end;
+  }
+
+  Absences a_;
+  std::vector<double> seconds_, begins_, out_end_;
+  std::vector<int64_t> load_;
+  bool circular_, duplex_;
+  int64_t k_;
+  std::vector<int32_t> by_last_, by_use_;
+  std::vector<std::pair<double, double>> busy_;
+};
+
+inline double Planner::stall(const std::vector<uint8_t>& chosen, const Windows& w, std::vector<double>& waits) const {
+  struct Event {
+    int64_t op;
+    int what, c;  // 0 release, 1 fetch, 2 use, 3 out
+    int64_t turns;
+  };
+  std::vector<Event> events;
+  double plain = 0, all_out = 0, all_in = 0;
+  for (const double s : seconds_) plain += s;
+  for (int c = 0; c < a_.count(); ++c) {
+    if (!chosen[c] || w.release[c] >= w.fetch[c]) continue;
+    const int64_t at[] = {w.release[c], w.fetch[c], a_.use[c], a_.last[c]};
+    for (int what = 0; what < 4; ++what) events.push_back({at[what] % k_, what, c, at[what] / k_});
+    if (!free_of_charge(c, chosen)) all_out += a_.out[c];
+    all_in += a_.in[c];
+  }
+  std::sort(events.begin(), events.end(), [&](const Event& x, const Event& y) {
+    if (x.op != y.op) return x.op < y.op;
+    if (x.what != y.what) return x.what < y.what;
+    if (x.what == 1 && a_.use[x.c] != a_.use[y.c]) return a_.use[x.c] < a_.use[y.c];
+    return x.c < y.c;
+  });
+  std::vector<double> plain_begins(1, 0.0);
+  for (const double s : seconds_) plain_begins.push_back(plain_begins.back() + s);
+  // Of each absence when its copies are done, for even and odd turns.
+  std::vector<double> out_done[2], in_done[2];
+  for (int t = 0; t < 2; ++t) out_done[t].assign(a_.count(), 0.0), in_done[t].assign(a_.count(), 0.0);
+  double out_free = 0, in_free = 0, begin = 0, duration = plain, before = -1;
+  const double pace = std::max(plain, duplex_ ? std::max(all_out, all_in) : all_out + all_in);
+  for (int turn = 0; turn < (circular_ ? 24 : 1); ++turn) {
+    waits.assign(k_, 0.0);
+    double late = begin;
+    for (const Event& e : events) {
+      const double now = plain_begins[e.what == 3 ? e.op + 1 : e.op] + late;
+      const int64_t moved = turn - e.turns;
+      if (moved < 0) continue;
+      double& in_free_of = duplex_ ? in_free : out_free;
+      double done = 0;
+      switch (e.what) {
+        case 3:
+          out_done[moved & 1][e.c] =
+              free_of_charge(e.c, chosen) ? now : out_free = std::max(out_free, now) + a_.out[e.c];
+          continue;
+        case 1:
+          in_done[moved & 1][e.c] = in_free_of = std::max(in_free_of, now) + a_.in[e.c];
+          continue;
+        case 0: done = out_done[moved & 1][e.c]; break;
+        default: done = in_done[moved & 1][e.c];
+      }
+      if (done > now) waits[e.op] += done - now, late += done - now;
+    }
+    const double end = plain_begins[k_] + late;
+    before = duration, duration = end - begin, begin = end;
+    if (turn && std::abs(duration - before) <= 1e-9 * duration && duration >= pace * (1 - 1e-9)) break;
+  }
+  if (circular_) duration = std::max(duration, pace);
+  double sum = 0;
+  for (const double wait : waits) sum += wait;
+  return sum == 0 && duration <= plain * (1 + 1e-12) ? 0.0 : std::max(duration - plain, 0.0);
+}
+
+inline Found Planner::plan(const std::vector<int32_t>& order, int64_t limit, int rounds) {
+  Found best;
+  std::vector<double> waits;
+  const auto attempt = [&](double share) {
+    dilate(waits, share);
+    Found found;
+    found.chosen = without_waiting(order, limit);
+    if (excess(loads(found.chosen, windows(found.chosen)), limit) > 0 && !cover(order, limit, found.chosen))
+      return found;
+    found.away = windows(found.chosen);
+    hold(limit, found.chosen, found.away);
+    prune(order, limit, found.chosen, found.away);
+    found.stall = stall(found.chosen, found.away, found.waits);
+    const auto now = loads(found.chosen, found.away);
+    found.peak = now.empty() ? 0 : *std::max_element(now.begin(), now.end());
+    if (found.stall < best.stall) best = found;
+    return found;
+  };
+  Found last = attempt(0);
+  for (int round = 1; round < rounds && best.stall > 0 && std::isfinite(last.stall); ++round) {
+    waits = last.waits;
+    last = attempt(1);
+  }
+  double low = 0, high = 1;  // as few of the best one's waits as do
+  for (int round = 1; round < rounds && best.stall > 0 && std::isfinite(best.stall); ++round) {
+    waits = best.waits;
+    const double share = (low + high) / 2, before = best.stall;
+    attempt(share);
+    if (best.stall < before) {
+      low = 0, high = 1;
+    } else {
+      low = share;
+    }
+  }
+  dilate({}, 0);
+  return best;
+}
+
+}  // namespace swapping

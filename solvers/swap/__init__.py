@@ -1,0 +1,23 @@
+"""Swap planning: a step and a link in, a schedule out, judged by a replay that shares nothing with it."""
+
+from solvers.swap.bounds import LinkBound
+from solvers.swap.link import PRESETS, Link, parse_link
+from solvers.swap.of_trace import step_of
+from solvers.swap.plan import Swap, SwapPlanner
+from solvers.swap.replay import Replayed, replay
+from solvers.swap.schedule import Schedule
+from solvers.swap.step import Step
+
+__all__ = [
+    "PRESETS",
+    "Link",
+    "LinkBound",
+    "Replayed",
+    "Schedule",
+    "Step",
+    "Swap",
+    "SwapPlanner",
+    "parse_link",
+    "replay",
+    "step_of",
+]

@@ -1,0 +1,109 @@
+"""Where a buffer could be away: between two of its accesses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from solvers.swap.step import Step
+
+#: Most absences that are looked at: of more, those of the largest buffers.
+MOST = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Absences:
+    """One row an absence, q in all.
+
+    Attributes:
+        buffer: int64[q], row in the step.
+        last: int64[q], operation of the access before, in [0, K).
+        use: int64[q], operation of the next access, in (last + 1, last + K].
+        size: int64[q], bytes.
+        source: int32[q], the absence of the same buffer before this one, if since its end there were only
+        reads,
+            so that a copy made then is still good; else -1.
+    """
+
+    buffer: NDArray[np.int64]
+    last: NDArray[np.int64]
+    use: NDArray[np.int64]
+    size: NDArray[np.int64]
+    source: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    def select(self, rows: NDArray[np.int64]) -> Absences:
+        """Some of them; sources are not kept."""
+        none = np.full(len(rows), -1, np.int32)
+        return Absences(self.buffer[rows], self.last[rows], self.use[rows], self.size[rows], none)
+
+
+def absences_of(step: Step, *, least_bytes: int = 0, most: int = MOST) -> Absences:
+    """The absences of at least one operation, wrap-around ones included, in order of (buffer, access).
+
+    Args:
+        step: the step.
+        least_bytes: smaller buffers stay.
+        most: of more absences than this, take those of the largest buffers.
+    """
+    k, owner, op = len(step), step.access_buffer, step.access_op
+    first = np.searchsorted(owner, owner)  # of each access, the first of its buffer
+    count = np.searchsorted(owner, owner, side="right") - first
+    at = np.arange(len(owner))
+    final = at - first == count - 1
+    following = np.where(final, first, at + 1)
+    use = op[following] + np.where(final, k, 0)
+    keep = ~final | step.persistent[owner]
+    # A buffer that outlives a turn has several instances, which no move tells apart.
+    keep &= (step.end - step.start)[owner] <= k
+    keep &= (use - op > 1) & (use - op <= k) & (step.size[owner] >= max(least_bytes, 1))
+    turn = op // max(k, 1)
+    last, use = op - turn * k, use - turn * k
+    rows = np.flatnonzero(keep)
+    if len(rows) > most:
+        rows = np.sort(rows[np.argsort(-step.size[owner[rows]], kind="stable")[:most]])
+    return Absences(
+        buffer=owner[rows],
+        last=last[rows],
+        use=use[rows],
+        size=step.size[owner[rows]],
+        source=_sources(step, rows, following),
+    )
+
+
+def seconds_of(step: Step, first: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Seconds of the operations [first, end), each counting on into the next turn."""
+    k = max(len(step), 1)
+    (first_turn, a), (end_turn, b) = np.divmod(first, k), np.divmod(end, k)
+    result: NDArray[np.float64] = step.begins[b] - step.begins[a] + step.duration * (end_turn - first_turn)
+    return result
+
+
+def _sources(step: Step, rows: NDArray[np.int64], following: NDArray[np.int64]) -> NDArray[np.int32]:
+    """See `Absences.source`; ``rows`` are the accesses that begin an absence."""
+    begins = np.full(len(step.access_op), -1, np.int64)
+    begins[rows] = np.arange(len(rows))
+    before = np.full(len(step.access_op), -1, np.int64)
+    before[following] = np.arange(len(following))
+    # The first access of what is not persistent follows nothing.
+    opens = np.searchsorted(step.access_buffer, step.access_buffer) == np.arange(len(before))
+    before[opens & ~step.persistent[step.access_buffer]] = -1
+    result = np.full(len(rows), -1, np.int32)
+    for row, access in enumerate(rows.tolist()):
+        at, seen = access, 0
+        while at >= 0 and not step.access_writes[at] and seen < len(begins):
+            at, seen = int(before[at]), seen + 1
+            if at >= 0 and begins[at] >= 0:
+                if begins[at] != row:
+                    result[row] = begins[at]
+                break
+            if at == access:
+                break
+    return result

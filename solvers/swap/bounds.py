@@ -1,0 +1,182 @@
+"""What no planner can beat: what must be away at an operation crosses the link before it, and back after it.
+
+Let operation p begin at P and end at Q. Of what is away during p, all that was accessed last within t seconds
+before P has to cross the link in these t seconds, and all that is used within t seconds after Q has to come
+back in them. That holds for each t, for all of p's absences, and for fractions of them; the most bytes that
+can be away during p under it are a linear program, and with the seconds waited before and after p as
+variables it bounds the stall.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from solvers.swap.absences import absences_of, seconds_of
+from solvers.swap.scores import spanning
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from solvers.swap.link import Link
+    from solvers.swap.step import Step
+
+#: Operations that the program is solved for: those with the largest bounds by each direction alone.
+_OPERATIONS = 12
+#: Of more absences than this, the smallest count as away for nothing.
+_MOST = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class _Around:
+    """What can be away during one operation: seconds to leave and to return, and those of the copies."""
+
+    size: NDArray[np.int64]
+    before: NDArray[np.float64]
+    after: NDArray[np.float64]
+    out: NDArray[np.float64]
+    back: NDArray[np.float64]
+    small_bytes: int
+
+
+class LinkBound:
+    """Bounds of one step over one link."""
+
+    def __init__(self, step: Step, link: Link) -> None:
+        self._step, self._link = step, link
+        self._absences = absences_of(step, most=len(step.access_op))
+        self._since, self._free = self._copies()
+
+    def peak_bytes(self) -> int:
+        """No schedule without waiting has a lower peak."""
+        loads = self._step.load
+        return max((int(loads[op]) - self._most_away(op) for op in self._worst()), default=0)
+
+    def stall_seconds(self, limit: int) -> float:
+        """No schedule that holds the limit waits less; inf where none can hold it."""
+        worst = [op for op in self._worst() if self._step.load[op] > limit]
+        return max((self._least_wait(op, int(self._step.load[op]) - limit) for op in worst), default=0.0)
+
+    def _worst(self) -> list[int]:
+        """The operations at which most is left by the bound of each direction alone."""
+        step = self._step
+        candidates = np.flatnonzero(step.load > step.peak_bytes // 8)
+        if len(candidates) > 512:  # those of most load in each of as many stretches
+            parts = np.array_split(candidates, 512)
+            candidates = np.array([part[step.load[part].argmax()] for part in parts])
+        left = np.array([int(step.load[op]) - self._one_way(op) for op in candidates.tolist()], np.int64)
+        order = np.argsort(-left, kind="stable")[:_OPERATIONS]
+        return [int(op) for op in candidates[order]]
+
+    def _copies(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Seconds from when the earliest copy that each absence could use may begin to its own beginning.
+
+        A copy is good as long as there are only reads; and which absences need none at all, for nothing ever
+        writes their buffers.
+        """
+        a = self._absences
+        since, free = np.zeros(len(a)), np.zeros(len(a), np.bool_)
+        for row in range(len(a)):
+            here, seen = row, {row}
+            while (source := int(a.source[here])) >= 0:
+                if source in seen:
+                    free[row] = True
+                    break
+                since[row] += float(seconds_of(self._step, a.last[[source]], a.last[[here]])[0])
+                since[row] += self._step.duration if a.last[source] > a.last[here] else 0.0
+                here = source
+                seen.add(here)
+        return since, free
+
+    def _around(self, op: int) -> _Around:
+        step, a, k = self._step, self._absences, len(self._step)
+        rows = np.flatnonzero(spanning(step, a, op))
+        large = rows[np.argsort(-a.size[rows], kind="stable")]
+        small, rows = large[_MOST:], large[:_MOST]
+        at = np.where(op > a.last[rows], op, op + k)
+        size = a.size[rows]
+        return _Around(
+            size,
+            seconds_of(step, a.last[rows] + 1, at) + self._since[rows],
+            seconds_of(step, at + 1, a.use[rows]),
+            np.where(self._free[rows], 0.0, self._link.out(size)),
+            self._link.back(size),
+            int(a.size[small].sum()),
+        )
+
+    def _one_way(self, op: int) -> int:
+        """Bytes that can be away by the direction that allows less, whatever the other."""
+        a = self._around(op)
+        shares = [int(a.size.sum())]
+        for room, seconds, per_byte in (
+            (a.before, a.out, self._link.out_per_byte),
+            (a.after, a.back, self._link.in_per_byte),
+        ):
+            order = np.argsort(room, kind="stable")
+            # In order of room, the copies so far fit the room so far: the sum is bounded by each prefix.
+            rest = np.append(np.cumsum(seconds[order][::-1])[::-1], 0.0)
+            fits = min(float((room[order] + rest[1:]).min(initial=np.inf)), float(rest[0]))
+            free = int(a.size[seconds == 0.0].sum())
+            shares.append(free + int(fits / per_byte) + 1 if per_byte else shares[0])
+        return min(shares) + a.small_bytes
+
+    def _most_away(self, op: int) -> int:
+        a = self._around(op)
+        program = _Program(a)
+        return int(np.ceil(program.most_bytes())) + a.small_bytes
+
+    def _least_wait(self, op: int, needed: int) -> float:
+        a = self._around(op)
+        return _Program(a).least_wait(needed - a.small_bytes)
+
+
+class _Program:
+    """The linear program, with a chain of sums for each direction."""
+
+    def __init__(self, around: _Around) -> None:
+        from ortools.linear_solver import pywraplp
+
+        self._solver: Any = pywraplp.Solver.CreateSolver("GLOP")
+        self._unit = max(float(around.size.max(initial=1)), 1.0)
+        self._away = [self._solver.NumVar(0.0, 1.0, "") for _ in around.size]
+        self._waits = [self._solver.NumVar(0.0, 0.0, "") for _ in range(2)]
+        self._scale = max(float(around.before.max(initial=0)), float(around.after.max(initial=0)), 1e-9)
+        self._chain(around.before, around.out, self._waits[0])
+        self._chain(around.after, around.back, self._waits[1])
+        self._bytes = self._solver.Sum(
+            [float(size) / self._unit * x for size, x in zip(around.size, self._away, strict=True)]
+        )
+
+    def _chain(self, room: NDArray[np.float64], seconds: NDArray[np.float64], wait: Any) -> None:
+        """The copies of those with least room, one after the other, fit the room of each."""
+        infinity = self._solver.infinity()
+        before: Any = 0.0
+        for row in np.argsort(room, kind="stable").tolist():
+            total = self._solver.NumVar(0.0, infinity, "")
+            self._solver.Add(total == before + float(seconds[row]) / self._scale * self._away[row])
+            self._solver.Add(total <= float(room[row]) / self._scale + wait)
+            before = total
+
+    def most_bytes(self) -> float:
+        self._solver.Maximize(self._bytes)
+        self._solve()
+        return float(self._solver.Objective().Value()) * self._unit * (1 + 1e-9)
+
+    def least_wait(self, needed: int) -> float:
+        for wait in self._waits:
+            wait.SetUb(self._solver.infinity())
+        self._solver.Add(self._bytes >= needed / self._unit)
+        self._solver.Minimize(self._solver.Sum(self._waits))
+        if not self._solve():
+            return float("inf")
+        return max(float(self._solver.Objective().Value()) * self._scale * (1 - 1e-9) - 1e-12, 0.0)
+
+    def _solve(self) -> bool:
+        status = self._solver.Solve()
+        if status == self._solver.OPTIMAL:
+            return True
+        if status == self._solver.INFEASIBLE:
+            return False
+        raise RuntimeError("the linear program of the link bound was not solved")

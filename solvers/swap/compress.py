@@ -1,0 +1,67 @@
+"""A step of many operations as one of fewer, for a planner: what is planned on it holds on the original."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from solvers.swap.absences import Absences
+    from solvers.swap.step import Step
+
+#: Steps of no more operations stay as they are; others get about so many beside those where an absence ends.
+FEW = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Operations in groups; a group's load is the largest of its operations', its time their sum.
+
+    Attributes:
+        first: int64[g], the first operation of each group.
+        seconds: float64[g].
+        load: int64[g], bytes.
+        absences: those of the step, ``last`` and ``use`` counted in groups.
+    """
+
+    first: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    load: NDArray[np.int64]
+    absences: Absences
+
+    def operations(self, groups: NDArray[np.int64], k: int) -> NDArray[np.int64]:
+        """The first operation of groups that may count on into the next turn; k operations are a turn."""
+        turn, group = np.divmod(groups, len(self.first))
+        result: NDArray[np.int64] = self.first[group] + turn * k
+        return result
+
+
+def grid_of(step: Step, absences: Absences) -> Grid:
+    """Groups that end where the operation before an absence or the one after it begins or ends."""
+    k = len(step)
+    if k <= FEW:
+        first = np.arange(k, dtype=np.int64)
+    else:
+        even = np.linspace(0.0, step.duration, FEW, endpoint=False)
+        marks: list[Any] = [
+            np.minimum(np.searchsorted(step.begins, even), k - 1),
+            absences.last,
+            (absences.last + 1) % k,
+            absences.use % k,
+            [0],
+        ]
+        first = np.unique(np.concatenate(marks)).astype(np.int64)
+    ends = np.append(first[1:], k)
+    last = np.searchsorted(first, absences.last)
+    turn, use = np.divmod(absences.use, k)
+    return Grid(
+        first,
+        step.begins[ends] - step.begins[first],
+        np.maximum.reduceat(step.load, first) if k else step.load,
+        dataclasses.replace(absences, last=last, use=np.searchsorted(first, use) + turn * len(first)),
+    )

@@ -1,0 +1,94 @@
+"""What moves bytes between the device and the host, and how long it takes."""
+
+from __future__ import annotations
+
+import re
+import types
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Link:
+    """A copy of ``s`` bytes takes ``a + b * s`` seconds, one after the other in each direction.
+
+    Attributes:
+        out_fixed: a of copies to the host, seconds.
+        out_per_byte: b, seconds a byte.
+        in_fixed: of copies to the device.
+        in_per_byte: of copies to the device.
+        duplex: copies of the two directions do not disturb each other; else one engine makes all, in the
+            order in which they are asked for.
+
+    Raises:
+        ValueError: a number that is negative or not finite.
+    """
+
+    out_fixed: float
+    out_per_byte: float
+    in_fixed: float
+    in_per_byte: float
+    duplex: bool = True
+
+    def __post_init__(self) -> None:
+        numbers = (self.out_fixed, self.out_per_byte, self.in_fixed, self.in_per_byte)
+        if not all(np.isfinite(number) and number >= 0 for number in numbers):
+            raise ValueError("a link has times of 0 or more seconds")
+
+    def out(self, size: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Seconds of copies of so many bytes to the host."""
+        result: NDArray[np.float64] = self.out_fixed + self.out_per_byte * size.astype(np.float64)
+        return result
+
+    def back(self, size: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Seconds of copies of so many bytes to the device."""
+        result: NDArray[np.float64] = self.in_fixed + self.in_per_byte * size.astype(np.float64)
+        return result
+
+    @classmethod
+    def of_rate(cls, bytes_per_second: float, fixed: float = 10e-6, *, duplex: bool = True) -> Link:
+        """The same rate in both directions."""
+        if not bytes_per_second > 0:
+            raise ValueError("a link's rate is more than 0 bytes a second")
+        return cls(fixed, 1 / bytes_per_second, fixed, 1 / bytes_per_second, duplex)
+
+
+#: Links by name. Rates of PCI Express x16 are what copies of page-locked memory reach of 16, 32 and 64 GB/s,
+#: about four fifths; of NVLink-C2C, of 450 GB/s each way. ``singa`` is what AutoSwap's authors measured and
+#: published in SINGA's SwapGPU.
+PRESETS: Mapping[str, Link] = types.MappingProxyType(
+    {
+        "pcie3": Link.of_rate(12.5e9),
+        "pcie4": Link.of_rate(25e9),
+        "pcie5": Link.of_rate(50e9),
+        "nvlink-c2c": Link.of_rate(375e9),
+        "singa": Link(47.2e-6, 0.0756e-9, 9.7e-6, 0.0823e-9),
+    }
+)
+_NUMBER = r"\d{1,20}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?"
+
+
+def parse_link(text: str) -> Link:
+    """A link by name; or "a,b", seconds and seconds a byte; or "a,b,a,b", out and in; ",half" for one engine.
+
+    Raises:
+        ValueError: the text is none of these.
+    """
+    parts = [part.strip() for part in text.lower().split(",")]
+    duplex = parts[-1] != "half"
+    parts = parts if duplex else parts[:-1]
+    if len(parts) == 1 and parts[0] in PRESETS:
+        found = PRESETS[parts[0]]
+        return Link(found.out_fixed, found.out_per_byte, found.in_fixed, found.in_per_byte, duplex)
+    if len(parts) in (2, 4) and all(re.fullmatch(_NUMBER, part) for part in parts):
+        numbers = [float(part) for part in parts]
+        out, back = numbers[:2], numbers[-2:]
+        return Link(out[0], out[1], back[0], back[1], duplex)
+    raise ValueError(f"{text!r} is no link: {', '.join(PRESETS)}, or a,b in seconds and seconds a byte")

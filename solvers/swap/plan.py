@@ -1,0 +1,283 @@
+"""The best swap schedule that we find for a limit, without waiting, or for so much waiting."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers import _core
+from solvers.errors import PlanError
+from solvers.swap.absences import absences_of
+from solvers.swap.compress import grid_of
+from solvers.swap.published import scheduled, selected
+from solvers.swap.replay import Replayed, replay
+from solvers.swap.schedule import Schedule
+from solvers.swap.scores import our_orders, published_orders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from solvers.swap.link import Link
+    from solvers.swap.step import Step
+
+#: Smaller buffers stay on the device: a copy's fixed cost is that of some hundred kilobytes.
+LEAST_BYTES = 64 << 10
+#: Work of a search in operations and absences looked at, for one limit; some tenths of a second.
+_WORK = 150_000_000
+_MOST_TRIES = 300
+#: How often waits are fed back into a plan.
+_ROUNDS = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Swap:
+    """A schedule and what the judge says of it.
+
+    Attributes:
+        limit_bytes: what was asked for.
+        schedule: the moves.
+        replayed: what they do.
+        how: what made it, such as "early" or "published aoa".
+    """
+
+    limit_bytes: int
+    schedule: Schedule
+    replayed: Replayed
+    how: str
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes on the device."""
+        return self.replayed.peak_bytes
+
+    @property
+    def stall_seconds(self) -> float:
+        """What the step takes longer."""
+        return self.replayed.stall_seconds
+
+
+class SwapPlanner:
+    """Plans swaps of one step over one link. Deterministic.
+
+    Args:
+        step: the step.
+        link: how long copies take.
+        least_bytes: smaller buffers stay.
+        tries: how many orders are tried beside the scores, for one limit; by default what takes some tenths
+            of a second.
+    """
+
+    def __init__(
+        self, step: Step, link: Link, *, least_bytes: int = LEAST_BYTES, tries: int | None = None
+    ) -> None:
+        self.step, self.link = step, link
+        self.absences = absences_of(step, least_bytes=least_bytes)
+        self._grid = grid_of(step, self.absences)
+        a = self._grid.absences
+        self._native = _core.SwapPlanner(
+            np.ascontiguousarray(self._grid.seconds),
+            np.ascontiguousarray(self._grid.load),
+            a.last,
+            a.use,
+            a.size,
+            link.out(a.size),
+            link.back(a.size),
+            np.full(len(a), -1, np.int32),
+            step.circular,
+            link.duplex,
+        )
+        work = (len(self._grid.first) + 8 * len(a)) * max(len(a), 1)
+        self._tries = min(_MOST_TRIES, _WORK // work) if tries is None else tries
+        self._ours = {
+            name: order.astype(np.int32) for name, order in our_orders(step, link, self.absences).items()
+        }
+
+    def floor(self) -> tuple[int, int]:
+        """Bytes below which no limit can be held, and the operation that needs them."""
+        away = self.step.spread(self.absences.last + 1, self.absences.use, self.absences.size)
+        load = self.step.load - away
+        op = int(load.argmax())
+        return int(load[op]), op
+
+    def nothing(self, limit: int) -> Swap:
+        """No move at all."""
+        empty = Schedule.empty()
+        return Swap(limit, empty, replay(self.step, self.link, empty), "nothing")
+
+    def hold(self, limit: int) -> Swap:
+        """The limit held with as little waiting as we find.
+
+        Raises:
+            PlanError: no schedule can hold it.
+        """
+        found = self.nothing(limit)
+        if self.step.peak_bytes <= limit:
+            return found
+        self._check(limit)
+        best: Swap | None = None
+        orders = self._orders(limit)
+        for name, order in orders.items():
+            best = _better(best, self._held(name, order, limit))
+        for published in self.published(limit):
+            best = _better(best, published)
+        leader = orders.get("" if best is None else best.how, self._ours["early"])
+        for k, order in enumerate(self._neighbours(leader)):
+            if best is not None and best.stall_seconds == 0:
+                break
+            if k % 16 == 15 and best is not None and best.how in orders:
+                leader = orders[best.how]
+            best = _better(best, self._held(f"{k} of search", order, limit))
+        if best is None:
+            raise PlanError(f"no schedule found that holds {limit} bytes")
+        return best
+
+    def without_stall(self) -> Swap:
+        """The least peak that we find without any waiting."""
+        best = self.nothing(self.step.peak_bytes)
+        leader = self._ours["early"]
+        for name, order in {**self._ours, **self._published_orders(self.step.peak_bytes)}.items():
+            found = self._least(name, order, best)
+            if found.peak_bytes < best.peak_bytes:
+                best, leader = found, order
+
+        for k, order in enumerate(self._neighbours(leader)):
+            found = self._least(f"{k} of search", order, best, once=True)
+            if found.peak_bytes < best.peak_bytes:
+                best = found
+
+        return best
+
+    def within(self, slower: float) -> Swap:
+        """The least peak that we find at a stall of at most ``slower`` times the step's duration."""
+        best = self.without_stall()
+        low, high = self.floor()[0], best.peak_bytes
+        for _ in range(12):
+            middle = (low + high) // 2
+            if middle >= high or middle < self.floor()[0]:
+                break
+            found = self.hold(middle)
+            if found.stall_seconds <= slower * self.step.duration:
+                best, high = found, found.peak_bytes
+            else:
+                low = middle
+        return best
+
+    def curve(self, limits: Sequence[int]) -> list[Swap]:
+        """The best for each limit, in their order; what holds a lower limit holds a higher one, too.
+
+        Raises:
+            PlanError: the lowest limit cannot be held.
+        """
+        found = dict[int, Swap]()
+        best = self.without_stall()
+        known = [best]
+        for limit in sorted(set(limits)):
+            made = best if best.peak_bytes <= limit else self.hold(limit)
+            known.append(made)
+            fits = [swap for swap in known if swap.peak_bytes <= limit]
+            least = min(fits, key=lambda swap: (swap.stall_seconds, swap.replayed.moved_bytes))
+            if self.step.peak_bytes <= limit:
+                least = self.nothing(limit)
+            found[limit] = Swap(limit, least.schedule, least.replayed, least.how)
+        return [found[limit] for limit in limits]
+
+    def published(self, limit: int) -> Iterator[Swap]:
+        """What the published planner makes under each of its scores, holding the limit; those that do."""
+        for name, order in self._published_orders(limit).items():
+            made = scheduled(
+                self.step,
+                self.link,
+                self.absences,
+                selected(self.step, self.absences, order.astype(np.int64), limit),
+                limit,
+            )
+            replayed = replay(self.step, self.link, made)
+            if replayed.peak_bytes <= limit:
+                yield Swap(limit, made, replayed, f"published {name}")
+
+    def _published_orders(self, limit: int) -> dict[str, NDArray[np.int32]]:
+        orders = published_orders(self.step, self.link, self.absences, limit)
+        return {name: order.astype(np.int32) for name, order in orders.items()}
+
+    def _orders(self, limit: int) -> dict[str, NDArray[np.int32]]:
+        return {**self._ours, **self._published_orders(limit)}
+
+    def _check(self, limit: int) -> None:
+        floor, op = self.floor()
+        if limit < floor:
+            touched = int(self.step.working_set[op])
+            raise PlanError(
+                f"no gain possible below {floor} bytes: operation {self.step.name(op)} touches "
+                f"{touched} bytes, and {floor - touched} more are never away when it runs"
+            )
+
+    def _neighbours(self, order: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
+        """Orders like this one, each with some absences moved."""
+        random = np.random.default_rng(0)
+        places = np.arange(len(order), dtype=np.float64)
+        for turn in itertools.islice(itertools.cycle((0.02, 0.05, 0.1, 0.3)), self._tries):
+            yield order[
+                np.argsort(places + random.normal(0, turn * len(order) + 1, len(order)), kind="stable")
+            ]
+
+    def _held(self, name: str, order: NDArray[np.int32], limit: int) -> Swap | None:
+        rows, release, fetch, stall, _ = self._native.plan(order, limit, _ROUNDS)
+        return None if not np.isfinite(stall) else self._swap(name, limit, rows, release, fetch)
+
+    def _least(self, name: str, order: NDArray[np.int32], best: Swap, *, once: bool = False) -> Swap:
+        """The least peak without waiting that this order reaches, if below the best known."""
+        low, high, found = self.floor()[0], best.peak_bytes, best
+        target = high - max(high // 1000, 1) if once else (low + high) // 2
+        while low < high:
+            rows, release, fetch, _, peak = self._native.without_waiting(order, target)
+            if peak < high:
+                found, high = self._swap(name, target, rows, release, fetch), int(peak)
+            if peak > target:
+                low = target + 1
+            if once:
+                break
+            target = (low + high) // 2
+            if high - low < max(high // 10_000, 1):
+                break
+        return found if found.stall_seconds == 0 and found.peak_bytes < best.peak_bytes else best
+
+    def _swap(
+        self,
+        name: str,
+        limit: int,
+        rows: NDArray[np.int32],
+        release: NDArray[np.int64],
+        fetch: NDArray[np.int64],
+    ) -> Swap:
+        """The schedule on the step's own operations, judged."""
+        order = np.argsort(self.absences.use[rows], kind="stable")
+        rows, k, a = rows[order], len(self.step), self.absences
+        source = a.source[rows]
+        schedule = Schedule(
+            a.buffer[rows],
+            a.last[rows],
+            a.last[rows],
+            self._grid.operations(release[order], k),
+            self._grid.operations(fetch[order], k),
+            a.use[rows],
+            (source < 0) | ~np.isin(source, rows),
+        )
+        return Swap(limit, schedule, replay(self.step, self.link, schedule), name)
+
+
+def _better(best: Swap | None, found: Swap | None) -> Swap | None:
+    """The one that holds the limit with the shorter stall, then with fewer bytes moved, then the first."""
+    if found is None or found.peak_bytes > found.limit_bytes:
+        return best
+    if best is None or _cost(found) < _cost(best):
+        return found
+    return best
+
+
+def _cost(swap: Swap) -> tuple[float, int]:
+    return swap.stall_seconds, swap.replayed.moved_bytes + swap.replayed.returned_bytes

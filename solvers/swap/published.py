@@ -1,0 +1,120 @@
+"""AutoSwap's own selection and its two ways to schedule, as published, to be compared with and to start from.
+
+Zhang et al., arXiv 1903.06631, after the authors' implementation in SINGA (SwapGPU), without its slips; its
+fixed numbers of events after which a copy may begin are not needed where an operation's end is known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers.swap.schedule import Schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from solvers.swap.absences import Absences
+    from solvers.swap.link import Link
+    from solvers.swap.step import Step
+
+
+def selected(step: Step, absences: Absences, order: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
+    """One absence after the other until the load is under the limit, if copies took no time."""
+    load, taken = step.load.copy(), list[int]()
+    for row in order.tolist():
+        if load.max(initial=0) <= limit:
+            break
+        load[np.arange(absences.last[row] + 1, absences.use[row]) % len(step)] -= absences.size[row]
+        taken.append(row)
+    return np.array(taken, np.int64)
+
+
+def scheduled(
+    step: Step, link: Link, absences: Absences, rows: NDArray[np.int64], limit: int | None
+) -> Schedule:
+    """When the selected absences begin and end.
+
+    Args:
+        step: the step.
+        link: how long copies take.
+        absences: of which ``rows`` are taken.
+        rows: int64[r].
+        limit: bytes to hold, at the cost of waiting; None to wait for nothing.
+    """
+    away = absences.select(rows)
+    release, fetch = _outs(step, link, away), _ins(step, link, away)
+    if limit is not None:
+        _stick(step, away, limit, release, fetch)
+    keep = np.flatnonzero(release < fetch)
+    keep = keep[np.argsort(away.use[keep], kind="stable")]
+    return Schedule(
+        away.buffer[keep],
+        away.last[keep],
+        away.last[keep],
+        release[keep],
+        fetch[keep],
+        away.use[keep],
+        np.ones(len(keep), np.bool_),
+    )
+
+
+def _outs(step: Step, link: Link, away: Absences) -> NDArray[np.int64]:
+    """The first operation that begins after each copy out, one after the other."""
+    order, free, seconds = np.argsort(away.last, kind="stable"), -np.inf, link.out(away.size)
+    release = np.empty(len(away), np.int64)
+    for turn in range(2 if step.circular else 1):
+        free -= step.duration if turn else 0.0
+        for row in order.tolist():
+            free = max(free, step.begins[away.last[row] + 1]) + seconds[row] + 1e-9
+            release[row] = max(_first(step, free), away.last[row] + 1)
+    return np.minimum(release, away.use)
+
+
+def _ins(step: Step, link: Link, away: Absences) -> NDArray[np.int64]:
+    """The last operation that begins before each copy back must: it is done by its use and the next copy."""
+    k = len(step)
+    order, free, seconds = np.argsort(-(away.use % k), kind="stable"), np.inf, link.back(away.size)
+    fetch = np.empty(len(away), np.int64)
+    for turn in range(2 if step.circular else 1):
+        free += step.duration if turn else 0.0
+        for row in order.tolist():
+            use = away.use[row] % k
+            free = min(free, step.begins[use]) - seconds[row] - 1e-9
+            fetch[row] = max(_last(step, free) + away.use[row] - use, away.last[row] + 1)
+    return fetch
+
+
+def _first(step: Step, at: float) -> int:
+    turn = int(at // step.duration) if step.circular else 0
+    return int(np.searchsorted(step.begins[:-1], at - turn * step.duration)) + turn * len(step)
+
+
+def _last(step: Step, at: float) -> int:
+    turn = int(at // step.duration) if step.circular else 0
+    return (
+        int(np.searchsorted(step.begins[:-1], at - turn * step.duration, side="right")) - 1 + turn * len(step)
+    )
+
+
+def _stick(
+    step: Step, away: Absences, limit: int, release: NDArray[np.int64], fetch: NDArray[np.int64]
+) -> None:
+    """Copies out are done by the peak or by when the load is over the limit; copies back begin after both."""
+    k, load = len(step), step.load.copy()
+    peak = int(load.argmax())
+    for row in range(len(away)):
+        at = peak if peak > away.last[row] else peak + k
+        release[row], fetch[row] = min(release[row], at), max(fetch[row], at + 1)
+        load[np.arange(away.last[row] + 1, away.use[row]) % k] -= away.size[row]
+    for row in np.argsort(away.last, kind="stable").tolist():
+        pending = np.arange(away.last[row] + 1, release[row])
+        over = np.flatnonzero(load[pending % k] + away.size[row] > limit)
+        release[row] = pending[over[0]] if len(over) else release[row]
+        load[np.arange(away.last[row] + 1, release[row]) % k] += away.size[row]
+    for row in np.argsort(-away.use, kind="stable").tolist():
+        back = np.arange(fetch[row], away.use[row])
+        over = np.flatnonzero(load[back % k] + away.size[row] > limit)
+        fetch[row] = back[over[-1]] + 1 if len(over) else fetch[row]
+        load[np.arange(fetch[row], away.use[row]) % k] += away.size[row]

@@ -1,0 +1,119 @@
+"""Which absence to take first: the published scores, and ours.
+
+DOA, AOA, WDOA and SWDOA are those of AutoSwap (Zhang et al., arXiv 1903.06631) as the authors' own
+implementation in SINGA computes them, without its slips: DOA subtracts each copy once, WDOA reads the load at
+each operation of the absence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers.swap.absences import seconds_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from solvers.swap.absences import Absences
+    from solvers.swap.link import Link
+    from solvers.swap.step import Step
+
+#: Smaller buffers are no candidates of the published planner.
+LEAST_PUBLISHED = 1 << 20
+
+
+def duration(step: Step, absences: Absences) -> NDArray[np.float64]:
+    """Seconds from the end of the access before to the next one, float64[q]."""
+    return seconds_of(step, absences.last + 1, absences.use)
+
+
+def doa(step: Step, link: Link, absences: Absences) -> NDArray[np.float64]:
+    """Duration of absence: what is left of it after both copies, in seconds."""
+    return duration(step, absences) - link.out(absences.size) - link.back(absences.size)
+
+
+def aoa(step: Step, link: Link, absences: Absences) -> NDArray[np.float64]:
+    """Area of absence: its duration times its bytes; what is negative is divided by them."""
+    left = doa(step, link, absences)
+    result: NDArray[np.float64] = np.where(left >= 0, left * absences.size, left / absences.size)
+    return result
+
+
+def wdoa(step: Step, absences: Absences, limit: int) -> NDArray[np.float64]:
+    """Weighted duration of absence: the load over the limit, summed over the operations from last to use."""
+    return _sums(step.load.astype(np.float64) - limit, absences, absences.last)
+
+
+def swdoa_order(step: Step, absences: Absences) -> NDArray[np.int64]:
+    """Submodular WDOA: each time the absence over which most load is left; its bytes are then taken off."""
+    load, k = step.load.astype(np.float64), len(step)
+    left = np.ones(len(absences), np.bool_)
+    order = np.empty(len(absences), np.int64)
+    for turn in range(len(absences)):
+        score = np.where(left, _sums(load, absences, absences.last), -np.inf)
+        best = order[turn] = int(score.argmax())
+        left[best] = False
+        ops = np.arange(absences.last[best], absences.use[best]) % k
+        load[ops] -= absences.size[best]
+    return order
+
+
+def _sums(values: NDArray[np.float64], absences: Absences, first: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The sum of ``values`` over the operations [first, use) of each absence."""
+    before = np.concatenate([[0.0], np.cumsum(np.tile(values, 2))])
+    result: NDArray[np.float64] = before[absences.use] - before[first]
+    return result
+
+
+def spanning(step: Step, absences: Absences, op: int) -> NDArray[np.bool_]:
+    """Which absences hold an operation, bool[q]."""
+    later = op + len(step)
+    here = (absences.last < op) & (op < absences.use)
+    return here | ((absences.last < later) & (later < absences.use))
+
+
+def published_orders(step: Step, link: Link, absences: Absences, limit: int) -> dict[str, NDArray[np.int64]]:
+    """The candidates of the published planner, best first, under each score and under the sum of ranks.
+
+    Candidates are buffers of a mebibyte and more whose absence spans the peak.
+    """
+    peak = int(step.load.argmax())
+    rows = np.flatnonzero(spanning(step, absences, peak) & (absences.size >= LEAST_PUBLISHED))
+    few = absences.select(rows)
+    scores = {
+        "doa": doa(step, link, few),
+        "aoa": aoa(step, link, few),
+        "wdoa": wdoa(step, few, limit),
+    }
+    orders = {name: np.argsort(-score, kind="stable") for name, score in scores.items()}
+    orders["swdoa"] = swdoa_order(step, few)
+    ranks = np.zeros(len(few), np.int64)
+    for name in scores:
+        ranks[orders[name]] += np.arange(len(few))
+    orders["vote"] = np.argsort(ranks, kind="stable")
+    return {name: rows[order] for name, order in orders.items()}
+
+
+def our_orders(step: Step, link: Link, absences: Absences) -> dict[str, NDArray[np.int64]]:
+    """All absences, best first, under scores of our own.
+
+    ``early``: as they come; the link is then never idle before the peak. ``late``: those needed last come
+    first, so that it is never idle after it. ``slack``: by the tighter of both sides of the peak, in times of
+    the copy there. ``size``, ``area`` and ``time``: large ones, long ones, and both.
+    """
+    q, peak = absences, int(step.load.argmax())
+    seconds, k = duration(step, q), len(step)
+    at = np.where(peak > q.last, peak, peak + k)
+    out_slack = seconds_of(step, q.last + 1, np.maximum(at, q.last + 1)) / np.maximum(link.out(q.size), 1e-12)
+    in_slack = seconds_of(step, np.minimum(at + 1, q.use), q.use) / np.maximum(link.back(q.size), 1e-12)
+    keys = {
+        "early": q.last,
+        "late": -q.use,
+        "slack": -np.minimum(out_slack, in_slack),
+        "size": -q.size,
+        "area": -seconds * q.size,
+        "time": -seconds,
+    }
+    return {name: np.argsort(key, kind="stable") for name, key in keys.items()}
