@@ -32,7 +32,7 @@ def record_arrays(pool: Pool | CupyPool | None = None, *, frames: bool = False) 
         frames: keep source lines.
 
     Raises:
-        UsageError: the pool writes a trace file, or is closed.
+        UsageError: the pool writes a trace file, is closed, or was made with ``check=True``.
     """
     taped = [] if pool is None else _pools(pool)
     return PoolRecorder(taped, frames=frames) if taped else ArrayRecorder(frames=frames)
@@ -46,6 +46,8 @@ def _pools(pool: Pool | CupyPool) -> list[tuple[int, Pool]]:
         raise UsageError("the pool is closed: what is to be recorded comes while it serves")
     if pool.settings.record is not None:
         raise UsageError("the pool writes a trace file: record accesses without record=")
+    if pool.settings.check:
+        raise UsageError("check=True puts arrays between redzones: record accesses without it")
     if isinstance(pool, Pool):
         return [(0, pool)]
     return sorted((pool.pools or {0: pool.pool(0)}).items())

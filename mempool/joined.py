@@ -62,7 +62,7 @@ def _of_pools(pools: list[tuple[int, Trace]], seen: Table, names: list[int]) -> 
             name: getattr(trace, name).astype(np.int64) for name in (*seen, "stream") if hasattr(trace, name)
         }
         part["buffer"] = np.where(part["buffer"] >= 0, part["buffer"] + buffers, -1)
-        part["operation"] = np.append(names, -1)[part["operation"]]
+        part["operation"] = np.array([*names, -1], np.int64)[part["operation"]]
         part["thread"] += threads
         part["device"][:] = device
         part["began"] = np.full(len(trace), -1)
@@ -114,7 +114,7 @@ def _tell(table: Table, seen: Table, match: NDArray[np.int64]) -> None:
     began, first = np.unique(seen["began"][seen["began"] >= 0], return_index=True)
     of_operations = np.flatnonzero(seen["began"] >= 0)[first]
     inner = (table["kind"] == Kind.ALLOC) & (table["operation"] < 0)
-    inner &= np.isin(table["thread"], table["thread"][rows[seen["began"][mine] >= 0]])
+    inner &= np.isin(table["thread"], table["thread"][rows])
     at = np.flatnonzero(inner)
     before = np.searchsorted(began, table["time_ns"][at], side="right") - 1
     within = (before >= 0) & (
@@ -133,8 +133,10 @@ def _of_recorder(table: Table, seen: Table, match: NDArray[np.int64]) -> Table:
     row, mark = row_of[seen["buffer"]], seen["buffer"] < 0
     theirs = (row >= 0) & ~mark
     kept = dict(seen)
-    kept["stream"] = np.where(theirs, table["stream"][row] if len(table["stream"]) else 0, 0)
-    kept["buffer"] = np.where(mark, -1, np.where(theirs, table["buffer"][row], seen["buffer"] + pools))
+    row = np.where(theirs, row, -1)
+    kept["stream"] = np.append(table["stream"], 0)[row]  # the buffer's own: nobody tells of the operation's
+    kept["buffer"] = np.where(theirs, np.append(table["buffer"], -1)[row], seen["buffer"] + pools)
+    kept["buffer"][mark] = -1
     # Another thread may have known the buffer before the event that tells of it was written.
     born = np.full(count + 1, np.iinfo(np.int64).min)
     born[seen["buffer"][allocs]] = seen["time_ns"][allocs]

@@ -39,7 +39,7 @@ COPIES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("cumsum", lambda a: a.cumsum(axis=0)),
     ("concatenate", lambda a: np.concatenate([a, a])),
     ("add.accumulate", np.add.accumulate),
-    ("where", lambda a: np.where(True, a, 0.0)),  # noqa: FBT003
+    ("where", lambda a: np.where(True, a, 0.0)),
 )
 REDUCTIONS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("sum", lambda a: a.sum()),
@@ -144,11 +144,10 @@ class Model:
     def refused(self, step: Step) -> None:
         """What raises is taken to have touched its operands."""
         kind, *given = step
-        if kind in ("binary", "out", "in_place"):
-            self.touch(given[0], [given[1], given[2]] if kind != "in_place" else [given[1], given[2]],
-                       {"binary": [], "out": given[3:], "in_place": given[1:2]}[kind])  # fmt: skip
-        elif kind == "set":
-            self.touch("__setitem__", [given[1]], [given[0]])
+        if kind == "binary":
+            self.touch(given[0], given[1:3], [])
+        elif kind in ("out", "in_place", "set"):
+            self.tell(step)
 
     def tell(self, step: Step) -> None:
         """The events of a step that was done."""

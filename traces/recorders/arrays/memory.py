@@ -27,8 +27,13 @@ def root_of(array: Any) -> Any:
     """The array that owns the memory, or what does where that is no array: a memory map, a memoryview."""
     base = array.base
     while base is not None:
-        array, base = base, getattr(base, "base", None)
+        array, base = base, _beneath(base)
     return array
+
+
+def _beneath(thing: Any) -> Any:
+    """What keeps the memory of a thing; None if it does itself."""
+    return thing.obj if type(thing) is memoryview else getattr(thing, "base", None)
 
 
 def memory_of(array: Any) -> Memory:
@@ -38,7 +43,7 @@ def memory_of(array: Any) -> Memory:
 
 def _on_host(array: Any) -> Memory:
     holder, last = array, array
-    while (base := getattr(holder, "base", None)) is not None:
+    while (base := _beneath(holder)) is not None:
         holder = base
         last = base if isinstance(base, np.ndarray) else last
     address = np.ndarray.__array_interface__.__get__(last)["data"][0]

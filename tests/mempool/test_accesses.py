@@ -1,0 +1,273 @@
+"""Accesses of NumPy's arrays joined with what the pool that serves them allocates and frees."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
+
+import array_programs
+import numpy as np
+import pytest
+from array_calls import same_kind
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mempool.numpy
+from mempool import UsageError
+from mempool.accesses import record_arrays
+from mempool.demo.network import Data, Network
+from mempool.joined import join
+from traces import Kind, Trace, buffers_of
+from traces.parquet import read_trace
+from traces.recorders.arrays import ArrayRecorder
+from traces.recorders.arrays.rows import FIELDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from mempool.numpy import ArrayPool
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warm_up() -> None:
+    """NumPy and others keep arrays of their own from the first use of some functions: not in a pool."""
+    Network(np, layers=(784, 20, 10)).step(*Data(np).batch())
+    np.median(np.arange(9.0))
+    Trace.of([], []).validate()
+    gc.collect()
+
+
+@pytest.fixture
+def pool() -> Iterator[ArrayPool]:
+    with mempool.numpy.install(background=False) as made:
+        yield made
+    gc.collect()
+
+
+def accessed(trace: Trace) -> np.ndarray[Any, Any]:
+    return (trace.kind == Kind.READ) | (trace.kind == Kind.WRITE)
+
+
+def named(trace: Trace, row: int) -> str:
+    return trace.names[trace.operation[row]] if trace.operation[row] >= 0 else ""
+
+
+def train(recorder: ArrayRecorder, pool: ArrayPool, steps: int = 3) -> list[Any]:
+    xp = recorder.module(np)
+    network, data = Network(xp, layers=(784, 20, 10)), Data(xp)
+    losses = []
+    for _ in range(steps):
+        losses.append(network.step(*data.batch()))
+        pool.step()
+    recorder.own("parameters", network.parameters)
+    return [losses, *network.parameters]
+
+
+def test_the_trace_has_all_that_the_pool_did_and_every_access(tmp_path: Path) -> None:
+    """Allocs, frees and marks are those of the pool's own trace file, accesses those without it."""
+    file = str(tmp_path / "pool.trace")
+    with mempool.numpy.install(background=False, record=file) as pool, ArrayRecorder() as alone:
+        expected = train(alone, pool)
+    with mempool.numpy.install(background=False) as pool, mempool.numpy.record_arrays() as recorder:
+        found = train(recorder, pool)
+    trace, of_pool, of_recorder = recorder.trace(), read_trace(file), alone.trace()
+    trace.validate()
+    assert [same_kind(one) for one in found] == [same_kind(one) for one in expected]
+    rest = ~accessed(trace)
+    large = trace.size[rest & (trace.kind == Kind.ALLOC) & (trace.size >= 4096)]
+    assert large.tolist() == of_pool.size[(of_pool.kind == Kind.ALLOC) & (of_pool.size >= 4096)].tolist()
+    assert (trace.kind == Kind.MARK).sum() == 3
+    one, other = (
+        [(int(t.kind[row]), named(t, row)) for row in np.flatnonzero(accessed(t))]
+        for t in (trace, of_recorder)
+    )
+    assert one == other
+    assert trace.metadata["foreign_buffers"] == "0"
+    categories = {trace.names[at] for at in trace.category[trace.category >= 0]}
+    assert categories == {"parameters"}
+    assert (trace.category >= 0).sum() == 4
+    assert trace.alignment == 64
+
+
+def test_temporaries_inside_an_operation_are_there_with_its_name(pool: ArrayPool) -> None:
+    with record_arrays(pool) as recorder:
+        values = recorder.watch(np.arange(50_000.0))
+        np.median(values)
+    trace = recorder.trace()
+    trace.validate()
+    inner = np.flatnonzero((trace.kind == Kind.ALLOC) & (trace.size >= 400_000))
+    assert "median" in {named(trace, row) for row in inner}
+    untouched = int(trace.metadata["untouched_bytes"])
+    assert untouched >= 400_000
+
+
+def test_what_is_not_the_pools_is_the_recorders(pool: ArrayPool) -> None:
+    """Arrays from before the recording, and memory of others, live from where they were watched."""
+    before = np.ones(1000)
+    with record_arrays(pool) as recorder:
+        old, other = recorder.watch(before), recorder.watch(np.frombuffer(bytearray(800)))
+        made = old[:100] + other
+        del old, other, before
+    trace = recorder.trace()
+    trace.validate()
+    assert trace.metadata["foreign_buffers"] == "2"
+    assert (trace.size[trace.kind == Kind.ALLOC] == 8000).sum() == 1
+    assert (trace.kind[accessed(trace)] == Kind.READ).sum() == 2
+    assert len(made) == 100
+
+
+@given(array_programs.programs())
+def test_any_program_has_the_accesses_of_the_recorder_alone(program: list[Any]) -> None:
+    """Buffer by buffer: numbered by their first access, both traces tell the same."""
+
+    def told(trace: Trace) -> list[Any]:
+        trace.validate()
+        rows, number = np.flatnonzero(accessed(trace)), {}
+        return [
+            (int(trace.kind[row]), named(trace, row), number.setdefault(int(trace.buffer[row]), len(number)))
+            for row in rows
+        ]
+
+    with ArrayRecorder() as alone:
+        array_programs.run(program, [alone.watch(one) for one in array_programs.start()])
+    with mempool.numpy.install(background=False) as pool, record_arrays(pool) as recorder:
+        array_programs.run(program, [recorder.watch(one) for one in array_programs.start()])
+    assert told(recorder.trace()) == told(alone.trace())
+
+
+def test_threads_are_the_pools(pool: ArrayPool) -> None:
+    """Accesses carry the number of the thread that made the buffers; each thread has one."""
+    together = threading.Barrier(3)
+
+    def work() -> None:
+        together.wait()
+        mine = xp.ones(1000)
+        for _ in range(50):
+            mine = mine + 1
+        together.wait()
+
+    with record_arrays(pool) as recorder:
+        xp = recorder.module(np)
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    trace = recorder.trace()
+    trace.validate()
+    assert len(set(trace.thread[accessed(trace)].tolist())) == 3
+    for row in np.flatnonzero(trace.kind == Kind.WRITE):
+        assert trace.thread[row] == trace.thread[trace.births[row]]
+
+
+def test_without_a_pool_the_recorder_is_alone() -> None:
+    assert type(mempool.numpy.record_arrays()) is ArrayRecorder
+
+
+def test_a_pool_that_is_off_records_nothing_and_the_recorder_does() -> None:
+    with mempool.numpy.install(mode="off") as off:
+        assert type(record_arrays(off)) is ArrayRecorder
+
+
+@pytest.mark.parametrize("options", [{"record": "a.trace"}, {"check": True}])
+def test_a_pool_that_cannot_tell_where_arrays_are_is_refused(options: dict[str, Any]) -> None:
+    refused = pytest.raises(UsageError, match=f"{next(iter(options))}=")
+    with mempool.numpy.install(background=False, **options) as pool, refused:
+        record_arrays(pool)
+
+
+def test_a_pool_that_is_closed_is_refused() -> None:
+    with mempool.numpy.install(background=False) as pool:
+        pass
+    with pytest.raises(UsageError, match="closed"):
+        record_arrays(pool)
+
+
+class Truth:
+    """A random history of the pool's buffers and others at a few addresses, in its true order."""
+
+    def __init__(self, choices: list[int]) -> None:
+        self.rows: list[dict[str, int]] = []  # with `source`: 0 the pool, 1 the recorder, 2 both
+        self.alive: dict[int, tuple[int, bool]] = {}  # address: buffer, whether the recorder knows it
+        self.count = self.time = 0
+        for choice in choices:
+            self.time += 1 + choice % 2
+            self.happens(choice // 2 % 4, choice // 8)
+
+    def happens(self, what: int, place: int) -> None:
+        address = 64 * (place % 5)
+        if address not in self.alive:
+            self.alive[address] = self.count, False
+            self.row(Kind.ALLOC, self.count, address, size=8 + place)
+            self.count += 1
+        elif what == 0:
+            buffer, known = self.alive.pop(address)
+            self.row(Kind.FREE, buffer, address, known=known)
+        else:
+            buffer, _ = self.alive[address]
+            self.alive[address] = buffer, True
+            self.row(Kind.READ if what == 1 else Kind.WRITE, buffer, address)
+
+    def row(self, kind: Kind, buffer: int, address: int, size: int = 0, *, known: bool = False) -> None:
+        self.rows.append({"kind": kind, "buffer": buffer, "address": address, "size": size,
+                          "time": self.time, "known": known})  # fmt: skip
+
+    def foreign(self, row: dict[str, int]) -> bool:
+        return row["address"] >= 64 * 4  # the last place is not the pool's
+
+    def of_pool(self) -> Trace:
+        rows = [row for row in self.rows if row["kind"] <= Kind.FREE and not self.foreign(row)]
+        return Trace.of(
+            [row["kind"] for row in rows],
+            [row["buffer"] for row in rows],
+            [row["size"] for row in rows],
+            time_ns=[row["time"] for row in rows],
+            address=[row["address"] if row["kind"] == Kind.ALLOC else -1 for row in rows],
+        )
+
+    def seen(self) -> dict[str, Any]:
+        """What the recorder has: its own numbers, an alloc with the first access, a free of what it knows."""
+        table, number = [], {}
+        for row in self.rows:
+            kind, buffer, time = row["kind"], row["buffer"], row["time"]
+            if kind >= Kind.READ and buffer not in number:
+                number[buffer] = len(number)
+                size = next(one["size"] for one in self.rows if one["buffer"] == buffer)
+                table.append((Kind.ALLOC, number[buffer], size, time, -1, -1, 0, row["address"], -1, 0))
+            if kind >= Kind.READ or (kind == Kind.FREE and row["known"]):
+                table.append((kind, number[buffer], 0, time, -1, -1, 0, -1, -1, 0))
+        columns = np.array(table, np.int64).reshape(-1, len(FIELDS)).T
+        return dict(zip(FIELDS, columns, strict=True)) | {"category": np.full(len(table), -1)}
+
+    def expected(self) -> list[tuple[int, int, int]]:
+        """Kind, size of the buffer and time of each event; a foreign buffer begins with its first access."""
+        told, known = [], set()
+        for row in self.rows:
+            size = next(one["size"] for one in self.rows if one["buffer"] == row["buffer"])
+            if self.foreign(row) and row["kind"] == Kind.ALLOC:
+                continue
+            if self.foreign(row) and row["kind"] == Kind.FREE and not row["known"]:
+                continue
+            if self.foreign(row) and row["buffer"] not in known and row["kind"] >= Kind.READ:
+                known.add(row["buffer"])
+                told.append((Kind.ALLOC, size, row["time"]))
+            told.append((row["kind"], size, row["time"]))
+        return told
+
+
+@given(st.lists(st.integers(0, 79), max_size=60))
+def test_the_join_puts_events_where_they_were(choices: list[int]) -> None:
+    """Of a known history, split into what a pool and what a recorder tells, with addresses used again."""
+    truth = Truth(choices)
+    table = join([(0, truth.of_pool())], truth.seen(), []).table
+    columns = {name: values for name, values in table.items() if name not in ("began", "address")}
+    joined = Trace.of(**columns)
+    joined.validate()
+    sizes = joined.size[joined.births] if len(joined) else joined.size
+    assert (
+        list(zip(joined.kind.tolist(), sizes.tolist(), joined.time_ns.tolist(), strict=True))
+        == truth.expected()
+    )
+    assert len(buffers_of(joined)) == (joined.kind == Kind.ALLOC).sum()

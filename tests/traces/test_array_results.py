@@ -1,0 +1,58 @@
+"""Recorded or not, what people do with NumPy's arrays gives the same bits, types and errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import array_programs
+import numpy as np
+import pytest
+from array_calls import CALLS, same_kind
+from hypothesis import given
+
+from traces.recorders.arrays import ArrayRecorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DTYPES = ("?", "i1", "u2", "i4", "i8", "f2", "f4", "f8", "g", "c8", "c16", "m8[s]", "S3", "U2", "O", ">f8")
+
+
+@given(array_programs.programs())
+def test_any_program_gives_the_same_bits(program: list[Any]) -> None:
+    """Plain and watched arrays end alike."""
+    plain = array_programs.run(program, array_programs.start())
+    with ArrayRecorder() as recorder:
+        watched = array_programs.run(program, [recorder.watch(one) for one in array_programs.start()])
+    assert [same_kind(one) for one in watched] == [same_kind(one) for one in plain]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_people_do_gives_the_same(dtype: str) -> None:
+    """Results, their types, what is written in place, and errors: with watched arrays as with plain ones."""
+
+    def arrays() -> list[Any]:
+        numbers = np.array([[3, 0, 1], [2, 5, 4]])
+        return [
+            np.array(numbers % 2 if dtype == "?" else numbers).astype(dtype),
+            (numbers[::-1] + 1).astype(dtype),
+        ]
+
+    def outcome(call: Callable[[Any, Any], Any], given: list[Any]) -> Any:
+        with np.errstate():
+            try:
+                result = same_kind(call(*given))
+            except Exception as error:
+                result = type(error), str(error)
+        return result, [same_kind(one) for one in given]
+
+    different = []
+    for at, call in enumerate(CALLS):
+        plain = outcome(call, arrays())
+        with ArrayRecorder() as recorder:
+            watched = outcome(call, [recorder.watch(one) for one in arrays()])
+        recorder.trace().validate()
+        if watched != plain:
+            different.append((at, plain, watched))
+    assert not different
