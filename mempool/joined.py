@@ -70,7 +70,8 @@ def _of_pools(pools: list[tuple[int, Trace]], seen: Table, names: list[int]) -> 
         part["order"] = np.maximum.accumulate(part["time_ns"])
         buffers = int(part["buffer"].max(initial=buffers - 1)) + 1
         threads = int(part["thread"].max(initial=threads - 1)) + 1
-        parts.append(part)
+        once = (part["kind"] != Kind.MARK) | (not parts)  # marks are of all devices
+        parts.append({name: values[once] for name, values in part.items()})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -1,0 +1,62 @@
+"""Accesses of CuPy's arrays joined with the pools of their devices, on addresses without memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+
+from cupy_platform import Current, FakePlatform, install  # noqa: E402
+from pools import simulated  # noqa: E402
+
+import mempool.cupy  # noqa: E402
+from traces import Kind  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mempool.cupy import CupyPool
+
+
+@pytest.fixture
+def pool(current: Current) -> Iterator[CupyPool]:
+    with install(FakePlatform(current, lambda _: simulated())) as made:
+        yield made
+
+
+def test_buffers_of_two_devices_keep_device_and_stream(pool: CupyPool, current: Current) -> None:
+    """And what is made while nothing is watched is in the trace too."""
+    for device in (0, 1):  # a device that was not met before is not recorded
+        with current.on(device=device):
+            cupy.ndarray((4,), "f4")
+    with mempool.cupy.record_arrays() as recorder:
+        xp = recorder.module(cupy)
+        made = [xp.empty((100,), "f4")]
+        with current.on(device=1, stream=7):
+            made.append(xp.empty((200,), "f4"))
+            recorder.touch(made, write=True)
+            cupy.ndarray((300,), "f4")
+        pool.step()
+        del made
+    trace = recorder.trace()
+    trace.validate()
+    assert trace.metadata["foreign_buffers"] == "0"
+    allocs = trace.kind == Kind.ALLOC
+    assert sorted(trace.size[allocs].tolist()) == [400, 800, 1200]
+    assert dict(zip(trace.size[allocs].tolist(), trace.device[allocs].tolist(), strict=True))[800] == 1
+    accesses = (trace.kind == Kind.READ) | (trace.kind == Kind.WRITE)
+    assert np.array_equal(trace.stream[accesses], trace.stream[trace.births[accesses]])
+    assert trace.stream[accesses].any()
+    assert trace.metadata["untouched_buffers"] == "1"
+    assert (trace.kind == Kind.MARK).sum() == 1
+
+
+def test_a_pool_that_has_met_no_device_records_the_first(pool: CupyPool) -> None:
+    with mempool.cupy.record_arrays() as recorder:
+        made = recorder.module(cupy).empty((100,), "f4")
+        recorder.touch(made)
+        del made
+    assert np.bincount(recorder.trace().kind).tolist() == [1, 1, 1]
