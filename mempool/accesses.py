@@ -58,6 +58,7 @@ class PoolRecorder(ArrayRecorder):
 
     def __init__(self, pools: list[tuple[int, Pool]], *, frames: bool) -> None:
         super().__init__(frames=frames)
+        self._rows.addresses = True
         self._pools = pools
         self._taken: dict[int, list[bytes]] = {device: [] for device, _ in pools}
 

@@ -235,9 +235,9 @@ class Truth:
             if kind >= Kind.READ and buffer not in number:
                 number[buffer] = len(number)
                 size = next(one["size"] for one in self.rows if one["buffer"] == buffer)
-                table.append((Kind.ALLOC, number[buffer], size, time, -1, -1, 0, row["address"], -1, 0))
+                table.append((Kind.ALLOC, number[buffer], size, time, -1, -1, row["address"], 0, 0, -1))
             if kind >= Kind.READ or (kind == Kind.FREE and row["known"]):
-                table.append((kind, number[buffer], 0, time, -1, -1, 0, -1, -1, 0))
+                table.append((kind, number[buffer], 0, time, -1, -1, -1, 0, 0, -1))
         columns = np.array(table, np.int64).reshape(-1, len(FIELDS)).T
         return dict(zip(FIELDS, columns, strict=True)) | {"category": np.full(len(table), -1)}
 

@@ -13,18 +13,16 @@ class Memory(NamedTuple):
     Attributes:
         key: the same number for all arrays in this memory, while one of them is alive.
         root: what lives as long as the memory, or the last array on the way to it; has weak references.
-        address: of its first byte.
         size: bytes.
     """
 
     key: int
     root: Any
-    address: int
     size: int
 
 
 def root_of(array: Any) -> Any:
-    """The array that owns the memory, or what does where that is no array: a memory map, a memoryview."""
+    """The array that owns the memory, or what does where that is no array: a memory map, or its bytes."""
     base = array.base
     while base is not None:
         array, base = base, _beneath(base)
@@ -38,36 +36,44 @@ def _beneath(thing: Any) -> Any:
 
 def memory_of(array: Any) -> Memory:
     """The memory of an array of NumPy or CuPy."""
-    return _on_host(array) if isinstance(array, np.ndarray) else _on_device(array)
+    holder = root_of(array)
+    if isinstance(holder, np.ndarray):
+        return Memory(id(holder), holder, holder.nbytes)
+    if not isinstance(array, np.ndarray):
+        memory = _pointer(holder).mem
+        return Memory(id(memory), holder, memory.size)
+    if type(holder).__weakrefoffset__:
+        return Memory(id(holder), holder, _size(holder, array))
+    last = _last_array(array)
+    return Memory(id(holder), last, last.nbytes)
 
 
-def _on_host(array: Any) -> Memory:
-    holder, last = array, array
-    while (base := _beneath(holder)) is not None:
-        holder = base
-        last = base if isinstance(base, np.ndarray) else last
-    address = np.ndarray.__array_interface__.__get__(last)["data"][0]
-    root = holder if type(holder).__weakrefoffset__ else last
-    return Memory(id(holder), root, address, last.nbytes if root is last else _size(holder, last))
+def address_of(array: Any) -> int:
+    """Where the memory of an array begins."""
+    if isinstance(array, np.ndarray):
+        return int(np.ndarray.__array_interface__.__get__(_last_array(array))["data"][0])
+    return int(_pointer(root_of(array)).mem.ptr)
 
 
-def _size(holder: Any, last: Any) -> int:
+def _last_array(array: Any) -> Any:
+    """The array around memory that is no array's."""
+    while isinstance(base := _beneath(array), np.ndarray):
+        array = base
+    return array
+
+
+def _size(holder: Any, array: Any) -> int:
     """Bytes of what is no array; of the array around it, if it does not say."""
     try:
         return memoryview(holder).nbytes
     except TypeError:
-        return int(last.nbytes)
+        return int(_last_array(array).nbytes)
 
 
-def _on_device(array: Any) -> Memory:
-    root = root_of(array)
-    # A watched array's own `data` counts as an escape.
-    pointer = _class_of_library(type(root)).data.__get__(root)
-    return Memory(id(pointer.mem), root, pointer.mem.ptr, pointer.mem.size)
-
-
-def _class_of_library(kind: type) -> Any:
-    return getattr(kind, "plain_class", kind)
+def _pointer(array: Any) -> Any:
+    """Of CuPy's array; a watched one's own `data` counts as an escape."""
+    library: Any = getattr(type(array), "plain_class", type(array))
+    return library.data.__get__(array)
 
 
 def device_of(array: Any) -> int:

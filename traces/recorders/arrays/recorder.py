@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 Also = frozenset[int] | None
 NONE: frozenset[int] = frozenset()
 
-_READ, _WRITE = int(Kind.READ), int(Kind.WRITE)
-
 
 class ArrayRecorder:
     """Records one trace while its ``with`` block runs, of all threads; one recorder at a time.
@@ -190,7 +188,7 @@ class ArrayRecorder:
         buffer = self._rows.buffer(array)
         self._escaped.add(buffer)
         now = time.monotonic_ns()
-        self._rows.access(_READ, buffer, self._rows.name("escape"), now, now)
+        self._rows.accesses([buffer], [], self._rows.name("escape"), now, now)
 
     def _note(
         self, name: str, began: int, reads: list[Any], writes: list[Any], result: Any, rule: Rule
@@ -205,7 +203,7 @@ class ArrayRecorder:
         new: dict[int, None] = {}
         for one in made:
             if rows.known(one) is None:
-                new[rows.buffer(one, operation, began, now)] = None
+                new[rows.begin(one, operation, began, now)] = None
         if (
             made
             and not new
@@ -214,12 +212,7 @@ class ArrayRecorder:
             and all(rows.known(one) in read for one in made)
         ):
             return  # views
-        for buffer in read:
-            rows.access(_READ, buffer, operation, began, now)
-        if rule.fills:
-            written |= new
-        for buffer in written:
-            rows.access(_WRITE, buffer, operation, began, now)
+        rows.accesses(read, written | new if rule.fills else written, operation, began, now)
 
     def note(self, name: str, reads: list[Any], result: Any) -> None:
         """An operation is over that has read some arrays and made another or none."""
@@ -229,7 +222,7 @@ class ArrayRecorder:
         buffer = self._rows.known(array)
         if buffer is None:
             self._rows.late += 1
-            buffer = self._rows.buffer(array)
+            buffer = self._rows.begin(array)
         return buffer
 
     def watched(self, operands: Operands, result: Any) -> Any:

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.recorders.arrays.memory import device_of, memory_of, root_of
+from traces.recorders.arrays.memory import address_of, device_of, memory_of, root_of
 from traces.trace import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from traces.recorders.arrays.memory import Memory
 
 #: What is kept of an event, int64 each; ``began`` is when its operation did, in ns.
-FIELDS = ("kind", "buffer", "size", "time_ns", "began", "operation", "thread", "address", "frame", "device")
+FIELDS = ("kind", "buffer", "size", "time_ns", "began", "operation", "address", "device", "thread", "frame")
 #: Ours, whose lines are not the program's.
 _FOLDERS = (str(Path(__file__).parent), str(Path(np.__file__).parent))
 
@@ -41,6 +43,7 @@ class Rows:
     """Events in their order. All methods may be called by any thread: a row is added in one piece.
 
     Attributes:
+        addresses: whether to keep where buffers lie, which takes a moment for each.
         late: arrays that were operands before anything was known of them: when they were made is not known.
     """
 
@@ -54,6 +57,7 @@ class Rows:
         self._lock = threading.RLock()  # something may die, and be an event, while it is held
         self._frames = frames
         self._open = True
+        self.addresses = False
         self.late = 0
 
     @property
@@ -83,29 +87,33 @@ class Rows:
 
     def known(self, thing: Any) -> int | None:
         """The buffer of an array, None if nothing is known of it."""
-        root = self._roots.get(id(root_of(thing)))
-        return self._known(memory_of(thing)) if root is None else root.buffer
-
-    def _known(self, memory: Memory) -> int | None:
+        holder = root_of(thing)
+        root = self._roots.get(id(holder))
+        if root is not None:
+            return root.buffer
+        if type(holder) is np.ndarray:  # all its views lead here
+            return None
+        memory = memory_of(thing)
         with self._lock:
             shared = self._buffers.get(memory.key)
             return None if shared is None else self._join(memory, shared)
 
-    def buffer(self, thing: Any, operation: int = -1, began: int = -1, now: int = 0) -> int:
+    def buffer(self, thing: Any) -> int:
         """The buffer of an array, which is an event if it is new."""
         found = self.known(thing)
-        if found is not None:
-            return found
+        return self.begin(thing) if found is None else found
+
+    def begin(self, thing: Any, operation: int = -1, began: int = -1, now: int = 0) -> int:
+        """A buffer that was not known, of an array."""
         memory = memory_of(thing)
+        address = address_of(thing) if self.addresses else -1
+        now = now or time.monotonic_ns()
         with self._lock:
-            found = self._known(memory)  # another thread may have been faster
-            if found is not None:
-                return found
-            buffer = self._count
-            self._count += 1
-            now = now or time.monotonic_ns()
-            self.add(_ALLOC, buffer, memory.size, now, began, operation, memory.address, device_of(thing))
-            shared = self._buffers[memory.key] = [buffer, 0]
+            shared = self._buffers.get(memory.key)
+            if shared is None:  # another thread may have been faster
+                shared = self._buffers[memory.key] = [self._count, 0]
+                self._count += 1
+                self._add((_ALLOC, shared[0], memory.size, now, began, operation, address, device_of(thing)))
             return self._join(memory, shared)
 
     def _join(self, memory: Memory, shared: list[int]) -> int:
@@ -125,28 +133,30 @@ class Rows:
             if shared[1] == 0:
                 del self._buffers[root.memory]
                 if self._open:
-                    self.add(_FREE, root.buffer, 0, time.monotonic_ns())
+                    self._add((_FREE, root.buffer, 0, time.monotonic_ns(), -1, -1, -1, 0))
 
-    def access(self, kind: int, buffer: int, operation: int, began: int, now: int) -> None:
-        """A buffer is read or written."""
-        self.add(kind, buffer, 0, now, began, operation)
+    def accesses(
+        self, reads: Iterable[int], writes: Iterable[int], operation: int, began: int, now: int
+    ) -> None:
+        """Buffers are read and written."""
+        rest = (0, now, began, operation, -1, 0)
+        self._add(
+            *((_READ, buffer, *rest) for buffer in reads), *((_WRITE, buffer, *rest) for buffer in writes)
+        )
 
     def mark(self, name: str) -> None:
         """A phase begins, or an iteration ends."""
-        self.add(_MARK, -1, 0, time.monotonic_ns(), -1, self.name(name))
+        self._add((_MARK, -1, 0, time.monotonic_ns(), -1, self.name(name), -1, 0))
 
-    def add(
-        self, kind: int, buffer: int, size: int, now: int, began: int = -1, operation: int = -1,
-        address: int = -1, device: int = 0,
-    ) -> None:  # fmt: skip
-        """One event: see `FIELDS`."""
+    def _add(self, *events: tuple[int, ...]) -> None:
+        """Events: see `FIELDS`."""
         me = threading.get_ident()
         thread = self._threads.get(me)
         if thread is None:
             with self._lock:
                 thread = self._threads.setdefault(me, len(self._threads))
-        frame = self._frame() if self._frames else -1
-        self._values.extend((kind, buffer, size, now, began, operation, thread, address, frame, device))
+        where = (thread, self._frame() if self._frames else -1)
+        self._values.extend([value for event in events for value in event + where])
 
     def _frame(self) -> int:
         frame = sys._getframe(2)
