@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,17 +14,22 @@ from mempool.torch.fitting.margins import IN_ALLOCATOR, MIB, PARTS, in_allocator
 from traces.recorders.torch import AccessRecorder
 from traces.trace import Kind, Trace
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 DEFAULT = (2 * 4096 + 8 * 16) << 10
 
 
-def traced(layer: nn.Module, *shape: int, backward: bool = True) -> Trace:
-    """A forward of a layer, and its backward if so said."""
-    with FakeTensorMode(allow_non_fake_inputs=True), AccessRecorder() as recorder:
-        out = layer(torch.empty(shape))
-        if backward:
-            recorder.mark("backward")
-            out.sum().backward()
-    return recorder.trace()
+def traced(make: Callable[..., nn.Module], *sizes: Any, backward: bool = True) -> Trace:
+    """A forward of a layer, and its backward if so said; of the sizes the last is the input's."""
+    with FakeTensorMode():
+        layer = make(*sizes[:-1])
+        with AccessRecorder([layer]) as recorder:
+            out = layer(torch.empty(sizes[-1]))
+            if backward:
+                out.sum().backward()
+            del out
+        return recorder.trace()
 
 
 @pytest.fixture(autouse=True)
@@ -37,22 +44,22 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cpu_adds_nothing() -> None:
-    assert margins(traced(nn.Linear(4, 4), 2, 4), "cpu") == {}
+    assert margins(traced(nn.Linear, 4, 4, (2, 4)), "cpu") == {}
 
 
 def test_autograds_thread_has_a_workspace_of_its_own() -> None:
-    once = margins(traced(nn.Linear(4, 4), 2, 4, backward=False))
-    twice = margins(traced(nn.Linear(4, 4), 2, 4))
+    once = margins(traced(nn.Linear, 4, 4, (2, 4), backward=False))
+    twice = margins(traced(nn.Linear, 4, 4, (2, 4)))
     assert once["cublas_workspace"] == DEFAULT
     assert twice["cublas_workspace"] == 2 * DEFAULT
 
 
 def test_who_multiplies_nothing_has_no_workspace() -> None:
-    assert "cublas_workspace" not in margins(traced(nn.ReLU(), 2, 4, backward=False))
+    assert "cublas_workspace" not in margins(traced(nn.ReLU, (2, 4), backward=False))
 
 
 def test_hopper_has_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = traced(nn.Linear(4, 4), 2, 4, backward=False)
+    trace = traced(nn.Linear, 4, 4, (2, 4), backward=False)
     assert margins(trace, capability=(9, 0))["cublas_workspace"] == 32 * MIB
     assert margins(trace, capability=(9, 0))["cuda_context"] > margins(trace)["cuda_context"]
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -67,9 +74,9 @@ def test_hopper_has_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_convolution_at_the_peak_needs_room_for_all_that_it_touches_once_more() -> None:
-    trace = traced(nn.Conv2d(3, 8, 3, bias=False), 4, 3, 16, 16, backward=False)
+    trace = traced(nn.Conv2d, 3, 8, 3, (4, 3, 16, 16), backward=False)
     sizes = trace.size[trace.kind == Kind.ALLOC]
-    assert margins(trace)["cudnn_workspace"] == sizes.sum()  # the weight, the input and the output
+    assert margins(trace)["cudnn_workspace"] == sizes.sum()  # weight, bias, input and output
 
 
 def test_a_convolution_far_from_the_peak_needs_none() -> None:
@@ -81,11 +88,11 @@ def test_a_convolution_far_from_the_peak_needs_none() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.first(x).mean() + torch.empty(1 << 24)
 
-    assert "cudnn_workspace" not in margins(traced(Late(), 4, 3, 16, 16, backward=False))
+    assert "cudnn_workspace" not in margins(traced(Late, (4, 3, 16, 16), backward=False))
 
 
 def test_ones_own_figures_count_and_others_are_refused() -> None:
-    trace = traced(nn.Linear(4, 4), 2, 4)
+    trace = traced(nn.Linear, 4, 4, (2, 4))
     mine = margins(trace, margin={"cuda_context": 0, "nccl": 7})
     assert mine["cuda_context"] == 0
     assert mine["nccl"] == 7

@@ -1,14 +1,14 @@
 """Autocast as CUDA has it, for fake tensors of the CPU.
 
 Both devices run matrix products in the lower precision; what they run in 32 bits differs, and with it what
-is saved for the backward pass: CUDA widens layer norm, softmax, norms and sums, the CPU does not. The list is
-that of PyTorch 2.13 (`ATen/autocast_mode.h`, `AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE`).
+is saved for the backward pass: CUDA widens layer norm, softmax, norms and sums, the CPU does not. The lists
+are those of PyTorch 2.13: CUDA's in `ATen/autocast_mode.h` (`AT_FORALL_FP32` and those below it), the CPU's
+in `ATen/autocast_mode.cpp`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -16,58 +16,79 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mempool.torch.fitting.attention import Asked
+    from collections.abc import Callable, Iterator
 
 #: Inputs are converted to 32 bits.
-_WIDENED = (
-    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ "
-    "__rpow__ softplus layer_norm native_layer_norm rms_norm group_norm cosine_similarity "
-    "poisson_nll_loss cosine_embedding_loss nll_loss hinge_embedding_loss kl_div l1_loss "
-    "smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss "
-    "triplet_margin_loss multi_margin_loss dist pdist cdist renorm binary_cross_entropy_with_logits "
-    "logsumexp interpolate upsample cross_entropy "
-)
+_WIDENED = """
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan softplus layer_norm
+    pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar native_layer_norm rms_norm group_norm frobenius_norm.dim
+    nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
+    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
+    multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
+    binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
+    _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d
+    _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa
+    upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
+"""
 #: The result is of 32 bits where no type is asked for; the kernel reads the input as it is.
-_SUMMED = "prod softmax log_softmax cumprod cumsum sum norm"
+_SUMMED = """
+    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
+    linalg_matrix_norm.str_ord sum sum.dim_IntList norm.Scalar norm.ScalarOpt_dim
+"""
+#: Inputs are converted to the widest type among them.
+_PROMOTED = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+#: What only the CPU converts.
+_LEFT = "cat stack index_copy cross_entropy_loss avg_pool3d adaptive_avg_pool3d max_pool3d ctc_loss.Tensor"
+
+_LOWER = (torch.float16, torch.bfloat16)
 
 
-def _functions(names: str) -> frozenset[Any]:
-    places = (torch, Tensor, torch.nn.functional, torch.linalg)
-    return frozenset(
-        getattr(place, name) for place in places for name in names.split() if hasattr(place, name)
-    )
+def of_cuda() -> dict[str, Any]:
+    """CUDA's kernels of autocast, by the operator's name."""
+    return {
+        **{name: _converting(name, _widened) for name in _WIDENED.split()},
+        **{name: _converting(name, _summed) for name in _SUMMED.split()},
+        **{name: _converting(name, _promoted) for name in _PROMOTED.split()},
+        **dict.fromkeys(_LEFT.split(), torch.library.fallthrough_kernel),
+    }
 
 
-_SUMS = _functions(_SUMMED) | {torch.linalg.vector_norm, torch.linalg.matrix_norm}
-#: What CUDA's autocast runs in 32 bits, as Python's callers name it.
-IN_32_BITS = _functions(_WIDENED) | _SUMS
+def _converting(name: str, convert: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[..., Any]:
+    packet, _, overload = name.partition(".")
+    operators = getattr(torch.ops.aten, packet)
+    operator = getattr(operators, overload or "default")
+    if packet == "norm":
+        operator = operators  # the type asks for another overload
+    below = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(below):
+            args, kwargs = convert(args, kwargs)
+            return operator(*args, **kwargs)
+
+    return kernel
 
 
-def widened(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with which CUDA's autocast would call it."""
-    if func in _SUMS:
-        low = isinstance(args[0], Tensor) and args[0].dtype in (torch.float16, torch.bfloat16)
-        asks = kwargs.get("dtype") is not None or any(isinstance(a, torch.dtype) for a in args)
-        return args, kwargs if asks or not low else {**kwargs, "dtype": torch.float32}
-    return (
-        tuple(_as(torch.float32, a) for a in args),
-        {name: _as(torch.float32, a) for name, a in kwargs.items()},
-    )
+def _widened(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return tuple(_as(torch.float32, a) for a in args), {k: _as(torch.float32, v) for k, v in kwargs.items()}
 
 
-def narrowed(asked: Asked) -> Asked:
-    """Attention's arguments in autocast's type: all of them, the mask too if it is added."""
-    kind = torch.get_autocast_dtype("cpu")
-    tensors = {name: _as(kind, getattr(asked, name)) for name in ("query", "key", "value", "attn_mask")}
-    return dataclasses.replace(asked, **tensors)
+def _summed(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    asks = kwargs.get("dtype") is not None or any(isinstance(a, torch.dtype) for a in args)
+    if asks or args[0].dtype not in (*_LOWER, torch.float32):
+        return args, kwargs
+    return args, {**kwargs, "dtype": torch.float32}
+
+
+def _promoted(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    kinds = {a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point()}
+    if torch.float32 not in kinds:
+        return args, kwargs
+    return _widened(args, kwargs)
 
 
 def _as(kind: torch.dtype, value: Any) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype not in (kind, torch.float64):
+    if isinstance(value, Tensor) and value.dtype in _LOWER:
         return value.to(kind)
     return value
 

@@ -7,9 +7,8 @@
 A build of PyTorch without CUDA has fake tensors "on cuda" only up to the backward pass. On the CPU they do
 all, but some functions take other buffers there. Inside the block these go the target's way:
 
-* attention: `attention.py` chooses the kernel; dropout keeps a mask of bytes, not of the input's type
-  (`ATen/native/Dropout.cpp`, `is_fused_kernel_acceptable`); recurrent layers are one cuDNN call
-  (`recurrent.py`); softmax of float16 to float32 does not convert first (`ATen/native/SoftMax.cpp`);
+* attention: `attention.py` chooses the kernel; dropout keeps a mask of bytes, not of the input's type; a
+  recurrent layer is one cuDNN call (`recurrent.py`); all through `kernels.py`;
 * `torch.autocast("cuda")` is autocast, with CUDA's list of what runs in 32 bits (`precision.py`);
 * optimizers and gradient clipping take their foreach forms, as they do for parameters on CUDA;
 * "cuda" where a device is asked for is the fake device: `.to("cuda")` moves nothing;
@@ -33,10 +32,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from mempool.errors import UsageError
-from mempool.torch.fitting import attention, precision, recurrent
+from mempool.torch.fitting import kernels, precision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +62,8 @@ def as_on(
 ) -> Iterator[None]:
     """Let fake tensors of the CPU take the buffers that those of a device would.
 
-    Real tensors are left alone. The optimizers' default and autocast's meaning of "cuda" are changed for the
-    whole process while the block runs, the rest for its thread.
+    Real tensors are left alone, but for the types that autocast gives them: what is changed is changed for
+    the whole process, while the block runs. Blocks do not overlap: the inner or later one counts.
 
     Args:
         device: "cuda", or "cpu", where only modules are helped to be converted.
@@ -82,8 +81,11 @@ def as_on(
         if kind == "cuda":
             stack.enter_context(foreach_by_default())
             stack.enter_context(precision.autocast_of_cuda())
+            stack.enter_context(kernels.overriding("AutocastCPU", precision.of_cuda()))
+            stack.enter_context(kernels.overriding("AutogradCPU", kernels.of_cuda(Target(capability, cudnn))))
+            stack.enter_context(_no_inference_mode())
             stack.enter_context(_backward_stays_in())
-            stack.enter_context(_AsOn(Target(capability, cudnn)))
+            stack.enter_context(_CudaIsHere())
         yield
 
 
@@ -139,27 +141,31 @@ def foreach_by_default() -> Iterator[None]:
             known.remove(FakeTensor)
 
 
-class _AsOn(TorchFunctionMode):
-    """Sends the calls that differ to their handlers."""
+@contextlib.contextmanager
+def _no_inference_mode() -> Iterator[None]:
+    """Let `torch.inference_mode` be `torch.no_grad`: it goes past autograd's keys, where the kernels are."""
+    before = torch._C._InferenceMode
+    torch._C._InferenceMode = lambda on: torch.no_grad() if on else contextlib.nullcontext()
+    try:
+        yield
+    finally:
+        torch._C._InferenceMode = before
 
-    def __init__(self, target: Target) -> None:
-        super().__init__()
-        self._target = target
+
+class _CudaIsHere(TorchFunctionMode):
+    """Takes "cuda" for the device of fake tensors, the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        handler = _HANDLERS.get(func)
-        if handler is not None and args and isinstance(args[0], FakeTensor):
-            result = handler(self._target, func, args, kwargs)
-            if result is not NotImplemented:
-                return result
-        if func is Tensor.backward:  # what checkpoints compute again in it goes the same way as before
+        if func is Tensor.backward:  # what checkpoints compute again in it finds the mode on
             with self:
                 return _backward(*args, **kwargs)
+        if func is Tensor.cuda:
+            return args[0] if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": _here(kwargs["device"])}
-        if func in precision.IN_32_BITS and torch.is_autocast_enabled("cpu"):
-            args, kwargs = precision.widened(func, args, kwargs)
+        if func is Tensor.to:
+            args = (args[0], *(_here(a) for a in args[1:]))
         return func(*args, **kwargs)
 
 
@@ -179,76 +185,5 @@ def _backward_stays_in() -> Iterator[None]:
 
 
 def _here(device: Any) -> Any:
-    """The fake device, where the target is meant."""
     named = isinstance(device, (str, torch.device)) and str(device).partition(":")[0] == "cuda"
     return "cpu" if named or type(device) is int else device
-
-
-def _attention(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
-    asked = attention.Asked(*args, **kwargs)
-    if asked.query.is_nested:
-        return func(*args, **kwargs)
-    if torch.is_autocast_enabled("cpu"):
-        asked = precision.narrowed(asked)
-        with torch.autocast("cpu", enabled=False):
-            return attention.attend(asked, target)
-    return attention.attend(asked, target)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Dropout:
-    """The arguments of dropout, in `torch.nn.functional` and in `torch`."""
-
-    input: Tensor
-    p: float = 0.5
-    training: bool = True
-    inplace: bool = False
-    train: bool = True
-
-
-def _dropout(_: Target, _func: Any, args: Any, kwargs: Any) -> Any:
-    given = _Dropout(*args, **kwargs)
-    fused = given.training and given.train and 0 < given.p < 1 and not given.inplace and given.input.numel()
-    return torch.native_dropout(given.input, given.p, train=True)[0] if fused else NotImplemented
-
-
-def _softmax(_: Target, func: Any, args: Any, kwargs: Any) -> Any:
-    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    wide = torch.float32 in (*args[2:], kwargs.get("dtype"))
-    if dim is None or not wide or args[0].dtype != torch.float16:
-        return NotImplemented
-    op = torch.ops.aten._log_softmax if "log" in func.__name__ else torch.ops.aten._softmax
-    return op(args[0], dim, half_to_float=True)
-
-
-def _to(_: Target, func: Any, args: Any, kwargs: Any) -> Any:
-    if "device" in kwargs:
-        kwargs = {**kwargs, "device": _here(kwargs["device"])}
-    return func(args[0], *(_here(a) for a in args[1:]), **kwargs)
-
-
-def _cuda(_: Target, _func: Any, args: Any, _kwargs: Any) -> Any:
-    return args[0]
-
-
-def _recurrent(_: Target, func: Any, args: Any, _kwargs: Any) -> Any:
-    return recurrent.layer(func.__name__, *args)
-
-
-def _handlers() -> dict[Any, Callable[[Target, Any, Any, Any], Any]]:
-    functional = torch.nn.functional
-    soft = [
-        getattr(place, name) for place in (functional, torch, Tensor) for name in ("softmax", "log_softmax")
-    ]
-    return {
-        functional.scaled_dot_product_attention: _attention,
-        functional.dropout: _dropout,
-        torch.dropout: _dropout,
-        Tensor.to: _to,
-        Tensor.cuda: _cuda,
-        **dict.fromkeys(soft, _softmax),
-        **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
-    }
-
-
-_HANDLERS = _handlers()
