@@ -11,20 +11,20 @@ import numpy as np
 WATCHED: dict[type, type] = {}
 CLASSES: dict[type, type] = {}
 #: The libraries' own classes, whose instances are arrays.
-ARRAYS: list[type] = [np.ndarray]
+_arrays: tuple[type, ...] = (np.ndarray,)
 _NUMBERS = (int, float, complex, str, bytes)  # a list of results that begins so holds no arrays
 
 
 def enlist(watched: type, plain: type) -> None:
     """A class of watched arrays, and the class of the library that it is of."""
+    global _arrays
     WATCHED[watched], CLASSES[plain] = plain, watched
-    if plain not in ARRAYS:
-        ARRAYS.append(plain)
+    _arrays = tuple(CLASSES)
 
 
 def is_array(thing: Any) -> bool:
     """Whether it is an array of a library that is recorded."""
-    return isinstance(thing, tuple(ARRAYS))
+    return isinstance(thing, _arrays)
 
 
 class Operands:
@@ -34,12 +34,11 @@ class Operands:
         arrays: all that were found, as plain arrays, in their order.
     """
 
-    __slots__ = ("_kinds", "_originals", "arrays")
+    __slots__ = ("_originals", "arrays")
 
     def __init__(self) -> None:
         self.arrays: list[Any] = []
         self._originals: dict[int, Any] = {}
-        self._kinds = tuple(ARRAYS)
 
     def plain(self, value: Any) -> Any:
         """The same without watched arrays, in lists, tuples and dicts too, which are copied if need be."""
@@ -56,7 +55,7 @@ class Operands:
         if kind is dict:
             named = {key: self.plain(one) for key, one in value.items()}
             return value if all(map(operator.is_, named.values(), value.values())) else named
-        if isinstance(value, self._kinds):
+        if isinstance(value, _arrays):
             self.arrays.append(value)
         return value
 

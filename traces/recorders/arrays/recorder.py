@@ -204,13 +204,7 @@ class ArrayRecorder:
         for one in made:
             if rows.known(one) is None:
                 new[rows.begin(one, operation, began, now)] = None
-        if (
-            made
-            and not new
-            and not written
-            and not rule.looks
-            and all(rows.known(one) in read for one in made)
-        ):
+        if made and not (new or written or rule.looks) and all(rows.known(one) in read for one in made):
             return  # views
         rows.accesses(read, written | new if rule.fills else written, operation, began, now)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 import threading
 import time
@@ -28,6 +29,9 @@ FIELDS = ("kind", "buffer", "size", "time_ns", "began", "operation", "address", 
 _FOLDERS = (str(Path(__file__).parent), str(Path(np.__file__).parent))
 
 _ALLOC, _FREE, _READ, _WRITE, _MARK = map(int, (Kind.ALLOC, Kind.FREE, Kind.READ, Kind.WRITE, Kind.MARK))
+
+
+_PACK = struct.Struct(f"{len(FIELDS)}q").pack  # of the ways to keep a row the fastest small one
 
 
 class _Root(weakref.ref[Any]):
@@ -140,9 +144,9 @@ class Rows:
     ) -> None:
         """Buffers are read and written."""
         rest = (0, now, began, operation, -1, 0)
-        self._add(
-            *((_READ, buffer, *rest) for buffer in reads), *((_WRITE, buffer, *rest) for buffer in writes)
-        )
+        events = [(_READ, buffer, *rest) for buffer in reads]
+        events += [(_WRITE, buffer, *rest) for buffer in writes]
+        self._add(*events)
 
     def mark(self, name: str) -> None:
         """A phase begins, or an iteration ends."""
@@ -155,8 +159,9 @@ class Rows:
         if thread is None:
             with self._lock:
                 thread = self._threads.setdefault(me, len(self._threads))
-        where = (thread, self._frame() if self._frames else -1)
-        self._values.extend([value for event in events for value in event + where])
+        frame = self._frame() if self._frames else -1
+        for event in events:
+            self._values.frombytes(_PACK(*event, thread, frame))
 
     def _frame(self) -> int:
         frame = sys._getframe(2)

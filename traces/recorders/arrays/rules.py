@@ -39,6 +39,8 @@ class Rule:
 
     def written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
         """The operands that are written, and of these, with those that are ignored, what is not read."""
+        if not (self.writes or self.updates or self.ignores):
+            return [], []
         unread = [
             value for one in (*self.writes, *self.ignores) if (value := _find(one, args, kwargs)) is not None
         ]
