@@ -107,7 +107,7 @@ def _tell(table: Table, seen: Table, match: NDArray[np.int64]) -> None:
     """Give the pools' allocs what the recorder knows of them: operation, category, source line."""
     mine = np.flatnonzero(seen["kind"] == Kind.ALLOC)
     rows, mine = match[match >= 0], mine[match >= 0]
-    for name in ("operation", "category", "frame"):
+    for name in ("operation", "category", "frame", "began"):
         table[name][rows] = seen[name][mine]
     if len(np.unique(seen["thread"])) > 1:
         return
@@ -122,6 +122,7 @@ def _tell(table: Table, seen: Table, match: NDArray[np.int64]) -> None:
         table["time_ns"][at] <= seen["time_ns"][of_operations[before]] if len(began) else False
     )
     table["operation"][at[within]] = seen["operation"][of_operations[before[within]]]
+    table["began"][at[within]] = began[before[within]]
 
 
 def _of_recorder(table: Table, seen: Table, match: NDArray[np.int64]) -> Table:

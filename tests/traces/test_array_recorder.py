@@ -262,6 +262,17 @@ class TestWhatPeopleSay:
         assert [trace.names[at] for at in trace.category[:2]] == ["parameters"] * 2
         assert [event[2] for event in events(trace) if event[0] == "M"] == ["forward", "step"]
 
+    def test_events_of_one_operation_have_its_time(self) -> None:
+        """And of the next one a later time: a trace can be cut into operations."""
+        with ArrayRecorder() as recorder:
+            (given,) = watch(recorder, 1000)
+            kept = [given + 1, given * 2]
+            trace = recorder.trace()
+        times = trace.time_ns[1:]
+        assert len(set(times[:3].tolist())) == len(set(times[3:].tolist())) == 1
+        assert times[0] < times[3]
+        assert len(kept) == 2
+
     def test_source_lines_are_the_programs_and_only_on_demand(self) -> None:
         lines = []
         for frames in (False, True):
@@ -280,8 +291,10 @@ class TestWhatPeopleSay:
 
     def test_threads_are_told_apart(self) -> None:
         """And no event of one is lost or torn by another."""
+        together = threading.Barrier(4)
 
         def work(mine: Any) -> None:
+            together.wait()
             for _ in range(300):
                 mine = (mine + 1)[1:]
                 mine = np.concatenate([mine, mine[:1]])

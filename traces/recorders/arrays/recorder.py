@@ -29,7 +29,8 @@ class ArrayRecorder:
 
     A buffer is the memory of the array that owns it, and lives as long; views are of the same buffer. An
     operation is a read or write of each buffer that it touches; what only makes views touches nothing. Events
-    come at the end of their operation: what it makes, what it reads, what it writes.
+    come at the end of their operation: what it makes, what it reads, what it writes. All have one time, that
+    of its beginning.
     """
 
     def __init__(self, *, frames: bool = False) -> None:
@@ -251,6 +252,7 @@ class ArrayRecorder:
 
     def _trace(self, table: dict[str, Any], **metadata: str) -> Trace:
         columns = {name: values for name, values in table.items() if name not in ("began", "address")}
+        columns["time_ns"] = np.where(table["began"] >= 0, table["began"], table["time_ns"])
         return Trace.of(**columns, names=self._rows.names, metadata=self._metadata() | metadata)
 
     def _metadata(self) -> dict[str, str]:
@@ -258,6 +260,7 @@ class ArrayRecorder:
         return {
             "framework": "+".join(sorted(self._frameworks)) or "numpy",
             "alignment": "512" if cupy else "64",
+            "time": "operation",  # all events of one have the time of its beginning
             "accesses": "partial" if self._escaped else "watched",
             "escaped_buffers": str(len(self._escaped)),
             "late_buffers": str(self._rows.late),
