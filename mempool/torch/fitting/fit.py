@@ -39,7 +39,7 @@ class Fit:
         reserved_bytes: what each allocator would hold of the device, by simulation.
         margin_bytes: what a GPU adds that no operation shows, by name.
         allocator: the one that ``fits``, ``missing_bytes`` and ``largest_batch`` are of.
-        batch: samples in a batch.
+        batch: samples in a batch; ``mode`` and ``device`` likewise as of the job.
         limit_bytes: what the device has; None if it was not told.
         fits: whether ``needed_bytes`` are at most that; None where there is no limit.
         missing_bytes: how many more would be needed; 0 if it fits, None where there is no limit.
@@ -61,6 +61,8 @@ class Fit:
     margin_bytes: dict[str, int]
     allocator: str
     batch: int
+    mode: str
+    device: str
     limit_bytes: int | None
     fits: bool | None
     missing_bytes: int | None
@@ -76,8 +78,7 @@ class Fit:
 
     def modules(self, depth: int) -> list[ModuleShare]:
         """``by_module`` with all below a depth added to the module there, largest first."""
-        alignment = int(self.trace.metadata.get("rounded_to", 1))
-        return AtPeak.of(rounded(self.trace, alignment)).by_module(depth)
+        return AtPeak.of(rounded(self.trace, ROUNDED_TO[self.device])).by_module(depth)
 
     def to_dict(self) -> dict[str, Any]:
         """All but the trace, ready for JSON."""
@@ -219,6 +220,8 @@ def fit_job(
         margin_bytes=added,
         allocator=allocators[0],
         batch=job.batch,
+        mode=job.mode,
+        device=job.device,
         limit_bytes=limit_bytes,
         fits=None if limit_bytes is None else needed <= limit_bytes,
         missing_bytes=None if limit_bytes is None else max(0, needed - limit_bytes),

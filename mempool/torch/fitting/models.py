@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
+from mempool.torch.fitting.tensors import fake_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +26,7 @@ def made_model(make: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.M
     Raises:
         UsageError: it is no module, or one that cannot be copied.
     """
-    with _initialised_without_looking():
+    with _initialised_without_looking(), _Copies():
         model = make()
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
@@ -37,6 +39,18 @@ def made_model(make: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.M
             if child is not None:
                 module._modules[name] = unwrapped(child)
     return model if dtype is None else model.to(dtype)
+
+
+class _Copies(TorchFunctionMode):
+    """Tensors without memory can be copied: PyTorch looks at their address to do it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.Tensor.__deepcopy__ or type(args[0]) is not FakeTensor:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            memo[id(tensor)] = fake_of(tensor, {}, again=True)
+        return memo[id(tensor)]
 
 
 @contextlib.contextmanager
@@ -65,12 +79,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def to_fake(given: Any) -> Any:
-    """Real tensors in a structure as tensors without memory, of the same sizes, strides and sharing."""
-    bases: dict[int, torch.Tensor] = {}
-    return pytree.tree_map_only(torch.Tensor, lambda t: _fake(t, bases), given)
-
-
 def _held(model: nn.Module) -> list[torch.Tensor]:
     return list(itertools.chain(model.parameters(), model.buffers()))
 
@@ -86,7 +94,7 @@ def _copied(model: nn.Module) -> nn.Module:
     for module in model.modules():
         for tensor in pytree.tree_leaves(list(vars(module).values())):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
-                memo[id(tensor)] = _fake(tensor, bases)
+                memo[id(tensor)] = fake_of(tensor, bases)
     try:
         return copy.deepcopy(model, dict(memo))
     except Exception:
@@ -105,25 +113,3 @@ def _copied_in_parts(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
                 made.__dict__[name] = value
     copied: nn.Module = memo[id(model)]
     return copied
-
-
-def _fake(tensor: torch.Tensor, bases: dict[int, torch.Tensor]) -> torch.Tensor:
-    """A tensor of the same kind without memory, on the CPU.
-
-    Args:
-        tensor: a real one, or one on the meta device.
-        bases: of storages that were met before, by their address; views share theirs.
-    """
-    if isinstance(tensor, FakeTensor) and tensor.device.type == "cpu":
-        return tensor
-    if tensor.layout is not torch.strided:
-        raise UsageError(f"a tensor with layout {tensor.layout}: only strided ones have a known size")
-    storage = tensor.untyped_storage()
-    base = bases.get(storage._cdata)
-    if base is None:
-        base = bases[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
-    whole = base[: storage.nbytes() // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
-    made = whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(made, requires_grad=tensor.requires_grad)
-    return made.requires_grad_(tensor.requires_grad)

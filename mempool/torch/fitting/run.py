@@ -17,8 +17,9 @@ from mempool.torch.fitting.failures import told
 from mempool.torch.fitting.fake import ValuelessMode, fake_mode
 from mempool.torch.fitting.isolation import isolated
 from mempool.torch.fitting.losses import loss_of
-from mempool.torch.fitting.models import made_model, to_fake
+from mempool.torch.fitting.models import made_model
 from mempool.torch.fitting.target import as_on
+from mempool.torch.fitting.tensors import to_fake
 from traces.recorders.torch import AccessRecorder
 from traces.trace import COLUMNS
 
@@ -61,10 +62,8 @@ def run(job: Job, steps: int = 2, *, warn: Callable[[str], object] = lambda _: N
         as_on(job.device, capability=job.capability),
         told(job) as watch,
     ):
-        made = _Made.of(job)
+        made = _Made.of(job, mode, warn)
         watch.model = made.model
-        for optimizer in made.optimizers:
-            _let_look(optimizer, mode, warn)
         with AccessRecorder([made.model], made.optimizers) as recorder:
             inputs = _inputs(job, recorder)
             take = _train(job, made, inputs, warn) if job.mode == "train" else _infer(job, made, inputs)
@@ -92,21 +91,18 @@ class _Made:
     optimizers: list[torch.optim.Optimizer]
 
     @classmethod
-    def of(cls, job: Job) -> _Made:
+    def of(cls, job: Job, mode: FakeTensorMode, warn: Callable[[str], object]) -> _Made:
         model = made_model(job.model, job.dtype)
         model.train(job.mode == "train")
         if job.checkpoint:
             checkpointed(model, job.checkpoint)
-        optimizers = [] if job.optimizer is None or job.mode == "inference" else [_optimizer(job, model)]
+        if job.optimizer is None or job.mode == "inference":
+            return cls(model, [])
+        optimizer = job.optimizer([p for p in model.parameters() if p.requires_grad])
+        _let_look(optimizer, mode, warn)
         if job.mode == "eval":
-            for optimizer in optimizers:
-                _make_state(optimizer)
-        return cls(model, optimizers)
-
-
-def _optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
-    assert job.optimizer is not None
-    return job.optimizer([p for p in model.parameters() if p.requires_grad])
+            _make_state(optimizer)
+        return cls(model, [optimizer])
 
 
 def _let_look(optimizer: torch.optim.Optimizer, mode: FakeTensorMode, warn: Callable[[str], object]) -> None:

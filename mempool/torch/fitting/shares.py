@@ -149,8 +149,9 @@ def _cut(path: str, depth: int | None) -> str:
 
 
 def _phases(trace: Trace) -> NDArray[np.int64]:
-    """Of each event the index of its phase in `PHASES`, or -1 before the first."""
-    marks = np.flatnonzero(trace.kind == Kind.MARK)
-    phase = [PHASES.index(n) if (n := trace.names[trace.operation[row]]) in PHASES else -1 for row in marks]
-    last = np.searchsorted(marks, np.arange(len(trace)), side="right") - 1
-    return np.where(last >= 0, np.array([*phase, -1], np.int64)[last], -1)
+    """Of each event the index of its phase in `PHASES`, or -1 before the first; steps end none."""
+    number = [PHASES.index(name) if name in PHASES else -1 for name in (*trace.names, "")]
+    phase = np.where(trace.kind == Kind.MARK, np.array(number)[trace.operation], -1)
+    told = np.flatnonzero(phase >= 0)
+    last = np.searchsorted(told, np.arange(len(trace)), side="right") - 1
+    return np.where(last >= 0, np.append(phase[told], -1)[last], -1)

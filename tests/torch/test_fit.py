@@ -1,0 +1,473 @@
+"""What a step needs, told before it runs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker, _WeakRefInfo
+from torch.optim import optimizer
+
+sys.path.insert(0, str(Path(__file__).parent))
+import models
+
+import mempool.torch
+from mempool.errors import UsageError
+from mempool.torch.fitting import Fit, Job, fit_job, run
+from mempool.torch.fitting.batches import MOST_TRIES, largest
+from mempool.torch.fitting.measure import needed
+from mempool.torch.fitting.shares import CATEGORIES, rounded, steps_of
+from mempool.torch.fitting.target import as_on
+from traces import Kind
+
+
+class Whole(nn.Module):
+    """A model of `models` whose output is its loss."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.model = models.MODELS[name]()
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self.model.loss(*batch)
+
+
+def job_of(name: str, **options: Any) -> Job:
+    batches = models.MODELS[name]()
+    start: dict[str, Any] = {"optimizer": torch.optim.AdamW, "batch": 4, "device": "cpu"}
+    return Job(model=lambda: Whole(name), inputs=lambda size: (batches.batch(0, size), {}), **start | options)
+
+
+def mlp(width: int = 32, depth: int = 3) -> nn.Module:
+    layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(depth)]
+    return nn.Sequential(*layers, nn.Linear(width, 4))
+
+
+X, Y = torch.zeros(8, 32), torch.zeros(8, dtype=torch.long)
+
+
+def fit_mlp(**options: Any) -> Fit:
+    options = {"loss": nn.functional.cross_entropy, "labels": Y, "margin": {}} | options
+    return mempool.torch.fit(mlp, X, **options)
+
+
+def answer(fit: Fit) -> dict[str, Any]:
+    return fit.to_dict()
+
+
+@pytest.mark.filterwarnings("ignore:Module is None")  # the tracker, of modules that it loses
+@pytest.mark.parametrize(
+    "name", [n if n == "gpt" else pytest.param(n, marks=pytest.mark.full) for n in models.MODELS]
+)
+def test_the_peak_is_that_of_pytorchs_own_tracker(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tracked() -> int:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, as_on("cpu"), MemTracker() as tracker:
+            model = Whole(name)
+            adam = torch.optim.AdamW(model.parameters())
+            tracker.track_external(model, adam)
+            for _ in range(2):
+                tracker.reset_mod_stats()
+                batch = tuple(mode.from_tensor(t) for t in model.model.batch(0, 4))
+                tracker.track_external(*batch)
+                loss = model(*batch)
+                loss.backward()
+                adam.step()
+                adam.zero_grad()
+            return max(snapshot["Total"] for snapshot in tracker.get_tracker_snapshot("peak").values())
+
+    trace = run(job_of(name))
+    assert int(trace.load().max()) == tracked()
+    monkeypatch.setattr(
+        _WeakRefInfo, "_calculate_mem_consumed", lambda self: -(-self.size * self.element_size // 512) * 512
+    )
+    assert int(rounded(trace, 512).load().max()) == tracked()
+
+
+jobs = st.fixed_dictionaries(
+    {
+        "mode": st.sampled_from(["train", "train", "inference", "eval"]),
+        "device": st.sampled_from(["cuda", "cpu"]),
+        "batch": st.integers(1, 40),
+        "accumulate": st.integers(1, 3),
+        "hold_output": st.booleans(),
+        "set_to_none": st.booleans(),
+        "dtype": st.sampled_from([None, torch.float64]),
+        "optimizer": st.sampled_from([torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor]),
+    }
+)
+
+
+@given(jobs)
+@settings(max_examples=25, deadline=None, print_blob=False)
+def test_what_holds_the_peak_adds_up_to_it(options: dict[str, Any]) -> None:
+    inputs = {"dtype": torch.float64} if options["dtype"] else {}
+    job = Job(model=mlp, inputs=lambda size: ((torch.zeros(size, 32, **inputs),), {}), **options)
+    fit = fit_job(job)
+    assert sum(fit.by_class_bytes.values()) == fit.peak_bytes
+    assert fit.by_class_bytes.keys() <= set(CATEGORIES)
+    for depth in (None, 0, 1, 2):
+        shares = fit.by_module if depth is None else fit.modules(depth)
+        assert sum(share.bytes for share in shares) == fit.peak_bytes
+        assert all(sum(share.by_class_bytes.values()) == share.bytes for share in shares)
+        assert len({share.module for share in shares}) == len(shares)
+    assert max(fit.by_phase_bytes.values()) == fit.peak_bytes
+    assert fit.by_phase_bytes[fit.peak_phase] == fit.peak_bytes
+    assert all(size >= fit.peak_bytes for size in fit.reserved_bytes.values())
+    assert fit.needed_bytes == fit.reserved_bytes["pytorch"] + sum(fit.margin_bytes.values())
+    assert json.loads(json.dumps(answer(fit))) == answer(fit)
+
+
+@given(jobs)
+@settings(max_examples=10, deadline=None)
+def test_the_peak_is_that_of_a_walk_through_the_second_step(options: dict[str, Any]) -> None:
+    job = Job(model=mlp, inputs=lambda size: ((torch.zeros(size, 32),), {}), **options | {"dtype": None})
+    fit = fit_job(job)
+    rounds = 512 if job.device == "cuda" else 1
+    alive: dict[int, tuple[int, str]] = {}
+    most: tuple[int, dict[int, tuple[int, str]]] = (-1, {})
+    steps, trace = 0, fit.trace
+    for row in range(len(trace)):
+        buffer = int(trace.buffer[row])
+        if trace.kind[row] == Kind.ALLOC:
+            size = -(-int(trace.size[row]) // rounds) * rounds
+            alive[buffer] = size, trace.names[trace.category[row]]
+        elif trace.kind[row] == Kind.FREE:
+            del alive[buffer]
+        steps += trace.kind[row] == Kind.MARK and trace.names[trace.operation[row]] == "step"
+        load = sum(size for size, _ in alive.values())
+        if steps == 1 and load > most[0]:
+            most = load, dict(alive)
+    assert fit.peak_bytes == most[0]
+    for category, held in fit.by_class_bytes.items():
+        assert held == sum(size for size, name in most[1].values() if name == category)
+
+
+def test_a_second_step_is_like_all_that_follow() -> None:
+    trace = run(job_of("gpt"), steps=4)
+    load, steps = trace.load(), steps_of(trace)
+    assert len(steps) == 4
+    peaks = [int(load[a:b].max()) for a, b in zip([0, *steps[:-1]], steps, strict=True)]
+    assert len(set(peaks[1:])) == 1
+
+
+def test_two_answers_are_the_same() -> None:
+    assert answer(fit_mlp()) == answer(fit_mlp())
+
+
+def on_meta() -> nn.Module:
+    with torch.device("meta"):
+        return mlp()
+
+
+def locked() -> nn.Module:
+    model = mlp()
+    model.lock = threading.Lock()
+    return model
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="eager")
+
+
+def compiled_inside() -> nn.Module:
+    model = mlp()
+    model[1] = compiled(model[1])
+    return model
+
+
+def compiled_in_place() -> nn.Module:
+    model = mlp()
+    model.compile(backend="eager")
+    return model
+
+
+WAYS = {
+    "a factory": lambda: mlp,
+    "a module": mlp,
+    "a module on meta": on_meta,
+    "a factory on meta": lambda: on_meta,
+    "a module that cannot be copied": locked,
+    "compiled": lambda: compiled(mlp()),
+    "compiled inside": compiled_inside,
+    "compiled in place": compiled_in_place,
+    "on several GPUs": lambda: nn.DataParallel(mlp()),
+    "compiled on several GPUs": lambda: compiled(nn.DataParallel(mlp())),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_however_a_model_is_given_the_answer_is_the_same(way: str) -> None:
+    given_so = mempool.torch.fit(WAYS[way](), X, loss=nn.functional.cross_entropy, labels=Y)
+    assert answer(given_so) == answer(fit_mlp())
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet"])
+def test_the_short_ways_of_our_mode_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried() -> list[Any]:
+        trace = run(job_of(name, device="cuda"))
+        return [trace.names, *(getattr(trace, c).tolist() for c in ("kind", "buffer", "size", "operation"))]
+
+    ours = tried()
+    module = sys.modules["mempool.torch.fitting.run"]
+    monkeypatch.setattr(module, "fake_mode", lambda: FakeTensorMode(allow_non_fake_inputs=True))
+    assert tried() == ours
+
+
+def test_a_mode_that_is_active_is_used() -> None:
+    with FakeTensorMode() as mode:
+        made = mlp()
+    with mode:
+        fit = mempool.torch.fit(made, X, loss=nn.functional.cross_entropy, labels=Y)
+    assert answer(fit) == answer(fit_mlp())
+
+
+def test_an_optimizer_that_looks_at_values_is_tried_and_told() -> None:
+    assert any("looks at values" in text for text in fit_mlp(optimizer=torch.optim.Adafactor).warnings)
+    assert not fit_mlp().warnings
+
+
+def test_state_that_pytorch_keeps_on_the_host_is_no_memory_of_a_gpu() -> None:
+    parameters = sum(-(-p.numel() * 4 // 512) * 512 for p in mlp().parameters())
+    many = len(list(mlp().parameters()))
+    on_host = fit_mlp().by_class_bytes["optimizer_state"]
+    beside = fit_mlp(optimizer=lambda p: torch.optim.AdamW(p, fused=True)).by_class_bytes["optimizer_state"]
+    assert on_host == 2 * parameters
+    assert beside == 2 * parameters + 512 * many
+
+
+def test_the_modes_hold_what_they_say() -> None:
+    train, infer, evaluate = (fit_mlp(mode=mode).by_class_bytes for mode in ("train", "inference", "eval"))
+    assert train["optimizer_state"] == evaluate["optimizer_state"] > 0
+    assert not infer.keys() & {"optimizer_state", "gradients"}
+    assert "gradients" not in evaluate
+    assert train["parameters"] == infer["parameters"] == evaluate["parameters"]
+
+
+def test_accumulated_gradients_are_alive_in_the_next_forward() -> None:
+    once, twice = fit_mlp().by_phase_bytes, fit_mlp(accumulate=2).by_phase_bytes
+    gradients = sum(-(-p.numel() * 4 // 512) * 512 for p in mlp().parameters())
+    assert twice["forward"] >= once["forward"] + gradients
+
+
+def test_an_output_that_a_loop_holds_is_there_beside_the_next() -> None:
+    big = {"inputs": torch.zeros(1000, 32), "mode": "inference", "optimizer": None}
+    held, let_go = (
+        mempool.torch.fit(nn.Linear(32, 500), **big, hold_output=hold).peak_bytes for hold in (True, False)
+    )
+    assert held - let_go == -(-1000 * 500 * 4 // 512) * 512
+
+
+def test_gradients_filled_with_zeros_stay() -> None:
+    kept, let_go = (fit_mlp(set_to_none=way).by_phase_bytes["forward"] for way in (False, True))
+    assert kept > let_go
+
+
+def test_checkpointed_blocks_hold_less() -> None:
+    def deep() -> nn.Module:
+        layers = [nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU()]
+        return nn.Sequential(*(nn.Sequential(*copy.deepcopy(layers)) for _ in range(6)), nn.Linear(64, 4))
+
+    x = torch.zeros(4096, 64)
+    loss = {"loss": lambda out: out.sum(), "optimizer": torch.optim.SGD}
+    kept, again, named = (
+        mempool.torch.fit(deep, x, checkpoint=which, **loss).peak_bytes for which in (False, True, "[0-2]")
+    )
+    assert again < 0.7 * kept
+    assert again < named < kept
+    with pytest.raises(UsageError, match="nothing to checkpoint"):
+        fit_mlp(checkpoint="nothing.like.it")
+
+
+def test_a_first_step_that_peaks_higher_is_told() -> None:
+    class Big(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            if not self.state:
+                self.state["made"] = torch.zeros(1 << 20)[:1].clone()
+            return super().step(closure)
+
+    fit = fit_mlp(optimizer=Big)
+    assert fit.first_step_bytes >= fit.peak_bytes + (2 << 20)
+    assert any("first step" in text for text in fit.warnings)
+    assert fit.reserved_bytes["planned"] >= fit.first_step_bytes
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=300), st.integers(0, 3000), st.data())
+@settings(deadline=None)
+def test_the_largest_batch_is_that_of_trying_all(steps: list[int], limit: int, data: st.DataObject) -> None:
+    need = np.cumsum(steps)
+    beyond = int(need[-1]) + 1 + max(0, limit)
+    tried: list[int] = []
+
+    def needs(batch: int) -> int:
+        tried.append(batch)
+        return int(need[batch - 1]) if batch <= len(need) else beyond + batch
+
+    first = data.draw(st.integers(1, 400))
+    found = largest(needs, limit, first)
+    assert found == max((b for b in range(1, len(need) + 1) if need[b - 1] <= limit), default=0)
+    assert len(tried) == len(set(tried)) <= MOST_TRIES
+
+
+def test_memory_in_proportion_to_the_batch_takes_few_tries() -> None:
+    tried: list[int] = []
+
+    def needs(batch: int) -> int:
+        tried.append(batch)
+        return 5_000_000 + 1_234 * batch
+
+    assert largest(needs, 20_000_000, 8) == 15_000_000 // 1_234
+    assert len(tried) <= 6
+
+
+def test_a_search_without_end_is_told() -> None:
+    with pytest.raises(UsageError, match="does not depend on it"):
+        largest(lambda _: 1, 2)
+
+
+def test_the_largest_batch_fits_and_one_more_does_not() -> None:
+    limit = 1 << 30
+    fit = mempool.torch.fit(mlp, torch.zeros(64, 32), limit="1GiB", loss=lambda out: out.sum())
+    assert fit.fits
+    assert fit.missing_bytes == 0
+    job = Job(
+        model=mlp,
+        inputs=lambda size: ((torch.zeros(size, 32),), {}),
+        batch=fit.largest_batch or 0,
+        optimizer=torch.optim.AdamW,
+        loss=lambda out: out.sum(),
+    )
+    assert needed(job, "pytorch") <= limit < needed(job.but(batch=job.batch + 1), "pytorch")
+
+
+def test_what_does_not_fit_says_by_how_much() -> None:
+    whole = fit_mlp()
+    fit = fit_mlp(limit=whole.needed_bytes - 1000, largest=False)
+    assert (fit.fits, fit.missing_bytes, fit.largest_batch) == (False, 1000, None)
+    assert fit_mlp(limit=whole.needed_bytes, largest=False).fits
+    assert "does not fit" in str(fit)
+    assert fit_mlp(limit="1MiB", remedies=False).largest_batch == 0
+
+
+def state_of_the_process() -> list[Any]:
+    return [
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        [str(part) for part in np.random.get_state()],  # noqa: NPY002
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.benchmark,
+        [str(value) for name, value in vars(nn.modules.module).items() if "_global_" in name],
+        len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()),
+        torch.overrides._len_torch_function_stack(),
+        nn.Module._apply,
+        nn.init._no_grad_trunc_normal_,
+        len(optimizer._global_optimizer_pre_hooks),
+        len(optimizer._global_optimizer_post_hooks),
+        torch._subclasses.fake_tensor.log.filters,
+    ]
+
+
+class Changing(nn.Module):
+    """What changes what it can, and fails if it is told to."""
+
+    def __init__(self, fail: str) -> None:
+        super().__init__()
+        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(3), random.seed(3), np.random.seed(3)  # noqa: NPY002
+        self.layer, self.fail = nn.Linear(4, 4), fail
+        if fail == "made":
+            raise ValueError("in the making")
+
+    def forward(self, x: Tensor) -> Tensor:
+        np.random.random(), random.random()  # noqa: NPY002
+        x = self.layer(x.double()) + torch.rand(4)
+        if self.fail == "forward":
+            raise ValueError("in the forward")
+        if self.fail == "value":
+            x = x * x.sum().item()
+        if self.fail == "backward":
+            x.register_hook(lambda _: 1 // 0)
+        return nn.functional.dropout(x)
+
+
+@pytest.mark.parametrize("ambient", ["plain", "float64", "no_grad", "inference_mode", "autocast", "meta"])
+@pytest.mark.parametrize("fail", ["", "made", "forward", "value", "backward"])
+def test_the_process_is_as_it_was(ambient: str, fail: str) -> None:
+    around = {
+        "no_grad": torch.no_grad,
+        "inference_mode": torch.inference_mode,
+        "autocast": lambda: torch.autocast("cpu"),
+        "meta": lambda: torch.device("meta"),
+    }
+    try:
+        if ambient == "float64":
+            torch.set_default_dtype(torch.float64)
+        with around.get(ambient, torch.enable_grad)():
+            x = torch.zeros(2, 4)
+            before = state_of_the_process()
+            errors = {"": (), "value": UsageError, "backward": ZeroDivisionError}.get(fail, ValueError)
+            if errors:
+                with pytest.raises(errors):
+                    mempool.torch.fit(lambda: Changing(fail), x)
+            else:
+                mempool.torch.fit(lambda: Changing(fail), x)
+            assert state_of_the_process() == before
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_model_and_its_inputs_stay_as_they_are() -> None:
+    model = nn.Sequential(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 4))
+    model.eval()
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    tensors = [*model.parameters(), *model.buffers(), model[0].weight.grad, X, Y]
+    values = [(t.clone(), t.data_ptr(), t._version, type(t)) for t in tensors]
+    kept = [{name: id(value) for name, value in vars(module).items()} for module in model.modules()]
+    for mode in ("train", "inference", "eval"):
+        mempool.torch.fit(model, X, loss=nn.functional.cross_entropy, labels=Y, mode=mode, dtype=torch.half)
+    after = [*model.parameters(), *model.buffers(), model[0].weight.grad, X, Y]
+    for tensor, (value, address, version, kind) in zip(after, values, strict=True):
+        assert (tensor.data_ptr(), tensor._version, type(tensor)) == (address, version, kind)
+        assert torch.equal(tensor, value)
+    assert kept == [{name: id(value) for name, value in vars(module).items()} for module in model.modules()]
+    assert not model.training
+
+
+def test_threads_get_their_own_answers_and_errors() -> None:
+    told: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        try:
+            told[number] = answer(fit_mlp(batch=8 * (number + 1))) if number % 2 else None
+            if number % 2 == 0:
+                mempool.torch.fit(lambda: Changing("value"), torch.zeros(2, 4))
+        except UsageError as error:
+            told[number] = str(error)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    for number in range(6):
+        if number % 2:
+            assert told[number] == answer(fit_mlp(batch=8 * (number + 1)))
+        else:
+            assert "a value is read" in told[number]
