@@ -1,0 +1,111 @@
+"""Optimizers and losses by name, as a command line gives them."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+from mempool.errors import UsageError
+from mempool.torch.fitting.scripts import load_module, load_script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mempool.named import Named
+
+#: Those of `torch.optim` that step without a closure and take any parameter, by the names of their classes.
+OPTIMIZERS = {
+    name.lower(): name
+    for name in (
+        "AdamW", "Adam", "SGD", "Adafactor", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam",
+        "ASGD", "Rprop",
+    )
+    if hasattr(torch.optim, name)
+}  # fmt: skip
+
+
+def optimizer_of(named: Named) -> Callable[..., torch.optim.Optimizer]:
+    """What makes the optimizer of a name such as ``adamw``, ``sgd+momentum`` or ``module:function``.
+
+    Raises:
+        UsageError: there is no such one.
+    """
+    arguments = dict(named.arguments)
+    if named.kind:
+        made = _of_file(named)
+    else:
+        name, _, more = named.name.lower().partition("+")
+        if name not in OPTIMIZERS or more not in ("", "momentum"):
+            raise UsageError(_unknown("optimizer", named.name, [*OPTIMIZERS, "sgd+momentum"]))
+        made = getattr(torch.optim, OPTIMIZERS[name])
+        if more:
+            arguments.setdefault("momentum", 0.9)
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        try:
+            found: torch.optim.Optimizer = made(parameters, **arguments)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{named}: {error}") from None
+        return found
+
+    return optimizer
+
+
+def loss_of_name(named: Named) -> Callable[[Any], torch.Tensor]:
+    """The loss of a name such as ``cross-entropy``, of a model's output, or ``module:function``.
+
+    Raises:
+        UsageError: there is no such one.
+    """
+    if named.kind:
+        made: Callable[[Any], torch.Tensor] = _of_file(named)
+        return made
+    if (found := LOSSES.get(named.name.lower().replace("_", "-"))) is None or named.arguments:
+        raise UsageError(_unknown("loss", named.name, list(LOSSES)))
+    return lambda output: found(_tensor(output))
+
+
+def _of_file(named: Named) -> Any:
+    module = (load_script if named.kind == "script" else load_module)(named.where).module
+    if not named.name or not callable(found := getattr(module, named.name, None)):
+        raise UsageError(f"{named.where} has no function {named.name!r}")
+    return found
+
+
+def _unknown(what: str, name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}"
+    return f"no {what} {name!r}; {hint} One of your own: module:function"
+
+
+def _tensor(output: Any) -> torch.Tensor:
+    """The first floating tensor of an output, which of those of transformers are the logits."""
+    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+    for leaf in pytree.tree_leaves(logits if logits is not None else output):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            return leaf
+    raise UsageError("the model's output has no floating tensor to take the loss of")
+
+
+def _cross_entropy(logits: torch.Tensor) -> torch.Tensor:
+    if logits.dim() > 2 and logits.size(1) < logits.size(-1) and logits.dim() == 3:
+        logits = logits.flatten(0, 1)  # tokens, classes last, as language models have it
+    target = torch.zeros((logits.size(0), *logits.shape[2:]), dtype=torch.int64, device=logits.device)
+    return functional.cross_entropy(logits, target)
+
+
+#: By name, functions of the output; what it is compared with is made along.
+LOSSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cross-entropy": _cross_entropy,
+    "mse": lambda output: functional.mse_loss(output, torch.zeros_like(output)),
+    "l1": lambda output: functional.l1_loss(output, torch.zeros_like(output)),
+    "bce-with-logits": lambda output: functional.binary_cross_entropy_with_logits(
+        output, torch.zeros_like(output)
+    ),
+    "sum": torch.sum,
+    "mean": torch.mean,
+}

@@ -1,0 +1,86 @@
+"""What the command line names, as something to try: a model of transformers, of a module, of a script."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mempool.errors import UsageError
+from mempool.torch.fitting.hub import hub, names
+from mempool.torch.fitting.scripts import load_module, load_script
+from mempool.torch.fitting.targets import Sizes, Target
+from mempool.torch.fitting.things import of_hub, of_loaded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mempool.named import Named
+    from mempool.torch.fitting.inputs import Arguments
+    from mempool.torch.fitting.scripts import Loaded
+
+__all__ = ["Sizes", "Target", "find"]
+
+
+def find(named: Named, sizes: Sizes) -> Target:
+    """What a name stands for.
+
+    Raises:
+        UsageError: there is no such thing, or it is of no use; names what is near.
+        OSError: a file cannot be read.
+    """
+    if named.kind == "transformers":
+        target = of_hub(hub(named.name, named.arguments, sizes.task), sizes)
+    else:
+        target = of_loaded(_loaded(named, sizes), named, sizes)
+    if sizes.inputs is not None:
+        shapes = [size for one in sizes.inputs for size in one.shape]
+        uses = frozenset({"seq"} if any("S" in size for size in shapes) else ())
+        target = replace(target, inputs=_specified(sizes), seq=sizes.seq, uses=uses)
+    if target.inputs is None:
+        raise UsageError(
+            f"what goes into {target.title}? Give --inputs, such as 'float32[B,3,224,224]', or name a "
+            "function that returns (model, inputs)"
+        )
+    for name in ("seq", "image"):
+        if getattr(sizes, name) is not None and name not in target.uses:
+            raise UsageError(
+                f"--{name} would change nothing: the inputs of {target.title} do not depend on it"
+            )
+    return target
+
+
+_scripts: dict[tuple[Any, ...], Loaded] = {}
+
+
+def _loaded(named: Named, sizes: Sizes) -> Loaded:
+    """The module; a script is run once, though sweeps try it with many sizes."""
+    if named.kind == "script":
+        key = named.where, tuple(sizes.arguments), sizes.main
+        if key not in _scripts:
+            _scripts[key] = load_script(named.where, sizes.arguments, main=sizes.main)
+        return _scripts[key]
+    try:
+        return load_module(named.where)
+    except UsageError as error:
+        near = difflib.get_close_matches(named.where, names(), n=3, cutoff=0.8) if not named.name else []
+        if not near:
+            raise
+        hint = ", ".join(f"transformers:{name}" for name in near)
+        raise UsageError(f"{error}; did you mean {hint}?") from None
+
+
+def _specified(sizes: Sizes) -> Callable[[int], Arguments]:
+    def made(batch: int) -> Arguments:
+        args, kwargs = [], {}
+        for one in sizes.inputs or ():
+            tensor = torch.zeros(one.sizes(batch, sizes.seq), dtype=getattr(torch, one.type))
+            if one.name:
+                kwargs[one.name] = tensor
+            else:
+                args.append(tensor)
+        return tuple(args), kwargs
+
+    return made

@@ -1,0 +1,177 @@
+"""Scripts and modules of others, imported so that models cost no memory and nothing is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import traceback
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from mempool.errors import UsageError
+from mempool.torch.fitting.fake import fake_mode
+from mempool.torch.fitting.isolation import isolated
+from mempool.torch.fitting.target import as_on
+from mempool.torch.fitting.watched import Seen, Trains, watched
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import ModuleType
+
+_VALUES = ("DataDependent", "DynamicOutputShape", "FakeTensor", "for tensor subclasses", "meta tensor")
+_GUARD = 'put what runs behind `if __name__ == "__main__":` or name a function, '
+
+
+class BrokenScriptError(UsageError):
+    """A script that cannot be imported."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A module that was imported, and what it did meanwhile."""
+
+    module: ModuleType
+    seen: Seen
+
+
+def load_script(path: str, arguments: Sequence[str] = (), *, main: bool = False) -> Loaded:
+    """Run a script's module level on tensors that have no memory, up to the first backward.
+
+    What it prints goes to stderr. Its folder comes first in ``sys.path``, from now on.
+
+    Args:
+        path: of the file.
+        arguments: what it finds in ``sys.argv`` behind its name.
+        main: as a program: what it does under ``if __name__ == "__main__":`` too.
+
+    Raises:
+        OSError: it cannot be read.
+        BrokenScriptError: it fails, or ends the interpreter; the line says where and why.
+    """
+    source = Path(path).read_bytes()
+    name = "__main__" if main else Path(path).stem
+    module = types.ModuleType(name if name not in sys.modules or main else f"{name} of {path}")
+    module.__file__ = path
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    with _started(path, arguments, module), unreal(), watched() as seen, _told(path, main=main):
+        exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102 - what it is for
+    return Loaded(module, seen)
+
+
+def load_module(name: str) -> Loaded:
+    """Import a module as everybody does, but for training: its first backward ends it.
+
+    Raises:
+        UsageError: there is none of that name.
+        BrokenScriptError: it fails, or trains.
+    """
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    with watched() as seen, _told(name, main=False):
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            raise UsageError(f"no module {error.name!r} in {Path.cwd()} or among what is installed") from None
+    if seen.trains:
+        raise BrokenScriptError(f"{name} trains when it is imported: {_GUARD}{name}:function")
+    return Loaded(module, seen)
+
+
+@contextlib.contextmanager
+def unreal() -> Iterator[None]:
+    """Tensors have no memory in the block, and what is printed goes to stderr."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(isolated())
+        stack.enter_context(fake_mode())
+        stack.enter_context(as_on("cuda"))
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield
+
+
+@contextlib.contextmanager
+def _told(name: str, *, main: bool) -> Iterator[None]:
+    """What ends a script as a line; that it began to train is its good end."""
+    try:
+        yield
+    except Trains:
+        return
+    except UsageError:
+        raise
+    except SystemExit as error:
+        hint = (
+            f"give its arguments behind --, as in {name} --main -- ARGS"
+            if main
+            else f"{_GUARD}{name}:function"
+        )
+        raise BrokenScriptError(f"{_place(name, error)} ends itself{_code(error)}: {hint}") from None
+    except SyntaxError as error:
+        raise BrokenScriptError(f"{error.filename or name}:{error.lineno}: {error.msg}") from None
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        hint = ""
+        if any(sign in text for sign in _VALUES):
+            hint = f"; tensors have no values here: {'name a function, ' if main else _GUARD}{name}:function"
+        raise BrokenScriptError(f"{_place(name, error)}: {text}{hint}") from error
+
+
+def _place(name: str, error: BaseException) -> str:
+    """The innermost line of the script itself, of a module the innermost at all that is not PyTorch's."""
+    own = str(Path(torch.__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [f for f in frames if f.filename == name]
+    others = [f for f in frames if not f.filename.startswith(("<", own, str(Path(__file__).parent)))]
+    last = (mine or others)[-1:]
+    return f"{last[0].filename}:{last[0].lineno}" if last else name
+
+
+def _code(error: SystemExit) -> str:
+    return (
+        f" (exit code {error.code})"
+        if isinstance(error.code, int)
+        else f" ({error.code})"
+        if error.code
+        else ""
+    )
+
+
+@contextlib.contextmanager
+def _started(path: str, arguments: Sequence[str], module: ModuleType) -> Iterator[None]:
+    """As a program that was started so, in one process, and that nobody answers."""
+    loader: Any = torch.utils.data.DataLoader
+    stdin, argv, iterator = sys.stdin, sys.argv, loader._get_iterator
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module
+    sys.argv = [path, *arguments]
+    loader._get_iterator = _in_this_process
+    try:
+        with open(os.devnull) as sys.stdin:  # noqa: PTH123
+            yield
+    finally:
+        sys.stdin, sys.argv, loader._get_iterator = stdin, argv, iterator
+        if before is not None:
+            sys.modules[module.__name__] = before
+
+
+def _in_this_process(loader: Any) -> Any:
+    """Tensors without memory go to no other process."""
+    loader.num_workers, loader.timeout, loader.pin_memory = 0, 0, False
+    with _disable_current_modes():
+        return _Batches(loader)
+
+
+class _Batches(_SingleProcessDataLoaderIter):
+    """Batches without memory, of indices that are real: a sampler wants values."""
+
+    def _next_index(self) -> Any:
+        with _disable_current_modes():
+            return super()._next_index()

@@ -1,0 +1,296 @@
+"""What modules and scripts hold as something to try: models, classes, functions, what a script calls."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import inspect
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mempool.errors import UsageError
+from mempool.torch.fitting import hub_inputs
+from mempool.torch.fitting.hub import Hub, task_of
+from mempool.torch.fitting.inputs import Arguments, arguments, batch_of, resizable
+from mempool.torch.fitting.job import Job
+from mempool.torch.fitting.scripts import unreal
+from mempool.torch.fitting.targets import Sizes, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mempool.named import Named
+    from mempool.torch.fitting.scripts import Loaded
+    from mempool.torch.fitting.watched import Seen
+
+_FACTORIES = ("model", "make_model", "build_model", "get_model", "create_model", "make", "build", "job")
+#: Names that a function's parameters may have, by what they are given.
+_SIZES = {
+    "batch": ("batch", "batch_size", "bs"),
+    "seq": ("seq", "seq_len", "seqlen", "seq_length", "sequence_length", "block_size"),
+    "image": ("image", "image_size", "img_size"),
+}
+
+
+def of_hub(found: Hub, sizes: Sizes) -> Target:
+    """A model of transformers, with inputs by its configuration.
+
+    Raises:
+        UsageError: they are not known, or the sequence is longer than the model's positions.
+    """
+    seq = hub_inputs.sequence(found, sizes.seq)
+    takes_images = "pixel_values" in found.takes
+    uses = [name for name, is_so in (("seq", seq is not None), ("image", takes_images)) if is_so]
+    return Target(
+        f"{found.kind.__name__} of {found.config.model_type} ({found.task})",
+        found.model,
+        lambda batch: ((), hub_inputs.inputs(found, batch, seq, sizes.image, labels=sizes.labels)),
+        seq=seq,
+        uses=frozenset(uses),
+    )
+
+
+def of_loaded(loaded: Loaded, named: Named, sizes: Sizes) -> Target:
+    """What is named in a module; where nothing is, what it calls itself, or the one model that it has.
+
+    Raises:
+        UsageError: there is no such thing, it is of no use, or there are several.
+    """
+    if named.name:
+        return _of_thing(_attribute(loaded.module, named), named.name, named.arguments, sizes, loaded.seen)
+    seen = loaded.seen
+    if seen.call is not None and (seen.trains or sizes.inputs is None):
+        return _of_seen(seen, named)
+    name, thing = _only(loaded.module, named)
+    return _of_thing(thing, name, {}, sizes, seen)
+
+
+def _attribute(module: Any, named: Named) -> Any:
+    found = module
+    for part in named.name.split("."):
+        if not hasattr(found, part):
+            there = [name for name in vars(module) if not name.startswith("_")]
+            near = difflib.get_close_matches(named.name, there, n=4, cutoff=0.5) or there[-8:]
+            raise UsageError(f"{named.where} has no {named.name!r}; it has {', '.join(near) or 'nothing'}")
+        found = getattr(found, part)
+    return found
+
+
+def _of_seen(seen: Seen, named: Named) -> Target:
+    """The model that the script itself called last, with what it gave to it."""
+    call, given = seen.call, seen.batch
+    assert call is not None
+    own: dict[str, Any] = {"autocast": call.autocast}
+    notes = [f"model and inputs are those that {named.where} calls itself"]
+    if (optimizer := seen.optimizer()) is not None:
+        own["optimizer"] = optimizer
+    if (found := seen.labelled_loss()) is not None:
+        loss, labels = found
+        own |= {"loss": loss, "labels": _scaled(labels, given)}
+    elif seen.trains:
+        notes.append("its loss is not a function of the model's output alone, and is not taken over")
+    inputs = resizable((call.args, call.kwargs), given)
+    return Target(
+        f"{type(call.module).__name__} of {named.where}",
+        _copies(call.module),
+        inputs,
+        batch=given,
+        own=own,
+        notes=tuple(notes),
+    )
+
+
+def _scaled(labels: Any, batch: int | None) -> Callable[[int], Any]:
+    """Labels for other batches: their first dimension is a multiple of the samples."""
+    first = batch_of(labels)
+    if batch is None or first is None or first % batch:
+        return lambda _: labels
+    make = resizable(labels, first)
+    return lambda size: make(first // batch * size)
+
+
+def _only(module: Any, named: Named) -> tuple[str, Any]:
+    """The one model, class or function of a script that is meant when none is named."""
+    there = {name: thing for name, thing in vars(module).items() if not name.startswith("_")}
+    models = {
+        n: m for n, m in there.items() if isinstance(m, nn.Module) and any(True for _ in m.parameters())
+    }
+    inner = {id(child) for m in models.values() for child in m.modules() if child is not m}
+    own = {n: t for n, t in there.items() if getattr(t, "__module__", None) == module.__name__}
+    classes = {n: c for n, c in own.items() if isinstance(c, type) and issubclass(c, nn.Module)}
+    for choice in (
+        {n: m for n, m in models.items() if id(m) not in inner},
+        {n: f for n, f in own.items() if inspect.isfunction(f) and n in _FACTORIES and not _required(f)},
+        {n: c for n, c in classes.items() if not _required(c)},
+    ):
+        distinct = {id(thing): name for name, thing in choice.items()}
+        if len(distinct) == 1:
+            name = next(iter(distinct.values()))
+            return name, choice[name]
+        if distinct:
+            names = ", ".join(f"{named.where}:{name}" for name in distinct.values())
+            raise UsageError(f"{named.where} has several models: say which, {names}")
+    hint = f"; say {named.where}:{next(iter(classes))}(...) with its arguments" if classes else ""
+    program = "; --main runs it as a program, to its first backward" if named.kind == "script" else ""
+    raise UsageError(
+        f"{named.where} has no model at its top level, nor a class without arguments{hint}{program}"
+    )
+
+
+def _required(thing: Any) -> list[str]:
+    try:
+        parameters = inspect.signature(thing).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    sizes = {name for names in _SIZES.values() for name in names}
+    return [
+        p.name
+        for p in parameters
+        if p.default is p.empty
+        and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        and p.name not in sizes
+    ]
+
+
+def _of_thing(thing: Any, name: str, given: dict[str, Any], sizes: Sizes, seen: Seen) -> Target:
+    if isinstance(thing, nn.Module):
+        if given:
+            raise UsageError(f"{name} is a model already: it takes no arguments")
+        title, make = f"{name}, a {type(thing).__name__}", _copies(thing)
+    elif callable(thing):
+        return _of_function(thing, name, given, sizes)
+    else:
+        raise UsageError(f"{name} is a {type(thing).__name__}, neither a model nor what makes one")
+    call = seen.call
+    if call is not None and call.module is thing:
+        return replace(_of_example((call.args, call.kwargs), title, make), own={"autocast": call.autocast})
+    return _with_own_inputs(thing, title, make, sizes)
+
+
+def _copies(model: nn.Module) -> Callable[[], nn.Module]:
+    """A new one for each run, of one without memory; a real one is copied by whoever runs it."""
+    held = [leaf for module in model.modules() for leaf in pytree.tree_leaves(list(vars(module).values()))]
+    tensors = [leaf for leaf in held if isinstance(leaf, FakeTensor)]
+
+    def copied() -> nn.Module:
+        memo: dict[int, Any] = {id(tensor): _fresh(tensor) for tensor in tensors}
+        return copy.deepcopy(model, memo)
+
+    return copied if tensors else lambda: model
+
+
+def _fresh(tensor: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(made, tensor.requires_grad)
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def _of_function(function: Callable[..., Any], name: str, given: dict[str, Any], sizes: Sizes) -> Target:
+    """A class, or a function that returns a model, (model, inputs), a dictionary, or a `Job`."""
+    if missing := [key for key in _required(function) if key not in given]:
+        raise UsageError(f"{name} needs {', '.join(missing)}: say {name}({missing[0]}=...)")
+    taken = _sizes_of(function, given)
+    defaults = _defaults(function, taken, sizes, name)
+    usual = defaults.get("batch", 1)
+
+    def called(batch: int) -> Any:
+        asked = {"batch": batch, "seq": sizes.seq, "image": sizes.image}
+        more = {key: asked[what] for key, what in taken.items() if asked[what] is not None}
+        return function(**(more | given))
+
+    with unreal():
+        made = called(usual)
+    if isinstance(made, Job):
+        rest = {key: getattr(made, key) for key in Job.__dataclass_fields__ if key not in ("model", "inputs")}
+        return Target(name, made.model, made.inputs, batch=rest.pop("batch"), own=rest)
+    model, inputs, own = _parts(made, name)
+    title = name if isinstance(function, type) else f"{type(model).__name__} of {name}"
+    make = lambda: _parts(called(usual), name)[0]  # noqa: E731
+    if inputs is None:
+        return replace(_with_own_inputs(model, title, make, sizes), own=own)
+    uses = frozenset(taken.values()) - {"batch"}
+    seq = sizes.seq or defaults.get("seq")
+    if "batch" not in taken.values():
+        return replace(_of_example(arguments(inputs), title, make), own=own, seq=seq, uses=uses)
+    examples = _examples(lambda batch: arguments(_parts(called(batch), name)[1]))
+    return Target(title, make, examples, batch=defaults.get("batch"), seq=seq, uses=uses, own=own)
+
+
+def _defaults(function: Callable[..., Any], taken: dict[str, str], sizes: Sizes, name: str) -> dict[str, int]:
+    """What a function's own sizes are."""
+    found = {}
+    for key, what in taken.items():
+        default = inspect.signature(function).parameters[key].default
+        if isinstance(default, int):
+            found[what] = default
+        elif default is inspect.Parameter.empty and what != "batch" and getattr(sizes, what) is None:
+            raise UsageError(f"{name} takes {key}: give --{what}")
+    return found
+
+
+def _examples(make: Callable[[int], Arguments]) -> Callable[[int], Arguments]:
+    """Inputs of a function that makes a model along, which is nobody's: once for each batch."""
+    made: dict[int, Arguments] = {}
+
+    def of(batch: int) -> Arguments:
+        if batch not in made:
+            with _disable_current_modes(), unreal():
+                made[batch] = make(batch)
+        new: Arguments = pytree.tree_map_only(torch.Tensor, torch.empty_like, made[batch])
+        return new
+
+    return of
+
+
+def _sizes_of(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, str]:
+    """Which of a function's parameters are sizes: by name, what they are given."""
+    if isinstance(function, type):
+        return {}  # of a class such names mean its architecture
+    there = inspect.signature(function).parameters
+    return {key: what for what, keys in _SIZES.items() for key in keys if key in there and key not in given}
+
+
+def _parts(made: Any, name: str) -> tuple[nn.Module, Any, dict[str, Any]]:
+    if isinstance(made, nn.Module):
+        return made, None, {}
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
+        return made[0], made[1], {}
+    if isinstance(made, dict) and isinstance(made.get("model"), nn.Module):
+        own = {key: value for key, value in made.items() if key not in ("model", "inputs")}
+        for key in own:
+            if key not in Job.__dataclass_fields__:
+                raise UsageError(f"{name} returns {key!r}, which a Job has not")
+        return made["model"], made.get("inputs"), own
+    raise UsageError(
+        f"{name} returns a {type(made).__name__}: neither a model, nor (model, inputs), nor a dictionary"
+    )
+
+
+def _of_example(example: Arguments, title: str, make: Callable[[], nn.Module]) -> Target:
+    batch = batch_of(example)
+    return Target(title, make, resizable(example, batch), batch=batch)
+
+
+def _with_own_inputs(model: nn.Module, title: str, make: Callable[[], nn.Module], sizes: Sizes) -> Target:
+    """With the inputs that a model tells of itself, as those of transformers and Lightning do."""
+    config = getattr(model, "config", None)
+    if sizes.inputs is None and getattr(model, "main_input_name", None) and hasattr(config, "model_type"):
+        target = of_hub(Hub(config, task_of(type(model)), type(model)), sizes)
+        return replace(target, title=title, model=make)
+    if (example := getattr(model, "example_input_array", None)) is not None:
+        return _of_example(arguments(example), title, make)
+    if sizes.image is not None:
+        image = sizes.image
+
+        def images(batch: int) -> Arguments:
+            return (torch.zeros(batch, 3, image, image),), {}
+
+        return Target(title, make, images, uses=frozenset({"image"}))
+    return Target(title, make)

@@ -1,0 +1,170 @@
+"""What a program does with a model: its last call, the loss, the optimizer; and that it begins to train."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as modules
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from mempool.torch.fitting.inputs import batch_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_LOSSES = (
+    "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div",
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "poisson_nll_loss", "soft_margin_loss",
+    "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "hinge_embedding_loss",
+)  # fmt: skip
+
+
+class Trains(BaseException):
+    """The program goes backward for the first time; no Exception, so that no program catches it."""
+
+
+@dataclass
+class Call:
+    """A call of a model by the program, not by another module."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+    autocast: torch.dtype | None
+
+
+@dataclass
+class Seen:
+    """What was seen.
+
+    Attributes:
+        call: the last one of a module with parameters.
+        loss: function, arguments and result of the last loss.
+        optimizers: all that were made.
+        trains: whether the program began to go backward.
+    """
+
+    call: Call | None = None
+    loss: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any] | None = None
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    trains: bool = False
+    _depth: int = 0
+
+    def enter(self, *_: Any) -> None:
+        """A module is called."""
+        self._depth += 1
+
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """It returns, or fails."""
+        self._depth -= 1
+        if self._depth == 0 and output is not None and any(True for _ in module.parameters()):
+            self.call = Call(module, args, kwargs, output, _autocast())
+
+    def backward(self) -> None:
+        """The program goes backward.
+
+        Raises:
+            Trains: always.
+        """
+        self.trains = True
+        raise Trains
+
+    @property
+    def batch(self) -> int | None:
+        """Samples in the call's batch."""
+        return None if self.call is None else batch_of((self.call.args, self.call.kwargs))
+
+    def optimizer(self) -> Callable[..., torch.optim.Optimizer] | None:
+        """What makes an optimizer such as the one that trains the called module."""
+        own = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
+        for made in reversed(self.optimizers):
+            if any(id(p) in own for group in made.param_groups for p in group["params"]):
+                return _again(made)
+        return None
+
+    def labelled_loss(self) -> tuple[Callable[[Any, Any], torch.Tensor], Any] | None:
+        """The loss of the model's output, as a function of it and of labels, and the labels.
+
+        None if it is not known to be a function of the output alone, perhaps in another shape.
+        """
+        if self.loss is None or self.call is None:
+            return None
+        function, args, kwargs, _ = self.loss
+        given, rest = args[0], args[1:]
+        leaves = [leaf for leaf in pytree.tree_leaves(self.call.output) if isinstance(leaf, torch.Tensor)]
+        at = [k for k, leaf in enumerate(leaves) if leaf.numel() == given.numel() and leaf.dim() > 0]
+        if not at:
+            return None
+        tail, same = given.shape[1:], leaves[at[0]].shape == given.shape
+
+        def loss(output: Any, labels: Any) -> torch.Tensor:
+            mine = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)][at[0]]
+            found: torch.Tensor = function(mine if same else mine.reshape(-1, *tail), *labels[0], **labels[1])
+            return found
+
+        return loss, (rest, kwargs)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[Seen]:
+    """See what a program does in the block; its first backward ends it with `Trains`."""
+    seen = Seen()
+    init = torch.optim.Optimizer.__init__
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        seen.optimizers.append(self)
+
+    hooks = [
+        modules.register_module_forward_pre_hook(seen.enter),
+        modules.register_module_forward_hook(seen.leave, with_kwargs=True, always_call=True),
+        register_optimizer_step_pre_hook(lambda *_: seen.backward()),
+    ]
+    torch.optim.Optimizer.__init__ = made
+    try:
+        with _Functions(seen):
+            yield seen
+    finally:
+        torch.optim.Optimizer.__init__ = init
+        for hook in hooks:
+            hook.remove()
+
+
+class _Functions(TorchFunctionMode):
+    """Sees losses and the backward."""
+
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "backward":
+            self.seen.backward()
+        result = func(*args, **(kwargs or {}))
+        if name in _LOSSES and args:
+            self.seen.loss = func, args, kwargs or {}, result
+        return result
+
+
+def _again(optimizer: torch.optim.Optimizer) -> Callable[..., torch.optim.Optimizer]:
+    import inspect
+
+    takes = inspect.signature(type(optimizer)).parameters
+    settings = {key: value for key, value in optimizer.defaults.items() if key in takes}
+    made: Any = type(optimizer)
+    return lambda parameters: made(parameters, **settings)
+
+
+def _autocast() -> torch.dtype | None:
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+    return None
