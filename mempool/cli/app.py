@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mempool.cli import check, compare, convert, demo, info, plan, run, show
+from mempool.cli import check, compare, convert, demo, fit, info, plan, run, show
 from mempool.cli.output import ExitCode, Stop, error_line
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ app.command()(plan.plan)
 app.command()(check.check)
 app.command()(info.info)
 app.command()(compare.compare)
+app.command()(fit.fit)
 app.command()(convert.convert)
 app.command()(show.show)
 

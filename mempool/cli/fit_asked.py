@@ -1,0 +1,109 @@
+"""What the options of ``mempool fit`` mean, before anything is imported or made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from mempool import named
+from mempool.cli.parsed import parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mempool.named import Input, Named
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for; None where it says nothing.
+
+    Attributes:
+        target: the model.
+        batches, seqs, images: sizes to try, all with all.
+        limit_bytes: of the device.
+        capability: of the card.
+        job: attributes of the `Job` as they are.
+        dtype, autocast: PyTorch's names of types.
+        optimizer, loss: by name.
+        inputs, task, arguments, main: of `Sizes`.
+        allocators: the one that decides first.
+        largest, remedies: of `fit_job`.
+    """
+
+    target: Named
+    batches: Sequence[int | None] = (None,)
+    seqs: Sequence[int | None] = (None,)
+    images: Sequence[int | None] = (None,)
+    limit_bytes: int | None = None
+    capability: tuple[int, int] | None = None
+    job: dict[str, Any] = field(default_factory=dict)
+    dtype: str | None = None
+    autocast: str | None = None
+    optimizer: Named | None = None
+    loss: Named | None = None
+    inputs: tuple[Input, ...] | None = None
+    task: str | None = None
+    arguments: tuple[str, ...] = ()
+    main: bool = False
+    allocators: tuple[str, ...] = ()
+    largest: bool | None = None
+    remedies: bool | None = None
+
+    @property
+    def sweep(self) -> bool:
+        """Whether there is more than one size."""
+        return len(self.batches) * len(self.seqs) * len(self.images) > 1
+
+
+def asked(said: dict[str, Any]) -> Asked:
+    """What the options ask for, by their names.
+
+    Raises:
+        typer.BadParameter: one of them means nothing, or two contradict each other.
+    """
+    target = parsed("MODEL", named.parse_target, said["target"])
+    assert target is not None
+    sizes = {name: parsed(f"--{name}", named.parse_sizes, said[name]) for name in ("batch", "seq", "image")}
+    limit_bytes, capability = _limit(said["limit"], said["card"])
+    for name, names in (("mode", ("train", "inference", "eval")), ("device", ("cuda", "cpu"))):
+        if said[name] not in names:
+            raise typer.BadParameter(f"--{name}: no {said[name]!r}; there are {', '.join(names)}")
+    if (said["main"] or said["arguments"]) and target.kind != "script":
+        raise typer.BadParameter("--main and arguments are for scripts")
+    sweep = any(len(given or ()) > 1 for given in sizes.values())
+    return Asked(
+        target=target,
+        batches=sizes["batch"] or (None,),
+        seqs=sizes["seq"] or (None,),
+        images=sizes["image"] or (None,),
+        limit_bytes=limit_bytes,
+        capability=capability,
+        job={key: said[key] for key in ("mode", "device", "checkpoint", "accumulate")},
+        dtype=parsed("--dtype", named.parse_type, said["dtype"]),
+        autocast=parsed("--autocast", named.parse_type, said["autocast"]),
+        optimizer=parsed("--optimizer", named.parse_name, said["optimizer"]),
+        loss=parsed("--loss", named.parse_name, said["loss"]),
+        inputs=parsed("--inputs", named.parse_inputs, said["inputs"]),
+        task=said["task"],
+        arguments=tuple(said["arguments"] or ()),
+        main=said["main"],
+        allocators=tuple(said["allocator"] or ()),
+        largest=False if sweep and said["largest_batch"] is None else said["largest_batch"],
+        remedies=False if sweep and said["remedies"] is None else said["remedies"],
+    )
+
+
+def _limit(limit: str | None, card: str | None) -> tuple[int | None, tuple[int, int] | None]:
+    from mempool.cards import card as card_of
+    from mempool.settings import parse_bytes
+
+    found = parsed("--card", card_of, card)
+    limit_bytes = parsed("--limit", parse_bytes, limit)
+    if limit_bytes is None and found is not None:
+        limit_bytes = found.memory_bytes
+    if limit_bytes == 0:
+        raise typer.BadParameter("--limit: nothing fits in no memory")
+    return limit_bytes, None if found is None else found.capability

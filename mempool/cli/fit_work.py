@@ -1,0 +1,145 @@
+"""What ``mempool fit`` does: a job of each size that is asked for, one after the other. Needs PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mempool.cli.output import ExitCode, Stop
+from mempool.errors import UsageError
+from mempool.torch.fitting import Job, fit_job
+from mempool.torch.fitting.choices import loss_of_name, optimizer_of
+from mempool.torch.fitting.named import Sizes, find
+from mempool.torch.fitting.scripts import BrokenScriptError, unreal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mempool.cli.fit_asked import Asked
+    from mempool.torch.fitting import Fit
+    from mempool.torch.fitting.named import Target
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A job that was tried.
+
+    Attributes:
+        fit: what came of it.
+        job: what it was.
+        target: whose model it has.
+        image: height and width that were asked for.
+    """
+
+    fit: Fit
+    job: Job
+    target: Target
+    image: int | None
+
+
+def tried(asked: Asked, told: Callable[[str], object]) -> Iterator[Tried]:
+    """Each size in turn: the batches of a length, then those of the next.
+
+    Raises:
+        Stop: it cannot be tried; a line that says why.
+    """
+    with _quiet(), unreal():
+        for image in asked.images:
+            for seq in asked.seqs:
+                for batch in asked.batches:
+                    with _stopping(asked):
+                        yield _one(asked, batch, seq, image, told)
+
+
+def _one(
+    asked: Asked, batch: int | None, seq: int | None, image: int | None, told: Callable[[str], object]
+) -> Tried:
+    told(f"making {asked.target}")
+    mode = asked.job.get("mode", "train")
+    sizes = Sizes(
+        seq=seq,
+        image=image,
+        task=asked.task,
+        inputs=asked.inputs,
+        labels=mode == "train",
+        arguments=asked.arguments,
+        main=asked.main,
+    )
+    target = find(asked.target, sizes)
+    job = _job(asked, target, batch)
+    what = f"{asked.target}" + (f", seq {target.seq:,}" if target.seq else "")
+    options: dict[str, Any] = {"allocators": asked.allocators} if asked.allocators else {}
+    fitted = fit_job(
+        job,
+        asked.limit_bytes,
+        largest=asked.largest,
+        remedies=asked.remedies,
+        told=lambda now: told(f"{what}: {now}"),
+        **options,
+    )
+    if target.notes:
+        fitted = replace(fitted, warnings=[*target.notes, *fitted.warnings])
+    return Tried(fitted, job, target, image)
+
+
+def _job(asked: Asked, target: Target, batch: int | None) -> Job:
+    assert target.inputs is not None
+    said: dict[str, Any] = {"optimizer": torch.optim.AdamW, "batch": target.batch or 1}
+    said |= target.own | asked.job
+    if asked.optimizer is not None:
+        said["optimizer"] = optimizer_of(asked.optimizer)
+    if asked.loss is not None:
+        said |= {"loss": loss_of_name(asked.loss), "labels": None}
+    for name in ("dtype", "autocast"):
+        if (kind := getattr(asked, name)) is not None:
+            said[name] = getattr(torch, kind)
+    if asked.capability is not None and "capability" in Job.__dataclass_fields__:
+        said["capability"] = asked.capability
+    if batch is not None:
+        said["batch"] = batch
+    return Job(model=target.model, inputs=target.inputs, **said)
+
+
+@contextlib.contextmanager
+def _stopping(asked: Asked) -> Iterator[None]:
+    """What goes wrong as an end of the verb, in a line."""
+    try:
+        yield
+    except BrokenScriptError as error:
+        raise Stop(ExitCode.FILE, str(error)) from error
+    except UsageError as error:
+        raise Stop(ExitCode.USAGE, str(error)) from error
+    except OSError as error:
+        if error.filename is None or os.environ.get("MEMPOOL_TRACEBACK"):
+            raise
+        raise Stop(ExitCode.FILE, f"{error.filename}: {error.strerror or error}") from error
+    except (KeyboardInterrupt, Stop, MemoryError):
+        raise
+    except Exception as error:
+        if os.environ.get("MEMPOOL_TRACEBACK"):
+            raise
+        where = "; ".join(note.removeprefix("mempool: ") for note in getattr(error, "__notes__", ()))
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:600]
+        raise Stop(ExitCode.USAGE, f"{asked.target} fails {where or 'when it is made'}: {text}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what libraries say about what is none of the user's doing here."""
+    said = logging.getLogger("torch._subclasses.fake_tensor")
+    before = said.level
+    said.setLevel(logging.CRITICAL + 1)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        said.setLevel(before)
