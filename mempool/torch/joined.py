@@ -34,7 +34,8 @@ def join(pool: Trace, seen: Trace, table: Table, recorder: AccessRecorder) -> Tr
         table: of that trace.
         recorder: whose names they are.
     """
-    names = list(dict.fromkeys([*seen.names, *pool.names, "temporaries"]))
+    named = (name for names in recorder.names for name in _shown(names))
+    names = list(dict.fromkeys([*named, *seen.names, *pool.names, "temporaries"]))
     number = {name: at for at, name in enumerate(names)}
     seen, pool = _renamed(seen, names, number), _renamed(pool, names, number)
     alloc = np.flatnonzero(pool.kind == Kind.ALLOC)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
+sys.path.insert(0, str(HERE))  # its helpers: models.py, recorded.py
 
 
 @pytest.fixture(scope="session")

@@ -89,6 +89,7 @@ class AccessRecorder(TorchDispatchMode):
             raise TraceError("a recorder records once, and not inside another")
         self._entered = True
         (modules, optimizers), self._given = self._given, ([], [])
+        self._ledger.mode = torch._guards.active_fake_mode()
         with contextlib.ExitStack() as stack:
             stack.callback(self._context.leave)
             self._context.enter(modules, optimizers)
@@ -169,6 +170,7 @@ class AccessRecorder(TorchDispatchMode):
             if wraps is None:
                 wraps = self._wrappers[kind] = is_wrapper(kind)
             if wraps:
+                self._ledger.apart = True
                 return True
         return False
 

@@ -130,6 +130,7 @@ class Context:
         """Begin to follow, and own what is there."""
         for module in modules:
             self.add_module(module)
+            self._watch_inputs(module)
         for optimizer in optimizers:
             self.add_optimizer(optimizer)
         hooks = torch.nn.modules.module
@@ -147,11 +148,11 @@ class Context:
         self._handles.clear()
         self._hooked.clear()
 
-    def _module_begins(self, module: torch.nn.Module, _: Any) -> None:
+    def _module_begins(self, module: torch.nn.Module, args: Any) -> None:
         here = self.here()
         number = self._paths.get(module)
         if not here.stack:
-            self._root(module, known=number is not None)
+            self._root(module, args, known=number is not None)
             number = self._paths[module]
         elif number is None:
             path = f"{self.names[here.module]}.{type(module).__name__}"
@@ -159,19 +160,28 @@ class Context:
         here.stack.append((id(module), number))
         self._is_in(here, number)
 
-    def _root(self, module: torch.nn.Module, *, known: bool) -> None:
+    def _root(self, module: torch.nn.Module, args: Any, *, known: bool) -> None:
         if known:
             self.own_module(module)
         else:
             self.add_module(module)
-        if module not in self._roots:
-            self._roots.add(module)
-            self._handles.append(module.register_forward_pre_hook(self._inputs, with_kwargs=True))
+        if self._watch_inputs(module):
+            self._own_inputs(args)  # this call has begun without the hook
+
+    def _watch_inputs(self, module: torch.nn.Module) -> bool:
+        """Own what the module is called with, also by keyword, from its next call on; False: it is so."""
+        if module in self._roots:
+            return False
+        self._roots.add(module)
+        self._handles.append(module.register_forward_pre_hook(self._inputs, with_kwargs=True))
+        return True
 
     def _inputs(self, _: Any, args: Any, kwargs: Any) -> None:
-        if len(self.here().stack) != 1:
-            return
-        for tensor in tensors_in((args, kwargs)):
+        if len(self.here().stack) == 1:
+            self._own_inputs((args, kwargs))
+
+    def _own_inputs(self, given: Any) -> None:
+        for tensor in tensors_in(given):
             if tensor.grad_fn is None and not isinstance(tensor, torch.nn.Parameter):
                 self._ledger.own_input(tensor)
 

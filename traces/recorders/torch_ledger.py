@@ -11,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from traces.errors import TraceError
 from traces.recorders.torch_rows import MODULE, NAME, PHASE, POINTER, SIZE, THREAD, Rows
@@ -56,6 +57,8 @@ class Ledger:
         known: of the living storages, by ``id``.
         devices: the devices that were met, in order.
         categories: of a buffer, how strong the claim on it is, and its category.
+        mode: the fake mode whose tensors are memory; those of others, which DTensor asks for shapes, are not.
+        apart: whether any operation of a wrapper was taken apart, which may ask so.
         modules: number of the module that a buffer belongs to, where its maker is not what tells it.
     """
 
@@ -67,13 +70,15 @@ class Ledger:
         self.devices: dict[torch.device, int] = {}
         self.categories: dict[int, tuple[int, str]] = {}
         self.modules: dict[int, int] = {}
+        self.mode: Any = None
+        self.apart = False
         self._outside: dict[int, Known] = {}  # what no operation made, by where its memory is
         self._others: dict[int, list[int]] = {}  # of a buffer with several storages, an entry for all but one
 
     def meet(
         self, tensor: torch.Tensor, storage: Any, head: int, time_ns: int, *, made: bool
     ) -> Known | None:
-        """A storage that is seen for the first time; None where it is of no device.
+        """A storage that is seen for the first time; None where it is no memory.
 
         Args:
             tensor: one that lies in it.
@@ -83,7 +88,7 @@ class Ledger:
             made: whether the operation made it; if not it was there before, and is an input.
         """
         device = tensor.device
-        if device.type == "meta":
+        if device.type == "meta" or (isinstance(tensor, FakeTensor) and not self._is_memory(tensor)):
             return None
         key = id(storage)
         with self._lock:
@@ -101,6 +106,11 @@ class Ledger:
             kind = "parameters" if isinstance(tensor, torch.nn.Parameter) else "inputs"
             self.claim(known.buffer, kind, len(OWNED))
         return known
+
+    def _is_memory(self, tensor: FakeTensor) -> bool:
+        if self.mode is None and not self.apart:
+            self.mode = tensor.fake_mode
+        return tensor.fake_mode is self.mode
 
     def _begin(self, known: Known, storage: Any, head: int, time_ns: int) -> None:
         known.buffer = buffer = next(self._numbers)
@@ -207,10 +217,7 @@ def head_of(thread: int, name: int, module: int) -> int:
 
 
 def _address(storage: Any) -> int:
-    try:
-        return int(storage.data_ptr())
-    except RuntimeError:  # of a fake one
-        return 0
+    return 0 if storage.device.type == "meta" else int(storage.data_ptr())  # as a fake one's is
 
 
 def _size(storage: Any) -> int:

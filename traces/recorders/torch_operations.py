@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 _BY_KEYWORD = 1 << 30
-#: Operations that make memory and leave it as it is.
-_EMPTY = ("aten::empty", "aten::new_empty", "aten::_empty")
 #: What FakeTensor and the dispatcher ask of a tensor: no bytes are touched.
 _ASKS = ("prim::", "aten::sym_", "aten::is_", "aten::size", "aten::stride", "aten::numel", "aten::dim")
 
@@ -33,8 +31,9 @@ class Operation:
         views: whatever it returns is one of its arguments, or a view of one, and it writes nothing. It may
             change what an argument is a view of (``t_``, ``set_``, ``resize_``).
         makes: it may return new tensors, not only what it was given.
-        fills: what it makes it also writes.
-        arguments: those that may hold tensors; None where any may.
+        fills: what it makes it also writes, unlike ``empty``.
+        arguments: those that may hold tensors; None where any may. What is asked for its shape only, as by
+            ``zeros_like``, is not among them.
     """
 
     name: str
@@ -53,6 +52,7 @@ def learn(function: Any) -> Operation:
         named = getattr(function, "name", None)
         return Operation(str(named() if callable(named) else named or function))
     name, shapes = function.name(), torch.Tag.inplace_view in function.tags
+    base = name.partition(".")[0]
     arguments = [
         Argument(
             _BY_KEYWORD if argument.kwarg_only else at, argument.name, _is_written(argument) and not shapes
@@ -67,8 +67,8 @@ def learn(function: Any) -> Operation:
         asks=name.startswith(_ASKS),
         views=shapes or (bool(aliases) and all(aliases) and not writes),
         makes=not all(aliases),
-        fills=not name.startswith(_EMPTY),
-        arguments=tuple(arguments),
+        fills="empty" not in base,
+        arguments=() if base.endswith("_like") or base.startswith("aten::new_") else tuple(arguments),
     )
 
 

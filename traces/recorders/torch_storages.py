@@ -31,7 +31,8 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensors that hold the memory of one: itself, its parts, or none where that is not known."""
     if hasattr(tensor, "__tensor_flatten__") and not isinstance(tensor, FakeTensor):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from plain_tensors(getattr(tensor, name))
+            if isinstance(part := getattr(tensor, name), torch.Tensor):
+                yield from plain_tensors(part)
     elif tensor.layout is torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())
     elif tensor.layout in _COMPRESSED:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from traces.recorders.torch_context import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
-from traces.trace import Kind, Trace
+from traces.trace import NAMED, Kind, Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +61,22 @@ def as_trace(
     }
     dropped = (table.name >= 0) & (table.kind == Kind.MARK) & ~step & _found(table, operations)
     marked = _with_marks(columns, np.where(dropped, -1, phase), number, ~dropped)
-    return Trace.of(**marked, names=tuple(names), metadata=_metadata(ledger) | more)
+    return Trace.of(**_named_only(marked, names), metadata=_metadata(ledger) | more)
+
+
+def _named_only(columns: dict[str, Ints], names: list[str]) -> dict[str, Any]:
+    """The columns with those of the names that are used."""
+    used = np.zeros(len(names) + 1, np.bool_)
+    for column in NAMED:
+        used[columns.get(column, np.empty(0, np.int64))] = True
+    used[-1] = False
+    place = np.append(np.cumsum(used[:-1]) - 1, -1)
+    renamed = {column: place[columns[column]] for column in NAMED if column in columns}
+    return (
+        columns
+        | renamed
+        | {"names": tuple(name for name, keep in zip(names, used[:-1], strict=True) if keep)}
+    )
 
 
 def _of(values: Ints, index: Ints, unknown: int = 0) -> Ints:
