@@ -35,7 +35,9 @@ def isolated() -> Iterator[None]:
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.autocast("cpu", enabled=False))
+        # Not torch.autocast: inside of one, an autocast that ends keeps its copies of the parameters.
+        stack.callback(torch.set_autocast_enabled, "cpu", torch.is_autocast_enabled("cpu"))
+        torch.set_autocast_enabled("cpu", False)
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
         stack.enter_context(_quiet(logging.getLogger("torch._subclasses.fake_tensor")))

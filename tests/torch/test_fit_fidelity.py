@@ -1,0 +1,119 @@
+"""What `fit` says is alive is what PyTorch's own tracker of memory says, to the byte."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import pytest
+import torch
+from fit_jobs import NAMES, job_of
+from torch.distributed._tools import mem_tracker
+from torch.utils import _pytree as pytree
+
+from mempool.torch.fitting import Job, fit_job
+from mempool.torch.fitting.fake import fake_mode
+from mempool.torch.fitting.losses import loss_of
+from mempool.torch.fitting.models import made_model, to_fake
+from mempool.torch.fitting.target import as_on
+
+OPTIMIZERS = (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adafactor)
+MODES = ("train", "inference", "eval")
+
+
+class Tracker(mem_tracker.MemTracker):  # type: ignore[misc]
+    """Without its figures for each module, which it cannot make where one is called twice."""
+
+    def _pre_fw_hook(self, *_: Any) -> None: ...
+    def _post_fw_hook(self, *_: Any) -> None: ...
+    def _pre_bw_hook(self, *_: Any) -> None: ...
+    def _post_bw_hook(self, *_: Any) -> None: ...
+
+
+def tracked(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The peak of the second step of a plain loop, as PyTorch's tracker has it."""
+    unit = 512 if job.device == "cuda" else 1
+    monkeypatch.setattr(
+        mem_tracker._WeakRefInfo,
+        "_calculate_mem_consumed",
+        lambda self: math.ceil(self.size * self.element_size / unit) * unit,
+    )
+    tracker = Tracker()
+    given: Any = ()
+    with fake_mode() as mode, as_on(job.device, capability=job.capability):
+        model = made_model(job.model, job.dtype).train(job.mode == "train")
+        optimizer = (
+            None if job.optimizer is None or job.mode == "inference" else job.optimizer(model.parameters())
+        )
+        lower = torch.autocast("cuda", job.autocast) if job.autocast else contextlib.nullcontext()
+        for step in range(2):
+            if step == 1:
+                batch = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+                tracker.track_external(model, *([optimizer] if optimizer else []), *batch)
+                del batch
+            with tracker if step == 1 else contextlib.nullcontext():
+                given = to_fake(job.inputs(job.batch))
+                if job.mode == "train" or (job.mode == "eval" and step == 0):
+                    with lower:
+                        loss = loss_of(job, model(*given[0], **given[1]), None, lambda _: None)
+                    loss.backward()
+                    del loss
+                    with mode.guessing(lambda: None):
+                        optimizer.step()
+                    optimizer.zero_grad()
+                else:
+                    with torch.no_grad(), lower:
+                        model(*given[0], **given[1])
+    host = 0
+    if (
+        job.device == "cuda" and optimizer is not None
+    ):  # counts of steps, which CUDA's optimizers keep elsewhere
+        host = sum(512 for state in optimizer.state.values() if isinstance(state.get("step"), torch.Tensor))
+    return sum(kinds["Total"] for kinds in tracker.get_tracker_snapshot("peak").values()) - host
+
+
+def check(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted = fit_job(job, allocators=("pytorch",), remedies=False, largest=False)
+    assert fitted.peak_bytes == tracked(job, monkeypatch)
+    assert sum(fitted.by_class_bytes.values()) == fitted.peak_bytes
+    assert sum(share.bytes for share in fitted.by_module) == fitted.peak_bytes
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("optimizer", "device"), [(torch.optim.AdamW, "cuda"), (torch.optim.SGD, "cpu")])
+def test_training_peaks_where_pytorchs_tracker_says(
+    name: str, optimizer: Any, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(job_of(name, optimizer=optimizer, device=device, hold_output=False), monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["resnet", "hf-gpt2", "hf-t5"])
+@pytest.mark.parametrize("mode", ["inference", "eval"])
+def test_passes_without_gradients_do_too(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(job_of(name, mode=mode, hold_output=False), monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["gpt", "hf-bert"])
+@pytest.mark.parametrize(
+    "more", [{"optimizer": torch.optim.Adafactor}, {"autocast": torch.bfloat16}, {"dtype": torch.bfloat16}]
+)
+def test_other_optimizers_and_lower_precisions_do_too(
+    name: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(job_of(name, hold_output=False, **more), monkeypatch)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_everything_does(
+    name: str, optimizer: Any, mode: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for more in ({}, {"autocast": torch.bfloat16}, {"dtype": torch.bfloat16, "capability": (9, 0)}):
+        check(
+            job_of(name, optimizer=optimizer, mode=mode, device=device, hold_output=False, **more),
+            monkeypatch,
+        )
