@@ -271,6 +271,20 @@ def test_softmax_of_half_precision_makes_one_buffer() -> None:
             assert peak_bytes(work) == usual - (4 << 20)
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_text_is_not_taken_to_be_packed(device: str) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM, masking_utils
+
+    before = masking_utils.find_packed_sequence_indices
+    config = LlamaConfig(
+        vocab_size=99, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, use_cache=False
+    )
+    with FakeTensorMode(), as_on(device), Names() as seen:
+        LlamaForCausalLM(config)(torch.zeros(2, 8, dtype=torch.long))
+    assert not any("cumsum" in name for name in seen.seen)
+    assert masking_utils.find_packed_sequence_indices is before
+
+
 def test_the_cpu_and_real_tensors_are_left_alone() -> None:
     with FakeTensorMode(), as_on("cpu"), Names() as seen:
         F.scaled_dot_product_attention(*qkv(2, 4, 16, 64))

@@ -37,7 +37,7 @@ def isolated() -> Iterator[None]:
         stack.enter_context(torch.enable_grad())
         # Not torch.autocast: inside of one, an autocast that ends keeps its copies of the parameters.
         stack.callback(torch.set_autocast_enabled, "cpu", torch.is_autocast_enabled("cpu"))
-        torch.set_autocast_enabled("cpu", False)
+        torch.set_autocast_enabled("cpu", False)  # noqa: FBT003 - taken by position only
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
         stack.enter_context(_quiet(logging.getLogger("torch._subclasses.fake_tensor")))

@@ -12,7 +12,8 @@ all, but some functions take other buffers there. Inside the block these go the 
 * `torch.autocast("cuda")` is autocast, with CUDA's list of what runs in 32 bits (`precision.py`);
 * optimizers and gradient clipping take their foreach forms, as they do for parameters on CUDA;
 * "cuda" where a device is asked for is the fake device: `.to("cuda")` moves nothing;
-* modules can be converted and moved, which fake tensors otherwise refuse (`modules_convert`).
+* modules can be converted and moved, which fake tensors otherwise refuse (`modules_convert`);
+* transformers does not take sequences to be packed because it cannot see that they are not (`unpacked.py`).
 
 Where CUDA takes the same buffers nothing is changed: batch norm (cuDNN's keeps mean and inverse deviation as
 the native one does; its reserve is empty unless it is fused with an activation, which eager mode never asks
@@ -33,6 +34,7 @@ from torch.overrides import TorchFunctionMode
 
 from mempool.errors import UsageError
 from mempool.torch.fitting import kernels, precision
+from mempool.torch.fitting.unpacked import sequences_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +68,7 @@ def as_on(
     the whole process, while the block runs. Blocks do not overlap: the inner or later one counts.
 
     Args:
-        device: "cuda", or "cpu", where only modules are helped to be converted.
+        device: "cuda", or "cpu", where only the last two of these are done.
         capability: the compute capability, which decides between kernels of attention.
         cudnn: cuDNN's version, likewise.
 
@@ -78,6 +80,7 @@ def as_on(
         raise UsageError(f"no device {device!r} to fit on: there are 'cuda' and 'cpu'")
     with contextlib.ExitStack() as stack:
         stack.enter_context(modules_convert())
+        stack.enter_context(sequences_unpacked())
         if kind == "cuda":
             stack.enter_context(foreach_by_default())
             stack.enter_context(precision.autocast_of_cuda())
