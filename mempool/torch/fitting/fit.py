@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,8 @@ from mempool.torch.fitting.text import report
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mempool.analysis.remedies import Remedy
+    from mempool.torch.fitting.helps import Helps
+    from mempool.torch.fitting.trials import Help
     from traces import Trace
 
 
@@ -44,9 +45,9 @@ class Fit:
         fits: whether ``needed_bytes`` are at most that; None where there is no limit.
         missing_bytes: how many more would be needed; 0 if it fits, None where there is no limit.
         largest_batch: that fits, by search; 0 if none does, None where it was not looked for.
-        remedies: what would help, by how much.
         warnings: what makes the answer less certain.
         trace: what was recorded, sizes as asked for.
+        helps: what would help, the cheapest way to make it fit, and hints; None where nothing was tried.
     """
 
     peak_bytes: int
@@ -67,14 +68,19 @@ class Fit:
     fits: bool | None
     missing_bytes: int | None
     largest_batch: int | None
-    remedies: list[Remedy]
     warnings: list[str]
     trace: Trace = field(repr=False)
+    helps: Helps | None = field(default=None, repr=False)
 
     @property
     def needed_bytes(self) -> int:
         """What the device must have: reserved by ``allocator``, and the margins."""
         return self.reserved_bytes[self.allocator] + sum(self.margin_bytes.values())
+
+    @property
+    def remedies(self) -> list[Help]:
+        """What would help, by how much, the largest saving first."""
+        return [] if self.helps is None else self.helps.remedies
 
     def modules(self, depth: int) -> list[ModuleShare]:
         """``by_module`` with all below a depth added to the module there, largest first."""
@@ -82,11 +88,14 @@ class Fit:
 
     def to_dict(self) -> dict[str, Any]:
         """All but the trace, ready for JSON."""
-        names = [name for name in self.__dataclass_fields__ if name not in ("trace", "by_module", "remedies")]
+        names = [name for name in self.__dataclass_fields__ if name not in ("trace", "by_module", "helps")]
+        helps = {} if self.helps is None else self.helps.to_dict()
         return {name: getattr(self, name) for name in names} | {
             "needed_bytes": self.needed_bytes,
             "by_module": [asdict(share) for share in self.by_module],
-            "remedies": [asdict(remedy) for remedy in self.remedies],
+            "remedies": helps.get("remedies", []),
+            "cheapest_remedy": helps.get("cheapest"),
+            "hints": helps.get("hints", []),
         }
 
     def __str__(self) -> str:
@@ -105,6 +114,7 @@ def fit(
     mode: str = "train",
     device: str = "cuda",
     allocators: Sequence[str] = DEFAULT_ALLOCATORS,
+    remedies: bool = False,
     told: Callable[[str], object] = lambda _: None,
     **options: Any,
 ) -> Fit:
@@ -129,9 +139,10 @@ def fit(
             optimizer's state of training is alive).
         device: "cuda" or "cpu": what the step would run on.
         allocators: what is reserved of the device is told of these; the first one decides whether it fits.
+        remedies: whether to try what would help, too: some tens of runs.
         told: called with what is being tried.
         options: further attributes of a `Job` (dtype, autocast, checkpoint, accumulate, ...), and
-            ``remedies`` and ``largest`` as of `fit_job`.
+            ``largest``: False not to look for the largest batch where there is a limit.
 
     Returns:
         The answer; ``print`` it.
@@ -150,7 +161,7 @@ def fit(
     if not callable(model):
         raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
     examples = resizable(inputs, given)
-    rest = {key: options.pop(key) for key in ("remedies", "largest") if key in options}
+    largest = options.pop("largest", None)
     try:
         job = Job(
             model=(lambda: model) if isinstance(model, nn.Module) else model,
@@ -166,7 +177,7 @@ def fit(
     except TypeError as error:
         raise UsageError(str(error)) from None
     limit_bytes = None if limit is None else parse_bytes(limit)
-    return fit_job(job, limit_bytes, allocators=allocators, told=told, **rest)
+    return fit_job(job, limit_bytes, allocators=allocators, remedies=remedies, largest=largest, told=told)
 
 
 def fit_job(
@@ -184,7 +195,7 @@ def fit_job(
         job: what is tried.
         limit_bytes: of the device's memory.
         allocators: by name, the one that decides first.
-        remedies: whether to try what would help; None: where it does not fit.
+        remedies: whether to try what would help, some tens of runs; None: where it does not fit.
         largest: whether to look for the largest batch; None: where there is a limit.
         told: called with what is being tried.
 
@@ -226,9 +237,11 @@ def fit_job(
         fits=None if limit_bytes is None else needed <= limit_bytes,
         missing_bytes=None if limit_bytes is None else max(0, needed - limit_bytes),
         largest_batch=found,
-        remedies=[],
         warnings=list(warnings),
         trace=trace,
     )
-    del remedies
+    if remedies or (remedies is None and fitted.fits is False):
+        from mempool.torch.fitting.helps import what_would_help  # it calls this
+
+        fitted = replace(fitted, helps=what_would_help(job, fitted, told=told))
     return fitted

@@ -13,8 +13,9 @@ from mempool.torch.fitting.checkpointing import Way, recomputed, ways
 from mempool.torch.fitting.chunked import can_chunk
 from mempool.torch.fitting.fake import fake_mode
 from mempool.torch.fitting.isolation import isolated
-from mempool.torch.fitting.models import made_model, to_fake
+from mempool.torch.fitting.models import made_model
 from mempool.torch.fitting.target import as_on
+from mempool.torch.fitting.tensors import to_fake
 
 if TYPE_CHECKING:
     from mempool.torch.fitting.job import Job

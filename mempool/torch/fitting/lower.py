@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from mempool.torch.fitting.models import to_fake
+from mempool.torch.fitting.tensors import to_fake
 
 if TYPE_CHECKING:
     from mempool.torch.fitting.job import Job
