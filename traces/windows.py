@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 FIRST_WINDOWS, LAST_WINDOWS = 16, 1024
 BUT_RARE = Evidence(LEAST_EVIDENCE_BUT_RARE, LEAST_REPEATS_BUT_RARE)
 
+#: Marks that lie within an iteration, as recorders of training set them.
+_PHASES = ("forward", "backward", "optimizer")
+
 
 @dataclass(frozen=True, eq=False)
 class Windows:
@@ -140,6 +143,7 @@ def _windows_of(
 
     sequence, size = trace.thread[event], trace.size[event]
     mark_events = np.flatnonzero(trace.kind == Kind.MARK)
+    mark_events = np.array([e for e in mark_events if _mark_name(trace, int(e)) not in _PHASES], np.int64)
     begins = np.array([e for e in mark_events if _mark_name(trace, int(e)) != "end"], np.int64)
     marks = np.searchsorted(event, begins)
     if len(mark_events):

@@ -263,6 +263,27 @@ def test_two_kinds_of_iteration_are_two_patterns_the_latest_first() -> None:
     assert [p.buffers.size.tolist() for p in find_patterns(r.trace())] == [[3000], [4000]]
 
 
+def test_marks_of_phases_lie_within_iterations() -> None:
+    """What a recorder of training marks in the middle of a step changes nothing of what is found."""
+
+    def trace(*phases: str) -> Trace:
+        kind, buffer, operation, names = [Kind.MARK], [-1], [0], ("step", *phases)
+        for step in range(4):
+            for at in range(2):
+                kind += [Kind.MARK] * bool(phases) + [Kind.ALLOC]
+                buffer += [-1] * bool(phases) + [2 * step + at]
+                operation += [1 + at] * bool(phases) + [-1]
+            kind += [Kind.FREE, Kind.FREE, Kind.MARK]
+            buffer += [2 * step, 2 * step + 1, -1]
+            operation += [-1, -1, 0]
+        sizes = [4096 << (b % 2) if k == Kind.ALLOC else 0 for k, b in zip(kind, buffer, strict=True)]
+        return Trace.of(kind, buffer, sizes, operation=operation, names=names)
+
+    (plain,), (phased,) = find_patterns(trace()), find_patterns(trace("forward", "backward"))
+    assert plain.iterations == phased.iterations
+    assert plain.buffers.size.tolist() == phased.buffers.size.tolist() == [4096, 8192]
+
+
 def test_small_allocations_are_not_part_of_a_pattern() -> None:
     r = Recorder()
     for iteration in range(6):
