@@ -141,7 +141,7 @@ def parse_inputs(text: str) -> tuple[Input, ...]:
         UsageError: it says nothing; names the part.
     """
     found = []
-    for part in re.findall(r"[^\s\[\];]*\[[^\]]*\]|\S+", text):
+    for part in re.findall(r"[^\s\[\]]*\[[^\]]*\]|\S+", text.replace(";", " ")):
         match = re.fullmatch(r"(?:([^\W\d]\w*)=)?(\w*)\[([^\]]*)\]", part.strip(",;"))
         if match is None or (kind := TYPES.get((match[2] or "float32").lower())) is None:
             raise UsageError(

@@ -46,7 +46,7 @@ def _allocators(incomplete: str) -> list[str]:
 
 
 def _targets(incomplete: str) -> list[str]:
-    from mempool.torch.fitting.shapes import SHAPES
+    from mempool.shapes import SHAPES
 
     usual = ["gpt2", "bert", "llama", "t5", "vit", "mistral", "qwen2", "whisper"]
     scripts = [str(path) for path in sorted(Path().glob(f"{incomplete}*.py"))]

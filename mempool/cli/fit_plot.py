@@ -42,7 +42,7 @@ def _svg(tried: Sequence[Tried]) -> str:
     across, others = _axes(tried)
     xs = sorted({size_of(one, across) for one in tried})
     limit = tried[0].fit.limit_bytes
-    top = max([one.fit.needed_bytes for one in tried] + [limit or 0]) * 1.05
+    top = max(*(one.fit.needed_bytes for one in tried), limit or 0, 1) * 1.05
     place = _Place(xs, top)
     parts = [_grid(place, xs, across, top)]
     if limit is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mempool.errors import UsageError
-from mempool.torch.fitting.shapes import SHAPES
+from mempool.shapes import SHAPES
 
 if TYPE_CHECKING:
     from torch import nn
