@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from mempool.cli.output import ExitCode, Stop
 from mempool.errors import UsageError
 from mempool.torch.fitting import Job, fit_job
 from mempool.torch.fitting.choices import loss_of_name, optimizer_of
-from mempool.torch.fitting.named import Sizes, find
+from mempool.torch.fitting.named import Scripts, Sizes, find
 from mempool.torch.fitting.scripts import BrokenScriptError, unreal
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from mempool.cli.fit_asked import Asked
     from mempool.torch.fitting import Fit
+    from mempool.torch.fitting.inputs import Arguments
     from mempool.torch.fitting.named import Target
 
 
@@ -49,29 +51,32 @@ def tried(asked: Asked, told: Callable[[str], object]) -> Iterator[Tried]:
     Raises:
         Stop: it cannot be tried; a line that says why.
     """
+    scripts: Scripts = {}
     with _quiet(), unreal():
         for image in asked.images:
             for seq in asked.seqs:
                 for batch in asked.batches:
                     with _stopping(asked):
-                        yield _one(asked, batch, seq, image, told)
+                        sizes = _sizes(asked, seq, image)
+                        told(f"making {asked.target}")
+                        yield _one(asked, find(asked.target, sizes, scripts), batch, image, told)
 
 
-def _one(
-    asked: Asked, batch: int | None, seq: int | None, image: int | None, told: Callable[[str], object]
-) -> Tried:
-    told(f"making {asked.target}")
-    mode = asked.job.get("mode", "train")
-    sizes = Sizes(
+def _sizes(asked: Asked, seq: int | None, image: int | None) -> Sizes:
+    return Sizes(
         seq=seq,
         image=image,
         task=asked.task,
         inputs=asked.inputs,
-        labels=mode == "train",
+        labels=asked.job.get("mode", "train") == "train",
         arguments=asked.arguments,
         main=asked.main,
     )
-    target = find(asked.target, sizes)
+
+
+def _one(
+    asked: Asked, target: Target, batch: int | None, image: int | None, told: Callable[[str], object]
+) -> Tried:
     job = _job(asked, target, batch)
     what = f"{asked.target}" + (f", seq {target.seq:,}" if target.seq else "")
     options: dict[str, Any] = {"allocators": asked.allocators} if asked.allocators else {}
@@ -103,7 +108,23 @@ def _job(asked: Asked, target: Target, batch: int | None) -> Job:
         said["capability"] = asked.capability
     if batch is not None:
         said["batch"] = batch
-    return Job(model=target.model, inputs=target.inputs, **said)
+    inputs = target.inputs
+    if said.get("dtype") is not None and said.get("autocast") is None:
+        inputs = _converted(inputs, said["dtype"])
+    return Job(model=target.model, inputs=inputs, **said)
+
+
+def _converted(inputs: Callable[[int], Arguments], dtype: torch.dtype) -> Callable[[int], Arguments]:
+    """Floating inputs in the type of the parameters, as the model asks for."""
+
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    def made(batch: int) -> Arguments:
+        found: Arguments = pytree.tree_map_only(torch.Tensor, convert, inputs(batch))
+        return found
+
+    return made
 
 
 @contextlib.contextmanager

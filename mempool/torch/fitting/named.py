@@ -24,8 +24,17 @@ if TYPE_CHECKING:
 __all__ = ["Sizes", "Target", "find"]
 
 
-def find(named: Named, sizes: Sizes) -> Target:
+#: Scripts that were run, by their names and arguments.
+Scripts = dict[tuple[Any, ...], "Loaded"]
+
+
+def find(named: Named, sizes: Sizes, scripts: Scripts | None = None) -> Target:
     """What a name stands for.
+
+    Args:
+        named: the model.
+        sizes: of its inputs.
+        scripts: what was run before in the same fake mode, so that a sweep runs a script once; added to.
 
     Raises:
         UsageError: there is no such thing, or it is of no use; names what is near.
@@ -34,7 +43,7 @@ def find(named: Named, sizes: Sizes) -> Target:
     if named.kind == "transformers":
         target = of_hub(hub(named.name, named.arguments, sizes.task), sizes)
     else:
-        target = of_loaded(_loaded(named, sizes), named, sizes)
+        target = of_loaded(_loaded(named, sizes, {} if scripts is None else scripts), named, sizes)
     if sizes.inputs is not None:
         shapes = [size for one in sizes.inputs for size in one.shape]
         uses = frozenset({"seq"} if any("S" in size for size in shapes) else ())
@@ -52,16 +61,12 @@ def find(named: Named, sizes: Sizes) -> Target:
     return target
 
 
-_scripts: dict[tuple[Any, ...], Loaded] = {}
-
-
-def _loaded(named: Named, sizes: Sizes) -> Loaded:
-    """The module; a script is run once, though sweeps try it with many sizes."""
+def _loaded(named: Named, sizes: Sizes, scripts: Scripts) -> Loaded:
     if named.kind == "script":
         key = named.where, tuple(sizes.arguments), sizes.main
-        if key not in _scripts:
-            _scripts[key] = load_script(named.where, sizes.arguments, main=sizes.main)
-        return _scripts[key]
+        if key not in scripts:
+            scripts[key] = load_script(named.where, sizes.arguments, main=sizes.main)
+        return scripts[key]
     try:
         return load_module(named.where)
     except UsageError as error:

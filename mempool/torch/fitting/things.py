@@ -186,6 +186,7 @@ def _copies(model: nn.Module) -> Callable[[], nn.Module]:
 
 
 def _fresh(tensor: torch.Tensor) -> torch.Tensor:
+    """Another of the same form; no operation reads the given one, which is no part of what is recorded."""
     made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(made, tensor.requires_grad)
@@ -243,7 +244,7 @@ def _examples(make: Callable[[int], Arguments]) -> Callable[[int], Arguments]:
         if batch not in made:
             with _disable_current_modes(), unreal():
                 made[batch] = make(batch)
-        new: Arguments = pytree.tree_map_only(torch.Tensor, torch.empty_like, made[batch])
+        new: Arguments = pytree.tree_map_only(torch.Tensor, _fresh, made[batch])
         return new
 
     return of

@@ -1,0 +1,296 @@
+"""``mempool fit`` as a user runs it: on scripts and functions of one's own, in this process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from mempool.cli.app import call
+from mempool.torch.fitting import Job, fit_job
+from traces.parquet import read_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CNN = """
+import torch
+from torch import nn
+
+print("printed by the script")
+
+class Net(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1), nn.ReLU())
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean((2, 3)))
+
+def make(batch, image=16):
+    return Net(), torch.zeros(batch, 3, image, image)
+
+def whole(batch):
+    return {"model": Net(8), "inputs": torch.zeros(batch, 3, 8, 8), "loss": torch.sum, "mode": "train"}
+"""
+TRAINS = """
+import torch
+from cnn import Net
+
+model = Net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+data = torch.utils.data.TensorDataset(torch.randn(640, 3, 16, 16), torch.randint(0, 10, (640,)))
+for x, y in torch.utils.data.DataLoader(data, batch_size=64, shuffle=True, num_workers=2, pin_memory=True):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(x.to("cuda")), y.to("cuda"))
+    loss.backward()
+    raise AssertionError("the backward is where it ends")
+"""
+PROGRAM = """
+import argparse
+import torch
+from cnn import Net
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bs", type=int, default=16)
+    parser.add_argument("data")
+    given = parser.parse_args()
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    loss = nn_loss(model(torch.randn(given.bs, 3, 16, 16)), torch.zeros(given.bs, dtype=torch.int64))
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+
+nn_loss = torch.nn.CrossEntropyLoss()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for name, text in {"cnn": CNN, "trains": TRAINS, "program": PROGRAM}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    path, modules = list(sys.path), set(sys.modules)
+    yield tmp_path
+    sys.path[:] = path
+    for name in ("cnn", "trains", "program", *(set(sys.modules) - modules)):
+        if getattr(sys.modules.get(name), "__file__", None) and str(tmp_path) in str(
+            sys.modules[name].__file__
+        ):
+            del sys.modules[name]
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+    capsys.readouterr()
+    assert call(["fit", "--json", *arguments]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def net(width: int = 32) -> nn.Module:
+    namespace: dict[str, Any] = {"__name__": "own"}
+    exec(CNN, namespace)
+    made: nn.Module = namespace["Net"](width)
+    return made
+
+
+def expected(batch: int, **more: Any) -> Any:
+    job = Job(
+        model=net, inputs=lambda b: ((torch.zeros(b, 3, 16, 16),), {}), batch=batch,
+        **({"optimizer": torch.optim.AdamW} | more),
+    )  # fmt: skip
+    return fit_job(job)
+
+
+def test_a_function_a_class_and_a_script_with_inputs_are_the_same_job(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = ["--inputs", "float32[B,3,16,16]", "--batch", "4"]
+    answers = [
+        said(capsys, "cnn.py:make", "--batch", "4"),
+        said(capsys, "cnn:make(image=16)", "--batch", "4"),
+        said(capsys, "cnn:Net", *spec),
+        said(capsys, "cnn.py:Net(width=32)", *spec),
+    ]
+    wanted = expected(4)
+    for answer in answers:
+        assert answer["peak_bytes"] == sum(answer["by_class_bytes"].values()) == wanted.peak_bytes
+        assert answer["reserved_bytes"] == wanted.reserved_bytes
+        assert (answer["fits"], answer["largest_batch"], answer["batch"]) == (None, None, 4)
+
+
+def test_what_a_script_trains_itself_is_what_is_tried(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Model, batch, optimizer and loss are the script's own, and nothing comes after its first backward."""
+    sgd = lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)  # noqa: E731
+    labels = lambda b: torch.zeros(b, dtype=torch.int64)  # noqa: E731
+    wanted = expected(64, optimizer=sgd, loss=nn.functional.cross_entropy, labels=labels)
+    answer = said(capsys, "trains.py")
+    assert (answer["batch"], answer["peak_bytes"]) == (64, wanted.peak_bytes)
+    assert answer["by_class_bytes"] == wanted.by_class_bytes
+    other = said(capsys, "trains.py", "--batch", "32")
+    assert other["by_class_bytes"]["activations"] < answer["by_class_bytes"]["activations"]
+
+
+def test_a_program_runs_with_its_arguments_up_to_its_first_backward(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = said(capsys, "program.py", "--main", "--", "--bs", "5", "data")
+    labels = lambda b: torch.zeros(b, dtype=torch.int64)  # noqa: E731
+    wanted = expected(5, optimizer=torch.optim.Adam, loss=nn.functional.cross_entropy, labels=labels)
+    assert (answer["batch"], answer["peak_bytes"]) == (5, wanted.peak_bytes)
+
+
+def test_a_dictionary_says_more_of_the_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = said(capsys, "cnn.py:whole", "--batch", "2")
+    assert answer["warnings"] == []  # there is a loss
+    assert said(capsys, "cnn.py:whole", "--batch", "2", "--mode", "inference")["mode"] == "inference"
+
+
+def test_the_verdict_comes_first_and_is_the_exit_code(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["fit", "cnn.py:make", "--batch", "4", "--limit", "8GiB", "--no-largest-batch"]) == 0
+    output = capsys.readouterr()
+    assert output.out.startswith("fits in 8 GiB with ")
+    assert "printed by the script" in output.err
+    assert (
+        call(["fit", "cnn.py:make", "--batch", "4", "--limit", "1MiB", "--no-remedies", "--no-largest-batch"])
+        == 1
+    )
+    assert capsys.readouterr().out.startswith("does not fit in 1 MiB: ")
+
+
+def test_the_largest_batch_fits_and_one_more_does_not(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = ["--limit", "600MiB", "--device", "cpu", "-a", "planned"]
+    largest = said(capsys, "cnn.py:make", "--batch", "4", *limit, "--no-remedies")["largest_batch"]
+    assert largest > 4
+    rest = ["--no-largest-batch", "--no-remedies"]
+    assert said(capsys, "cnn.py:make", "--batch", str(largest), *limit, *rest)["fits"] is True
+    assert said(capsys, "cnn.py:make", "--batch", str(largest + 1), *limit, *rest, code=1)["fits"] is False
+
+
+def test_a_sweep_is_a_list_of_what_each_size_says_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = said(capsys, "cnn.py:make", "--batch", "2,8", "--image", "8,16")
+    assert [(row["image"], row["batch"]) for row in rows] == [(8, 2), (8, 8), (16, 2), (16, 8)]
+    alone = said(capsys, "cnn.py:make", "--batch", "8", "--image", "16")
+    assert rows[3]["peak_bytes"] == alone["peak_bytes"]
+    assert rows[3].keys() == alone.keys()
+    assert call(["fit", "cnn.py:make", "--batch", "2,8", "--limit", "1GiB", "--plot", "fit.svg"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("2 of 2 sizes fit in 1 GiB")
+    assert (folder / "fit.svg").read_text().count("<circle") == 2
+    assert call(["fit", "cnn.py:make", "--batch", "2,8", "--limit", "1MiB"]) == 1
+
+
+def test_the_trace_of_a_fit_is_read_by_the_other_verbs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = said(capsys, "cnn.py:make", "--batch", "4", "--trace", "fit.trace")
+    assert len(read_trace(folder / "fit.trace")) > 0
+    assert call(["compare", "fit.trace", "-a", "pytorch", "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)
+    assert row["peak_reserved_bytes"] == answer["reserved_bytes"]["pytorch"]
+
+
+BAD = {
+    "syntax.py": ("def f(:", 3, "syntax.py:1: "),
+    "ends.py": ("import sys\nsys.exit(3)", 3, "ends.py:2 ends itself (exit code 3)"),
+    "fails.py": ("x = 1\nraise ValueError('[bold]no[/bold]')", 3, "fails.py:2: ValueError: [bold]no[/bold]"),
+    "asks.py": ("input()", 3, "asks.py:1: EOFError"),
+    "looks.py": ("import torch\nprint(torch.ones(2).sum().item())", 3, "looks.py:2: DataDependent"),
+    "two.py": ("from cnn import Net\na, b = Net(), Net()", 2, "say which, two.py:a, two.py:b"),
+    "nothing.py": ("x = 1", 2, "nothing.py has no model at its top level"),
+    "data.py": (
+        "import torch\nclass Net(torch.nn.Module):\n def __init__(self):\n  super().__init__()\n"
+        "  self.p = torch.nn.Parameter(torch.ones(3))\n def forward(self, x):\n"
+        "  return x if (x * self.p).sum() > 0 else -x\ndef make(batch): return Net(), torch.ones(batch, 3)",
+        2, "data.py:7",
+    ),
+    "none.py": ("def make(): return 3", 2, "make returns a int"),
+    "needs.py": ("def make(depth): return depth", 2, "nothing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_script_that_cannot_be_tried_is_told_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    text, code, reason = BAD[name]
+    (folder / name).write_text(text)
+    target = f"{name}:make" if name in ("none.py",) else name
+    assert call(["fit", target]) == code
+    error = capsys.readouterr().err
+    if name != "needs.py":
+        assert reason in error
+    assert sum(line.startswith("mempool:") for line in error.splitlines()) == 1
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (["gone.py"], 3, "gone.py: No such file"),
+        (["gone_module:f"], 2, "no module 'gone_module'"),
+        (["cnn:Ned"], 2, "it has Net"),
+        (["cnn.py:make", "--seq", "3"], 2, "--seq would change nothing"),
+        (["cnn.py:Net"], 2, "what goes into Net? Give --inputs"),
+        (["cnn.py:Net", "--inputs", "[B,4,8,8]"], 2, "to have 3 channels, but got 4"),
+        (["cnn.py:make", "--optimizer", "adamx"], 2, "did you mean adamax"),
+        (["cnn.py:make", "--loss", "crossentropy"], 2, "did you mean cross-entropy"),
+        (["cnn.py:make", "--optimizer", "sgd(nestrov=True)"], 2, "nestrov"),
+        (["program.py", "--main"], 3, "give its arguments behind --"),
+        (["program.py"], 2, "--main runs it as a program"),
+        (["cnn.py:make", "-a", "nobody"], 2, "no allocator 'nobody'"),
+    ],
+)
+def test_what_cannot_be_tried_is_told_with_what_is_near(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, reason: str
+) -> None:
+    assert call(["fit", *arguments]) == code
+    error = capsys.readouterr().err
+    assert reason in error
+    assert "Traceback" not in error
+
+
+def test_a_module_that_trains_when_it_is_imported_is_stopped(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "real.py").write_text(
+        "import torch\nfrom cnn import Net\nnet = Net(4)\nnet(torch.ones(2, 3, 8, 8)).sum().backward()\n"
+        "raise AssertionError\n"
+    )
+    assert call(["fit", "real:net"]) == 3
+    assert "real trains when it is imported" in capsys.readouterr().err
+
+
+def test_optimizers_losses_and_types_change_what_is_needed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def state(*arguments: str) -> int:
+        found = said(capsys, "cnn.py:make", "--batch", "2", *arguments)["by_class_bytes"]
+        return int(found.get("optimizer_state", 0))
+
+    plain, momentum, adamw = (state("--optimizer", name) for name in ("sgd", "sgd+momentum", "adamw"))
+    assert plain == 0
+    assert adamw == 2 * momentum > 0
+    assert state("--dtype", "bf16") < adamw
+    assert state("--optimizer", "torch.optim:AdamW") == adamw
+    assert said(capsys, "cnn.py:make", "--batch", "2", "--loss", "cross-entropy")["warnings"] == []
