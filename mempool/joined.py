@@ -144,9 +144,7 @@ def _of_recorder(table: Table, seen: Table, match: NDArray[np.int64]) -> Table:
     born[seen["buffer"][allocs]] = seen["time_ns"][allocs]
     kept["order"] = np.maximum(seen["time_ns"], born[seen["buffer"]])
     kept["thread"] = _threads(table, seen, allocs, match)
-    ends = np.append(_ends(table), 0)
     keep = ~theirs | ((seen["kind"] != Kind.ALLOC) & (seen["kind"] != Kind.FREE))
-    keep &= ~theirs | (kept["order"] < ends[np.where(theirs, kept["buffer"], -1)])  # not after a resize
     return {name: kept[name][keep] for name in table}
 
 

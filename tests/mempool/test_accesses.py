@@ -162,6 +162,30 @@ def test_threads_are_the_pools(pool: ArrayPool) -> None:
         assert trace.thread[row] == trace.thread[trace.births[row]]
 
 
+def test_an_array_that_is_known_is_not_resized_in_place(pool: ArrayPool) -> None:
+    """NumPy refuses that while there is a weak reference: a buffer stays where the recorder met it."""
+    with record_arrays(pool) as recorder:
+        owner = np.ones(1000)
+        recorder.touch(owner)
+        with pytest.raises(ValueError, match="resize"):
+            owner.resize(2_000_000, refcheck=False)
+
+
+def test_what_takes_anothers_memory_is_there_before_that_goes() -> None:
+    """For the program both were alive, whatever the clock says."""
+    pool = Trace.of([0, 0, 1, 1], [0, 1, 0, 1], [8, 8, 0, 0], time_ns=[1, 5, 4, 9], address=[64, 64, -1, -1])
+    table = join([(0, pool)], Truth([]).seen(), []).table
+    assert table["kind"].tolist() == [Kind.ALLOC, Kind.ALLOC, Kind.FREE, Kind.FREE]
+
+
+def test_an_access_follows_its_alloc_whichever_thread_was_faster() -> None:
+    """Of two threads that meet an array the later one tells of its beginning."""
+    rows = [(Kind.ALLOC, 0, 8, 7, 7, 0, 64, 0, 0, -1), (Kind.READ, 0, 0, 6, 6, 0, -1, 0, 1, -1)]
+    seen = dict(zip(FIELDS, np.array(rows, np.int64).T, strict=True)) | {"category": np.array([-1, -1])}
+    table = join([(0, Trace.of([], []))], seen, []).table
+    assert table["kind"].tolist() == [Kind.ALLOC, Kind.READ]
+
+
 def test_without_a_pool_the_recorder_is_alone() -> None:
     assert type(mempool.numpy.record_arrays()) is ArrayRecorder
 
@@ -191,6 +215,7 @@ class Truth:
     def __init__(self, choices: list[int]) -> None:
         self.rows: list[dict[str, int]] = []  # with `source`: 0 the pool, 1 the recorder, 2 both
         self.alive: dict[int, tuple[int, bool]] = {}  # address: buffer, whether the recorder knows it
+        self.foreign: set[int] = set()  # buffers that are not the pool's, at addresses that may have been
         self.count = self.time = 0
         for choice in choices:
             self.time += 1 + choice % 2
@@ -200,6 +225,7 @@ class Truth:
         address = 64 * (place % 5)
         if address not in self.alive:
             self.alive[address] = self.count, False
+            self.foreign |= {self.count} if place >= 7 else set()
             self.row(Kind.ALLOC, self.count, address, size=8 + place)
             self.count += 1
         elif what == 0:
@@ -214,11 +240,8 @@ class Truth:
         self.rows.append({"kind": kind, "buffer": buffer, "address": address, "size": size,
                           "time": self.time, "known": known})  # fmt: skip
 
-    def foreign(self, row: dict[str, int]) -> bool:
-        return row["address"] >= 64 * 4  # the last place is not the pool's
-
     def of_pool(self) -> Trace:
-        rows = [row for row in self.rows if row["kind"] <= Kind.FREE and not self.foreign(row)]
+        rows = [row for row in self.rows if row["kind"] <= Kind.FREE and row["buffer"] not in self.foreign]
         return Trace.of(
             [row["kind"] for row in rows],
             [row["buffer"] for row in rows],
@@ -246,11 +269,11 @@ class Truth:
         told, known = [], set()
         for row in self.rows:
             size = next(one["size"] for one in self.rows if one["buffer"] == row["buffer"])
-            if self.foreign(row) and row["kind"] == Kind.ALLOC:
+            if row["buffer"] in self.foreign and row["kind"] == Kind.ALLOC:
                 continue
-            if self.foreign(row) and row["kind"] == Kind.FREE and not row["known"]:
+            if row["buffer"] in self.foreign and row["kind"] == Kind.FREE and not row["known"]:
                 continue
-            if self.foreign(row) and row["buffer"] not in known and row["kind"] >= Kind.READ:
+            if row["buffer"] in self.foreign and row["buffer"] not in known and row["kind"] >= Kind.READ:
                 known.add(row["buffer"])
                 told.append((Kind.ALLOC, size, row["time"]))
             told.append((row["kind"], size, row["time"]))

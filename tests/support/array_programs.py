@@ -86,7 +86,7 @@ def run(program: list[Step], arrays: list[Any]) -> list[Any]:
     for step in program:
         try:
             do(step, arrays)
-        except ValueError:
+        except (ValueError, IndexError):
             continue
     return arrays
 
@@ -135,7 +135,7 @@ class Model:
             before = list(self.arrays)
             try:
                 do(step, self.arrays)
-            except ValueError:
+            except (ValueError, IndexError):
                 assert all(one is other for one, other in zip(before, self.arrays, strict=True))
                 self.refused(step)
                 continue
@@ -146,7 +146,7 @@ class Model:
         kind, *given = step
         if kind == "binary":
             self.touch(given[0], given[1:3], [])
-        elif kind in ("out", "in_place", "set"):
+        elif kind in ("out", "in_place", "set", "write"):
             self.tell(step)
 
     def tell(self, step: Step) -> None:

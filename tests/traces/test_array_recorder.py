@@ -64,6 +64,25 @@ class TestAgainstTheModel:
         assert found == model.events
 
 
+class TestOutputs:
+    def test_an_output_by_its_place_is_written_and_not_read(self) -> None:
+        """Of functions, of ufuncs, and where it is an operand too, watched or plain."""
+
+        def work(recorder: ArrayRecorder) -> None:
+            one, out = watch(recorder, 2, 2)
+            plain = np.ones(2)
+            np.cumsum(one, 0, None, out)
+            np.add(one, 1, out)
+            recorder.module(np).add(plain, one, plain)
+            plain += one
+            np.add(one, plain, out=plain)
+
+        accesses = [event[:2] for event in recorded(work) if event[0] in "RW"]
+        assert accesses[:4] == [("R", 0), ("W", 1)] * 2
+        assert accesses[4:10] == [("R", 2), ("R", 0), ("W", 2)] * 2
+        assert accesses[10:] == [("R", 0), ("R", 2), ("W", 2)]
+
+
 class TestBuffers:
     def test_a_view_keeps_the_buffer_and_the_last_one_frees_it(self) -> None:
         with ArrayRecorder() as recorder:
