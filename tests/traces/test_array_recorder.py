@@ -74,8 +74,9 @@ class TestOutputs:
             np.cumsum(one, 0, None, out)
             np.add(one, 1, out)
             recorder.module(np).add(plain, one, plain)
+            given = plain
             plain += one
-            np.add(one, plain, out=plain)
+            assert np.add(one, plain, out=plain) is plain is given
 
         accesses = [event[:2] for event in recorded(work) if event[0] in "RW"]
         assert accesses[:4] == [("R", 0), ("W", 1)] * 2

@@ -50,9 +50,13 @@ def test_what_people_do_gives_the_same(dtype: str) -> None:
     different = []
     for at, call in enumerate(CALLS):
         plain = outcome(call, arrays())
-        with ArrayRecorder() as recorder:
-            watched = outcome(call, [recorder.watch(one) for one in arrays()])
-        recorder.trace().validate()
-        if watched != plain:
-            different.append((at, plain, watched))
+        for which in ((0, 1), (0,), (1,)):
+            given = arrays()
+            with ArrayRecorder() as recorder:
+                for one in which:
+                    given[one] = recorder.watch(given[one])
+                watched = outcome(call, given)
+            recorder.trace().validate()
+            if watched != plain:
+                different.append((at, which, plain, watched))
     assert not different

@@ -57,7 +57,7 @@ def _telling(plain: Callable[..., Any], name: str) -> Callable[..., Any]:
             recorder.escape(result)
             return result
         recorder.note(name, operands.arrays, result)
-        return recorder.watched(operands, result)
+        return recorder.watched(operands, result, [])
 
     return convert
 

@@ -173,7 +173,7 @@ class ArrayRecorder:
             unread.append(kwargs["out"])
         if also is None or also:
             written += [one for at, one in enumerate(operands.arrays) if also is None or at in also]
-        began, result = time.monotonic_ns(), None
+        began, result, writes = time.monotonic_ns(), None, []
         try:
             result = call(*args, **kwargs)
         finally:  # what raises may have written as well
@@ -181,8 +181,9 @@ class ArrayRecorder:
                 written.append(result)  # `out` by its place
                 unread.append(result)
             reads = [] if rule.metadata else _without(operands.arrays, unread)
-            self._note(name, began, reads, arrays_in(written), result, rule)
-        return self.watched(operands, result)
+            writes = arrays_in(written)
+            self._note(name, began, reads, writes, result, rule)
+        return self.watched(operands, result, writes)
 
     def escape(self, array: Any) -> None:
         """Somebody takes a plain view of a watched array: what is done there is not seen."""
@@ -220,17 +221,19 @@ class ArrayRecorder:
             buffer = self._rows.begin(array)
         return buffer
 
-    def watched(self, operands: Operands, result: Any) -> Any:
-        """A result with watched arrays in the place of plain ones; what was given comes back as it was."""
+    def watched(self, operands: Operands, result: Any, writes: list[Any]) -> Any:
+        """A result with watched arrays for plain ones; what was given, and written, comes back as it was."""
         library = CLASSES.get(type(result))
         if library is not None:
             given = operands.original(result)
-            return given if given is not result else type(result).view(result, library)
+            if given is not result or any(result is one for one in writes):
+                return given
+            return type(result).view(result, library)
         if isinstance(result, tuple):
-            parts = [self.watched(operands, one) for one in result]
+            parts = [self.watched(operands, one, writes) for one in result]
             return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
         if type(result) is list and result and is_array(result[0]):
-            return [self.watched(operands, one) for one in result]
+            return [self.watched(operands, one, writes) for one in result]
         return result
 
     def _know_library_of(self, thing: Any) -> None:
