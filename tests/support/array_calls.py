@@ -137,7 +137,7 @@ CALLS: tuple[Callable[[Any, Any], Any], ...] = (
     lambda a, b: np.lib.stride_tricks.sliding_window_view(a, 2, axis=1),
     lambda a, b: np.lib.stride_tricks.as_strided(a, (2,), a.strides[:1]),
     lambda a, b: memoryview(a.view(np.ndarray)).shape,
-    lambda a, b: np.frombuffer(a, "u1"),
+    lambda a, b: a.dtype.char != "g" and np.frombuffer(a, "u1"),
     lambda a, b: a.flat[2],
     lambda a, b: a.view([("x", a.dtype)])["x"],
     lambda a, b: np.save(os.devnull, a),
