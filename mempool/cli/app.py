@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mempool.cli import check, compare, convert, demo, fit, info, plan, run, show
+from mempool.cli import check, compare, convert, demo, fit, info, plan, run, show, swap
 from mempool.cli.output import ExitCode, Stop, error_line
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ app.command()(compare.compare)
 app.command()(fit.fit)
 app.command()(convert.convert)
 app.command()(show.show)
+app.command()(swap.swap)
 
 
 @app.callback(invoke_without_command=True)

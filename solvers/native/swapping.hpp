@@ -91,15 +91,21 @@ class Planner {
                                        std::vector<uint8_t> chosen = {}) {
     chosen.resize(a_.count(), 0);
     auto now = loads(chosen, windows(chosen));
-    double over = excess(now, limit);
+    double over = excess(now, limit), out = 0, in = 0;
+    for (int c = 0; c < a_.count(); ++c) {
+      if (chosen[c]) out += a_.out[c] + kSlack, in += a_.in[c] + kSlack;
+    }
     for (const int32_t c : order) {
       if (over == 0) break;
       if (chosen[c] || !covers_excess(c, now, limit)) continue;
+      // A circle's engines must be done with a turn's copies in a turn.
+      const double outs = out + a_.out[c] + kSlack, ins = in + a_.in[c] + kSlack;
+      if (circular_ && (duplex_ ? std::max(outs, ins) : outs + ins) > begins_[k_]) continue;
       chosen[c] = 1;
       auto with = loads(chosen, windows(chosen));
       const double then = excess(with, limit);
       if (then < over) {
-        over = then;
+        over = then, out = outs, in = ins;
         now.swap(with);
       } else {
         chosen[c] = 0;

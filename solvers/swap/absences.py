@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from solvers.swap.step import Step
 
-#: Most absences that are looked at: of more, those of the largest buffers.
-MOST = 4096
+#: Most absences that are looked at: of more, those with most bytes times seconds.
+MOST = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ def absences_of(step: Step, *, least_bytes: int = 0, most: int = MOST) -> Absenc
     Args:
         step: the step.
         least_bytes: smaller buffers stay.
-        most: of more absences than this, take those of the largest buffers.
+        most: of more absences than this, take those with most bytes times seconds.
     """
     k, owner, op = len(step), step.access_buffer, step.access_op
     first = np.searchsorted(owner, owner)  # of each access, the first of its buffer
@@ -68,7 +68,8 @@ def absences_of(step: Step, *, least_bytes: int = 0, most: int = MOST) -> Absenc
     last, use = op - turn * k, use - turn * k
     rows = np.flatnonzero(keep)
     if len(rows) > most:
-        rows = np.sort(rows[np.argsort(-step.size[owner[rows]], kind="stable")[:most]])
+        area = step.size[owner[rows]] * seconds_of(step, last[rows] + 1, use[rows])
+        rows = np.sort(rows[np.argsort(-area, kind="stable")[:most]])
     return Absences(
         buffer=owner[rows],
         last=last[rows],

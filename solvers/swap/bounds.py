@@ -151,12 +151,17 @@ class _Program:
 
     def _chain(self, room: NDArray[np.float64], seconds: NDArray[np.float64], wait: Any) -> None:
         """The copies of those with least room, one after the other, fit the room of each."""
-        infinity = self._solver.infinity()
-        before: Any = 0.0
+        solver, infinity, before = self._solver, self._solver.infinity(), None
         for row in np.argsort(room, kind="stable").tolist():
-            total = self._solver.NumVar(0.0, infinity, "")
-            self._solver.Add(total == before + float(seconds[row]) / self._scale * self._away[row])
-            self._solver.Add(total <= float(room[row]) / self._scale + wait)
+            total = solver.NumVar(0.0, infinity, "")
+            sums = solver.Constraint(0.0, 0.0)
+            sums.SetCoefficient(total, -1.0)
+            sums.SetCoefficient(self._away[row], float(seconds[row]) / self._scale)
+            if before is not None:
+                sums.SetCoefficient(before, 1.0)
+            fits = solver.Constraint(-infinity, float(room[row]) / self._scale)
+            fits.SetCoefficient(total, 1.0)
+            fits.SetCoefficient(wait, -1.0)
             before = total
 
     def most_bytes(self) -> float:

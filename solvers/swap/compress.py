@@ -41,13 +41,13 @@ class Grid:
         return result
 
 
-def grid_of(step: Step, absences: Absences) -> Grid:
+def grid_of(step: Step, absences: Absences, *, few: int = FEW) -> Grid:
     """Groups that end where the operation before an absence or the one after it begins or ends."""
     k = len(step)
-    if k <= FEW:
+    if k <= few:
         first = np.arange(k, dtype=np.int64)
     else:
-        even = np.linspace(0.0, step.duration, FEW, endpoint=False)
+        even = np.linspace(0.0, step.duration, few, endpoint=False)
         marks: list[Any] = [
             np.minimum(np.searchsorted(step.begins, even), k - 1),
             absences.last,

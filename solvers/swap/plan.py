@@ -11,11 +11,11 @@ import numpy as np
 from solvers import _core
 from solvers.errors import PlanError
 from solvers.swap.absences import absences_of
-from solvers.swap.compress import grid_of
+from solvers.swap.compress import FEW, grid_of
 from solvers.swap.published import scheduled, selected
 from solvers.swap.replay import Replayed, replay
 from solvers.swap.schedule import Schedule
-from solvers.swap.scores import our_orders, published_orders
+from solvers.swap.scores import Published, our_orders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,14 +70,21 @@ class SwapPlanner:
         least_bytes: smaller buffers stay.
         tries: how many orders are tried beside the scores, for one limit; by default what takes some tenths
             of a second.
+        few: steps of more operations are planned in groups of operations.
     """
 
     def __init__(
-        self, step: Step, link: Link, *, least_bytes: int = LEAST_BYTES, tries: int | None = None
+        self,
+        step: Step,
+        link: Link,
+        *,
+        least_bytes: int = LEAST_BYTES,
+        tries: int | None = None,
+        few: int = FEW,
     ) -> None:
         self.step, self.link = step, link
         self.absences = absences_of(step, least_bytes=least_bytes)
-        self._grid = grid_of(step, self.absences)
+        self._grid = grid_of(step, self.absences, few=few)
         a = self._grid.absences
         self._native = _core.SwapPlanner(
             np.ascontiguousarray(self._grid.seconds),
@@ -93,6 +100,8 @@ class SwapPlanner:
         )
         work = (len(self._grid.first) + 8 * len(a)) * max(len(a), 1)
         self._tries = min(_MOST_TRIES, _WORK // work) if tries is None else tries
+        self._free: Swap | None = None
+        self._published = Published(step, link, self.absences)
         self._ours = {
             name: order.astype(np.int32) for name, order in our_orders(step, link, self.absences).items()
         }
@@ -118,7 +127,7 @@ class SwapPlanner:
         found = self.nothing(limit)
         if self.step.peak_bytes <= limit:
             return found
-        self._check(limit)
+        self.check(limit)
         best: Swap | None = None
         orders = self._orders(limit)
         for name, order in orders.items():
@@ -138,19 +147,20 @@ class SwapPlanner:
 
     def without_stall(self) -> Swap:
         """The least peak that we find without any waiting."""
+        if self._free is None:
+            self._free = self._without_stall()
+        return self._free
+
+    def _without_stall(self) -> Swap:
         best = self.nothing(self.step.peak_bytes)
-        leader = self._ours["early"]
-        for name, order in {**self._ours, **self._published_orders(self.step.peak_bytes)}.items():
+        leader = self._ours["area"]
+        for name, order in {"area": leader, **self._orders(self.step.peak_bytes)}.items():
             found = self._least(name, order, best)
             if found.peak_bytes < best.peak_bytes:
                 best, leader = found, order
-
         for k, order in enumerate(self._neighbours(leader)):
-            found = self._least(f"{k} of search", order, best, once=True)
-            if found.peak_bytes < best.peak_bytes:
-                best = found
-
-        return best
+            best = self._least(f"{k} of search", order, best)
+        return self._published_without_stall(best)
 
     def within(self, slower: float) -> Swap:
         """The least peak that we find at a stall of at most ``slower`` times the step's duration."""
@@ -200,14 +210,29 @@ class SwapPlanner:
             if replayed.peak_bytes <= limit:
                 yield Swap(limit, made, replayed, f"published {name}")
 
+    def _published_without_stall(self, best: Swap) -> Swap:
+        """What the published planner reaches without waiting, for limits down to half the peak, if less."""
+        step, peak = self.step, self.step.peak_bytes
+        for limit in (peak * np.arange(19, 9, -1) // 20).tolist():
+            for name, order in self._published_orders(limit).items():
+                rows = selected(self.step, self.absences, order.astype(np.int64), limit)
+                made = scheduled(self.step, self.link, self.absences, rows, None)
+                load = step.load - step.spread(made.release, made.fetch, step.size[made.buffer])
+                if load.max() < best.peak_bytes:
+                    replayed = replay(step, self.link, made)
+                    if replayed.stall_seconds == 0:
+                        best = Swap(limit, made, replayed, f"published {name}")
+        return best
+
     def _published_orders(self, limit: int) -> dict[str, NDArray[np.int32]]:
-        orders = published_orders(self.step, self.link, self.absences, limit)
+        orders = self._published.orders(limit)
         return {name: order.astype(np.int32) for name, order in orders.items()}
 
     def _orders(self, limit: int) -> dict[str, NDArray[np.int32]]:
         return {**self._ours, **self._published_orders(limit)}
 
-    def _check(self, limit: int) -> None:
+    def check(self, limit: int) -> None:
+        """Raise a PlanError where no schedule can hold the limit."""
         floor, op = self.floor()
         if limit < floor:
             touched = int(self.step.working_set[op])
@@ -229,21 +254,25 @@ class SwapPlanner:
         rows, release, fetch, stall, _ = self._native.plan(order, limit, _ROUNDS)
         return None if not np.isfinite(stall) else self._swap(name, limit, rows, release, fetch)
 
-    def _least(self, name: str, order: NDArray[np.int32], best: Swap, *, once: bool = False) -> Swap:
-        """The least peak without waiting that this order reaches, if below the best known."""
-        low, high, found = self.floor()[0], best.peak_bytes, best
-        target = high - max(high // 1000, 1) if once else (low + high) // 2
-        while low < high:
+    def _least(self, name: str, order: NDArray[np.int32], best: Swap) -> Swap:
+        """The least peak without waiting that this order reaches, if it is below the best known."""
+        low, high = self.floor()[0] - 1, best.peak_bytes
+        made = None
+        target = high - high // 1000 - 1
+        while low < target:
             rows, release, fetch, _, peak = self._native.without_waiting(order, target)
             if peak < high:
-                found, high = self._swap(name, target, rows, release, fetch), int(peak)
+                made, high = (rows, release, fetch), int(peak)
+            elif made is None:
+                return best
             if peak > target:
-                low = target + 1
-            if once:
-                break
+                low = target
             target = (low + high) // 2
-            if high - low < max(high // 10_000, 1):
+            if high - low <= high // 2000:
                 break
+        if made is None:
+            return best
+        found = self._swap(name, high, *made)
         return found if found.stall_seconds == 0 and found.peak_bytes < best.peak_bytes else best
 
     def _swap(

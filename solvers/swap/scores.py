@@ -74,26 +74,28 @@ def spanning(step: Step, absences: Absences, op: int) -> NDArray[np.bool_]:
     return here | ((absences.last < later) & (later < absences.use))
 
 
-def published_orders(step: Step, link: Link, absences: Absences, limit: int) -> dict[str, NDArray[np.int64]]:
+class Published:
     """The candidates of the published planner, best first, under each score and under the sum of ranks.
 
     Candidates are buffers of a mebibyte and more whose absence spans the peak.
     """
-    peak = int(step.load.argmax())
-    rows = np.flatnonzero(spanning(step, absences, peak) & (absences.size >= LEAST_PUBLISHED))
-    few = absences.select(rows)
-    scores = {
-        "doa": doa(step, link, few),
-        "aoa": aoa(step, link, few),
-        "wdoa": wdoa(step, few, limit),
-    }
-    orders = {name: np.argsort(-score, kind="stable") for name, score in scores.items()}
-    orders["swdoa"] = swdoa_order(step, few)
-    ranks = np.zeros(len(few), np.int64)
-    for name in scores:
-        ranks[orders[name]] += np.arange(len(few))
-    orders["vote"] = np.argsort(ranks, kind="stable")
-    return {name: rows[order] for name, order in orders.items()}
+
+    def __init__(self, step: Step, link: Link, absences: Absences) -> None:
+        peak = int(step.load.argmax())
+        self._rows = np.flatnonzero(spanning(step, absences, peak) & (absences.size >= LEAST_PUBLISHED))
+        self._step, self._few = step, absences.select(self._rows)
+        self._doa, self._aoa = doa(step, link, self._few), aoa(step, link, self._few)
+        self._swdoa = swdoa_order(step, self._few)
+
+    def orders(self, limit: int) -> dict[str, NDArray[np.int64]]:
+        """Rows of the absences under "doa", "aoa", "wdoa", "swdoa" and "vote", for a limit in bytes."""
+        scores = {"doa": self._doa, "aoa": self._aoa, "wdoa": wdoa(self._step, self._few, limit)}
+        orders = {name: np.argsort(-score, kind="stable") for name, score in scores.items()}
+        ranks = np.zeros(len(self._few), np.int64)
+        for order in orders.values():
+            ranks[order] += np.arange(len(order))
+        orders |= {"swdoa": self._swdoa, "vote": np.argsort(ranks, kind="stable")}
+        return {name: self._rows[order] for name, order in orders.items()}
 
 
 def our_orders(step: Step, link: Link, absences: Absences) -> dict[str, NDArray[np.int64]]:

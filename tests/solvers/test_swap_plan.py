@@ -1,0 +1,177 @@
+"""Plans of swaps: what they must keep, and what they must not be worse than."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swap_steps import links, step_from, steps
+
+from solvers import PlanError
+from solvers.swap import Link, LinkBound, Schedule, Step, SwapPlanner, replay
+from solvers.swap.absences import absences_of
+from solvers.swap.compress import grid_of
+
+SOME = settings(deadline=None, max_examples=60)
+
+
+def planner(step: Step, link: Link) -> SwapPlanner:
+    return SwapPlanner(step, link, least_bytes=0, tries=4)
+
+
+@given(st.data())
+@SOME
+def test_a_plan_holds_its_limit_and_waits_no_less_than_the_link_makes_it(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    made = planner(step, link)
+    limit = data.draw(st.integers(made.floor()[0], max(step.peak_bytes, made.floor()[0])))
+    swap = made.hold(limit)
+    again = replay(step, link, swap.schedule)
+    assert again.peak_bytes <= limit
+    assert again.stall_seconds == swap.stall_seconds
+    assert LinkBound(step, link).stall_seconds(limit) <= swap.stall_seconds + 1e-9
+
+
+@given(st.data())
+@SOME
+def test_what_waits_for_nothing_reaches_no_less_than_the_link_bound(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    free = planner(step, link).without_stall()
+    assert free.stall_seconds == 0
+    assert free.peak_bytes <= step.peak_bytes
+    assert LinkBound(step, link).peak_bytes() <= free.peak_bytes
+
+
+@given(st.data())
+@SOME
+def test_a_higher_limit_never_waits_longer(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    made = planner(step, link)
+    floor = made.floor()[0]
+    limits = sorted({floor + (step.peak_bytes - floor) * k // 4 for k in range(5)})
+    stalls = [swap.stall_seconds for swap in made.curve(limits)]
+    assert stalls == sorted(stalls, reverse=True)
+    assert stalls[-1] == 0
+
+
+@given(st.data())
+@SOME
+def test_no_published_score_does_better(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    big = Step(**{**columns(step), "size": step.size << 20}, circular=step.circular)
+    link = Link(link.out_fixed, link.out_per_byte / 2**20, link.in_fixed, link.in_per_byte / 2**20)
+    made = planner(big, link)
+    limit = data.draw(st.integers(made.floor()[0], max(big.peak_bytes, made.floor()[0])))
+    ours = made.hold(limit)
+    for other in made.published(limit):
+        assert ours.stall_seconds <= other.stall_seconds
+
+
+def columns(step: Step) -> dict[str, np.ndarray]:
+    names = (
+        "seconds",
+        "operation",
+        "start",
+        "end",
+        "size",
+        "persistent",
+        "ids",
+        "access_buffer",
+        "access_op",
+    )
+    return {name: getattr(step, name) for name in (*names, "access_writes")}
+
+
+def random_schedule(step: Step, random: np.random.Generator) -> Schedule:
+    a, rows = absences_of(step), []
+    for row in range(len(a)):
+        last, use = int(a.last[row]), int(a.use[row])
+        if use - last > 1 and random.random() < 0.7:
+            release = int(random.integers(last + 1, use))
+            fetch = int(random.integers(release + 1, use + 1))
+            rows.append((a.buffer[row], last, last, release, fetch, use, True))
+    return Schedule(*zip(*rows, strict=True)) if rows else Schedule.empty()
+
+
+@given(st.data(), st.integers(0, 2**32))
+@SOME
+def test_no_schedule_beats_the_link_bound(data: st.DataObject, seed: int) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    bound, random = LinkBound(step, link), np.random.default_rng(seed)
+    for _ in range(5):
+        found = replay(step, link, random_schedule(step, random))
+        assert bound.stall_seconds(found.peak_bytes) <= found.stall_seconds + 1e-9
+        if found.stall_seconds == 0:
+            assert bound.peak_bytes() <= found.peak_bytes
+
+
+@given(st.data())
+@SOME
+def test_the_same_is_planned_twice(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    limit = (planner(step, link).floor()[0] + step.peak_bytes) // 2
+    first, second = (planner(step, link).hold(limit).schedule for _ in range(2))
+    for name in ("buffer", "out", "release", "fetch", "use"):
+        assert getattr(first, name).tolist() == getattr(second, name).tolist()
+
+
+def hump(layers: int = 8, size: int = 4) -> Step:
+    """Each layer's output is written on the way up and read on the way down."""
+    k = 2 * layers
+    return step_from([1.0] * k, [(size, [(i, True), (k - 1 - i, False)]) for i in range(layers)])
+
+
+def test_a_fast_link_leaves_the_working_set_only() -> None:
+    made = planner(hump(), Link(0.0, 1e-6, 0.0, 1e-6))
+    free = made.without_stall()
+    # What an operation has just written and what it uses next are there, with one that leaves or comes.
+    assert free.peak_bytes <= 3 * 4
+    assert made.floor()[0] == 2 * 4 or made.floor()[0] == 4
+
+
+def test_a_limit_below_the_working_set_is_refused_with_its_numbers() -> None:
+    step = step_from(
+        [1.0] * 4, [(5, [(0, True), (1, False)]), (7, [(1, True), (3, False)]), (2, [(1, True)])]
+    )
+    made = planner(step, Link(0.0, 0.0, 0.0, 0.0))
+    with pytest.raises(
+        PlanError, match=r"no gain possible below 14 bytes: operation 1 touches 14 bytes, and 0"
+    ):
+        made.hold(13)
+
+
+def test_a_step_may_be_so_much_slower() -> None:
+    made = planner(hump(), Link(0.0, 0.5, 0.0, 0.5))
+    free = made.without_stall()
+    for slower in (0.1, 0.5, 2.0):
+        found = made.within(slower)
+        assert found.stall_seconds <= slower * made.step.duration
+        assert found.peak_bytes <= free.peak_bytes
+    assert made.within(4.0).peak_bytes < free.peak_bytes
+
+
+@given(st.data())
+@SOME
+def test_a_coarser_grid_is_never_less(data: st.DataObject) -> None:
+    step = data.draw(steps())
+    absences = absences_of(step)
+    grid = grid_of(step, absences, few=2)
+    assert grid.load.max() == step.peak_bytes
+    assert grid.seconds.sum() == pytest.approx(step.duration)
+    k = len(step)
+    assert grid.operations(grid.absences.use, k).tolist() == absences.use.tolist()
+    assert grid.operations(grid.absences.last + 1, k).tolist() == (absences.last + 1).tolist()
+
+
+@given(st.data())
+@SOME
+def test_a_plan_on_a_coarse_grid_holds_its_limit_too(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    made = SwapPlanner(step, link, least_bytes=0, tries=2, few=2)
+    limit = (made.floor()[0] + step.peak_bytes) // 2
+    try:
+        assert made.hold(limit).peak_bytes <= limit
+    except PlanError:
+        assert len(grid_of(step, absences_of(step), few=2).first) < len(step)
+    assert made.without_stall().stall_seconds == 0
