@@ -61,16 +61,17 @@ void bind_swapping(nb::module_& m) {
       .def("__init__", &make, "seconds"_a, "load"_a, "last"_a, "use"_a, "size"_a, "out"_a, "back"_a, "source"_a,
            "circular"_a, "duplex"_a)
       .def("plan",
-           [](Planner& self, const In<int32_t>& order, int64_t limit, int rounds) {
+           [](Planner& self, const In<int32_t>& order, int64_t limit, int rounds, double favour) {
              const auto first = checked(self, order);
              swapping::Found found;
              {
                nb::gil_scoped_release release;
+               self.favour(favour);
                found = self.plan(first, limit, rounds);
              }
              return result_of(found.chosen, found.away, found.stall, found.peak);
            },
-           "order"_a, "limit"_a, "rounds"_a,
+           "order"_a, "limit"_a, "rounds"_a, "favour"_a = 1.0,
            "Absences, their release and fetch, the stall and the peak; a stall of inf where the limit cannot be held.")
       .def("without_waiting",
            [](Planner& self, const In<int32_t>& order, int64_t limit) {

@@ -140,6 +140,27 @@ class Planner {
     }
   }
 
+  // Where there is room, wait for copies out later, those last in the queue first, and ask for copies back sooner,
+  // those used first first, none before one that is used before.
+  void relax(int64_t limit, const std::vector<uint8_t>& chosen, Windows& w) const {
+    auto now = loads(chosen, w);
+    const auto room = [&](int64_t op, int c) { return now[op % k_] + a_.size[c] <= limit; };
+    for (auto it = by_last_.rbegin(); it != by_last_.rend(); ++it) {
+      const int32_t c = *it;
+      if (!chosen[c]) continue;
+      for (; w.release[c] + 1 < w.fetch[c] && room(w.release[c], c); ++w.release[c])
+        now[w.release[c] % k_] += a_.size[c];
+    }
+    int64_t before = 0;  // within the turn
+    for (const int32_t c : by_use_) {
+      if (!chosen[c] || w.release[c] >= w.fetch[c]) continue;
+      const int64_t turn = a_.use[c] / k_ * k_;
+      for (; w.fetch[c] - 1 > w.release[c] && w.fetch[c] - turn > before && room(w.fetch[c] - 1, c); --w.fetch[c])
+        now[(w.fetch[c] - 1) % k_] += a_.size[c];
+      before = std::max(before, w.fetch[c] - turn);
+    }
+  }
+
   // Hold the limit whatever it costs: where the load is over it, wait for copies out or put off copies back.
   void hold(int64_t limit, const std::vector<uint8_t>& chosen, Windows& w) {
     auto now = loads(chosen, w);
@@ -155,7 +176,7 @@ class Planner {
           if (x >= a_.use[c] || (!circular_ && x >= k_) || (w.release[c] <= x && x < w.fetch[c])) continue;
           double cost = 0;
           if (w.release[c] > x) cost += std::max(out_end_[c] - time(x) - later, 0.0);
-          if (w.fetch[c] <= x) cost += std::max(time(x + 1) + later + queued + a_.in[c] - time(a_.use[c]), 0.0);
+          if (w.fetch[c] <= x) cost += favour_ * std::max(time(x + 1) + later + queued + a_.in[c] - time(a_.use[c]), 0.0);
           if (cost < least || (cost == least && a_.size[c] > a_.size[best])) best = c, least = cost;
         }
         if (best < 0) return;
@@ -171,6 +192,9 @@ class Planner {
       }
     }
   }
+
+  // How dear it is to wait for copies back, beside copies out.
+  void favour(double outs) { favour_ = outs; }
 
   // Seconds that operations wait for copies, on a circle in the long run, and which ones.
   double stall(const std::vector<uint8_t>& chosen, const Windows& w, std::vector<double>& waits) const;
@@ -296,6 +320,7 @@ class Planner {
   std::vector<int64_t> load_;
   bool circular_, duplex_;
   int64_t k_;
+  double favour_ = 1;
   std::vector<int32_t> by_last_, by_use_;
   std::vector<std::pair<double, double>> busy_;
 };
@@ -320,6 +345,7 @@ inline double Planner::stall(const std::vector<uint8_t>& chosen, const Windows& 
     if (x.op != y.op) return x.op < y.op;
     if (x.what != y.what) return x.what < y.what;
     if (x.what == 1 && a_.use[x.c] != a_.use[y.c]) return a_.use[x.c] < a_.use[y.c];
+    if (x.what == 3 && w.release[x.c] != w.release[y.c]) return w.release[x.c] < w.release[y.c];
     return x.c < y.c;
   });
   std::vector<double> plain_begins(1, 0.0);
@@ -373,6 +399,7 @@ inline Found Planner::plan(const std::vector<int32_t>& order, int64_t limit, int
     found.away = windows(found.chosen);
     hold(limit, found.chosen, found.away);
     prune(order, limit, found.chosen, found.away);
+    relax(limit, found.chosen, found.away);
     found.stall = stall(found.chosen, found.away, found.waits);
     const auto now = loads(found.chosen, found.away);
     found.peak = now.empty() ? 0 : *std::max_element(now.begin(), now.end());

@@ -32,6 +32,8 @@ _WORK = 150_000_000
 _MOST_TRIES = 300
 #: How often waits are fed back into a plan.
 _ROUNDS = 6
+#: How much dearer than a wait for a copy out one for a copy back is taken to be.
+_FAVOURS = (1.0, 0.25, 4.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +142,8 @@ class SwapPlanner:
                 break
             if k % 16 == 15 and best is not None and best.how in orders:
                 leader = orders[best.how]
-            best = _better(best, self._held(f"{k} of search", order, limit))
+            favour = _FAVOURS[k // 4 % len(_FAVOURS)]
+            best = _better(best, self._held(f"{k} of search", order, limit, favour))
         if best is None:
             raise PlanError(f"no schedule found that holds {limit} bytes")
         return best
@@ -160,7 +163,7 @@ class SwapPlanner:
                 best, leader = found, order
         for k, order in enumerate(self._neighbours(leader)):
             best = self._least(f"{k} of search", order, best)
-        return self._published_without_stall(best)
+        return self.published_without_stall(best)
 
     def within(self, slower: float) -> Swap:
         """The least peak that we find at a stall of at most ``slower`` times the step's duration."""
@@ -210,9 +213,10 @@ class SwapPlanner:
             if replayed.peak_bytes <= limit:
                 yield Swap(limit, made, replayed, f"published {name}")
 
-    def _published_without_stall(self, best: Swap) -> Swap:
-        """What the published planner reaches without waiting, for limits down to half the peak, if less."""
+    def published_without_stall(self, best: Swap | None = None) -> Swap:
+        """What the published planner reaches without waiting, for limits down to half the peak."""
         step, peak = self.step, self.step.peak_bytes
+        best = best or self.nothing(peak)
         for limit in (peak * np.arange(19, 9, -1) // 20).tolist():
             for name, order in self._published_orders(limit).items():
                 rows = selected(self.step, self.absences, order.astype(np.int64), limit)
@@ -242,16 +246,17 @@ class SwapPlanner:
             )
 
     def _neighbours(self, order: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
-        """Orders like this one, each with some absences moved."""
+        """Orders like this one, each with some absences moved or left out."""
         random = np.random.default_rng(0)
         places = np.arange(len(order), dtype=np.float64)
-        for turn in itertools.islice(itertools.cycle((0.02, 0.05, 0.1, 0.3)), self._tries):
-            yield order[
-                np.argsort(places + random.normal(0, turn * len(order) + 1, len(order)), kind="stable")
-            ]
+        for k, turn in enumerate(itertools.islice(itertools.cycle((0.02, 0.05, 0.1, 0.3)), self._tries)):
+            moved = places + random.normal(0, turn * len(order) + 1, len(order))
+            near = order[np.argsort(moved, kind="stable")]
+            # Now and then some stay, whatever their score.
+            yield near[random.random(len(order)) > turn] if k // 12 % 2 else near
 
-    def _held(self, name: str, order: NDArray[np.int32], limit: int) -> Swap | None:
-        rows, release, fetch, stall, _ = self._native.plan(order, limit, _ROUNDS)
+    def _held(self, name: str, order: NDArray[np.int32], limit: int, favour: float = 1.0) -> Swap | None:
+        rows, release, fetch, stall, _ = self._native.plan(order, limit, _ROUNDS, favour)
         return None if not np.isfinite(stall) else self._swap(name, limit, rows, release, fetch)
 
     def _least(self, name: str, order: NDArray[np.int32], best: Swap) -> Swap:

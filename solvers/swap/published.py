@@ -39,7 +39,7 @@ def scheduled(
     Args:
         step: the step.
         link: how long copies take.
-        absences: of which ``rows`` are taken.
+        absences: of which ``rows`` are taken, all of which span the peak.
         rows: int64[r].
         limit: bytes to hold, at the cost of waiting; None to wait for nothing.
     """

@@ -181,10 +181,16 @@ class _Clock:
         self._in = link.back(size).tolist()
         self._duplex = link.duplex
         k = max(len(step), 1)
+        s = schedule
         self._events = sorted(
-            (int(op) % k, what, row, int(op) // k)
-            for what, ops in enumerate((schedule.release, schedule.fetch, schedule.use, schedule.out))
-            for row, op in enumerate(ops.tolist())
+            (op % k, what, first, row, op // k)
+            for what, ops, firsts in (
+                (_RELEASE, s.release, s.release),
+                (_FETCH, s.fetch, s.use),
+                (_USE, s.use, s.use),
+                (_OUT, s.out, s.release),
+            )
+            for row, (op, first) in enumerate(zip(ops.tolist(), firsts.tolist(), strict=True))
         )
         self._out_ready: dict[tuple[int, int], float] = {}
         self._in_ready: dict[tuple[int, int], float] = {}
@@ -212,7 +218,7 @@ class _Clock:
     def _turn(self, turn: int, begin: float) -> tuple[NDArray[np.float64], float]:
         begins, wait = self._step.begins, np.zeros(len(self._step))
         late = begin  # how far behind the operations' own times
-        for op, what, row, turns in self._events:
+        for op, what, _, row, turns in self._events:
             moved = turn - turns  # the turn in which the move began
             now = float(begins[op]) + late
             if what == _OUT:

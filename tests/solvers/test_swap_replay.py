@@ -25,7 +25,7 @@ def test_loads_are_those_of_instances_counted_one_by_one(data: st.DataObject) ->
 
 
 @given(st.data())
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_the_stall_is_that_of_copies_one_after_the_other(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     schedule = data.draw(schedules(step))

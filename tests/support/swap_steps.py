@@ -121,7 +121,9 @@ class _Slow:
         """The moves for which it is time, and the turns in which they began."""
         k = len(self.step)
         at = [(row, int(time)) for row, time in enumerate(getattr(self.moves, what))]
-        return [(row, turn - time // k) for row, time in at if time % k == op and turn >= time // k]
+        found = [(row, turn - time // k) for row, time in at if time % k == op and turn >= time // k]
+        first = self.moves.release if what == "out" else self.moves.use
+        return sorted(found, key=lambda one: (int(first[one[0]]), one[0]))
 
     def copy(self, engine: str, row: int, turn: int, seconds: float) -> None:
         queue = engine if self.link.duplex else "out"

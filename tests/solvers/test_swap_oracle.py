@@ -1,0 +1,60 @@
+"""How far the planner is from the least stall there is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from swap_steps import step_from
+
+from solvers.swap import Link, Step, SwapPlanner, replay
+from solvers.swap.oracle import least_stall
+
+
+def training(random: np.random.Generator) -> Step:
+    """Layers forward and backward; some outputs are read by the next layer, too."""
+    layers = int(random.integers(4, 7))
+    buffers = []
+    for i in range(layers):
+        again = [(i + 1, False)] if random.random() < 0.5 and i + 1 < layers else []
+        accesses = {op: (op, writes) for op, writes in [(i, True), *again, (2 * layers - 1 - i, False)]}
+        buffers.append((int(random.integers(1, 9)), [accesses[op] for op in sorted(accesses)]))
+    return step_from(random.choice([0.5, 1.0, 1.5, 2.0], 2 * layers).tolist(), buffers)
+
+
+def cases(count: int) -> tuple[float, float]:
+    """Stalls of the planner and of the oracle, summed."""
+    ours = least = 0.0
+    for seed in range(count):
+        random = np.random.default_rng(seed)
+        step = training(random)
+        fixed, rate = [0.0, 0.125, 0.25], [0.125, 0.25, 0.5]
+        link = Link(*(float(random.choice(values)) for values in (fixed, rate, fixed, rate)))
+        planner = SwapPlanner(step, link, least_bytes=0)
+        floor = planner.floor()[0]
+        limit = floor + int((step.peak_bytes - floor) * random.choice([0.2, 0.4, 0.6, 0.8]))
+        proven = least_stall(step, link, limit)
+        assert proven is not None
+        schedule, stall = proven
+        judged = replay(step, link, schedule)
+        assert judged.peak_bytes <= limit
+        held = planner.hold(limit)
+        assert held.stall_seconds >= stall - 1e-9
+        ours, least = ours + held.stall_seconds, least + stall
+    return ours, least
+
+
+def test_the_planner_is_within_five_percent_of_the_oracle_on_few() -> None:
+    ours, least = cases(5)
+    assert ours <= 1.05 * least
+
+
+@pytest.mark.full
+def test_the_planner_is_within_five_percent_of_the_oracle() -> None:
+    ours, least = cases(100)
+    assert ours <= 1.05 * least
+
+
+def test_the_oracle_knows_lines_only() -> None:
+    step = step_from([1.0, 1.0], [(1, [(0, True), (1, True)])], circular=True)
+    with pytest.raises(ValueError, match="line"):
+        least_stall(step, Link(0, 0, 0, 0), 1)

@@ -1,0 +1,43 @@
+"""What a schedule makes of the arena and of the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swap_steps import links, schedules, steps
+
+from solvers import PlanError, Stop, load_curve
+from solvers.swap import SwapPlanner, replay
+from solvers.swap.pool import device_buffers, host_buffers, place
+
+
+def loads(buffers: object, k: int) -> list[int]:
+    times, values = load_curve(buffers)  # type: ignore[arg-type]
+    at = np.searchsorted(times, np.arange(k), side="right") - 1
+    return [int(values[i]) if i >= 0 else 0 for i in at]
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_the_arena_holds_at_each_operation_what_the_judge_counts(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    schedule = data.draw(schedules(step))
+    found = replay(step, link, schedule)
+    assert loads(device_buffers(step, schedule, alignment=1)[0], len(step)) == found.load.tolist()
+    assert loads(host_buffers(step, schedule, alignment=1)[0], len(step)) == found.host_load.tolist()
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=30)
+def test_both_arenas_are_planned_after_the_schedule(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    planner = SwapPlanner(step, link, least_bytes=0, tries=1)
+    schedule = planner.hold((planner.floor()[0] + step.peak_bytes) // 2).schedule
+    device, host = place(step, schedule, stop=Stop(nodes=1000))
+    assert len(host.buffers) == int(schedule.copied.sum())
+    assert len(device.buffers) >= len(step.size)
+    if host.plan.arena_bytes:
+        with pytest.raises(PlanError, match="on the host"):
+            place(step, schedule, stop=Stop(nodes=1000), host_limit=host.plan.arena_bytes - 1)

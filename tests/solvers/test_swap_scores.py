@@ -1,0 +1,82 @@
+"""The published scores by their definitions, read off slowly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swap_steps import links, step_from, steps
+
+from solvers.swap import PRESETS, replay
+from solvers.swap.absences import absences_of
+from solvers.swap.published import scheduled, selected
+from solvers.swap.scores import Published, aoa, doa, spanning, swdoa_order, wdoa
+
+
+@given(st.data())
+def test_scores_are_those_of_their_definitions(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    a, k, limit = absences_of(step), len(step), data.draw(st.integers(0, 20))
+    duration, area = doa(step, link, a), aoa(step, link, a)
+    over = wdoa(step, a, limit)
+    for row in range(len(a)):
+        ops = [op % k for op in range(int(a.last[row]), int(a.use[row]))]
+        size = int(a.size[row])
+        left = sum(float(step.seconds[op]) for op in ops[1:])
+        left -= link.out_fixed + link.out_per_byte * size + link.in_fixed + link.in_per_byte * size
+        assert duration[row] == pytest.approx(left)
+        assert area[row] == pytest.approx(left * size if duration[row] >= 0 else left / size)
+        assert over[row] == pytest.approx(sum(int(step.load[op]) - limit for op in ops))
+
+
+@given(st.data())
+def test_swdoa_takes_off_what_it_has_chosen(data: st.DataObject) -> None:
+    step = data.draw(steps())
+    a, k = absences_of(step), len(step)
+    load, left = step.load.astype(float), set(range(len(a)))
+    for chosen in swdoa_order(step, a).tolist():
+        ops = {row: [op % k for op in range(int(a.last[row]), int(a.use[row]))] for row in left}
+        scores = {row: sum(load[op] for op in ops[row]) for row in left}
+        assert scores[chosen] == pytest.approx(max(scores.values()))
+        for op in set(ops[chosen]):
+            load[op] -= a.size[chosen]
+        left.remove(chosen)
+    assert not left
+
+
+@given(st.data())
+def test_what_spans_an_operation_is_not_accessed_there(data: st.DataObject) -> None:
+    step = data.draw(steps())
+    a, k = absences_of(step), len(step)
+    for op in range(k):
+        slow = [any(int(a.last[row]) < at < int(a.use[row]) for at in (op, op + k)) for row in range(len(a))]
+        assert spanning(step, a, op).tolist() == slow
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=50)
+def test_the_published_planner_makes_schedules_that_the_judge_accepts(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    a = absences_of(step)
+    order = np.argsort(-doa(step, link, a), kind="stable")
+    order = order[spanning(step, a, int(step.load.argmax()))[order]]
+    limit = data.draw(st.integers(0, max(step.peak_bytes, 1)))
+    rows = selected(step, a, order, limit)
+    holding = replay(step, link, scheduled(step, link, a, rows, limit))
+    assert holding.peak_bytes <= step.peak_bytes
+    free = replay(step, link, scheduled(step, link, a, rows, None))
+    busy = max(float(link.out(a.size[rows]).sum()), float(link.back(a.size[rows]).sum()))
+    if link.duplex and busy < 0.99 * step.duration:
+        assert free.stall_seconds == 0
+
+
+def test_candidates_of_the_published_planner_are_large_and_span_the_peak() -> None:
+    big, small = 2 << 20, 1 << 10
+    step = step_from(
+        [1.0] * 8,
+        [(big, [(0, True), (7, False)]), (small, [(1, True), (6, False)]), (big, [(3, True), (4, True)])],
+    )
+    link = PRESETS["pcie3"]
+    orders = Published(step, link, absences_of(step)).orders(big)
+    assert all(order.tolist() == [0] for order in orders.values())
