@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces import buffers_of
+from traces import Kind, buffers_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from traces import Trace
+
+
+#: Marks by which recorders of accesses tell what a training step is doing.
+PHASES = ("forward", "backward", "optimizer")
 
 
 class Role(enum.IntEnum):
@@ -85,7 +89,7 @@ def _roles(
 
 @dataclass(frozen=True)
 class Share:
-    """What one operation or source line holds at the peak; ``name`` is None where none was recorded."""
+    """What one operation, source line or the like holds at the peak; ``name`` is None where none is known."""
 
     name: str | None
     bytes: int
@@ -93,7 +97,7 @@ class Share:
 
 
 def shares(trace: Trace, peak: Peak, names: NDArray[np.int32], most: int) -> list[Share]:
-    """The bytes of the peak by a column of names (``trace.operation``, ``trace.frame``), most first.
+    """The bytes of the peak by a column of names (``trace.operation``, `phases`), most first.
 
     Args:
         trace: the events.
@@ -110,6 +114,14 @@ def shares(trace: Trace, peak: Peak, names: NDArray[np.int32], most: int) -> lis
         Share(trace.names[name] if (name := int(found[k])) >= 0 else None, int(held[k]), int(count[k]))
         for k in order.tolist()
     ]
+
+
+def phases(trace: Trace) -> NDArray[np.int32]:
+    """The phase that each event is in, by the last mark that names one: an index into names, -1 before it."""
+    known = [at for at, name in enumerate(trace.names) if name in PHASES]
+    named = (trace.kind == Kind.MARK) & np.isin(trace.operation, known)
+    last = np.maximum.accumulate(np.where(named, np.arange(len(trace)), -1))
+    return np.append(trace.operation, np.int32(-1))[last]
 
 
 def by_bytes_and_time(peak: Peak) -> NDArray[np.int64]:

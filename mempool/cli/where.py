@@ -8,8 +8,22 @@ from mempool.cli.output import console, facts, percent, source_line, table
 from mempool.report import binary
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from mempool.analysis.where import Where
     from mempool.cli.work import Work
+    from traces import Trace
+
+
+#: What the peak is told by: the key in the answer, and in its entries.
+SHARES = (
+    ("categories", "category"),
+    ("phases", "phase"),
+    ("modules", "module"),
+    ("operations", "operation"),
+    ("frames", "frame"),
+)
 
 
 def answer(work: Work, most: int, *, frames: bool, device: int | None = None) -> list[dict[str, Any]]:
@@ -28,9 +42,10 @@ def answer(work: Work, most: int, *, frames: bool, device: int | None = None) ->
 
 
 def _device(one: Where, most: int, *, frames: bool) -> dict[str, Any]:
-    from mempool.analysis.peak import Role, shares
+    from mempool.analysis.peak import Role, phases, shares
 
     peak, trace = one.peak, one.trace
+    phase = phases(trace)
     said: dict[str, Any] = {
         "device": one.device,
         "peak_event": one.row(peak.event),
@@ -38,10 +53,21 @@ def _device(one: Where, most: int, *, frames: bool) -> dict[str, Any]:
         "roles": {role.name.lower(): int(peak.size[peak.role == role].sum()) for role in Role}
         if one.iterations
         else None,
-        "operations": [
-            {"operation": share.name, "bytes": share.bytes, "buffers": share.buffers}
-            for share in shares(trace, peak, trace.operation, most)
-        ],
+        "peak_phase": _name(trace, phase, peak.event),
+        "peak_module": _name(trace, trace.module, peak.event),
+        **{
+            plural: [
+                {name: share.name, "bytes": share.bytes, "buffers": share.buffers}
+                for share in shares(trace, peak, column, len(trace.names) if plural == "categories" else most)
+            ]
+            for plural, name, column in (
+                ("categories", "category", trace.category),
+                ("phases", "phase", phase),
+                ("modules", "module", trace.module),
+                ("operations", "operation", trace.operation),
+            )
+            if plural == "operations" or (column >= 0).any()
+        },
         "held_longest": _held_longest(one, most, frames=frames),
         "idle_bytes": None,
         "late_bytes": None,
@@ -60,6 +86,12 @@ def _device(one: Where, most: int, *, frames: bool) -> dict[str, Any]:
             for share in shares(trace, peak, trace.frame, most)
         ]
     return said
+
+
+def _name(trace: Trace, column: NDArray[np.int32], event: int) -> str | None:
+    """The name of one event in a column, None where it has none."""
+    name = int(column[event]) if len(column) else -1
+    return trace.names[name] if name >= 0 else None
 
 
 def _held_longest(one: Where, most: int, *, frames: bool) -> list[dict[str, Any]]:
@@ -104,7 +136,7 @@ def show(said: list[dict[str, Any]]) -> None:
     for device in said:
         peak = max(device["peak_load_bytes"], 1)
         facts(f"\nwhere memory goes on device {device['device']}", _facts(device))
-        for key, name in (("operations", "operation"), ("frames", "frame")):
+        for key, name in SHARES:
             rows = [
                 (
                     share[name] or "(unknown)",
@@ -142,6 +174,10 @@ def _facts(device: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("peak load", f"{binary(device['peak_load_bytes'])} after event {device['peak_event']:,}"),
     ]
+    if device["peak_phase"] is not None:
+        rows.append(
+            ("while", " of ".join(part for part in (device["peak_phase"], device["peak_module"]) if part))
+        )
     if roles:
         parts = (f"{binary(size)} {name.replace('_', '-')}" for name, size in roles.items())
         rows.append(("of it", ", ".join(parts)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces.recorders.torch_tracing import FOUND_STEP, STEP
+from traces.recorders.torch_tracing import FOUND_STEP, STEP, named_only
 from traces.trace import COLUMNS, NAMED, Kind, Trace
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def join(pool: Trace, seen: Trace, table: Table, recorder: AccessRecorder) -> Tr
         "client": "torch",
         "unserved_bytes": str(int(unserved.sum())),
     }
-    return Trace.of(**merged, names=tuple(names), metadata=metadata)
+    return Trace.of(**named_only(merged, names), metadata=metadata)
 
 
 def _renamed(trace: Trace, names: list[str], number: dict[str, int]) -> Trace:

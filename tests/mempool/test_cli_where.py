@@ -140,6 +140,51 @@ def test_the_same_is_printed(trace: Trace, capsys: pytest.CaptureFixture[str]) -
         assert part in text
 
 
+def test_categories_modules_and_phases_are_told_where_they_were_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["parameters", "activations", "Net", "Net.head", "forward", "backward", "mm"]
+    kind, buffer, size, operation, module, category = np.array(
+        [
+            (A, 0, 100 * KIB, -1, 2, 0),
+            (M, -1, 0, 4, -1, -1),
+            (A, 1, 60 * KIB, 6, 3, 1),
+            (A, 2, 1 * KIB, 6, 3, 1),
+            (F, 2, 0, -1, -1, -1),
+            (M, -1, 0, 5, -1, -1),
+            (A, 3, 30 * KIB, 6, 3, -1),
+            (F, 1, 0, -1, -1, -1),
+        ]
+    ).T
+    made = Trace.of(kind, buffer, size, operation=operation, module=module, category=category, names=names)
+    write_trace(made, "t.trace")
+    said = where(capsys)
+    assert (said["peak_phase"], said["peak_module"]) == ("backward", "Net.head")
+    told = {
+        name: {share[name]: share["bytes"] // KIB for share in said[plural]}
+        for plural, name in (("categories", "category"), ("phases", "phase"), ("modules", "module"))
+    }
+    assert told == {
+        "category": {"parameters": 100, "activations": 60, None: 30},
+        "phase": {None: 100, "forward": 60, "backward": 30},
+        "module": {"Net": 100, "Net.head": 90},
+    }
+    assert call(["info", "t.trace"]) == 0
+    text = capsys.readouterr().out
+    assert "backward of Net.head" in text
+    for part in ("by category", "by phase", "by module"):
+        assert f"at the peak {part}" in text
+
+
+def test_nothing_is_said_of_categories_and_phases_that_were_not_recorded(
+    trace: Trace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = where(capsys)
+    assert said["peak_phase"] is None is said["peak_module"]
+    assert not {"categories", "phases", "modules"} & said.keys()
+
+
 def test_a_plan_has_no_such_part(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["plan", "t.trace", "-o", "t.plan", "--json"]) == 0
     capsys.readouterr()

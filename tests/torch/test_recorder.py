@@ -23,6 +23,11 @@ from traces import Kind, Trace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: The others take long, and are for the long form.
+OFTEN = [
+    pytest.param(name, marks=[pytest.mark.full] if name in ("seq2seq", "bert", "unet") else [])
+    for name in MODELS
+]
 STEP = ["forward", "backward", "optimizer", "step"]
 
 
@@ -74,7 +79,7 @@ def at_peak(trace: Trace) -> Counter[str]:
 
 @pytest.mark.filterwarnings("ignore:Module is None:UserWarning")  # the tracker's
 class TestTracker:
-    @pytest.mark.parametrize("name", MODELS)
+    @pytest.mark.parametrize("name", OFTEN)
     def test_the_peak_is_that_of_their_own_tracker_to_the_byte(self, name: str) -> None:
         assert int(traced(name).load().max()) == tracked(name, adamw)["Total"]
 
@@ -105,15 +110,16 @@ class TestTracker:
 
 
 class TestModels:
-    # Of all but two: LSTM's own kernel makes less than its parts, and transformers asks a real mask whether it is all ones.
-    @pytest.mark.parametrize("name", ["gpt", "bert"])
+    # Of all but two: the LSTM's own kernel makes less than its parts, and transformers asks a real mask
+    # whether it is all ones.
+    @pytest.mark.parametrize("name", ["gpt", pytest.param("bert", marks=pytest.mark.full)])
     def test_real_tensors_are_recorded_as_fake_ones(self, name: str) -> None:
         fake, real = (traced(name, fake=fake) for fake in (True, False))
         assert fake.names == real.names
         for column in ("kind", "buffer", "size", "operation", "module", "category"):
             assert np.array_equal(getattr(fake, column), getattr(real, column)), column
 
-    @pytest.mark.parametrize("name", MODELS)
+    @pytest.mark.parametrize("name", OFTEN)
     def test_every_buffer_has_a_category_and_each_step_its_phases(self, name: str) -> None:
         trace = traced(name)
         assert marks(trace) == 2 * STEP

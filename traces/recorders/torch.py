@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -96,11 +98,14 @@ class AccessRecorder(TorchDispatchMode):
             stack.enter_context(self._ledger.watching())
             super().__enter__()
             self._until = stack.pop_all()
+        _active.add(self)
         return self
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self._until.close()
+        self._rows.forget()
+        _active.discard(self)
 
     def own(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
         """Say what the storages of some tensors are to the program."""
@@ -140,7 +145,7 @@ class AccessRecorder(TorchDispatchMode):
             self._ledger,
             list(self._names),
             self._context.names,
-            {"truncated": "yes"} if self._rows.full else {},
+            {"truncated": "yes"} if self._rows.truncated else {},
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -155,8 +160,11 @@ class AccessRecorder(TorchDispatchMode):
         operation, name = self._operations.get(func) or self._learn(func)
         if operation.views:
             for plain, storage in storages_in(result):
-                if id(storage) not in self._known:
+                known = self._known.get(id(storage))
+                if known is None:
                     self._ledger.meet(plain, storage, self._head(name), began, made=False)
+                elif known.size != storage.nbytes():
+                    self._ledger.resized(known, storage, self._head(name), began)
         elif not operation.asks:
             head = self._head(name)
             self._note(operation, head, args, kwargs, result, began)
@@ -249,6 +257,18 @@ def _arguments(operation: Operation, args: Any, kwargs: Any) -> list[tuple[Any, 
         elif kwargs and name in kwargs:
             found.append((kwargs[name], writes))
     return found
+
+
+#: Those that are entered; of a forked child none records, which has only part of the program.
+_active: weakref.WeakSet[AccessRecorder] = weakref.WeakSet()
+
+
+def _stop_in_child() -> None:
+    for recorder in list(_active):
+        recorder._rows.forget()
+
+
+os.register_at_fork(after_in_child=_stop_in_child)
 
 
 def _modes() -> list[Any]:

@@ -41,21 +41,27 @@ class Rows:
 
     Attributes:
         limit: how many are kept.
-        full: whether there were so many; nothing is added then.
+        full: whether nothing is added any more.
+        truncated: whether that is because there were so many.
     """
 
     def __init__(self, limit: int) -> None:
         self._numbers = array("q")
-        self.limit, self.full = limit, False
+        self.limit, self.full, self.truncated = limit, False, False
         self.extend: Callable[[Iterable[int]], None] = self._numbers.extend
 
     def __len__(self) -> int:
         return len(self._numbers) // 3
 
+    def forget(self) -> None:
+        """Add nothing more."""
+        self.full, self.extend = True, _forget
+
     def end(self) -> None:
         """Add nothing more, and say so."""
         if not self.full:
-            self.full, self.extend = True, _forget
+            self.forget()
+            self.truncated = True
             warnings.warn(f"recording has ended after {self.limit:,} events", RuntimeWarning, stacklevel=2)
 
     def table(self) -> Table:

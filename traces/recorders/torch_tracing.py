@@ -61,10 +61,10 @@ def as_trace(
     }
     dropped = (table.name >= 0) & (table.kind == Kind.MARK) & ~step & _found(table, operations)
     marked = _with_marks(columns, np.where(dropped, -1, phase), number, ~dropped)
-    return Trace.of(**_named_only(marked, names), metadata=_metadata(ledger) | more)
+    return Trace.of(**named_only(marked, names), metadata=_metadata(ledger) | more)
 
 
-def _named_only(columns: dict[str, Ints], names: list[str]) -> dict[str, Any]:
+def named_only(columns: dict[str, Ints], names: list[str]) -> dict[str, Any]:
     """The columns with those of the names that are used."""
     used = np.zeros(len(names) + 1, np.bool_)
     for column in NAMED:

@@ -1,0 +1,137 @@
+"""Accesses joined with what the pool under PyTorch allocates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from models import MODELS
+from recorded import made, marks
+
+import mempool.torch
+from mempool import UsageError
+from traces import Kind, Trace
+from traces.parquet import read_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def pool() -> Iterator[mempool.torch.TensorPool]:
+    with mempool.torch.install(device="cpu", background=False) as made:
+        yield made
+
+
+def trained(path: Path | None, name: str, *, steps: int = 2) -> Trace:
+    """Steps after one that nobody records; the model is older than the recording."""
+    model: Any = MODELS[name]()
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = model.batch(0, 2)
+
+    def step() -> None:
+        model.loss(*batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    pool = mempool.torch.installed()
+    if pool is not None:
+        pool.client.reset_peaks()
+    with mempool.torch.record(path, model, optimizer) as recording:
+        recording.own("inputs", batch)
+        for _ in range(steps):
+            step()
+    return recording.trace
+
+
+@pytest.mark.parametrize("name", ["gpt", "seq2seq"])
+def test_the_peak_is_the_pools_own_and_accesses_lie_in_the_lives_of_their_buffers(
+    pool: mempool.torch.TensorPool, tmp_path: Path, name: str
+) -> None:
+    trace = trained(tmp_path / "a.trace", name)
+    peak = pool.client.stats()["requested"]["peak"]
+    trace.validate()  # among others, that no access is outside of its buffer's life
+    assert int(trace.load().max()) == peak
+    assert marks(trace) == 2 * ["forward", "backward", "optimizer", "step"]
+    assert trace.metadata["client"] == "torch"
+    read = read_trace(tmp_path / "a.trace")
+    assert np.array_equal(read.kind, trace.kind)
+    assert made(read, "module") == made(trace, "module")
+
+
+def test_every_storage_is_one_of_the_pools_buffers_and_what_is_left_are_temporaries(
+    pool: mempool.torch.TensorPool,
+) -> None:
+    joined = trained(None, "gpt")
+    del pool
+    kinds = made(joined)
+    mempool.torch.uninstall()
+    alone = trained(None, "gpt")
+    seen = made(alone)
+    for category in ("parameters", "inputs", "gradients", "optimizer_state", "activations"):
+        assert kinds[category] == seen[category]
+    assert kinds["temporaries"] > seen["temporaries"]  # those inside of kernels
+    touched = {
+        kind: int((trace.kind == kind).sum()) for kind in (Kind.READ, Kind.WRITE) for trace in (alone,)
+    }
+    assert touched == {kind: int((joined.kind == kind).sum()) for kind in (Kind.READ, Kind.WRITE)}
+    assert joined.metadata["unserved_bytes"] == "0"
+
+
+def test_a_write_of_what_an_operation_makes_comes_after_its_alloc_and_both_name_it(
+    pool: mempool.torch.TensorPool,
+) -> None:
+    with mempool.torch.record() as recording:
+        x = torch.ones(1000)
+        y = x.exp()
+    del pool
+    trace = recording.trace
+    trace.validate()
+    exp = trace.names.index("aten::exp")
+    kinds = [Kind(kind).name for kind in trace.kind[trace.operation == exp]]
+    assert sorted(kinds) == ["ALLOC", "READ", "WRITE"]
+    assert kinds.index("ALLOC") < kinds.index("WRITE")
+    assert len(y) == 1000
+
+
+def test_memory_that_the_pool_does_not_serve_is_left_out_and_told(pool: mempool.torch.TensorPool) -> None:
+    array = np.ones(1000, np.float32)
+    with mempool.torch.record() as recording:
+        torch.from_numpy(array) + 1
+    del pool
+    recording.trace.validate()
+    assert recording.trace.metadata["unserved_bytes"] == "4000"
+    assert (recording.trace.kind == Kind.READ).sum() == 0
+
+
+def test_what_an_error_ends_is_recorded_too(pool: mempool.torch.TensorPool, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        fail(tmp_path / "a.trace")
+    assert (read_trace(tmp_path / "a.trace").kind == Kind.WRITE).any()
+    assert not pool.client.state()["tape"]
+
+
+def fail(path: Path) -> None:
+    with mempool.torch.record(path):
+        torch.ones(3)
+        raise ZeroDivisionError
+
+
+def test_a_pool_that_writes_a_trace_itself_cannot_be_asked_for_another(tmp_path: Path) -> None:
+    with (
+        mempool.torch.install(device="cpu", record=str(tmp_path / "p.trace")),
+        pytest.raises(UsageError, match="writes a trace already"),
+    ):
+        mempool.torch.record()
+
+
+def test_without_a_pool_the_trace_is_the_recorders(tmp_path: Path) -> None:
+    trace = trained(tmp_path / "a.trace", "gpt", steps=1)
+    assert "client" not in trace.metadata
+    assert made(read_trace(tmp_path / "a.trace")) == made(trace)

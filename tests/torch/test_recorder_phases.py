@@ -1,0 +1,198 @@
+"""Phases, iterations and categories, found without anybody's help in loops of many kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from models import GPT
+from recorded import made, marks, told
+from torch import nn
+
+from traces.recorders.torch import AccessRecorder
+
+F, B, OPT, S = "forward", "backward", "optimizer", "step"
+
+
+def x() -> Any:
+    return torch.ones(2, 4)
+
+
+def test_modules_and_optimizers_made_inside_are_found() -> None:
+    with AccessRecorder() as recorder:
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            model(x()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    trace = recorder.trace()
+    kinds = made(trace)
+    assert (kinds["parameters"], kinds["module_buffers"], kinds["gradients"]) == (4, 3, 8)
+    assert (kinds["optimizer_state"], kinds["inputs"]) == (12, 2)
+    assert marks(trace) == 2 * [F, B, OPT, S]
+    assert {"Sequential.0", "Sequential.1"} <= set(made(trace, "module"))
+
+
+def test_gradients_that_are_kept_and_accumulated_are_made_once() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with AccessRecorder([model], [optimizer]) as recorder:
+        for _ in range(2):
+            for _ in range(2):
+                model(x()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    trace = recorder.trace()
+    assert made(trace)["gradients"] == 2
+    assert marks(trace)[:6] == [F, B, F, B, OPT, S]
+
+
+def test_tied_weights_are_one_buffer_and_flattened_ones_are_parameters() -> None:
+    flat = torch.zeros(32)
+    model = nn.Sequential(
+        nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    )
+    model[0].weight = nn.Parameter(flat[:16].view(4, 4))
+    model[1].weight = nn.Parameter(flat[16:].view(4, 4))
+    model[2].weight = model[0].weight
+    with AccessRecorder([model]) as recorder:
+        model(x()).sum().backward()
+    kinds = made(recorder.trace())
+    assert (kinds["parameters"], kinds["gradients"]) == (1, 2)
+
+
+def test_what_a_checkpoint_computes_again_is_activations_as_before() -> None:
+    sizes = []
+    for again in (False, True):
+        model = GPT()
+        model.checkpointing = again
+        batch = model.batch(0, 2)
+        with AccessRecorder([model]) as recorder:
+            model.loss(*batch).backward()
+        trace = recorder.trace()
+        assert marks(trace) == [F, B]
+        sizes.append(sum(size for _, _, size, _, kind in told(trace) if kind == "activations"))
+    assert sizes[0] == sizes[1]
+
+
+def test_only_what_outlives_the_forward_is_an_activation() -> None:
+    with AccessRecorder() as recorder:
+        w = torch.ones(8, requires_grad=True)
+        (w.exp() + 1).sum().backward()
+    kinds = {operation: kind for kind_, _, _, operation, kind in told(recorder.trace()) if kind_ == "ALLOC"}
+    assert kinds["aten::exp"] == "activations"
+    assert kinds["aten::add.Tensor"] == "temporaries"
+
+
+def test_a_closure_is_forward_and_backward_inside_of_the_optimizer() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(x()).sum()
+        loss.backward()
+        return loss
+
+    with AccessRecorder([model], [optimizer]) as recorder:
+        optimizer.step(closure)
+    trace = recorder.trace()
+    assert {F, B, OPT} <= set(marks(trace))
+    assert marks(trace)[-1] == S
+
+
+def test_an_optimizer_inside_of_the_backward_is_one() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizers = {parameter: torch.optim.Adam([parameter]) for parameter in model.parameters()}
+
+    def update(parameter: Any) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    with AccessRecorder() as recorder:
+        for _ in range(3):
+            model(x()).sum().backward()
+    trace = recorder.trace()
+    assert marks(trace).count(S) == 3
+    assert made(trace)["optimizer_state"] == 3 * 4
+    assert made(trace)["gradients"] == 3 * 4
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_of_two_optimizers_one_ends_iterations(given: bool) -> None:
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    one, other = (torch.optim.SGD(model.parameters(), 0.1) for model in (critic, generator))
+    with AccessRecorder([generator, critic], [one, other] if given else []) as recorder:
+        for _ in range(2):
+            fake = generator(x())
+            critic(fake.detach()).sum().backward()
+            one.step()
+            critic(fake).sum().backward()
+            other.step()
+    found = marks(recorder.trace())
+    assert found == 2 * ([F, B, OPT, F, B, OPT, S] if given else [F, B, OPT, S, F, B, OPT])
+
+
+def test_steps_that_are_told_replace_those_that_are_found() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with AccessRecorder([model], [optimizer]) as recorder:
+        for _ in range(2):
+            for _ in range(2):
+                model(x()).sum().backward()
+                optimizer.step()
+            recorder.step()
+    assert marks(recorder.trace()).count(S) == 2
+
+
+def test_phases_that_nobody_can_find_are_told() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    with AccessRecorder() as recorder:
+        (weight * 2).sum().backward()
+        recorder.mark("optimizer")
+        with torch.no_grad():
+            weight -= 0.1
+        recorder.step()
+        (weight * 2).sum()
+        recorder.mark("validation")
+    assert marks(recorder.trace()) == [F, B, OPT, S, F, "validation"]
+
+
+def test_inputs_are_what_the_outermost_module_is_given() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, a: Any, *, b: Any) -> Any:
+            return self.inner(a.exp() + b)
+
+    model = Two()
+    with AccessRecorder([model]) as recorder, torch.no_grad():
+        for _ in range(2):
+            model(torch.ones(2, 4), b=torch.zeros(2, 4))
+    kinds = [(operation, kind) for kind_, _, _, operation, kind in told(recorder.trace()) if kind_ == "ALLOC"]
+    assert kinds.count(("aten::zeros", "inputs")) == kinds.count(("aten::ones", "inputs")) == 2
+    assert ("aten::exp", "inputs") not in kinds
+
+
+@pytest.mark.filterwarnings("ignore:Using .torch.compile.module:UserWarning")
+def test_a_compiled_module_is_seen_as_it_runs_without_the_compiler() -> None:
+    model = nn.Linear(4, 4)
+    with AccessRecorder([model]) as recorder:
+        torch.compile(model, backend="eager")(x()).sum().backward()
+    assert made(recorder.trace())["gradients"] == 2
+    assert "aten::addmm" in made(recorder.trace(), "operation")
+
+
+def test_autocast_copies_are_seen() -> None:
+    model = nn.Linear(4, 4)
+    with AccessRecorder([model]) as recorder, torch.autocast("cpu", dtype=torch.bfloat16):
+        model(x()).sum().backward()
+    assert made(recorder.trace(), "operation")["aten::_to_copy"] >= 3
