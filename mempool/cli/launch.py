@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 #: The options of `mempool run` and whether a value follows.
 OPTIONS = {
     "--record": True,
+    "--accesses": False,
     "--plan": True,
     "--max-reserved": True,
     "--explain": False,
@@ -43,6 +44,8 @@ def launch(arguments: Sequence[str]) -> None:
     """Become the program of this command line of ``run``; return if there is anything to say about it."""
     given = parsed(arguments)
     if given is None or given["--plan"] is not None or given["--max-reserved"] is not None:
+        return
+    if given["--accesses"] and given["--record"] is None:
         return
     program = given["program"]
     from mempool.errors import UsageError
@@ -66,7 +69,7 @@ def launch(arguments: Sequence[str]) -> None:
         return
     # From the root, since the program may change its folder.
     record, json_file = (None if file is None else str(file.absolute()) for file in files)
-    flags = {name: given[f"--{name}"] for name in ("explain", "children", "quiet")}
+    flags = {name: given[f"--{name}"] for name in ("accesses", "explain", "children", "quiet")}
     start(program, record=record, json_file=json_file, **flags)
 
 
@@ -89,6 +92,7 @@ def start(
     *,
     record: str | None,
     json_file: str | None,
+    accesses: bool,
     explain: bool,
     children: bool,
     quiet: bool,
@@ -101,6 +105,7 @@ def start(
     options = {
         "pid": os.getpid(),
         "record": record,
+        "accesses": accesses,
         "plan": plan,
         "plan_is_of": plan_is_of,
         "json": json_file,

@@ -59,6 +59,14 @@ def run(
     record: Annotated[
         Path | None, typer.Option(metavar="TRACE", help="Write a trace of every allocation.")
     ] = None,
+    accesses: Annotated[
+        bool,
+        typer.Option(
+            "--accesses",
+            help="In that trace also what PyTorch's operations read and write, by module and phase. Slower; "
+            "compiled functions run as if they were not.",
+        ),
+    ] = False,
     plan: Annotated[
         Path | None, typer.Option(metavar="PLAN", help="Replay this plan from the first iteration.")
     ] = None,
@@ -89,8 +97,11 @@ def run(
 
         mempool run train.py --epochs 3
         mempool run --record run.trace -m package.train
+        mempool run --record run.trace --accesses train.py
         mempool run --plan run.plan --explain train.py
     """
+    if accesses and record is None:
+        raise typer.BadParameter("--accesses is of the trace: say --record TRACE too")
     _check_program(program)
     chosen = _settings(record=record, plan=plan, max_reserved=max_reserved)
     record, plan = (None if name is None else Path(name) for name in (chosen.record, chosen.plan))
@@ -103,6 +114,7 @@ def run(
         **_plan(plan),
         json_file=_writable(json_file),
         max_reserved=None if max_reserved is None else chosen.max_reserved,
+        accesses=accesses,
         explain=explain,
         children=children,
         quiet=quiet,

@@ -68,6 +68,7 @@ class Run:
         self._killed_by = 0
         self._plan_is_of: str = options["plan_is_of"]  # the framework, or empty
         self._plan_used = False
+        self._accesses: Any = None  # PyTorch's recording of them
         self._masks: dict[int, Any] = {}  # of threads that fork: what they blocked before
 
     @property
@@ -104,15 +105,21 @@ class Run:
                 adapter = importlib.import_module(name)
             if not getattr(adapter, "is_there", lambda: True)():
                 return  # nothing that it could serve, and the program fails or goes on as it would without us
+        record = self._own(self.options["record"])
+        accesses = self.options["accesses"] and framework == "torch"
         pool = adapter.install(
             **getattr(adapter, "UNDER_RUN", {}),
             **({"share": self._on_the_gpu} if framework == "cupy" else {}),
-            record=self._own(self.options["record"]),
+            record=None if accesses else record,
             plan=self._plan_of(framework),
             max_reserved=self.options["max_reserved"],
         )
         pool.leave_open_at_exit()  # it would be closed before `finish`, which reports and closes it
         self.pools[framework] = pool
+        if accesses:
+            with Ours():
+                self._accesses = adapter.record(record)
+            self._accesses.__enter__()
         if first:
             # Only now, so that it runs after the adapter has put its own state right.
             os.register_at_fork(after_in_child=self._after_fork)
@@ -163,7 +170,7 @@ class Run:
         for number, name in enumerate(order, start=1):
             pool = self.pools[name]
             try:
-                pool.close()
+                self._close(name, pool)
                 if number < len(self.pools):
                     self._put_aside(name, used=bool(reports[name].values["allocations"]))
             except Exception as error:
@@ -187,6 +194,12 @@ class Run:
             _say(f"the plan was not used: it is of {self._plan_is_of}, and the program has no such memory")
         if not reports and not self.is_child:
             _say(f"nothing to report: the program imported none of {', '.join(ADAPTERS)}")
+
+    def _close(self, framework: str, pool: Any) -> None:
+        """Finish what it writes."""
+        if framework == "torch" and self._accesses is not None:
+            self._accesses.__exit__(None, None, None)
+        pool.close()
 
     def _put_aside(self, framework: str, *, used: bool) -> None:
         """What another framework's trace may have the name of goes under its own, or if it is empty, away."""
@@ -226,6 +239,7 @@ class Run:
 
     def _begin_in_child(self) -> None:
         pools, self.pools = self.pools, {}
+        self._accesses = None
         for pool in pools.values():
             pool.close()
         if not self.options["children"]:

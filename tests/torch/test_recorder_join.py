@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from recorded import made, marks
 
 import mempool.torch
 from mempool import UsageError
+from mempool.cli.app import call
 from traces import Kind, Trace
 from traces.parquet import read_trace
 
@@ -135,3 +138,56 @@ def test_without_a_pool_the_trace_is_the_recorders(tmp_path: Path) -> None:
     trace = trained(tmp_path / "a.trace", "gpt", steps=1)
     assert "client" not in trace.metadata
     assert made(read_trace(tmp_path / "a.trace")) == made(trace)
+
+
+PROGRAM = """
+import os, sys
+import numpy
+import torch
+
+net = torch.nn.Linear(64, 32)
+optimizer = torch.optim.AdamW(net.parameters())
+if "fork" in sys.argv and os.fork() == 0:
+    net(torch.randn(8, 64)).sum().backward()
+    os._exit(0)
+for _ in range(3):
+    net(torch.randn(8, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if "fail" in sys.argv:
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("how", ["", "fail", "fork"])
+def test_a_program_that_knows_nothing_of_it_is_recorded(tmp_path: Path, how: str) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mempool",
+            "run",
+            "--record",
+            "a.trace",
+            "--accesses",
+            "--quiet",
+            "train.py",
+            how,
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (3 if how == "fail" else 0, "")
+    trace = read_trace(tmp_path / "a.trace")
+    assert marks(trace) == 3 * ["forward", "backward", "optimizer", "step"]
+    assert made(trace)["parameters"] == 2
+    assert "Linear" in made(trace, "module")
+
+
+def test_accesses_without_a_trace_are_a_wrong_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["run", "--accesses", "-c", "pass"]) == 2
+    assert "--record" in capsys.readouterr().err

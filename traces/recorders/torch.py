@@ -87,7 +87,7 @@ class AccessRecorder(TorchDispatchMode):
         Raises:
             TraceError: it has recorded already, or another recorder is active.
         """
-        if self._entered or any(isinstance(mode, AccessRecorder) for mode in _modes()):
+        if self._entered or any(mode in _active and not mode._rows.full for mode in _modes()):
             raise TraceError("a recorder records once, and not inside another")
         self._entered = True
         (modules, optimizers), self._given = self._given, ([], [])
