@@ -17,6 +17,8 @@ _GUESS = {
     torch.bool: False,
     **dict.fromkeys((torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64), 1),
 }
+#: What asks for a tensor's device.
+_DEVICE = torch.ops.prim.device.default
 #: What reads a value.
 _LOOK = torch.ops.aten._local_scalar_dense.default
 
@@ -48,6 +50,8 @@ class ValuelessMode(FakeTensorMode):
             self._guessed = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and not self.in_kernel_invocation and type(args[0]) is FakeTensor:
+            return args[0].fake_device  # asked for some times in each operation
         way = _WAYS.get(func)
         if way is None:
             way = _WAYS[func] = _way(func)

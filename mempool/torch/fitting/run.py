@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from mempool.errors import UsageError
 from mempool.torch.fitting.checkpointing import checkpointed
 from mempool.torch.fitting.failures import told
 from mempool.torch.fitting.fake import ValuelessMode, fake_mode
@@ -98,7 +99,10 @@ class _Made:
             checkpointed(model, job.checkpoint)
         if job.optimizer is None or job.mode == "inference":
             return cls(model, [])
-        optimizer = job.optimizer([p for p in model.parameters() if p.requires_grad])
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trained:
+            raise UsageError("no parameter of the model requires a gradient: there is nothing to train")
+        optimizer = job.optimizer(trained)
         _let_look(optimizer, mode, warn)
         if job.mode == "eval":
             _make_state(optimizer)
