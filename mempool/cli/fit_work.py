@@ -147,6 +147,8 @@ def _stopping(asked: Asked) -> Iterator[None]:
             raise
         where = "; ".join(note.removeprefix("mempool: ") for note in getattr(error, "__notes__", ()))
         text = " ".join(f"{type(error).__name__}: {error}".split())[:600]
+        if "BF16" in text:
+            text += " (try --dtype bfloat16)"
         raise Stop(ExitCode.USAGE, f"{asked.target} fails {where or 'when it is made'}: {text}") from error
 
 

@@ -41,7 +41,10 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("family", SMALL)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=[pytest.mark.full] if f in ("mistral", "whisper") else []) for f in SMALL],
+)
 def test_a_family_is_trained_and_run_as_what_it_is_for(
     family: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

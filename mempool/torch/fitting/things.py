@@ -46,6 +46,9 @@ def of_hub(found: Hub, sizes: Sizes) -> Target:
     """
     seq = hub_inputs.sequence(found, sizes.seq)
     takes_images = "pixel_values" in found.takes
+    vision = getattr(found.config, "vision_config", found.config)
+    if sizes.image is not None and hasattr(vision, "image_size"):
+        vision.image_size = sizes.image  # as many positions as the images have patches
     uses = [name for name, is_so in (("seq", seq is not None), ("image", takes_images)) if is_so]
     return Target(
         f"{found.kind.__name__} of {found.config.model_type} ({found.task})",
