@@ -131,14 +131,23 @@ def _allocators(fit: Fit) -> tuple[list[str], list[list[str]]]:
 
 
 def _help(fit: Fit) -> None:
-    if not fit.remedies:
+    if fit.helps is None:
         return
-    console().print("\nwhat would help")
+    say = console().print
+    if fit.remedies:
+        say("\nwhat would help")
     for remedy in fit.remedies:
-        largest = getattr(remedy, "largest_batch", None)
-        more = f" (largest batch {largest:,})" if largest else ""
-        fits = {True: ", and it fits", False: "", None: ""}[getattr(remedy, "fits", None)]
-        console().print(plain(f"  saves {binary(remedy.saves_bytes)}{fits}: {remedy.how}{more}"))
+        if 200 * remedy.saves_bytes >= fit.peak_bytes:
+            fits = ", and it fits" if remedy.fits else ""
+            say(plain(f"  {remedy.name} saves {binary(remedy.saves_bytes)}{fits}: {remedy.how}"))
+    together = fit.helps.cheapest or fit.helps.together
+    if together is not None:
+        what = "the cheapest that makes it fit" if fit.helps.cheapest else "all of it, which is not enough"
+        say(plain(f"\n{what}: {together.name}, {together.how}"))
+        for line in together.code.splitlines():
+            say(plain(f"    {line}"))
+    for hint in fit.helps.hints:
+        say(plain(f"hint: {hint}"))
 
 
 def show_sweep(tried: Sequence[Tried], limit_bytes: int | None) -> None:
