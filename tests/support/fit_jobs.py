@@ -17,73 +17,84 @@ from models import MODELS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SMALL = {
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
+Size = dict[str, int]
+#: Of configurations; ``length`` is the text's.
+SIZES: dict[str, Size] = {
+    "small": {"vocab": 300, "hidden": 64, "layers": 2, "heads": 4, "inner": 128, "length": 40},
+    "medium": {"vocab": 8000, "hidden": 256, "layers": 4, "heads": 4, "inner": 1024, "length": 128},
 }
 
 
-def _text(batch: int) -> dict[str, Any]:
-    words = torch.zeros(batch, 40, dtype=torch.long)
+def _named(size: Size, *, text: bool = True) -> dict[str, int]:
+    named = {
+        "hidden_size": size["hidden"],
+        "num_hidden_layers": size["layers"],
+        "num_attention_heads": size["heads"],
+        "intermediate_size": size["inner"],
+    }
+    return {**named, "vocab_size": size["vocab"]} if text else named
+
+
+def _text(batch: int, size: Size) -> dict[str, Any]:
+    words = torch.zeros(batch, size["length"], dtype=torch.long)
     return {"input_ids": words, "labels": words}
 
 
-def _pictures(batch: int) -> dict[str, Any]:
-    return {"pixel_values": torch.zeros(batch, 3, 32, 32), "labels": torch.zeros(batch, dtype=torch.long)}
+def _pictures(batch: int, size: Size) -> dict[str, Any]:
+    side = size["hidden"] // 2
+    return {"pixel_values": torch.zeros(batch, 3, side, side), "labels": torch.zeros(batch, dtype=torch.long)}
 
 
-def _bert() -> nn.Module:
+def _bert(size: Size) -> nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 
-    return BertForMaskedLM(BertConfig(**SMALL))
+    return BertForMaskedLM(BertConfig(**_named(size)))
 
 
-def _gpt2() -> nn.Module:
+def _gpt2(size: Size) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=64, n_layer=2, n_head=4, n_positions=64))
-
-
-def _llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=2))
-
-
-def _t5() -> nn.Module:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    return T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=300,
-            d_model=64,
-            d_kv=16,
-            d_ff=128,
-            num_layers=2,
-            num_heads=4,
-            decoder_start_token_id=0,
-            pad_token_id=0,
-        )
+    vocab, hidden, layers, heads = (size[key] for key in ("vocab", "hidden", "layers", "heads"))
+    places = size["length"]
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=vocab, n_embd=hidden, n_layer=layers, n_head=heads, n_positions=places, **ends)
     )
 
 
-def _vit() -> nn.Module:
+def _llama(size: Size) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**_named(size), num_key_value_heads=2))
+
+
+def _t5(size: Size) -> nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    vocab, hidden, layers, heads = (size[key] for key in ("vocab", "hidden", "layers", "heads"))
+    each = {"d_model": hidden, "d_kv": hidden // heads, "d_ff": size["inner"]}
+    ends = {"decoder_start_token_id": 0, "pad_token_id": 0}
+    return T5ForConditionalGeneration(
+        T5Config(vocab_size=vocab, num_layers=layers, num_heads=heads, **each, **ends)
+    )
+
+
+def _vit(size: Size) -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    small = {key: value for key, value in SMALL.items() if key != "vocab_size"}
-    return ViTForImageClassification(ViTConfig(**small, image_size=32, patch_size=8, num_labels=10))
+    side = size["hidden"] // 2
+    return ViTForImageClassification(
+        ViTConfig(**_named(size, text=False), image_size=side, patch_size=8, num_labels=10)
+    )
 
 
-def _qwen() -> nn.Module:
+def _qwen(size: Size) -> nn.Module:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    return Qwen2ForCausalLM(Qwen2Config(**SMALL, num_key_value_heads=2))
+    return Qwen2ForCausalLM(Qwen2Config(**_named(size), num_key_value_heads=2, use_cache=False))
 
 
-FAMILIES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], dict[str, Any]]]] = {
+FAMILIES: dict[str, tuple[Callable[[Size], nn.Module], Callable[[int, Size], dict[str, Any]]]] = {
     "bert": (_bert, _text),
     "gpt2": (_gpt2, _text),
     "llama": (_llama, _text),
@@ -105,12 +116,18 @@ class Whole(nn.Module):
         return result
 
 
-def job_of(name: str, **changes: Any) -> Job:
-    """A job of a model of `models.MODELS`, or "hf-" and one of `FAMILIES`; a batch of 4."""
+def job_of(name: str, size: str = "small", **changes: Any) -> Job:
+    """A job of a model of `models.MODELS`, or "hf-" and one of `FAMILIES`; a batch of 4.
+
+    Args:
+        name: of the model.
+        size: of `SIZES`, for families.
+        changes: attributes of the job.
+    """
     given: dict[str, Any] = {"optimizer": torch.optim.AdamW, "batch": 4, **changes}
     if name.startswith("hf-"):
         make, inputs = FAMILIES[name.removeprefix("hf-")]
-        return Job(make, lambda batch: ((), inputs(batch)), **given)
+        return Job(lambda: make(SIZES[size]), lambda batch: ((), inputs(batch, SIZES[size])), **given)
     source = MODELS[name]()
     return Job(
         lambda: Whole(MODELS[name]()),

@@ -1,0 +1,161 @@
+"""Predicted against real, on the CPU: the peak that `fit` tells, and what the pool was really asked for.
+
+    python tests/benchmarks/predicted.py [--json FILE] [MODEL ...]
+
+Each model is trained in a process of its own with a pool installed (one thread; the third step counts), which
+sees every allocation, those inside of kernels too. The difference is explained by what is alive at the real
+peak and never seen by an operation, and by where the peak is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[1] / "support"))
+
+#: Model, changes of its job.
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ResNet": ("resnet", {"batch": 32}),
+    "U-Net": ("unet", {"batch": 16}),
+    "LSTM to LSTM": ("seq2seq", {"batch": 64}),
+    "GPT": ("gpt", {"batch": 32}),
+    "BERT, small": ("bert", {"batch": 32}),
+    "Llama, small": ("llama", {"batch": 32}),
+    "BERT": ("hf-bert", {"batch": 8}),
+    "GPT-2": ("hf-gpt2", {"batch": 8}),
+    "Llama": ("hf-llama", {"batch": 8}),
+    "Llama, bfloat16 autocast": ("hf-llama", {"batch": 8, "autocast": "bfloat16"}),
+    "T5": ("hf-t5", {"batch": 8}),
+    "ViT": ("hf-vit", {"batch": 8}),
+    "Qwen2": ("hf-qwen2", {"batch": 8}),
+    "ResNet, SGD": ("resnet", {"batch": 32, "optimizer": "SGD"}),
+    "GPT-2, inference": ("hf-gpt2", {"batch": 8, "mode": "inference"}),
+}
+
+
+def job_of_run(name: str) -> Any:
+    """The job of a row."""
+    import torch
+    from fit_jobs import job_of
+
+    model, changes = RUNS[name]
+    named = {key: getattr(torch, changes[key]) for key in ("autocast",) if key in changes}
+    named |= {key: getattr(torch.optim, changes[key]) for key in ("optimizer",) if key in changes}
+    return job_of(model, "medium", **{**changes, **named, "device": "cpu"})
+
+
+def real(name: str) -> dict[str, Any]:
+    """What a training process allocates, at its peak, in bytes; and the fit of it, asked before."""
+    import torch
+
+    import mempool.torch
+    from mempool.torch.fitting import fit_job
+    from mempool.torch.fitting.shares import AtPeak
+
+    torch.set_num_threads(1)
+    job = job_of_run(name)
+    fitted = fit_job(job, allocators=("pytorch",), remedies=False, largest=False)
+    with mempool.torch.install(device="cpu"):
+        steps = _steps(job)
+        model, optimizer = next(steps)
+        next(steps)
+        with mempool.torch.record(None, model, [optimizer] if optimizer else []) as recording:
+            for _ in range(2):
+                next(steps)
+                recording.step()
+        trace = recording.trace
+    peak = AtPeak.of(trace)
+    inside = _unseen(trace, peak.event)
+    return {
+        "predicted_bytes": fitted.peak_bytes,
+        "real_bytes": peak.bytes,
+        "inside_bytes": sum(inside.values()),
+        "inside": inside,
+        "predicted_at": f"{fitted.peak_operation} ({fitted.peak_phase})",
+        "real_at": f"{peak.operation} ({peak.phase})",
+    }
+
+
+def _steps(job: Any) -> Any:
+    """A plain loop: the model and its optimizer, then nothing after each step."""
+    import contextlib
+
+    import torch
+
+    model = job.model().train(job.mode == "train")
+    optimizer = job.optimizer(model.parameters()) if job.mode == "train" else None
+    yield model, optimizer
+    while True:
+        args, kwargs = job.inputs(job.batch)
+        lower = torch.autocast("cpu", job.autocast) if job.autocast else contextlib.nullcontext()
+        with lower, torch.set_grad_enabled(job.mode == "train"):
+            output = model(*args, **kwargs)
+        if optimizer is not None:
+            loss = job.loss(output) if job.loss else output.loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        yield None
+
+
+def _unseen(trace: Any, event: int) -> dict[str, int]:
+    """Bytes alive at an event of buffers that no operation was given, by the operation that ran."""
+    import numpy as np
+
+    from traces.buffers import buffers_of
+    from traces.trace import Kind
+
+    buffers = buffers_of(trace)
+    touched = set(trace.buffer[(trace.kind == Kind.READ) | (trace.kind == Kind.WRITE)].tolist())
+    found: dict[str, int] = {}
+    for row in buffers.start[(buffers.start <= event) & (event < buffers.end)].tolist():
+        if int(trace.buffer[row]) not in touched:
+            before = np.flatnonzero(trace.operation[: row + 1] >= 0)
+            name = trace.names[trace.operation[before[-1]]] if len(before) else "before"
+            found[name] = found.get(name, 0) + int(trace.size[row])
+    return found
+
+
+def main() -> int:
+    """Print the table, in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.one:
+        sys.stdout.write(json.dumps(real(chosen.one)) + "\n")
+        return 0
+    results = {}
+    print("| model | predicted | real | difference | inside kernels at the real peak | the real peak is in |")
+    print("| --- | ---: | ---: | ---: | ---: | --- |")
+    for name in chosen.models or RUNS:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", str(HERE), "--one", name],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            sys.stderr.write(f"{name}: {done.stderr}\n")
+            return 1
+        row = results[name] = json.loads(done.stdout.splitlines()[-1])
+        more = row["predicted_bytes"] / row["real_bytes"] - 1
+        print(
+            f"| {name} | {row['predicted_bytes']:,} | {row['real_bytes']:,} | {more:+.2%} "
+            f"| {row['inside_bytes']:,} | {row['real_at']} |",
+            flush=True,
+        )
+    if chosen.json:
+        chosen.json.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
