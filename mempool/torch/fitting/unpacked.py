@@ -23,14 +23,18 @@ def sequences_unpacked() -> Iterator[None]:
     """Let transformers find no packed sequences while the block runs; it may be imported in it."""
     with contextlib.ExitStack() as stack:
 
-        def look(*_: Any) -> None:
+        def look() -> None:
             module = sys.modules.get(_WHERE)
             before = getattr(module, _WHAT, None)
-            if module is not None and before is not None and not hasattr(before, "replaces"):
+            if module is not None and before not in (None, _none):
                 setattr(module, _WHAT, _none)
                 stack.callback(setattr, module, _WHAT, before)
 
-        handle = register_module_forward_pre_hook(lambda *_: (handle.remove(), look())[1])
+        def at_first_call(*_: Any) -> None:
+            handle.remove()
+            look()
+
+        handle = register_module_forward_pre_hook(at_first_call)
         stack.callback(handle.remove)
         look()
         yield
@@ -38,6 +42,3 @@ def sequences_unpacked() -> Iterator[None]:
 
 def _none(position_ids: Any) -> None:
     """No sequence begins within another."""
-
-
-_none.replaces = _WHAT  # type: ignore[attr-defined]

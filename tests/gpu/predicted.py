@@ -1,0 +1,87 @@
+"""What `mempool.torch.fit` predicts against what PyTorch measures on this machine's GPU: a table.
+
+    python tests/gpu/predicted.py [--json FILE] [MODEL ...]
+
+Some minutes. Each model is trained in a process of its own. Without a GPU it says so and ends with 0. It ends
+with 1 where the peak that was predicted is further from the one measured than `BOUND` and `SLACK_BYTES` say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from predicted_jobs import JOBS
+from runs import finish, show, told, why_not
+
+#: How far off a predicted peak may be, as a share of the one measured; and bytes that are let pass anyway,
+#: since a workspace of cuDNN or cuBLAS more or less is that large.
+BOUND, SLACK_BYTES = 0.1, 96 << 20
+MIB = 1 << 20
+COLUMNS = (
+    "model",
+    "allocated",
+    "predicted",
+    "off",
+    "reserved",
+    "predicted",
+    "used",
+    "predicted",
+    "context",
+    "peak in",
+)
+
+
+def off(row: dict[str, Any]) -> float:
+    """How far the predicted peak is from the one measured, as a share of it."""
+    share: float = row["predicted_allocated"] / max(row["allocated"], 1) - 1
+    return share
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """One model's line, sizes in MiB."""
+    if "error" in row:
+        return [row["error"]]
+    sizes = [f"{row[key] / MIB:,.0f}" for key in ("allocated", "predicted_allocated")]
+    more = ("reserved", "predicted_reserved", "used", "predicted_used", "context")
+    rest = [f"{row[key] / MIB:,.0f}" for key in more]
+    return [*sizes, f"{off(row):+.1%}", *rest, row["peak_operation"]]
+
+
+def too_far(row: dict[str, Any]) -> bool:
+    """Whether a prediction is worse than is promised."""
+    away = abs(row["predicted_allocated"] - row["allocated"])
+    return bool(away > max(BOUND * row["allocated"], SLACK_BYTES))
+
+
+def main() -> int:
+    """Run everything; 1 if a prediction is too far off or a process failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(JOBS)}")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--stand-in", action="store_true", help="on the CPU, with a recorder for the GPU's counters"
+    )
+    chosen = parser.parse_args()
+    if not chosen.stand_in and (reason := why_not("torch")) is not None:
+        sys.stdout.write(f"nothing to compare: {reason}\n")
+        return 0
+    rows: dict[str, dict[str, Any]] = {}
+    for name in chosen.models or JOBS:
+        line, error = told("predicted_worker.py", name, "cpu" if chosen.stand_in else "cuda", seconds=300)
+        rows[name] = {"error": error} if error else json.loads(line)
+    missing = {name: row["missing"] for name, row in rows.items() if "missing" in row}
+    rows = {name: row for name, row in rows.items() if name not in missing}
+    show("predicted and measured, MiB", COLUMNS, {name: cells(row) for name, row in rows.items()})
+    for name, what in missing.items():
+        sys.stdout.write(f"{name}: left out, {what}\n")
+    wrong = [f"{name}: {row['error']}" for name, row in rows.items() if "error" in row]
+    wrong += [f"{name}: {off(row):+.1%}" for name, row in rows.items() if "error" not in row and too_far(row)]
+    return finish(rows, wrong, chosen.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
