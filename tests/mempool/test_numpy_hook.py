@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MIB = 1 << 20
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -317,6 +319,14 @@ class TestMemoryError:
             np.testing.assert_array_equal(array, numbers(1 * MIB))
             array.resize(2 * MIB, refcheck=False)
             np.testing.assert_array_equal(array[: 1 * MIB], numbers(1 * MIB))
+
+
+def test_a_test_whose_array_goes_last_leaves_nothing_behind_alone_either() -> None:
+    """What tests leave behind is asked of the hook, whether or not somebody has imported the adapter."""
+    name = f"{__file__}::TestMemoryError::test_the_pool_goes_on_after_a_request_beyond_its_limit"
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", name]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 class TestManyTimes:
