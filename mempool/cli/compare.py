@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mempool.cli.compared import answers, errors, show
-from mempool.cli.options import Lenient  # noqa: TC001 - typer reads it from the signature
+from mempool.cli.options import Lenient, allocators
 from mempool.cli.output import ExitCode, Stop, bar, error_line, print_json, progress
 from mempool.cli.parsed import parsed
 
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
     from mempool.analysis.compare import Choice
     from mempool.analysis.many import Compared
-
-
-def _allocators(incomplete: str) -> list[str]:
-    from mempool.what_if import ALLOCATORS
-
-    return [name for name in ("recorded", *ALLOCATORS) if name.startswith(incomplete)]
 
 
 def compare(
@@ -43,7 +37,7 @@ def compare(
             "-a",
             "--allocator",
             metavar="NAME[:SETTINGS]",
-            autocompletion=_allocators,
+            autocompletion=allocators("recorded"),
             help="Compare these only; again for each. Settings are KEY=VALUE, with commas between them.",
         ),
     ] = None,

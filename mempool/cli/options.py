@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Lenient = Annotated[
     bool, typer.Option("--lenient", help="Leave out events that cannot be, and count them, rather than stop.")
@@ -16,3 +19,18 @@ Device = Annotated[
     int | None,
     typer.Option("--device", metavar="N", help="Of a trace of several devices, this one; -1 is the host."),
 ]
+
+
+def allocators(*more: str) -> Callable[[str], list[str]]:
+    """What completes the name of an allocator.
+
+    Args:
+        more: names that the verb takes beside those of all.
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        from mempool.what_if import ALLOCATORS
+
+        return [name for name in (*more, *ALLOCATORS) if name.startswith(incomplete)]
+
+    return complete

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mempool.cli.options import Frames, Lenient  # noqa: TC001 - typer reads them from the signature
+from mempool.cli.options import Frames, Lenient, allocators
 from mempool.cli.output import ExitCode, Stop, bar, facts, print_json, progress
 from mempool.cli.outputs import why_not, written_over
 from mempool.cli.parsed import parsed
@@ -17,12 +17,6 @@ from mempool.report import binary
 if TYPE_CHECKING:
     from mempool.cli.work import Work
     from mempool.show import Scene
-
-
-def _allocators(incomplete: str) -> list[str]:
-    from mempool.what_if import ALLOCATORS
-
-    return [name for name in ALLOCATORS if name.startswith(incomplete)]
 
 
 def show(
@@ -39,7 +33,7 @@ def show(
         typer.Option(
             "-a",
             "--allocator",
-            autocompletion=_allocators,
+            autocompletion=allocators(),
             metavar="NAME[:SETTINGS]",
             help="Also what this allocator would do; again for each. Settings are those of compare.",
         ),
