@@ -13,7 +13,7 @@ from solvers.swap import Link, LinkBound, Schedule, Step, SwapPlanner, replay
 from solvers.swap.absences import absences_of
 from solvers.swap.compress import grid_of
 
-SOME = settings(deadline=None, max_examples=25)
+SOME = settings(deadline=None, max_examples=15)
 
 
 def planner(step: Step, link: Link) -> SwapPlanner:

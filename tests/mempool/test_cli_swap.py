@@ -1,0 +1,150 @@
+"""``mempool swap``: limits in, a table or one object out, and one line where it cannot be."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mempool.cli.app import call
+from traces import Kind, Trace
+from traces.parquet import write_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+def training(*, marks: bool = True, layers: int = 6, accesses: bool = True) -> Trace:
+    """Alike iterations: a parameter, and a buffer for each layer, written forward and read backward."""
+    rows: list[tuple[int, int, int, int, int]] = [(Kind.ALLOC, 0, MIB, 0, -1)]
+    count, now = 1, 0
+    for _ in range(4 if marks else 12):
+        if marks:
+            rows.append((Kind.MARK, -1, 0, now, 2))
+        first = count
+        for layer in range(2 * layers):
+            forward = layer < layers
+            buffer = first + (layer if forward else 2 * layers - 1 - layer)
+            if forward:
+                rows.append((Kind.ALLOC, buffer, (8 if marks else 1 + layer) * MIB, now, 0))
+            if accesses:
+                rows.append((Kind.READ, 0, 0, now, 0 if forward else 1))
+                rows.append((Kind.WRITE if forward else Kind.READ, buffer, 0, now, 0 if forward else 1))
+            now += 1_000_000
+            if not forward:
+                rows.append((Kind.FREE, buffer, 0, now, -1))
+        count += layers
+    if marks:
+        rows.append((Kind.MARK, -1, 0, now, 2))
+    kind, buffer, size, time, operation = zip(*rows, strict=True)
+    names = ("forward", "backward", "step")
+    return Trace.of(
+        kind, buffer, size, time_ns=time, operation=operation, names=names, metadata={"time": "operation"}
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    write_trace(training(), tmp_path / "run.trace")
+    return str(tmp_path / "run.trace")
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert call(["swap", *arguments, "--json"]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_each_limit_has_its_row(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = answer(capsys, path, "--limit", "33MiB", "--limit", "free", "--limit", "50%")
+    assert said["peak_load_bytes"] == 49 * MIB
+    assert said["repeats"]
+    held, free, slower = said["limits"]
+    assert held["peak_bytes"] <= held["limit_bytes"] == 33 * MIB
+    assert free["stall_seconds"] == 0
+    assert slower["stall_seconds"] <= 0.5 * said["iteration_seconds"]
+    for row in (held, free, slower):
+        assert row["iteration_seconds"] == pytest.approx(said["iteration_seconds"] + row["stall_seconds"])
+        assert row["swapped_bytes"] == row["moves"] * 8 * MIB
+
+
+def test_without_a_limit_the_curve_falls(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = answer(capsys, path, "--link", "1e-5,1e-10")["limits"]
+    assert len(rows) > 2
+    stalls = [row["stall_seconds"] for row in rows]
+    assert stalls == sorted(stalls)
+    assert [row["limit_bytes"] for row in rows] == sorted((r["limit_bytes"] for r in rows), reverse=True)
+    assert all(row["stall_bound_seconds"] <= row["stall_seconds"] for row in rows)
+
+
+def test_the_table_says_the_same_and_the_moves_are_written(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["swap", path, "--limit", "33MiB", "-o", str(tmp_path / "moves.json")]) == 0
+    shown = capsys.readouterr().out
+    written = json.loads((tmp_path / "moves.json").read_text())
+    assert "33 MiB" in shown
+    assert "link bound" in shown
+    assert written["limits"][0]["limit_bytes"] == 33 * MIB
+    moves = written["moves"]
+    assert len(moves) == written["limits"][0]["moves"] > 0
+    for move in moves:
+        order = ("last_operation", "out_operation", "release_operation", "fetch_operation", "use_operation")
+        assert [move[key] for key in order] == sorted(move[key] for key in order)
+
+
+def test_a_trace_without_marks_is_cut_where_it_repeats(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_trace(training(marks=False, layers=20), tmp_path / "plain.trace")
+    said = answer(capsys, str(tmp_path / "plain.trace"), "--limit", "free")
+    assert said["repeats"]
+    assert said["operations"] == 40
+    whole = answer(capsys, path, "--limit", "free", "--whole")
+    assert not whole["repeats"]
+    assert whole["operations"] == 48
+
+
+def test_below_the_working_set_the_answer_is_no(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["swap", path, "--limit", "1MiB", "--limit", "40MiB"]) == 1
+    out, error = capsys.readouterr()
+    assert "cannot be held" in out
+    assert "no gain possible below" in error
+    assert "touches" in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "what"),
+    [
+        (["--limit", "much"], 2, "--limit"),
+        (["--link", "rope"], 2, "--link"),
+        (["--bandwidth", "x"], 2, "--bandwidth"),
+        (["--least", "-1"], 2, "--least"),
+    ],
+)
+def test_an_option_that_means_nothing_is_named(
+    path: str, arguments: list[str], code: int, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["swap", path, *arguments]) == code
+    assert what in capsys.readouterr().err
+
+
+def test_what_has_no_accesses_is_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_trace(training(accesses=False), tmp_path / "a.trace")
+    assert call(["swap", str(tmp_path / "a.trace")]) == 3
+    assert "no reads and writes" in capsys.readouterr().err
+    assert call(["swap", str(tmp_path / "none.trace")]) == 3
+    (tmp_path / "b.csv").write_text("id,lower,upper,size\n1,0,2,4\n")
+    assert call(["swap", str(tmp_path / "b.csv")]) == 3
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_the_trace_is_not_overwritten(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["swap", path, "-o", path]) == 2
+    assert "overwrite" in capsys.readouterr().err
