@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 import weakref
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -15,10 +16,9 @@ from traces.errors import TraceError
 from traces.recorders.torch_context import BACKWARD, FORWARD, OPTIMIZER, Context
 from traces.recorders.torch_ledger import Known, Ledger, head_of
 from traces.recorders.torch_operations import Operation, learn
-from traces.recorders.torch_rows import LIMIT, MODULE, NAME, PHASE, SPAN, Rows
+from traces.recorders.torch_rows import LIMIT, MARK, MODULE, NAME, PHASE, READ, SPAN, WRITE, Rows
 from traces.recorders.torch_storages import is_wrapper, storages_in
 from traces.recorders.torch_tracing import FOUND_STEP, STEP, as_trace
-from traces.trace import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from traces.recorders.torch_rows import Table
     from traces.trace import Trace
 
+_task = torch._C._current_graph_task_id
 _PHASES = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 
 
@@ -109,7 +110,7 @@ class AccessRecorder(TorchDispatchMode):
 
     def own(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
         """Say what the storages of some tensors are to the program."""
-        self._ledger.own(category, tensors, told=True)
+        self._ledger.own(category, tensors)
 
     def mark(self, name: str) -> None:
         """Say that something begins; "forward", "backward", "optimizer" until the next mark or step."""
@@ -127,7 +128,7 @@ class AccessRecorder(TorchDispatchMode):
 
     def _mark(self, name: str) -> None:
         number = self._names.setdefault(name, len(self._names))
-        self._rows.extend((head_of(self._context.here().index, number, -1) | Kind.MARK, -1, self._now()))
+        self._rows.extend((head_of(self._context.here().index, number, -1) | MARK, -1, self._now()))
 
     def table(self) -> Table:
         """What was recorded so far, before it becomes a trace."""
@@ -190,11 +191,16 @@ class AccessRecorder(TorchDispatchMode):
 
     def _head(self, name: int) -> int:
         """What all rows of an operation begin with, here and now."""
-        here = self._context.here()
-        phase, module = self._context.phase_and_module(here)
+        context = self._context
+        here = context.threads.get(get_ident()) or context.here()
+        if _task() == -1 and not context.optimizers:
+            return name | here.place | context.told << PHASE
+        phase, module = context.phase_and_module(here)
         return name | here.head | phase << PHASE | (module + 1) << MODULE
 
     def _note(self, operation: Operation, head: int, args: Any, kwargs: Any, result: Any, began: int) -> None:
+        if operation.whole:
+            args, kwargs = ((args, kwargs),), None
         read, written = self._given_to(operation, args, kwargs, head, began)
         if operation.makes:
             returned, made = self._returned(result, head, began)
@@ -203,7 +209,7 @@ class AccessRecorder(TorchDispatchMode):
             if operation.fills:
                 written.update(made)
         rows: list[int] = []
-        reads, writes = head | Kind.READ, head | Kind.WRITE
+        reads, writes = head | READ, head | WRITE
         for key, known in read.items():
             if key not in written:
                 rows += (reads, known.buffer, began)
@@ -219,7 +225,14 @@ class AccessRecorder(TorchDispatchMode):
         """What is read, and what is written."""
         read: dict[int, Known] = {}
         written: dict[int, Known] = {}
-        for value, writes in _arguments(operation, args, kwargs):
+        given = len(args)
+        for position, name, writes in operation.arguments:
+            if position < given:
+                value = args[position]
+            elif kwargs and name in kwargs:
+                value = kwargs[name]
+            else:
+                continue
             for plain, storage in storages_in(value):
                 key = id(storage)
                 known = self._known.get(key) or self._ledger.meet(plain, storage, head, began, made=False)
@@ -244,19 +257,6 @@ class AccessRecorder(TorchDispatchMode):
                 if new is not None:
                     made[new.key] = new
         return returned, made
-
-
-def _arguments(operation: Operation, args: Any, kwargs: Any) -> list[tuple[Any, bool]]:
-    """The values that may hold tensors, and whether each is written."""
-    if operation.arguments is None:
-        return [((args, kwargs), False)]
-    given, found = len(args), []
-    for position, name, writes in operation.arguments:
-        if position < given:
-            found.append((args[position], writes))
-        elif kwargs and name in kwargs:
-            found.append((kwargs[name], writes))
-    return found
 
 
 #: Those that are entered; of a forked child none records, which has only part of the program.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from traces.recorders.torch_rows import THREAD
+from traces.recorders.torch_rows import MODULE, THREAD
 from traces.recorders.torch_storages import tensors_in
 
 if TYPE_CHECKING:
@@ -32,15 +32,16 @@ class Here:
     Attributes:
         index: in the trace.
         head: the part of a row's head that tells it.
+        place: that, and the module.
         stack: numbers of the modules that it is in, the innermost last.
         module: the last of them, or -1.
     """
 
-    __slots__ = ("head", "index", "module", "stack")
+    __slots__ = ("head", "index", "module", "place", "stack")
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.head = (index + 1) << THREAD
+        self.head = self.place = (index + 1) << THREAD
         self.stack: list[tuple[int, int]] = []
         self.module = -1
 
@@ -49,13 +50,15 @@ class Context:
     """Follows modules, optimizers and the backward by hooks, while it is entered.
 
     Attributes:
+        threads: those that were seen, by their ident.
+        optimizers: of each step that runs, the graph task and the depth of modules in which it began.
         told: the phase that the user said this is, until the next one; FORWARD where nobody did.
     """
 
     def __init__(self, ledger: Ledger, step: Callable[[], None]) -> None:
         self._ledger = ledger
         self._step = step
-        self._threads: dict[int, Here] = {}
+        self.threads: dict[int, Here] = {}
         self._paths: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._names: dict[str, int] = {}
         self._roots: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -66,7 +69,7 @@ class Context:
         self._bounds: list[int] = [0]
         self._modules_at: list[int] = [-1]
         self._owners: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._optimizers: list[tuple[int, int]] = []  # the graph task and depth in which a step began
+        self.optimizers: list[tuple[int, int]] = []
         self.told = FORWARD
 
     @property
@@ -92,11 +95,12 @@ class Context:
             for parameter in module._parameters.values():
                 if parameter is not None:
                     self._own_parameter(parameter, number)
-            self._ledger.own("module_buffers", module._buffers.values(), module=number)
+            for buffer in module._buffers.values():
+                self._ledger.own_one("module_buffers", buffer, number)
 
     def _own_parameter(self, parameter: Any, module: int) -> None:
-        self._ledger.own("parameters", (parameter,), module=module)
-        self._ledger.own("gradients", (parameter.grad,), module=module)
+        self._ledger.own_one("parameters", parameter, module)
+        self._ledger.own_one("gradients", parameter.grad, module)
         key = id(parameter)
         if (hooked := self._hooked.get(key)) is not None and hooked() is parameter:
             return
@@ -110,19 +114,24 @@ class Context:
         return known[1] if known is not None and known[0]() is parameter else -1
 
     def _has_gradient(self, parameter: Any) -> None:
-        self._ledger.own("gradients", (parameter.grad,), module=self._owner(parameter))
+        self._ledger.own_one("gradients", parameter.grad, self._owner(parameter))
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Own what an optimizer holds; its steps end the iterations."""
         self._watched = weakref.ref(optimizer)
-        self._own_optimizer(optimizer)
+        self._own_parameters(optimizer)
+        self._own_state(optimizer)
 
-    def _own_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def _own_parameters(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._own_parameter(parameter, self._owner(parameter))
+
+    def _own_state(self, optimizer: torch.optim.Optimizer) -> None:
         for parameter, state in optimizer.state.items():
-            self._ledger.own("optimizer_state", tensors_in(state), module=self._owner(parameter))
+            module = self._owner(parameter)
+            for tensor in tensors_in(state):
+                self._ledger.own_one("optimizer_state", tensor, module)
 
     # --- hooks
 
@@ -193,20 +202,20 @@ class Context:
         self._is_in(here, here.stack[-1][1] if here.stack else -1)
 
     def _is_in(self, here: Here, number: int) -> None:
-        here.module = number
+        here.module, here.place = number, here.head | (number + 1) << MODULE
         at = _sequence()
         if here.index == 0 and at >= self._bounds[-1]:
             self._bounds.append(at)
             self._modules_at.append(number)
 
     def _step_begins(self, optimizer: Any, *_: Any) -> None:
-        self._own_optimizer(optimizer)
-        self._optimizers.append((_task(), len(self.here().stack)))
+        self._own_parameters(optimizer)
+        self.optimizers.append((_task(), len(self.here().stack)))
 
     def _step_ends(self, optimizer: Any, *_: Any) -> None:
-        if self._optimizers:
-            self._optimizers.pop()
-        self._own_optimizer(optimizer)
+        if self.optimizers:
+            self.optimizers.pop()
+        self._own_state(optimizer)
         if self._watched is None or self._watched() is None:
             self._watched = weakref.ref(optimizer)
         if self._watched() is optimizer:
@@ -217,14 +226,14 @@ class Context:
     def here(self) -> Here:
         """The calling thread."""
         ident = threading.get_ident()
-        found = self._threads.get(ident)
-        return found or self._threads.setdefault(ident, Here(min(len(self._threads), 1000)))
+        found = self.threads.get(ident)
+        return found or self.threads.setdefault(ident, Here(min(len(self.threads), 1000)))
 
     def phase_and_module(self, here: Here) -> tuple[int, int]:
         """Of the operation that this thread does."""
         task = _task()
-        if self._optimizers:
-            began, depth = self._optimizers[-1]
+        if self.optimizers:
+            began, depth = self.optimizers[-1]
             if task == began and len(here.stack) == depth:
                 return OPTIMIZER, -1
         if task == -1:

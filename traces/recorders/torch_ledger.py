@@ -14,13 +14,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from traces.errors import TraceError
-from traces.recorders.torch_rows import MODULE, NAME, PHASE, POINTER, SIZE, THREAD, Rows
-from traces.recorders.torch_storages import plain_tensors
-from traces.trace import Kind
+from traces.recorders.torch_rows import ALLOC, FREE, MODULE, NAME, PHASE, POINTER, SIZE, THREAD, Rows
+from traces.recorders.torch_storages import plain_tensors, storages_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+_NOTHING = 99, ""
 #: What a buffer can be by what holds it, the strongest claim first.
 OWNED = ("parameters", "module_buffers", "gradients", "optimizer_state", "inputs")
 
@@ -99,7 +99,7 @@ class Ledger:
             known.device = self.devices.setdefault(device, len(self.devices))
             known.inside = head >> MODULE > 0
             known.pointer = 0 if made else _address(storage)
-            if not self._is_there(known):
+            if known.pointer == 0 or not self._is_there(known):
                 self._begin(known, storage, head, time_ns)
             self.known[key] = known
         if not made:
@@ -115,15 +115,13 @@ class Ledger:
     def _begin(self, known: Known, storage: Any, head: int, time_ns: int) -> None:
         known.buffer = buffer = next(self._numbers)
         size_head = SIZE | known.device << THREAD
-        self._rows.extend((head | Kind.ALLOC, buffer, time_ns, size_head, buffer, known.size))
+        self._rows.extend((head | ALLOC, buffer, time_ns, size_head, buffer, known.size))
         if self._places:
             place = (POINTER, buffer, _address(storage), POINTER | 1 << PHASE, buffer, time.perf_counter_ns())
             self._rows.extend(place)
 
     def _is_there(self, known: Known) -> bool:
         """Whether another storage is known in the same memory, such as NumPy's: then they are one buffer."""
-        if known.pointer == 0:
-            return False
         twin = self._outside.setdefault(known.pointer, known)
         if twin is known or twin() is None or twin.size != known.size:
             self._outside[known.pointer] = known
@@ -139,7 +137,7 @@ class Ledger:
             if size == known.size:
                 return
             before, known.size = known.buffer, size
-            self._rows.extend((int(Kind.FREE), before, self._now()))
+            self._rows.extend((FREE, before, self._now()))
             self._begin(known, storage, head, time_ns)
             if before in self.categories:
                 self.categories[known.buffer] = self.categories[before]
@@ -154,11 +152,11 @@ class Ledger:
         if self._others.get(known.buffer):
             self._others[known.buffer].pop()
             return
-        self._rows.extend((int(Kind.FREE), known.buffer, self._now()))
+        self._rows.extend((FREE, known.buffer, self._now()))
 
     def claim(self, buffer: int, category: str, strength: int) -> None:
         """Say what a buffer is, unless a stronger claim was made; the lowest number is the strongest."""
-        if self.categories.get(buffer, (99, ""))[0] > strength:
+        if self.categories.get(buffer, _NOTHING)[0] > strength:
             self.categories[buffer] = strength, category
 
     def own_input(self, tensor: torch.Tensor) -> None:
@@ -169,28 +167,31 @@ class Ledger:
             if known is not None and not known.inside:
                 self.claim(known.buffer, "inputs", len(OWNED) - 1)
 
-    def own(
-        self, category: str, tensors: Iterable[torch.Tensor | None], *, told: bool = False, module: int = -1
+    def own(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Say what the storages of some tensors are, as the user does, who knows best."""
+        for tensor in tensors:
+            self.own_one(category, tensor, -1, strength=-1)
+
+    def own_one(
+        self, category: str, tensor: torch.Tensor | None, module: int, strength: int | None = None
     ) -> None:
-        """Say what the storages of some tensors are.
+        """Say what the storages of a tensor are.
 
         Args:
             category: what.
-            tensors: whose storages; None is passed over.
-            told: by the user, who knows best.
+            tensor: whose storages; None: of none.
             module: number of the module that they belong to; -1: not said.
+            strength: of the claim; by default that of the category.
         """
-        strength = -1 if told else OWNED.index(category)
-        for tensor in tensors:
-            if tensor is None:
-                continue
-            for plain in plain_tensors(tensor):
-                storage = plain.untyped_storage()
-                known = self.known.get(id(storage)) or self.meet(plain, storage, 0, self._now(), made=True)
-                if known is not None:
-                    self.claim(known.buffer, category, strength)
-                    if module >= 0:
-                        self.modules.setdefault(known.buffer, module)
+        for plain, storage in () if tensor is None else storages_in(tensor):
+            known = self.known.get(id(storage))
+            if known is not None and self.categories.get(known.buffer, _NOTHING)[1] is category:
+                continue  # as has been said before
+            known = known or self.meet(plain, storage, 0, self._now(), made=True)
+            if known is not None:
+                self.claim(known.buffer, category, OWNED.index(category) if strength is None else strength)
+                if module >= 0:
+                    self.modules.setdefault(known.buffer, module)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:

@@ -32,8 +32,9 @@ class Operation:
             change what an argument is a view of (``t_``, ``set_``, ``resize_``).
         makes: it may return new tensors, not only what it was given.
         fills: what it makes it also writes, unlike ``empty``.
-        arguments: those that may hold tensors; None where any may. What is asked for its shape only, as by
+        arguments: those that may hold tensors. What is asked for its shape only, as by
             ``zeros_like``, is not among them.
+        whole: it has no schema; all it is given together is its one argument.
     """
 
     name: str
@@ -41,7 +42,8 @@ class Operation:
     views: bool = False
     makes: bool = True
     fills: bool = True
-    arguments: tuple[Argument, ...] | None = None
+    arguments: tuple[Argument, ...] = (Argument(0, "", False),)  # noqa: FBT003
+    whole: bool = True
 
 
 @functools.cache
@@ -68,6 +70,7 @@ def learn(function: Any) -> Operation:
         views=shapes or (bool(aliases) and all(aliases) and not writes),
         makes=not all(aliases),
         fills="empty" not in base,
+        whole=False,
         arguments=() if base.endswith("_like") or base.startswith("aten::new_") else tuple(arguments),
     )
 

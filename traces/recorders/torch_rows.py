@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 # Kinds of rows that are no events. POINTER: the third number is where the buffer lies; with a phase, when
 # that was seen. SPAN: an operation's end and beginning. SIZE: the buffer's size; the thread is its device.
 POINTER, SPAN, SIZE = 5, 6, 7
+#: Kinds of events, as plain numbers: a row takes less than a look at an enumeration.
+ALLOC, FREE, READ, WRITE, MARK = (
+    int(kind) for kind in (Kind.ALLOC, Kind.FREE, Kind.READ, Kind.WRITE, Kind.MARK)
+)
 
 #: So many are kept by default: 0.8 GB.
 LIMIT = 1 << 25
