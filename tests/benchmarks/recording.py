@@ -3,15 +3,15 @@
     python tests/benchmarks/recording.py [--model gpt] [--rounds 15]
 
 One training step is taken in turns without anything, under a dispatch mode that does nothing, and under the
-recorder. Processor seconds of the process with one thread; the median over the rounds of the difference to the
-step without anything, over the operations of the step.
+recorder. Processor seconds of the process with one thread, the best of the rounds for each; the cost is the
+difference to the step without anything, over the operations of the step.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
+import math
 import sys
 import time
 from pathlib import Path
@@ -54,30 +54,31 @@ def _row(name: str, rounds: int) -> str:
     optimizer = torch.optim.AdamW(model.parameters())
     batch = model.batch(0, 1)
 
-    def step(mode: Any) -> float:
-        with mode:
-            began = time.process_time_ns()
-            model.loss(*batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return time.process_time_ns() - began
+    def step() -> None:
+        model.loss(*batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
-    spent: dict[str, list[float]] = {"none": [], "empty": [], "recorder": []}
-    for _ in range(3):
-        step(contextlib.nullcontext())
+    def spent(mode: Any) -> float:
+        with mode:
+            step()
+            began = time.process_time_ns()
+            step()
+            return (time.process_time_ns() - began) / 1e3
+
+    best = {"none": math.inf, "empty": math.inf, "recorder": math.inf}
     for _ in range(rounds):
+        best["none"] = min(best["none"], spent(contextlib.nullcontext()))
         Empty.count = 0
-        spent["none"].append(step(contextlib.nullcontext()))
-        spent["empty"].append(step(Empty()))
+        best["empty"] = min(best["empty"], spent(Empty()))
         recorder = AccessRecorder([model], [optimizer])
-        spent["recorder"].append(step(recorder))
-    operations, events = Empty.count, int((recorder.trace().kind != Kind.MARK).sum())
-    cost = {
-        key: statistics.median(a - b for a, b in zip(spent[key], spent["none"], strict=True)) / 1e3 / operations
-        for key in ("empty", "recorder")
-    }
-    plain = statistics.median(spent["none"]) / 1e6
-    return f"{name:10}{operations:7}{events:8}{plain:9.1f}{cost['empty']:13.2f}{cost['recorder']:16.2f}"
+        best["recorder"] = min(best["recorder"], spent(recorder))
+    operations, events = Empty.count // 2, int((recorder.trace().kind != Kind.MARK).sum()) // 2
+    cost = {name: (time - best["none"]) / operations for name, time in best.items()}
+    return (
+        f"{name:10}{operations:7}{events:8}{best['none'] / 1e3:9.1f}"
+        f"{cost['empty']:13.1f}{cost['recorder']:16.1f}"
+    )
 
 
 if __name__ == "__main__":
