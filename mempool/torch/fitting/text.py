@@ -27,8 +27,8 @@ def report(fit: Fit) -> str:
         lines.append("and beside it")
         lines += [f"  {size(b):>11}  {name.replace('_', ' ')}" for name, b in fit.margin_bytes.items()]
     if fit.remedies:
-        lines.append("what would help")
-        lines += [f"  {size(r.saves_bytes):>11}  {r.how}" for r in fit.remedies]
+        lines.append("what would help, by")
+        lines += [f"  {size(r.saves_bytes):>11}  {r.name}: {r.how}" for r in fit.remedies]
     return "\n".join(lines + [f"note: {text}" for text in fit.warnings])
 
 
