@@ -144,6 +144,9 @@ def fit(
     remedies: Annotated[
         bool | None, typer.Option("--remedies/--no-remedies", help="Try what would help.")
     ] = None,
+    remedies_seconds: Annotated[
+        float, typer.Option(min=0, metavar="S", help="Most seconds of processor for what would help.")
+    ] = 30,
     main: Annotated[
         bool, typer.Option("--main", help="Run a script as a program, up to its first backward.")
     ] = False,

@@ -31,6 +31,7 @@ class Asked:
         inputs, task, arguments, main: of `Sizes`.
         allocators: the one that decides first.
         largest, remedies: of `fit_job`.
+        most_seconds: of processor, for what would help.
     """
 
     target: Named
@@ -51,6 +52,7 @@ class Asked:
     allocators: tuple[str, ...] = ()
     largest: bool | None = None
     remedies: bool | None = None
+    most_seconds: float = 30
 
     @property
     def sweep(self) -> bool:
@@ -93,6 +95,7 @@ def asked(said: dict[str, Any]) -> Asked:
         allocators=tuple(said["allocator"] or ()),
         largest=False if sweep and said["largest_batch"] is None else said["largest_batch"],
         remedies=False if sweep and said["remedies"] is None else said["remedies"],
+        most_seconds=said["remedies_seconds"],
     )
 
 

@@ -48,7 +48,7 @@ def _svg(tried: Sequence[Tried]) -> str:
     if limit is not None:
         y = place.y(limit)
         parts.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="#c00" stroke-dasharray="6 4"/>')
-        parts.append(f'<text x="{_WIDTH - _RIGHT + 6}" y="{y + 4:.1f}" fill="#c00">{binary(limit)}</text>')
+        parts.append(f'<text x="{_LEFT + 6}" y="{y - 5:.1f}" fill="#c00">{binary(limit)}</text>')
     lines: dict[tuple[int, ...], list[Tried]] = {}
     for one in tried:
         lines.setdefault(tuple(size_of(one, name) for name in others), []).append(one)

@@ -16,6 +16,7 @@ from mempool.cli.output import ExitCode, Stop
 from mempool.errors import UsageError
 from mempool.torch.fitting import Job, fit_job
 from mempool.torch.fitting.choices import loss_of_name, optimizer_of
+from mempool.torch.fitting.helps import what_would_help
 from mempool.torch.fitting.named import Scripts, Sizes, find
 from mempool.torch.fitting.scripts import BrokenScriptError, unreal
 
@@ -84,10 +85,18 @@ def _one(
         job,
         asked.limit_bytes,
         largest=asked.largest,
-        remedies=asked.remedies,
+        remedies=False,
         told=lambda now: told(f"{what}: {now}"),
         **options,
     )
+    if asked.remedies or (asked.remedies is None and fitted.fits is False):
+        helps = what_would_help(
+            job,
+            fitted,
+            most_seconds=asked.most_seconds,
+            told=lambda now: told(f"{what}: what if {now}"),
+        )
+        fitted = replace(fitted, helps=helps)
     if target.notes:
         fitted = replace(fitted, warnings=[*target.notes, *fitted.warnings])
     return Tried(fitted, job, target, image)

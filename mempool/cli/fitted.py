@@ -139,15 +139,22 @@ def _help(fit: Fit) -> None:
     for remedy in fit.remedies:
         if 200 * remedy.saves_bytes >= fit.peak_bytes:
             fits = ", and it fits" if remedy.fits else ""
-            say(plain(f"  {remedy.name} saves {binary(remedy.saves_bytes)}{fits}: {remedy.how}"))
+            say(plain(f"  {remedy.name}: saves {binary(remedy.saves_bytes)}{fits}; {remedy.how}"))
+            _code(remedy.code)
     together = fit.helps.cheapest or fit.helps.together
     if together is not None:
         what = "the cheapest that makes it fit" if fit.helps.cheapest else "all of it, which is not enough"
-        say(plain(f"\n{what}: {together.name}, {together.how}"))
-        for line in together.code.splitlines():
-            say(plain(f"    {line}"))
+        say(plain(f"\n{what}: {together.name}; {together.how}"))
+        _code(together.code)
+    for name, why in fit.helps.not_tried:
+        say(plain(f"not tried: {name}, {why}"))
     for hint in fit.helps.hints:
         say(plain(f"hint: {hint}"))
+
+
+def _code(code: str) -> None:
+    for line in code.splitlines():
+        console().print(plain(f"      {line}"))
 
 
 def show_sweep(tried: Sequence[Tried], limit_bytes: int | None) -> None:
