@@ -24,6 +24,7 @@ _TASKS = (
     "sequence-classification", "token-classification", "question-answering", "audio-classification",
     "ctc", "base",
 )  # fmt: skip
+_MARGINS = ("cuda_context", "kernels", "cublas_workspace", "cublaslt_workspace", "cudnn_workspace", "sorting")
 
 
 def _of(names: Sequence[str]) -> Callable[[str], list[str]]:
@@ -64,7 +65,7 @@ def fit(
     ],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- ARGS]...", help="What a script finds in sys.argv."),
+        typer.Argument(metavar="-- ARGS", help="What a script finds in sys.argv."),
     ] = None,
     *,
     inputs: Annotated[
@@ -143,6 +144,14 @@ def fit(
     ] = None,
     remedies: Annotated[
         bool | None, typer.Option("--remedies/--no-remedies", help="Try what would help.")
+    ] = None,
+    margin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SIZE",
+            autocompletion=_of([f"{name}=" for name in _MARGINS]),
+            help="Of what a GPU adds, a figure of your own: cuda_context=300MiB; again for each.",
+        ),
     ] = None,
     remedies_seconds: Annotated[
         float, typer.Option(min=0, metavar="S", help="Most seconds of processor for what would help.")

@@ -30,6 +30,7 @@ class Asked:
         optimizer, loss: by name.
         inputs, task, arguments, main: of `Sizes`.
         allocators: the one that decides first.
+        margins: figures of the user's own, as they are written.
         largest, remedies: of `fit_job`.
         most_seconds: of processor, for what would help.
     """
@@ -50,6 +51,7 @@ class Asked:
     arguments: tuple[str, ...] = ()
     main: bool = False
     allocators: tuple[str, ...] = ()
+    margins: tuple[str, ...] = ()
     largest: bool | None = None
     remedies: bool | None = None
     most_seconds: float = 30
@@ -93,6 +95,7 @@ def asked(said: dict[str, Any]) -> Asked:
         arguments=tuple(said["arguments"] or ()),
         main=said["main"],
         allocators=tuple(said["allocator"] or ()),
+        margins=tuple(said["margin"] or ()),
         largest=False if sweep and said["largest_batch"] is None else said["largest_batch"],
         remedies=False if sweep and said["remedies"] is None else said["remedies"],
         most_seconds=said["remedies_seconds"],

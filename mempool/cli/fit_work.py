@@ -17,6 +17,7 @@ from mempool.errors import UsageError
 from mempool.torch.fitting import Job, fit_job
 from mempool.torch.fitting.choices import loss_of_name, optimizer_of
 from mempool.torch.fitting.helps import what_would_help
+from mempool.torch.fitting.margins import parse_margins
 from mempool.torch.fitting.named import Scripts, Sizes, find
 from mempool.torch.fitting.scripts import BrokenScriptError, unreal
 
@@ -115,6 +116,8 @@ def _job(asked: Asked, target: Target, batch: int | None) -> Job:
             said[name] = getattr(torch, kind)
     if asked.capability is not None and "capability" in Job.__dataclass_fields__:
         said["capability"] = asked.capability
+    if asked.margins:
+        said["margin"] = parse_margins(list(asked.margins))
     if batch is not None:
         said["batch"] = batch
     inputs = target.inputs

@@ -210,6 +210,27 @@ def test_the_trace_of_a_fit_is_read_by_the_other_verbs(
     assert row["peak_reserved_bytes"] == answer["reserved_bytes"]["pytorch"]
 
 
+def test_a_margin_of_ones_own_takes_the_place_of_the_estimate(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = said(capsys, "cnn.py:make", "--margin", "cuda_context=1GiB", "--margin", "kernels=0")
+    assert answer["margin_bytes"]["cuda_context"] == 1 << 30
+    assert answer["margin_bytes"].get("kernels", 0) == 0
+    assert call(["fit", "cnn.py:make", "--margin", "contxt=1"]) == 2
+    assert "no margin 'contxt'" in capsys.readouterr().err
+
+
+def test_what_would_help_is_tried_where_it_does_not_fit_and_is_named_with_its_code(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["cnn.py:make", "--batch", "64", "--no-largest-batch", "--limit"]
+    assert call(["fit", *sizes, "1MiB", "--remedies-seconds", "1"]) == 1
+    text = capsys.readouterr().out
+    assert "what would help" in text
+    assert "saves" in text
+    assert said(capsys, *sizes, "8GiB")["remedies"] == []
+
+
 BAD = {
     "syntax.py": ("def f(:", 3, "syntax.py:1: "),
     "ends.py": ("import sys\nsys.exit(3)", 3, "ends.py:2 ends itself (exit code 3)"),
