@@ -11,7 +11,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from mempool.torch.fitting.shares import AtPeak, steps_of
-from traces import Kind
+from traces import Kind, buffers_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,10 +47,12 @@ class Away:
     Attributes:
         saves_bytes: of the peak load.
         moved_bytes: copied out, and back, in a step.
+        held_bytes: of the peak load, what such buffers have.
     """
 
     saves_bytes: int
     moved_bytes: int
+    held_bytes: int
 
 
 def away(trace: Trace, category: str, least_bytes: int = LEAST_BYTES) -> Away:
@@ -65,7 +67,7 @@ def away(trace: Trace, category: str, least_bytes: int = LEAST_BYTES) -> Away:
         least_bytes: smaller buffers stay.
     """
     if category not in trace.names:
-        return Away(0, 0)
+        return Away(0, 0, 0)
     first, last, size = _absences(trace, trace.names.index(category), least_bytes)
     load, steps = trace.load(), steps_of(trace)
     gone = np.zeros(len(trace) + 1, np.int64)
@@ -76,7 +78,10 @@ def away(trace: Trace, category: str, least_bytes: int = LEAST_BYTES) -> Away:
     peak = int(left.max(initial=0))
     over = np.concatenate(([0], np.cumsum((load > peak) & (np.arange(len(load)) >= begin))))
     moved = over[last] > over[first]
-    return Away(AtPeak.of(trace).bytes - peak, int(size[moved].sum()))
+    most, buffers = AtPeak.of(trace), buffers_of(trace)
+    mine = trace.category[buffers.start] == trace.names.index(category)
+    mine &= (buffers.start <= most.event) & (most.event < buffers.end) & (buffers.size >= least_bytes)
+    return Away(most.bytes - peak, int(size[moved].sum()), int(buffers.size[mine].sum()))
 
 
 def _absences(

@@ -70,13 +70,13 @@ class Change:
 
 #: Kinds of changes, in the order in which they are made of a job.
 KINDS = (
-    "precision",
+    "optimizer",
+    "precision",  # which keeps weights of its own around the optimizer
+    "backward",  # which takes whatever is made so far for each parameter
     "checkpointing",
     "cache",
     "loss",
     "offloading",
-    "optimizer",
-    "backward",
     "output",
     "gradients",
     "batch",
@@ -103,16 +103,16 @@ class Ladder:
 
 
 def ladders(job: Job, seen: Seen) -> list[Ladder]:
-    """All changes that make sense for a job, in no order."""
+    """All changes that make sense for a job; first those that save most as a rule, should time be short."""
     single = [
-        *_allocators(job),
-        *_loop(job, seen),
-        *_optimizers(job, seen),
         *_precisions(job, seen),
         *_losses(seen),
+        *_loop(job, seen),
+        *_optimizers(job, seen),
         *_offloads(job),
+        *_allocators(job),
     ]
-    return [*(Ladder((one,)) for one in single), *_checkpoints(job, seen), *_batches(job, seen)]
+    return [*_checkpoints(job, seen), *_batches(job, seen), *(Ladder((one,)) for one in single)]
 
 
 def _same(job: Job) -> Job:
@@ -232,9 +232,9 @@ def _same_optimizer(job: Job, seen: Seen) -> list[Change]:
                 "optimizer in backward",
                 "backward",
                 lambda j: j.but(optimizer=functools.partial(own.InBackward, make=_made(j))),
-                f"each = {{p: torch.optim.{name}([p]) for p in model.parameters()}}\n"
-                "for p in each: p.register_post_accumulate_grad_hook"
-                "(lambda p: (each[p].step(), each[p].zero_grad()))",
+                f"each = {{p: make([p]) for p in model.parameters()}}  # make: torch.optim.{name}, say\n"
+                "def take(p): each[p].step(); each[p].zero_grad()\n"
+                "for p in each: p.register_post_accumulate_grad_hook(take)",
                 "each parameter is updated as soon as its gradient is there, and the gradient let go; no "
                 "clipping by a global norm, no accumulation, no GradScaler",
                 Cost.LITTLE,
@@ -326,8 +326,8 @@ def _precisions(job: Job, seen: Seen) -> list[Change]:
                 "precision",
                 _with_masters,
                 "model.to(torch.bfloat16)  # and floating inputs\n"
-                "optimizer = mempool.torch.fitting.optimizers.MasterWeights(model.parameters(), "
-                f"torch.optim.{seen.optimizer})  # or what DeepSpeed and Megatron do",
+                "optimizer = mempool.torch.fitting.optimizers.MasterWeights(model.parameters(), make)"
+                f"  # make: torch.optim.{seen.optimizer}, say; or as DeepSpeed and Megatron do it",
                 "weights, gradients and activations in bfloat16; the optimizer keeps weights in float32",
                 Cost.ROUNDING,
             )

@@ -25,13 +25,12 @@ def estimates(job: Job, fit: Fit) -> list[str]:
     found = []
     for category, what in (("activations", "activations"), ("optimizer_state", "the optimizer's state")):
         best = away(trace, category)
-        held = fit.by_class_bytes.get(category, 0)
         if best.saves_bytes > LITTLE * fit.peak_bytes:
             found.append(
                 f"offloading {what} saves at most {size(best.saves_bytes)} of the peak load, by "
                 f"{size(best.moved_bytes)} each way in a step: an estimate, for copies that are never late"
             )
-        elif held > LITTLE * fit.peak_bytes:
+        elif best.held_bytes > LITTLE * fit.peak_bytes:
             where = f"{fit.peak_operation} in {fit.peak_module}" if fit.peak_module else fit.peak_operation
             found.append(f"offloading {what} gains nothing: the peak is the working set of {where}")
     trained = sum(fit.by_class_bytes.get(k, 0) for k in ("parameters", "gradients", "optimizer_state"))

@@ -50,6 +50,7 @@ class InBackward(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 own = self._own[parameter] = make([parameter])
+                self.state.update(own.state)
                 own.state = self.state  # one for all, so that it is found here
                 group.update({key: value for key, value in own.param_groups[0].items() if key != "params"})
                 parameter.register_post_accumulate_grad_hook(self._take)
