@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from solvers import _core
-from solvers.simulators.native import Native, check_bytes
+from solvers.simulators.native import Native, check_bytes, check_flag
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Bfc(Native):
     garbage_collection: bool = True
 
     def __post_init__(self) -> None:
+        check_flag(self.allow_growth, "allow_growth")
+        check_flag(self.garbage_collection, "garbage_collection")
         check_bytes(self.first_region_bytes, "first_region_bytes", least=1)
         check_bytes(self.max_slack_bytes, "max_slack_bytes", least=1)
 

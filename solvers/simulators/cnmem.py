@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from solvers import _core
-from solvers.simulators.native import Native, check_bytes
+from solvers.simulators.native import Native, check_bytes, check_flag
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class Cnmem(Native):
 
     grows: bool = True
 
+    def __post_init__(self) -> None:
+        check_flag(self.grows, "grows")
+
     def on(self, device: _core.SimulatedDevice) -> _core.SimulatedCnmem:
         """As of the base."""
         return _core.SimulatedCnmem(device, first=0, grows=self.grows)
@@ -47,6 +50,7 @@ class CnmemFirstBlock(Cnmem):
     first_block_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_bytes(self.first_block_bytes, "first_block_bytes", least=1)
 
     def on(self, device: _core.SimulatedDevice) -> _core.SimulatedCnmem:

@@ -66,5 +66,12 @@ def check_bytes(value: int, name: str, *, least: int = 0, most: int = 1 << 56) -
 
 def check_power_of_two(value: int, name: str, most: int = 1 << 40) -> None:
     """Raise ValueError for anything but a power of two up to ``most``."""
-    if not isinstance(value, int | np.integer) or not 1 <= value <= most or value & (value - 1):
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or not 1 <= value <= most or value & (value - 1):
         raise ValueError(f"{name}={value!r} is not a power of two up to {most}")
+
+
+def check_flag(value: bool, name: str) -> None:  # noqa: FBT001 - it is what is asked
+    """Raise ValueError for anything but true and false."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}={value!r} is neither true nor false")

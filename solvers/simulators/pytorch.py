@@ -46,6 +46,8 @@ class PyTorch(Native):
     _expandable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.conf, str):
+            raise ValueError(f"conf={self.conf!r} is not text as of PYTORCH_CUDA_ALLOC_CONF")
         names = {field.name for field in fields(self)}
         for name, value in parse_conf(self.conf).items():
             if name == "expandable_segments" and value != self._expandable:
@@ -60,20 +62,20 @@ class PyTorch(Native):
         for name in ("max_split_size_mb", "max_non_split_rounding_mb"):
             if getattr(self, name) is not None:
                 _check_mib(name, getattr(self, name), least)
-        if not 0 <= self.garbage_collection_threshold < 1:
-            raise ValueError(
-                f"garbage_collection_threshold={self.garbage_collection_threshold} is not in [0, 1)"
-            )
+        threshold = self.garbage_collection_threshold
+        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold < 1:
+            raise ValueError(f"garbage_collection_threshold={threshold!r} is not in [0, 1)")
         divisions = self._divisions()
         if len(divisions) != INTERVALS:
             raise ValueError(f"roundup_power2_divisions has {len(divisions)} numbers, not {INTERVALS}")
         for value in divisions:
-            if not isinstance(value, int) or not 0 <= value <= 1 << 30 or value & (value - 1):
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or not 0 <= value <= 1 << 30 or value & (value - 1):
                 raise ValueError(f"roundup_power2_divisions: {value!r} is no power of two")
 
     def _divisions(self) -> list[int]:
         given = self.roundup_power2_divisions
-        return [given] * INTERVALS if isinstance(given, int) else list(given)
+        return list(given) if isinstance(given, list | tuple) else [given] * INTERVALS
 
     def rules(self) -> _core.PyTorchRules:
         """The same in bytes, for the native side."""
@@ -92,7 +94,7 @@ class PyTorch(Native):
 
 
 def _check_mib(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or not least <= value <= 1 << 30:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1 << 30:
         raise ValueError(f"{name}={value!r} is not a whole number from {least} to {1 << 30}")
 
 

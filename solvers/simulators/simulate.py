@@ -7,6 +7,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from solvers import _core
+from solvers.simulators.native import check_bytes
 from solvers.simulators.registry import ALLOCATORS
 from solvers.simulators.simulation import Course, Simulation
 
@@ -37,13 +38,14 @@ def simulate(
         **parameters: settings of the allocator, the fields of its class.
 
     Raises:
-        ValueError: no such allocator or setting, a setting out of range, a trace of several devices.
+        ValueError: no such allocator or setting, a setting or limit out of range or of another type, a trace
+            of several devices.
         TraceError: the trace contradicts itself.
     """
     if allocator not in allocators:
         raise ValueError(f"no allocator {allocator!r}; there are {', '.join(allocators)}")
-    if limit_bytes is not None and limit_bytes < 0:
-        raise ValueError(f"limit_bytes={limit_bytes} is negative")
+    if limit_bytes is not None:
+        check_bytes(limit_bytes, "limit_bytes", most=1 << 63)
     if len(trace.devices) > 1:
         raise ValueError("a trace of several devices; simulate each by itself")
     kind = allocators[allocator]

@@ -209,6 +209,7 @@ def test_completion_offers_verbs_and_solvers() -> None:
         ("mempool pl", "1", "plan"),
         ("mempool sh", "1", "show"),
         ("mempool show --allocator best", "3", "best_fit"),
+        ("mempool compare --allocator rec", "3", "recorded"),
         ("mempool plan --solver f", "3", "first_fit"),
         ("mempool plan --solver sm", "3", "smartpool"),
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -143,13 +145,29 @@ def largest_free_of(simulation: Simulation) -> int:
         ("none", {}, "no allocator 'none'"),
         ("best_fit", {"size": 1}, "no setting size"),
         ("best_fit", {"alignment_bytes": 3}, "alignment_bytes=3 is not a power of two"),
-        ("best_fit", {"limit_bytes": -1}, "limit_bytes=-1 is negative"),
+        *(
+            ("best_fit", {"limit_bytes": bad}, "limit_bytes=.* is not a whole")
+            for bad in (-1, True, "1GiB", 1.5)
+        ),
     ],
 )
 def test_what_is_wrong_is_named(allocator: str, more: dict[str, int], what: str) -> None:
     """An allocator or a setting that does not exist, or is out of range."""
     with pytest.raises(ValueError, match=what):
         simulate(trace_of([(0, 1, 0)]), allocator, **more)
+
+
+@pytest.mark.parametrize("allocator", sorted(ALLOCATORS))
+@pytest.mark.parametrize("bad", [True, "x", 1.5, None, -1, 2**70])
+def test_a_setting_of_another_type_is_refused(allocator: str, bad: object) -> None:
+    """Each of them, by a ValueError that names it; but for what its field may be."""
+    for field in dataclasses.fields(ALLOCATORS[allocator]):
+        if (bad is None and "None" in field.type) or (bad is True and field.type == "bool"):
+            continue
+        if bad == "x" and field.type == "str":
+            continue
+        with pytest.raises(ValueError, match=field.name):
+            simulate(trace_of([(0, 1, 0)]), allocator, **{field.name: bad})
 
 
 def test_one_device_at_a_time() -> None:
