@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import runpy
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import array_programs
@@ -25,9 +27,10 @@ from traces.recorders.arrays.rows import FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from mempool.numpy import ArrayPool
+
+PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -89,6 +92,28 @@ def test_the_trace_has_all_that_the_pool_did_and_every_access(tmp_path: Path) ->
     assert categories == {"parameters"}
     assert (trace.category >= 0).sum() == 4
     assert trace.alignment == 64
+
+
+@pytest.mark.parametrize(("name", "given"), [("count_cells", (2,)), ("solve_poisson", (48, 20))])
+def test_programs_written_without_this_in_mind_print_the_same(
+    pool: ArrayPool, capsys: pytest.CaptureFixture[str], name: str, given: tuple[int, ...]
+) -> None:
+    """To the bit, over the recorded module; of what the pool serves most is seen, and nothing else is."""
+
+    def printed(xp: Any) -> str:
+        program = runpy.run_path(str(PROGRAMS / f"{name}.py"))
+        program["main"].__globals__["np"] = xp
+        program["main"](*given)
+        return capsys.readouterr().out
+
+    plain = printed(np)
+    with record_arrays(pool) as recorder:
+        assert printed(recorder.module(np)) == plain
+    trace = recorder.trace()
+    trace.validate()
+    assert trace.metadata["accesses"] == "watched"
+    assert trace.metadata["foreign_buffers"] == trace.metadata["late_buffers"] == "0"
+    assert int(trace.metadata["untouched_bytes"]) < trace.size[trace.kind == Kind.ALLOC].sum() / 2
 
 
 def test_temporaries_inside_an_operation_are_there_with_its_name(pool: ArrayPool) -> None:
