@@ -97,6 +97,7 @@ class TestStorages:
         with AccessRecorder() as recorder:
             x = torch.ones(4)
             x.untyped_storage().resize_(0)
+            assert live(recorder.trace())[-1] == 0  # at once, though no operation has touched it
             x.untyped_storage().resize_(64)
             x += 1
             y = torch.empty(0)
