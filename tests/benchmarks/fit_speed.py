@@ -2,7 +2,7 @@
 
     python tests/benchmarks/fit_speed.py [--rounds 3]
 
-Each model in a process of its own, with AdamW and the default allocators: the first answer of the process, and
+Each model in a process of its own, with AdamW and the default allocators: the first answer of the process and
 the best of some more. Needs transformers, and no weights.
 """
 
