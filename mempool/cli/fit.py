@@ -93,12 +93,12 @@ def fit(
         ),
     ] = None,
     mode: Annotated[
-        str,
+        str | None,
         typer.Option(
             autocompletion=_of(("train", "inference", "eval")),
-            help="train; inference: without gradients; eval: that within a training.",
+            help="train, the default; inference: without gradients; eval: that within a training.",
         ),
-    ] = "train",
+    ] = None,
     optimizer: Annotated[
         str | None,
         typer.Option(

@@ -73,7 +73,7 @@ def asked(said: dict[str, Any]) -> Asked:
     sizes = {name: parsed(f"--{name}", named.parse_sizes, said[name]) for name in ("batch", "seq", "image")}
     limit_bytes, capability = _limit(said["limit"], said["card"])
     for name, names in (("mode", ("train", "inference", "eval")), ("device", ("cuda", "cpu"))):
-        if said[name] not in names:
+        if said[name] not in (None, *names):
             raise typer.BadParameter(f"--{name}: no {said[name]!r}; there are {', '.join(names)}")
     if (said["main"] or said["arguments"]) and target.kind != "script":
         raise typer.BadParameter("--main and arguments are for scripts")
@@ -85,7 +85,7 @@ def asked(said: dict[str, Any]) -> Asked:
         images=sizes["image"] or (None,),
         limit_bytes=limit_bytes,
         capability=capability,
-        job={key: said[key] for key in ("mode", "device", "checkpoint", "accumulate")},
+        job={k: said[k] for k in ("mode", "device", "checkpoint", "accumulate") if said[k] is not None},
         dtype=parsed("--dtype", named.parse_type, said["dtype"]),
         autocast=parsed("--autocast", named.parse_type, said["autocast"]),
         optimizer=parsed("--optimizer", named.parse_name, said["optimizer"]),

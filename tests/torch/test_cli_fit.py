@@ -154,6 +154,20 @@ def test_a_program_runs_with_its_arguments_up_to_its_first_backward(
     assert (answer["batch"], answer["peak_bytes"]) == (5, wanted.peak_bytes)
 
 
+def test_values_that_a_script_reads_are_zero_and_a_call_without_gradients_is_an_inference(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "run.py").write_text(
+        "import torch\nfrom cnn import Net\ndata = torch.zeros(100, 3, 16, 16)\nnet = Net()\n"
+        "net = torch.compile(net, dynamic=True)\n"
+        "start = torch.randint(90, (1,)).item()\nassert torch.isfinite(data).all()\n"
+        "with torch.no_grad():\n    net(data[start:start + 6])\n"
+    )
+    answer = said(capsys, "run.py")
+    assert (answer["mode"], answer["batch"], answer["model"]) == ("inference", 6, "Net of run.py")
+    assert said(capsys, "run.py", "--mode", "train")["mode"] == "train"
+
+
 def test_a_dictionary_says_more_of_the_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = said(capsys, "cnn.py:whole", "--batch", "2")
     assert answer["warnings"] == []  # there is a loss
@@ -236,7 +250,7 @@ BAD = {
     "ends.py": ("import sys\nsys.exit(3)", 3, "ends.py:2 ends itself (exit code 3)"),
     "fails.py": ("x = 1\nraise ValueError('[bold]no[/bold]')", 3, "fails.py:2: ValueError: [bold]no[/bold]"),
     "asks.py": ("input()", 3, "asks.py:1: EOFError"),
-    "looks.py": ("import torch\nprint(torch.ones(2).sum().item())", 3, "looks.py:2: DataDependent"),
+    "looks.py": ("import torch\nprint(torch.ones(2).numpy())", 3, "looks.py:2: RuntimeError: .numpy()"),
     "two.py": ("from cnn import Net\na, b = Net(), Net()", 2, "say which, two.py:a, two.py:b"),
     "nothing.py": ("x = 1", 2, "nothing.py has no model at its top level"),
     "data.py": (

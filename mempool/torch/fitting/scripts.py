@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from mempool.errors import UsageError
@@ -61,7 +61,7 @@ def load_script(path: str, arguments: Sequence[str] = (), *, main: bool = False)
     module = types.ModuleType(name if name not in sys.modules or main else f"{name} of {path}")
     module.__file__ = path
     sys.path.insert(0, str(Path(path).resolve().parent))
-    with _started(path, arguments, module), unreal(), watched() as seen, _told(path, main=main):
+    with _started(path, arguments, module), unreal(), _Values(), watched() as seen, _told(path, main=main):
         exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102 - what it is for
     return Loaded(module, seen)
 
@@ -146,8 +146,11 @@ def _code(error: SystemExit) -> str:
 
 @contextlib.contextmanager
 def _started(path: str, arguments: Sequence[str], module: ModuleType) -> Iterator[None]:
-    """As a program that was started so, in one process, and that nobody answers."""
+    """As a program that was started so, in one process, that nobody answers, and that compiles nothing."""
     loader: Any = torch.utils.data.DataLoader
+    compiled = torch.compile, torch.nn.Module.compile
+    torch.compile = _eager
+    torch.nn.Module.compile = lambda *_, **__: None
     stdin, argv, iterator = sys.stdin, sys.argv, loader._get_iterator
     before = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
@@ -158,8 +161,14 @@ def _started(path: str, arguments: Sequence[str], module: ModuleType) -> Iterato
             yield
     finally:
         sys.stdin, sys.argv, loader._get_iterator = stdin, argv, iterator
+        torch.compile, torch.nn.Module.compile = compiled
         if before is not None:
             sys.modules[module.__name__] = before
+
+
+def _eager(model: Any = None, **_: Any) -> Any:
+    """In the place of `torch.compile`, which is a decorator with options, too."""
+    return (lambda function: function) if model is None else model
 
 
 def _in_this_process(loader: Any) -> Any:
@@ -167,6 +176,19 @@ def _in_this_process(loader: Any) -> Any:
     loader.num_workers, loader.timeout, loader.pin_memory = 0, 0, False
     with _disable_current_modes():
         return _Batches(loader)
+
+
+class _Values(TorchDispatchMode):
+    """Answers a script that reads a tensor's value, as an index into data, with zero or True.
+
+    The model's own step runs without this, and is refused where it reads values.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].constant is None:
+            kind = args[0].dtype
+            return True if kind is torch.bool else 0.0 if kind.is_floating_point else 0
+        return func(*args, **(kwargs or {}))
 
 
 class _Batches(_SingleProcessDataLoaderIter):

@@ -91,6 +91,13 @@ def _of_seen(seen: Seen, named: Named) -> Target:
     assert call is not None
     own: dict[str, Any] = {"autocast": call.autocast}
     notes = [f"model and inputs are those that {named.where} calls itself"]
+    if len(seen.models) > 1:
+        notes.append(
+            f"it calls {len(seen.models)} models, of which this is the last; the others are not counted"
+        )
+    outputs = [leaf for leaf in pytree.tree_leaves(call.output) if isinstance(leaf, torch.Tensor)]
+    if not seen.trains and not any(leaf.requires_grad for leaf in outputs):
+        own["mode"] = "inference"
     if (optimizer := seen.optimizer()) is not None:
         own["optimizer"] = optimizer
     if (found := seen.labelled_loss()) is not None:

@@ -49,12 +49,14 @@ class Seen:
         loss: function, arguments and result of the last loss.
         optimizers: all that were made.
         trains: whether the program began to go backward.
+        models: identities of all modules with parameters that it called.
     """
 
     call: Call | None = None
     loss: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any] | None = None
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     trains: bool = False
+    models: set[int] = field(default_factory=set)
     _depth: int = 0
 
     def enter(self, *_: Any) -> None:
@@ -65,6 +67,7 @@ class Seen:
         """It returns, or fails."""
         self._depth -= 1
         if self._depth == 0 and output is not None and any(True for _ in module.parameters()):
+            self.models.add(id(module))
             self.call = Call(module, args, kwargs, output, _autocast())
 
     def backward(self) -> None:
