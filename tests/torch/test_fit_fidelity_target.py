@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from mempool.errors import UsageError
 from mempool.torch.fitting.attention import Asked, backend_of
@@ -146,6 +147,31 @@ def test_fused_attention_keeps_no_scores() -> None:
             return peak_bytes(work)
 
     assert peak(4096) < 2.1 * peak(2048)
+
+
+def test_attention_inside_of_pytorchs_own_layers_is_chosen_too() -> None:
+    with FakeTensorMode(), as_on("cuda"), Names() as seen:
+        layer, x = nn.MultiheadAttention(64, 4, dropout=0.25), torch.empty(8, 2, 64)
+        layer(x, x, x, need_weights=False)[0].sum().backward()
+    assert any("efficient_attention_backward" in name for name in seen.seen)
+
+
+def test_inference_mode_does_not_go_past_the_kernels() -> None:
+    with FakeTensorMode(), as_on("cuda"), Names() as seen, torch.inference_mode():
+        assert not F.scaled_dot_product_attention(*qkv(2, 4, 16, 64)).requires_grad
+    assert any("efficient_attention" in name for name in seen.seen)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_what_a_checkpoint_computes_again_is_on_the_target_too(by_hand: bool) -> None:
+    def work(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x).sin() * torch.ones(64, device="cuda")
+
+    with FakeTensorMode(), as_on("cuda"), Names() as seen:
+        x = qkv(2, 4, 16, 64)[0]
+        total = checkpoint(work, x, use_reentrant=False).sum()
+        torch.autograd.grad(total, x) if by_hand else total.backward()
+    assert sum(name.endswith("efficient_attention") for name in seen.seen) == 2
 
 
 def test_dropout_keeps_a_byte_an_element() -> None:
