@@ -179,15 +179,17 @@ def _in_this_process(loader: Any) -> Any:
 
 
 class _Values(TorchDispatchMode):
-    """Answers a script that reads a tensor's value, as an index into data, with zero or True.
+    """Answers a script that reads a floating value with zero, and one that asks a condition with True.
 
-    The model's own step runs without this, and is refused where it reads values.
+    Whole numbers become sizes, so that a script that reads one is refused; and so is a model's own step that
+    reads any, since it runs without this.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].constant is None:
             kind = args[0].dtype
-            return True if kind is torch.bool else 0.0 if kind.is_floating_point else 0
+            if kind is torch.bool or kind.is_floating_point:
+                return True if kind is torch.bool else 0.0
         return func(*args, **(kwargs or {}))
 
 
