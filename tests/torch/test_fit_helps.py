@@ -142,6 +142,9 @@ def test_what_is_not_tried_is_told_with_the_reason() -> None:
     assert "checkpointing all 3 blocks" not in told
     none = what_would_help(job, fit_of(job), most_runs=0)
     assert {why for _, why in none.not_tried} == {"no runs are left"}
+    runs: list[str] = []
+    what_would_help(job, fit_of(job), most_runs=2, told=runs.append)
+    assert len(runs) == 2
     late = what_would_help(job, fit_of(job), most_seconds=-1)
     assert {why for _, why in late.not_tried} == {"no time is left"}
     assert {one.name for one in late.remedies} <= {"planned pool", "expandable segments"}  # which need no run

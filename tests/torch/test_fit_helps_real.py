@@ -255,6 +255,8 @@ def test_both_around_an_optimizer() -> None:
         optimizer=functools.partial(InBackward, make=masters),
     )
     assert fit_of(applied(job, both)).peak_bytes == real.run()
+    weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    assert "master" in InBackward([weight], masters).state[weight]  # so that it counts as optimizer state
 
 
 def test_copies_in_float32_step_as_the_optimizer_of_float32_does() -> None:
