@@ -47,7 +47,7 @@ def tracked(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
         optimizer = (
             None if job.optimizer is None or job.mode == "inference" else job.optimizer(model.parameters())
         )
-        lower = torch.autocast("cuda", job.autocast) if job.autocast else contextlib.nullcontext()
+        lower = torch.autocast(job.device, job.autocast) if job.autocast else contextlib.nullcontext()
         for step in range(2):
             if step == 1:
                 batch = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
