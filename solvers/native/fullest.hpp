@@ -162,6 +162,11 @@ class Spans {
     return since < e.end - e.start;
   }
 
+  // Whether those within [from, to] that are alive at an instant are so many bytes, each with so much padding.
+  bool have(int32_t from, int32_t to, int32_t instant, int64_t bytes, int64_t padding) const {
+    return lack(1, {from, instant, instant + 1, to, 0}, padding, bytes) <= 0;
+  }
+
   // Takes out what was found.
   int32_t take(const Found& found) {
     Entry& entry = entries_[found.slot];
@@ -170,6 +175,8 @@ class Spans {
     renew(found.slot);
     return job;
   }
+
+  void take(int32_t slot) { take(Found{slot}); }
 
   // Puts back what was taken out of a slot.
   void put_back(int32_t slot, int32_t job) {
@@ -252,6 +259,27 @@ class Spans {
     for (const bool second : {right_first, !right_first})
       if (const int32_t most = second ? right : left; most - most / good_enough > found.length)
         find(2 * node + second, wanted, found);
+  }
+
+  // What is missing of so many bytes, or at most 0. Of any size.
+  int64_t lack(size_t node, const Wanted& wanted, int64_t padding, int64_t bytes) const {
+    if (node >= leaves_) {
+      const size_t end = std::min((node - leaves_ + 1) * bucket, entries_.size());
+      for (size_t k = (node - leaves_) * bucket; k < end && bytes > 0; ++k) {
+        const Entry& e = entries_[k];
+        if (e.job >= 0 && e.start >= wanted.from && e.start <= wanted.start_by && e.end >= wanted.end_from && e.end <= wanted.to)
+          bytes -= e.size + padding;
+      }
+      return bytes;
+    }
+    for (const size_t child : {2 * node, 2 * node + 1}) {
+      const Box& box = boxes_[child];
+      if (bytes <= 0) break;
+      if (box.first_start > wanted.start_by || box.last_start < wanted.from || box.last_end < wanted.end_from || box.first_end > wanted.to)
+        continue;
+      bytes = lack(child, wanted, padding, bytes);
+    }
+    return bytes;
   }
 
   std::vector<Entry> entries_;

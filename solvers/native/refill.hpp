@@ -2,9 +2,13 @@
 //
 // Beside the jobs within the stretch there are others that reach into it from its ends and stay where they are. They hang
 // above the skyline until it has risen to them: below them is room for what fits there. What is lost counts as alive
-// (see fullest.hpp), so a try has failed as soon as more than the goal is alive at any instant. Then a few steps are
-// taken back, seldom many, and others tried at random. Nothing is proven by that.
+// (see fullest.hpp), so a try has failed as soon as more than the goal is alive at any instant; or would be, because what is
+// left for a valley cannot fill it up to its wall, so that too much must be lost there. A job that leaves such a slit is not
+// taken, and another is, a few times. Then a few steps are taken back, seldom many, and others tried at random. Where most
+// is alive comes first, so that what is taken back has to do with what has failed. Nothing is proven by that.
 #pragma once
+
+#include <numeric>
 
 #include "fullest.hpp"
 
@@ -79,13 +83,16 @@ class Refill {
   Refill(const Stretch& stretch, int64_t goal, uint64_t seed)
       : jobs_(stretch.jobs), goal_(goal), width_(stretch.width), coarsest_(stretch.mask()),
         random_(seed), load_(load_of(stretch)), spans_(jobs_, those_to_place(stretch)), left_end_(stretch, true),
-        right_end_(stretch, false), skyline_(ground(stretch)), run_(skyline_.start()), offset_(jobs_.count(), -1) {}
+        right_end_(stretch, false), skyline_(ground(stretch)), run_(skyline_.start()), offset_(jobs_.count(), -1) {
+    list_summits();
+  }
 
   // Goes on until all is placed or about so many looks are spent; whether all is placed, within the goal.
   bool advance(int64_t budget) {
     for (const int64_t until = looks_ + budget; !found() && looks_ < until;) {
       step();
-      if (load_.most() <= goal_) continue;
+      if (load_.most() <= goal_ && !failed_) continue;
+      failed_ = false;
       deepest_ = std::max(deepest_, steps_.size());
       const auto back = static_cast<size_t>(1 + few / (random_.unit() + 1e-3));
       for (size_t k = std::min(back, steps_.size()); k > 0; --k) undo();
@@ -102,6 +109,8 @@ class Refill {
   static constexpr int64_t looks_a_step = 300;  // and its way back; measured
   static constexpr double few = 2;              // steps that are mostly taken back
   static constexpr double wild = 0.5;           // part of the steps that are random where it has been before
+  static constexpr double high = 0.9;           // part of the goal from which on a summit of the load comes first
+  static constexpr int32_t most_rejected = 8;   // jobs for one valley; measured
   static constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
 
   struct Step {
@@ -111,6 +120,7 @@ class Refill {
     int64_t lost = 0;        // bytes there
     size_t mark = 0;         // of the skyline before
     int32_t run = 0;
+    size_t summit = 0;       // the first that was not done
   };
   struct Window {  // in which a job must lie, and how large it may be
     int32_t from, to;
@@ -141,24 +151,86 @@ class Refill {
 
   void step() {
     looks_ += looks_a_step;
-    const Valley valley = skyline_.valley_from(run_);
     Step step;
+    step.summit = summit_;
+    run_ = run_to_raise();
+    const Valley valley = skyline_.valley_from(run_);
     step.mark = skyline_.mark(), step.run = run_;
     step.from = valley.from, step.to = valley.to;
     if (const int32_t job = left_end_.reached(valley, width_); job >= 0) return left_end_.pass(), place(step, job, valley);
     if (const int32_t job = right_end_.reached(valley, width_); job >= 0) return right_end_.pass(), place(step, job, valley);
     left_end_.limits(valley, left_);
     right_end_.limits(valley, right_);
-    const Spans::Found found = choose(valley);
-    if (found.slot >= 0) {
+    if (!fill(step, valley)) rise(step, valley);
+    for (; !rejected_.empty(); rejected_.pop_back()) spans_.put_back(rejected_.back().slot, rejected_.back().job);
+  }
+
+  // With the best job that leaves no slit; false if there is none. After some that do, it has failed.
+  bool fill(Step step, const Valley& valley) {
+    for (;;) {
+      const Spans::Found found = choose(valley);
+      if (found.slot < 0) return false;
       step.slot = found.slot;
-      return place(step, spans_.take(found), valley);
+      place(step, spans_.take(found), valley);
+      if (load_.most() <= goal_ && !leaves_slit()) return true;
+      if (rejected_.size() == most_rejected) return failed_ = true;
+      looks_ += looks_a_step / 2;
+      rejected_.push_back({found.slot, steps_.back().job});
+      undo();
+      spans_.take(found.slot);
     }
+  }
+
+  void rise(Step step, const Valley& valley) {
     const int64_t height = std::min({valley.before, valley.after, left_[0].top, right_[0].top});
+    if ((failed_ = height == no_limit)) return;  // all that is left leaves slits
+    step.slot = -1;
     step.lost = height - valley.height;
     load_.add(valley.from, valley.to, step.lost);
     run_ = skyline_.rise(run_, height);
     steps_.push_back(step);
+    failed_ = leaves_slit();
+  }
+
+  // Whether the last step has made a valley that cannot be filled.
+  bool leaves_slit() {
+    const int32_t run = skyline_.run_at(steps_.back().from);
+    return is_slit(run) || is_slit(skyline_.before(run)) || is_slit(skyline_.after(run));
+  }
+
+  // A valley at whose fullest instant more must be lost than may be: all that is alive there and lies within does not
+  // fill it up to its wall.
+  bool is_slit(int32_t run) {
+    if (!skyline_.is_valley(run)) return false;
+    const Valley valley = skyline_.valley_from(run);
+    const int64_t wall = std::min(valley.before, valley.after);
+    if (wall == no_limit) return false;
+    const int32_t fullest = load_.fullest(valley.from, valley.to);
+    const int64_t missing = wall - valley.height - (goal_ - load_[fullest]);
+    if (missing <= 0 || spans_.have(valley.from, valley.to, fullest, missing, coarsest_)) return false;
+    left_end_.limits(valley, over_);  // it need not rise to its wall where something hangs lower
+    const int64_t left = over_[0].top;
+    right_end_.limits(valley, over_);
+    return std::min(left, over_[0].top) >= wall;
+  }
+
+  // Where the load is highest and something is still to be placed; nowhere special if that is not very high.
+  int32_t run_to_raise() {
+    for (; summit_ < summits_.size(); ++summit_) {
+      const int32_t run = skyline_.run_at(summits_[summit_]);
+      if (skyline_.height(run) < load_[summits_[summit_]]) return run;
+    }
+    return run_;
+  }
+
+  void list_summits() {
+    std::vector<std::pair<int64_t, int32_t>> found;
+    for (int32_t t = 0; t < width_; ++t)
+      if (static_cast<double>(load_[t]) > high * static_cast<double>(goal_) && load_[t] >= load_[t + 1] &&
+          (t == 0 || load_[t] > load_[t - 1]))
+        found.emplace_back(-load_[t], t);
+    std::sort(found.begin(), found.end());
+    for (const auto& [load, instant] : found) summits_.push_back(instant);
   }
 
   void place(Step step, int32_t job, const Valley& valley) {
@@ -177,7 +249,7 @@ class Refill {
     const Step step = steps_.back();
     steps_.pop_back();
     skyline_.undo(step.mark);
-    run_ = step.run;
+    run_ = step.run, summit_ = step.summit;
     if (step.lost > 0) load_.add(step.from, step.to, -step.lost);
     if (step.job < 0) return;
     --placed_;
@@ -248,8 +320,16 @@ class Refill {
   int32_t run_, placed_ = 0;
   std::vector<int64_t> offset_;
   std::vector<Step> steps_;
+  bool failed_ = false;
+  std::vector<int32_t> summits_;  // instants, by load
+  size_t summit_ = 0;             // the first below which something may still be to be placed
+  struct Rejected {
+    int32_t slot, job;
+  };
+  std::vector<Rejected> rejected_;
   size_t deepest_ = 0;  // steps before it ever went back
   std::vector<Hanging::Limit> left_, right_;  // of the valley
+  std::vector<Hanging::Limit> over_;  // scratch
   int64_t looks_ = 0;
 };
 

@@ -254,6 +254,20 @@ class SkylineOf {
   }
 
   int32_t start() const { return start_; }
+  int64_t height(int32_t run) const { return runs_[run].height; }
+  int32_t before(int32_t run) const { return runs_[run].before; }
+  int32_t after(int32_t run) const { return runs_[run].after; }
+
+  // That an instant belongs to, looked for backwards; not across the cut of the circle.
+  int32_t run_at(int32_t instant) const {
+    while (runs_[instant].height < 0) --instant;
+    return instant;
+  }
+
+  // Lower than both neighbours.
+  bool is_valley(int32_t run) const {
+    return std::min(runs_[runs_[run].before].height, runs_[runs_[run].after].height) > runs_[run].height;
+  }
 
   // The valley that is next to a run on the way down, which becomes its run.
   Valley valley_from(int32_t& run) const {

@@ -323,6 +323,35 @@ void mend(const char* kernel, const Problem& problem, Random& random, Judge& jud
   }
 }
 
+// What is left within a stretch of time is added up rightly, also when some have been taken and put back.
+void spans(const Problem& problem, Random& random) {
+  const Jobs& jobs = problem.jobs;
+  if (bytes(jobs) > 0x1p61) return;
+  const std::vector<int32_t> candidates = packing::ValleyPacker(jobs).candidates();
+  packing::Spans spans(jobs, candidates);
+  std::vector<char> there(jobs.size.size(), 0);
+  for (const int32_t job : candidates) there[job] = 1;
+  const int32_t length = 2 * jobs.instants;
+  for (int32_t k = 0; k < 30; ++k) {
+    const int32_t from = random.below(length), to = from + random.below(length), instant = from + random.below(length);
+    const int64_t padding = random.below(2) * random.below(16);
+    int64_t sum = 0;
+    for (const int32_t job : candidates) {
+      const packing::Piece arc = packing::arc(jobs, job);
+      const bool within = arc.start >= from && arc.end <= to && arc.start <= instant && arc.end > instant;
+      if (there[job] && within) sum += jobs.size[job] + padding;
+    }
+    if (!spans.have(from, to, instant, sum, padding) || spans.have(from, to, instant, sum + 1, padding))
+      fail("spans", "what is within is added up wrongly");
+    packing::Spans::Found found;
+    spans.longest(from, to, from, to, up_to(random, kMost), found);
+    if (found.slot < 0) continue;
+    const int32_t job = spans.take(found);
+    if (random.below(2) == 0) spans.put_back(found.slot, job);
+    else there[job] = 0;
+  }
+}
+
 void stacks(const Problem& problem, Random& random, Judge& judge) {
   const int64_t bound = packing::Stacks(problem.jobs, up_to(random, 1 << 16)).bound();
   judge.refuted("stacks", bound - 1);
@@ -407,6 +436,7 @@ void run(uint64_t seed, bool spoil) {
   search(problem, random, judge);
   mend<packing::Repair>("repair", problem, random, judge);
   mend<packing::Stretches>("stretches", problem, random, judge);
+  spans(problem, random);
   stacks(problem, random, judge);
   for (int32_t k = 0; k < 6; ++k) complete(problem, random, judge);
 }
