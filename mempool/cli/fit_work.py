@@ -15,11 +15,11 @@ from torch.utils import _pytree as pytree
 from mempool.cli.output import ExitCode, Stop
 from mempool.errors import UsageError
 from mempool.torch.fitting import Job, fit_job
-from mempool.torch.fitting.choices import loss_of_name, optimizer_of
-from mempool.torch.fitting.helps import what_would_help
+from mempool.torch.fitting.helps.what_would_help import what_would_help
 from mempool.torch.fitting.margins import parse_margins
-from mempool.torch.fitting.named import Scripts, Sizes, find
-from mempool.torch.fitting.scripts import BrokenScriptError, unreal
+from mempool.torch.fitting.sources.choices import loss_of_name, optimizer_of
+from mempool.torch.fitting.sources.named import Scripts, Sizes, find
+from mempool.torch.fitting.sources.scripts import BrokenScriptError, unreal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mempool.cli.fit_asked import Asked
     from mempool.torch.fitting import Fit
     from mempool.torch.fitting.inputs import Arguments
-    from mempool.torch.fitting.named import Target
+    from mempool.torch.fitting.sources.named import Target
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces.recorders.torch_tracing import FOUND_STEP, STEP, named_only
+from traces.recorders.torch.tracing import FOUND_STEP, STEP, named_only
 from traces.trace import COLUMNS, NAMED, Kind, Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from traces.recorders.torch import AccessRecorder
-    from traces.recorders.torch_rows import Table
+    from traces.recorders.torch.rows import Table
 
     Ints = NDArray[np.int64]
 

@@ -9,8 +9,8 @@ import pytest
 
 from mempool.cli.app import call
 from mempool.shapes import SHAPES
-from mempool.torch.fitting.hub import hub, plain
-from mempool.torch.fitting.scripts import unreal
+from mempool.torch.fitting.sources.hub import hub, plain
+from mempool.torch.fitting.sources.scripts import unreal
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -32,7 +32,7 @@ from mempool.torch.fitting import Fit, Job, fit_job, run
 from mempool.torch.fitting.batches import MOST_TRIES, largest
 from mempool.torch.fitting.measure import needed
 from mempool.torch.fitting.shares import CATEGORIES, rounded, steps_of
-from mempool.torch.fitting.target import as_on
+from mempool.torch.fitting.target.as_on import as_on
 from traces import Kind
 
 

@@ -16,7 +16,7 @@ from mempool.torch.fitting import Job, fit_job
 from mempool.torch.fitting.fake import fake_mode
 from mempool.torch.fitting.losses import loss_of
 from mempool.torch.fitting.models import made_model
-from mempool.torch.fitting.target import as_on
+from mempool.torch.fitting.target.as_on import as_on
 from mempool.torch.fitting.tensors import to_fake
 
 OPTIMIZERS = (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adafactor)

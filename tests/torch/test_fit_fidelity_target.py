@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from mempool.errors import UsageError
-from mempool.torch.fitting.attention import Asked, backend_of
-from mempool.torch.fitting.target import Target, as_on
+from mempool.torch.fitting.target.as_on import Target, as_on
+from mempool.torch.fitting.target.attention import Asked, backend_of
 from traces.recorders.torch import AccessRecorder
 from traces.trace import Kind
 

@@ -23,15 +23,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fitted import PROGRAMS, Dropping, fit_of, rows
 
 from mempool.torch.fitting import Job
-from mempool.torch.fitting.away import away
-from mempool.torch.fitting.changes import Change, Cost, Ladder, applied, ladders
-from mempool.torch.fitting.cheapest import cheapest_of
-from mempool.torch.fitting.checkpointing import Way, _listed, repeated, ways
 from mempool.torch.fitting.fake import fake_mode
-from mempool.torch.fitting.helps import what_would_help
-from mempool.torch.fitting.looks import look
-from mempool.torch.fitting.operations import Operations
-from mempool.torch.fitting.trials import Help
+from mempool.torch.fitting.helps.away import away
+from mempool.torch.fitting.helps.changes import Change, Cost, Ladder, applied, ladders
+from mempool.torch.fitting.helps.cheapest import cheapest_of
+from mempool.torch.fitting.helps.checkpointing import Way, _listed, repeated, ways
+from mempool.torch.fitting.helps.looks import look
+from mempool.torch.fitting.helps.operations import Operations
+from mempool.torch.fitting.helps.trials import Help
+from mempool.torch.fitting.helps.what_would_help import what_would_help
 from traces import Kind, Trace
 
 

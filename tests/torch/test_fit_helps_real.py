@@ -17,11 +17,11 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 from fitted import PROGRAMS, Written, fit_of, job_of
 
-from mempool.torch.fitting.away import save_on_host
-from mempool.torch.fitting.changes import Change, applied, ladders
-from mempool.torch.fitting.chunked import chunk_loss, chunked_cross_entropy
-from mempool.torch.fitting.looks import look
-from mempool.torch.fitting.optimizers import Adafactor, InBackward, MasterWeights
+from mempool.torch.fitting.helps.away import save_on_host
+from mempool.torch.fitting.helps.changes import Change, applied, ladders
+from mempool.torch.fitting.helps.chunked import chunk_loss, chunked_cross_entropy
+from mempool.torch.fitting.helps.looks import look
+from mempool.torch.fitting.helps.optimizers import Adafactor, InBackward, MasterWeights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,8 +21,8 @@ from mempool.torch.fitting.text import report
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mempool.torch.fitting.helps import Helps
-    from mempool.torch.fitting.trials import Help
+    from mempool.torch.fitting.helps.trials import Help
+    from mempool.torch.fitting.helps.what_would_help import Helps
     from traces import Trace
 
 
@@ -241,7 +241,7 @@ def fit_job(
         trace=trace,
     )
     if remedies or (remedies is None and fitted.fits is False):
-        from mempool.torch.fitting.helps import what_would_help  # it calls this
+        from mempool.torch.fitting.helps.what_would_help import what_would_help  # it calls this
 
         fitted = replace(fitted, helps=what_would_help(job, fitted, told=told))
     return fitted

@@ -13,13 +13,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
-from mempool.torch.fitting.checkpointing import checkpointed
 from mempool.torch.fitting.failures import told
 from mempool.torch.fitting.fake import ValuelessMode, fake_mode
+from mempool.torch.fitting.helps.checkpointing import checkpointed
 from mempool.torch.fitting.isolation import isolated
 from mempool.torch.fitting.losses import loss_of
 from mempool.torch.fitting.models import made_model
-from mempool.torch.fitting.target import as_on
+from mempool.torch.fitting.target.as_on import as_on
 from mempool.torch.fitting.tensors import to_fake
 from traces.recorders.torch import AccessRecorder
 from traces.trace import COLUMNS

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mempool.torch.fitting import optimizers as own
-from mempool.torch.fitting.away import save_on_host
-from mempool.torch.fitting.checkpointing import checkpoint_first, code
-from mempool.torch.fitting.chunked import chunk_loss
-from mempool.torch.fitting.lower import in_low_precision
+from mempool.torch.fitting.helps import optimizers as own
+from mempool.torch.fitting.helps.away import save_on_host
+from mempool.torch.fitting.helps.checkpointing import checkpoint_first, code
+from mempool.torch.fitting.helps.chunked import chunk_loss
+from mempool.torch.fitting.helps.lower import in_low_precision
 from mempool.torch.fitting.models import made_model
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from mempool.torch.fitting.helps.looks import Seen
     from mempool.torch.fitting.job import Job
-    from mempool.torch.fitting.looks import Seen
 
 _BATCHES = "; batch normalisation sees smaller batches"
 _TWICE = "; batch normalisation updates its running statistics twice a step"
@@ -326,7 +326,7 @@ def _precisions(job: Job, seen: Seen) -> list[Change]:
                 "precision",
                 _with_masters,
                 "model.to(torch.bfloat16)  # and floating inputs\n"
-                "optimizer = mempool.torch.fitting.optimizers.MasterWeights(model.parameters(), make)"
+                "optimizer = mempool.torch.fitting.helps.optimizers.MasterWeights(model.parameters(), make)"
                 f"  # make: torch.optim.{seen.optimizer}, say; or as DeepSpeed and Megatron do it",
                 "weights, gradients and activations in bfloat16; the optimizer keeps weights in float32",
                 Cost.ROUNDING,
@@ -348,7 +348,7 @@ def _losses(seen: Seen) -> list[Change]:
             "loss in pieces",
             "loss",
             lambda j: _on_model(j, chunk_loss),
-            "from mempool.torch.fitting.chunked import chunk_loss; chunk_loss(model)"
+            "from mempool.torch.fitting.helps.chunked import chunk_loss; chunk_loss(model)"
             "  # or Liger Kernel's fused linear cross entropy",
             "logits of an eighth of the tokens at a time, computed again in the backward; the model then "
             "returns its loss alone",

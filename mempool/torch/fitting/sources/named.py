@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mempool.errors import UsageError
-from mempool.torch.fitting.hub import hub, names
-from mempool.torch.fitting.scripts import load_module, load_script
-from mempool.torch.fitting.targets import Sizes, Target
-from mempool.torch.fitting.things import of_hub, of_loaded
+from mempool.torch.fitting.sources.hub import hub, names
+from mempool.torch.fitting.sources.scripts import load_module, load_script
+from mempool.torch.fitting.sources.targets import Sizes, Target
+from mempool.torch.fitting.sources.things import of_hub, of_loaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mempool.named import Named
     from mempool.torch.fitting.inputs import Arguments
-    from mempool.torch.fitting.scripts import Loaded
+    from mempool.torch.fitting.sources.scripts import Loaded
 
 __all__ = ["Sizes", "Target", "find"]
 

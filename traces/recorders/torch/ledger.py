@@ -14,8 +14,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from traces.errors import TraceError
-from traces.recorders.torch_rows import ALLOC, FREE, MODULE, NAME, PHASE, POINTER, SIZE, THREAD, Rows
-from traces.recorders.torch_storages import plain_tensors, storages_in
+from traces.recorders.torch.rows import ALLOC, FREE, MODULE, NAME, PHASE, POINTER, SIZE, THREAD, Rows
+from traces.recorders.torch.storages import plain_tensors, storages_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

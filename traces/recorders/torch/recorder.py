@@ -13,17 +13,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from traces.errors import TraceError
-from traces.recorders.torch_context import BACKWARD, FORWARD, OPTIMIZER, Context
-from traces.recorders.torch_ledger import Known, Ledger, head_of
-from traces.recorders.torch_operations import Operation, learn
-from traces.recorders.torch_rows import LIMIT, MARK, MODULE, NAME, PHASE, READ, SPAN, WRITE, Rows
-from traces.recorders.torch_storages import is_wrapper, storages_in
-from traces.recorders.torch_tracing import FOUND_STEP, STEP, as_trace
+from traces.recorders.torch.context import BACKWARD, FORWARD, OPTIMIZER, Context
+from traces.recorders.torch.ledger import Known, Ledger, head_of
+from traces.recorders.torch.operations import Operation, learn
+from traces.recorders.torch.rows import LIMIT, MARK, MODULE, NAME, PHASE, READ, SPAN, WRITE, Rows
+from traces.recorders.torch.storages import is_wrapper, storages_in
+from traces.recorders.torch.tracing import FOUND_STEP, STEP, as_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from traces.recorders.torch_rows import Table
+    from traces.recorders.torch.rows import Table
     from traces.trace import Trace
 
 _task = torch._C._current_graph_task_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mempool.torch.fitting.away import away
+from mempool.torch.fitting.helps.away import away
 from mempool.torch.fitting.measure import ROUNDED_TO
 from mempool.torch.fitting.shares import rounded
 from mempool.torch.fitting.text import size

@@ -33,8 +33,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from mempool.errors import UsageError
-from mempool.torch.fitting import kernels, precision
-from mempool.torch.fitting.unpacked import sequences_unpacked
+from mempool.torch.fitting.target import kernels, precision
+from mempool.torch.fitting.target.unpacked import sequences_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

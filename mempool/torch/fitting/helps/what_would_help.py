@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mempool.torch.fitting.changes import ladders
-from mempool.torch.fitting.cheapest import cheapest_of
-from mempool.torch.fitting.estimates import estimates
-from mempool.torch.fitting.looks import look
-from mempool.torch.fitting.trials import Trials
+from mempool.torch.fitting.helps.changes import ladders
+from mempool.torch.fitting.helps.cheapest import cheapest_of
+from mempool.torch.fitting.helps.estimates import estimates
+from mempool.torch.fitting.helps.looks import look
+from mempool.torch.fitting.helps.trials import Trials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mempool.torch.fitting.fit import Fit
+    from mempool.torch.fitting.helps.trials import Help
     from mempool.torch.fitting.job import Job
-    from mempool.torch.fitting.trials import Help
 
 #: Runs of changed jobs at most, and processor seconds after which no further one begins.
 MOST_RUNS, MOST_SECONDS = 60, 120.0

@@ -9,7 +9,7 @@ import torch
 from mempool.errors import UsageError
 
 if TYPE_CHECKING:
-    from mempool.torch.fitting.hub import Hub
+    from mempool.torch.fitting.sources.hub import Hub
 
 #: Where the configuration allows more, and nothing was asked for: tokens.
 USUAL_TOKENS = 1024

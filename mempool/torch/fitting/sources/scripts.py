@@ -19,8 +19,8 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from mempool.errors import UsageError
 from mempool.torch.fitting.fake import fake_mode
 from mempool.torch.fitting.isolation import isolated
-from mempool.torch.fitting.target import as_on
-from mempool.torch.fitting.watched import Seen, Trains, watched
+from mempool.torch.fitting.sources.watched import Seen, Trains, watched
+from mempool.torch.fitting.target.as_on import as_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mempool.torch.fitting.changes import Cost
+from mempool.torch.fitting.helps.changes import Cost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mempool.torch.fitting.changes import Change, Ladder
-    from mempool.torch.fitting.trials import Help, Trials
+    from mempool.torch.fitting.helps.changes import Change, Ladder
+    from mempool.torch.fitting.helps.trials import Help, Trials
 
 
 def cheapest_of(trials: Trials, alone: Sequence[tuple[Ladder, Help]]) -> tuple[Help | None, Help | None]:

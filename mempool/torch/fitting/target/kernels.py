@@ -16,12 +16,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import linear
 
-from mempool.torch.fitting import attention, recurrent
+from mempool.torch.fitting.target import attention, recurrent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from mempool.torch.fitting.target import Target
+    from mempool.torch.fitting.target.as_on import Target
 
 _aten = torch.ops.aten
 

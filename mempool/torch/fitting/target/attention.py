@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 if TYPE_CHECKING:
-    from mempool.torch.fitting.target import Target
+    from mempool.torch.fitting.target.as_on import Target
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)

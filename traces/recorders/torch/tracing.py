@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.recorders.torch_context import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
+from traces.recorders.torch.context import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from traces.trace import NAMED, Kind, Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from traces.recorders.torch_ledger import Ledger
-    from traces.recorders.torch_rows import Table
+    from traces.recorders.torch.ledger import Ledger
+    from traces.recorders.torch.rows import Table
 
     Ints = NDArray[np.int64]
 

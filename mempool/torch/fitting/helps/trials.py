@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mempool.analysis.remedies import Remedy
 from mempool.torch.fitting.batches import largest, largest_batch
-from mempool.torch.fitting.changes import KINDS, Change, Ladder, applied
+from mempool.torch.fitting.helps.changes import KINDS, Change, Ladder, applied
 from mempool.torch.fitting.measure import reserved
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Help(Remedy):
         saves_reserved_bytes: likewise.
         peak_phase: where the peak then is; likewise ``peak_operation``.
         fits: whether it then fits; None where there is no limit.
-        cost: what it costs, as `mempool.torch.fitting.changes.Cost` names it.
+        cost: what it costs, as `mempool.torch.fitting.helps.changes.Cost` names it.
         recomputes: share of the forward's operations that run twice, None where there are none.
         largest_batch: that fits with it, None where it was not looked for.
         parts: names of the changes that it is made of.

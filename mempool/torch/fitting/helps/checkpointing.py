@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mempool.errors import UsageError
-from mempool.torch.fitting.operations import Operations
+from mempool.torch.fitting.helps.operations import Operations
 
 #: Modules that are only lists of others: nobody calls them.
 _LISTS = (nn.ModuleList, nn.ModuleDict)

@@ -15,19 +15,19 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool.errors import UsageError
-from mempool.torch.fitting import hub_inputs
-from mempool.torch.fitting.hub import Hub, task_of
 from mempool.torch.fitting.inputs import Arguments, arguments, batch_of, resizable
 from mempool.torch.fitting.job import Job
-from mempool.torch.fitting.scripts import unreal
-from mempool.torch.fitting.targets import Sizes, Target
+from mempool.torch.fitting.sources import hub_inputs
+from mempool.torch.fitting.sources.hub import Hub, task_of
+from mempool.torch.fitting.sources.scripts import unreal
+from mempool.torch.fitting.sources.targets import Sizes, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mempool.named import Named
-    from mempool.torch.fitting.scripts import Loaded
-    from mempool.torch.fitting.watched import Seen
+    from mempool.torch.fitting.sources.scripts import Loaded
+    from mempool.torch.fitting.sources.watched import Seen
 
 _FACTORIES = ("model", "make_model", "build_model", "get_model", "create_model", "make", "build", "job")
 #: Names that a function's parameters may have, by what they are given.

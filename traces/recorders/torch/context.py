@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from traces.recorders.torch_rows import MODULE, THREAD
-from traces.recorders.torch_storages import tensors_in
+from traces.recorders.torch.rows import MODULE, THREAD
+from traces.recorders.torch.storages import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from traces.recorders.torch_ledger import Ledger
+    from traces.recorders.torch.ledger import Ledger
 
 #: Phases of a row. RECOMPUTE is what a checkpoint computes again: to the program, the backward.
 NONE, FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = range(5)

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
-from mempool.torch.fitting.scripts import load_module, load_script
+from mempool.torch.fitting.sources.scripts import load_module, load_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable

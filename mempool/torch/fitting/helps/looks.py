@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mempool.torch.fitting.checkpointing import Way, recomputed, ways
-from mempool.torch.fitting.chunked import can_chunk
 from mempool.torch.fitting.fake import fake_mode
+from mempool.torch.fitting.helps.checkpointing import Way, recomputed, ways
+from mempool.torch.fitting.helps.chunked import can_chunk
 from mempool.torch.fitting.isolation import isolated
 from mempool.torch.fitting.models import made_model
-from mempool.torch.fitting.target import as_on
+from mempool.torch.fitting.target.as_on import as_on
 from mempool.torch.fitting.tensors import to_fake
 
 if TYPE_CHECKING:
