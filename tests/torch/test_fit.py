@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import random
 import sys
@@ -366,6 +367,7 @@ def test_what_does_not_fit_says_by_how_much() -> None:
 def state_of_the_process() -> list[Any]:
     return [
         torch.get_rng_state().tolist(),
+        gc.get_freeze_count(),
         random.getstate(),
         [str(part) for part in np.random.get_state()],  # noqa: NPY002
         torch.get_default_dtype(),

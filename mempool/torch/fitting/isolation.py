@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import random
 import sys
@@ -26,6 +27,7 @@ def isolated() -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ONE)
+        stack.enter_context(_what_was_there_set_aside())
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.callback(random.setstate, random.getstate())
         if "numpy" in sys.modules:
@@ -42,6 +44,19 @@ def isolated() -> Iterator[None]:
             stack.enter_context(torch.device("cpu"))
         stack.enter_context(_quiet(logging.getLogger("torch._subclasses.fake_tensor")))
         yield
+
+
+@contextlib.contextmanager
+def _what_was_there_set_aside() -> Iterator[None]:
+    """Garbage is looked for among what a run makes only: PyTorch and a program are a million objects."""
+    if gc.get_freeze_count():  # the program's own doing
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextlib.contextmanager

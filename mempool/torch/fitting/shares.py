@@ -10,6 +10,7 @@ import numpy as np
 
 from traces import Kind
 from traces.buffers import buffers_of
+from traces.columns import distinct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -133,7 +134,7 @@ class AtPeak:
 
     def _by_class(self, rows: NDArray[np.int64]) -> dict[str, int]:
         held = dict.fromkeys(CATEGORIES, 0)
-        for index in np.unique(self.trace.category[rows]).tolist():
+        for index in distinct(self.trace.category[rows]).tolist():
             name = self._name(index) or CATEGORIES[-1]
             held[name] = held.get(name, 0) + int(
                 self.trace.size[rows[self.trace.category[rows] == index]].sum()
