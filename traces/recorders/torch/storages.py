@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,10 +63,13 @@ def storages_in(value: Any) -> Sequence[tuple[torch.Tensor, Any]]:
         except (NotImplementedError, RuntimeError):  # a sparse one, or one of an opaque kind
             return [(plain, plain.untyped_storage()) for plain in plain_tensors(value)]
     if kind is list or kind is tuple:
+        if _PLAIN.issuperset(map(type, value)):  # the lists of foreach operations, which are long
+            with contextlib.suppress(NotImplementedError, RuntimeError):
+                return [(entry, entry.untyped_storage()) for entry in value]
         return [pair for entry in value if entry is not None for pair in storages_in(entry)]
     return [
         (plain, plain.untyped_storage()) for tensor in tensors_in(value) for plain in plain_tensors(tensor)
     ]
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, FakeTensor))
