@@ -196,3 +196,50 @@ def test_autocast_copies_are_seen() -> None:
     with AccessRecorder([model]) as recorder, torch.autocast("cpu", dtype=torch.bfloat16):
         model(x()).sum().backward()
     assert made(recorder.trace(), "operation")["aten::_to_copy"] >= 3
+
+
+class Refusing(torch.optim.Optimizer):
+    """An optimizer whose first step raises, in its middle."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        for parameter in self.param_groups[0]["params"]:
+            parameter.add_(parameter.grad)
+            if self.steps == 1:
+                raise RuntimeError("no")
+
+
+def test_a_step_that_raises_is_over() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = Refusing(model.parameters())
+    with AccessRecorder([model], [optimizer]) as recorder:
+        for number in range(3):
+            loss = (model(x()) * 2).sum()  # by operations outside of the module, too
+            loss.backward()
+            if number == 0:
+                with pytest.raises(RuntimeError, match="no"):
+                    optimizer.step()
+            else:
+                optimizer.step()
+    assert marks(recorder.trace()) == [F, B, OPT, F, B, OPT, S, F, B, OPT, S]
+
+
+def test_bounds_of_modules_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from traces.recorders.torch import context
+
+    modules = []
+    for most in (context.MOST_BOUNDS, 20):
+        monkeypatch.setattr(context, "MOST_BOUNDS", most)
+        model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)])
+        with AccessRecorder([model]) as recorder:
+            for _ in range(10):
+                model(x()).sum().backward()
+        assert len(recorder._context._bounds) <= most
+        trace = recorder.trace()
+        modules.append([trace.names[i] if i >= 0 else "" for i in trace.module.tolist()])
+    assert modules[0] == modules[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from bisect import bisect_right
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 #: Phases of a row. RECOMPUTE is what a checkpoint computes again: to the program, the backward.
 NONE, FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = range(5)
+
+#: So many bounds of modules are remembered at most, those of some thousand steps; then the first half goes.
+MOST_BOUNDS = 1 << 20
 
 _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
@@ -70,6 +74,7 @@ class Context:
         self._modules_at: list[int] = [-1]
         self._owners: dict[int, tuple[weakref.ref[Any], int]] = {}
         self.optimizers: list[tuple[int, int]] = []
+        self._stepping: Any = None  # the code that runs around an optimizer's step
         self.told = FORWARD
 
     @property
@@ -161,6 +166,8 @@ class Context:
         here = self.here()
         number = self._paths.get(module)
         if not here.stack:
+            if self.optimizers and not self._is_stepping():
+                self.optimizers.clear()
             self._root(module, args, known=number is not None)
             number = self._paths[module]
         elif number is None:
@@ -207,8 +214,18 @@ class Context:
         if here.index == 0 and at >= self._bounds[-1]:
             self._bounds.append(at)
             self._modules_at.append(number)
+            if len(self._bounds) > MOST_BOUNDS:
+                del self._bounds[1 : MOST_BOUNDS // 2], self._modules_at[1 : MOST_BOUNDS // 2]
+
+    def _is_stepping(self) -> bool:
+        """Whether this thread is in an optimizer's step: of one that raised, no hook says that it ended."""
+        frame: Any = sys._getframe()
+        while frame is not None and frame.f_code is not self._stepping:
+            frame = frame.f_back
+        return frame is not None
 
     def _step_begins(self, optimizer: Any, *_: Any) -> None:
+        self._stepping = sys._getframe(1).f_code
         self._own_parameters(optimizer)
         self.optimizers.append((_task(), len(self.here().stack)))
 
