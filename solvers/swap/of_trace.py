@@ -45,7 +45,8 @@ def step_of(
         seconds: gives the seconds of each operation of the step, instead of the recorded times.
 
     Raises:
-        PlanError: the trace has no accesses, or no time passes in it.
+        PlanError: the trace has no accesses, or no time passes in it, or a time that says nothing of a device
+            (its metadata's ``clock`` is "none") and neither ``bandwidth`` nor ``seconds`` is given.
         TraceError: it contradicts itself.
     """
     trace.validate()
@@ -62,6 +63,11 @@ def step_of(
         return step.with_seconds(step.working_set / bandwidth)
     if step.duration <= 0:
         raise PlanError("no time passes in the trace; say the bandwidth or the seconds of its operations")
+    if trace.metadata.get("clock") == "none":
+        raise PlanError(
+            "the trace is of tensors without memory, so its times are nobody's: say the device's bandwidth "
+            "(--bandwidth 1000GB)"
+        )
     return step
 
 

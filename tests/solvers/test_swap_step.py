@@ -138,3 +138,15 @@ def test_a_trace_that_tells_nothing_is_refused() -> None:
     program.row(Kind.READ, program.alloc(4), 0, 0)
     with pytest.raises(PlanError, match="no time passes"):
         step_of(program.trace())
+
+
+def test_times_of_no_device_are_not_taken_for_one() -> None:
+    program = Program()
+    made = program.operation(0, 100, [])
+    program.operation(1, 300, [made])
+    trace = program.trace()
+    assert step_of(trace).duration > 0
+    trace = dataclasses.replace(trace, metadata={**trace.metadata, "clock": "none"})
+    with pytest.raises(PlanError, match="bandwidth"):
+        step_of(trace)
+    assert step_of(trace, bandwidth=100.0).duration > 0

@@ -222,6 +222,10 @@ def test_the_trace_of_a_fit_is_read_by_the_other_verbs(
     assert call(["compare", "fit.trace", "-a", "pytorch", "--json"]) == 0
     [row] = json.loads(capsys.readouterr().out)
     assert row["peak_reserved_bytes"] == answer["reserved_bytes"]["pytorch"]
+    assert call(["swap", "fit.trace"]) == 3  # tensors without memory take no time that says anything
+    assert "--bandwidth" in capsys.readouterr().err
+    assert call(["swap", "fit.trace", "--bandwidth", "1000GB", "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["limits"]
 
 
 def test_a_margin_of_ones_own_takes_the_place_of_the_estimate(

@@ -73,7 +73,8 @@ def run(job: Job, steps: int = 2, *, warn: Callable[[str], object] = lambda _: N
                 recorder.own(_HOST, _on_the_host(job, made))
                 recorder.step()
             del take
-    return _without_host(recorder.trace())
+    trace = _without_host(recorder.trace())
+    return dataclasses.replace(trace, metadata=dict(trace.metadata) | {"clock": "none"})
 
 
 def _inputs(job: Job, recorder: AccessRecorder) -> Iterator[tuple[Any, ...]]:
