@@ -62,8 +62,7 @@ def replay(step: Step, link: Link, schedule: Schedule) -> Replayed:
 
     Raises:
         PlanError: naming the move that no program could make: a buffer away while it is accessed or not
-        alive,
-            copied while it is in use, moved twice at a time, dropped although the host has no copy of it.
+            alive, copied while it is in use, moved twice at a time, dropped although the host has no copy.
     """
     _check(step, schedule)
     size = step.size[schedule.buffer]
