@@ -334,3 +334,37 @@ def test_optimizers_losses_and_types_change_what_is_needed(
     assert state("--dtype", "bf16") < adamw
     assert state("--optimizer", "torch.optim:AdamW") == adamw
     assert said(capsys, "cnn.py:make", "--batch", "2", "--loss", "cross-entropy")["warnings"] == []
+
+
+def test_no_file_is_written_while_a_script_is_tried(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither before its first backward nor when what stops it unwinds; and a real array is what it is."""
+    (folder / "saves.py").write_text(
+        "import numpy, torch\nfrom cnn import Net\nnet = Net(4)\ntorch.save(net.state_dict(), 'last.pt')\n"
+        "numpy.save('last.npy', next(net.parameters()))\nnumpy.save('real.npy', numpy.zeros(3))\n"
+        "try:\n    net(torch.ones(2, 3, 8, 8)).sum().backward()\nfinally:\n    torch.save(net, 'end.pt')\n"
+    )
+    files = {name: folder / name for name in ("last.pt", "last.npy", "end.pt")}
+    for file in files.values():
+        file.write_bytes(b"weeks of work")
+    save = torch.save
+    warnings = said(capsys, "saves.py")["warnings"]
+    assert torch.save is save
+    assert "saves.py's torch.save(...) was passed over" in warnings
+    assert "saves.py's numpy.save(...) was passed over" in warnings
+    assert [file.read_bytes() for file in files.values()] == [b"weeks of work"] * 3
+    assert (folder / "real.npy").exists()
+    (folder / "saves.py").write_text("import torch\ntorch.save(torch.ones(1), 'last.pt')\nraise ValueError")
+    assert call(["fit", "saves.py"]) == 3
+    assert torch.save is save
+    assert files["last.pt"].read_bytes() == b"weeks of work"
+
+
+def test_a_function_that_saves_its_model_leaves_the_file_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "makes.py").write_text(
+        "import torch\nfrom cnn import Net\ndef make(batch):\n    net = Net(4)\n"
+        "    torch.save(net, 'made.pt')\n    return net, torch.ones(batch, 3, 8, 8)\n"
+    )
+    said(capsys, "makes.py")
+    assert not (folder / "made.pt").exists()

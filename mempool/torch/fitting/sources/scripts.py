@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from mempool.errors import UsageError
 from mempool.torch.fitting.fake import fake_mode
 from mempool.torch.fitting.isolation import isolated
+from mempool.torch.fitting.sources.savers import unsaved
 from mempool.torch.fitting.sources.watched import Seen, Trains, watched
 from mempool.torch.fitting.target.as_on import as_on
 
@@ -89,11 +90,12 @@ def load_module(name: str) -> Loaded:
 
 @contextlib.contextmanager
 def unreal() -> Iterator[None]:
-    """Tensors have no memory in the block, and what is printed goes to stderr."""
+    """Tensors have no memory in the block nor go to files, and what is printed goes to stderr."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(isolated())
         stack.enter_context(fake_mode())
         stack.enter_context(as_on("cuda"))
+        stack.enter_context(unsaved(lambda _: None))
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         yield
 

@@ -65,6 +65,14 @@ def of_loaded(loaded: Loaded, named: Named, sizes: Sizes) -> Target:
     Raises:
         UsageError: there is no such thing, it is of no use, or there are several.
     """
+    target = _of_loaded(loaded, named, sizes)
+    saved = (
+        f"{named.where}'s {name}(...) was passed over" for name in dict.fromkeys(loaded.seen.passed_over)
+    )
+    return replace(target, notes=(*target.notes, *saved))
+
+
+def _of_loaded(loaded: Loaded, named: Named, sizes: Sizes) -> Target:
     if named.name:
         return _of_thing(_attribute(loaded.module, named), named.name, named.arguments, sizes, loaded.seen)
     seen = loaded.seen

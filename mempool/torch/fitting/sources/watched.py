@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from mempool.torch.fitting.inputs import batch_of
+from mempool.torch.fitting.sources.savers import unsaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,6 +51,7 @@ class Seen:
         optimizers: all that were made.
         trains: whether the program began to go backward.
         models: identities of all modules with parameters that it called.
+        passed_over: names of what would have written tensors to files.
     """
 
     call: Call | None = None
@@ -57,6 +59,7 @@ class Seen:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     trains: bool = False
     models: set[int] = field(default_factory=set)
+    passed_over: list[str] = field(default_factory=list)
     _depth: int = 0
 
     def enter(self, *_: Any) -> None:
@@ -132,7 +135,7 @@ def watched() -> Iterator[Seen]:
     ]
     torch.optim.Optimizer.__init__ = made
     try:
-        with _Functions(seen):
+        with unsaved(seen.passed_over.append), _Functions(seen):
             yield seen
     finally:
         torch.optim.Optimizer.__init__ = init
