@@ -98,8 +98,7 @@ def _one(
             told=lambda now: told(f"{what}: what if {now}"),
         )
         fitted = replace(fitted, helps=helps)
-    if target.notes:
-        fitted = replace(fitted, warnings=[*target.notes, *fitted.warnings])
+    fitted = replace(fitted, warnings=[*target.warnings, *target.notes, *fitted.warnings])
     return Tried(fitted, job, target, image)
 
 

@@ -47,6 +47,8 @@ def show(one: Tried) -> None:
     fit = one.fit
     say = console().print
     say(plain(verdict(fit)))
+    for text in one.target.warnings:
+        say(plain(f"warning: {text}"))
     facts("", _facts(one))
     peak = max(fit.peak_bytes, 1)
     _shares(
@@ -59,7 +61,8 @@ def show(one: Tried) -> None:
     table("\nreserved of the device, with what a GPU adds", *_allocators(fit))
     _help(fit)
     for text in fit.warnings:
-        say(plain(f"note: {text}"))
+        if text not in one.target.warnings:
+            say(plain(f"note: {text}"))
 
 
 def modules(fit: Fit) -> list[tuple[str, int]]:
@@ -161,6 +164,9 @@ def show_sweep(tried: Sequence[Tried], limit_bytes: int | None) -> None:
     """Print a row for each size, with a bar of what it needs."""
     if limit_bytes is not None:
         console().print(plain(_summary(tried, limit_bytes)))
+    first = tried[0].target.warnings
+    for text in first:
+        console().print(plain(f"warning: {text}"))
     most = max(max(one.fit.needed_bytes for one in tried), limit_bytes or 0)
     columns = [name for name in ("image", "seq") if any(_size(one, name) for one in tried)]
     header = [*columns, "batch", "peak load", "reserved", "in all", *["fits"] * (limit_bytes is not None), ""]
@@ -183,7 +189,8 @@ def show_sweep(tried: Sequence[Tried], limit_bytes: int | None) -> None:
         fold=len(header) - 1,
     )
     for text in dict.fromkeys(text for one in tried for text in one.fit.warnings):
-        console().print(plain(f"note: {text}"))
+        if text not in first:
+            console().print(plain(f"note: {text}"))
 
 
 def _size(one: Tried, name: str) -> int:

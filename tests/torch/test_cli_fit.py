@@ -368,3 +368,64 @@ def test_a_function_that_saves_its_model_leaves_the_file_alone(
     )
     said(capsys, "makes.py")
     assert not (folder / "made.pt").exists()
+
+
+def script(folder: Path, name: str, *lines: str) -> str:
+    head = ("import torch", "from torch import nn", "from cnn import Net", "x = torch.zeros(6, 3, 16, 16)")
+    (folder / name).write_text("\n".join((*head, *lines)) + "\n")
+    return name
+
+
+def test_a_validation_call_behind_the_forward_is_not_what_is_tried(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the same model, or of another one that is too small to matter."""
+    lines = [
+        "net = Net()",
+        "y = net(x)",
+        "with torch.no_grad():",
+        "    net(x[:2])",
+        "    nn.Linear(3, 3)(x[:2, 0, 0, :3])",
+    ]
+    answer = said(capsys, script(folder, "val.py", *lines, "y.sum().backward()"))
+    assert (answer["model"], answer["batch"]) == ("Net of val.py", 6)
+    assert answer["warnings"][0] == "not counted: Linear, 48 B of parameters, and what trains it"
+    assert call(["fit", "val.py", "--limit", "9GiB", "--no-largest-batch"]) == 0
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first.startswith("fits in")
+    assert second == f"warning: {answer['warnings'][0]}"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("a, b = Net(), Net(16)", "b(a(x).reshape(-1, 1, 1, 1).expand(-1, 3, 16, 16)).sum().backward()"),
+        ("teacher = Net().requires_grad_(False)", "(Net()(x) - teacher(x)).sum().backward()"),
+        ("net, other = Net(), Net()", "torch.optim.SGD(other.parameters())", "net(x).sum().backward()"),
+    ],
+)
+def test_several_models_of_size_are_refused_with_what_to_do(
+    folder: Path, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...]
+) -> None:
+    assert call(["fit", script(folder, "many.py", *lines)]) == 2
+    error = capsys.readouterr().err
+    assert "of parameters; name a function that returns one module" in error
+    assert sum(line.startswith("mempool:") for line in error.splitlines()) == 1
+
+
+def test_a_small_module_before_the_tried_one_is_cut_off_and_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["first, net = nn.Conv2d(3, 3, 1), Net()", "net(first(x)).sum().backward()"]
+    answer = said(capsys, script(folder, "row.py", *lines))
+    assert answer["model"] == "Net of row.py"
+    assert answer["warnings"][0].startswith("not counted: Conv2d, 48 B of")
+
+
+def test_a_model_that_is_called_twice_before_the_backward_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["net = Net()", "(net(x) - net(x)).sum().backward()"]
+    answer = said(capsys, script(folder, "twin.py", *lines))
+    text = "the script calls the Net 2 times before its backward: one is counted"
+    assert answer["warnings"][0] == text

@@ -50,6 +50,7 @@ class Target:
         uses: which of "seq" and "image" its inputs depend on.
         own: attributes of a `Job` that the target itself decides: optimizer, loss, labels, autocast, ...
         notes: what was assumed.
+        warnings: what is not counted.
     """
 
     title: str
@@ -60,3 +61,4 @@ class Target:
     uses: frozenset[str] = frozenset()
     own: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()

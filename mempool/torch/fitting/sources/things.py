@@ -15,19 +15,21 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool.errors import UsageError
+from mempool.report import binary
 from mempool.torch.fitting.inputs import Arguments, arguments, batch_of, resizable
 from mempool.torch.fitting.job import Job
 from mempool.torch.fitting.sources import hub_inputs
 from mempool.torch.fitting.sources.hub import Hub, task_of
 from mempool.torch.fitting.sources.scripts import unreal
 from mempool.torch.fitting.sources.targets import Sizes, Target
+from mempool.torch.fitting.sources.watched import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mempool.named import Named
     from mempool.torch.fitting.sources.scripts import Loaded
-    from mempool.torch.fitting.sources.watched import Seen
+    from mempool.torch.fitting.sources.watched import Call, Seen
 
 _FACTORIES = ("model", "make_model", "build_model", "get_model", "create_model", "make", "build", "job")
 #: Names that a function's parameters may have, by what they are given.
@@ -99,10 +101,6 @@ def _of_seen(seen: Seen, named: Named) -> Target:
     assert call is not None
     own: dict[str, Any] = {"autocast": call.autocast}
     notes = [f"model and inputs are those that {named.where} calls itself"]
-    if len(seen.models) > 1:
-        notes.append(
-            f"it calls {len(seen.models)} models, of which this is the last; the others are not counted"
-        )
     outputs = [leaf for leaf in pytree.tree_leaves(call.output) if isinstance(leaf, torch.Tensor)]
     if not seen.trains and not any(leaf.requires_grad for leaf in outputs):
         own["mode"] = "inference"
@@ -110,10 +108,10 @@ def _of_seen(seen: Seen, named: Named) -> Target:
         own["optimizer"] = optimizer
     if (found := seen.labelled_loss()) is not None:
         loss, labels = found
-        own |= {"loss": loss, "labels": _scaled(labels, given)}
+        own |= {"loss": loss, "labels": _scaled(_cut(labels), given)}
     elif seen.trains:
         notes.append("its loss is not a function of the model's output alone, and is not taken over")
-    inputs = resizable((call.args, call.kwargs), given)
+    inputs = resizable(_cut((call.args, call.kwargs)), given)
     return Target(
         f"{type(call.module).__name__} of {named.where}",
         _copies(call.module),
@@ -121,7 +119,33 @@ def _of_seen(seen: Seen, named: Named) -> Target:
         batch=given,
         own=own,
         notes=tuple(notes),
+        warnings=_left_out(seen, call, named),
     )
+
+
+def _left_out(seen: Seen, call: Call, named: Named) -> tuple[str, ...]:
+    """What of a script's own step is not tried.
+
+    Raises:
+        UsageError: other models, with more than a tenth of the parameters.
+    """
+    others = seen.others()
+    names = ", ".join(f"{name}, {binary(size)} of parameters" for name, size in others)
+    kind = type(call.module).__name__
+    if 10 * sum(size for _, size in others) > bytes_of(call.module.parameters()):
+        raise UsageError(
+            f"{named.where} uses more models than the {kind} that could be tried: {names}; name a function "
+            f"that returns one module that calls them all, with its inputs: {named.where}:function"
+        )
+    said = [f"not counted: {names}, and what trains it"] if others else []
+    if seen.trains and call.times > 1:
+        said.append(f"the script calls the {kind} {call.times} times before its backward: one is counted")
+    return tuple(said)
+
+
+def _cut(given: Any) -> Any:
+    """Without what made it: what another module computed would be gone backward through in each run."""
+    return pytree.tree_map_only(torch.Tensor, lambda t: t if t.grad_fn is None else t.detach(), given)
 
 
 def _scaled(labels: Any, batch: int | None) -> Callable[[int], Any]:

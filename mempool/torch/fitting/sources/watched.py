@@ -1,4 +1,4 @@
-"""What a program does with a model: its last call, the loss, the optimizer; and that it begins to train."""
+"""What a program does with models: their calls, the loss, the optimizers; and that it begins to train."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mempool.torch.fitting.inputs import batch_of
 from mempool.torch.fitting.sources.savers import unsaved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _LOSSES = (
     "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div",
@@ -39,6 +39,8 @@ class Call:
     kwargs: dict[str, Any]
     output: Any
     autocast: torch.dtype | None
+    trains: bool
+    times: int = 1
 
 
 @dataclass
@@ -46,19 +48,17 @@ class Seen:
     """What was seen.
 
     Attributes:
-        call: the last one of a module with parameters.
+        calls: the last one of each module with parameters, by its identity, the latest last.
         loss: function, arguments and result of the last loss.
         optimizers: all that were made.
         trains: whether the program began to go backward.
-        models: identities of all modules with parameters that it called.
         passed_over: names of what would have written tensors to files.
     """
 
-    call: Call | None = None
+    calls: dict[int, Call] = field(default_factory=dict)
     loss: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any] | None = None
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     trains: bool = False
-    models: set[int] = field(default_factory=set)
     passed_over: list[str] = field(default_factory=list)
     _depth: int = 0
 
@@ -69,9 +69,46 @@ class Seen:
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """It returns, or fails."""
         self._depth -= 1
-        if self._depth == 0 and output is not None and any(True for _ in module.parameters()):
-            self.models.add(id(module))
-            self.call = Call(module, args, kwargs, output, _autocast())
+        if self.trains or self._depth or output is None or not any(True for _ in module.parameters()):
+            return
+        trains = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        before = self.calls.get(id(module))
+        if before is not None and before.trains:
+            if not trains:
+                return
+            times = before.times + 1
+        else:
+            times = 1
+        self.calls.pop(id(module), None)
+        self.calls[id(module)] = Call(module, args, kwargs, output, _autocast(), trains, times)
+
+    @property
+    def call(self) -> Call | None:
+        """The last one that a backward can go through, else the last one."""
+        calls = list(self.calls.values())
+        best = [call for call in calls if call.trains] or calls
+        return best[-1] if best else None
+
+    def others(self) -> list[tuple[str, int]]:
+        """What else has parameters, beside the called module: names, and bytes that are in nothing before."""
+        known = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
+        found: list[tuple[str, int]] = []
+        things = [
+            (type(call.module).__name__, list(call.module.parameters())) for call in self.calls.values()
+        ]
+        things += [
+            (
+                f"what {type(made).__name__} trains beside it",
+                [p for g in made.param_groups for p in g["params"]],
+            )
+            for made in self.optimizers
+        ]
+        for name, parameters in things:
+            new = {id(p): p for p in parameters if id(p) not in known}
+            known |= set(new)
+            if new:
+                found.append((name, bytes_of(new.values())))
+        return found
 
     def backward(self) -> None:
         """The program goes backward.
@@ -155,9 +192,14 @@ class _Functions(TorchFunctionMode):
         if name == "backward":
             self.seen.backward()
         result = func(*args, **(kwargs or {}))
-        if name in _LOSSES and args:
+        if name in _LOSSES and args and not self.seen.trains and self._is_better(result):
             self.seen.loss = func, args, kwargs or {}, result
         return result
+
+    def _is_better(self, loss: Any) -> bool:
+        """Not that of a validation behind the one that is gone backward through."""
+        before = self.seen.loss
+        return before is None or loss.requires_grad or not before[3].requires_grad
 
 
 def _again(optimizer: torch.optim.Optimizer) -> Callable[..., torch.optim.Optimizer]:
@@ -167,6 +209,11 @@ def _again(optimizer: torch.optim.Optimizer) -> Callable[..., torch.optim.Optimi
     settings = {key: value for key, value in optimizer.defaults.items() if key in takes}
     made: Any = type(optimizer)
     return lambda parameters: made(parameters, **settings)
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Of their elements."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _autocast() -> torch.dtype | None:
