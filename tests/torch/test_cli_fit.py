@@ -429,3 +429,32 @@ def test_a_model_that_is_called_twice_before_the_backward_is_told(
     answer = said(capsys, script(folder, "twin.py", *lines))
     text = "the script calls the Net 2 times before its backward: one is counted"
     assert answer["warnings"][0] == text
+
+
+def test_the_optimizer_has_the_parameters_that_the_scripts_own_has(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In groups with settings of their own; of two optimizers the last one stands for both."""
+
+    def state(*lines: str) -> int:
+        name = script(folder, "own.py", "net = Net()", *lines, "net(x).sum().backward()")
+        return int(said(capsys, name)["by_class_bytes"].get("optimizer_state", 0))
+
+    def sizes(module: nn.Module) -> tuple[int, int]:
+        parameters = list(module.parameters())
+        return 4 * sum(p.numel() for p in parameters), len(parameters)
+
+    own = net()
+    (head, heads), (body, bodies) = sizes(own.get_submodule("head")), sizes(own.get_submodule("body"))
+    rounded = 512 * (heads + bodies)
+    all_of_it, part = (
+        state("torch.optim.AdamW(net.parameters())"),
+        state("torch.optim.AdamW(net.head.parameters())"),
+    )
+    assert 2 * head <= part <= 2 * head + 2 * 512 * heads + 4 * heads < all_of_it
+    assert (
+        state("torch.optim.AdamW(net.head.parameters())", "torch.optim.AdamW(net.body.parameters())")
+        == all_of_it
+    )
+    groups = "[{'params': net.body.parameters(), 'momentum': 0.9}, {'params': net.head.parameters()}]"
+    assert body <= state(f"torch.optim.SGD({groups}, lr=0.1)") <= body + rounded

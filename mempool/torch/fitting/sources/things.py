@@ -106,6 +106,7 @@ def _of_seen(seen: Seen, named: Named) -> Target:
         own["mode"] = "inference"
     if (optimizer := seen.optimizer()) is not None:
         own["optimizer"] = optimizer
+        notes += seen.several()
     if (found := seen.labelled_loss()) is not None:
         loss, labels = found
         own |= {"loss": loss, "labels": _scaled(_cut(labels), given)}

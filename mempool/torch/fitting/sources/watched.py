@@ -125,12 +125,40 @@ class Seen:
         return None if self.call is None else batch_of((self.call.args, self.call.kwargs))
 
     def optimizer(self) -> Callable[..., torch.optim.Optimizer] | None:
-        """What makes an optimizer such as the one that trains the called module."""
-        own = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
+        """What makes an optimizer such as the one that trains the called module, of the same parameters."""
+        mine = self._optimizers()
+        if not mine:
+            return None
+        assert self.call is not None
+        trained = [id(p) for p in self.call.module.parameters() if p.requires_grad]
+        taken = {id(p) for made in mine for group in made.param_groups for p in group["params"]}
+        if len(mine) > 1:  # one stands for all
+            return _again(mine[0], [({}, [k for k, p in enumerate(trained) if p in taken])], len(trained))
+        at = {p: k for k, p in enumerate(trained)}
+        groups = [
+            (
+                {name: value for name, value in group.items() if name != "params"},
+                [at[id(p)] for p in group["params"] if id(p) in at],
+            )
+            for group in mine[0].param_groups
+        ]
+        return _again(mine[0], groups, len(trained))
+
+    def several(self) -> list[str]:
+        """That more than one optimizer trains the called module, if so."""
+        kinds = [type(made).__name__ for made in self._optimizers()]
+        return [f"{', '.join(kinds)} train it: {kinds[0]} stands for all"] if len(kinds) > 1 else []
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """The last one that has parameters of the called module, and those that have others of it."""
+        left = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
+        found = []
         for made in reversed(self.optimizers):
-            if any(id(p) in own for group in made.param_groups for p in group["params"]):
-                return _again(made)
-        return None
+            own = {id(p) for group in made.param_groups for p in group["params"]} & left
+            if own:
+                found.append(made)
+                left -= own
+        return found
 
     def labelled_loss(self) -> tuple[Callable[[Any, Any], torch.Tensor], Any] | None:
         """The loss of the model's output, as a function of it and of labels, and the labels.
@@ -202,13 +230,28 @@ class _Functions(TorchFunctionMode):
         return before is None or loss.requires_grad or not before[3].requires_grad
 
 
-def _again(optimizer: torch.optim.Optimizer) -> Callable[..., torch.optim.Optimizer]:
+def _again(
+    optimizer: torch.optim.Optimizer, groups: list[tuple[dict[str, Any], list[int]]], count: int
+) -> Callable[..., torch.optim.Optimizer]:
+    """One of the same settings and groups, which are places among ``count`` trained parameters.
+
+    Of another number of parameters it gets all: they are no longer those of the program's module.
+    """
     import inspect
 
     takes = inspect.signature(type(optimizer)).parameters
     settings = {key: value for key, value in optimizer.defaults.items() if key in takes}
-    made: Any = type(optimizer)
-    return lambda parameters: made(parameters, **settings)
+    kind: Any = type(optimizer)
+
+    def made(parameters: Any) -> torch.optim.Optimizer:
+        given: list[Any] = list(parameters)
+        if len(given) == count:
+            chosen = [{**own, "params": [given[k] for k in places]} for own, places in groups if places]
+            given = chosen or given
+        found: torch.optim.Optimizer = kind(given, **settings)
+        return found
+
+    return made
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
