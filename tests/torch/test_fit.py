@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import json
 import random
@@ -375,8 +376,15 @@ def state_of_the_process() -> list[Any]:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("cpu"),
-        torch.are_deterministic_algorithms_enabled(),
+        torch.get_deterministic_debug_mode(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+        [torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")],
+        torch.is_autocast_cache_enabled(),
+        torch.get_float32_matmul_precision(),
+        (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        torch.get_num_threads(),
         torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
         [str(value) for name, value in vars(nn.modules.module).items() if "_global_" in name],
         len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()),
         torch.overrides._len_torch_function_stack(),
@@ -395,6 +403,14 @@ class Changing(nn.Module):
         super().__init__()
         torch.set_default_dtype(torch.float64)
         torch.manual_seed(3), random.seed(3), np.random.seed(3)  # noqa: NPY002
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.set_autocast_dtype("cpu", torch.half), torch.set_autocast_dtype("cuda", torch.bfloat16)
+        torch.set_autocast_cache_enabled(False)
+        torch.set_float32_matmul_precision("medium")
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        torch.set_anomaly_enabled(True, False)
+        torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = True
         self.layer, self.fail = nn.Linear(4, 4), fail
         if fail == "made":
             raise ValueError("in the making")
@@ -435,6 +451,35 @@ def test_the_process_is_as_it_was(ambient: str, fail: str) -> None:
             assert state_of_the_process() == before
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_no_tensor_of_a_run_stays_in_a_cache_of_the_models() -> None:
+    @functools.lru_cache
+    def mask(n: int) -> Tensor:
+        return torch.tril(torch.ones(n, n))
+
+    @functools.cache
+    def deep(n: int) -> dict[str, list[nn.Module]]:
+        return {"layers": [nn.Linear(n, n)]}
+
+    @functools.cache
+    def thing(_: int) -> object:
+        return object()
+
+    class Masked(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            thing(len(x))
+            return super().forward(x) @ mask(x.size(1)) + deep(x.size(1))["layers"][0](x)
+
+    kept = mask(3)
+    for batch in (2, 3):
+        mempool.torch.fit(lambda: Masked(4, 4), torch.zeros(2, 4), batch=batch, mode="inference")
+    assert (mask.cache_info().currsize, deep.cache_info().currsize) == (0, 0)
+    assert thing.cache_info().currsize > 0
+    assert type(mask(4)) is Tensor
+    assert mask(3).equal(kept)
+    mempool.torch.fit(lambda: nn.Linear(4, 4), torch.zeros(2, 4))
+    assert mask.cache_info().currsize == 2  # another's run does not empty it
 
 
 def test_a_model_and_its_inputs_stay_as_they_are() -> None:
