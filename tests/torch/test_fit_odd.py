@@ -322,3 +322,12 @@ def test_inputs_are_given_in_any_usual_form() -> None:
     first, second, third = (mempool.torch.fit(Pair(), form, batch=24) for form in forms)
     assert first.to_dict() == second.to_dict()
     assert third.by_class_bytes["parameters"] == first.by_class_bytes["parameters"]
+
+
+def test_hooks_are_part_of_a_model_and_those_of_a_users_own_are_told() -> None:
+    kept: list[Tensor] = []
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(16, 16)), nn.Linear(16, 4))
+    assert not any("hooks" in text for text in mempool.torch.fit(model, X).warnings)
+    model[1].register_forward_hook(lambda module, args, output: kept.append(output))
+    assert any("hooks of 1 run too" in text for text in mempool.torch.fit(model, X).warnings)
+    assert kept

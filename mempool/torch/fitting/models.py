@@ -19,9 +19,18 @@ from mempool.torch.fitting.tensors import fake_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+#: Where modules have their hooks.
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
-def made_model(make: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Module:
+
+def made_model(
+    make: Callable[[], nn.Module],
+    dtype: torch.dtype | None,
+    warn: Callable[[str], object] = lambda _: None,
+) -> nn.Module:
     """What ``make`` makes, on tensors without memory; called inside a FakeTensorMode.
+
+    ``warn`` is called with what the copy of an existing model has in common with it.
 
     Raises:
         UsageError: it is no module, or one that cannot be copied.
@@ -32,6 +41,11 @@ def made_model(make: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.M
         raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
     model = unwrapped(model)
     if not all(isinstance(t, FakeTensor) and t.device.type == "cpu" for t in _held(model)):
+        if hooked := _hooked(model):
+            warn(
+                f"hooks of {', '.join(hooked[:3])}{', ...' if hooked[3:] else ''} run too, as part of the "
+                "model: what they keep outside of it are tensors without values"
+            )
         model = _copied(model)
     for module in model.modules():
         module._compiled_call_impl = None  # of module.compile()
@@ -77,6 +91,19 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
+
+
+def _hooked(model: nn.Module) -> list[str]:
+    """Modules with hooks that are not PyTorch's own; hooks are functions, and not copied."""
+    return [
+        name or type(model).__name__
+        for name, module in model.named_modules()
+        for hooks in (getattr(module, kind, None) for kind in _HOOKS)
+        if any(
+            not f"{getattr(hook, '__module__', None) or type(hook).__module__}.".startswith("torch.")
+            for hook in (hooks or {}).values()
+        )
+    ]
 
 
 def _held(model: nn.Module) -> list[torch.Tensor]:

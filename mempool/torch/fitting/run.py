@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 def run(job: Job, steps: int = 2, *, warn: Callable[[str], object] = lambda _: None) -> Trace:
     """Try some steps of a job without a GPU and without memory.
 
-    What the process has, its random numbers and defaults included, is afterwards as it was.
+    Random numbers, defaults, modes and settings of the process are afterwards as they were, and caches of
+    ``functools`` are emptied that got tensors without values. What the job's own code keeps elsewhere, hooks
+    that fill a list or a dictionary of masks in a module, is kept.
 
     Args:
         job: what is tried.
@@ -94,7 +96,7 @@ class _Made:
 
     @classmethod
     def of(cls, job: Job, mode: FakeTensorMode, warn: Callable[[str], object]) -> _Made:
-        model = made_model(job.model, job.dtype)
+        model = made_model(job.model, job.dtype, warn)
         model.train(job.mode == "train")
         if job.checkpoint:
             checkpointed(model, job.checkpoint)
