@@ -349,6 +349,7 @@ def test_no_file_is_written_while_a_script_is_tried(folder: Path, capsys: pytest
     save = torch.save
     warnings = said(capsys, "saves.py")["warnings"]
     assert torch.save is save
+    assert not any("catches" in text for text in warnings)
     assert "saves.py's torch.save(...) was passed over" in warnings
     assert "saves.py's numpy.save(...) was passed over" in warnings
     assert [file.read_bytes() for file in files.values()] == [b"weeks of work"] * 3
@@ -458,3 +459,28 @@ def test_the_optimizer_has_the_parameters_that_the_scripts_own_has(
     )
     groups = "[{'params': net.body.parameters(), 'momentum': 0.9}, {'params': net.head.parameters()}]"
     assert body <= state(f"torch.optim.SGD({groups}, lr=0.1)") <= body + rounded
+
+
+STEP = "    try:\n        net(x).sum().backward()\n    except BaseException as e:\n        "
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (f"while True:\n{STEP}pass",),
+        (f"found = []\nwhile True:\n{STEP}found.append(e)",),
+        (f"def step():\n{STEP}print(e)", "while True: step()"),
+        (f"def step():\n{STEP}pass", "while True:\n    try: step()\n    except: pass"),
+        (f"def run():\n  while True:\n{STEP}pass", "while True:\n    try: run()\n    except: continue"),
+        ("import contextlib\nwhile True:\n    with contextlib.suppress(BaseException):",
+         "        net(x).sum().backward()"),
+    ],
+)  # fmt: skip
+def test_a_script_that_catches_everything_ends_all_the_same(
+    folder: Path, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...]
+) -> None:
+    trace = sys.gettrace()
+    answer = said(capsys, script(folder, "holds.py", "net = Net()", *lines))
+    assert sys.gettrace() is trace
+    assert any("catches all exceptions" in text for text in answer["warnings"])
+    assert not any("before its backward" in text for text in answer["warnings"])

@@ -20,7 +20,8 @@ from mempool.errors import UsageError
 from mempool.torch.fitting.fake import fake_mode
 from mempool.torch.fitting.isolation import isolated
 from mempool.torch.fitting.sources.savers import unsaved
-from mempool.torch.fitting.sources.watched import Seen, Trains, watched
+from mempool.torch.fitting.sources.stops import Trains
+from mempool.torch.fitting.sources.watched import Seen, watched
 from mempool.torch.fitting.target.as_on import as_on
 
 if TYPE_CHECKING:

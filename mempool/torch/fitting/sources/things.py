@@ -71,7 +71,8 @@ def of_loaded(loaded: Loaded, named: Named, sizes: Sizes) -> Target:
     saved = (
         f"{named.where}'s {name}(...) was passed over" for name in dict.fromkeys(loaded.seen.passed_over)
     )
-    return replace(target, notes=(*target.notes, *saved))
+    caught = [f"{named.where} catches all exceptions, and was ended behind its first backward all the same"]
+    return replace(target, notes=(*target.notes, *saved, *(caught * loaded.seen.swallowed)))
 
 
 def _of_loaded(loaded: Loaded, named: Named, sizes: Sizes) -> Target:

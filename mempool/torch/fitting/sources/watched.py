@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from mempool.torch.fitting.inputs import batch_of
 from mempool.torch.fitting.sources.savers import unsaved
+from mempool.torch.fitting.sources.stops import Trains, stop_at_next_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -24,10 +26,6 @@ _LOSSES = (
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "poisson_nll_loss", "soft_margin_loss",
     "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "hinge_embedding_loss",
 )  # fmt: skip
-
-
-class Trains(BaseException):
-    """The program goes backward for the first time; no Exception, so that no program catches it."""
 
 
 @dataclass
@@ -53,6 +51,7 @@ class Seen:
         optimizers: all that were made.
         trains: whether the program began to go backward.
         passed_over: names of what would have written tensors to files.
+        swallowed: whether it caught what stopped it.
     """
 
     calls: dict[int, Call] = field(default_factory=dict)
@@ -60,6 +59,7 @@ class Seen:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     trains: bool = False
     passed_over: list[str] = field(default_factory=list)
+    swallowed: bool = False
     _depth: int = 0
 
     def enter(self, *_: Any) -> None:
@@ -116,8 +116,15 @@ class Seen:
         Raises:
             Trains: always.
         """
+        if self.trains:  # it holds on to what stopped it
+            self.swallow()
+            stop_at_next_line(self.swallow)
         self.trains = True
-        raise Trains
+        raise Trains(self.swallow)
+
+    def swallow(self) -> None:
+        """The program caught what stops it."""
+        self.swallowed = True
 
     @property
     def batch(self) -> int | None:
@@ -187,7 +194,7 @@ class Seen:
 def watched() -> Iterator[Seen]:
     """See what a program does in the block; its first backward ends it with `Trains`."""
     seen = Seen()
-    init = torch.optim.Optimizer.__init__
+    init, trace = torch.optim.Optimizer.__init__, sys.gettrace()
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
@@ -203,6 +210,8 @@ def watched() -> Iterator[Seen]:
         with unsaved(seen.passed_over.append), _Functions(seen):
             yield seen
     finally:
+        if seen.swallowed:
+            sys.settrace(trace)
         torch.optim.Optimizer.__init__ = init
         for hook in hooks:
             hook.remove()

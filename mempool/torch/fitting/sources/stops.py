@@ -1,0 +1,62 @@
+"""What stops a program at its first backward, and goes on stopping one that catches all exceptions."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+_HERE = str(Path(__file__).parent)
+_OTHERS = (_HERE, str(Path(torch.__file__).parent), str(contextlib.__file__), "<")
+
+
+class Trains(BaseException):
+    """The program goes backward for the first time; no Exception, so that few programs catch it.
+
+    Where one catches it all the same, and so lets go of it, the next line of the program raises another,
+    which is outside of the `try` that caught this: a loop around a bare `except:` comes to its end.
+    """
+
+    def __init__(self, told: Callable[[], object]) -> None:
+        super().__init__()
+        self._told = told
+
+    def __del__(self) -> None:
+        """Does nothing once the program has ended, for then none of its frames is left."""
+        if frames := _frames():
+            self._told()
+            stop_at_next_line(self._told, frames)
+
+
+def stop_at_next_line(told: Callable[[], object], frames: list[FrameType] | None = None) -> None:
+    """Raise `Trains` at the next line of the program. Sets the trace function of this thread."""
+
+    def line(_frame: Any, event: str, _argument: Any) -> Any:
+        if event == "line":
+            raise Trains(told)  # Python forgets the trace function hereby
+        return line
+
+    for frame in _frames() if frames is None else frames:
+        frame.f_trace = line
+    sys.settrace(lambda *_: None)
+
+
+def _frames() -> list[FrameType]:
+    """Of the program, which `load_script` or `load_module` runs: neither PyTorch's nor what runs it."""
+    found: list[FrameType] = []
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_HERE) and frame.f_code.co_name in ("load_script", "load_module"):
+            return found
+        if not name.startswith(_OTHERS):
+            found.append(frame)
+        frame = frame.f_back
+    return []
