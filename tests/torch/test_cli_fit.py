@@ -484,3 +484,15 @@ def test_a_script_that_catches_everything_ends_all_the_same(
     assert sys.gettrace() is trace
     assert any("catches all exceptions" in text for text in answer["warnings"])
     assert not any("before its backward" in text for text in answer["warnings"])
+
+
+def test_a_class_that_says_how_it_is_trained_is_told_that_it_is_not_asked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ("class Lit(Net):", "    def training_step(self, batch, at):", "        return self(batch).sum()")
+    name = script(folder, "lit.py", *lines)
+    inputs = ["--inputs", "float32[B,3,16,16]"]
+    for target in (f"{name}:Lit", f"{name}:Lit(width=8)"):
+        warnings = said(capsys, target, *inputs)["warnings"]
+        assert any(text.startswith("Lit's own training_step") for text in warnings)
+    assert not any("training_step" in text for text in said(capsys, f"{name}:Net", *inputs)["warnings"])

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from mempool.torch.fitting.sources.watched import Call, Seen
 
 _FACTORIES = ("model", "make_model", "build_model", "get_model", "create_model", "make", "build", "job")
+_NOT_LIGHTNING = (
+    "{0}'s own training_step and configure_optimizers are not used: its forward is tried, with --loss and "
+    "--optimizer, or AdamW"
+)
 #: Names that a function's parameters may have, by what they are given.
 _SIZES = {
     "batch": ("batch", "batch_size", "bs"),
@@ -71,8 +75,15 @@ def of_loaded(loaded: Loaded, named: Named, sizes: Sizes) -> Target:
     saved = (
         f"{named.where}'s {name}(...) was passed over" for name in dict.fromkeys(loaded.seen.passed_over)
     )
+    if "optimizer" not in target.own and _trains_itself(loaded.module, named):
+        target = replace(target, notes=(*target.notes, _NOT_LIGHTNING.format(named.name)))
     caught = [f"{named.where} catches all exceptions, and was ended behind its first backward all the same"]
     return replace(target, notes=(*target.notes, *saved, *(caught * loaded.seen.swallowed)))
+
+
+def _trains_itself(module: Any, named: Named) -> bool:
+    thing = _attribute(module, named) if named.name else None
+    return any(hasattr(thing, name) for name in ("configure_optimizers", "training_step"))
 
 
 def _of_loaded(loaded: Loaded, named: Named, sizes: Sizes) -> Target:
