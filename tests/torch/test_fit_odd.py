@@ -331,3 +331,56 @@ def test_hooks_are_part_of_a_model_and_those_of_a_users_own_are_told() -> None:
     model[1].register_forward_hook(lambda module, args, output: kept.append(output))
     assert any("hooks of 1 run too" in text for text in mempool.torch.fit(model, X).warnings)
     assert kept
+
+
+class Last(nn.Module):
+    """A recurrent layer that takes the length first, deeper than the inputs show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0][-1]
+
+
+def held(fit: Fit) -> int:
+    return fit.by_class_bytes["inputs"]
+
+
+def test_the_batch_is_the_second_dimension_where_the_length_is_first() -> None:
+    x = torch.zeros(10, 4, 16)
+    layer = nn.TransformerEncoderLayer(16, 2, 16)
+    for model in (nn.GRU(16, 16), layer, nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)):
+        fit = mempool.torch.fit(model, x, batch=8, mode="inference")
+        assert (fit.batch, held(fit)) == (8, 10 * 8 * 16 * 4)
+        assert mempool.torch.fit(model, x, mode="inference").batch == 4
+        assert not any("batch:" in text for text in fit.warnings)
+    first = nn.GRU(16, 16, batch_first=True)
+    assert mempool.torch.fit(first, x, mode="inference").batch == 10
+
+
+def test_a_doubtful_dimension_of_the_batch_is_told_and_can_be_said() -> None:
+    x, says = torch.zeros(10, 4, 16), "batch: dimension 0 of (10, 4, 16), though GRU takes the length first"
+    for model in (Last(), Last):
+        plain = mempool.torch.fit(model, x, mode="inference")
+        assert not any("batch:" in text for text in plain.warnings)  # nothing was resized
+        doubted = mempool.torch.fit(model, x, batch=8, mode="inference")
+        assert any(says in text for text in doubted.warnings)
+        said = mempool.torch.fit(model, x, batch=8, batch_dim=1, mode="inference")
+        assert held(said) == 10 * 8 * 16 * 4
+        assert not any("batch:" in text for text in said.warnings)
+    with pytest.raises(UsageError, match="batch_dim is -1"):
+        mempool.torch.fit(Last(), x, batch_dim=-1)
+
+
+class Graph(nn.Linear):
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return super().forward(x).index_add(0, edges[0], super().forward(x)[edges[1]])
+
+
+def test_no_largest_batch_is_looked_for_where_the_inputs_are_a_graph() -> None:
+    edges = torch.zeros(2, 30, dtype=torch.int64)
+    fit = mempool.torch.fit(Graph(16, 16), (X, edges), limit="8GiB")
+    assert (fit.fits, fit.largest_batch) == (True, None)
+    assert any("no largest batch: an input of (2, 30)" in text for text in fit.warnings)

@@ -10,6 +10,7 @@ from torch import nn
 
 from mempool.errors import UsageError
 from mempool.settings import parse_bytes
+from mempool.torch.fitting import batch_dims
 from mempool.torch.fitting.batches import largest_batch
 from mempool.torch.fitting.inputs import arguments, batch_of, resizable
 from mempool.torch.fitting.job import Job
@@ -108,6 +109,7 @@ def fit(
     optimizer: Callable[..., torch.optim.Optimizer] | None = torch.optim.AdamW,
     *,
     batch: int | None = None,
+    batch_dim: int | None = None,
     limit: int | str | None = None,
     loss: Callable[..., torch.Tensor] | None = None,
     labels: Any = None,
@@ -129,8 +131,11 @@ def fit(
         inputs: a tensor, a tuple of arguments, a dictionary of named ones, or a function that makes such of
             a batch's size.
         optimizer: a class, or a function of the parameters (`functools.partial` of a class, say).
-        batch: samples; by default the first dimension of the first tensor. Tensors of that first dimension
-            are taken with another one where another batch is asked for.
+        batch: samples; by default as many as the inputs have. Tensors with so many in the batch's dimension
+            are taken with another number where another batch is asked for.
+        batch_dim: the batch's dimension. By default the first one, or the second one where the model is, or
+            begins with, a recurrent module or a transformer that takes the length first; a warning says
+            which was taken where that is doubtful.
         limit: of the device's memory, in bytes or as "24GiB".
         loss: of the output, and of ``labels`` if given. By default the output's ``loss``, as models of
             transformers return it; else the sum of floating outputs, with a warning.
@@ -150,7 +155,10 @@ def fit(
     Raises:
         UsageError: an argument makes no sense, or the step cannot be tried; a line that says where and why.
     """
-    given = batch_of(inputs, labels) if not callable(inputs) else None
+    dim = batch_dims.dim_of(model, inputs) if batch_dim is None else batch_dim
+    if dim < 0:
+        raise UsageError(f"batch_dim is {dim}: it cannot be below zero")
+    given = batch_of(inputs, labels, dim=dim) if not callable(inputs) else None
     if (batch := given if batch is None else batch) is None:
         raise UsageError("how many samples? give batch=, or inputs with a tensor that has a first dimension")
     if optimizer is not None and not callable(optimizer):
@@ -160,16 +168,25 @@ def fit(
         )
     if not callable(model):
         raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
-    examples = resizable(inputs, given)
+    examples = resizable(inputs, given, dim)
     largest = options.pop("largest", None)
+    notes: list[str] = []
+    modules: list[str] = []
+
+    def make() -> nn.Module:
+        made = model if isinstance(model, nn.Module) else model()
+        if not modules and isinstance(made, nn.Module):
+            modules.extend(batch_dims.sequence_first(made))
+        return made
+
     try:
         job = Job(
-            model=(lambda: model) if isinstance(model, nn.Module) else model,
+            model=make,
             inputs=lambda size: arguments(examples(size)),
             batch=batch,
             optimizer=optimizer,
             loss=loss,
-            labels=None if labels is None else resizable(labels, given),
+            labels=None if labels is None else resizable(labels, given, dim),
             mode=mode,
             device=device,
             **options,
@@ -177,7 +194,13 @@ def fit(
     except TypeError as error:
         raise UsageError(str(error)) from None
     limit_bytes = None if limit is None else parse_bytes(limit)
-    return fit_job(job, limit_bytes, allocators=allocators, remedies=remedies, largest=largest, told=told)
+    search = limit_bytes is not None and largest is not False
+    if search and given is not None and (note := batch_dims.unscalable(inputs, given, dim)):
+        notes, largest = [note], False
+    made = fit_job(job, limit_bytes, allocators=allocators, remedies=remedies, largest=largest, told=told)
+    if given is not None and (search or batch != given):
+        notes += [text for text in [batch_dims.doubt(modules, inputs, given, dim)] if text]
+    return replace(made, warnings=[*made.warnings, *notes]) if notes else made
 
 
 def fit_job(

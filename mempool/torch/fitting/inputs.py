@@ -21,21 +21,22 @@ def arguments(given: Any) -> Arguments:
     return (tuple(given), {}) if isinstance(given, (tuple, list)) else ((given,), {})
 
 
-def batch_of(*given: Any) -> int | None:
-    """Size of the first dimension of the first tensor that has one; None where none has."""
+def batch_of(*given: Any, dim: int = 0) -> int | None:
+    """Size of a dimension of the first tensor that has it; None where none has."""
     for leaf in pytree.tree_leaves(given):
-        if isinstance(leaf, torch.Tensor) and leaf.dim() > 0:
-            return int(leaf.size(0))
+        if isinstance(leaf, torch.Tensor) and leaf.dim() > dim:
+            return int(leaf.size(dim))
     return None
 
 
-def resizable(given: Any, batch: int | None) -> Callable[[int], Any]:
+def resizable(given: Any, batch: int | None, batch_dim: int = 0) -> Callable[[int], Any]:
     """What makes inputs for a batch, of what a user gives.
 
     Args:
         given: a function of a batch's size, which is returned; else example inputs, whose tensors are made
-            again with another first dimension where that is ``batch``.
-        batch: size of the first dimension of the examples.
+            again with another size of the batch's dimension where that is ``batch``.
+        batch: size of that dimension of the examples.
+        batch_dim: which one it is; of tensors with fewer dimensions the first one.
     """
     if callable(given) and not isinstance(given, torch.Tensor):
         made: Callable[[int], Any] = given
@@ -46,16 +47,17 @@ def resizable(given: Any, batch: int | None) -> Callable[[int], Any]:
             return given
         if batch is None:
             raise UsageError("no input tensor has a batch dimension: give a function of the batch's size")
-        return pytree.tree_map_only(torch.Tensor, lambda t: _resized(t, batch, size), given)
+        return pytree.tree_map_only(torch.Tensor, lambda t: _resized(t, batch, size, batch_dim), given)
 
     return of
 
 
-def _resized(tensor: torch.Tensor, batch: int, size: int) -> torch.Tensor:
+def _resized(tensor: torch.Tensor, batch: int, size: int, batch_dim: int) -> torch.Tensor:
     """Without values, in the same order of dimensions in memory."""
-    if tensor.dim() == 0 or tensor.size(0) != batch:
+    dim = batch_dim if tensor.dim() > batch_dim else 0
+    if tensor.dim() == 0 or tensor.size(dim) != batch:
         return tensor
-    shape = (size, *tensor.shape[1:])
+    shape = (*tensor.shape[:dim], size, *tensor.shape[dim + 1 :])
     order = sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d))
     made = torch.empty_permuted(shape, order, dtype=tensor.dtype, device="cpu")
     return made.requires_grad_(tensor.requires_grad)
