@@ -9,6 +9,8 @@ import torch
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from mempool.torch.fitting.target.in_place import IN_PLACE, in_place
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -59,6 +61,8 @@ class ValuelessMode(FakeTensorMode):
             return args[0]
         if way is _UPDATE and all(map(_is_plain, args[0])):
             return None
+        if way is _OUT_OF_PLACE:
+            func = in_place(func) or func
         if self._guessed is not None and func is _LOOK and _is_plain(args[0]):
             self._guessed()
             return _GUESS.get(args[0].dtype, 1.0)
@@ -70,7 +74,7 @@ def fake_mode() -> FakeTensorMode:
     return detect_fake_mode() or ValuelessMode()
 
 
-_USUAL, _FILL, _UPDATE = "usual", "fill", "update"
+_USUAL, _FILL, _UPDATE, _OUT_OF_PLACE = "usual", "fill", "update", "out of place"
 #: Of each operation that was met: whether there is a short way.
 _WAYS: dict[Any, str] = {}
 #: Operations that fill a tensor of what is no tensor, and return it.
@@ -83,8 +87,10 @@ def _way(operation: Any) -> str:
     name = operation.name()
     if name in _FILLS:
         return _FILL
-    in_place = name.startswith("aten::_foreach_") and name.partition(".")[0].endswith("_")
-    return _UPDATE if in_place and not operation._schema.returns else _USUAL
+    if operation in IN_PLACE:
+        return _OUT_OF_PLACE
+    updates = name.startswith("aten::_foreach_") and name.partition(".")[0].endswith("_")
+    return _UPDATE if updates and not operation._schema.returns else _USUAL
 
 
 def _is_plain(tensor: Any) -> bool:

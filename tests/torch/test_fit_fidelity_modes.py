@@ -1,0 +1,77 @@
+"""Operations one by one: what `fit` says of a step is what the pool is asked for, or there is a named reason.
+
+Real steps run without a mode: a recorder of PyTorch's operations makes autograd choose otherwise, as tensors
+without memory do.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch
+
+from mempool.torch.fitting.fake import ValuelessMode
+
+OPERATIONS = Path(__file__).parents[1] / "support" / "fit_operations.py"
+#: Numbers that PyTorch wraps as tensors, a few at once.
+SCALARS = 24
+#: Where tensors without memory take more than a run does (docs/predicted.md).
+MORE = {
+    "another formula": {"cumprod", "prod", "prod of rows", "clamp by tensors"},
+    "a chain out of place": {"bce with logits, weighed"},
+    "gradients that meet are added out of place": {"scatter_add", "cross_entropy, smoothed, weighed"},
+}
+#: Where a run takes buffers that no operation shows, such as inside of the CPU's kernels.
+LESS = {"index by mask", "nansum", "scatter_reduce", "amax", "max of all", "median of all", "masked_scatter"}
+LESS |= {"smooth_l1_loss", "mse_loss", "instance_norm", "batch_norm", "embedding_bag", "kthvalue", "sort"}
+LESS |= {"median", "Tensor.unfold", "group_norm", "attention", "attention, masked", "svdvals", "eigh"}
+
+
+@pytest.fixture(scope="module")
+def peaks() -> dict[str, tuple[int, int]]:
+    """Of each operation what is said, and what is real."""
+    command = [sys.executable, "-W", "ignore", str(OPERATIONS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, tuple[int, int]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_peaks_are_those_of_a_run(peaks: dict[str, tuple[int, int]]) -> None:
+    named = set().union(*MORE.values(), LESS)
+    off = {
+        name: (said, real)
+        for name, (said, real) in peaks.items()
+        if name not in named and not 0 <= real - said <= SCALARS
+    }
+    assert not off
+    assert len(peaks.keys() - named) > 100
+
+
+def test_what_is_named_is_so(peaks: dict[str, tuple[int, int]]) -> None:
+    assert all(peaks[name][0] > peaks[name][1] for name in set().union(*MORE.values()))
+    assert all(peaks[name][0] < peaks[name][1] - SCALARS for name in LESS)
+
+
+def test_only_zeros_that_a_gradient_makes_for_itself_are_filled() -> None:
+    index = torch.zeros(3, 4, dtype=torch.int64)
+    with ValuelessMode() as mode:
+        index = mode.from_tensor(index)
+        zeros = torch.zeros(3, 4)
+        assert zeros.scatter_add(1, index, zeros) is not zeros
+        kept = torch.rand(3, 4, requires_grad=True)
+        first = torch.autograd.grad(kept.square().gather(1, index).square().sum(), kept, create_graph=True)
+        (second,) = torch.autograd.grad(first[0].sum(), kept)
+        assert second.shape == kept.shape
+        seen = []
+        hooked = kept * 1.0
+        hooked.register_hook(lambda grad: seen.append(grad.scatter_add(1, index, grad) is grad))
+        hooked.sin().sum().backward()
+        assert seen == [False]
