@@ -39,8 +39,6 @@ def in_place(operation: Any) -> Any:
     Args:
         operation: one of `IN_PLACE`.
     """
-    if torch.is_grad_enabled():
-        return None  # what the gradient of a gradient saves is autograd's to say
     node = torch._C._current_autograd_node()
     nodes, instead = IN_PLACE[operation]
     return instead if node is not None and node.name() in nodes else None
