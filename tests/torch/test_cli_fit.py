@@ -7,6 +7,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
 import torch
 from torch import nn
 

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+
 from mempool.cli.app import call
 from mempool.shapes import SHAPES
 from mempool.torch.fitting.sources.hub import hub, plain

@@ -7,6 +7,9 @@ import math
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
 import torch
 from fit_jobs import NAMES, job_of
 from torch.distributed._tools import mem_tracker

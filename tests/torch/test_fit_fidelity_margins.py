@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode

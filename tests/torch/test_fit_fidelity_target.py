@@ -6,6 +6,9 @@ import contextlib
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
