@@ -17,6 +17,7 @@ SCRIPT = Path(__file__).with_name("predicted.py")
 
 
 def compared(*arguments: str, json_file: Path) -> dict[str, Any]:
+    pytest.importorskip("torch", reason="PyTorch is not installed: no GPU either")
     command = [sys.executable, str(SCRIPT), "--json", str(json_file), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
