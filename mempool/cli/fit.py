@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mempool.cli.options import allocators
 from mempool.cli.output import ExitCode, Stop, print_json, progress
 from mempool.cli.outputs import why_not
 
@@ -38,12 +39,6 @@ def _cards(incomplete: str) -> list[str]:
     from mempool.cards import CARDS
 
     return _of([card.name for card in CARDS])(incomplete)
-
-
-def _allocators(incomplete: str) -> list[str]:
-    from mempool.what_if import ALLOCATORS
-
-    return _of(list(ALLOCATORS))(incomplete)
 
 
 def _targets(incomplete: str) -> list[str]:
@@ -134,7 +129,7 @@ def fit(
             "-a",
             "--allocator",
             metavar="NAME[:SETTINGS]",
-            autocompletion=_allocators,
+            autocompletion=allocators(),
             help="What these would reserve; again for each. The first decides whether it fits.",
         ),
     ] = None,

@@ -75,7 +75,7 @@ def test_names_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert fit._cards("rtx 40") == ["RTX 4060", "RTX 4060 Ti 8GB", "RTX 4060 Ti 16GB", *fit._cards("RTX 407"),
                                     "RTX 4080", "RTX 4090"]  # fmt: skip
     assert "train.py" in fit._targets("tr")
-    assert "planned" in fit._allocators("pl")
+    assert "planned" in fit.allocators()("pl")
 
 
 def one(batch: int, seq: int, needed: int, limit: int | None) -> Any:

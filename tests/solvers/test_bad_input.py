@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -171,13 +172,18 @@ def test_limits_that_are_none_are_refused(limit: str) -> None:
 
 
 def solve_and_press_ctrl_c(after: float, solve_it: Callable[[], Plan]) -> Plan:
-    """Solve, and send this process SIGINT after so many seconds."""
+    """Solve, and send this process SIGINT after so many seconds.
+
+    Without garbage collection: Hypothesis listens to it, and Python loses a KeyboardInterrupt that comes to a listener.
+    """
     timer = threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT))
+    gc.disable()
     timer.start()
     try:
         return solve_it()
     finally:
         timer.cancel()
+        gc.enable()
 
 
 @pytest.mark.parametrize("solver", ["auto", "greedy"])
