@@ -174,7 +174,7 @@ def test_limits_that_are_none_are_refused(limit: str) -> None:
 def solve_and_press_ctrl_c(after: float, solve_it: Callable[[], Plan]) -> Plan:
     """Solve, and send this process SIGINT after so many seconds.
 
-    Without garbage collection: Hypothesis listens to it, and Python loses a KeyboardInterrupt that comes to a listener.
+    Without garbage collection: Hypothesis listens to it, and Python loses what a listener raises.
     """
     timer = threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT))
     gc.disable()
