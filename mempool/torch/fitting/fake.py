@@ -6,9 +6,11 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C import _DisableTorchDispatch
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from mempool.torch.fitting.norms import ANSWERS
 from mempool.torch.fitting.target.in_place import IN_PLACE, in_place
 
 if TYPE_CHECKING:
@@ -61,8 +63,16 @@ class ValuelessMode(FakeTensorMode):
             return args[0]
         if way is _UPDATE and all(map(_is_plain, args[0])):
             return None
+        if way is _ANSWER and not kwargs:
+            usual = super().__torch_dispatch__
+            answer = ANSWERS[func](lambda operation, *given: usual(operation, types, given, {}), args)
+            if answer is not None:
+                return answer
         if way is _OUT_OF_PLACE:
             func = in_place(func) or func
+        if func is _LOOK and type(args[0]) is FakeTensor and args[0].constant is not None:
+            with _DisableTorchDispatch():
+                return func(args[0].constant)  # such as an optimizer's count of steps
         if self._guessed is not None and func is _LOOK and _is_plain(args[0]):
             self._guessed()
             return _GUESS.get(args[0].dtype, 1.0)
@@ -74,7 +84,7 @@ def fake_mode() -> FakeTensorMode:
     return detect_fake_mode() or ValuelessMode()
 
 
-_USUAL, _FILL, _UPDATE, _OUT_OF_PLACE = "usual", "fill", "update", "out of place"
+_USUAL, _FILL, _UPDATE, _OUT_OF_PLACE, _ANSWER = "usual", "fill", "update", "out of place", "answer"
 #: Of each operation that was met: whether there is a short way.
 _WAYS: dict[Any, str] = {}
 #: Operations that fill a tensor of what is no tensor, and return it.
@@ -89,6 +99,8 @@ def _way(operation: Any) -> str:
         return _FILL
     if operation in IN_PLACE:
         return _OUT_OF_PLACE
+    if operation in ANSWERS:
+        return _ANSWER
     updates = name.startswith("aten::_foreach_") and name.partition(".")[0].endswith("_")
     return _UPDATE if updates and not operation._schema.returns else _USUAL
 
