@@ -42,6 +42,11 @@ def norms(draw: Any) -> dict[str, Any]:
     }
 
 
+def strides(tensor: Any) -> list[int]:
+    """Of the dimensions where a stride says anything."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
 def told(mode: Any, norm: dict[str, Any]) -> Any:
     """Sizes, strides and dtypes of what both directions answer with, or that it cannot be."""
     with mode:
@@ -60,7 +65,7 @@ def told(mode: Any, norm: dict[str, Any]) -> Any:
         except (AssertionError, IndexError, RuntimeError, ZeroDivisionError) as error:
             answers.append(type(error))
         return [
-            (tuple(a.shape), a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else a
+            (tuple(a.shape), strides(a), a.dtype, a.device) if isinstance(a, torch.Tensor) else a
             for a in answers
         ]
 
