@@ -1,0 +1,1 @@
+"""Swapping while a program runs."""

@@ -1,0 +1,67 @@
+"""What copies bytes between the device and the host: one copy after the other in each direction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mempool.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from solvers.swap import Link
+
+
+class HostFullError(UsageError):
+    """The host's arena has no room for a copy."""
+
+
+class HostCopy(Protocol):
+    """Bytes of a storage on the host."""
+
+    size: int
+
+
+class Transfer(Protocol):
+    """A copy that was asked for."""
+
+    size: int
+
+
+class Engine(Protocol):
+    """Copies between a device and the host, in the order in which they are asked for.
+
+    All is asked for by the program's thread; the copies run beside it.
+    """
+
+    def out(self, data: torch.Tensor) -> tuple[HostCopy, Transfer]:
+        """Ask for a copy of uint8[n] on the device to the host, after what was asked of the device so far.
+
+        Raises:
+            HostFullError: there is no room for it.
+        """
+
+    def back(self, copy: HostCopy, data: torch.Tensor) -> Transfer:
+        """Ask for a copy of a host's copy into uint8[n] on the device, whose memory was taken just now."""
+
+    def wait(self, transfer: Transfer) -> float:
+        """Let what is asked of the device from now on come after a copy, and drop the data.
+
+        Returns:
+            Seconds that the program waited, 0 where it did not have to.
+        """
+
+    def drop(self, copy: HostCopy) -> None:
+        """Give the host's memory of a copy back; one that a transfer still uses as soon as that ends."""
+
+    def mark(self) -> Any:
+        """The moment at which what was asked of the device so far is done, for `seconds`."""
+
+    def seconds(self, marks: list[Any]) -> list[float]:
+        """Seconds between each two neighbours of the marks."""
+
+    def link(self) -> Link:
+        """What copies take here, measured once."""
+
+    def close(self) -> None:
+        """End; all transfers have been waited for."""

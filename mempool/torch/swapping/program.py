@@ -1,0 +1,53 @@
+"""A schedule as what is to be done before and after each operation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mempool.torch.swapping.tape import Recorded, Tape
+    from solvers.swap import Swap
+
+#: Before an operation, in this order: give memory back, take memory and fill it.
+RELEASE, FETCH = range(2)
+
+
+@dataclass
+class Program:
+    """What to do around each operation of an iteration.
+
+    Attributes:
+        tape: the iteration that it was made from.
+        recorded: that as a step.
+        swap: the schedule and what the replay says of it.
+        before: of an operation, (RELEASE or FETCH, row), in order.
+        after: of an operation, the rows that leave.
+    """
+
+    tape: Tape
+    recorded: Recorded
+    swap: Swap
+    before: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    after: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def functions(self) -> list[Any]:
+        """Of each operation."""
+        return self.tape.functions
+
+
+def program_of(tape: Tape, recorded: Recorded, swap: Swap) -> Program:
+    """The program of a schedule."""
+    k, moves = len(tape), swap.schedule
+    made = Program(tape, recorded, swap)
+    for row in moves.release.argsort(kind="stable").tolist():
+        buffer = int(moves.buffer[row])
+        made.after[int(moves.out[row]) % k].append(buffer)
+        made.before[int(moves.release[row]) % k].append((RELEASE, buffer))
+    for row in moves.use.argsort(kind="stable").tolist():
+        made.before[int(moves.fetch[row]) % k].append((FETCH, int(moves.buffer[row])))
+    for actions in made.before.values():
+        actions.sort(key=lambda action: action[0])
+    return made

@@ -1,0 +1,114 @@
+"""The storages that swapping knows, by identity: where each is, and what it was last used for."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mempool.torch.swapping.engine import HostCopy, Transfer
+
+#: Where a storage's bytes are. LEAVING: on the device, and being copied to the host. COMING: it has memory on
+#: the device again, which is being filled.
+HERE, LEAVING, AWAY, COMING = range(4)
+_plain_storage = torch._C.TensorBase.untyped_storage
+
+
+class Held(weakref.ref[Any]):
+    """A living storage on the device that is swapped.
+
+    Attributes:
+        key: its ``id``, which another may have when this one is gone.
+        number: which one it is, in the order in which they were met.
+        size: bytes of it when it is here.
+        room: bytes that it takes of the device's memory, the size rounded up.
+        state: HERE, LEAVING, AWAY or COMING.
+        movable: whether its memory may be given back and had again.
+        born: the operation of the iteration that made it and its place among what that made; None: an
+            iteration before did.
+        row: its row in the program, -1 for none.
+        last: number of the last operation that touched it, counted over all iterations.
+        copy: its bytes on the host, which may be old; None: there are none.
+        clean: whether nothing wrote since that copy was asked for.
+        transfer: what fills or copies it, while LEAVING or COMING.
+    """
+
+    __slots__ = (
+        "born", "clean", "copy", "key", "last", "movable", "number", "room", "row", "size", "state", "transfer",
+    )  # fmt: skip
+
+    born: tuple[int, int] | None
+    clean: bool
+    copy: HostCopy | None
+    key: int
+    last: int
+    movable: bool
+    number: int
+    room: int
+    row: int
+    size: int
+    state: int
+    transfer: Transfer | None
+
+
+class Storages:
+    """Those that were met and are alive.
+
+    Attributes:
+        known: of the living ones, by ``id`` of the storage.
+        here_bytes: what those that are not AWAY take of the device's memory; of the dead until `buried`.
+    """
+
+    def __init__(self, device: torch.device, alignment: int) -> None:
+        self._device = device.type
+        self._alignment = alignment
+        self._numbers = 0
+        self._dead: deque[Held] = deque()
+        self.known: dict[int, Held] = {}
+        self.here_bytes = 0
+
+    def meet(self, tensor: torch.Tensor, storage: Any, born: tuple[int, int] | None, now: int) -> Held | None:
+        """A storage that is seen for the first time; None where it is not of this device."""
+        if tensor.device.type != self._device:
+            return None
+        held = Held(storage, self._end)
+        held.key, held.number, held.size = id(storage), self._numbers, storage.nbytes()
+        held.room = -(-held.size // self._alignment) * self._alignment
+        held.state, held.movable = HERE, held.size > 0 and bool(storage.resizable())
+        held.born, held.row, held.last = born, -1, now
+        held.copy = held.transfer = None
+        held.clean = False
+        self._numbers += 1
+        self.here_bytes += held.room
+        self.known[held.key] = held
+        return held
+
+    def resized(self, held: Held, size: int) -> None:
+        """The program gave a storage that is here another size."""
+        room = -(-size // self._alignment) * self._alignment
+        self.here_bytes += room - held.room
+        held.size, held.room, held.clean = size, room, False
+
+    def _end(self, held: Held) -> None:
+        """It is gone: called at any moment, in any thread."""
+        if self.known.get(held.key) is held:
+            del self.known[held.key]
+        self._dead.append(held)
+
+    def buried(self) -> Iterator[Held]:
+        """Those that ended since the last call."""
+        dead = self._dead
+        while dead:
+            held = dead.popleft()
+            if held.state != AWAY:
+                self.here_bytes -= held.room
+            yield held
+
+    def of(self, tensor: torch.Tensor) -> Held | None:
+        """What is known of a tensor's storage."""
+        return self.known.get(id(_plain_storage(tensor)))

@@ -1,0 +1,109 @@
+"""What one iteration did, operation by operation, and the step in time that it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from solvers.swap import Step
+
+if TYPE_CHECKING:
+    from mempool.torch.swapping.storages import Held
+
+
+@dataclass
+class Tape:
+    """One iteration as it happened. Times are numbers of operations, 0 to K - 1.
+
+    Attributes:
+        functions: of each operation; views and questions are none.
+        marks: moments at which each operation began, and at which the last ended.
+        rooms: bytes that each operation took for itself while it ran, beside what it returned.
+        there: what was there at the beginning.
+        born: what was made, in order, each with ``born`` and its place on the tape.
+        touched: (number of the storage, operation, whether it wrote), in order.
+        ended: of a storage's number, how many operations had begun when it was found gone.
+    """
+
+    functions: list[Any] = field(default_factory=list)
+    marks: list[Any] = field(default_factory=list)
+    rooms: list[int] = field(default_factory=list)
+    there: list[Held] = field(default_factory=list)
+    born: list[tuple[int, int, int]] = field(default_factory=list)  # number, operation, room
+    touched: list[tuple[int, int, bool]] = field(default_factory=list)
+    ended: dict[int, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.functions)
+
+    def agrees(self, other: Tape) -> bool:
+        """Whether another iteration did the same operations, and made buffers of the same sizes."""
+        return self.functions == other.functions and [b[1:] for b in self.born] == [b[1:] for b in other.born]
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A tape as a step.
+
+    Attributes:
+        step: it; a row each for what was there, then for what was born, then for what operations took.
+        numbers: of each row, the number of its storage; -1 for the last kind.
+        born: of what was made, the row, by operation and place among what that made.
+    """
+
+    step: Step
+    numbers: list[int]
+    born: dict[tuple[int, int], int]
+
+
+def recorded(tape: Tape, seconds: list[float]) -> Recorded:
+    """The tape of a whole iteration as a step on a circle.
+
+    What is there at its beginning and at its end is there always. What is left from the iteration before,
+    or left for the next, takes memory until it is gone, and from when it was made.
+    """
+    k = len(tape)
+    numbers = [held.number for held in tape.there] + [number for number, _, _ in tape.born]
+    start = [0] * len(tape.there) + [at for _, at, _ in tape.born]
+    size = [held.room for held in tape.there] + [room for _, _, room in tape.born]
+    end = [
+        min(max(tape.ended.get(number, k), first + 1), k)
+        for number, first in zip(numbers, start, strict=True)
+    ]
+    stays = [i < len(tape.there) and number not in tape.ended for i, number in enumerate(numbers)]
+    row_of = {number: row for row, number in enumerate(numbers)}
+    touched: dict[tuple[int, int], bool] = {}
+    for number, at, wrote in tape.touched:
+        if (row := row_of.get(number)) is not None and start[row] <= at < end[row]:
+            touched[row, at] = touched.get((row, at), False) or wrote
+    for at, room in enumerate(tape.rooms):
+        if room > 0:
+            touched[len(numbers), at] = True
+            numbers.append(-1)
+            start.append(at)
+            end.append(at + 1)
+            size.append(room)
+            stays.append(False)
+    accesses = sorted(touched)
+    born: dict[tuple[int, int], int] = {}
+    places: dict[int, int] = {}
+    for row, (_, at, _) in enumerate(tape.born, len(tape.there)):
+        born[at, places.setdefault(at, 0)] = row
+        places[at] += 1
+    step = Step(
+        seconds=np.array(seconds),
+        operation=np.arange(k),
+        start=np.array(start, np.int64),
+        end=np.array(end, np.int64),
+        size=np.array(size, np.int64),
+        persistent=np.array(stays, np.bool_),
+        ids=np.arange(len(numbers)),
+        access_buffer=np.array([row for row, _ in accesses], np.int64),
+        access_op=np.array([at for _, at in accesses], np.int64),
+        access_writes=np.array([touched[key] for key in accesses], np.bool_),
+        names=tuple(str(function) for function in tape.functions),
+        circular=True,
+    )
+    return Recorded(step, numbers, born)
