@@ -1,7 +1,8 @@
-"""Copies of tensors on the CPU into an arena of their own, by two threads: what a GPU's copy engines would do."""
+"""Copies of tensors on the CPU into an arena of their own, by two threads, as a GPU's copy engines do."""
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import queue
 import threading
@@ -86,6 +87,7 @@ class HostEngine:
         self._queues[direction].put(task)
 
     def out(self, data: torch.Tensor) -> tuple[Copied, Moving]:
+        """Ask for a copy to the host."""
         size = data.numel()
         at = self._take(size)
         copied = Copied(size, at, self._arena[at : at + size])
@@ -94,11 +96,13 @@ class HostEngine:
         return copied, moving
 
     def back(self, copy: Any, data: torch.Tensor) -> Moving:
+        """Ask for a copy back."""
         moving = Moving(copy.size, copy, data)
         self._ask(1, moving, data, copy.data)
         return moving
 
     def wait(self, transfer: Any) -> float:
+        """Wait for a copy; seconds waited."""
         waited = 0.0
         if not transfer.ended.is_set():
             began = time.perf_counter()
@@ -113,6 +117,7 @@ class HostEngine:
         return waited
 
     def drop(self, copy: Any) -> None:
+        """Give the host's memory of a copy back."""
         copy.dropped = True
         self._give_if_dropped(copy)
 
@@ -141,15 +146,19 @@ class HostEngine:
                 self._holes.append((begin, length))
 
     def mark(self) -> float:
+        """Now."""
         return time.perf_counter()
 
     def seconds(self, marks: list[float]) -> list[float]:
-        return [after - before for before, after in zip(marks, marks[1:], strict=False)]
+        """Seconds between marks."""
+        return [after - before for before, after in itertools.pairwise(marks)]
 
     def link(self) -> Link:
+        """What copies take."""
         return Link.of_rate(4e9)
 
     def close(self) -> None:
+        """End the threads."""
         for tasks in self._queues:
             tasks.put(None)
         for thread in self._threads:

@@ -23,6 +23,7 @@ class Mover:
         self._device = device
         self._storages = storages
         self._counts = counts
+        self._moving: dict[int, Held] = {}
 
     def _data(self, held: Held) -> torch.Tensor:
         storage = held()
@@ -42,6 +43,7 @@ class Mover:
                 self._counts.host_full += 1
                 return
         held.state, held.clean = LEAVING, True
+        self._moving[held.number] = held
         self._counts.out_bytes += held.size
 
     def release(self, held: Held) -> None:
@@ -54,14 +56,14 @@ class Mover:
 
     def fetch(self, held: Held) -> None:
         """Take memory for it and ask for a copy back."""
-        if held.state != AWAY:
+        if held.state != AWAY or held.copy is None or (storage := held()) is None:
             return
-        storage = held()
         with _DisableTorchDispatch(), torch.no_grad():
             storage.resize_(held.size)
             self._storages.here_bytes += held.room
             held.transfer = self._engine.back(held.copy, self._data(held))
         held.state = COMING
+        self._moving[held.number] = held
         self._counts.in_bytes += held.size
 
     def settle(self, held: Held) -> None:
@@ -69,6 +71,7 @@ class Mover:
         if held.transfer is not None:
             self._counts.waited_seconds += self._engine.wait(held.transfer)
             held.transfer, held.state = None, HERE
+            self._moving.pop(held.number, None)
 
     def bring(self, held: Held) -> None:
         """Have it here."""
@@ -82,10 +85,13 @@ class Mover:
         """Its copy is old."""
         held.clean = False
 
+    def settle_all(self) -> None:
+        """Wait for all that is on its way: until then its copy keeps it alive, even if nobody else does."""
+        for held in list(self._moving.values()):
+            self.settle(held)
+
     def bring_all(self) -> None:
         """Have everything here."""
+        self.settle_all()
         for held in list(self._storages.known.values()):
-            if held.state == LEAVING:
-                self.settle(held)
-            elif held.state != HERE:
-                self.bring(held)
+            self.bring(held)

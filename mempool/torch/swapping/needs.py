@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from traces.recorders.torch.storages import storages_in, tensors_in
+from traces.recorders.torch.storages import tensors_in
 
 
 class Needs:
@@ -42,7 +42,6 @@ class Needs:
     def _asked(func: Any, args: Any, kwargs: Any) -> int:
         try:
             mode = FakeTensorMode()
-            given = {id(s) for t in tensors_in((args, kwargs)) for _, s in storages_in(t)}
 
             def fake(value: Any) -> Any:
                 return mode.from_tensor(value) if isinstance(value, torch.Tensor) else value

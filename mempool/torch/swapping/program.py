@@ -32,6 +32,9 @@ class Program:
     before: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     after: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
 
+    def __len__(self) -> int:
+        return len(self.tape)
+
     @property
     def functions(self) -> list[Any]:
         """Of each operation."""

@@ -39,7 +39,8 @@ class Held(weakref.ref[Any]):
     """
 
     __slots__ = (
-        "born", "clean", "copy", "key", "last", "movable", "number", "room", "row", "size", "state", "transfer",
+        "born", "clean", "copy", "key", "last", "movable", "number", "room", "row", "size", "state",
+        "transfer",
     )  # fmt: skip
 
     born: tuple[int, int] | None

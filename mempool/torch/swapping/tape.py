@@ -94,7 +94,7 @@ def recorded(tape: Tape, seconds: list[float]) -> Recorded:
         places[at] += 1
     step = Step(
         seconds=np.array(seconds),
-        operation=np.arange(k),
+        operation=np.arange(k, dtype=np.int32),
         start=np.array(start, np.int64),
         end=np.array(end, np.int64),
         size=np.array(size, np.int64),

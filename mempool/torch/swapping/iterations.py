@@ -1,0 +1,156 @@
+"""Iterations of a program: what each one did, the plan made from one, and where in that it is."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from mempool.torch.swapping.program import FETCH, Program, program_of
+from mempool.torch.swapping.tape import Tape, recorded
+from solvers.errors import PlanError
+from solvers.swap import SwapPlanner
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
+    from mempool.torch.swapping.engine import Engine
+    from mempool.torch.swapping.mover import Mover
+    from mempool.torch.swapping.report import SwapCounts
+    from mempool.torch.swapping.storages import Held, Storages
+
+log = logging.getLogger("mempool")
+
+
+class Iterations:
+    """Follows a program of moves while the iteration is the one that it was made from.
+
+    Attributes:
+        tape: the iteration so far.
+        plan: the program of moves; None: there is none yet.
+        following: whether this iteration has been like the plan's so far.
+    """
+
+    def __init__(
+        self, engine: Engine, storages: Storages, mover: Mover, counts: SwapCounts, limit_bytes: int
+    ) -> None:
+        self._engine = engine
+        self._storages = storages
+        self._mover = mover
+        self._counts = counts
+        self.limit_bytes = limit_bytes
+        self.plan: Program | None = None
+        self.following = False
+        self.tape = Tape()
+        self._before: Tape | None = None
+        self._rows: dict[int, Held] = {}
+
+    # --- operations
+
+    def before(self, func: Any, given: Container[int]) -> None:
+        """Move what the plan moves before the next operation, which is given storages with these keys."""
+        if not self.following or self.plan is None:
+            return
+        at = len(self.tape)
+        if at >= len(self.plan) or self.plan.functions[at] is not func:
+            self._depart()
+            return
+        for action, row in self.plan.before.get(at, ()):
+            if (held := self._rows.get(row)) is None:
+                continue
+            if action == FETCH:
+                self._mover.fetch(held)
+            elif held.key not in given:
+                self._mover.release(held)
+
+    def ran(
+        self, func: Any, mark: Any, given: Iterable[Held], written: Container[int], made: Iterable[Held]
+    ) -> None:
+        """Write an operation down that began at the mark, and let leave what the plan lets leave after it."""
+        tape, at = self.tape, len(self.tape)
+        tape.functions.append(func)
+        tape.marks.append(mark)
+        tape.rooms.append(0)
+        for held in given:
+            tape.touched.append((held.number, at, held.key in written))
+        for held in made:
+            tape.born.append((held.number, at, held.room))
+            tape.touched.append((held.number, at, True))
+        if self.following and self.plan is not None:
+            self._after(self.plan, at, made)
+
+    def _after(self, plan: Program, at: int, made: Iterable[Held]) -> None:
+        for held in made:
+            if held.born is not None and (row := plan.recorded.born.get(held.born)) is not None:
+                self._rows[row] = held
+                held.row = row
+        for row in plan.after.get(at, ()):
+            if (leaves := self._rows.get(row)) is not None:
+                self._mover.leave(leaves)
+
+    def viewed(self, held: Held) -> None:
+        """A view was made: as if the operation before had touched its storage."""
+        self.tape.touched.append((held.number, max(len(self.tape) - 1, 0), False))
+
+    def met(self, held: Held) -> None:
+        """A storage was met that no operation of this iteration made: it was there."""
+        self.tape.there.append(held)
+
+    def gone(self, held: Held) -> None:
+        """A storage has ended."""
+        self.tape.ended[held.number] = len(self.tape)
+        if self._rows.get(held.row) is held:
+            del self._rows[held.row]
+
+    def _depart(self) -> None:
+        """This is not the planned iteration: nobody would wait for what is on its way."""
+        self.following = False
+        self._mover.settle_all()
+
+    # --- from one to the next
+
+    def end(self) -> None:
+        """An iteration has ended, the next one begins."""
+        tape = self.tape
+        if len(tape):
+            tape.marks.append(self._engine.mark())
+            if not (self.following and self.plan is not None and len(tape) == len(self.plan)):
+                self._odd(tape)
+            self._before = tape
+        self._begin()
+
+    def _odd(self, tape: Tape) -> None:
+        """One that is not as planned: two alike are worth a plan; the first gets one anyway."""
+        if self.plan is not None:
+            self._counts.diverged += 1
+            self._mover.settle_all()
+        if self.plan is None or (self._before is not None and tape.agrees(self._before)):
+            self._make(tape)
+
+    def _make(self, tape: Tape) -> None:
+        made = recorded(tape, self._engine.seconds(tape.marks))
+        try:
+            swap = SwapPlanner(made.step, self._engine.link()).hold(self.limit_bytes)
+        except PlanError as error:
+            log.warning("swapping cannot be planned: %s", error)
+            self.plan = None
+            return
+        self.plan = program_of(tape, made, swap)
+        self._counts.plans += 1
+
+    def _begin(self) -> None:
+        self.tape = Tape(there=list(self._storages.known.values()))
+        self._rows.clear()
+        for held in self.tape.there:
+            held.born = None
+            held.row = -1
+        self.following = self.plan is not None
+        if self.plan is not None:
+            self._bind(self.plan)
+
+    def _bind(self, plan: Program) -> None:
+        """Which storages the plan's rows of what is always there are now."""
+        alive = {held.number: held for held in self.tape.there}
+        for row, number in enumerate(plan.recorded.numbers):
+            if plan.recorded.step.persistent[row] and (held := alive.get(number)) is not None:
+                self._rows[row] = held
+                held.row = row
