@@ -12,6 +12,11 @@ _BY_KEYWORD = 1 << 30
 #: What FakeTensor and the dispatcher ask of a tensor: no bytes are touched.
 _ASKS = ("prim::", "aten::sym_", "aten::is_", "aten::size", "aten::stride", "aten::numel", "aten::dim")
 
+#: What kernels update although the schema does not say so (``native_batch_norm``, ``cudnn_batch_norm``,
+#: ``_cudnn_rnn``), except in those that only read it.
+_UNSAID = frozenset(("running_mean", "running_var", "dropout_state"))
+_ONLY_READ = ("backward", "functional", "no_training", "no_update")
+
 
 class Argument(NamedTuple):
     """One argument that holds tensors, or may."""
@@ -57,7 +62,9 @@ def learn(function: Any) -> Operation:
     base = name.partition(".")[0]
     arguments = [
         Argument(
-            _BY_KEYWORD if argument.kwarg_only else at, argument.name, _is_written(argument) and not shapes
+            _BY_KEYWORD if argument.kwarg_only else at,
+            argument.name,
+            _is_written(argument, base) and not shapes,
         )
         for at, argument in enumerate(schema.arguments)
         if "Tensor" in str(argument.type)
@@ -75,5 +82,7 @@ def learn(function: Any) -> Operation:
     )
 
 
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+def _is_written(argument: Any, base: str) -> bool:
+    if argument.alias_info is not None:
+        return bool(argument.alias_info.is_write)
+    return argument.name in _UNSAID and not any(part in base for part in _ONLY_READ)
