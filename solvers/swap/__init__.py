@@ -7,6 +7,7 @@ from solvers.swap.plan import Swap, SwapPlanner
 from solvers.swap.replay import Replayed, replay
 from solvers.swap.schedule import Schedule
 from solvers.swap.step import Step
+from solvers.swap.tuned import copied_later, fetched_earlier
 
 __all__ = [
     "PRESETS",
@@ -17,6 +18,8 @@ __all__ = [
     "Step",
     "Swap",
     "SwapPlanner",
+    "copied_later",
+    "fetched_earlier",
     "parse_link",
     "replay",
     "step_of",

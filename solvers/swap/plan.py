@@ -16,6 +16,7 @@ from solvers.swap.published import scheduled, selected
 from solvers.swap.replay import Replayed, replay
 from solvers.swap.schedule import Schedule
 from solvers.swap.scores import Published, our_orders
+from solvers.swap.tuned import copied_later
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from solvers.swap.link import Link
     from solvers.swap.step import Step
 
-#: Smaller buffers stay on the device: a copy's fixed cost is that of some hundred kilobytes.
+#: Smaller buffers stay on the device: a copy's fixed cost is that of some hundred kilobytes. Of a small step
+#: that would be all of them: there it is a share of its peak.
 LEAST_BYTES = 64 << 10
+_LEAST_SHARE = 4096
 #: Work of a search in operations and absences looked at, for one limit; some tenths of a second.
 _WORK = 150_000_000
 _MOST_TRIES = 300
@@ -69,7 +72,8 @@ class SwapPlanner:
     Args:
         step: the step.
         link: how long copies take.
-        least_bytes: smaller buffers stay.
+        least_bytes: smaller buffers stay; by default `LEAST_BYTES`, or of a small step a 4,096th of its peak.
+        host_limit: bytes that the host holds at most at one time; None for as many as it takes.
         tries: how many orders are tried beside the scores, for one limit; by default what takes some tenths
             of a second.
         few: steps of more operations are planned in groups of operations.
@@ -80,11 +84,14 @@ class SwapPlanner:
         step: Step,
         link: Link,
         *,
-        least_bytes: int = LEAST_BYTES,
+        least_bytes: int | None = None,
+        host_limit: int | None = None,
         tries: int | None = None,
         few: int = FEW,
     ) -> None:
-        self.step, self.link = step, link
+        self.step, self.link, self.host_limit = step, link, host_limit
+        if least_bytes is None:
+            least_bytes = min(LEAST_BYTES, step.peak_bytes // _LEAST_SHARE)
         self.absences = absences_of(step, least_bytes=least_bytes)
         self._grid = grid_of(step, self.absences, few=few)
         a = self._grid.absences
@@ -124,29 +131,57 @@ class SwapPlanner:
         """The limit held with as little waiting as we find.
 
         Raises:
-            PlanError: no schedule can hold it.
+            PlanError: no schedule can hold it, or none that we find with so few bytes on the host.
         """
-        found = self.nothing(limit)
+        found = self._holding(limit, self._tries)
+        if found is None:
+            within = "" if self.host_limit is None else f" with {self.host_limit} bytes on the host"
+            raise PlanError(f"no schedule found that holds {limit} bytes{within}")
+        return found
+
+    def _holding(self, limit: int, tries: int) -> Swap | None:
         if self.step.peak_bytes <= limit:
-            return found
+            return self.nothing(limit)
         self.check(limit)
         best: Swap | None = None
         orders = self._orders(limit)
         for name, order in orders.items():
-            best = _better(best, self._held(name, order, limit))
+            best = self._better(best, self._held(name, order, limit))
         for published in self.published(limit):
-            best = _better(best, published)
+            best = self._better(best, published)
         leader = orders.get("" if best is None else best.how, self._ours["early"])
-        for k, order in enumerate(self._neighbours(leader)):
+        for k, order in enumerate(self._neighbours(leader, tries)):
             if best is not None and best.stall_seconds == 0:
                 break
             if k % 16 == 15 and best is not None and best.how in orders:
                 leader = orders[best.how]
             favour = _FAVOURS[k // 4 % len(_FAVOURS)]
-            best = _better(best, self._held(f"{k} of search", order, limit, favour))
-        if best is None:
-            raise PlanError(f"no schedule found that holds {limit} bytes")
+            best = self._better(best, self._held(f"{k} of search", order, limit, favour))
         return best
+
+    def nearest(self, limit: int) -> Swap:
+        """`hold`, or where that fails the lowest limit above it that is held, told as ``limit_bytes``.
+
+        `check` has the words for why.
+        """
+        peak, low = self.step.peak_bytes, max(limit, self._lowest())
+        high = max(low, peak)
+        if (best := self._holding(low, self._tries)) is not None:
+            return best
+        best = self.nothing(high)
+        while high - low > max(peak // 256, 1):
+            middle = (low + high) // 2
+            found = self._holding(middle, 0)
+            if found is None:
+                low = middle
+            else:
+                best, high = found, middle
+        return self._holding(high, self._tries) or best
+
+    def _lowest(self) -> int:
+        """No lower limit can be held, with as many bytes on the host as it may have."""
+        floor = self.floor()[0]
+        return floor if self.host_limit is None else max(floor, self.step.peak_bytes - self.host_limit)
 
     def without_stall(self) -> Swap:
         """The least peak that we find without any waiting."""
@@ -161,20 +196,20 @@ class SwapPlanner:
             found = self._least(name, order, best)
             if found.peak_bytes < best.peak_bytes:
                 best, leader = found, order
-        for k, order in enumerate(self._neighbours(leader)):
+        for k, order in enumerate(self._neighbours(leader, self._tries)):
             best = self._least(f"{k} of search", order, best)
         return self.published_without_stall(best)
 
     def within(self, slower: float) -> Swap:
         """The least peak that we find at a stall of at most ``slower`` times the step's duration."""
         best = self.without_stall()
-        low, high = self.floor()[0], best.peak_bytes
+        low, high = self._lowest(), best.peak_bytes
         for _ in range(12):
             middle = (low + high) // 2
-            if middle >= high or middle < self.floor()[0]:
+            if middle >= high or middle < low:
                 break
-            found = self.hold(middle)
-            if found.stall_seconds <= slower * self.step.duration:
+            found = self._holding(middle, self._tries)
+            if found is not None and found.stall_seconds <= slower * self.step.duration:
                 best, high = found, found.peak_bytes
             else:
                 low = middle
@@ -224,8 +259,9 @@ class SwapPlanner:
                 load = step.load - step.spread(made.release, made.fetch, step.size[made.buffer])
                 if load.max() < best.peak_bytes:
                     replayed = replay(step, self.link, made)
-                    if replayed.stall_seconds == 0:
-                        best = Swap(limit, made, replayed, f"published {name}")
+                    found = self._within_host(Swap(limit, made, replayed, f"published {name}"))
+                    if found and found.stall_seconds == 0:
+                        best = found
         return best
 
     def _published_orders(self, limit: int) -> dict[str, NDArray[np.int32]]:
@@ -244,12 +280,17 @@ class SwapPlanner:
                 f"no gain possible below {floor} bytes: operation {self.step.name(op)} touches "
                 f"{touched} bytes, and {floor - touched} more are never away when it runs"
             )
+        if self.host_limit is not None and self.step.peak_bytes - limit > self.host_limit:
+            raise PlanError(
+                f"{limit} bytes of a peak of {self.step.peak_bytes} leave at least "
+                f"{self.step.peak_bytes - limit} to the host, more than its {self.host_limit}"
+            )
 
-    def _neighbours(self, order: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
+    def _neighbours(self, order: NDArray[np.int32], tries: int) -> Iterator[NDArray[np.int32]]:
         """Orders like this one, each with some absences moved or left out."""
         random = np.random.default_rng(0)
         places = np.arange(len(order), dtype=np.float64)
-        for k, turn in enumerate(itertools.islice(itertools.cycle((0.02, 0.05, 0.1, 0.3)), self._tries)):
+        for k, turn in enumerate(itertools.islice(itertools.cycle((0.02, 0.05, 0.1, 0.3)), tries)):
             moved = places + random.normal(0, turn * len(order) + 1, len(order))
             near = order[np.argsort(moved, kind="stable")]
             # Now and then some stay, whatever their score.
@@ -259,9 +300,24 @@ class SwapPlanner:
         rows, release, fetch, stall, _ = self._native.plan(order, limit, _ROUNDS, favour)
         return None if not np.isfinite(stall) else self._swap(name, limit, rows, release, fetch)
 
+    def _better(self, best: Swap | None, found: Swap | None) -> Swap | None:
+        """The one that holds the limits with the shorter stall, then with fewer bytes moved."""
+        if found is None or found.peak_bytes > found.limit_bytes or (best and _cost(found) >= _cost(best)):
+            return best
+        found = self._within_host(found)
+        return best if found is None or (best and _cost(found) >= _cost(best)) else found
+
+    def _within_host(self, found: Swap) -> Swap | None:
+        """It, or with copies made as late as they can be where the host is short, or None."""
+        if self.host_limit is None or found.replayed.host_bytes <= self.host_limit:
+            return found
+        later = copied_later(self.step, self.link, found.schedule, found.replayed.wait)
+        made = Swap(found.limit_bytes, later, replay(self.step, self.link, later), found.how)
+        return made if made.replayed.host_bytes <= self.host_limit else None
+
     def _least(self, name: str, order: NDArray[np.int32], best: Swap) -> Swap:
         """The least peak without waiting that this order reaches, if it is below the best known."""
-        low, high = self.floor()[0] - 1, best.peak_bytes
+        low, high = self._lowest() - 1, best.peak_bytes
         made = None
         target = high - high // 1000 - 1
         while low < target:
@@ -277,8 +333,8 @@ class SwapPlanner:
                 break
         if made is None:
             return best
-        found = self._swap(name, high, *made)
-        return found if found.stall_seconds == 0 and found.peak_bytes < best.peak_bytes else best
+        found = self._within_host(self._swap(name, high, *made))
+        return found if found and found.stall_seconds == 0 and found.peak_bytes < best.peak_bytes else best
 
     def _swap(
         self,
@@ -302,15 +358,6 @@ class SwapPlanner:
             (source < 0) | ~np.isin(source, rows),
         )
         return Swap(limit, schedule, replay(self.step, self.link, schedule), name)
-
-
-def _better(best: Swap | None, found: Swap | None) -> Swap | None:
-    """The one that holds the limit with the shorter stall, then with fewer bytes moved, then the first."""
-    if found is None or found.peak_bytes > found.limit_bytes:
-        return best
-    if best is None or _cost(found) < _cost(best):
-        return found
-    return best
 
 
 def _cost(swap: Swap) -> tuple[float, int]:

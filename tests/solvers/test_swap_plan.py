@@ -175,3 +175,53 @@ def test_a_plan_on_a_coarse_grid_holds_its_limit_too(data: st.DataObject) -> Non
     except PlanError:
         assert len(grid_of(step, absences_of(step), few=2).first) < len(step)
     assert made.without_stall().stall_seconds == 0
+
+
+@given(st.data())
+@SOME
+def test_the_nearest_to_any_limit_is_held_and_the_limit_itself_where_it_can_be(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    made = planner(step, link)
+    limit = data.draw(st.integers(0, step.peak_bytes + 1))
+    near = made.nearest(limit)
+    assert near.peak_bytes <= near.limit_bytes
+    assert near.limit_bytes == max(limit, made.floor()[0])
+
+
+@given(st.data(), st.floats(0, 1.2))
+@SOME
+def test_no_plan_takes_more_of_the_host_than_it_may(data: st.DataObject, share: float) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    wide = planner(step, link)
+    limit = data.draw(st.integers(wide.floor()[0], max(step.peak_bytes, wide.floor()[0])))
+    most = int(share * max(step.peak_bytes - limit, 0))
+    made = SwapPlanner(step, link, least_bytes=0, tries=4, host_limit=most)
+    for found in (made.nearest(limit), made.without_stall(), made.within(0.5)):
+        again = replay(step, link, found.schedule)
+        assert again.host_bytes <= most
+        assert again.peak_bytes <= found.limit_bytes
+    try:
+        assert made.hold(limit).replayed.host_bytes <= most
+    except PlanError as error:
+        assert f"{most}" in str(error)  # noqa: PT017 - either is right
+
+
+def test_a_host_with_room_for_what_must_leave_is_enough() -> None:
+    """Copies made at once would be on the host long before memory is short."""
+    step, link = hump(32), Link(0.0, 0.01, 0.0, 0.01)
+    for limit in (40, 64, 100):
+        least = step.peak_bytes - limit
+        made = SwapPlanner(step, link, host_limit=least + 4)
+        assert made.hold(limit).peak_bytes <= limit
+        with pytest.raises(PlanError, match=f"leave at least {least} to the host, more than its {least - 1}"):
+            SwapPlanner(step, link, host_limit=least - 1).hold(limit)
+
+
+def test_small_steps_swap_small_buffers_and_large_steps_do_not() -> None:
+    for size in (100, 1 << 12, 1 << 20):
+        made = SwapPlanner(hump(16, size), Link(0.0, 1e-12, 0.0, 1e-12))
+        assert made.floor()[0] < 4 * size
+    sizes = [32, 512, 1 << 10] * 5 + [1 << 20]
+    buffers = [(size << 10, [(i, True), (31 - i, False)]) for i, size in enumerate(sizes)]
+    mixed = SwapPlanner(step_from([1.0] * 32, buffers), Link(0.0, 0.0, 0.0, 0.0))
+    assert (mixed.absences.size >= 64 << 10).all()

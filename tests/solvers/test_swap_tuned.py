@@ -1,0 +1,60 @@
+"""Schedules with other moments to copy."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swap_steps import links, schedules, step_from, steps
+
+from solvers.swap import Link, Schedule, replay
+from solvers.swap.tuned import copied_later, fetched_earlier
+
+SOME = settings(deadline=None, max_examples=30)
+
+
+@given(st.data())
+@SOME
+def test_a_later_copy_out_changes_no_load_and_takes_no_more_of_the_host(
+    data: st.DataObject,
+) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    schedule = data.draw(schedules(step))
+    before = replay(step, link, schedule)
+    later = copied_later(step, link, schedule, before.wait)
+    after = replay(step, link, later)
+    assert after.load.tolist() == before.load.tolist()
+    at_once = Schedule(**{**vars(schedule), "out": schedule.last})
+    made = copied_later(step, link, at_once, replay(step, link, at_once).wait)
+    assert (replay(step, link, made).host_load <= replay(step, link, at_once).host_load).all()
+
+
+def test_a_copy_out_that_has_time_is_made_last_and_costs_nothing() -> None:
+    step, link = step_from([1.0] * 10, [(4, [(0, True), (9, False)])]), Link(0.0, 0.2, 0.0, 0.2)
+    schedule = Schedule(*([one] for one in (0, 0, 0, 6, 7, 9, True)))
+    later = copied_later(step, link, schedule, np.zeros(10))
+    assert later.out.tolist() == [4]
+    assert replay(step, link, later).stall_seconds == 0
+
+
+@given(st.data(), st.integers(0, 2**32))
+@SOME
+def test_a_sooner_copy_back_stays_within_the_limit(data: st.DataObject, seed: int) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    schedule = data.draw(schedules(step))
+    before = replay(step, link, schedule)
+    limit = data.draw(st.integers(0, step.peak_bytes))
+    waited = np.random.default_rng(seed).random(len(schedule)) * 3
+    sooner = fetched_earlier(step, schedule, waited, limit)
+    after = replay(step, link, sooner)
+    assert (after.load <= np.maximum(before.load, limit)).all()
+    assert (sooner.fetch <= schedule.fetch).all()
+    assert (sooner.fetch[waited == 0] == schedule.fetch[waited == 0]).all()
+
+
+def test_a_copy_back_that_was_waited_for_is_asked_for_so_much_sooner() -> None:
+    step = step_from([1.0] * 10, [(4, [(0, True), (9, False)]), (4, [(1, True), (5, False)])])
+    schedule = Schedule(*([one] for one in (0, 0, 0, 2, 9, 9, True)))
+    assert fetched_earlier(step, schedule, np.array([2.5]), 8).fetch.tolist() == [6]
+    assert fetched_earlier(step, schedule, np.array([2.5]), 7).fetch.tolist() == [6]
+    assert fetched_earlier(step, schedule, np.array([9.0]), 7).fetch.tolist() == [6]  # no room before
