@@ -81,22 +81,27 @@ def _since(step: Step, schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[n
 def host_buffers(
     step: Step, schedule: Schedule, *, alignment: int = PAGE
 ) -> tuple[Buffers, NDArray[np.int64]]:
-    """The host's copy of each move that copies, from when it is asked for until it is back at last."""
+    """The host's copy of each move that copies, from when it is asked for until it is back at last.
+
+    Of a buffer whose moves all use a copy that was made once, before this turn, that copy is always there.
+    """
     k, s = len(step), schedule
-    end = s.use + 1
-    rows = np.flatnonzero(s.copied)
-    for row in np.flatnonzero(~s.copied).tolist():
+    start, end = s.out % max(k, 1), s.use + 1 - s.out // max(k, 1) * k
+    always = np.setdiff1d(s.buffer, s.buffer[s.copied])
+    once = np.array([int((s.buffer == buffer).argmax()) for buffer in always.tolist()], np.int64)
+    start[once], end[once] = 0, k
+    rows = np.sort(np.concatenate([np.flatnonzero(s.copied), once]))
+    for row in np.flatnonzero(~s.copied & ~np.isin(s.buffer, always)).tolist():
         # The copy that it uses is kept until then: that of the last move before that made one.
         same = rows[s.buffer[rows] == s.buffer[row]]
-        if not len(same):
-            raise PlanError(f"move {row} uses a copy that no move of the schedule makes")
         back = (s.last[row] - s.last[same]) % k
         source = int(same[back.argmin()])
-        end[source] = max(end[source], s.last[source] + int(back.min()) + s.use[row] - s.last[row] + 1)
+        until = s.last[source] + int(back.min()) + s.use[row] - s.last[row] + 1
+        end[source] = max(end[source], until - s.out[source] // k * k)
     return (
         Buffers.of(
-            s.out[rows] % k,
-            end[rows] - s.out[rows] // k * k,
+            start[rows],
+            end[rows],
             step.size[s.buffer[rows]],
             alignment=alignment,
             period=k if step.circular else None,
