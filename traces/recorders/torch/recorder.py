@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from traces.trace import Trace
 
 _task = torch._C._current_graph_task_id
+_function_modes = torch._C._len_torch_function_stack
 _PHASES = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 
 
@@ -150,6 +151,12 @@ class AccessRecorder(TorchDispatchMode):
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _function_modes() == 0:
+            return self._see(func, types, args, kwargs)
+        with torch._C.DisableTorchFunction():  # they would hear of what only the recorder asks
+            return self._see(func, types, args, kwargs)
+
+    def _see(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if types and self._any_wraps(types):
             return NotImplemented  # it takes the operation apart, and we see the parts
         if self._rows.full:
