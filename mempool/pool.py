@@ -44,6 +44,8 @@ class Pool:
     wait_bytes = 1 << 20
     #: Whether variables of the environment are settings of this pool, too.
     reads_environment = True
+    #: Whether it may keep a ``limit``, by swapping.
+    swaps = False
 
     def __init__(
         self,
@@ -68,6 +70,10 @@ class Pool:
             solvers.PlanError, traces.TraceError: the plan file is no plan.
         """
         self.settings = _with_own_files(settings(environment=self.reads_environment, **options))
+        if options.get("limit") is not None and not self.swaps:
+            raise UsageError(
+                "limit is kept by swapping, as mempool.torch does; max_reserved is for all pools"
+            )
         self.name = name
         price = self.settings.wait_bytes
         price = type(self).wait_bytes if price is None else price
@@ -289,6 +295,10 @@ class Pool:
         if self._checking is not None:
             report.values["faults"] = [str(fault) for fault in self.faults()]
         return report
+
+    def swapping_values(self) -> dict[str, Any] | None:
+        """What the report says of swapping; None where nothing is swapped."""
+        return None
 
     def faults(self) -> tuple[Fault, ...]:
         """What ``check=True`` found so far, after a look at every redzone; the first 256. Else nothing."""

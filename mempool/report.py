@@ -39,6 +39,26 @@ _TEXT = (
 )
 
 
+_SWAPPING = (
+    ("limit_bytes", "swapping: limit"),
+    ("peak_bytes", "most at once"),
+    ("planned_peak_bytes", "peak as planned"),
+    ("unplanned_peak_bytes", "peak without swapping"),
+    ("moves", "moves in the plan"),
+    ("iteration_out_bytes", "to the host, last iteration"),
+    ("iteration_in_bytes", "and back"),
+    ("waits", "copies waited for"),
+    ("waited_seconds", "seconds waited"),
+    ("on_demand", "fetched on demand"),
+    ("evicted", "evicted at once"),
+    ("over", "operations over the limit"),
+    ("diverged", "iterations off the plan"),
+    ("plans", "plans"),
+    ("host_peak_bytes", "host memory at most"),
+    ("host_full", "copies without room there"),
+)
+
+
 @dataclass(frozen=True)
 class Report:
     """Counts since the pool began; hits and misses since the first plan took effect. Sizes in bytes."""
@@ -61,6 +81,7 @@ class Report:
         if reasons:
             after = [label for label, _ in rows].index("misses") + 1
             rows.insert(after, ("misses by reason", ", ".join(f"{k} {v:,}" for k, v in reasons.items())))
+        rows.extend(_swapping_rows(said.get("swapping")))
         rows.extend(("fault", fault) for fault in self.values.get("faults", ()))
         return rows
 
@@ -79,6 +100,18 @@ class Report:
             for a, b in self.rows()
         )
         return f"<table><caption>{html.escape(self._title())}</caption>{cells}</table>"
+
+
+def _swapping_rows(said: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Of what happened; what did not has no row."""
+    if said is None:
+        return []
+    first = _SWAPPING[0][0]
+    return [
+        (label if key == first else f"  {label}", readable(key, said[key]))
+        for key, label in _SWAPPING
+        if said.get(key) or key == first
+    ]
 
 
 def readable(key: str, value: Any) -> str:
@@ -147,6 +180,7 @@ def make_report(pool: Pool) -> Report:
         "segments": core["segments"],
         "stranded_bytes": core["segment_free_bytes"],
         **_plan_values(pool),
+        "swapping": pool.swapping_values(),
     }
     for name, gauge in (
         ("requested", client["requested"]),

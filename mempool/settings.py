@@ -6,6 +6,8 @@ the default
 ``MEMPOOL_PLAN``     a plan file to replay from the first iteration
 ``MEMPOOL_RECORD``   a trace file to write
 ``MEMPOOL_MAX_RESERVED``  most bytes to hold from the device, such as ``8GiB`` or ``500MB``
+``MEMPOOL_LIMIT``      most bytes that PyTorch's tensors take on the device, kept by swapping
+``MEMPOOL_HOST_LIMIT``  most bytes of the host that swapping takes
 ``MEMPOOL_WAIT_BYTES``  what a plan must save for each wait of one stream for another: ``1MiB``, ``never``
 ``MEMPOOL_MEMORY``   of a GPU: ``plain``, the default; ``growing``: the arena grows and shrinks in place;
 ``managed``: there may be more than the GPU has
@@ -53,6 +55,9 @@ class Settings:
         plan: a plan file to start from, or None.
         record: a trace file to write, or None.
         max_reserved: bytes that the arena and all segments together may hold, or None.
+        limit: most bytes that PyTorch's tensors take on the device; what is idle waits in the host's memory.
+            None: nothing is swapped. Other pools have no such limit.
+        host_limit: most bytes of the host that swapping takes; None: half of what is free when it begins.
         wait_bytes: what a plan must save for each time that one stream waits for another in an iteration; 0:
             plans are as small as can be; `NEVER`: streams share nothing. None: the adapter's own.
         memory: where a GPU's memory comes from. "plain": device memory; "growing": pages mapped into reserved
@@ -70,6 +75,8 @@ class Settings:
     plan: str | None = None
     record: str | None = None
     max_reserved: int | None = None
+    limit: int | None = None
+    host_limit: int | None = None
     wait_bytes: int | None = None
     memory: Memory = "plain"
     small_bytes: int = 512
@@ -176,7 +183,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "mode": _mode,
     "plan": functools.partial(_path, "plan"),
     "record": functools.partial(_path, "record"),
-    "max_reserved": functools.partial(_size, "max_reserved", least=1),
+    **{name: functools.partial(_size, name, least=1) for name in ("max_reserved", "limit", "host_limit")},
     "wait_bytes": wait_price,
     "memory": _memory,
     "small_bytes": _small_bytes,
@@ -189,7 +196,7 @@ def _from_environment() -> dict[str, Any]:
         "": _mode,
         "_PLAN": str,
         "_RECORD": str,
-        "_MAX_RESERVED": functools.partial(_size, "max_reserved", least=1),
+        **{f"_{name.upper()}": _CHECKS[name] for name in ("max_reserved", "limit", "host_limit")},
         "_WAIT_BYTES": wait_price,
         "_MEMORY": _memory,
         "_CHECK": _flag,

@@ -26,6 +26,7 @@ OPTIONS = {
     "--accesses": False,
     "--plan": True,
     "--max-reserved": True,
+    "--limit": True,
     "--explain": False,
     "--children": False,
     "--quiet": False,
@@ -43,7 +44,7 @@ _STARTUP = Path(__file__).parent / "startup"
 def launch(arguments: Sequence[str]) -> None:
     """Become the program of this command line of ``run``; return if there is anything to say about it."""
     given = parsed(arguments)
-    if given is None or given["--plan"] is not None or given["--max-reserved"] is not None:
+    if given is None or any(given[name] is not None for name in ("--plan", "--max-reserved", "--limit")):
         return
     if given["--accesses"] and given["--record"] is None:
         return
@@ -99,6 +100,7 @@ def start(
     plan: str | None = None,
     plan_is_of: str = "",
     max_reserved: int | None = None,
+    limit: int | None = None,
 ) -> None:
     """Become a plain Python that runs the program, with `mempool.cli.under` waiting in it."""
     pythonpath = os.environ.get("PYTHONPATH")
@@ -110,6 +112,7 @@ def start(
         "plan_is_of": plan_is_of,
         "json": json_file,
         "max_reserved": max_reserved,
+        "limit": limit,
         "explain": explain,
         "children": children,
         "quiet": quiet,

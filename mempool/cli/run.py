@@ -73,6 +73,13 @@ def run(
     max_reserved: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Most memory to hold: 512M, 1.5GiB, 2GB.")
     ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Most memory that PyTorch's tensors take; what is idle waits in the host's memory.",
+        ),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what did not follow the plan, and why.")
     ] = False,
@@ -98,12 +105,13 @@ def run(
         mempool run train.py --epochs 3
         mempool run --record run.trace -m package.train
         mempool run --record run.trace --accesses train.py
+        mempool run --limit 12GiB train.py
         mempool run --plan run.plan --explain train.py
     """
     if accesses and record is None:
         raise typer.BadParameter("--accesses is of the trace: say --record TRACE too")
     _check_program(program)
-    chosen = _settings(record=record, plan=plan, max_reserved=max_reserved)
+    chosen = _settings(record=record, plan=plan, max_reserved=max_reserved, limit=limit)
     record, plan = (None if name is None else Path(name) for name in (chosen.record, chosen.plan))
     kept = launch.files_of(program) + ([] if plan is None else [plan])
     if (output := written_over(kept, (record, json_file))) is not None:
@@ -114,6 +122,7 @@ def run(
         **_plan(plan),
         json_file=_writable(json_file),
         max_reserved=None if max_reserved is None else chosen.max_reserved,
+        limit=None if limit is None else chosen.limit,
         accesses=accesses,
         explain=explain,
         children=children,

@@ -113,6 +113,7 @@ class Run:
             record=None if accesses else record,
             plan=self._plan_of(framework),
             max_reserved=self.options["max_reserved"],
+            **({"limit": self.options["limit"]} if framework == "torch" else {}),
         )
         pool.leave_open_at_exit()  # it would be closed before `finish`, which reports and closes it
         self.pools[framework] = pool

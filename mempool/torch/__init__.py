@@ -8,6 +8,9 @@
         train(batch)
     print(pool.report())
 
+With ``limit="12GiB"`` tensors that wait for their next use do so in the host's memory: see
+`mempool.torch.swapping`.
+
 Every tensor on the chosen kind of device whose memory PyTorch allocates is served, of every thread, and may
 outlive the pool, its thread, and the interpreter. `mempool.torch.cpu` and `mempool.torch.cuda` say what is
 particular to each.
@@ -15,6 +18,7 @@ particular to each.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +28,14 @@ from mempool.pool import Pool
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     import torch
 
     from mempool.torch.accesses import AccessRecording
     from mempool.torch.diagnosis import Diagnosis
     from mempool.torch.fitting import Fit
+    from mempool.torch.swapping.attached import Swapping
 
 
 def install(*, device: str | torch.device | None = None, **options: Any) -> TensorPool:
@@ -45,7 +50,8 @@ def install(*, device: str | torch.device | None = None, **options: Any) -> Tens
     Args:
         device: "cpu"; "cuda", the first CUDA device that a tensor is made on; "cuda:1", that one. By default
             "cuda" where PyTorch sees a GPU, else "cpu".
-        options: as for `mempool.Pool`.
+        options: as for `mempool.Pool`. With ``limit`` the calling thread's tensors and those of its
+            backwards are swapped.
 
     Returns:
         The pool; leaving its ``with``, its ``close`` and `uninstall` all end it. Its report stays readable.
@@ -55,7 +61,7 @@ def install(*, device: str | torch.device | None = None, **options: Any) -> Tens
             options make no sense, or PyTorch or the compiler does not permit it.
     """
     make = _maker(device, options)
-    return _place.install(lambda: make(**options), lambda pool: pool.serve())
+    return _place.install(lambda: make(**options), lambda pool: pool.begin())
 
 
 def uninstall() -> None:
@@ -128,9 +134,28 @@ class TensorPool(Pool):
     """A pool that leaves PyTorch when it is closed."""
 
     framework = "torch"
+    swaps = True
 
     def __init__(self, device: Any, **options: Any) -> None:
+        self._swapping: Swapping | None = None
         super().__init__(device, **{"name": "torch", **options})
+
+    def begin(self) -> None:
+        """Serve PyTorch's tensors, and keep them within the limit if there is one."""
+        self.serve()
+        if (limit := self.settings.limit) is not None:
+            from mempool.torch.swapping.attached import Swapping
+
+            try:
+                self._swapping = Swapping(self, self.torch_device, limit)
+            except BaseException:
+                self.stop_serving()
+                raise
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device as PyTorch names it; without an index while none is decided."""
+        raise NotImplementedError
 
     def serve(self) -> None:
         """Take PyTorch's tensors over."""
@@ -140,6 +165,13 @@ class TensorPool(Pool):
         """Leave PyTorch, whose living tensors stay valid."""
         raise NotImplementedError
 
+    def mark_found_step(self) -> None:
+        """Mark the end of an iteration that swapping found by the steps of an optimizer."""
+        with contextlib.suppress(
+            UsageError
+        ):  # inside of `iteration`, which has just begun for the first time
+            super().step()
+
     def watch(self, optimizer: torch.optim.Optimizer) -> Any:
         """End an iteration at every step of the optimizer.
 
@@ -148,13 +180,39 @@ class TensorPool(Pool):
         Returns:
             A handle, whose ``remove()`` ends it.
         """
+        if self._swapping is not None:
+            self._swapping.marked()
         return _Watch(
             optimizer.register_step_pre_hook(lambda *_: self._check_outside_iterations()),
             optimizer.register_step_post_hook(lambda *_: self.step()),
         )
 
+    def step(self) -> None:
+        """Mark the end of one iteration and the beginning of the next; the swapping's likewise."""
+        super().step()
+        if self._swapping is not None:
+            self._swapping.mark()
+
+    @contextlib.contextmanager
+    def iteration(self) -> Iterator[None]:
+        """Mark one iteration: see `mempool.Pool.iteration`."""
+        with super().iteration():
+            if self._swapping is not None:
+                self._swapping.begin()
+            try:
+                yield
+            finally:
+                if self._swapping is not None:
+                    self._swapping.mark()
+
+    def swapping_values(self) -> dict[str, Any] | None:
+        """What the report says of swapping; None where nothing is swapped."""
+        return None if self._swapping is None else self._swapping.values()
+
     def close(self) -> None:
-        """Leave PyTorch and stop planning. Tensors stay valid."""
+        """Leave PyTorch and stop planning. Tensors stay valid, and what was swapped is on the device."""
+        if self._swapping is not None:
+            self._swapping.end()
         _place.leave(self, self.stop_serving)
         super().close()
 

@@ -6,10 +6,13 @@ PyTorch does not take from its CPU allocator (`torch.from_numpy`, shared and pin
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mempool import _core
 from mempool.torch import TensorPool, companion
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CpuPool(TensorPool):
@@ -17,6 +20,13 @@ class CpuPool(TensorPool):
 
     def __init__(self, **options: Any) -> None:
         super().__init__("host", **options)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The CPU."""
+        import torch
+
+        return torch.device("cpu")
 
     def serve(self) -> None:
         """Take PyTorch's CPU tensors over.

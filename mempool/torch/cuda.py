@@ -18,6 +18,8 @@ from mempool.torch import TensorPool, companion, diagnosis, statistics
 from mempool.versions import TESTED
 
 if TYPE_CHECKING:
+    import torch
+
     from mempool.report import Report
 
 log = logging.getLogger("mempool")
@@ -77,6 +79,13 @@ class CudaPool(TensorPool):
     def index(self) -> int | None:
         """Of the device; None while no tensor has decided."""
         return self._cuda.index
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device; without an index while no tensor has decided."""
+        import torch
+
+        return torch.device("cuda") if self.index is None else torch.device("cuda", self.index)
 
     def serve(self) -> None:
         """Take PyTorch's CUDA tensors over.

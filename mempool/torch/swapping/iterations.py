@@ -42,6 +42,8 @@ class Iterations:
         self.following = False
         self.tape = Tape()
         self._before: Tape | None = None
+        self._first = True  # the plan is that of the first iteration, which makes what later ones have
+        self._sizes_differ = False
         self._rows: dict[int, Held] = {}
 
     # --- operations
@@ -83,6 +85,7 @@ class Iterations:
             if held.born is not None and (row := plan.recorded.born.get(held.born)) is not None:
                 self._rows[row] = held
                 held.row = row
+                self._sizes_differ |= held.room != plan.rooms[row]
         for row in plan.after.get(at, ()):
             if (leaves := self._rows.get(row)) is not None:
                 self._mover.leave(leaves)
@@ -112,18 +115,30 @@ class Iterations:
         """An iteration has ended, the next one begins."""
         tape = self.tape
         if len(tape):
+            self._counts.ended()
             tape.marks.append(self._engine.mark())
-            if not (self.following and self.plan is not None and len(tape) == len(self.plan)):
+            if not self._as_planned():
                 self._odd(tape)
             self._before = tape
-        self._begin()
+        self._start()
+
+    def begin(self) -> None:
+        """An iteration begins; the tape, if it is not empty, is of none."""
+        if len(self.tape):
+            self._mover.settle_all()
+            self._start()
+
+    def _as_planned(self) -> bool:
+        plan = self.plan
+        return plan is not None and self.following and len(self.tape) == len(plan) and not self._sizes_differ
 
     def _odd(self, tape: Tape) -> None:
-        """One that is not as planned: two alike are worth a plan; the first gets one anyway."""
+        """One that is not as planned: two alike are worth a plan, and the first two get one anyway."""
         if self.plan is not None:
             self._counts.diverged += 1
             self._mover.settle_all()
-        if self.plan is None or (self._before is not None and tape.agrees(self._before)):
+        if self.plan is None or self._first or (self._before is not None and tape.agrees(self._before)):
+            self._first = self.plan is None
             self._make(tape)
 
     def _make(self, tape: Tape) -> None:
@@ -137,9 +152,10 @@ class Iterations:
         self.plan = program_of(tape, made, swap)
         self._counts.plans += 1
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self.tape = Tape(there=list(self._storages.known.values()))
         self._rows.clear()
+        self._sizes_differ = False
         for held in self.tape.there:
             held.born = None
             held.row = -1

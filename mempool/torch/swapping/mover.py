@@ -53,6 +53,7 @@ class Mover:
             storage.resize_(0)
             held.state = AWAY
             self._storages.here_bytes -= held.room
+            self._storages.inside(held)
 
     def fetch(self, held: Held) -> None:
         """Take memory for it and ask for a copy back."""
@@ -69,7 +70,7 @@ class Mover:
     def settle(self, held: Held) -> None:
         """Wait for what moves it."""
         if held.transfer is not None:
-            self._counts.waited_seconds += self._engine.wait(held.transfer)
+            self._counts.waited(self._engine.wait(held.transfer))
             held.transfer, held.state = None, HERE
             self._moving.pop(held.number, None)
 

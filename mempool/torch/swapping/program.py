@@ -24,6 +24,7 @@ class Program:
         swap: the schedule and what the replay says of it.
         before: of an operation, (RELEASE or FETCH, row), in order.
         after: of an operation, the rows that leave.
+        rooms: bytes of each row.
     """
 
     tape: Tape
@@ -31,6 +32,7 @@ class Program:
     swap: Swap
     before: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     after: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    rooms: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tape)
@@ -44,7 +46,7 @@ class Program:
 def program_of(tape: Tape, recorded: Recorded, swap: Swap) -> Program:
     """The program of a schedule."""
     k, moves = len(tape), swap.schedule
-    made = Program(tape, recorded, swap)
+    made = Program(tape, recorded, swap, rooms=recorded.step.size.tolist())
     for row in moves.release.argsort(kind="stable").tolist():
         buffer = int(moves.buffer[row])
         made.after[int(moves.out[row]) % k].append(buffer)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from mempool.torch.swapping.engine import HostCopy, Transfer
 
@@ -23,6 +23,7 @@ class Held(weakref.ref[Any]):
     """A living storage on the device that is swapped.
 
     Attributes:
+        outside: whether its memory is not the pool's.
         key: its ``id``, which another may have when this one is gone.
         number: which one it is, in the order in which they were met.
         size: bytes of it when it is here.
@@ -39,8 +40,8 @@ class Held(weakref.ref[Any]):
     """
 
     __slots__ = (
-        "born", "clean", "copy", "key", "last", "movable", "number", "room", "row", "size", "state",
-        "transfer",
+        "born", "clean", "copy", "key", "last", "movable", "number", "outside", "room", "row", "size",
+        "state", "transfer",
     )  # fmt: skip
 
     born: tuple[int, int] | None
@@ -50,6 +51,7 @@ class Held(weakref.ref[Any]):
     last: int
     movable: bool
     number: int
+    outside: bool
     room: int
     row: int
     size: int
@@ -63,15 +65,19 @@ class Storages:
     Attributes:
         known: of the living ones, by ``id`` of the storage.
         here_bytes: what those that are not AWAY take of the device's memory; of the dead until `buried`.
+        outside_bytes: of these, what is not the pool's.
     """
 
-    def __init__(self, device: torch.device, alignment: int) -> None:
+    def __init__(
+        self, device: torch.device, alignment: int, owns: Callable[[int], bool] | None = None
+    ) -> None:
+        self._owns = owns
         self._device = device.type
         self._alignment = alignment
         self._numbers = 0
         self._dead: deque[Held] = deque()
         self.known: dict[int, Held] = {}
-        self.here_bytes = 0
+        self.here_bytes = self.outside_bytes = 0
 
     def meet(self, tensor: torch.Tensor, storage: Any, born: tuple[int, int] | None, now: int) -> Held | None:
         """A storage that is seen for the first time; None where it is not of this device."""
@@ -84,16 +90,26 @@ class Storages:
         held.born, held.row, held.last = born, -1, now
         held.copy = held.transfer = None
         held.clean = False
+        # What an operation makes is the pool's; what is met may be older than that, or of others.
+        held.outside = born is None and self._owns is not None and not self._owns(storage.data_ptr())
         self._numbers += 1
         self.here_bytes += held.room
+        self.outside_bytes += held.room if held.outside else 0
         self.known[held.key] = held
         return held
 
     def resized(self, held: Held, size: int) -> None:
         """The program gave a storage that is here another size."""
+        self.inside(held)
         room = -(-size // self._alignment) * self._alignment
         self.here_bytes += room - held.room
         held.size, held.room, held.clean = size, room, False
+
+    def inside(self, held: Held) -> None:
+        """The memory that a storage had is no longer its own; what it gets instead is the pool's."""
+        if held.outside:
+            held.outside = False
+            self.outside_bytes -= held.room
 
     def _end(self, held: Held) -> None:
         """It is gone: called at any moment, in any thread."""
@@ -108,6 +124,7 @@ class Storages:
             held = dead.popleft()
             if held.state != AWAY:
                 self.here_bytes -= held.room
+                self.inside(held)
             yield held
 
     def of(self, tensor: torch.Tensor) -> Held | None:

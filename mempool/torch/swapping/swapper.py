@@ -13,13 +13,13 @@ from mempool.torch.swapping.governor import Governor
 from mempool.torch.swapping.iterations import Iterations
 from mempool.torch.swapping.mover import Mover
 from mempool.torch.swapping.needs import Needs
-from mempool.torch.swapping.report import SwapCounts
+from mempool.torch.swapping.report import SwapCounts, said
 from mempool.torch.swapping.storages import AWAY, COMING, HERE, Held, Storages
 from traces.recorders.torch.operations import Operation, learn
 from traces.recorders.torch.storages import is_wrapper, storages_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import torch
 
@@ -34,7 +34,9 @@ class Swapper(TorchDispatchMode):
     others, what was unused for longest leaves when room is needed.
 
     Attributes:
+        limit_bytes: what is kept.
         counts: what it did.
+        marked: the program itself says where iterations end, not the steps of its first optimizer.
         storages: those that it knows.
         iterations: what the program does again and again, and the plan for that.
     """
@@ -42,13 +44,34 @@ class Swapper(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(
-        self, engine: Engine, device: torch.device, limit_bytes: int, *, alignment: int = 64
+        self,
+        engine: Engine,
+        device: torch.device,
+        limit_bytes: int,
+        *,
+        alignment: int = 64,
+        served: Callable[[], int] | None = None,
+        owns: Callable[[int], bool] | None = None,
+        ended: Callable[[], None] | None = None,
     ) -> None:
-        """Make one; it works inside its ``with``. Sizes are rounded up to the alignment, in bytes."""
+        """Make one; it works inside its ``with``.
+
+        Args:
+            engine: what copies.
+            device: whose storages are swapped.
+            limit_bytes: most bytes that they take.
+            alignment: sizes are rounded up to a multiple of so many bytes.
+            served: bytes that a pool has given out; those that are no known storage leave less of the limit.
+            owns: whether an address is that pool's.
+            ended: called when an iteration ended that nobody marked.
+        """
         super().__init__()
         self.engine = engine
         self.counts = SwapCounts()
-        self.storages = Storages(device, alignment)
+        self.limit_bytes = limit_bytes
+        self.storages = Storages(device, alignment, owns)
+        self._served = served
+        self._tell_ended = ended
         self._mover = Mover(engine, device, self.storages, self.counts)
         self._governor = Governor(self.storages, self._mover, self.counts, limit_bytes)
         self.iterations = Iterations(engine, self.storages, self._mover, self.counts, limit_bytes)
@@ -59,38 +82,71 @@ class Swapper(TorchDispatchMode):
         self._clock = 0
         self._optimizer: Any = None
         self._hook: Any = None
+        self._ended = False
+        self.marked = False
 
     # --- iterations
 
     def __enter__(self) -> Self:
+        self._ended = False
         self._hook = register_optimizer_step_post_hook(self._stepped)
         super().__enter__()
         return self
 
     def __exit__(self, *args: object) -> None:
         super().__exit__(*args)
-        self._hook.remove()
+        self.end()
+
+    def end(self) -> None:
+        """Have everything here, and let operations be from now on."""
+        self._ended = True
+        if self._hook is not None:
+            self._hook.remove()
         self.bring_all()
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
+        if self.marked:
+            return
         if self._optimizer is None or self._optimizer() is None:
             self._optimizer = weakref.ref(optimizer)
         if self._optimizer() is optimizer:
             self.step()
+            if self._tell_ended is not None:
+                self._tell_ended()
+
+    def begin(self) -> None:
+        """An iteration begins; what was since the last one ended belongs to none."""
+        self.marked = True
+        self._bury()
+        self.iterations.begin()
 
     def step(self) -> None:
-        """An iteration has ended."""
+        """An iteration has ended, and the next one may begin."""
         self._bury()
+        limit = self.limit_bytes - self._unseen()
+        self._governor.limit_bytes = self.iterations.limit_bytes = limit
         self.iterations.end()
+
+    def _unseen(self) -> int:
+        """Bytes that the pool serves to what is no known storage: of other threads, of libraries."""
+        if self._served is None:
+            return 0
+        return max(self._served() - (self.storages.here_bytes - self.storages.outside_bytes), 0)
 
     def bring_all(self) -> None:
         """Have everything here."""
         self._mover.bring_all()
 
+    def values(self) -> dict[str, Any]:
+        """What there is to report, for JSON; sizes in bytes."""
+        return {"limit_bytes": self.limit_bytes, **said(self.counts, self.iterations.plan)}
+
     # --- operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._ended:  # by another thread
+            return func(*args, **kwargs)
         for kind in types:
             if kind is FakeTensor:
                 return func(*args, **kwargs)
