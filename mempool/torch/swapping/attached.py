@@ -26,15 +26,13 @@ class Swapping:
 
     def __init__(self, pool: TensorPool, device: torch.device, limit_bytes: int) -> None:
         """Begin."""
-        stats = pool.client.stats
         self._engine = engine_for(device, pool.settings.host_limit)
         self.swapper = Swapper(
             self._engine,
             device,
             limit_bytes,
             alignment=pool.device.alignment,
-            served=lambda: int(stats()["live"]["current"]),
-            owns=pool.core.owns,
+            client=pool.client,
             ended=pool.mark_found_step,
         )
         self._pid = os.getpid()

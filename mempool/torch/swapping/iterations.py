@@ -65,13 +65,22 @@ class Iterations:
                 self._mover.release(held)
 
     def ran(
-        self, func: Any, mark: Any, given: Iterable[Held], written: Container[int], made: Iterable[Held]
+        self,
+        func: Any,
+        mark: Any,
+        given: Iterable[Held],
+        written: Container[int],
+        made: Iterable[Held],
+        room: int = 0,
     ) -> None:
-        """Write an operation down that began at the mark, and let leave what the plan lets leave after it."""
+        """Write an operation down that began at the mark, and let leave what the plan lets leave after it.
+
+        What it took for itself while it ran is ``room``, in bytes.
+        """
         tape, at = self.tape, len(self.tape)
         tape.functions.append(func)
         tape.marks.append(mark)
-        tape.rooms.append(0)
+        tape.rooms.append(room)
         for held in given:
             tape.touched.append((held.number, at, held.key in written))
         for held in made:
@@ -89,6 +98,12 @@ class Iterations:
         for row in plan.after.get(at, ()):
             if (leaves := self._rows.get(row)) is not None:
                 self._mover.leave(leaves)
+
+    def until(self, held: Held) -> int | None:
+        """Operations until a storage is used next; None where no plan tells."""
+        if not self.following or self.plan is None or held.row < 0:
+            return None
+        return self.plan.uses.until(held.row, len(self.tape))
 
     def viewed(self, held: Held) -> None:
         """A view was made: as if the operation before had touched its storage."""

@@ -11,6 +11,8 @@ from mempool.torch.swapping.engine import HostFullError
 from mempool.torch.swapping.storages import AWAY, COMING, HERE, LEAVING, Held, Storages
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mempool.torch.swapping.engine import Engine
     from mempool.torch.swapping.report import SwapCounts
 
@@ -81,6 +83,17 @@ class Mover:
             self.fetch(held)
         if held.state == COMING:
             self.settle(held)
+
+    def bring_each(self, absent: Iterable[Held]) -> None:
+        """Have all of these here: their copies are on their way together."""
+        absent = list(absent)
+        for held in absent:
+            if held.state == AWAY:
+                self._counts.on_demand += 1
+                self.fetch(held)
+        for held in absent:
+            if held.state == COMING:
+                self.settle(held)
 
     def wrote(self, held: Held) -> None:
         """Its copy is old."""

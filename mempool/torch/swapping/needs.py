@@ -1,56 +1,203 @@
-"""How much room an operation needs for what it makes."""
+"""How much room an operation needs: for what it returns, and for what it takes for itself while it runs."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
-from traces.recorders.torch.storages import tensors_in
+from traces.recorders.torch.storages import storages_in, tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mempool import _core
+
+#: Runs of an operation with the same shapes whose own memory is measured.
+_SAMPLES = 2
+#: An operation is not asked about beforehand where there is room for so many times what it is given.
+_AMPLE = 8
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+class Need:
+    """What an operation needs when it is given such shapes; bytes.
+
+    Attributes:
+        made: what it returns that is new.
+        room: what it takes beside, at most, as far as it was measured.
+        samples: how often it was.
+    """
+
+    __slots__ = ("made", "room", "samples")
+
+    def __init__(self, made: int) -> None:
+        self.made, self.room, self.samples = made, 0, 0
+
+
+class Counters:
+    """What a pool counts while an operation runs, without disturbing the peaks that others read of it."""
+
+    def __init__(self, client: _core.Client) -> None:
+        """Ask the pool's client."""
+        self._client = client
+        self._live = self._total = 0
+
+    def begin(self) -> None:
+        """An operation begins."""
+        live = self._client.stats()["live"]
+        self._live, self._total = live["current"], live["total"]
+
+    def taken(self) -> int:
+        """Bytes that were alive at once since, beside what was alive then, at most.
+
+        No more than all that was allocated since, nor than what the peak so far leaves: each may be more than
+        it was, none is less.
+        """
+        live: dict[str, int] = self._client.stats()["live"]
+        return max(min(live["total"] - self._total, live["peak"] - self._live), 0)
 
 
 class Needs:
-    """Bytes by operation and the shapes it is given: asked of tensors without memory, then as they were."""
+    """Needs by place in the iteration where they are as they were, else by operation and shapes.
 
-    def __init__(self) -> None:
-        self._known: dict[Any, int] = {}
+    What is not known is asked of tensors without memory; where data decide, it is a bound or what was seen.
+    """
 
-    def _key(self, func: Any, args: Any) -> Any:
-        return func, tuple([
-            (tuple(a.shape), a.dtype) if isinstance(a, torch.Tensor)
-            else tuple([tuple(t.shape) for t in tensors_in(a)]) if isinstance(a, (list, tuple))
-            else a
-            for a in args
-        ])  # fmt: skip
+    def __init__(self, counters: Counters | None = None, alignment: int = 1) -> None:
+        """Nothing is known; without counters of a pool the own memory of operations stays unknown."""
+        self._counters = counters
+        self._alignment = alignment
+        self._known: dict[Any, Need] = {}
+        self._last: list[tuple[Any, int, Need]] = []
+        self._seen: dict[Any, int] = {}
 
-    def of(self, func: Any, args: Any, kwargs: Any) -> int:
-        """Bytes that an operation will make."""
+    def of(self, at: int, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Need:
+        """What an operation needs.
+
+        Args:
+            at: its place in the iteration.
+            func: it.
+            args: positional arguments.
+            kwargs: the others.
+            given: bytes of the storages that it is given.
+            spare: bytes for which there is room without anything leaving.
+        """
+        last = self._last[at] if at < len(self._last) else None
+        if last is not None and last[0] is func and last[1] == given:
+            return last[2]
+        need = self._found(func, args, kwargs, given, spare)
+        if last is not None:
+            self._last[at] = func, given, need
+        elif at == len(self._last):
+            self._last.append((func, given, need))
+        return need
+
+    def _found(self, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Need:
+        key = (func, _part(args), _part(kwargs) if kwargs else None)
         try:
-            key = self._key(func, args)
-            found = self._known.get(key)
-        except TypeError:
-            return 0
-        if found is None:
-            found = self._known[key] = self._asked(func, args, kwargs)
-        return found
+            need = self._known.get(key)
+        except TypeError:  # what has no hash
+            return Need(self._asked(func, args, kwargs))
+        if need is None:
+            ample = 0 < given * _AMPLE <= spare
+            need = self._known[key] = Need(0 if ample else self._asked(func, args, kwargs))
+        return need
 
-    def learn(self, func: Any, args: Any, made: int) -> None:
-        """What it has made."""
+    def begin(self, need: Need) -> None:
+        """Its operation begins."""
+        if self._counters is not None and need.samples < _SAMPLES:
+            self._counters.begin()
 
-    @staticmethod
-    def _asked(func: Any, args: Any, kwargs: Any) -> int:
+    def end(self, func: Any, need: Need, made: int) -> None:
+        """Its operation has ended and made so many bytes."""
+        if made > need.made:
+            need.made = made
+            self._seen[func] = max(self._seen.get(func, 0), made)
+        if need.samples < _SAMPLES:
+            if self._counters is not None:
+                room = max(self._counters.taken() - made, 0)
+                need.room = min(need.room, room) if need.samples else room
+            need.samples += 1
+
+    def _asked(self, func: Any, args: Any, kwargs: Any) -> int:
+        """Bytes that it will return, as far as can be told."""
         try:
-            mode = FakeTensorMode()
+            return self._rounded(_without_memory(func, args, kwargs))
+        except Exception:  # data decide, or nobody has written down how
+            bound = _BOUNDS.get(func.name().partition(".")[0]) if hasattr(func, "name") else None
+            try:
+                return self._seen.get(func, 0) if bound is None else bound(args)
+            except Exception:  # arguments of a kind not thought of
+                return self._seen.get(func, 0)
 
-            def fake(value: Any) -> Any:
-                return mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+    def _rounded(self, sizes: list[int]) -> int:
+        unit = self._alignment
+        return sum(-(-size // unit) * unit for size in sizes)
 
-            args, kwargs = torch.utils._pytree.tree_map(fake, (args, kwargs))
-            before = {id(t.untyped_storage()) for t in tensors_in((args, kwargs))}
-            with mode:
-                result = func(*args, **kwargs)
-            made = {id(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors_in(result)}
-            return sum(size for key, size in made.items() if key not in before)
-        except Exception:  # data decide, or it has no such rule
-            return 0
+
+def _part(value: Any) -> Any:
+    """What of an argument decides how much an operation makes."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value.shape, value.dtype
+    if kind is tuple or kind is list:
+        return tuple([_part(entry) for entry in value])
+    if kind is dict:
+        return tuple([(name, _part(entry)) for name, entry in value.items()])
+    if isinstance(value, torch.Tensor):
+        return kind, value.shape, value.dtype
+    return kind, value
+
+
+def _without_memory(func: Any, args: Any, kwargs: Any) -> list[int]:
+    """Sizes of the new storages that an operation returns, from tensors of the same shapes on no device."""
+
+    def empty(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+    with _disable_current_modes(), torch.no_grad():
+        args, kwargs = tree_map(empty, (args, kwargs))
+        if "device" in kwargs:
+            kwargs["device"] = torch.device("meta")
+        given = {id(storage) for tensor in tensors_in((args, kwargs)) for _, storage in storages_in(tensor)}
+        made = {id(storage): storage.nbytes() for _, storage in storages_in(func(*args, **kwargs))}
+    return [size for key, size in made.items() if key not in given]
+
+
+def _indices(args: Any) -> int:
+    """Of ``nonzero``: int64[numel, dim]."""
+    return int(8 * args[0].numel() * max(args[0].dim(), 1))
+
+
+def _chosen(args: Any) -> int:
+    """Of ``masked_select``: every element."""
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    return int(args[0].element_size() * shape.numel())
+
+
+def _distinct(args: Any) -> int:
+    """Of ``unique`` and its like: every element, where it lies, and how often."""
+    return int((args[0].element_size() + 16) * args[0].numel())
+
+
+def _indexed(args: Any) -> int:
+    """Of ``index`` with masks: every element."""
+    return int(args[0].element_size() * args[0].numel())
+
+
+#: Where data decide how much an operation returns: the most that it can be.
+_BOUNDS: dict[str, Callable[[Any], int]] = {
+    "aten::nonzero": _indices,
+    "aten::masked_select": _chosen,
+    "aten::_unique": _distinct,
+    "aten::_unique2": _distinct,
+    "aten::unique_dim": _distinct,
+    "aten::unique_consecutive": _distinct,
+    "aten::unique_dim_consecutive": _distinct,
+    "aten::index": _indexed,
+}

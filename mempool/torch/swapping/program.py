@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from mempool.torch.swapping.uses import Uses
 
 if TYPE_CHECKING:
     from mempool.torch.swapping.tape import Recorded, Tape
@@ -41,6 +44,11 @@ class Program:
     def functions(self) -> list[Any]:
         """Of each operation."""
         return self.tape.functions
+
+    @cached_property
+    def uses(self) -> Uses:
+        """When each row is used next."""
+        return Uses(self.recorded.step)
 
 
 def program_of(tape: Tape, recorded: Recorded, swap: Swap) -> Program:

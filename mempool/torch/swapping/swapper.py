@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,17 +13,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mempool.torch.swapping.governor import Governor
 from mempool.torch.swapping.iterations import Iterations
 from mempool.torch.swapping.mover import Mover
-from mempool.torch.swapping.needs import Needs
+from mempool.torch.swapping.needs import Counters, Needs
 from mempool.torch.swapping.report import SwapCounts, said
 from mempool.torch.swapping.storages import AWAY, COMING, HERE, Held, Storages
 from traces.recorders.torch.operations import Operation, learn
 from traces.recorders.torch.storages import is_wrapper, storages_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    import torch
-
+    from mempool import _core
     from mempool.torch.swapping.engine import Engine
 
 
@@ -50,8 +50,7 @@ class Swapper(TorchDispatchMode):
         limit_bytes: int,
         *,
         alignment: int = 64,
-        served: Callable[[], int] | None = None,
-        owns: Callable[[int], bool] | None = None,
+        client: _core.Client | None = None,
         ended: Callable[[], None] | None = None,
     ) -> None:
         """Make one; it works inside its ``with``.
@@ -61,24 +60,24 @@ class Swapper(TorchDispatchMode):
             device: whose storages are swapped.
             limit_bytes: most bytes that they take.
             alignment: sizes are rounded up to a multiple of so many bytes.
-            served: bytes that a pool has given out; those that are no known storage leave less of the limit.
-            owns: whether an address is that pool's.
+            client: of the pool that serves the device: what operations take for themselves while they run is
+                measured and counts, and what it serves that is no known storage leaves less of the limit.
             ended: called when an iteration ended that nobody marked.
         """
         super().__init__()
         self.engine = engine
         self.counts = SwapCounts()
         self.limit_bytes = limit_bytes
-        self.storages = Storages(device, alignment, owns)
-        self._served = served
+        self.storages = Storages(device, alignment, None if client is None else client.pool.owns)
+        self._client = client
         self._tell_ended = ended
         self._mover = Mover(engine, device, self.storages, self.counts)
-        self._governor = Governor(self.storages, self._mover, self.counts, limit_bytes)
         self.iterations = Iterations(engine, self.storages, self._mover, self.counts, limit_bytes)
+        self._governor = Governor(self.storages, self._mover, self.counts, limit_bytes, self.iterations.until)
         self._known = self.storages.known
         self._operations: dict[Any, Operation] = {}
         self._wrappers: dict[Any, bool] = {}
-        self._needs = Needs()
+        self._needs = Needs(None if client is None else Counters(client), alignment)
         self._clock = 0
         self._optimizer: Any = None
         self._hook: Any = None
@@ -129,9 +128,10 @@ class Swapper(TorchDispatchMode):
 
     def _unseen(self) -> int:
         """Bytes that the pool serves to what is no known storage: of other threads, of libraries."""
-        if self._served is None:
+        if self._client is None:
             return 0
-        return max(self._served() - (self.storages.here_bytes - self.storages.outside_bytes), 0)
+        served = int(self._client.stats()["live"]["current"])
+        return max(served - (self.storages.here_bytes - self.storages.outside_bytes), 0)
 
     def bring_all(self) -> None:
         """Have everything here."""
@@ -177,26 +177,52 @@ class Swapper(TorchDispatchMode):
         self._bury()
         given, written = self._given(operation, args, kwargs)
         self.iterations.before(func, given)
-        self._bring(self._needs.of(func, args, kwargs), given.values())
+        at, size = len(self.iterations.tape), sum([held.room for held in given.values()])
+        need = self._needs.of(at, func, args, kwargs, size, self._governor.spare)
+        self._bring(need.made + need.room, given)
         for held in written.values():  # also if it fails half-way
             self._mover.wrote(held)
         mark = self.engine.mark()
-        result = func(*args, **kwargs)
+        self._needs.begin(need)
+        try:
+            result = func(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            if not self._can_again(func, given, written):
+                raise
+            result = func(*args, **kwargs)
         self._clock += 1
         for held in given.values():
             held.last = self._clock
         made = self._made(result)
-        self._needs.learn(func, args, sum(held.room for held in made))
+        self._needs.end(func, need, sum([held.room for held in made]))
         self.counts.peak_bytes = max(self.counts.peak_bytes, self.storages.here_bytes)
-        self.iterations.ran(func, mark, given.values(), written, made)
+        self.iterations.ran(func, mark, given.values(), written, made, need.room)
         return result
 
-    def _bring(self, need: int, given: Iterable[Held]) -> None:
+    def _bring(self, need: int, given: dict[int, Held]) -> None:
         """Have here what an operation is given, and room for what it makes."""
-        absent = [held for held in given if held.state != HERE]
-        self._governor.make_room(need + sum(held.room for held in absent if held.state == AWAY), given)
-        for held in absent:
-            self._mover.bring(held)
+        absent = [held for held in given.values() if held.state != HERE]
+        need += sum([held.room for held in absent if held.state == AWAY])
+        if need > self._governor.spare:
+            self._governor.make_room(need, given, self._clock, ahead=not self.iterations.following)
+        if absent:
+            self._bring_each(absent, given)
+
+    def _bring_each(self, absent: list[Held], given: dict[int, Held]) -> None:
+        try:
+            self._mover.bring_each(absent)
+        except torch.OutOfMemoryError:
+            if not self._governor.clear(given, self._clock):
+                raise
+            self._mover.bring_each(absent)
+
+    def _can_again(self, func: Any, given: dict[int, Held], written: dict[int, Held]) -> bool:
+        """Whether an operation that found no memory may run once more, and there is more now.
+
+        One that writes may have written, and one that draws random numbers may have drawn them.
+        """
+        seeded = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        return not written and not seeded and self._governor.clear(given, self._clock)
 
     def _given(self, operation: Operation, args: Any, kwargs: Any) -> tuple[dict[int, Held], dict[int, Held]]:
         """Storages among the arguments, and those of them that are written, by their keys."""
