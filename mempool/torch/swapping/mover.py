@@ -2,23 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import TYPE_CHECKING
 
 import torch
-from torch._C import _DisableTorchDispatch
+from torch._C import _DisableFuncTorch, _DisableTorchDispatch
 
 from mempool.torch.swapping.engine import HostFullError
-from mempool.torch.swapping.storages import AWAY, COMING, HERE, LEAVING, Held, Storages
+from mempool.torch.swapping.storages import (
+    AWAY,
+    COMING,
+    HERE,
+    LEAVING,
+    Held,
+    Storages,
+    bytes_of,
+    is_resizable,
+    resize,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from mempool.torch.swapping.engine import Engine
     from mempool.torch.swapping.report import SwapCounts
 
 
+@contextlib.contextmanager
+def _between_us() -> Iterator[None]:
+    """Operations of ours, that no mode, transform or mark of the program's may see or change."""
+    transforms = _DisableFuncTorch()
+    with (
+        torch._C.DisableTorchFunction(),
+        _DisableTorchDispatch(),
+        torch.inference_mode(mode=False),
+        torch.no_grad(),
+    ):
+        yield
+    del transforms
+
+
 class Mover:
-    """Moves storages, one at a time, and keeps what `storages` says of them true."""
+    """Moves storages, one at a time, and keeps what `storages` says of them true.
+
+    A move may be broken off anywhere by Ctrl-C, and threads may ask for one at once. So the order of the
+    lines matters: what is written down errs on the side of AWAY once the copy is good, and of HERE before.
+
+    Attributes:
+        lock: held while something moves.
+    """
 
     def __init__(self, engine: Engine, device: torch.device, storages: Storages, counts: SwapCounts) -> None:
         self._engine = engine
@@ -26,78 +59,134 @@ class Mover:
         self._storages = storages
         self._counts = counts
         self._moving: dict[int, Held] = {}
+        self.lock = threading.RLock()
 
-    def _data(self, held: Held) -> torch.Tensor:
-        storage = held()
+    def _data(self, storage: object) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
 
     def leave(self, held: Held) -> None:
         """Ask for a copy to the host."""
-        if held.state != HERE or not held.movable or held.clean:
-            return
-        with _DisableTorchDispatch(), torch.no_grad():
-            if held.copy is not None:
-                self._engine.drop(held.copy)
-                held.copy = None
-            try:
-                held.copy, held.transfer = self._engine.out(self._data(held))
-            except HostFullError:
-                self._counts.host_full += 1
+        with self.lock:
+            if held.state != HERE or held.clean or not self._may_leave(held):
                 return
-        held.state, held.clean = LEAVING, True
-        self._moving[held.number] = held
-        self._counts.out_bytes += held.size
+            with _between_us():
+                self._drop(held)
+                try:
+                    held.copy, held.transfer = self._engine.out(self._data(held()))
+                except HostFullError:
+                    self._counts.host_full += 1
+                    return
+            self._moving[held.number] = held
+            held.state, held.clean = LEAVING, True
+            self._counts.out_bytes += held.size
+
+    def _may_leave(self, held: Held) -> bool:
+        """Whether nobody but operations uses it, and it is as large as when it was met."""
+        if not held.movable or held.pins or (storage := held()) is None:
+            return False
+        if bytes_of(storage) != held.size:
+            self._storages.resized(held, bytes_of(storage))
+        held.movable = is_resizable(storage)
+        return held.movable and held.size > 0
+
+    def _drop(self, held: Held) -> None:
+        if held.copy is not None:
+            copy, held.copy = held.copy, None
+            self._engine.drop(copy)
 
     def release(self, held: Held) -> None:
         """Give its memory back, once its copy is there."""
-        self.settle(held)
-        if held.state == HERE and held.clean and held.movable and (storage := held()) is not None:
-            storage.resize_(0)
+        with self.lock:
+            self.settle(held)
+            if held.state != HERE or not self._may_leave(held) or not held.clean:
+                return
             held.state = AWAY
             self._storages.here_bytes -= held.room
             self._storages.inside(held)
+            resize(held(), 0)
 
     def fetch(self, held: Held) -> None:
         """Take memory for it and ask for a copy back."""
-        if held.state != AWAY or held.copy is None or (storage := held()) is None:
-            return
-        with _DisableTorchDispatch(), torch.no_grad():
-            storage.resize_(held.size)
+        with self.lock:
+            if held.state != AWAY or held.copy is None or (storage := held()) is None:
+                return
+            with _between_us():
+                resize(storage, held.size)
+                held.transfer = self._engine.back(held.copy, self._data(storage))
+            self._moving[held.number] = held
+            held.state = COMING
             self._storages.here_bytes += held.room
-            held.transfer = self._engine.back(held.copy, self._data(held))
-        held.state = COMING
-        self._moving[held.number] = held
-        self._counts.in_bytes += held.size
+            self._counts.in_bytes += held.size
 
     def settle(self, held: Held) -> None:
         """Wait for what moves it."""
-        if held.transfer is not None:
-            self._counts.waited(self._engine.wait(held.transfer))
-            held.transfer, held.state = None, HERE
+        with self.lock:
+            if held.transfer is None:
+                return
+            try:
+                self._counts.waited(self._engine.wait(held.transfer))
+            except Exception:  # the copy failed
+                leaving = held.state != COMING
+                held.state, held.transfer, held.clean = HERE if leaving else AWAY, None, not leaving
+                if not leaving:
+                    self._storages.here_bytes -= held.room
+                    raise
+            if held.state in (LEAVING, COMING):
+                held.state = HERE
+            held.transfer = None
             self._moving.pop(held.number, None)
 
     def bring(self, held: Held) -> None:
         """Have it here."""
-        if held.state == AWAY:
-            self._counts.on_demand += 1
-            self.fetch(held)
-        if held.state == COMING:
-            self.settle(held)
+        with self.lock:
+            if held.state == AWAY:
+                self._counts.on_demand += 1
+                self.fetch(held)
+            if held.state == COMING:
+                self.settle(held)
 
     def bring_each(self, absent: Iterable[Held]) -> None:
         """Have all of these here: their copies are on their way together."""
         absent = list(absent)
-        for held in absent:
-            if held.state == AWAY:
-                self._counts.on_demand += 1
-                self.fetch(held)
-        for held in absent:
-            if held.state == COMING:
-                self.settle(held)
+        with self.lock:
+            for held in absent:
+                if held.state == AWAY:
+                    self._counts.on_demand += 1
+                    self.fetch(held)
+            for held in absent:
+                if held.state == COMING:
+                    self.settle(held)
 
     def wrote(self, held: Held) -> None:
         """Its copy is old."""
         held.clean = False
+
+    def lend(self, held: Held) -> bool:
+        """Have it here, and keep it here until `returned`. Returns whether it was away."""
+        with self.lock:
+            away = held.state == AWAY
+            held.pins += 1
+            try:
+                self.bring(held)
+            except BaseException:
+                held.pins -= 1
+                raise
+            return away
+
+    def returned(self, held: Held, *, away: bool, wrote: bool) -> None:
+        """It was lent, and may move again; what was away and is as it was is away again."""
+        with self.lock:
+            if wrote:
+                held.clean = False
+            held.pins -= 1
+            if away:
+                self.release(held)
+
+    def keep(self, held: Held) -> None:
+        """Have it here for good: somebody knows its address."""
+        with self.lock:
+            held.movable = False
+            self.bring(held)
 
     def settle_all(self) -> None:
         """Wait for all that is on its way: until then its copy keeps it alive, even if nobody else does."""

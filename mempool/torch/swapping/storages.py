@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 #: the device again, which is being filled.
 HERE, LEAVING, AWAY, COMING = range(4)
 _plain_storage = torch._C.TensorBase.untyped_storage
+#: Of a storage itself, whatever the methods of its class may be while swapping (`escapes`).
+bytes_of = torch._C.StorageBase.nbytes
+is_resizable = torch._C.StorageBase.resizable
+address_of = torch._C.StorageBase.data_ptr
+resize = torch._C.StorageBase.resize_
 
 
 class Held(weakref.ref[Any]):
@@ -30,6 +35,7 @@ class Held(weakref.ref[Any]):
         room: bytes that it takes of the device's memory, the size rounded up.
         state: HERE, LEAVING, AWAY or COMING.
         movable: whether its memory may be given back and had again.
+        pins: how many are using its memory past the dispatcher now: it does not move then.
         born: the operation of the iteration that made it and its place among what that made; None: an
             iteration before did.
         row: its row in the program, -1 for none.
@@ -40,7 +46,8 @@ class Held(weakref.ref[Any]):
     """
 
     __slots__ = (
-        "born", "clean", "copy", "key", "last", "movable", "number", "outside", "room", "row", "size",
+        "born", "clean", "copy", "key", "last", "movable", "number", "outside", "pins", "room", "row",
+        "size",
         "state", "transfer",
     )  # fmt: skip
 
@@ -52,6 +59,7 @@ class Held(weakref.ref[Any]):
     movable: bool
     number: int
     outside: bool
+    pins: int
     room: int
     row: int
     size: int
@@ -84,18 +92,19 @@ class Storages:
         if tensor.device.type != self._device:
             return None
         held = Held(storage, self._end)
-        held.key, held.number, held.size = id(storage), self._numbers, storage.nbytes()
+        held.key, held.number, held.size = id(storage), self._numbers, bytes_of(storage)
         held.room = -(-held.size // self._alignment) * self._alignment
-        held.state, held.movable = HERE, held.size > 0 and bool(storage.resizable())
-        held.born, held.row, held.last = born, -1, now
+        held.state, held.movable = HERE, bool(is_resizable(storage))
+        held.born, held.row, held.last, held.pins = born, -1, now, 0
         held.copy = held.transfer = None
         held.clean = False
-        # What an operation makes is the pool's; what is met may be older than that, or of others.
-        held.outside = born is None and self._owns is not None and not self._owns(storage.data_ptr())
+        if (known := self.known.setdefault(held.key, held)) is not held:  # another thread met it
+            return known
         self._numbers += 1
         self.here_bytes += held.room
+        # What an operation makes is the pool's; what is met may be older than that, or of others.
+        held.outside = born is None and self._owns is not None and not self._owns(address_of(storage))
         self.outside_bytes += held.room if held.outside else 0
-        self.known[held.key] = held
         return held
 
     def resized(self, held: Held, size: int) -> None:

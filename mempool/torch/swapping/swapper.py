@@ -15,7 +15,7 @@ from mempool.torch.swapping.iterations import Iterations
 from mempool.torch.swapping.mover import Mover
 from mempool.torch.swapping.needs import Counters, Needs
 from mempool.torch.swapping.report import SwapCounts, said
-from mempool.torch.swapping.storages import AWAY, COMING, HERE, Held, Storages
+from mempool.torch.swapping.storages import AWAY, COMING, HERE, Held, Storages, bytes_of
 from traces.recorders.torch.operations import Operation, learn
 from traces.recorders.torch.storages import is_wrapper, storages_in
 
@@ -246,8 +246,8 @@ class Swapper(TorchDispatchMode):
                 if held is None:
                     continue
                 self.iterations.met(held)
-            elif held.state != AWAY and storage.nbytes() != held.size:
-                self.storages.resized(held, storage.nbytes())
+            elif held.state != AWAY and bytes_of(storage) != held.size:
+                self.storages.resized(held, bytes_of(storage))
             given[held.key] = held
             if written is not None:
                 written[held.key] = held
