@@ -34,8 +34,14 @@ class Engine(Protocol):
     All is asked for by the program's thread; the copies run beside it.
     """
 
-    def out(self, data: torch.Tensor) -> tuple[HostCopy, Transfer]:
+    def out(self, data: torch.Tensor, at: int | None = None) -> tuple[HostCopy, Transfer]:
         """Ask for a copy of uint8[n] on the device to the host, after what was asked of the device so far.
+
+        The data is kept until the copy has ended, or is waited for.
+
+        Args:
+            data: what to copy, n > 0.
+            at: where a plan of the host's arena has it, in bytes; elsewhere where that is taken.
 
         Raises:
             HostFullError: there is no room for it.
@@ -54,14 +60,30 @@ class Engine(Protocol):
     def drop(self, copy: HostCopy) -> None:
         """Give the host's memory of a copy back; one that a transfer still uses as soon as that ends."""
 
+    def fence(self) -> None:
+        """Let memory of the device that is given back from now on be used again after what was asked so far.
+
+        For what is given back without a copy that was waited for: on any stream but its own it may be in use.
+        """
+
+    def waited(self, transfer: Transfer) -> float:
+        """Seconds that the program, or its stream, waited for a copy; may wait until that is known."""
+
     def mark(self) -> Any:
         """The moment at which what was asked of the device so far is done, for `seconds`."""
 
     def seconds(self, marks: list[Any]) -> list[float]:
-        """Seconds between each two neighbours of the marks."""
+        """Seconds between each two neighbours of the marks, without those that went by waiting for copies."""
+
+    def rest(self) -> None:
+        """An iteration has ended: host memory that was not needed in it or the one before may go back."""
+
+    @property
+    def host_bytes(self) -> int:
+        """What copies take of the host's memory now, bytes."""
 
     def link(self) -> Link:
         """What copies take here, measured once."""
 
     def close(self) -> None:
-        """End; all transfers have been waited for."""
+        """End; all transfers have been waited for, or nobody wants their data."""

@@ -1,24 +1,34 @@
-"""Copies of tensors on the CPU into an arena of their own, by two threads, as a GPU's copy engines do."""
+"""Copies of tensors on the CPU into memory of their own, by two threads, as a GPU's engines would."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
-import mmap
+import os
 import queue
 import threading
 import time
+import weakref
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mempool.torch.swapping.engine import HostFullError
-from solvers.swap import Link
+from mempool.torch.swapping.holes import Holes
+from mempool.torch.swapping.link import measure
+from mempool.torch.swapping.private_memory import PrivateMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PAGE = 4096
+    import torch
+
+    from solvers.swap import Link
+
+_OUT, _BACK = range(2)
+#: Of each side of each way, while the link is measured: together more than a cache.
+_TIMED_BYTES = 32 << 20
 
 
 @dataclass(eq=False)
@@ -28,138 +38,228 @@ class Copied:
     Attributes:
         size: how many.
         at: where in the arena.
-        data: them.
-        users: transfers that have not ended.
+        users: transfers that have not ended, as far as was looked.
         dropped: nobody wants them any more.
+        filled: the copy that fills them.
     """
 
     size: int
     at: int
-    data: torch.Tensor
     users: int = 0
     dropped: bool = False
+    filled: Moving | None = None
 
 
 @dataclass(eq=False)
 class Moving:
-    """A copy that was asked for."""
+    """A copy that was asked for.
+
+    Attributes:
+        size: bytes.
+        copied: the host's side.
+        target: address.
+        source: address.
+        data: the device's side, kept until the copy has ended.
+        after: a copy that must end first.
+        done: whether it has ended.
+        waited: seconds that the program waited for it.
+        ended: set when it has.
+    """
 
     size: int
     copied: Copied
-    data: torch.Tensor | None
+    target: int
+    source: int
+    data: Any
+    after: Moving | None = None
+    done: bool = False
+    waited: float = 0.0
     ended: threading.Event = field(default_factory=threading.Event)
-    error: BaseException | None = None
+
+    def run(self) -> None:
+        """Copy; the interpreter's lock is free meanwhile."""
+        ctypes.memmove(self.target, self.source, self.size)
+        self.done = True
+        self.ended.set()
 
 
 class HostEngine:
-    """Copies between the CPU's tensors and an arena that is mapped page by page as it is used."""
+    """Copies between the CPU's tensors and an arena that is private to the process.
+
+    A thread each way, so that both ways and the program run at once. A forked child has no threads: it makes
+    the copies itself, also those that were under way, from its own copy of all memory.
+    """
 
     def __init__(self, host_bytes: int) -> None:
-        """Make an engine whose arena has so many bytes."""
-        self._map = mmap.mmap(-1, max(host_bytes, _PAGE))
-        self._arena = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._holes = [(0, len(self._arena))]
-        self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = [
-            queue.SimpleQueue() for _ in range(2)
+        """Make an engine whose arena has so many bytes, none of them touched yet.
+
+        Raises:
+            UsageError: the system has no addresses for them.
+        """
+        self._memory = PrivateMemory(host_bytes)
+        self._holes = Holes(self._memory.size)
+        self._flying: tuple[deque[Moving], ...] = (deque(), deque())
+        self._waited = 0.0
+        self._needed = 0
+        self._link: Link | None = None
+        self._process = os.getpid()
+        self._queues: list[queue.SimpleQueue[Moving | None]] = [queue.SimpleQueue() for _ in range(2)]
+        threads = [
+            threading.Thread(target=_work, args=(tasks,), name=f"mempool-copy-{name}", daemon=True)
+            for tasks, name in zip(self._queues, ("out", "in"), strict=True)
         ]
-        self._threads = [
-            threading.Thread(target=self._work, args=(q,), name=f"mempool-copy-{name}", daemon=True)
-            for q, name in zip(self._queues, ("out", "in"), strict=True)
-        ]
-        for thread in self._threads:
+        for thread in threads:
             thread.start()
+        self._end = weakref.finalize(self, _end, self._queues, threads)
 
-    @staticmethod
-    def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-        while (task := tasks.get()) is not None:
-            task()
-
-    def _ask(self, direction: int, moving: Moving, target: torch.Tensor, source: torch.Tensor) -> None:
-        moving.copied.users += 1
-
-        def task() -> None:
-            try:
-                target.copy_(source)
-            except BaseException as error:
-                moving.error = error
-            moving.ended.set()
-
-        self._queues[direction].put(task)
-
-    def out(self, data: torch.Tensor) -> tuple[Copied, Moving]:
-        """Ask for a copy to the host."""
+    def out(self, data: torch.Tensor, at: int | None = None) -> tuple[Copied, Moving]:
+        """See `Engine`; the data lies on the CPU."""
+        self._reap()
         size = data.numel()
-        at = self._take(size)
-        copied = Copied(size, at, self._arena[at : at + size])
-        moving = Moving(size, copied, data)
-        self._ask(0, moving, copied.data, data)
+        if (place := self._holes.take(size, at)) is None:
+            raise HostFullError(f"no {size:,} bytes are left on the host")
+        self._memory.touch(place, size)
+        copied = Copied(size, place)
+        moving = Moving(size, copied, self._memory.address + place, _address()(data), data)
+        copied.filled = moving
+        self._ask(_OUT, moving)
         return copied, moving
 
     def back(self, copy: Any, data: torch.Tensor) -> Moving:
-        """Ask for a copy back."""
-        moving = Moving(copy.size, copy, data)
-        self._ask(1, moving, data, copy.data)
+        """See `Engine`."""
+        after = copy.filled if not copy.filled.done else None
+        moving = Moving(copy.size, copy, _address()(data), self._memory.address + copy.at, data, after)
+        self._ask(_BACK, moving)
         return moving
 
     def wait(self, transfer: Any) -> float:
-        """Wait for a copy; seconds waited."""
+        """See `Engine`."""
         waited = 0.0
-        if not transfer.ended.is_set():
+        if not transfer.done:
             began = time.perf_counter()
-            transfer.ended.wait()
+            if os.getpid() == self._process:
+                transfer.ended.wait()
+            else:  # what filled its copy was asked for before it, and may not have ended either
+                for moving in (transfer.copied.filled, transfer):
+                    if not moving.done:
+                        moving.run()
             waited = time.perf_counter() - began
-        if transfer.error is not None:
-            raise transfer.error
-        if transfer.data is not None:
-            transfer.data = None
-            transfer.copied.users -= 1
-            self._give_if_dropped(transfer.copied)
+            transfer.waited += waited
+            self._waited += waited
+        self._land(transfer)
         return waited
 
     def drop(self, copy: Any) -> None:
-        """Give the host's memory of a copy back."""
-        copy.dropped = True
-        self._give_if_dropped(copy)
+        """See `Engine`."""
+        if not copy.dropped:
+            copy.dropped = True
+            self._give_if_dropped(copy)
+
+    def fence(self) -> None:
+        """What was asked of a CPU so far is done."""
+
+    def waited(self, transfer: Any) -> float:
+        """See `Engine`."""
+        return float(transfer.waited)
+
+    def mark(self) -> float:
+        """A clock that stands still while the program waits for copies."""
+        self._reap()
+        return time.perf_counter() - self._waited
+
+    def seconds(self, marks: list[float]) -> list[float]:
+        """See `Engine`."""
+        return [max(after - before, 0.0) for before, after in itertools.pairwise(marks)]
+
+    def rest(self) -> None:
+        """See `Engine`."""
+        self._reap()
+        before, self._needed = self._needed, self._holes.rested()
+        self._memory.keep(max(before, self._needed), self._holes)
+
+    @property
+    def host_bytes(self) -> int:
+        """See `Engine`."""
+        return self._holes.used
+
+    def link(self) -> Link:
+        """See `Engine`: of memory to memory, by these threads."""
+        if self._link is None:
+            self._link = measure(_Timed(self._start))
+        return self._link
+
+    def close(self) -> None:
+        """See `Engine`; also when the engine or the interpreter goes."""
+        self._end()
+
+    def _ask(self, way: int, moving: Moving) -> None:
+        moving.copied.users += 1
+        self._flying[way].append(moving)
+        self._start(way, moving)
+
+    def _start(self, way: int, moving: Moving) -> None:
+        if os.getpid() == self._process:
+            self._queues[way].put(moving)
+        else:
+            moving.run()
+
+    def _reap(self) -> None:
+        """Let go of the data of copies that have ended, though nobody waited for them."""
+        for flying in self._flying:
+            while flying and (flying[0].done or flying[0].data is None):
+                self._land(flying.popleft())
+
+    def _land(self, moving: Moving) -> None:
+        if moving.data is not None:
+            moving.data = None
+            moving.copied.users -= 1
+            self._give_if_dropped(moving.copied)
 
     def _give_if_dropped(self, copied: Copied) -> None:
         if copied.dropped and copied.users == 0:
-            self._give(copied.at, copied.size)
+            self._holes.give(copied.at, copied.size)
 
-    def _take(self, size: int) -> int:
-        """The first hole that is large enough."""
-        needed = -(-size // _PAGE) * _PAGE
-        for i, (at, room) in enumerate(self._holes):
-            if room >= needed:
-                self._holes[i : i + 1] = [(at + needed, room - needed)] if room > needed else []
-                return at
-        raise HostFullError(f"no {size} bytes are left on the host")
 
-    def _give(self, at: int, size: int) -> None:
-        room = -(-size // _PAGE) * _PAGE
-        holes = sorted([*self._holes, (at, room)])
-        self._holes = holes[:1]
-        for begin, length in holes[1:]:
-            last, reach = self._holes[-1]
-            if last + reach == begin:
-                self._holes[-1] = last, reach + length
-            else:
-                self._holes.append((begin, length))
+def _work(tasks: queue.SimpleQueue[Moving | None]) -> None:
+    while (moving := tasks.get()) is not None:
+        if moving.after is not None:
+            moving.after.ended.wait()
+            moving.after = None
+        moving.run()
 
-    def mark(self) -> float:
-        """Now."""
-        return time.perf_counter()
 
-    def seconds(self, marks: list[float]) -> list[float]:
-        """Seconds between marks."""
-        return [after - before for before, after in itertools.pairwise(marks)]
+def _end(queues: list[queue.SimpleQueue[Moving | None]], threads: list[threading.Thread]) -> None:
+    """End threads when all copies have; before the interpreter does."""
+    for tasks in queues:
+        tasks.put(None)
+    for thread in threads:
+        thread.join()
 
-    def link(self) -> Link:
-        """What copies take."""
-        return Link.of_rate(4e9)
 
-    def close(self) -> None:
-        """End the threads."""
-        for tasks in self._queues:
-            tasks.put(None)
-        for thread in self._threads:
-            thread.join()
+@functools.cache
+def _address() -> Callable[[Any], int]:
+    """PyTorch's own question for a tensor's address, whatever is wrapped around that for users."""
+    import torch
+
+    return torch._C.TensorBase.data_ptr  # type: ignore[no-any-return]
+
+
+class _Timed:
+    """See `Copies`: by the engine's threads, between memory of its own that no cache holds."""
+
+    def __init__(self, start: Callable[[int, Moving], None]) -> None:
+        self._start, self._memory, self._turn = start, PrivateMemory(4 * _TIMED_BYTES), 0
+        ctypes.memset(self._memory.address, 1, self._memory.size)
+
+    def timed(self, size: int, *, out: bool, back: bool) -> float:
+        """See `Copies`."""
+        self._turn = (self._turn + size) % (_TIMED_BYTES - size + 1)
+        a, b, c, d = (self._memory.address + self._turn + side * _TIMED_BYTES for side in range(4))
+        began = time.perf_counter()
+        copies = [(_OUT, a, b)] * out + [(_BACK, c, d)] * back
+        asked = [(way, Moving(size, Copied(size, 0), target, source, None)) for way, target, source in copies]
+        for way, moving in asked:
+            self._start(way, moving)
+        for _, moving in asked:
+            moving.ended.wait()
+        return time.perf_counter() - began

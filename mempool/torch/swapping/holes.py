@@ -1,0 +1,91 @@
+"""Who has which bytes of one arena: best fit."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+#: Copies begin at a page, and take whole ones.
+PAGE = 4096
+
+
+class Holes:
+    """What is free of an arena of ``size`` bytes, a multiple of a page, by place and by length.
+
+    Attributes:
+        size: bytes of the arena.
+        used: bytes that are taken, whole pages.
+        most: most of these at once since `rested` was last asked.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.used, self.most = size, 0, 0
+        self._starts = [0] if size else []
+        self._lengths = {0: size} if size else {}
+        self._by_length = [(size, 0)] if size else []
+
+    def take(self, size: int, at: int | None = None) -> int | None:
+        """Where so many bytes are now taken; None: no hole is large enough.
+
+        Args:
+            size: bytes, 1 or more.
+            at: where they are wanted, a multiple of a page; elsewhere if that is not free.
+        """
+        needed = pages(size)
+        start = None if at is None else self._around(at, needed)
+        if start is None:
+            place = bisect_left(self._by_length, (needed, -1))
+            if place == len(self._by_length):
+                return None
+            start = at = self._by_length[place][1]
+        assert at is not None
+        length = self._lose(start)
+        self._gain(start, at - start)
+        self._gain(at + needed, start + length - at - needed)
+        self.used += needed
+        self.most = max(self.most, self.used)
+        return at
+
+    def give(self, at: int, size: int) -> None:
+        """Free what `take` took; it joins with the holes beside it."""
+        length = pages(size)
+        self.used -= length
+        before = bisect_left(self._starts, at) - 1
+        if before >= 0 and (start := self._starts[before]) + self._lengths[start] == at:
+            at, length = start, length + self._lose(start)
+        if at + length in self._lengths:
+            length += self._lose(at + length)
+        self._gain(at, length)
+
+    def rested(self) -> int:
+        """Most that was taken at once since the last call, bytes."""
+        most, self.most = self.most, self.used
+        return most
+
+    def free(self) -> list[tuple[int, int]]:
+        """The holes as (begin, end), by place."""
+        return [(start, start + self._lengths[start]) for start in self._starts]
+
+    def _around(self, at: int, needed: int) -> int | None:
+        """The hole in which so many bytes at this place lie."""
+        before = bisect_left(self._starts, at + 1) - 1
+        if before < 0:
+            return None
+        start = self._starts[before]
+        return start if at + needed <= start + self._lengths[start] else None
+
+    def _gain(self, start: int, length: int) -> None:
+        if length:
+            insort(self._starts, start)
+            self._lengths[start] = length
+            insort(self._by_length, (length, start))
+
+    def _lose(self, start: int) -> int:
+        length = self._lengths.pop(start)
+        del self._starts[bisect_left(self._starts, start)]
+        del self._by_length[bisect_left(self._by_length, (length, start))]
+        return length
+
+
+def pages(size: int) -> int:
+    """Bytes of the whole pages that so many bytes take."""
+    return -(-size // PAGE) * PAGE

@@ -1,0 +1,144 @@
+"""The arena of the host's copies: best fit, planned places, pages that go back."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mempool.errors import UsageError
+from mempool.torch.swapping.holes import PAGE, Holes, pages
+from mempool.torch.swapping.host_memory import available_bytes, default_host_limit
+from mempool.torch.swapping.private_memory import PIECE, PrivateMemory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PAGES = 24
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("take"), st.integers(1, 9 * PAGE), st.none() | st.integers(0, PAGES + 2)),
+        st.tuples(st.just("give"), st.integers(0, 50), st.none()),
+    ),
+    max_size=60,
+)
+
+
+class Slow:
+    """Each page by itself."""
+
+    def __init__(self) -> None:
+        self.taken = [False] * PAGES
+
+    def holes(self) -> list[tuple[int, int]]:
+        """(begin, end) in pages."""
+        edges = [k for k in range(PAGES + 1) if self._is(k) != self._is(k - 1)]
+        return list(zip(edges[::2], edges[1::2], strict=True))
+
+    def _is(self, page: int) -> bool:
+        return 0 <= page < PAGES and not self.taken[page]
+
+    def place(self, count: int, at: int | None) -> int | None:
+        """Where so many pages go."""
+        if at is not None and all(self._is(at + k) for k in range(count)):
+            return at
+        fits = [(end - begin, begin) for begin, end in self.holes() if end - begin >= count]
+        return min(fits)[1] if fits else None
+
+    def set(self, at: int, count: int, taken: bool) -> None:
+        self.taken[at : at + count] = [taken] * count
+
+
+@given(STEPS)
+def test_it_is_best_fit_and_a_planned_place_where_that_is_free(
+    steps: list[tuple[str, int, int | None]],
+) -> None:
+    holes, slow, living = Holes(PAGES * PAGE), Slow(), list[tuple[int, int]]()
+    for what, number, wanted in steps:
+        if what == "take":
+            count = pages(number) // PAGE
+            at = holes.take(number, None if wanted is None else wanted * PAGE)
+            expected = slow.place(count, wanted)
+            assert at == (None if expected is None else expected * PAGE)
+            if at is not None:
+                slow.set(at // PAGE, count, taken=True)
+                living.append((at, number))
+        elif living:
+            at, size = living.pop(number % len(living))
+            holes.give(at, size)
+            slow.set(at // PAGE, pages(size) // PAGE, taken=False)
+        assert holes.free() == [(begin * PAGE, end * PAGE) for begin, end in slow.holes()]
+        assert holes.used == sum(slow.taken) * PAGE
+    for at, size in living:
+        holes.give(at, size)
+    assert holes.free() == [(0, PAGES * PAGE)]
+
+
+def test_an_arena_without_bytes_has_no_place() -> None:
+    assert Holes(0).take(1) is None
+    assert Holes(0).free() == []
+
+
+def test_the_most_at_once_is_counted_from_one_question_to_the_next() -> None:
+    holes = Holes(PAGES * PAGE)
+    first, second = holes.take(3 * PAGE), holes.take(2 * PAGE)
+    assert first is not None
+    assert second is not None
+    holes.give(first, 3 * PAGE)
+    assert holes.rested() == 5 * PAGE
+    assert holes.rested() == 2 * PAGE
+
+
+def test_pages_of_holes_go_back_and_no_others() -> None:
+    memory, holes = PrivateMemory(200 * PIECE), Holes(200 * PIECE)
+    for at in (0, 190):
+        assert holes.take(10 * PIECE, at * PIECE) == at * PIECE
+    ctypes.memset(memory.address, 7, memory.size)
+    memory.touch(0, memory.size)
+
+    memory.keep(160 * PIECE, holes)  # what is left over is not worth it
+    assert memory.touched_bytes == memory.size
+
+    memory.keep(20 * PIECE, holes)
+    held = [ctypes.c_char.from_address(memory.address + k * PIECE).value == b"\7" for k in range(200)]
+    assert all(held[:10] + held[190:])
+    assert sum(held) * PIECE == memory.touched_bytes < 30 * PIECE
+
+
+def test_more_than_there_are_addresses_is_refused() -> None:
+    with pytest.raises(UsageError, match="the host has no"):
+        PrivateMemory(1 << 60)
+
+
+def write(root: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = root / name.replace("__", "/").replace("DOT", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_the_hosts_limit_is_half_of_what_is_free_in_the_tightest_group(tmp_path: Path) -> None:
+    system = write(tmp_path / "a", proc__meminfo="MemTotal: 900 kB\nMemAvailable:  600 kB\n")
+    assert available_bytes(system) == 600 << 10
+    assert default_host_limit(system) == 300 << 10
+    group = {
+        "proc__self__cgroup": "0::/jobs/one\n",
+        "sys__fs__cgroup__jobs__memoryDOTmax": "300000\n",
+        "sys__fs__cgroup__jobs__memoryDOTcurrent": "200000\n",
+        "sys__fs__cgroup__jobs__memoryDOTstat": "inactive_file 50000\n",
+        "sys__fs__cgroup__jobs__one__memoryDOTmax": "max\n",
+        "sys__fs__cgroup__jobs__one__memoryDOTcurrent": "150000\n",
+    }
+    assert available_bytes(write(system, **group)) == 150000
+    older = {
+        "sys__fs__cgroup__memory__memoryDOTlimit_in_bytes": "5000\n",
+        "sys__fs__cgroup__memory__memoryDOTusage_in_bytes": "6000\n",
+    }
+    assert available_bytes(write(system, **older)) == 0
+    assert available_bytes(tmp_path / "nothing") > 0
