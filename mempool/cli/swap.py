@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mempool.cli.options import Device, Lenient  # noqa: TC001 - typer reads them from the signature
-from mempool.cli.output import ExitCode, Stop, bar, facts, percent, print_json, progress, table
+from mempool.cli.output import ExitCode, Stop, bar, error_line, facts, percent, print_json, progress, table
 from mempool.cli.outputs import why_not, written_over
 from mempool.cli.parsed import parsed
 from mempool.report import binary
@@ -52,8 +52,8 @@ def swap(
         str,
         typer.Option(
             metavar="NAME|a,b",
-            help="pcie3, pcie4, pcie5, nvlink-c2c, singa; or a,b: a copy takes a + b * bytes seconds; or "
-            "a,b,a,b for out and in. With ,half one engine makes all copies.",
+            help="pcie3, pcie4, pcie5, nvlink-c2c, singa; measured: this machine's; or a,b: a copy takes "
+            "a + b * bytes seconds; or a,b,a,b for out and in. With ,half one engine makes all copies.",
         ),
     ] = "pcie4",
     bandwidth: Annotated[
@@ -88,9 +88,8 @@ def swap(
         mempool swap run.trace --link 1e-5,8e-11 --bandwidth 200GB --json
     """
     from mempool.settings import parse_bytes
-    from solvers.swap import parse_link
 
-    over = parsed("--link", parse_link, link)
+    over = parsed("--link", _parse_link, link)
     rate = parsed("--bandwidth", parse_bytes, bandwidth)
     smallest = parsed("--least", parse_bytes, least)
     asked = [parsed("--limit", _parse_limit, one) or _Limit() for one in limit or ()]
@@ -121,6 +120,29 @@ class _Limit:
 
     size: int | None = None
     slower: float = 0.0
+
+
+def _parse_link(text: str) -> Link:
+    from solvers.swap import parse_link
+
+    if text.strip().lower() != "measured":
+        return parse_link(text)
+    from mempool.torch.swapping.link import of_this_machine
+
+    with progress("measuring copies"):
+        link, of = of_this_machine()
+    error_line(f"the link is measured {of}")
+    return link
+
+
+def _rates(link: Link) -> str:
+    """What a link is, for people."""
+    ways = (("out", link.out_fixed, link.out_per_byte), ("back", link.in_fixed, link.in_per_byte))
+    text = ", ".join(
+        f"{name} {1e6 * fixed:.3g} us + {1e-9 / max(per_byte, 1e-15):.3g} GB/s"
+        for name, fixed, per_byte in ways
+    )
+    return f"{text}, {'both at once' if link.duplex else 'one after the other'}"
 
 
 def _parse_limit(text: str) -> _Limit:
@@ -285,6 +307,7 @@ def _show(found: _Found, said: dict[str, Any], swaps: list[Swap | int], output: 
             ("step", f"{len(step):,} operations in {step.duration * 1e3:,.2f} ms, {turn}"),
             ("peak load", binary(said["peak_load_bytes"])),
             ("floor", f"{binary(said['floor_bytes'])}, at operation {said['floor_operation']}"),
+            ("link", _rates(found.link)),
             ("link bound", f"no schedule without a stall is below {binary(said['free_bound_bytes'])}"),
         ],
     )

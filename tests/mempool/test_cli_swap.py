@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -143,6 +145,27 @@ def test_what_has_no_accesses_is_refused_in_a_line(
     (tmp_path / "b.csv").write_text("id,lower,upper,size\n1,0,2,4\n")
     assert call(["swap", str(tmp_path / "b.csv")]) == 3
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_measured_link_is_told_and_planned_with(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["swap", path, "--limit", "40MiB", "--link", "Measured"]) == 0
+    out, error = capsys.readouterr()
+    assert error.startswith("mempool: the link is measured ")
+    assert len(error.splitlines()) == 1
+    (line,) = [line for line in out.splitlines() if line.startswith("link  ")]
+    assert "GB/s, back " in line
+
+
+def test_no_framework_is_imported_to_measure_where_there_is_no_gpu(path: str) -> None:
+    code = (
+        "import sys; from mempool import _core; from mempool.cli.app import call; _core.cuda_devices = list\n"
+        f"assert call(['swap', {path!r}, '--limit', 'free', '--link', 'measured']) == 0\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_trace_is_not_overwritten(path: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,8 +73,9 @@ def engine_for(device: torch.device, host_bytes: int | None) -> Engine:
     if device.type != "cpu":
         raise UsageError(f"limit: tensors on {device.type} cannot be swapped yet")
     from mempool.torch.swapping.host_engine import HostEngine
+    from mempool.torch.swapping.host_memory import default_host_limit
 
-    return HostEngine(host_bytes or 4 << 30)
+    return HostEngine(default_host_limit() if host_bytes is None else host_bytes)
 
 
 def _take_out(mode: Any) -> None:

@@ -103,6 +103,7 @@ class HostEngine:
         self._needed = 0
         self._link: Link | None = None
         self._process = os.getpid()
+        self._lock = threading.RLock()  # of the holes and what is flying: operations end in any thread
         self._queues: list[queue.SimpleQueue[Moving | None]] = [queue.SimpleQueue() for _ in range(2)]
         threads = [
             threading.Thread(target=_work, args=(tasks,), name=f"mempool-copy-{name}", daemon=True)
@@ -116,7 +117,9 @@ class HostEngine:
         """See `Engine`; the data lies on the CPU."""
         self._reap()
         size = data.numel()
-        if (place := self._holes.take(size, at)) is None:
+        with self._lock:
+            place = self._holes.take(size, at)
+        if place is None:
             raise HostFullError(f"no {size:,} bytes are left on the host")
         self._memory.touch(place, size)
         copied = Copied(size, place)
@@ -151,9 +154,10 @@ class HostEngine:
 
     def drop(self, copy: Any) -> None:
         """See `Engine`."""
-        if not copy.dropped:
-            copy.dropped = True
-            self._give_if_dropped(copy)
+        with self._lock:
+            if not copy.dropped:
+                copy.dropped = True
+                self._give_if_dropped(copy)
 
     def fence(self) -> None:
         """What was asked of a CPU so far is done."""
@@ -174,8 +178,9 @@ class HostEngine:
     def rest(self) -> None:
         """See `Engine`."""
         self._reap()
-        before, self._needed = self._needed, self._holes.rested()
-        self._memory.keep(max(before, self._needed), self._holes)
+        with self._lock:
+            before, self._needed = self._needed, self._holes.rested()
+            self._memory.keep(max(before, self._needed), self._holes)
 
     @property
     def host_bytes(self) -> int:
@@ -193,8 +198,9 @@ class HostEngine:
         self._end()
 
     def _ask(self, way: int, moving: Moving) -> None:
-        moving.copied.users += 1
-        self._flying[way].append(moving)
+        with self._lock:
+            moving.copied.users += 1
+            self._flying[way].append(moving)
         self._start(way, moving)
 
     def _start(self, way: int, moving: Moving) -> None:
@@ -206,14 +212,17 @@ class HostEngine:
     def _reap(self) -> None:
         """Let go of the data of copies that have ended, though nobody waited for them."""
         for flying in self._flying:
-            while flying and (flying[0].done or flying[0].data is None):
-                self._land(flying.popleft())
+            if flying:
+                with self._lock:
+                    while flying and (flying[0].done or flying[0].data is None):
+                        self._land(flying.popleft())
 
     def _land(self, moving: Moving) -> None:
-        if moving.data is not None:
-            moving.data = None
-            moving.copied.users -= 1
-            self._give_if_dropped(moving.copied)
+        with self._lock:
+            if moving.data is not None:
+                moving.data = None
+                moving.copied.users -= 1
+                self._give_if_dropped(moving.copied)
 
     def _give_if_dropped(self, copied: Copied) -> None:
         if copied.dropped and copied.users == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,6 +12,8 @@ from solvers.swap.link import Link
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from mempool.torch.swapping.engine import Engine
 
 #: Bytes of the copies that are timed.
 SIZES = tuple(1 << bits for bits in range(14, 25, 2))
@@ -58,3 +61,29 @@ def fitted(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float
     if fixed < 0:
         return 0.0, float(b1 / bb)
     return (float(fixed), float(per_byte)) if per_byte >= 0 else (float(a1 / aa), 0.0)
+
+
+def of_this_machine() -> tuple[Link, str]:
+    """The link to this machine's GPU, or where there is none from memory to memory, and which it is.
+
+    PyTorch is imported where there is a GPU, and nowhere else.
+    """
+    from mempool import _core
+
+    if _core.cuda_devices() and importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            from mempool.torch.swapping.cuda_engine import CudaEngine
+
+            return _of(CudaEngine(torch.device("cuda", 0), 1 << 28)), torch.cuda.get_device_name(0)
+    from mempool.torch.swapping.host_engine import HostEngine
+
+    return _of(HostEngine(1)), "from memory to memory: no GPU is seen"
+
+
+def _of(engine: Engine) -> Link:
+    try:
+        return engine.link()
+    finally:
+        engine.close()
