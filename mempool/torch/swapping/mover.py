@@ -128,8 +128,11 @@ class Mover:
             except Exception:  # the copy failed
                 leaving = held.state != COMING
                 held.state, held.transfer, held.clean = HERE if leaving else AWAY, None, not leaving
+                self._moving.pop(held.number, None)
                 if not leaving:
                     self._storages.here_bytes -= held.room
+                    if (storage := held()) is not None:
+                        resize(storage, 0)
                     raise
             if held.state in (LEAVING, COMING):
                 held.state = HERE

@@ -47,8 +47,7 @@ class Held(weakref.ref[Any]):
 
     __slots__ = (
         "born", "clean", "copy", "key", "last", "movable", "number", "outside", "pins", "room", "row",
-        "size",
-        "state", "transfer",
+        "size", "state", "transfer",
     )  # fmt: skip
 
     born: tuple[int, int] | None
