@@ -54,6 +54,7 @@ _SWAPPING = (
     ("over", "operations over the limit"),
     ("diverged", "iterations off the plan"),
     ("plans", "plans"),
+    ("changes", "changes by waits"),
     ("host_peak_bytes", "host memory at most"),
     ("host_full", "copies without room there"),
 )

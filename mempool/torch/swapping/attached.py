@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from mempool.errors import UsageError
+from mempool.torch.swapping.host_memory import default_host_limit
 from mempool.torch.swapping.swapper import Swapper
 
 if TYPE_CHECKING:
@@ -26,12 +27,14 @@ class Swapping:
 
     def __init__(self, pool: TensorPool, device: torch.device, limit_bytes: int) -> None:
         """Begin."""
-        self._engine = engine_for(device, pool.settings.host_limit)
+        host_bytes = pool.settings.host_limit or default_host_limit()
+        self._engine = engine_for(device, host_bytes)
         self.swapper = Swapper(
             self._engine,
             device,
             limit_bytes,
             alignment=pool.device.alignment,
+            host_bytes=host_bytes,
             client=pool.client,
             ended=pool.mark_found_step,
         )
@@ -54,7 +57,7 @@ class Swapping:
 
     def values(self) -> dict[str, Any]:
         """What the report says, with sizes in bytes."""
-        return self.swapper.values()
+        return {**self.swapper.values(), "host_bytes": self._engine.host_bytes}
 
     def end(self) -> None:
         """Have everything here again, and leave PyTorch; in the thread that works with tensors."""
@@ -68,14 +71,13 @@ class Swapping:
         self._engine.close()
 
 
-def engine_for(device: torch.device, host_bytes: int | None) -> Engine:
+def engine_for(device: torch.device, host_bytes: int) -> Engine:
     """What copies between a device and the host, where at most so many bytes are taken."""
     if device.type != "cpu":
         raise UsageError(f"limit: tensors on {device.type} cannot be swapped yet")
     from mempool.torch.swapping.host_engine import HostEngine
-    from mempool.torch.swapping.host_memory import default_host_limit
 
-    return HostEngine(default_host_limit() if host_bytes is None else host_bytes)
+    return HostEngine(host_bytes)
 
 
 def _take_out(mode: Any) -> None:

@@ -204,9 +204,9 @@ class HostEngine:
         self._start(way, moving)
 
     def _start(self, way: int, moving: Moving) -> None:
-        if os.getpid() == self._process:
+        if os.getpid() == self._process and self._end.alive:
             self._queues[way].put(moving)
-        else:
+        else:  # nobody is left who would: this is a forked child, or the interpreter's end
             moving.run()
 
     def _reap(self) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
-from mempool.torch.swapping.program import FETCH, Program, program_of
-from mempool.torch.swapping.tape import Tape, recorded
-from solvers.errors import PlanError
-from solvers.swap import SwapPlanner
+from mempool.torch.swapping.planning import Planning
+from mempool.torch.swapping.program import FETCH, Program
+from mempool.torch.swapping.tape import Tape
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -18,25 +16,31 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.report import SwapCounts
     from mempool.torch.swapping.storages import Held, Storages
 
-log = logging.getLogger("mempool")
-
 
 class Iterations:
     """Follows a program of moves while the iteration is the one that it was made from.
 
     Attributes:
+        limit_bytes: what plans hold, bytes.
         tape: the iteration so far.
         plan: the program of moves; None: there is none yet.
         following: whether this iteration has been like the plan's so far.
     """
 
     def __init__(
-        self, engine: Engine, storages: Storages, mover: Mover, counts: SwapCounts, limit_bytes: int
+        self,
+        engine: Engine,
+        storages: Storages,
+        mover: Mover,
+        counts: SwapCounts,
+        limit_bytes: int,
+        host_bytes: int | None = None,
     ) -> None:
         self._engine = engine
         self._storages = storages
         self._mover = mover
         self._counts = counts
+        self._planning = Planning(engine, host_bytes)
         self.limit_bytes = limit_bytes
         self.plan: Program | None = None
         self.following = False
@@ -45,6 +49,12 @@ class Iterations:
         self._first = True  # the plan is that of the first iteration, which makes what later ones have
         self._sizes_differ = False
         self._rows: dict[int, Held] = {}
+        self._arrived: list[tuple[int, Any]] = []  # rows of the schedule, and their copies
+
+    @property
+    def held_bytes(self) -> int:
+        """The limit, or the least that the plan can hold: to hold less beside the peak has no use."""
+        return self.limit_bytes if self.plan is None else max(self.limit_bytes, self.plan.swap.limit_bytes)
 
     # --- operations
 
@@ -59,10 +69,15 @@ class Iterations:
         for action, row in self.plan.before.get(at, ()):
             if (held := self._rows.get(row)) is None:
                 continue
-            if action == FETCH:
+            if action != FETCH:
+                if held.key not in given:
+                    self._mover.release(held)
+            elif self._storages.here_bytes + held.room <= self.held_bytes:  # else when it is asked for
                 self._mover.fetch(held)
-            elif held.key not in given:
-                self._mover.release(held)
+
+    def mark(self) -> Any:
+        """The moment at which an operation begins; None where the plan knows how long all take."""
+        return None if self.following and not self._sizes_differ else self._engine.mark()
 
     def ran(
         self,
@@ -91,10 +106,12 @@ class Iterations:
 
     def _after(self, plan: Program, at: int, made: Iterable[Held]) -> None:
         for held in made:
-            if held.born is not None and (row := plan.recorded.born.get(held.born)) is not None:
-                self._rows[row] = held
-                held.row = row
-                self._sizes_differ |= held.room != plan.rooms[row]
+            self._bind_one(plan, held)
+        if self._mover.arrived:
+            for row, transfer in self._mover.arrived:
+                if (move := plan.returns.get((at, row))) is not None:
+                    self._arrived.append((move, transfer))
+            self._mover.arrived.clear()
         for row in plan.after.get(at, ()):
             if (leaves := self._rows.get(row)) is not None:
                 self._mover.leave(leaves)
@@ -110,8 +127,19 @@ class Iterations:
         self.tape.touched.append((held.number, max(len(self.tape) - 1, 0), False))
 
     def met(self, held: Held) -> None:
-        """A storage was met that no operation of this iteration made: it was there."""
-        self.tape.there.append(held)
+        """A storage was met that no operation made, such as a batch from another thread."""
+        at = len(self.tape)
+        held.born = at, -1 - self.tape.met.get(at, 0)
+        self.tape.met[at] = -held.born[1]
+        self.tape.born.append((held.number, at, held.room))
+        if self.following and self.plan is not None:
+            self._bind_one(self.plan, held)
+
+    def _bind_one(self, plan: Program, held: Held) -> None:
+        if held.born is not None and (row := plan.recorded.born.get(held.born)) is not None:
+            self._rows[row] = held
+            held.row = row
+            self._sizes_differ |= held.room != plan.rooms[row]
 
     def gone(self, held: Held) -> None:
         """A storage has ended."""
@@ -128,20 +156,26 @@ class Iterations:
 
     def end(self) -> None:
         """An iteration has ended, the next one begins."""
-        tape = self.tape
+        tape, goes_on = self.tape, self._as_planned()
         if len(tape):
             self._counts.ended()
-            tape.marks.append(self._engine.mark())
-            if not self._as_planned():
+            if not goes_on:
+                tape.marks.append(self._engine.mark())
                 self._odd(tape)
+            elif self.plan is not None and (
+                better := self._planning.changed(self.plan, self._arrived, self.held_bytes)
+            ):
+                self.plan = better
+                self._counts.changes += 1
             self._before = tape
-        self._start()
+            self._engine.rest()
+        self._start(goes_on=goes_on or not len(tape))
 
     def begin(self) -> None:
         """An iteration begins; the tape, if it is not empty, is of none."""
         if len(self.tape):
             self._mover.settle_all()
-            self._start()
+            self._start(goes_on=False)
 
     def _as_planned(self) -> bool:
         plan = self.plan
@@ -154,22 +188,15 @@ class Iterations:
             self._mover.settle_all()
         if self.plan is None or self._first or (self._before is not None and tape.agrees(self._before)):
             self._first = self.plan is None
-            self._make(tape)
+            seconds = tape.seconds(self._engine, self.plan)
+            self.plan = self._planning.made(tape, self.limit_bytes, seconds)
+            self._counts.plans += 1
 
-    def _make(self, tape: Tape) -> None:
-        made = recorded(tape, self._engine.seconds(tape.marks))
-        try:
-            swap = SwapPlanner(made.step, self._engine.link()).hold(self.limit_bytes)
-        except PlanError as error:
-            log.warning("swapping cannot be planned: %s", error)
-            self.plan = None
-            return
-        self.plan = program_of(tape, made, swap)
-        self._counts.plans += 1
-
-    def _start(self) -> None:
+    def _start(self, *, goes_on: bool) -> None:
         self.tape = Tape(there=list(self._storages.known.values()))
         self._rows.clear()
+        self._arrived.clear()
+        self._mover.arrived.clear()
         self._sizes_differ = False
         for held in self.tape.there:
             held.born = None
@@ -177,11 +204,15 @@ class Iterations:
         self.following = self.plan is not None
         if self.plan is not None:
             self._bind(self.plan)
+            if not goes_on:  # what the plan has away now has not left
+                for row in self.plan.away:
+                    if (leaves := self._rows.get(row)) is not None:
+                        self._mover.leave(leaves)
 
     def _bind(self, plan: Program) -> None:
         """Which storages the plan's rows of what is always there are now."""
         alive = {held.number: held for held in self.tape.there}
-        for row, number in enumerate(plan.recorded.numbers):
-            if plan.recorded.step.persistent[row] and (held := alive.get(number)) is not None:
+        for row, number in plan.always:
+            if (held := alive.get(number)) is not None:
                 self._rows[row] = held
                 held.row = row

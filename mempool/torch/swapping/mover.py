@@ -25,7 +25,7 @@ from mempool.torch.swapping.storages import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from mempool.torch.swapping.engine import Engine
+    from mempool.torch.swapping.engine import Engine, Transfer
     from mempool.torch.swapping.report import SwapCounts
 
 
@@ -51,6 +51,7 @@ class Mover:
 
     Attributes:
         lock: held while something moves.
+        arrived: rows of the plan that came back, with their copies, until somebody clears it.
     """
 
     def __init__(self, engine: Engine, device: torch.device, storages: Storages, counts: SwapCounts) -> None:
@@ -59,6 +60,7 @@ class Mover:
         self._storages = storages
         self._counts = counts
         self._moving: dict[int, Held] = {}
+        self.arrived: list[tuple[int, Transfer]] = []
         self.lock = threading.RLock()
 
     def _data(self, storage: object) -> torch.Tensor:
@@ -103,6 +105,7 @@ class Mover:
             held.state = AWAY
             self._storages.here_bytes -= held.room
             self._storages.inside(held)
+            self._engine.fence()
             resize(held(), 0)
 
     def fetch(self, held: Held) -> None:
@@ -121,10 +124,10 @@ class Mover:
     def settle(self, held: Held) -> None:
         """Wait for what moves it."""
         with self.lock:
-            if held.transfer is None:
+            if (transfer := held.transfer) is None:
                 return
             try:
-                self._counts.waited(self._engine.wait(held.transfer))
+                self._counts.waited(self._engine.wait(transfer))
             except Exception:  # the copy failed
                 leaving = held.state != COMING
                 held.state, held.transfer, held.clean = HERE if leaving else AWAY, None, not leaving
@@ -134,6 +137,8 @@ class Mover:
                     if (storage := held()) is not None:
                         resize(storage, 0)
                     raise
+            if held.state == COMING and held.row >= 0:
+                self.arrived.append((held.row, transfer))
             if held.state in (LEAVING, COMING):
                 held.state = HERE
             held.transfer = None

@@ -28,6 +28,8 @@ class Program:
         before: of an operation, (RELEASE or FETCH, row), in order.
         after: of an operation, the rows that leave.
         rooms: bytes of each row.
+        returns: rows of the schedule, by operation that uses what comes back, and its row.
+        away: rows that are not here, or not to stay, when the iteration begins.
     """
 
     tape: Tape
@@ -36,6 +38,8 @@ class Program:
     before: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     after: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     rooms: list[int] = field(default_factory=list)
+    returns: dict[tuple[int, int], int] = field(default_factory=dict)
+    away: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tape)
@@ -44,6 +48,12 @@ class Program:
     def functions(self) -> list[Any]:
         """Of each operation."""
         return self.tape.functions
+
+    @cached_property
+    def always(self) -> list[tuple[int, int]]:
+        """Rows of what is there in every iteration, and the numbers of their storages."""
+        stays = self.recorded.step.persistent.nonzero()[0].tolist()
+        return [(row, self.recorded.numbers[row]) for row in stays]
 
     @cached_property
     def uses(self) -> Uses:
@@ -60,7 +70,11 @@ def program_of(tape: Tape, recorded: Recorded, swap: Swap) -> Program:
         made.after[int(moves.out[row]) % k].append(buffer)
         made.before[int(moves.release[row]) % k].append((RELEASE, buffer))
     for row in moves.use.argsort(kind="stable").tolist():
-        made.before[int(moves.fetch[row]) % k].append((FETCH, int(moves.buffer[row])))
+        buffer = int(moves.buffer[row])
+        made.before[int(moves.fetch[row]) % k].append((FETCH, buffer))
+        made.returns[int(moves.use[row]) % k, buffer] = row
+        if moves.out[row] < k <= moves.fetch[row]:
+            made.away.append(buffer)
     for actions in made.before.values():
         actions.sort(key=lambda action: action[0])
     return made

@@ -16,6 +16,7 @@ class SwapCounts:
     Attributes:
         iterations: that have ended.
         plans: schedules that were made.
+        changes: how often one was changed by what an iteration waited for.
         peak_bytes: most that was here at once.
         out_bytes: copied to the host.
         in_bytes: copied back.
@@ -32,6 +33,7 @@ class SwapCounts:
 
     iterations: int = 0
     plans: int = 0
+    changes: int = 0
     peak_bytes: int = 0
     out_bytes: int = 0
     in_bytes: int = 0

@@ -50,6 +50,7 @@ class Swapper(TorchDispatchMode):
         limit_bytes: int,
         *,
         alignment: int = 64,
+        host_bytes: int | None = None,
         client: _core.Client | None = None,
         ended: Callable[[], None] | None = None,
     ) -> None:
@@ -60,6 +61,7 @@ class Swapper(TorchDispatchMode):
             device: whose storages are swapped.
             limit_bytes: most bytes that they take.
             alignment: sizes are rounded up to a multiple of so many bytes.
+            host_bytes: most bytes on the host that plans make use of; None: any number.
             client: of the pool that serves the device: what operations take for themselves while they run is
                 measured and counts, and what it serves that is no known storage leaves less of the limit.
             ended: called when an iteration ended that nobody marked.
@@ -72,7 +74,7 @@ class Swapper(TorchDispatchMode):
         self._client = client
         self._tell_ended = ended
         self._mover = Mover(engine, device, self.storages, self.counts)
-        self.iterations = Iterations(engine, self.storages, self._mover, self.counts, limit_bytes)
+        self.iterations = Iterations(engine, self.storages, self._mover, self.counts, limit_bytes, host_bytes)
         self._governor = Governor(self.storages, self._mover, self.counts, limit_bytes, self.iterations.until)
         self._known = self.storages.known
         self._operations: dict[Any, Operation] = {}
@@ -122,9 +124,9 @@ class Swapper(TorchDispatchMode):
     def step(self) -> None:
         """An iteration has ended, and the next one may begin."""
         self._bury()
-        limit = self.limit_bytes - self._unseen()
-        self._governor.limit_bytes = self.iterations.limit_bytes = limit
+        self.iterations.limit_bytes = self.limit_bytes - self._unseen()
         self.iterations.end()
+        self._governor.limit_bytes = self.iterations.held_bytes
 
     def _unseen(self) -> int:
         """Bytes that the pool serves to what is no known storage: of other threads, of libraries."""
@@ -182,7 +184,7 @@ class Swapper(TorchDispatchMode):
         self._bring(need.made + need.room, given)
         for held in written.values():  # also if it fails half-way
             self._mover.wrote(held)
-        mark = self.engine.mark()
+        mark = self.iterations.mark()
         self._needs.begin(need)
         try:
             result = func(*args, **kwargs)

@@ -10,6 +10,8 @@ import numpy as np
 from solvers.swap import Step
 
 if TYPE_CHECKING:
+    from mempool.torch.swapping.engine import Engine
+    from mempool.torch.swapping.program import Program
     from mempool.torch.swapping.storages import Held
 
 
@@ -19,10 +21,11 @@ class Tape:
 
     Attributes:
         functions: of each operation; views and questions are none.
-        marks: moments at which each operation began, and at which the last ended.
+        marks: moments at which each operation began, and at which the last ended; None: as in the plan.
         rooms: bytes that each operation took for itself while it ran, beside what it returned.
         there: what was there at the beginning.
-        born: what was made, in order, each with ``born`` and its place on the tape.
+        born: what was made, in order: number, operation and bytes; also what was met there, made by none.
+        met: of an operation, how many of these it was given that nobody had made.
         touched: (number of the storage, operation, whether it wrote), in order.
         ended: of a storage's number, how many operations had begun when it was found gone.
     """
@@ -31,7 +34,8 @@ class Tape:
     marks: list[Any] = field(default_factory=list)
     rooms: list[int] = field(default_factory=list)
     there: list[Held] = field(default_factory=list)
-    born: list[tuple[int, int, int]] = field(default_factory=list)  # number, operation, room
+    born: list[tuple[int, int, int]] = field(default_factory=list)
+    met: dict[int, int] = field(default_factory=dict)
     touched: list[tuple[int, int, bool]] = field(default_factory=list)
     ended: dict[int, int] = field(default_factory=dict)
 
@@ -42,6 +46,13 @@ class Tape:
         """Whether another iteration did the same operations, and made buffers of the same sizes."""
         return self.functions == other.functions and [b[1:] for b in self.born] == [b[1:] for b in other.born]
 
+    def seconds(self, engine: Engine, plan: Program | None) -> list[float]:
+        """What each operation took; of those without a mark, what it took in the plan's iteration."""
+        taken = engine.seconds([mark for mark in self.marks if mark is not None])
+        planned = [] if plan is None else plan.recorded.step.seconds.tolist()
+        spans = iter(taken)
+        return [planned[at] if mark is None else next(spans) for at, mark in enumerate(self.marks[:-1])]
+
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
@@ -50,7 +61,8 @@ class Recorded:
     Attributes:
         step: it; a row each for what was there, then for what was born, then for what operations took.
         numbers: of each row, the number of its storage; -1 for the last kind.
-        born: of what was made, the row, by operation and place among what that made.
+        born: of what was made, the row, by operation and place among what that made; of what was met, by
+            operation and -1, -2 and so on.
     """
 
     step: Step
@@ -87,11 +99,7 @@ def recorded(tape: Tape, seconds: list[float]) -> Recorded:
             size.append(room)
             stays.append(False)
     accesses = sorted(touched)
-    born: dict[tuple[int, int], int] = {}
-    places: dict[int, int] = {}
-    for row, (_, at, _) in enumerate(tape.born, len(tape.there)):
-        born[at, places.setdefault(at, 0)] = row
-        places[at] += 1
+    born = _places(tape)
     step = Step(
         seconds=np.array(seconds),
         operation=np.arange(k, dtype=np.int32),
@@ -107,3 +115,15 @@ def recorded(tape: Tape, seconds: list[float]) -> Recorded:
         circular=True,
     )
     return Recorded(step, numbers, born)
+
+
+def _places(tape: Tape) -> dict[tuple[int, int], int]:
+    """The rows of what was made and met: `Held.born` of each, in the order in which they were seen."""
+    born: dict[tuple[int, int], int] = {}
+    seen: dict[int, int] = {}
+    for row, (_, at, _) in enumerate(tape.born, len(tape.there)):
+        # An operation is given what it meets before it makes anything.
+        place, met = seen.get(at, 0), tape.met.get(at, 0)
+        born[at, -1 - place if place < met else place - met] = row
+        seen[at] = place + 1
+    return born

@@ -1,0 +1,93 @@
+"""Programs of moves, made from an iteration as it happened and better with what the next ones waited for."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mempool.torch.swapping.program import Program, program_of
+from mempool.torch.swapping.tape import Tape, recorded
+from solvers.errors import PlanError
+from solvers.swap import SwapPlanner, fetched_earlier, replay
+
+if TYPE_CHECKING:
+    from mempool.torch.swapping.engine import Engine
+
+log = logging.getLogger("mempool")
+#: Waits below this part of an iteration are left alone.
+_WORTH = 1 / 1000
+#: How often a program is changed by what was waited for, at most.
+_MOST_CHANGES = 16
+#: Part of the host's memory that plans leave to gaps between copies.
+_GAPS = 16
+
+
+class Planning:
+    """Makes programs for a limit, and changes them."""
+
+    def __init__(self, engine: Engine, host_bytes: int | None) -> None:
+        """Plan for an engine, and for so many bytes of the host; None: any."""
+        self._engine = engine
+        self._host_bytes = None if host_bytes is None else host_bytes - host_bytes // _GAPS
+        self._warned = False
+        self._changes = 0
+
+    def made(self, tape: Tape, limit: int, seconds: list[float]) -> Program:
+        """The program for an iteration and a limit; where that cannot be held, for the least that can.
+
+        Args:
+            tape: the iteration.
+            limit: bytes.
+            seconds: what each operation took.
+        """
+        step = recorded(tape, seconds)
+        planner = SwapPlanner(step.step, self._engine.link(), host_limit=self._host_bytes)
+        swap = planner.nearest(limit)
+        if swap.limit_bytes > limit and not self._warned:
+            self._warned = True
+            self._warn(planner, limit, swap.limit_bytes)
+        self._changes = 0
+        return program_of(tape, step, swap)
+
+    @staticmethod
+    def _warn(planner: SwapPlanner, limit: int, least: int) -> None:
+        why = f"no plan that we find holds less than {least:,} bytes"
+        try:
+            planner.check(limit)
+        except PlanError as error:
+            why = str(error)
+        log.warning(
+            "%s bytes that tensors may take are too few, the plan needs %s: %s",
+            f"{limit:,}",
+            f"{least:,}",
+            why,
+        )
+
+    def changed(self, plan: Program, arrived: list[tuple[int, Any]], limit: int) -> Program | None:
+        """A program whose copies back come sooner where an iteration waited for them; None: it is as good.
+
+        Args:
+            plan: what was followed.
+            arrived: rows of the schedule, and the copies that were waited for.
+            limit: bytes.
+        """
+        step, swap = plan.recorded.step, plan.swap
+        if self._changes >= _MOST_CHANGES or not arrived:
+            return None
+        waited = np.zeros(len(swap.schedule))
+        for row, transfer in arrived:
+            waited[row] += self._engine.waited(transfer)
+        if waited.sum() <= step.duration * _WORTH:
+            return None
+        schedule = fetched_earlier(step, swap.schedule, waited, max(limit, swap.peak_bytes))
+        if (schedule.fetch == swap.schedule.fetch).all():
+            return None
+        try:
+            judged = replay(step, self._engine.link(), schedule)
+        except PlanError:  # some other rule is in the way
+            return None
+        self._changes += 1
+        return program_of(plan.tape, plan.recorded, replace(swap, schedule=schedule, replayed=judged))
