@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _SAMPLES = 2
 #: An operation is not asked about beforehand where there is room for so many times what it is given.
 _AMPLE = 8
+#: What takes much for itself: until it is measured, as much as it is given and makes.
+_HUNGRY = ("conv", "rnn", "lstm", "gru")
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
@@ -27,14 +29,14 @@ class Need:
 
     Attributes:
         made: what it returns that is new.
-        room: what it takes beside, at most, as far as it was measured.
+        room: what it takes beside, at most; an estimate until it was measured.
         samples: how often it was.
     """
 
     __slots__ = ("made", "room", "samples")
 
-    def __init__(self, made: int) -> None:
-        self.made, self.room, self.samples = made, 0, 0
+    def __init__(self, made: int, room: int = 0) -> None:
+        self.made, self.room, self.samples = made, room, 0
 
 
 class Counters:
@@ -73,6 +75,7 @@ class Needs:
         self._known: dict[Any, Need] = {}
         self._last: list[tuple[Any, int, Need]] = []
         self._seen: dict[Any, int] = {}
+        self._share: dict[Any, float] = {}
 
     def of(self, at: int, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Need:
         """What an operation needs.
@@ -103,16 +106,26 @@ class Needs:
             return Need(self._asked(func, args, kwargs))
         if need is None:
             ample = 0 < given * _AMPLE <= spare
-            need = self._known[key] = Need(0 if ample else self._asked(func, args, kwargs))
+            made = 0 if ample else self._asked(func, args, kwargs)
+            need = self._known[key] = Need(made, self._guessed(func, given + made))
         return need
+
+    def _guessed(self, func: Any, touched: int) -> int:
+        """What it may take beside: the same part of what it touches as with other shapes."""
+        if self._counters is None:
+            return 0
+        share = self._share.get(func)
+        if share is None:
+            share = float(any(part in str(func) for part in _HUNGRY))
+        return int(share * touched)
 
     def begin(self, need: Need) -> None:
         """Its operation begins."""
         if self._counters is not None and need.samples < _SAMPLES:
             self._counters.begin()
 
-    def end(self, func: Any, need: Need, made: int) -> None:
-        """Its operation has ended and made so many bytes."""
+    def end(self, func: Any, need: Need, given: int, made: int) -> None:
+        """Its operation has ended: it was given and made so many bytes."""
         if made > need.made:
             need.made = made
             self._seen[func] = max(self._seen.get(func, 0), made)
@@ -120,6 +133,7 @@ class Needs:
             if self._counters is not None:
                 room = max(self._counters.taken() - made, 0)
                 need.room = min(need.room, room) if need.samples else room
+                self._share[func] = max(self._share.get(func, 0), room / max(given + made, 1))
             need.samples += 1
 
     def _asked(self, func: Any, args: Any, kwargs: Any) -> int:

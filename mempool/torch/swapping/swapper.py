@@ -196,7 +196,7 @@ class Swapper(TorchDispatchMode):
         for held in given.values():
             held.last = self._clock
         made = self._made(result)
-        self._needs.end(func, need, sum([held.room for held in made]))
+        self._needs.end(func, need, size, sum([held.room for held in made]))
         self.counts.peak_bytes = max(self.counts.peak_bytes, self.storages.here_bytes)
         self.iterations.ran(func, mark, given.values(), written, made, need.room)
         return result
