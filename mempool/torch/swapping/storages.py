@@ -70,6 +70,7 @@ class Storages:
     """Those that were met and are alive.
 
     Attributes:
+        device: kind of the device, such as ``cpu``.
         known: of the living ones, by ``id`` of the storage.
         here_bytes: what those that are not AWAY take of the device's memory; of the dead until `buried`.
         outside_bytes: of these, what is not the pool's.
@@ -79,7 +80,7 @@ class Storages:
         self, device: torch.device, alignment: int, owns: Callable[[int], bool] | None = None
     ) -> None:
         self._owns = owns
-        self._device = device.type
+        self.device = device.type
         self._alignment = alignment
         self._numbers = 0
         self._dead: deque[Held] = deque()
@@ -88,7 +89,7 @@ class Storages:
 
     def meet(self, tensor: torch.Tensor, storage: Any, born: tuple[int, int] | None, now: int) -> Held | None:
         """A storage that is seen for the first time; None where it is not of this device."""
-        if tensor.device.type != self._device:
+        if tensor.device.type != self.device:
             return None
         held = Held(storage, self._end)
         held.key, held.number, held.size = id(storage), self._numbers, bytes_of(storage)

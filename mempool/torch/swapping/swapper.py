@@ -10,13 +10,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mempool.torch.swapping.escapes import Escapes
 from mempool.torch.swapping.governor import Governor
 from mempool.torch.swapping.iterations import Iterations
 from mempool.torch.swapping.mover import Mover
 from mempool.torch.swapping.needs import Counters, Needs
 from mempool.torch.swapping.report import SwapCounts, said
 from mempool.torch.swapping.storages import AWAY, COMING, HERE, Held, Storages, bytes_of
-from traces.recorders.torch.operations import Operation, learn
+from mempool.torch.swapping.threads import Threads
+from mempool.torch.swapping.undeclared import keeps, learned
 from traces.recorders.torch.storages import is_wrapper, storages_in
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from mempool import _core
     from mempool.torch.swapping.engine import Engine
+    from traces.recorders.torch.operations import Operation
 
 
 class Swapper(TorchDispatchMode):
@@ -39,6 +42,9 @@ class Swapper(TorchDispatchMode):
         marked: the program itself says where iterations end, not the steps of its first optimizer.
         storages: those that it knows.
         iterations: what the program does again and again, and the plan for that.
+        mover: what moves them.
+        escapes: what has them here for what PyTorch does past the dispatcher.
+        keepers: operations after which what they were given, and made, is used past the dispatcher.
     """
 
     supports_higher_order_operators = True
@@ -73,9 +79,9 @@ class Swapper(TorchDispatchMode):
         self.storages = Storages(device, alignment, None if client is None else client.pool.owns)
         self._client = client
         self._tell_ended = ended
-        self._mover = Mover(engine, device, self.storages, self.counts)
-        self.iterations = Iterations(engine, self.storages, self._mover, self.counts, limit_bytes, host_bytes)
-        self._governor = Governor(self.storages, self._mover, self.counts, limit_bytes, self.iterations.until)
+        self.mover = Mover(engine, device, self.storages, self.counts)
+        self.iterations = Iterations(engine, self.storages, self.mover, self.counts, limit_bytes, host_bytes)
+        self._governor = Governor(self.storages, self.mover, self.counts, limit_bytes, self.iterations.until)
         self._known = self.storages.known
         self._operations: dict[Any, Operation] = {}
         self._wrappers: dict[Any, bool] = {}
@@ -85,12 +91,17 @@ class Swapper(TorchDispatchMode):
         self._hook: Any = None
         self._ended = False
         self.marked = False
+        self.keepers: set[Any] = set()
+        self.escapes = Escapes(self.storages, self.mover, self._know)
+        self._threads = Threads(self)
 
     # --- iterations
 
     def __enter__(self) -> Self:
         self._ended = False
         self._hook = register_optimizer_step_post_hook(self._stepped)
+        self.escapes.install()
+        self._threads.install()
         super().__enter__()
         return self
 
@@ -104,6 +115,13 @@ class Swapper(TorchDispatchMode):
         if self._hook is not None:
             self._hook.remove()
         self.bring_all()
+        self._threads.remove()
+        self.escapes.remove()
+
+    def stop(self) -> None:
+        """Let nothing leave from now on; what is away comes when it is asked for."""
+        self.limit_bytes = self._governor.limit_bytes = self.iterations.limit_bytes = 1 << 62
+        self.iterations.plan = None
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         if self.marked:
@@ -124,6 +142,7 @@ class Swapper(TorchDispatchMode):
     def step(self) -> None:
         """An iteration has ended, and the next one may begin."""
         self._bury()
+        self.escapes.step()
         self.iterations.limit_bytes = self.limit_bytes - self._unseen()
         self.iterations.end()
         self._governor.limit_bytes = self.iterations.held_bytes
@@ -137,7 +156,7 @@ class Swapper(TorchDispatchMode):
 
     def bring_all(self) -> None:
         """Have everything here."""
-        self._mover.bring_all()
+        self.mover.bring_all()
 
     def values(self) -> dict[str, Any]:
         """What there is to report, for JSON; sizes in bytes."""
@@ -149,17 +168,9 @@ class Swapper(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._ended:  # by another thread
             return func(*args, **kwargs)
-        for kind in types:
-            if kind is FakeTensor:
-                return func(*args, **kwargs)
-            wraps = self._wrappers.get(kind)
-            if wraps is None:
-                wraps = self._wrappers[kind] = is_wrapper(kind)
-            if wraps:
-                return NotImplemented
-        operation = self._operations.get(func)
-        if operation is None:
-            operation = self._operations[func] = learn(func)
+        if (passes := self.passes(types)) is not None:
+            return NotImplemented if passes else func(*args, **kwargs)
+        operation = self._operations.get(func) or self.operation(func)
         if operation.asks:
             return func(*args, **kwargs)
         if operation.views:
@@ -167,13 +178,42 @@ class Swapper(TorchDispatchMode):
             return func(*args, **kwargs)
         return self._run(func, operation, args, kwargs)
 
+    def passes(self, types: Any) -> bool | None:
+        """Whether tensors of these classes are made of others, which come later; False: of no memory."""
+        for kind in types:
+            if kind is FakeTensor:
+                return False
+            wraps = self._wrappers.get(kind)
+            if wraps is None:
+                wraps = self._wrappers[kind] = is_wrapper(kind)
+            if wraps:
+                return True
+        return None
+
+    def operation(self, func: Any) -> Operation:
+        """What an operation does."""
+        if (known := self._operations.get(func)) is not None:
+            return known
+        learnt = learned(func)
+        if keeps(func, learnt):
+            self.keepers.add(func)
+        self._operations[func] = learnt
+        return learnt
+
     def _view(self, args: Any) -> None:
         """Bring what a view is made of: PyTorch checks that the view lies within its storage."""
-        for _, storage in storages_in(args[0]) if args else ():
-            if (held := self._known.get(id(storage))) is not None:
-                if held.state in (AWAY, COMING):
-                    self._mover.bring(held)
-                self.iterations.viewed(held)
+        for arg in args:
+            if isinstance(arg, torch.Tensor):
+                storages: Any = [storage for _, storage in storages_in(arg)]
+            elif isinstance(arg, torch.UntypedStorage):  # of `set_`
+                storages = (arg,)
+            else:
+                continue
+            for storage in storages:
+                if (held := self._known.get(id(storage))) is not None:
+                    if held.state in (AWAY, COMING):
+                        self.mover.bring(held)
+                    self.iterations.viewed(held)
 
     def _run(self, func: Any, operation: Operation, args: Any, kwargs: Any) -> Any:
         self._bury()
@@ -183,7 +223,7 @@ class Swapper(TorchDispatchMode):
         need = self._needs.of(at, func, args, kwargs, size, self._governor.spare)
         self._bring(need.made + need.room, given)
         for held in written.values():  # also if it fails half-way
-            self._mover.wrote(held)
+            self.mover.wrote(held)
         mark = self.iterations.mark()
         self._needs.begin(need)
         try:
@@ -196,6 +236,9 @@ class Swapper(TorchDispatchMode):
         for held in given.values():
             held.last = self._clock
         made = self._made(result)
+        if func in self.keepers:
+            for held in (*given.values(), *made):
+                self.mover.keep(held)
         self._needs.end(func, need, size, sum([held.room for held in made]))
         self.counts.peak_bytes = max(self.counts.peak_bytes, self.storages.here_bytes)
         self.iterations.ran(func, mark, given.values(), written, made, need.room)
@@ -212,11 +255,11 @@ class Swapper(TorchDispatchMode):
 
     def _bring_each(self, absent: list[Held], given: dict[int, Held]) -> None:
         try:
-            self._mover.bring_each(absent)
+            self.mover.bring_each(absent)
         except torch.OutOfMemoryError:
             if not self._governor.clear(given, self._clock):
                 raise
-            self._mover.bring_each(absent)
+            self.mover.bring_each(absent)
 
     def _can_again(self, func: Any, given: dict[int, Held], written: dict[int, Held]) -> bool:
         """Whether an operation that found no memory may run once more, and there is more now.
@@ -244,15 +287,21 @@ class Swapper(TorchDispatchMode):
         for plain, storage in storages_in(value):
             held = self._known.get(id(storage))
             if held is None:
-                held = self.storages.meet(plain, storage, None, self._clock)
+                held = self._know(plain, storage)
                 if held is None:
                     continue
-                self.iterations.met(held)
             elif held.state != AWAY and bytes_of(storage) != held.size:
                 self.storages.resized(held, bytes_of(storage))
             given[held.key] = held
             if written is not None:
                 written[held.key] = held
+
+    def _know(self, tensor: torch.Tensor, storage: Any) -> Held | None:
+        """What is known of a storage, from now on if it was not known before."""
+        held = self._known.get(id(storage))
+        if held is None and (held := self.storages.meet(tensor, storage, None, self._clock)) is not None:
+            self.iterations.met(held)
+        return held
 
     def _made(self, result: Any) -> list[Held]:
         """Storages that an operation returned and nobody knew."""

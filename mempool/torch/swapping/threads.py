@@ -1,0 +1,106 @@
+"""Threads and processes beside the one that swaps: what they touch is here."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mempool.torch.swapping.swapper import Swapper
+
+#: Threads of this project, which copy storages while they are on their way.
+OWN = "mempool-"
+
+
+class Beside(TorchDispatchMode):
+    """In a thread beside the swapper's: what an operation is given is here while it runs. No plan."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, swapper: Swapper) -> None:
+        super().__init__()
+        self._swapper = swapper
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, swapper = kwargs or {}, self._swapper
+        if (passes := swapper.passes(types)) is not None:
+            return NotImplemented if passes else func(*args, **kwargs)
+        operation = swapper.operation(func)
+        if operation.asks:
+            return func(*args, **kwargs)
+        writes = operation.whole or any(argument.written for argument in operation.arguments)
+        with swapper.escapes.lent((*args, *kwargs.values()), writes=writes) as lent:
+            if swapper.storages.device != "cpu" or func in swapper.keepers:  # another stream, perhaps
+                for held, _ in lent:
+                    swapper.mover.keep(held)
+            return func(*args, **kwargs)
+
+
+def _inside(swapper: weakref.ref[Swapper], run: Callable[[], None]) -> None:
+    if (alive := swapper()) is None:
+        run()
+        return
+    _push_mode(Beside(alive))  # not with `with`: PyTorch's flags of that are of all threads
+    try:
+        run()
+    finally:
+        _pop_mode()
+
+
+class Threads:
+    """Has every thread that starts while swapping run with the mode, and a forked child go on alone."""
+
+    def __init__(self, swapper: Swapper) -> None:
+        self._swapper = weakref.ref(swapper)
+        self._before: Any = None
+
+    def install(self) -> None:
+        """Watch for new threads and children."""
+        self._before = before = threading.Thread.start
+        swapper = self._swapper
+
+        @functools.wraps(before)
+        def start(thread: threading.Thread) -> None:
+            if not thread.name.startswith(OWN):
+                thread.run = functools.partial(_inside, swapper, thread.run)  # type: ignore[method-assign]
+            before(thread)
+
+        threading.Thread.start = start  # type: ignore[assignment,method-assign]
+        if (alive := swapper()) is not None:
+            _forking.add(alive)
+
+    def remove(self) -> None:
+        """Do so no more."""
+        threading.Thread.start = self._before  # type: ignore[method-assign]
+        if (alive := self._swapper()) is not None:
+            _forking.discard(alive)
+
+
+_forking: weakref.WeakSet[Swapper] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for swapper in list(_forking):
+        swapper.mover.lock.acquire()
+        swapper.mover.settle_all()
+
+
+def _after_fork(*, child: bool) -> None:
+    for swapper in list(_forking):
+        if child:
+            swapper.stop()
+        swapper.mover.lock.release()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=functools.partial(_after_fork, child=False),
+    after_in_child=functools.partial(_after_fork, child=True),
+)

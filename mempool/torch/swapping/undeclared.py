@@ -1,0 +1,47 @@
+"""What operations do with memory that their schemas do not tell."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from traces.recorders.torch.operations import Operation, learn
+
+#: Whose schemas say what is written. Others' often do not: what they are given counts as written.
+_DECLARED = ("aten", "prims", "prim")
+#: Objects of C++ that keep what they were given and read it later, past the dispatcher: quantizers their
+#: scales, nested tensors their sizes, packed weights; and what other streams and communication go on using.
+_KEEPERS = (
+    "per_channel",
+    "_nested_tensor",
+    "_nested_view_from_buffer",
+    "record_stream",
+    "_pack",
+    "lazy_clone",
+)
+_KEEPING = ("c10d", "_c10d_functional", "symm_mem", "quantized", "_quantized", "rpc")
+
+
+def learned(func: Any) -> Operation:
+    """What an operation does; of another's than PyTorch's own, also what may be."""
+    operation = learn(func)
+    if operation.whole or _namespace(operation) in _DECLARED:
+        return operation
+    arguments = tuple(argument._replace(written=True) for argument in operation.arguments)
+    return dataclasses.replace(operation, arguments=arguments, views=False)
+
+
+def keeps(func: Any, operation: Operation) -> bool:
+    """Whether something may use what the operation was given, or made, after it, past the dispatcher."""
+    schema = getattr(func, "_schema", None)
+    objects = schema is not None and any(
+        isinstance(value.type, torch._C.ClassType) for value in (*schema.arguments, *schema.returns)
+    )
+    base = operation.name.partition("::")[2]
+    return objects or _namespace(operation) in _KEEPING or any(part in base for part in _KEEPERS)
+
+
+def _namespace(operation: Operation) -> str:
+    return operation.name.partition("::")[0]

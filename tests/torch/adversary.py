@@ -1,0 +1,144 @@
+"""Swapping by an adversary: random moves at every operation, copies made as late as they may be."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch._C import _DisableTorchDispatch
+
+from mempool.torch.swapping.swapper import Swapper
+from solvers.swap import Link
+
+CPU = torch.device("cpu")
+
+
+class Copy:
+    """Bytes on the host."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.data = torch.full((size,), 0xA5, dtype=torch.uint8)
+        self.users = 0
+        self.dropped = False
+
+    def end(self) -> None:
+        """Nobody may use it any more."""
+        if self.dropped and not self.users:
+            with _DisableTorchDispatch():
+                self.data.fill_(0x5A)
+
+
+class Transfer:
+    """A copy that was asked for, and is perhaps not made yet."""
+
+    def __init__(self, copy: Copy, data: torch.Tensor, *, out: bool) -> None:
+        self.size, self.copy, self.data, self.out = copy.size, copy, data, out
+        self.made = False
+
+
+class LazyEngine:
+    """An engine that copies when it is waited for or at any moment before, and fills what is not there."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._asked: tuple[list[Transfer], list[Transfer]] = [], []
+
+    def _ask(self, transfer: Transfer) -> Transfer:
+        transfer.copy.users += 1
+        assert not transfer.copy.dropped
+        assert transfer.data.numel() == transfer.size
+        self._asked[transfer.out].append(transfer)
+        for waiting in self._asked:  # some are made now
+            if waiting and self._random.random() < 0.3:
+                self._make(waiting[self._random.randrange(len(waiting))])
+        return transfer
+
+    def _make(self, last: Transfer) -> None:
+        waiting = self._asked[last.out]
+        while waiting and not last.made:
+            transfer = waiting.pop(0)
+            ends = (transfer.copy.data, transfer.data)
+            target, source = ends if transfer.out else ends[::-1]
+            target.copy_(source)
+            transfer.made = True
+
+    def out(self, data: torch.Tensor, at: int | None = None) -> tuple[Copy, Transfer]:
+        copy = Copy(data.numel())
+        return copy, self._ask(Transfer(copy, data, out=True))
+
+    def back(self, copy: Any, data: torch.Tensor) -> Transfer:
+        data.fill_(0xCC)
+        return self._ask(Transfer(copy, data, out=False))
+
+    def wait(self, transfer: Any) -> float:
+        with _DisableTorchDispatch(), torch.no_grad():
+            self._make(transfer)
+        if transfer.data is not None:
+            transfer.data = None
+            transfer.copy.users -= 1
+            transfer.copy.end()
+        return 0.0
+
+    def drop(self, copy: Any) -> None:
+        assert not copy.dropped
+        copy.dropped = True
+        copy.end()
+
+    def mark(self) -> float:
+        return 0.0
+
+    def seconds(self, marks: list[Any]) -> list[float]:
+        return [1e-3] * (len(marks) - 1)
+
+    def link(self) -> Link:
+        return Link.of_rate(1e9)
+
+    def waited(self, transfer: Any) -> float:
+        return 0.0
+
+    def fence(self) -> None:
+        """Nothing runs beside the program."""
+
+    def rest(self) -> None:
+        """There is nothing to give back."""
+
+    @property
+    def host_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class Adversary(Swapper):
+    """Moves anything, as far as a mover lets it, before and after every operation and at `disturb`."""
+
+    def __init__(self, seed: int, *, limit_bytes: int = 1 << 40, share: float = 0.5) -> None:
+        super().__init__(LazyEngine(seed), CPU, limit_bytes)
+        self._random = random.Random(~seed)
+        self._share = share
+        self.away = 0  #: how many were sent away
+
+    def send_away(self) -> None:
+        """Move all that may be moved to the host."""
+        for held in list(self.storages.known.values()):
+            self.mover.leave(held)
+            self.mover.release(held)
+
+    def disturb(self) -> None:
+        """Move what is known at random."""
+        mover, choose = self.mover, self._random
+        for held in list(self.storages.known.values()):
+            if choose.random() < self._share:
+                moves = (mover.leave, mover.release, mover.fetch, mover.settle)
+                for move in choose.choices(moves, (4, 6, 1, 1), k=choose.randint(1, 3)):
+                    move(held)
+                self.away += held.state == 2
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.disturb()
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.disturb()
+        return result

@@ -1,0 +1,217 @@
+"""No result depends on who is away: random programs, an adversary, what reads past the dispatcher."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import small_programs
+from adversary import Adversary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MANY = 1 << 40
+NUMBERS = [float(i) for i in range(1, 1001)]
+DISPATCHED = torch._C.StorageBase.nbytes
+
+instructions = st.tuples(
+    st.integers(0, len(small_programs.INSTRUCTIONS) - 1), st.integers(0, 4), st.integers(0, 19)
+)
+
+
+def same(program: Any, seed: int, share: float, limit: int) -> None:
+    def nothing() -> None:
+        pass
+
+    plain = small_programs.seen_of(program, 2, nothing, nothing)
+    with Adversary(seed, limit_bytes=limit, share=share) as swapper:
+        swapped = small_programs.seen_of(program, 2, swapper.disturb, swapper.step)
+    assert swapped == plain
+
+
+@example([(which, 1, 3) for which in range(len(small_programs.INSTRUCTIONS))], 0, 0.9, MANY)
+@example([(which, 0, 2) for which in range(len(small_programs.INSTRUCTIONS))], 1, 0.3, 4000)
+@given(
+    st.lists(instructions, min_size=1, max_size=12),
+    st.integers(0, 2**16),
+    st.sampled_from([0.0, 0.1, 0.5, 0.9]),
+    st.sampled_from([MANY, 8000, 4000, 2000]),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_program_sees_the_same_whatever_moves(program: Any, seed: int, share: float, limit: int) -> None:
+    same(program, seed, share, limit)
+
+
+@pytest.mark.full
+@given(
+    st.lists(instructions, min_size=1, max_size=40),
+    st.integers(0, 2**16),
+    st.sampled_from([0.0, 0.1, 0.5, 0.9]),
+    st.sampled_from([MANY, 16000, 8000, 4000, 2000]),
+)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_long_programs_see_the_same_too(program: Any, seed: int, share: float, limit: int) -> None:
+    same(program, seed, share, limit)
+
+
+@pytest.fixture
+def swapper() -> Iterator[Adversary]:
+    with Adversary(3, share=0.0) as swapper:
+        yield swapper
+
+
+def gone(swapper: Adversary) -> Any:
+    """The numbers, away."""
+    tensor = torch.arange(1000.0).add_(1)
+    swapper.send_away()
+    assert DISPATCHED(tensor.untyped_storage()) == 0
+    return tensor
+
+
+def _saved(tensor: Any, **how: Any) -> Any:
+    file = io.BytesIO()
+    torch.save([tensor, tensor[1:]], file, **how)
+    file.seek(0)
+    whole, part = torch.load(file)
+    assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    return whole.tolist()
+
+
+def _rng(tensor: Any) -> Any:
+    state = torch.get_rng_state()
+    bits = state.clone()
+    torch.rand(3)
+    torch.set_rng_state(bits)
+    assert torch.equal(torch.get_rng_state(), state)
+    return tensor.tolist()
+
+
+def _typed(tensor: Any) -> Any:
+    with pytest.warns(UserWarning, match="TypedStorage is deprecated"):
+        return tensor.storage().tolist()
+
+
+READS: dict[str, Callable[[Any], Any]] = {
+    "tolist": lambda t: t.tolist(),
+    "numpy": lambda t: t.numpy().tolist(),
+    "asarray": lambda t: np.asarray(t).tolist(),
+    "dlpack": lambda t: np.from_dlpack(t).tolist(),
+    "to_dlpack": lambda t: torch.from_dlpack(torch.utils.dlpack.to_dlpack(t)).tolist(),
+    "deepcopy": lambda t: copy.deepcopy(t).tolist(),
+    "copy": lambda t: copy.copy(t).tolist(),
+    "pickle": lambda t: pickle.loads(pickle.dumps(t)).tolist(),
+    "save": _saved,
+    "save, old format": lambda t: _saved(t, _use_new_zipfile_serialization=False),
+    "storage": lambda t: torch.empty(0).set_(t.untyped_storage()).tolist(),
+    "storage's clone": lambda t: torch.empty(0).set_(t.untyped_storage().clone()).tolist(),
+    "storage's bytes": lambda t: np.frombuffer(bytes(t.untyped_storage().tolist()), np.float32).tolist(),
+    "typed storage": _typed,
+    "numbers": lambda t: [float(n) for n in t],
+    "a list of tensors": lambda t: torch.tensor([*t]).tolist(),
+    "a list of lists": lambda t: torch.tensor([[*t[:500]], [*t[500:]]]).view(-1).tolist(),
+    "shared": lambda t: t.share_memory_().tolist(),
+    "resize_": lambda t: t.resize_(2000)[:1000].tolist(),
+    "vmap": lambda t: torch.func.vmap(lambda x: x * 1)(t).tolist(),
+    "random state": _rng,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_reads_past_the_dispatcher_sees_what_is_away(name: str, swapper: Adversary) -> None:
+    tensor = gone(swapper)
+    assert READS[name](tensor) == NUMBERS
+    swapper.send_away()
+    assert tensor[:1000].tolist() == NUMBERS
+
+
+def test_a_text_of_what_is_away_holds_its_numbers(swapper: Adversary) -> None:
+    text = repr(gone(swapper))
+    assert text == repr(torch.arange(1000.0) + 1)
+
+
+def test_what_writes_past_the_dispatcher_is_not_undone(swapper: Adversary) -> None:
+    tensor = gone(swapper)
+    tensor.untyped_storage().fill_(0)
+    swapper.send_away()
+    assert not tensor.any()
+    tensor.untyped_storage()[0] = 255
+    swapper.send_away()
+    assert tensor.view(torch.uint8)[0] == 255
+    swapper.send_away()
+    assert tensor.apply_(lambda _: 2.0).sum() == 2000
+    swapper.send_away()
+    assert tensor.sum() == 2000
+
+
+@pytest.mark.parametrize("how", ["numpy", "data_ptr", "__dlpack__", "storage", "slice", "shared"])
+def test_whose_address_is_known_stays(how: str, swapper: Adversary) -> None:
+    tensor = gone(swapper)
+    kept = {
+        "numpy": tensor.numpy,
+        "data_ptr": tensor.data_ptr,
+        "__dlpack__": tensor.__dlpack__,
+        "storage": tensor.untyped_storage().data_ptr,
+        "slice": lambda: tensor.untyped_storage()[:8],
+        "shared": tensor.share_memory_,
+    }[how]()
+    address = tensor.data_ptr()
+    swapper.send_away()
+    assert DISPATCHED(tensor.untyped_storage()) == 4000
+    assert tensor.data_ptr() == address
+    del kept
+
+
+def test_sizes_are_those_of_what_is_away_and_nothing_comes_for_it(swapper: Adversary) -> None:
+    storage = gone(swapper).untyped_storage()
+    assert (storage.nbytes(), storage.size(), len(storage)) == (4000, 4000, 4000)
+    assert DISPATCHED(storage) == 0
+
+
+def test_saving_takes_the_memory_of_one_at_a_time(swapper: Adversary) -> None:
+    many = [torch.full((1000,), float(i)) for i in range(8)]
+    swapper.send_away()
+    most, file = 0, io.BytesIO()
+
+    class Watched(io.BytesIO):
+        def write(self, data: Any) -> int:
+            nonlocal most
+            most = max(most, sum(DISPATCHED(t.untyped_storage()) for t in many))
+            return file.write(data)
+
+    torch.save(many, Watched())
+    assert most <= 4000
+    assert sum(DISPATCHED(t.untyped_storage()) for t in many) == 0
+    file.seek(0)
+    assert [t[7].item() for t in torch.load(file)] == [float(i) for i in range(8)]
+
+
+def test_the_programs_own_sizes_are_kept(swapper: Adversary) -> None:
+    tensor = gone(swapper)
+    tensor.untyped_storage().resize_(8000)
+    swapper.send_away()
+    assert tensor.untyped_storage().nbytes() == 8000
+    assert tensor.tolist() == NUMBERS
+    tensor.untyped_storage().resize_(0)
+    swapper.send_away()
+    assert tensor.untyped_storage().nbytes() == 0
+
+
+def test_what_is_replaced_is_as_it_was_afterwards() -> None:
+    def methods() -> list[Any]:
+        owners = (torch.Tensor, torch.UntypedStorage, torch._C.PyTorchFileWriter, torch._tensor_str, torch)
+        return [dict(vars(owner)) for owner in owners]
+
+    before = methods()
+    with Adversary(0):
+        assert methods() != before
+    assert methods() == before
