@@ -65,6 +65,15 @@ def test_every_write_of_a_step_is_known(training: bool) -> None:
     assert any("batch_norm" in name for name in compared.seen)
 
 
+def test_every_write_of_a_recurrent_layer_is_known() -> None:
+    layer = torch.nn.LSTM(3, 4)
+    with Compared() as compared:
+        out = layer(torch.randn(5, 2, 3))[0].sum()
+        for _ in range(2):
+            out.backward(retain_graph=True)
+    assert compared.unsaid == []
+
+
 def test_running_statistics_that_are_only_read_are_not_written() -> None:
     for name in ("native_batch_norm_backward", "_native_batch_norm_legit_no_training"):
         assert not any(a.written for a in learn(getattr(torch.ops.aten, name).default).arguments)

@@ -16,6 +16,7 @@ _ASKS = ("prim::", "aten::sym_", "aten::is_", "aten::size", "aten::stride", "ate
 #: ``_cudnn_rnn``), except in those that only read it.
 _UNSAID = frozenset(("running_mean", "running_var", "dropout_state"))
 _ONLY_READ = ("backward", "functional", "no_training", "no_update")
+_UNSAID_OF = frozenset((("aten::mkldnn_rnn_layer_backward", "workspace"),))
 
 
 class Argument(NamedTuple):
@@ -85,4 +86,6 @@ def learn(function: Any) -> Operation:
 def _is_written(argument: Any, base: str) -> bool:
     if argument.alias_info is not None:
         return bool(argument.alias_info.is_write)
-    return argument.name in _UNSAID and not any(part in base for part in _ONLY_READ)
+    if argument.name in _UNSAID:
+        return not any(part in base for part in _ONLY_READ)
+    return (base, argument.name) in _UNSAID_OF
