@@ -20,6 +20,14 @@ MIB = 1 << 20
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def engine() -> Iterator[HostEngine]:
     engine = HostEngine(1 << 30)
