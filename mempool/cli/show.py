@@ -17,6 +17,7 @@ from mempool.report import binary
 if TYPE_CHECKING:
     from mempool.cli.work import Work
     from mempool.show import Scene
+    from traces import Trace
 
 
 def show(
@@ -37,6 +38,10 @@ def show(
             metavar="NAME[:SETTINGS]",
             help="Also what this allocator would do; again for each. Settings are those of compare.",
         ),
+    ] = None,
+    swap: Annotated[
+        Path | None,
+        typer.Option(metavar="MOVES", help="What `mempool swap -o` wrote for this trace: the step with it."),
     ] = None,
     frames: Frames = False,
     lenient: Lenient = False,
@@ -60,18 +65,22 @@ def show(
         mempool show run.trace run.plan -o run.html --open
         mempool show snapshot.pickle -a pytorch -a bfc -a planned
         mempool show run.trace --perfetto run.json.gz
+        mempool swap run.trace --limit 12GiB -o moves.json
+        mempool show run.trace --swap moves.json --open
     """
     from mempool.analysis.choices import parse_choice
 
     page = output or (None if perfetto and not opened else Path(f"{trace.stem}.html"))
-    _check_outputs([path for path in (trace, plan) if path], [path for path in (page, perfetto) if path])
+    _check_outputs(
+        [path for path in (trace, plan, swap) if path], [path for path in (page, perfetto) if path]
+    )
     if page and importlib.util.find_spec("bokeh") is None:
         raise Stop(
             ExitCode.FAILED, "show draws with bokeh, which is not installed: pip install 'mempool[show]'"
         )
     for text in allocator or ():
         parsed("--allocator", parse_choice, text)
-    scene, skipped = _scene(trace, plan, allocator or [], lenient=lenient)
+    scene, skipped = _scene(trace, plan, allocator or [], swap, lenient=lenient)
     said = _written(scene, page, perfetto, frames=frames) | {"skipped": skipped}
     if page and opened:
         import webbrowser
@@ -93,11 +102,12 @@ def _check_outputs(inputs: list[Path], outputs: list[Path]) -> None:
 
 
 def _scene(
-    trace: Path, plan: Path | None, allocators: list[str], *, lenient: bool
+    trace: Path, plan: Path | None, allocators: list[str], swap: Path | None, *, lenient: bool
 ) -> tuple[Scene, dict[str, int] | None]:
     """What is shown, and how many events were left out of it, by reason."""
     from mempool.cli.work import read_work
     from mempool.show import scene_of
+    from mempool.show.swaps import with_swaps
 
     with bar(f"reading {trace}") as told:
         given = read_work(trace, whole=True, lenient=lenient, progress=told)
@@ -108,7 +118,10 @@ def _scene(
         _check_for(solved, given, trace, plan)
     if allocators and given.trace is None:
         raise typer.BadParameter(f"allocators are simulated on traces; {trace} is a {given.kind}")
+    if swap is not None and given.trace is None:
+        raise typer.BadParameter(f"moves are of traces; {trace} is a {given.kind}")
     with progress(f"placing {len(given.buffers):,} buffers"):
+        swaps = None if swap is None or given.trace is None else _swaps(swap, given.trace)
         try:
             scene = scene_of(
                 given.buffers if given.trace is None else given.trace,
@@ -119,7 +132,26 @@ def _scene(
             )
         except ValueError as error:
             raise Stop(ExitCode.FILE, f"{trace}: {error}") from None
-    return scene, given.skipped
+    return scene if swaps is None else with_swaps(swaps, scene), given.skipped
+
+
+def _swaps(path: Path, trace: Trace) -> Scene:
+    """The step that moves are of, with them: judged anew, whatever the file says."""
+    from mempool.show import swap_scene
+    from solvers import PlanError
+    from solvers.swap.moves import read_moves
+
+    moves = read_moves(path)
+    device = moves.cut.device
+    try:
+        if len(trace.devices) > 1:
+            if device not in trace.devices:
+                raise PlanError(f"moves of device {device}, of which the trace tells nothing")
+            trace = trace.on_device(device)
+        step = moves.cut.step(trace)
+        return swap_scene(step, moves.link, moves.schedule(step), limit=moves.limit_bytes)
+    except PlanError as error:
+        raise Stop(ExitCode.FILE, f"{path}: {error}") from None
 
 
 def _check_for(solved: Work, given: Work, trace: Path, plan: Path) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from solvers.swap import Link, Step, Swap, SwapPlanner
+    from solvers.swap.moves import Cut
     from traces import Trace
 
 #: What is told of a limit, None where it cannot be held.
@@ -99,8 +100,8 @@ def swap(
         raise typer.BadParameter("the moves would overwrite the trace")
     if output is not None and (reason := why_not(output)):
         raise Stop(ExitCode.FILE, f"{output}: {reason}")
-    step = _step(trace, rate, whole=whole, lenient=lenient, device=device)
-    found = _Found(step, over, smallest)
+    step, cut = _step(trace, rate, whole=whole, lenient=lenient, device=device)
+    found = _Found(step, cut, over, smallest)
     with progress("planning") as show:
         swaps = found.curve() if limit is None else found.all(asked, show)
     said = found.answer(swaps, most if not json else None)
@@ -155,26 +156,22 @@ def _parse_limit(text: str) -> _Limit:
     return _Limit(parse_bytes(text) or 0)
 
 
-def _step(path: Path, bandwidth: int | None, *, whole: bool, lenient: bool, device: int | None) -> Step:
+def _step(
+    path: Path, bandwidth: int | None, *, whole: bool, lenient: bool, device: int | None
+) -> tuple[Step, Cut]:
     from mempool.cli.work import read_work
     from solvers import PlanError
-    from solvers.swap import step_of
+    from solvers.swap.moves import Cut
     from solvers.swap.of_trace import iteration_of
 
     with bar(f"reading {path}") as told:
         work = read_work(path, whole=True, lenient=lenient, device=device, several="refuse", progress=told)
     if work.kind != "trace" or work.trace is None:
         raise Stop(ExitCode.FILE, f"{path}: a {work.kind}, which has no events")
-    window = None if whole else iteration_of(work.trace)
-    if window is None and not whole:
-        window = _repeats(work.trace)
+    window = None if whole else iteration_of(work.trace) or _repeats(work.trace)
+    cut = Cut(window, None if not bandwidth else float(bandwidth), work.device)
     try:
-        return step_of(
-            work.trace,
-            window=window,
-            whole=window is None,
-            bandwidth=None if not bandwidth else float(bandwidth),
-        )
+        return cut.step(work.trace), cut
     except PlanError as error:
         raise Stop(ExitCode.FILE, f"{path}: {error}") from None
 
@@ -194,10 +191,10 @@ def _repeats(trace: Trace) -> tuple[int, int] | None:
 class _Found:
     """What was asked of one step, and what was found."""
 
-    def __init__(self, step: Step, link: Link, least_bytes: int) -> None:
+    def __init__(self, step: Step, cut: Cut, link: Link, least_bytes: int) -> None:
         from solvers.swap import LinkBound, SwapPlanner
 
-        self.step, self.link = step, link
+        self.step, self.cut, self.link = step, cut, link
         self.planner: SwapPlanner = SwapPlanner(step, link, least_bytes=least_bytes)
         self._bound = LinkBound(step, link)
         self.reason = ""
@@ -236,6 +233,8 @@ class _Found:
 
     def answer(self, swaps: list[Swap | int], most: int | None) -> dict[str, Any]:
         """The keys of ``mempool swap --json``."""
+        from solvers.swap.moves import moves_of, said_of
+
         floor, op = self.planner.floor()
         step = self.step
         return {
@@ -248,8 +247,11 @@ class _Found:
             "floor_operation": step.name(op),
             "free_bound_bytes": self._bound.peak_bytes(),
             "limits": [self._row(one) for one in swaps],
-            "moves": [] if not swaps or isinstance(swaps[-1], int) else moves(step, swaps[-1], most),
+            "moves": []
+            if not swaps or isinstance(swaps[-1], int)
+            else moves_of(step, swaps[-1].schedule, most),
             "reason": self.reason or None,
+            **said_of(self.cut, self.link),
         }
 
     def _row(self, swap: Swap | int) -> dict[str, Any]:
@@ -268,27 +270,6 @@ class _Found:
             swap.how,
         )
         return {"limit_bytes": swap.limit_bytes, **dict(zip(_ROW, values, strict=True))}
-
-
-def moves(step: Step, swap: Swap, most: int | None = None) -> list[dict[str, Any]]:
-    """The moves of a schedule, the largest first; all where ``most`` is None."""
-    s = swap.schedule
-    rows = sorted(range(len(s)), key=lambda row: (-int(step.size[s.buffer[row]]), int(s.last[row])))
-    return [
-        {
-            "buffer": int(step.ids[s.buffer[row]]),
-            "size_bytes": int(step.size[s.buffer[row]]),
-            "last_operation": int(s.last[row]),
-            "last_name": step.name(int(s.last[row])),
-            "out_operation": int(s.out[row]),
-            "release_operation": int(s.release[row]),
-            "fetch_operation": int(s.fetch[row]),
-            "use_operation": int(s.use[row]),
-            "use_name": step.name(int(s.use[row])),
-            "copied": bool(s.copied[row]),
-        }
-        for row in rows[:most]
-    ]
 
 
 def _write(found: _Found, swap: Swap | int, output: Path) -> None:

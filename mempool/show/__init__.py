@@ -6,7 +6,18 @@ Importing it does nothing but define names; Bokeh is imported by what draws.
 from mempool.show.figure import Figure, figure
 from mempool.show.perfetto import write_perfetto
 from mempool.show.scene import Scene, scene_of
+from mempool.show.swaps import swap_scene
 from mempool.show.timeline import Timeline
 from mempool.show.view import Segments, View
 
-__all__ = ["Figure", "Scene", "Segments", "Timeline", "View", "figure", "scene_of", "write_perfetto"]
+__all__ = [
+    "Figure",
+    "Scene",
+    "Segments",
+    "Timeline",
+    "View",
+    "figure",
+    "scene_of",
+    "swap_scene",
+    "write_perfetto",
+]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mempool.show.load import load_of
+from mempool.show.load import load_of, telling
 from mempool.show.pack import Packer, clean
 from mempool.show.rest import rest_of
 
@@ -84,6 +85,10 @@ def _timeline(packer: Packer, timeline: Timeline, keep: NDArray[np.int64], *, fr
         "ids": _ids(timeline.ids, rows),
         "load": _load(packer, timeline),
         "clock": None,
+        "ticks": timeline.ticks,
+        "at": None if timeline.at is None else _named(packer, timeline.at, timeline.names),
+        "before": None if timeline.before is None else _curve(packer, *timeline.before),
+        "note": timeline.note,
     }
     if timeline.clock is not None:
         said["clock"] = [
@@ -102,6 +107,11 @@ def _in_parts(timeline: Timeline) -> bool:
 def _load(packer: Packer, timeline: Timeline) -> dict[str, Any]:
     times, loads, peak = load_of(timeline)
     return {"time": packer.column(times, delta=True), "bytes": packer.column(loads), "peak": peak}
+
+
+def _curve(packer: Packer, times: NDArray[np.int64], loads: NDArray[np.int64]) -> dict[str, Any]:
+    keep = telling(times, loads)
+    return {"time": packer.column(times[keep], delta=True), "bytes": packer.column(loads[keep])}
 
 
 def _named(packer: Packer, index: NDArray[np.int64], names: Sequence[str]) -> dict[str, Any]:
@@ -139,6 +149,9 @@ def _view(packer: Packer, timeline: Timeline, view: View, keep: NDArray[np.int64
             name: packer.column(getattr(segments, name)[some]) for name in ("address", "size", "start", "end")
         },
         "rest": _rest(packer, timeline, view, keep),
+        "moved": None
+        if view.moved is None
+        else {one.name: packer.column(getattr(view.moved, one.name)) for one in fields(view.moved)},
     }
 
 

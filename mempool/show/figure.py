@@ -139,10 +139,12 @@ def _draw_load(plot: Any) -> dict[str, Any]:
     from bokeh.models import ColumnDataSource, LabelSet, Span
 
     curve = ColumnDataSource({"time": [], "bytes": []})
+    before = ColumnDataSource({"time": [], "bytes": []})
     reserved = ColumnDataSource({"time": [], "bytes": []})
     peak = ColumnDataSource({"time": [], "bytes": [], "text": [], "align": [], "beside": []})
     plot.varea(x="time", y1=0, y2="bytes", source=curve, fill_color="#56b4e9", fill_alpha=0.5)
     plot.line("time", "bytes", source=curve, line_color="#0072b2")
+    plot.line("time", "bytes", source=before, line_color="#888888", line_width=1.5)
     plot.line("time", "bytes", source=reserved, line_color="#d55e00", line_dash="dashed", line_width=1.5)
     plot.scatter("time", "bytes", source=peak, marker="inverted_triangle", size=11, color="#d55e00")
     label = LabelSet(
@@ -152,7 +154,14 @@ def _draw_load(plot: Any) -> dict[str, Any]:
     moment = Span(dimension="height", line_color="#d55e00", line_dash="dotted", location=0)
     plot.add_layout(label)
     plot.add_layout(moment)
-    return {"curve": curve, "reserved": reserved, "peak": peak, "peak_label": label, "moment": moment}
+    return {
+        "curve": curve,
+        "before": before,
+        "reserved": reserved,
+        "peak": peak,
+        "peak_label": label,
+        "moment": moment,
+    }
 
 
 def _draw_addresses(plot: Any) -> dict[str, Any]:
@@ -171,10 +180,29 @@ def _draw_addresses(plot: Any) -> dict[str, Any]:
     plot.quad(source=chosen, fill_alpha=0, line_color="#d55e00", line_width=3)
     moment = Span(dimension="height", line_color="#d55e00", line_dash="dotted", location=0)
     plot.add_layout(moment)
-    return {
+    return _draw_moves(plot) | {
         "segments": segments,
         "picture": picture,
         "large": large,
         "chosen": chosen,
         "moment_below": moment,
     }
+
+
+def _draw_moves(plot: Any) -> dict[str, Any]:
+    from bokeh.models import ColumnDataSource
+
+    empty: dict[str, list[int]] = {"left": [], "right": [], "bottom": [], "top": [], "row": []}
+    absent = ColumnDataSource(dict(empty))
+    copies = ColumnDataSource({**empty, "colour": [], "slant": []})
+    marks = ColumnDataSource({"time": [], "address": [], "colour": [], "angle": []})
+    plot.quad(source=absent, fill_alpha=0, line_color="#22262a", line_dash="dashed", line_width=1)
+    plot.quad(
+        source=copies, fill_color="#ffffff", fill_alpha=0.45, line_color="colour", line_width=1,
+        hatch_pattern="slant", hatch_color="colour", hatch_alpha=0.9,
+    )  # fmt: skip
+    plot.scatter(
+        "time", "address", source=marks, marker="triangle", angle="angle", size=9, color="colour",
+        line_color="#ffffff", line_width=0.5,
+    )  # fmt: skip
+    return {"absent": absent, "copies": copies, "marks": marks}

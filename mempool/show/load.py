@@ -30,11 +30,12 @@ def load_of(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64], t
     last = np.append(when[1:] != when[:-1], True)  # of those at one time the last counts
     times, loads = when[last], loads[last]
     at = int(loads.argmax())
-    keep = _telling(times, loads)
+    keep = telling(times, loads)
     return times[keep], loads[keep], (int(times[at]), int(loads[at]))
 
 
-def _telling(times: NDArray[np.int64], loads: NDArray[np.int64]) -> NDArray[np.int64]:
+def telling(times: NDArray[np.int64], loads: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Indices of the times that a picture of a load needs."""
     if len(times) <= 4 * _PARTS:
         return np.arange(len(times))
     edges = np.searchsorted(times, np.linspace(float(times[0]), float(times[-1]), _PARTS + 1)[1:-1])

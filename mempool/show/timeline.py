@@ -40,6 +40,10 @@ class Timeline:
         persistent: how many buffers are alive across iterations, and are not drawn, and their bytes.
         clock: int64[2, k], logical times and the host's clock then in ns; k is 0 where there was none.
         period: events of one iteration, or None.
+        ticks: what logical time counts; None for events, or allocations where there is a period.
+        at: int64[k], index into ``names`` of what runs at each time, over and over; None where unknown.
+        before: int64[2, k], times and another load from each until the next, to compare with; or None.
+        note: one more fact, a few words.
     """
 
     title: str
@@ -56,6 +60,10 @@ class Timeline:
     persistent: tuple[int, int] = (0, 0)
     clock: NDArray[np.int64] | None = None
     period: int | None = None
+    ticks: str | None = None
+    at: NDArray[np.int64] | None = None
+    before: NDArray[np.int64] | None = None
+    note: str = ""
 
 
 def timeline_of(buffers: Buffers, title: str, *, trace: Trace | None = None, columns: int = 1) -> Timeline:

@@ -10,6 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from mempool.show.swaps import Moved
     from mempool.show.timeline import Timeline
     from solvers import Plan
 
@@ -48,6 +49,7 @@ class View:
         reserved_bytes: of a plan, its arena; 0 where segments say it.
         segments: with drawn addresses.
         offsets: whether addresses are offsets into an arena.
+        moved: absences of buffers that come back; None where none does.
     """
 
     title: str
@@ -58,6 +60,7 @@ class View:
     reserved_bytes: int
     segments: Segments
     offsets: bool
+    moved: Moved | None = None
 
 
 _NONE = np.zeros(0, np.int64)

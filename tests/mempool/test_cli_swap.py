@@ -8,44 +8,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from swap_traces import MIB, training
 
 from mempool.cli.app import call
-from traces import Kind, Trace
 from traces.parquet import write_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-MIB = 1 << 20
-
-
-def training(*, marks: bool = True, layers: int = 6, accesses: bool = True) -> Trace:
-    """Alike iterations: a parameter, and a buffer for each layer, written forward and read backward."""
-    rows: list[tuple[int, int, int, int, int]] = [(Kind.ALLOC, 0, MIB, 0, -1)]
-    count, now = 1, 0
-    for _ in range(4 if marks else 12):
-        if marks:
-            rows.append((Kind.MARK, -1, 0, now, 2))
-        first = count
-        for layer in range(2 * layers):
-            forward = layer < layers
-            buffer = first + (layer if forward else 2 * layers - 1 - layer)
-            if forward:
-                rows.append((Kind.ALLOC, buffer, (8 if marks else 1 + layer) * MIB, now, 0))
-            if accesses:
-                rows.append((Kind.READ, 0, 0, now, 0 if forward else 1))
-                rows.append((Kind.WRITE if forward else Kind.READ, buffer, 0, now, 0 if forward else 1))
-            now += 1_000_000
-            if not forward:
-                rows.append((Kind.FREE, buffer, 0, now, -1))
-        count += layers
-    if marks:
-        rows.append((Kind.MARK, -1, 0, now, 2))
-    kind, buffer, size, time, operation = zip(*rows, strict=True)
-    names = ("forward", "backward", "step")
-    return Trace.of(
-        kind, buffer, size, time_ns=time, operation=operation, names=names, metadata={"time": "operation"}
-    )
 
 
 @pytest.fixture

@@ -62,6 +62,12 @@ def steps(
     return step_from(seconds, buffers, circular=circular, persistent=always)
 
 
+def one_move(row: tuple[int, int, int, int, int, int], *, copied: bool = True) -> Schedule:
+    """A schedule of a buffer's row and the operations last, out, release, fetch and use."""
+    buffer, last, out, release, fetch, use = (np.array([x]) for x in row)
+    return Schedule(buffer, last, out, release, fetch, use, np.array([copied]))
+
+
 @st.composite
 def links(draw: Callable[..., object]) -> Link:
     rate = st.sampled_from([0.0625, 0.125, 0.25, 0.5, 1.0])

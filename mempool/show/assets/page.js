@@ -49,7 +49,8 @@
     const said = [`${timeline.pieces.toLocaleString("en-US")} lifetimes`, `peak load ${text(timeline.load.peak[1])}`]
     const reserved = show.models.reserved.data.bytes.reduce((a, b) => Math.max(a, b), 0)
     if (reserved) said.push(`${view.reserved ? "arena" : "reserved at most"} ${text(reserved)} (dashed)`)
-    if (timeline.period) said.push(`iterations of ${timeline.period.toLocaleString("en-US")} allocations`)
+    if (timeline.period) said.push(`iterations of ${timeline.period.toLocaleString("en-US")} ${timeline.ticks ?? "allocations"}`)
+    if (timeline.note) said.push(timeline.note)
     if (count) said.push(`${count.toLocaleString("en-US")} persistent buffers of ${text(bytes)} are not drawn`)
     if (drawn < timeline.pieces) said.push(`the largest ${drawn.toLocaleString("en-US")} one by one, the others grey`)
     byId("facts").textContent = said.join(" · ")
@@ -59,11 +60,14 @@
     const {timeline} = show, {css} = show.palette
     const names = show.by === "stream" ? timeline.streams.map((name) => `stream ${name}`)
       : show.by === "operation" ? timeline.operation?.names ?? [] : []
-    byId("legend").replaceChildren(...names.slice(0, 7).map((name, at) => {
+    const moves = show.view.moved ? ["▲ copied to the host", "▼ copied back", "┄ away"] : []
+    const streams = names.slice(0, 7).map((name, at) => {
       const mark = document.createElement("i")
       mark.style.background = css[at % 7 * 2]
       return element("span", mark, name)
-    }), names.length > 7 ? `and ${names.length - 7} more, in the same colours again` : "")
+    })
+    byId("legend").replaceChildren(...moves.map((one) => element("span", one)), ...streams,
+      names.length > 7 ? `and ${names.length - 7} more, in the same colours again` : "")
   }
 
   function searching(show, called, wanted) {

@@ -1,6 +1,9 @@
 // The two plots: what they show follows from the view, the ranges, the colours and the search.
 
-const MOST_RECTANGLES = 500, MARGIN = 0.5, QUIET_MS = 90
+const MOST_RECTANGLES = 500, MOST_ABSENCES = 300, MARGIN = 0.5, QUIET_MS = 90
+// How copies to the host and from it are drawn: hatched, and marked by triangles that point up and down.
+const OUT = {colour: "#d55e00", slant: "right_diagonal_line", angle: 0}
+const BACK = {colour: "#0072b2", slant: "left_diagonal_line", angle: Math.PI}
 
 class Show {
   constructor(models, timelines, views, title) {
@@ -31,20 +34,16 @@ class Show {
   look(index) {
     const before = this.index === undefined ? null : this.timeline
     this.index = index
-    const {timeline, view, models: {curve, reserved, peak}} = this
-    const {time, bytes} = timeline.load, corners = {time: [], bytes: []}
-    for (let k = 0; k < time.length; k++) {
-      corners.time.push(time[k], time[k])
-      corners.bytes.push(k ? bytes[k - 1] : 0, bytes[k])
-    }
-    curve.data = corners
+    const {timeline, view, models: {curve, before: other, reserved, peak}} = this
+    curve.data = stairs(timeline.load)
+    other.data = stairs(timeline.before ?? {time: [], bytes: []})
     reserved.data = reservedOver(view, timeline)
     const [when, most] = timeline.load.peak
     const late = when > (this.first + this.last) / 2
     peak.data = {
       time: [when], bytes: [most], text: [`peak ${binary(most)}`], align: [late ? "right" : "left"], beside: [late ? -9 : 9],
     }
-    const highest = reserved.data.bytes.reduce((a, b) => Math.max(a, b), most)
+    const highest = [...reserved.data.bytes, ...other.data.bytes].reduce((a, b) => Math.max(a, b), most)
     this.models.load.x_range.setv({start: this.first, end: this.last})
     this.models.load.y_range.setv({start: 0, end: 1.15 * highest || 1})
     if (timeline !== before) {
@@ -60,10 +59,10 @@ class Show {
     this.tell("view")
   }
 
-  get first() { return this.timeline.load.time[0] ?? 0 }
+  get first() { return this.timeline.before ? 0 : this.timeline.load.time[0] ?? 0 }
   get last() {
-    const {time} = this.timeline.load
-    return time.length ? time[time.length - 1] : 1
+    const {load, before} = this.timeline
+    return Math.max(load.time.at(-1) ?? 1, before?.time.at(-1) ?? 0)
   }
 
   whole() {
@@ -120,7 +119,9 @@ class Show {
     const edges = this.edges(this.drawn.large)
     edges.colour = this.drawn.large.map((i) => this.palette.css[this.colour[bufferOf(timeline, i)]])
     edges.row = this.drawn.large.map((i) => timeline.row[bufferOf(timeline, i)])
-    for (const [source, data] of [[picture, drawn], [large, edges], [segments, this.segmentEdges()]])
+    const {absent, copies, marks} = this.models, away = this.away()
+    for (const [source, data] of [[picture, drawn], [large, edges], [segments, this.segmentEdges()],
+      [absent, away.absent], [copies, away.copies], [marks, away.marks]])
       source.setv({data}, {check_eq: false})  // they differ: comparing pixels takes longer than drawing them
     this.refreshed = performance.now()
     this.tell("drawn")
@@ -143,6 +144,35 @@ class Show {
       left: seen.map((k) => start[k]), right: seen.map((k) => end[k]), bottom: seen.map((k) => address[k]),
       top: seen.map((k) => address[k] + size[k]),
     }
+  }
+
+  // Absences in view as outlines where the buffer was, its copies out and back beside them, and a mark where each is
+  // asked for. The largest ones, where they are many.
+  away() {
+    const {view: {moved}} = this, {left, right, bottom, top} = this.drawn
+    const box = () => ({left: [], right: [], bottom: [], top: [], row: []})
+    const absent = box(), copies = {...box(), colour: [], slant: []}, marks = {time: [], address: [], colour: [], angle: []}
+    if (!moved) return {absent, copies, marks}
+    const {row, size, out, gone, back, use, left: from, found: to, copied} = moved, seen = []
+    for (let k = 0; k < row.length; k++) {
+      const low = Math.min(from[k], to[k]), high = Math.max(from[k], to[k]) + size[k]
+      if (out[k] < right && use[k] >= left && low < top && high > bottom) seen.push(k)
+    }
+    if (seen.length > MOST_ABSENCES) seen.sort((a, b) => size[b] - size[a]).length = MOST_ABSENCES
+    const put = (into, k, x0, x1, y) => {
+      into.left.push(x0); into.right.push(x1); into.bottom.push(y); into.top.push(y + size[k]); into.row.push(row[k])
+    }
+    const copy = (k, x0, x1, y, how) => {
+      put(copies, k, x0, x1, y)
+      copies.colour.push(how.colour); copies.slant.push(how.slant)
+      marks.time.push(x0); marks.address.push(y + size[k] / 2); marks.colour.push(how.colour); marks.angle.push(how.angle)
+    }
+    for (const k of seen) {
+      put(absent, k, gone[k], back[k], from[k])
+      if (copied[k]) copy(k, out[k], gone[k], from[k], OUT)
+      copy(k, back[k], use[k], to[k], BACK)
+    }
+    return {absent, copies, marks}
   }
 
   // The piece at a place in time and addresses, or null: by the pixel, which may be a piece's neighbour's by rounding.

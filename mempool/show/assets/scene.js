@@ -7,18 +7,20 @@ function timelineOf(said, planes) {
   const named = (one) => one && {names: one.names, of: column(planes, one.of)}
   return {
     ...said, start, end, size: open("size"), row: open("row"), owner: open("owner"), stream: open("stream"),
-    operation: named(said.operation), frame: named(said.frame),
+    operation: named(said.operation), frame: named(said.frame), at: named(said.at),
+    before: said.before && {time: column(planes, said.before.time), bytes: column(planes, said.before.bytes)},
     clock: said.clock && said.clock.map((one) => column(planes, one)),
     load: {time: column(planes, said.load.time), bytes: column(planes, said.load.bytes), peak: said.load.peak},
   }
 }
 
 function viewOf(said, planes, timeline) {
-  const segments = {}, address = column(planes, said.address)
+  const segments = {}, moved = said.moved && {}, address = column(planes, said.address)
   const end = address.map((low, piece) => low + timeline.size[bufferOf(timeline, piece)])
   for (const name in said.segments) segments[name] = column(planes, said.segments[name])
+  for (const name in said.moved ?? {}) moved[name] = column(planes, said.moved[name])
   return {
-    ...said, segments, address, end,
+    ...said, segments, moved, address, end,
     regions: said.regions.map((one) => column(planes, one)),
     rest: said.rest && {...said.rest, of: column(planes, said.rest.of)},
   }
@@ -48,6 +50,33 @@ function clockAt({clock}, time) {
   const at = Math.min(lastAtMost(times, time), times.length - 2)
   const part = (time - times[at]) / (times[at + 1] - times[at])
   return ns[at] + Math.min(Math.max(part, 0), 1) * (ns[at + 1] - ns[at])
+}
+
+// The name of what runs at a time, or "".
+function running({at}, time) {
+  return at?.of.length ? at.names[at.of[time % at.of.length]] ?? "" : ""
+}
+
+// The absences around a piece: the one that it ends with and the one that it begins after, or -1.
+function absencesOf(timeline, {moved}, piece) {
+  const row = timeline.row[bufferOf(timeline, piece)]
+  const found = {before: -1, after: -1}
+  for (let k = 0; moved && k < moved.row.length; k++) {
+    if (moved.row[k] !== row) continue
+    if (moved.gone[k] === timeline.end[piece]) found.after = k
+    if (moved.back[k] === timeline.start[piece]) found.before = k
+  }
+  return found
+}
+
+// The corners of a load that is so much from each time until the next.
+function stairs({time, bytes}) {
+  const corners = {time: [], bytes: []}
+  for (let k = 0; k < time.length; k++) {
+    corners.time.push(time[k], time[k])
+    corners.bytes.push(k ? bytes[k - 1] : 0, bytes[k])
+  }
+  return corners
 }
 
 // What is alive at a time, by operation, or by size where no operation is known; most bytes first.

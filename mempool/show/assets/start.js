@@ -9,7 +9,7 @@ else {
     const timelines = said.timelines.map((one) => timelineOf(one, planes))
     const views = said.views.map((one) => viewOf(one, planes, timelines[one.timeline]))
     const models = {
-      load, addresses, curve, reserved, peak, peak_label, moment, moment_below, segments, picture, large, chosen,
+      load, addresses, curve, before, absent, copies, marks, reserved, peak, peak_label, moment, moment_below, segments, picture, large, chosen,
     }
     const show = new Show(models, timelines, views, said.title)
     shows.set(addresses, show)

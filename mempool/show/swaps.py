@@ -1,0 +1,200 @@
+"""A step whose buffers go to the host and come back: stays on the device, absences, copies on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mempool.report import binary
+from mempool.show.scene import Scene
+from mempool.show.timeline import Timeline, timeline_of
+from mempool.show.view import View, plan_view
+from solvers.errors import PlanError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from solvers.plan import Stop
+    from solvers.swap import Link, Replayed, Schedule, Step
+    from solvers.swap.pool import Placed
+
+#: Operations of which the clock is kept; between them time is taken to run evenly.
+_KNOTS = 4096
+#: A step that takes longer is none: nanoseconds of several must fit 64 bits.
+_MOST_SECONDS = 1e8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Moved:
+    """q absences of buffers of a timeline, one row a turn in which they are seen, by ``gone``; int64 columns.
+
+    Attributes:
+        row: the buffer.
+        size: bytes.
+        out: the time from which it is copied to the host.
+        gone: the time from which its place is others'.
+        back: the time from which it has a place again, into which it is copied.
+        use: the time at which it is needed.
+        left: where it was drawn before; its later place where that is not seen.
+        found: where it is drawn after it; its earlier place where that is not seen.
+        copied: 0 where the host still had the contents, so that nothing is copied out.
+    """
+
+    row: NDArray[np.int64]
+    size: NDArray[np.int64]
+    out: NDArray[np.int64]
+    gone: NDArray[np.int64]
+    back: NDArray[np.int64]
+    use: NDArray[np.int64]
+    left: NDArray[np.int64]
+    found: NDArray[np.int64]
+    copied: NDArray[np.int64]
+
+
+def swap_scene(
+    step: Step,
+    link: Link,
+    schedule: Schedule,
+    *,
+    limit: int | None = None,
+    title: str = "mempool",
+    stop: Stop | None = None,
+) -> Scene:
+    """A step under a schedule, replayed, checked and placed: the device's arena, and the host's.
+
+    Time counts operations. On a circle some turns of the steady state are drawn.
+
+    Args:
+        step: the step.
+        link: what the copies take.
+        schedule: the moves.
+        limit: bytes that it was planned for.
+        title: one line.
+        stop: when the solver of either arena stops.
+
+    Raises:
+        PlanError: no program could make these moves, or there are none.
+    """
+    from solvers.swap import replay
+    from solvers.swap.pool import place
+
+    if not len(schedule):
+        raise PlanError("nothing moves")
+    if not step.duration <= _MOST_SECONDS:
+        raise PlanError(f"a step of more than {_MOST_SECONDS:.0f} seconds")
+    did = replay(step, link, schedule)
+    if not did.iteration_seconds <= _MOST_SECONDS:
+        raise PlanError(f"a step of more than {_MOST_SECONDS:.0f} seconds, most of them waiting")
+    device, host = place(step, schedule, stop=stop)
+    notes = (_device_note(step, did, schedule, limit), f"{binary(did.host_bytes)} at most at a time")
+    stays, view = _placed(step, did, device, device.of, 0, "device, with swaps")
+    stays = dataclasses.replace(stays, before=_before(step, stays), note=notes[0])
+    view = dataclasses.replace(view, moved=_moved(step, schedule, stays, view))
+    copies, below = _placed(step, did, host, schedule.buffer[host.of], 1, "host, copies")
+    return Scene(title, (stays, dataclasses.replace(copies, note=notes[1])), (view, below))
+
+
+def with_swaps(swaps: Scene, scene: Scene) -> Scene:
+    """Both scenes in one, the swaps first."""
+    shift = len(swaps.timelines)
+    later = [dataclasses.replace(view, timeline=view.timeline + shift) for view in scene.views]
+    return Scene(scene.title, swaps.timelines + scene.timelines, (*swaps.views, *later))
+
+
+def _device_note(step: Step, did: Replayed, schedule: Schedule, limit: int | None) -> str:
+    parts = [f"{binary(step.peak_bytes)} without swaps (grey)"]
+    parts += [] if limit is None else [f"planned for {binary(limit)}"]
+    moves = f"{len(schedule):,} moves" if len(schedule) > 1 else "1 move"
+    parts.append(f"{moves} of {binary(did.returned_bytes)} in a step")
+    parts.append(f"which takes {did.stall_seconds / max(step.duration, 1e-12):.1%} longer")
+    return " \u00b7 ".join(parts)
+
+
+def _placed(
+    step: Step, did: Replayed, placed: Placed, of: NDArray[np.int64], at: int, title: str
+) -> tuple[Timeline, View]:
+    """A timeline and the view of a plan; its buffers are those of the step, as often as they have a place."""
+    made = timeline_of(placed.buffers, title, columns=placed.plan.columns)
+    view = plan_view("planned", at, made, placed.plan)
+    born = np.where(step.persistent, -1, step.operation[step.start]) if len(step.size) else step.start
+    timeline = dataclasses.replace(
+        made,
+        owner=of[made.owner],
+        size=step.size,
+        stream=np.full(len(step.size), -1),
+        operation=born.astype(np.int64),
+        frame=np.full(len(step.size), -1),
+        names=step.names,
+        ids=tuple(map(str, step.ids.tolist())),
+        clock=_clock(step, did, _turns(step, made)),
+        ticks="operations",
+        at=step.operation.astype(np.int64),
+    )
+    return timeline, view
+
+
+def _turns(step: Step, timeline: Timeline) -> int:
+    return max(-(-int(timeline.end.max(initial=0)) // max(len(step), 1)), 1)
+
+
+def _clock(step: Step, did: Replayed, turns: int) -> NDArray[np.int64]:
+    """When each operation begins, waits included, at some operations of all turns."""
+    late = np.cumsum(did.wait)
+    begins = step.begins[:-1] + late
+    length = step.duration + float(late[-1])
+    every = np.concatenate([begins + turn * length for turn in range(turns)] + [[turns * length]])
+    some = np.unique(np.linspace(0, len(every) - 1, _KNOTS).astype(np.int64))
+    return np.stack([some, (every[some] * 1e9).astype(np.int64)])
+
+
+def _before(step: Step, timeline: Timeline) -> NDArray[np.int64]:
+    """Times and the step's own load from each until the next, int64[2, k]."""
+    load = np.append(np.tile(step.load, _turns(step, timeline)), 0)
+    changed = np.append(True, load[1:] != load[:-1])
+    return np.stack([np.flatnonzero(changed), load[changed]])
+
+
+def _moved(step: Step, schedule: Schedule, timeline: Timeline, view: View) -> Moved:
+    """The absences in all turns that are drawn, cut off at both ends of time."""
+    k, s, turns = len(step), schedule, _turns(step, timeline)
+    most = turns * k
+    first = k * np.arange(-1 if step.circular else 0, turns)
+    shift = np.repeat(first, len(s))
+    row, out, gone, back, use = (
+        np.tile(column, len(first)) for column in (s.buffer, s.out + 1, s.release, s.fetch, s.use)
+    )
+    out, gone, back, use = out + shift, gone + shift, back + shift, use + shift
+    left = _address(timeline, view, row, timeline.end, gone)
+    found = _address(timeline, view, row, timeline.start, back)
+    seen = (use > 0) & (out < most) & ((left >= 0) | (found >= 0))
+    order = np.flatnonzero(seen)
+    order = order[np.argsort(gone[order], kind="stable")]
+    row, left, found = row[order], left[order], found[order]
+    out, gone, back, use = (np.clip(column[order], 0, most) for column in (out, gone, back, use))
+    return Moved(
+        row=row,
+        size=step.size[row],
+        out=out,
+        gone=gone,
+        back=back,
+        use=use,
+        left=np.where(left >= 0, left, found),
+        found=np.where(found >= 0, found, left),
+        copied=np.tile(s.copied, len(first))[order].astype(np.int64),
+    )
+
+
+def _address(
+    timeline: Timeline, view: View, row: NDArray[np.int64], edge: NDArray[np.int64], time: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Where the piece of each buffer is drawn that ends, or begins, at a time; -1 where there is none."""
+    most = int(timeline.end.max(initial=0)) + 1
+    keys = timeline.owner * most + edge
+    order = np.argsort(keys, kind="stable")
+    inside = (time > 0) & (time < most)
+    wanted = row * most + time
+    at = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
+    hit = inside & (keys[order][at] == wanted)
+    return np.where(hit, view.address[order[at]], -1)

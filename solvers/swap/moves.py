@@ -1,0 +1,173 @@
+"""Schedules as JSON: which step of which trace they are of, and a row a move."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from solvers.errors import PlanError
+from solvers.swap.link import Link
+from solvers.swap.of_trace import step_of
+from solvers.swap.schedule import Schedule
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from solvers.swap.step import Step
+    from traces.trace import Trace
+
+#: A file of moves is no longer, and a number in it no larger.
+_MOST_CHARACTERS, _MOST_NUMBER = 256 << 20, 2**62
+_OPERATIONS = ("last", "out", "release", "fetch", "use")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which step of a trace is meant.
+
+    Attributes:
+        window: rows [first, end) of one iteration of a circle; None for all events on a line.
+        bandwidth: bytes a second that operations take the time for; None for the recorded times.
+        device: the one of several; None where there is one.
+    """
+
+    window: tuple[int, int] | None = None
+    bandwidth: float | None = None
+    device: int | None = None
+
+    def step(self, trace: Trace) -> Step:
+        """The step of a trace.
+
+        Raises:
+            PlanError, TraceError: the trace has no such step.
+        """
+        if self.window is not None and not 0 <= self.window[0] < self.window[1] <= len(trace):
+            raise PlanError(f"no events {self.window[0]} to {self.window[1]} in a trace of {len(trace)}")
+        if self.bandwidth is not None and not 0 < self.bandwidth < float("inf"):
+            raise PlanError(f"no bandwidth of {self.bandwidth} bytes a second")
+        return step_of(trace, window=self.window, whole=self.window is None, bandwidth=self.bandwidth)
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """What a file of moves says. It is checked when `schedule` finds it possible, and not before.
+
+    Attributes:
+        cut: the step that they are of.
+        link: what they were planned for.
+        limit_bytes: likewise.
+        operations: how many the step has; likewise ``peak_bytes``, its peak load.
+        rows: the moves, as `moves_of` made them.
+    """
+
+    cut: Cut
+    link: Link
+    limit_bytes: int
+    operations: int
+    peak_bytes: int
+    rows: list[dict[str, Any]]
+
+    def schedule(self, step: Step) -> Schedule:
+        """The moves of a step; `solvers.swap.replay` says whether they can be.
+
+        Raises:
+            PlanError: it is another step.
+        """
+        if len(step) != self.operations or step.peak_bytes != self.peak_bytes:
+            raise PlanError(
+                f"moves of a step of {self.operations} operations and {self.peak_bytes} bytes at its peak, "
+                f"not of this one of {len(step)} and {step.peak_bytes}"
+            )
+        buffer = np.array([row["row"] for row in self.rows], np.int64)
+        ids = np.array([row["buffer"] for row in self.rows], np.int64)
+        if (buffer >= len(step.size)).any() or (step.ids[buffer] != ids).any():
+            raise PlanError("moves of buffers that the step does not have")
+        columns = {
+            name: np.array([row[f"{name}_operation"] for row in self.rows], np.int64) for name in _OPERATIONS
+        }
+        copied = np.array([row["copied"] for row in self.rows], np.bool_)
+        return Schedule(buffer, **columns, copied=copied)
+
+
+def moves_of(step: Step, schedule: Schedule, most: int | None = None) -> list[dict[str, Any]]:
+    """The moves of a schedule as rows, the largest first; all where ``most`` is None."""
+    s = schedule
+    rows = sorted(range(len(s)), key=lambda row: (-int(step.size[s.buffer[row]]), int(s.last[row])))
+    return [
+        {
+            "buffer": int(step.ids[s.buffer[row]]),
+            "row": int(s.buffer[row]),
+            "size_bytes": int(step.size[s.buffer[row]]),
+            **{f"{name}_operation": int(getattr(s, name)[row]) for name in _OPERATIONS},
+            "last_name": step.name(int(s.last[row])),
+            "use_name": step.name(int(s.use[row])),
+            "copied": bool(s.copied[row]),
+        }
+        for row in rows[:most]
+    ]
+
+
+def said_of(cut: Cut, link: Link) -> dict[str, Any]:
+    """The keys of a file of moves that say what they are of, ready for JSON."""
+    return {"step": asdict(cut), "link": asdict(link)}
+
+
+def read_moves(path: Path) -> Moves:
+    """A file that ``mempool swap -o`` wrote.
+
+    Raises:
+        PlanError: it is none.
+        OSError: it cannot be read.
+    """
+    if path.is_file() and path.stat().st_size > _MOST_CHARACTERS:
+        raise PlanError(f"{path}: no moves of a schedule: of more than {_MOST_CHARACTERS} bytes")
+    try:
+        return _moves(json.loads(path.read_bytes()))
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise PlanError(f"{path}: no moves of a schedule: {why}") from None
+
+
+def _moves(said: Any) -> Moves:
+    step, rows = said["step"], said["moves"]
+    if not isinstance(rows, list):
+        raise TypeError("moves are a list")
+    for row in rows:
+        for name in ("buffer", "row", *(f"{name}_operation" for name in _OPERATIONS)):
+            _whole(row[name])
+        _kind(row["copied"], bool)
+    window = step["window"]
+    if window is not None:
+        first, end = window
+        window = _whole(first), _whole(end)
+    bandwidth, device = step["bandwidth"], step["device"]
+    numbers = {k: float(_kind(v, (int, float))) for k, v in said["link"].items() if k != "duplex"}
+    return Moves(
+        Cut(
+            window,
+            None if bandwidth is None else float(_kind(bandwidth, (int, float))),
+            None if device is None else _whole(device, least=-1),
+        ),
+        Link(**numbers, duplex=_kind(said["link"]["duplex"], bool)),
+        _whole(said["limits"][-1]["limit_bytes"]),
+        _whole(said["operations"]),
+        _whole(said["peak_load_bytes"]),
+        rows,
+    )
+
+
+def _kind(value: Any, kind: type | tuple[type, ...]) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{str(value)[:40]!r} where another kind of value belongs")
+    return value
+
+
+def _whole(value: Any, least: int = 0) -> int:
+    """A whole number that fits a column."""
+    number: int = _kind(value, int)
+    if not least <= number < _MOST_NUMBER:
+        raise ValueError(f"{str(number)[:40]} where a number from {least} to 2**62 belongs")
+    return number
