@@ -1,9 +1,11 @@
 // Stands between the companion and the pool and watches addresses: no two live buffers may overlap, and none may be handed
-// out misaligned. Shares nothing with the pool.
+// out misaligned. It also counts what is alive, in bytes asked for. Shares nothing with the pool.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <utility>
 
 namespace {
 
@@ -16,7 +18,7 @@ struct Functions {
 Functions real;
 std::mutex mutex;
 std::map<std::uintptr_t, std::size_t> live;
-long wrong = 0, seen = 0;
+long wrong = 0, seen = 0, load = 0, most = 0;
 
 // Outside the mutex, as PyTorch calls: the order of an insertion and the erasure of what was freed is that of the calls.
 void* alloc(std::size_t bytes, int* served) {
@@ -30,13 +32,19 @@ void* alloc(std::size_t bytes, int* served) {
   const bool over_last = after != live.begin() && std::prev(after)->first + std::prev(after)->second > begin;
   wrong += over_next || over_last || begin % 64 != 0;
   live[begin] = bytes;
+  load += static_cast<long>(bytes);
+  most = std::max(most, load);
   return address;
 }
 
 int release(void* address) {
   {
     const std::lock_guard guard(mutex);
-    live.erase(reinterpret_cast<std::uintptr_t>(address));
+    const auto found = live.find(reinterpret_cast<std::uintptr_t>(address));
+    if (found != live.end()) {
+      load -= static_cast<long>(found->second);
+      live.erase(found);
+    }
   }
   return real.free(address);
 }
@@ -53,4 +61,11 @@ void observe(void** functions) {
 }
 long overlaps() { return wrong; }
 long observed() { return seen; }
+// Bytes alive now.
+long load_bytes() { return load; }
+// Most bytes that were alive at once since the last call.
+long take_peak_bytes() {
+  const std::lock_guard guard(mutex);
+  return std::exchange(most, load);
+}
 }
