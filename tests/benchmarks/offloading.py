@@ -1,0 +1,138 @@
+"""What others do so that activations wait on the host: hooks on what autograd saves, on CUDA and on the CPU.
+
+On the CPU the host's memory is taken past the pool, which stands for the device; what comes back is a copy.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+
+from mempool import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Smaller tensors stay: what torchtune does.
+LEAST_BYTES = 1024
+
+
+def saved_on_host(device: str) -> saved_tensors_hooks:
+    """PyTorch's ``save_on_cpu``, whose copies are waited for."""
+    if device == "cuda":
+        return save_on_cpu(pin_memory=True)
+
+    def leave(tensor: torch.Tensor) -> torch.Tensor:
+        with _core.Bypass():
+            return tensor.detach().clone()
+
+    return saved_tensors_hooks(leave, lambda copy: copy.clone())  # on the CPU `save_on_cpu` copies nothing
+
+
+class Copier(Protocol):
+    """One copy after the other, beside the computation."""
+
+    def out(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
+        """Begin a copy to the host; what it becomes, and what waits for it."""
+
+    def back(self, copy: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """A copy on the device, there for what is computed next."""
+
+
+class Stream:
+    """Copies on one CUDA stream, into page-locked memory."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+
+    def out(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
+        """Begin a copy to the host."""
+        copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        compute = torch.cuda.current_stream()
+        self._stream.wait_stream(compute)
+        with torch.cuda.stream(self._stream):
+            copy.copy_(tensor, non_blocking=True)
+        copied = self._stream.record_event()
+        return copy, lambda: torch.cuda.current_stream().wait_event(copied)
+
+    def back(self, copy: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """A copy on the device."""
+        tensor = torch.empty_like(copy, device=device, pin_memory=False)
+        compute = torch.cuda.current_stream()
+        self._stream.wait_stream(compute)
+        with torch.cuda.stream(self._stream):
+            tensor.copy_(copy, non_blocking=True)
+        compute.wait_stream(self._stream)
+        return tensor
+
+
+class Thread:
+    """Copies in one thread."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+
+    def out(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
+        """Begin a copy past the pool."""
+        with _core.Bypass():
+            copy = torch.empty_like(tensor)
+        return copy, self._thread.submit(copy.copy_, tensor).result
+
+    def back(self, copy: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """A copy in the pool."""
+        tensor = torch.empty_like(copy, device=device)
+        self._thread.submit(tensor.copy_, copy).result()
+        return tensor
+
+
+@dataclass
+class Saved:
+    """A tensor that autograd saved: here while the last ones are, then its copy."""
+
+    here: torch.Tensor | None
+    copy: torch.Tensor
+    wait: Callable[[], object]
+    device: torch.device
+
+
+class LastKept(saved_tensors_hooks):
+    """Activations leave as they are saved, and the last few are kept until those after them have left.
+
+    The rule of torchtune's ``OffloadActivations`` with a stream: parameters and small tensors stay, what
+    is still there is used, the rest comes back when it is asked for, one after the other.
+    """
+
+    def __init__(self, copier: Copier, kept: int = 5) -> None:
+        self._copier = copier
+        self._most = kept
+        self._kept: list[Saved] = []
+        super().__init__(self._leave, self._come)
+
+    def _leave(self, tensor: torch.Tensor) -> Saved | torch.Tensor:
+        if isinstance(tensor, torch.nn.Parameter) or tensor.nbytes < LEAST_BYTES:
+            return tensor
+        while len(self._kept) >= self._most:
+            first = self._kept.pop(0)
+            first.wait()
+            first.here = None
+        with torch.no_grad():
+            saved = Saved(tensor, *self._copier.out(tensor.detach()), tensor.device)
+        self._kept.append(saved)
+        return saved
+
+    def _come(self, saved: Saved | torch.Tensor) -> torch.Tensor:
+        if not isinstance(saved, Saved):
+            return saved
+        if saved.here is not None:
+            return saved.here
+        return self._copier.back(saved.copy, saved.device)
+
+    def end_of_step(self) -> None:
+        """Nothing of a step stays for the next."""
+        for saved in self._kept:
+            saved.wait()
+        self._kept.clear()
