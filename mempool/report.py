@@ -43,6 +43,7 @@ _SWAPPING = (
     ("limit_bytes", "swapping: limit"),
     ("peak_bytes", "most at once"),
     ("planned_peak_bytes", "peak as planned"),
+    ("margin_bytes", "planned for less by"),
     ("unplanned_peak_bytes", "peak without swapping"),
     ("moves", "moves in the plan"),
     ("iteration_out_bytes", "to the host, last iteration"),

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from mempool.torch.swapping.planning import Planning
 from mempool.torch.swapping.program import FETCH, Program
+from mempool.torch.swapping.reserved import Reserved
 from mempool.torch.swapping.tape import Tape
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
+    from mempool import _core
     from mempool.torch.swapping.engine import Engine
     from mempool.torch.swapping.mover import Mover
     from mempool.torch.swapping.report import SwapCounts
@@ -35,12 +37,14 @@ class Iterations:
         counts: SwapCounts,
         limit_bytes: int,
         host_bytes: int | None = None,
+        client: _core.Client | None = None,
     ) -> None:
         self._engine = engine
         self._storages = storages
         self._mover = mover
         self._counts = counts
         self._planning = Planning(engine, host_bytes)
+        self._reserved = Reserved(client, limit_bytes)
         self.limit_bytes = limit_bytes
         self.plan: Program | None = None
         self.following = False
@@ -162,11 +166,8 @@ class Iterations:
             if not goes_on:
                 tape.marks.append(self._engine.mark())
                 self._odd(tape)
-            elif self.plan is not None and (
-                better := self._planning.changed(self.plan, self._arrived, self.held_bytes)
-            ):
-                self.plan = better
-                self._counts.changes += 1
+            elif self.plan is not None:
+                self._improve(self.plan)
             self._before = tape
             self._engine.rest()
         self._start(goes_on=goes_on or not len(tape))
@@ -181,6 +182,21 @@ class Iterations:
         plan = self.plan
         return plan is not None and self.following and len(self.tape) == len(plan) and not self._sizes_differ
 
+    def _improve(self, plan: Program) -> None:
+        """The iteration went by plan: what did it wait for, and what does the pool hold?"""
+        if self._reserved.should_shrink() and plan.swap.limit_bytes <= self.limit_bytes:
+            self._make(plan.tape, plan.recorded.step.seconds.tolist())
+        elif better := self._planning.changed(plan, self._arrived, self.held_bytes):
+            self.plan = better
+            self._reserved.unrest()
+            self._counts.changes += 1
+
+    def _make(self, tape: Tape, seconds: list[float]) -> None:
+        self.plan = self._planning.made(tape, self.limit_bytes - self._reserved.margin_bytes, seconds)
+        self._reserved.unrest()
+        self._counts.plans += 1
+        self._counts.margin_bytes = self._reserved.margin_bytes
+
     def _odd(self, tape: Tape) -> None:
         """One that is not as planned: two alike are worth a plan, and the first two get one anyway."""
         if self.plan is not None:
@@ -188,9 +204,7 @@ class Iterations:
             self._mover.settle_all()
         if self.plan is None or self._first or (self._before is not None and tape.agrees(self._before)):
             self._first = self.plan is None
-            seconds = tape.seconds(self._engine, self.plan)
-            self.plan = self._planning.made(tape, self.limit_bytes, seconds)
-            self._counts.plans += 1
+            self._make(tape, tape.seconds(self._engine, self.plan))
 
     def _start(self, *, goes_on: bool) -> None:
         self.tape = Tape(there=list(self._storages.known.values()))

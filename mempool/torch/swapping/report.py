@@ -16,6 +16,7 @@ class SwapCounts:
     Attributes:
         iterations: that have ended.
         plans: schedules that were made.
+        margin_bytes: by how much less than the limit plans hold, since the pool reserves more than lives.
         changes: how often one was changed by what an iteration waited for.
         peak_bytes: most that was here at once.
         out_bytes: copied to the host.
@@ -34,6 +35,7 @@ class SwapCounts:
     iterations: int = 0
     plans: int = 0
     changes: int = 0
+    margin_bytes: int = 0
     peak_bytes: int = 0
     out_bytes: int = 0
     in_bytes: int = 0

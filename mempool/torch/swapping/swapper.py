@@ -80,7 +80,9 @@ class Swapper(TorchDispatchMode):
         self._client = client
         self._tell_ended = ended
         self.mover = Mover(engine, device, self.storages, self.counts)
-        self.iterations = Iterations(engine, self.storages, self.mover, self.counts, limit_bytes, host_bytes)
+        self.iterations = Iterations(
+            engine, self.storages, self.mover, self.counts, limit_bytes, host_bytes, client
+        )
         self._governor = Governor(self.storages, self.mover, self.counts, limit_bytes, self.iterations.until)
         self._known = self.storages.known
         self._operations: dict[Any, Operation] = {}
