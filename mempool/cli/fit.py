@@ -87,6 +87,13 @@ def fit(
             metavar="NAME", autocompletion=_cards, help="Memory of this GPU: 'RTX 4090', 'A100 80GB'."
         ),
     ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|a,b",
+            help="Between the card and the host, as of `mempool swap`; the card's PCI Express if not given.",
+        ),
+    ] = None,
     mode: Annotated[
         str | None,
         typer.Option(
@@ -150,7 +157,7 @@ def fit(
     ] = None,
     remedies_seconds: Annotated[
         float, typer.Option(min=0, metavar="S", help="Most seconds of processor for what would help.")
-    ] = 30,
+    ] = 40,
     main: Annotated[
         bool, typer.Option("--main", help="Run a script as a program, up to its first backward.")
     ] = False,

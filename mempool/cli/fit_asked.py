@@ -13,6 +13,7 @@ from mempool.cli.parsed import parsed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mempool.cards import Card
     from mempool.named import Input, Named
 
 
@@ -25,6 +26,8 @@ class Asked:
         batches, seqs, images: sizes to try, all with all.
         limit_bytes: of the device.
         capability: of the card.
+        card: its name, as `mempool.cards` has it.
+        link: to the host.
         job: attributes of the `Job` as they are.
         dtype, autocast: PyTorch's names of types.
         optimizer, loss: by name.
@@ -41,6 +44,8 @@ class Asked:
     images: Sequence[int | None] = (None,)
     limit_bytes: int | None = None
     capability: tuple[int, int] | None = None
+    card: str | None = None
+    link: str | None = None
     job: dict[str, Any] = field(default_factory=dict)
     dtype: str | None = None
     autocast: str | None = None
@@ -54,7 +59,7 @@ class Asked:
     margins: tuple[str, ...] = ()
     largest: bool | None = None
     remedies: bool | None = None
-    most_seconds: float = 30
+    most_seconds: float = 40
 
     @property
     def sweep(self) -> bool:
@@ -68,10 +73,13 @@ def asked(said: dict[str, Any]) -> Asked:
     Raises:
         typer.BadParameter: one of them means nothing, or two contradict each other.
     """
+    from solvers.swap import parse_link
+
     target = parsed("MODEL", named.parse_target, said["target"])
     assert target is not None
     sizes = {name: parsed(f"--{name}", named.parse_sizes, said[name]) for name in ("batch", "seq", "image")}
-    limit_bytes, capability = _limit(said["limit"], said["card"])
+    limit_bytes, card = _limit(said["limit"], said["card"])
+    parsed("--link", parse_link, said["link"])
     for name, names in (("mode", ("train", "inference", "eval")), ("device", ("cuda", "cpu"))):
         if said[name] not in (None, *names):
             raise typer.BadParameter(f"--{name}: no {said[name]!r}; there are {', '.join(names)}")
@@ -84,7 +92,9 @@ def asked(said: dict[str, Any]) -> Asked:
         seqs=sizes["seq"] or (None,),
         images=sizes["image"] or (None,),
         limit_bytes=limit_bytes,
-        capability=capability,
+        capability=None if card is None else card.capability,
+        card=None if card is None else card.name,
+        link=said["link"],
         job={k: said[k] for k in ("mode", "device", "checkpoint", "accumulate") if said[k] is not None},
         dtype=parsed("--dtype", named.parse_type, said["dtype"]),
         autocast=parsed("--autocast", named.parse_type, said["autocast"]),
@@ -102,7 +112,7 @@ def asked(said: dict[str, Any]) -> Asked:
     )
 
 
-def _limit(limit: str | None, card: str | None) -> tuple[int | None, tuple[int, int] | None]:
+def _limit(limit: str | None, card: str | None) -> tuple[int | None, Card | None]:
     from mempool.cards import card as card_of
     from mempool.settings import parse_bytes
 
@@ -112,4 +122,4 @@ def _limit(limit: str | None, card: str | None) -> tuple[int | None, tuple[int, 
         limit_bytes = found.memory_bytes
     if limit_bytes == 0:
         raise typer.BadParameter("--limit: nothing fits in no memory")
-    return limit_bytes, None if found is None else found.capability
+    return limit_bytes, found

@@ -115,6 +115,7 @@ def _job(asked: Asked, target: Target, batch: int | None) -> Job:
             said[name] = getattr(torch, kind)
     if asked.capability is not None and "capability" in Job.__dataclass_fields__:
         said["capability"] = asked.capability
+    said |= {name: getattr(asked, name) for name in ("card", "link") if getattr(asked, name) is not None}
     if asked.margins:
         said["margin"] = parse_margins(list(asked.margins))
     if batch is not None:

@@ -12,9 +12,11 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
-from modelled import Profile, training_trace
+from modelled import training_trace
 from networks import resnet, vgg
 
+from mempool.rates import Rates
+from mempool.torch.fitting.roofline import Roofline
 from solvers import PlanError
 from solvers.swap import PRESETS, Link, LinkBound, Step, SwapPlanner, step_of
 
@@ -30,7 +32,8 @@ TWELVE = Link.of_rate(12e9)
 
 def step(model: Callable[[], nn.Module], batch: int, side: int, tflops: float, gbs: float = 200.0) -> Step:
     """One steady iteration of training."""
-    profile = Profile(tflops * 1e12, gbs * 1e9)
+    rate = tflops * 1e12
+    profile = Roofline(Rates("", gbs * 1e9, rate, rate, rate, ""))
     return step_of(training_trace(model, (batch, 3, side, side), profile))
 
 

@@ -97,6 +97,7 @@ class Fit:
             "remedies": helps.get("remedies", []),
             "cheapest_remedy": helps.get("cheapest"),
             "hints": helps.get("hints", []),
+            "swapping": helps.get("swapping"),
         }
 
     def __str__(self) -> str:

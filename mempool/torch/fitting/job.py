@@ -42,6 +42,8 @@ class Job:
         accumulate: batches whose gradients add up to one optimizer step.
         hold_output: whether the program keeps output and loss until the next step replaces them, as a loop
             without functions does; else they die with the last one that needs them.
+        card: name of a GPU in `mempool.rates`, by whose rates times are told; None: the default.
+        link: between it and the host, as `solvers.swap.parse_link` takes it; None: the card's.
         margin: of parts in `margins.PARTS`, bytes that are taken instead of what is estimated.
         set_to_none: whether gradients are let go after a step, or filled with zeros.
 
@@ -64,6 +66,8 @@ class Job:
     accumulate: int = 1
     hold_output: bool = True
     set_to_none: bool = True
+    card: str | None = None
+    link: str | None = None
     margin: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -40,7 +40,13 @@ if TYPE_CHECKING:
     from traces import Trace
 
 
-def run(job: Job, steps: int = 2, *, warn: Callable[[str], object] = lambda _: None) -> Trace:
+def run(
+    job: Job,
+    steps: int = 2,
+    *,
+    warn: Callable[[str], object] = lambda _: None,
+    clock: Callable[[Any, Any, Any, Any], int] | None = None,
+) -> Trace:
     """Try some steps of a job without a GPU and without memory.
 
     Random numbers, defaults, modes and settings of the process are afterwards as they were, and caches of
@@ -51,6 +57,7 @@ def run(job: Job, steps: int = 2, *, warn: Callable[[str], object] = lambda _: N
         job: what is tried.
         steps: how many; the first one makes the optimizer's state, the second is like all that follow.
         warn: called with what makes the answer less certain.
+        clock: tells how long an operation takes on the device, as `AccessRecorder` has it; None: nothing.
 
     Returns:
         The trace: buffers alive from before, then the steps, each ended by a mark "step", with "forward",
@@ -67,7 +74,7 @@ def run(job: Job, steps: int = 2, *, warn: Callable[[str], object] = lambda _: N
     ):
         made = _Made.of(job, mode, warn)
         watch.model = made.model
-        with AccessRecorder([made.model], made.optimizers) as recorder:
+        with AccessRecorder([made.model], made.optimizers, clock=clock) as recorder:
             inputs = _inputs(job, recorder)
             take = _train(job, made, inputs, warn) if job.mode == "train" else _infer(job, made, inputs)
             for _ in range(steps):
@@ -76,7 +83,8 @@ def run(job: Job, steps: int = 2, *, warn: Callable[[str], object] = lambda _: N
                 recorder.step()
             del take
     trace = _without_host(recorder.trace())
-    return dataclasses.replace(trace, metadata=dict(trace.metadata) | {"clock": "none"})
+    of = {"clock": "none" if clock is None else "modelled"}
+    return dataclasses.replace(trace, metadata=dict(trace.metadata) | of)
 
 
 def _inputs(job: Job, recorder: AccessRecorder) -> Iterator[tuple[Any, ...]]:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mempool.torch.fitting.helps.changes import ladders
+from mempool.torch.fitting.helps.changes import Cost, ladders
 from mempool.torch.fitting.helps.cheapest import cheapest_of
 from mempool.torch.fitting.helps.estimates import estimates
 from mempool.torch.fitting.helps.looks import look
+from mempool.torch.fitting.helps.swapping import as_help, swappable, swapping
 from mempool.torch.fitting.helps.trials import Trials
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mempool.torch.fitting.fit import Fit
+    from mempool.torch.fitting.helps.swapping import Swapping
     from mempool.torch.fitting.helps.trials import Help
     from mempool.torch.fitting.job import Job
 
@@ -40,6 +42,8 @@ class Helps:
         together: all changes that keep the training as it is, where even they are not enough.
         not_tried: of each change that could not be tried its name, and why.
         hints: what else is worth knowing.
+        swapping: what swapping by a plan reaches, which is one of the remedies, too; None where it was not
+            planned.
     """
 
     remedies: list[Help] = field(default_factory=list)
@@ -47,6 +51,7 @@ class Helps:
     together: Help | None = None
     not_tried: list[tuple[str, str]] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
+    swapping: Swapping | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -76,7 +81,9 @@ def what_would_help(
         UsageError: ``fit`` is not of a job that can be tried.
     """
     job = _separate(job)
-    trials = Trials(job, fit, most_runs, time.process_time() + most_seconds, told)
+    until = time.process_time() + most_seconds
+    swapped, refused = _swapping(job, fit, most_runs, until, told)
+    trials = Trials(job, fit, most_runs - swappable(job), until, told)
     alone = [(ladder, trials.alone(ladder)) for ladder in ladders(job, look(job))]
     kept = [(ladder, one) for ladder, one in alone if one is not None]
     remedies = sorted((one for _, one in kept if one.saves_bytes > 0), key=lambda h: (-h.saves_bytes, h.name))
@@ -86,7 +93,34 @@ def what_would_help(
     if largest and fit.limit_bytes is not None:
         remedies = [trials.with_largest(one) for one in remedies]
         cheapest = cheapest and trials.with_largest(cheapest)
-    return Helps(remedies, cheapest, together, trials.failed(), estimates(job, fit))
+    if swapped is not None:
+        help_ = as_help(swapped, fit)
+        if help_.saves_bytes > 0:
+            remedies = sorted([*remedies, help_], key=lambda h: (-h.saves_bytes, h.name))
+        if fit.fits is False and swapped.fits and (cheapest is None or _dearer(cheapest)):
+            cheapest, together = help_, None
+    failed = [*refused, *trials.failed()]
+    return Helps(remedies, cheapest, together, failed, estimates(job, fit, swapped), swapped)
+
+
+def _dearer(help_: Help) -> bool:
+    """Whether it costs as much as swapping, whose plan is the better one, or more."""
+    return Cost[help_.cost.upper()] >= Cost.TRANSFERS
+
+
+def _swapping(
+    job: Job, fit: Fit, most_runs: int, until: float, told: Callable[[str], object]
+) -> tuple[Swapping | None, list[tuple[str, str]]]:
+    """What swapping reaches; or why it was not planned."""
+    if not swappable(job):
+        return None, []
+    if most_runs <= 0 or time.process_time() > until:
+        return None, [("swapping", "no runs are left" if most_runs <= 0 else "no time is left")]
+    told("swapping")
+    try:
+        return swapping(job, fit), []
+    except Exception as error:
+        return None, [("swapping", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")]
 
 
 def _separate(job: Job) -> Job:

@@ -1,0 +1,217 @@
+"""What swapping by a plan would save, and what it costs: `solvers.swap` on the step as it is predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mempool.rates import DEFAULT, rates_of
+from mempool.torch.fitting.helps.trials import Help
+from mempool.torch.fitting.measure import ROUNDED_TO
+from mempool.torch.fitting.roofline import Roofline
+from mempool.torch.fitting.run import run
+from mempool.torch.fitting.shares import rounded
+from mempool.torch.fitting.text import size
+from solvers import Stop, solve
+from solvers.swap import LinkBound, SwapPlanner, parse_link, step_of
+from solvers.swap.pool import device_buffers
+
+if TYPE_CHECKING:
+    from mempool.torch.fitting.fit import Fit
+    from mempool.torch.fitting.job import Job
+    from solvers.swap import Link, Step, Swap
+
+#: How much longer a step may take, where nothing is said of how much memory there is.
+SLOWER = 0.1
+#: Orders that are tried for each limit, and limits for a slowdown: asked is whether it is worth trying.
+_TRIES, _HALVINGS = 2, 5
+#: Work of a plan of addresses, and how often another limit is planned for whose arena is small enough.
+_STOP, _AGAIN = Stop(nodes=10_000_000), 3
+_NAME = "swapping"
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """A limit that is held, replayed. Bytes, and shares of a step's time.
+
+    Attributes:
+        needed_bytes: of the device: the arena of a plan made after the swaps, and what a GPU adds.
+        peak_bytes: most that is alive on the device.
+        slower: by what share of its time a step is longer.
+        slower_bound: what share no schedule is below.
+        swapped_bytes: that come back in a step.
+        host_bytes: most that the host holds.
+    """
+
+    needed_bytes: int
+    peak_bytes: int
+    slower: float
+    slower_bound: float
+    swapped_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class Swapping:
+    """What swapping reaches.
+
+    Attributes:
+        assumed: the rates and the link, in words.
+        step_seconds: what a step takes with these, at least.
+        floor_bytes: no schedule has a lower peak; likewise ``floor_operation``, which needs so much.
+        free: the least for which nothing waits.
+        slower: the least for a step that is longer by `SLOWER`; None where it does not fit as it is.
+        asked: at the limit, or the nearest above that can be held; None where it fits as it is, or there is
+            no limit.
+        fits: whether it fits at the limit; None where there is none.
+    """
+
+    assumed: str
+    step_seconds: float
+    floor_bytes: int
+    floor_operation: str
+    free: Swapped
+    slower: Swapped | None = None
+    asked: Swapped | None = None
+    fits: bool | None = None
+
+    @property
+    def told(self) -> Swapped:
+        """The one that is told first."""
+        return self.asked or self.free
+
+
+def swappable(job: Job) -> bool:
+    """Whether swapping is planned for such a job: training on CUDA."""
+    return job.mode == "train" and job.device == "cuda"
+
+
+def swapping(job: Job, fit: Fit) -> Swapping | None:
+    """What the swap planner finds for a training step on CUDA; None for others.
+
+    Its times are those of a device at its full rates: a real one leaves more time for copies.
+
+    Args:
+        job: what was tried.
+        fit: what came of it.
+
+    Raises:
+        UsageError, ValueError, solvers.errors.PlanError: it cannot be tried, or nothing of it be planned.
+    """
+    if not swappable(job):
+        return None
+    rates = rates_of(job.card or DEFAULT, job.capability)
+    named = job.link or rates.link
+    link = parse_link(named)
+    # Of the second of three steps it is seen what lives into the next.
+    trace = rounded(run(job, 3, clock=Roofline(rates).nanoseconds), ROUNDED_TO[job.device])
+    found = _Found(step_of(trace), link, sum(fit.margin_bytes.values()))
+    floor, op = found.planner.floor()
+    asked = slower = None
+    if fit.limit_bytes is not None and fit.fits is False:
+        asked = found.at(fit.limit_bytes)
+    else:
+        slower = found.within(SLOWER)
+    return Swapping(
+        assumed=f"{rates}, a link like {named} ({_rates(link)})",
+        step_seconds=found.step.duration,
+        floor_bytes=floor,
+        floor_operation=found.step.name(op),
+        free=found.told(found.planner.without_stall()),
+        slower=slower,
+        asked=asked,
+        fits=None
+        if fit.limit_bytes is None
+        else bool(fit.fits or (asked is not None and asked.needed_bytes <= fit.limit_bytes)),
+    )
+
+
+class _Found:
+    """A step, and what is asked of its planner."""
+
+    def __init__(self, step: Step, link: Link, margin: int) -> None:
+        self.step, self.margin = step, margin
+        self.planner = SwapPlanner(step, link, tries=_TRIES)
+        self._bound = LinkBound(step, link)
+
+    def at(self, limit: int) -> Swapped:
+        """With an arena and margins of at most the limit, or the least that is found.
+
+        At the limit much of a step is as full as can be, so that more is lost between buffers than without
+        swaps: then a lower peak is planned for.
+        """
+        free = self.planner.without_stall()
+        best = self._arena(free), free
+        room = wanted = max(limit - self.margin, 0)
+        for _ in range(_AGAIN):
+            if best[0] <= room:
+                break
+            swap = self.planner.nearest(wanted)
+            arena = self._arena(swap)
+            best = min(best, (arena, swap), key=lambda one: one[0])
+            if swap.peak_bytes > wanted:  # nothing lower can be held
+                break
+            wanted = int(wanted * min(room / max(arena, 1), 1))
+        return self.told(best[1], best[0])
+
+    def within(self, slower: float) -> Swapped:
+        """The least for a step that is longer by a share, roughly."""
+        best = self.planner.without_stall()
+        low, high = self.planner.floor()[0], best.peak_bytes
+        for _ in range(_HALVINGS):
+            found = self.planner.nearest((low + high) // 2)
+            if found.stall_seconds <= slower * self.step.duration:
+                best, high = found, min(high, found.peak_bytes)
+            else:
+                low = (low + high) // 2
+        return self.told(best)
+
+    def _arena(self, swap: Swap) -> int:
+        return solve(device_buffers(self.step, swap.schedule)[0], stop=_STOP).arena_bytes
+
+    def told(self, swap: Swap, arena: int | None = None) -> Swapped:
+        """What of a schedule is told."""
+        did, duration = swap.replayed, max(self.step.duration, 1e-12)
+        return Swapped(
+            needed_bytes=(arena or self._arena(swap)) + self.margin,
+            peak_bytes=did.peak_bytes,
+            slower=did.stall_seconds / duration,
+            slower_bound=self._bound.stall_seconds(did.peak_bytes) / duration if did.stall_seconds else 0.0,
+            swapped_bytes=did.returned_bytes,
+            host_bytes=did.host_bytes,
+        )
+
+
+def as_help(found: Swapping, fit: Fit) -> Help:
+    """The same as one of the changes that would help."""
+    told = found.told
+    reserved = told.needed_bytes - sum(fit.margin_bytes.values())
+    limit = f'"{-(-reserved // 2**20)}MiB"'  # the pool's, which has no part in what a GPU adds
+    how = f"buffers wait on the host, by plan: {size(told.swapped_bytes)} come back in a step of at least "
+    how += f"{found.step_seconds * 1e3:,.0f} ms, which takes {told.slower:.1%} longer"
+    if told.slower:
+        how += f" (no schedule less than {told.slower_bound:.1%})"
+    how += f"; with {found.assumed}; slower ones of the former wait less"
+    return Help(
+        name=_NAME,
+        saves_bytes=fit.needed_bytes - told.needed_bytes,
+        how=how,
+        code=f"import mempool.torch; pool = mempool.torch.install(limit={limit}); pool.watch(optimizer)",
+        needed_bytes=told.needed_bytes,
+        peak_bytes=told.peak_bytes,
+        saves_peak_bytes=fit.peak_bytes - told.peak_bytes,
+        reserved_bytes=reserved,
+        saves_reserved_bytes=fit.reserved_bytes[fit.allocator] - reserved,
+        peak_phase="",
+        peak_operation=found.floor_operation,
+        fits=found.fits,
+        cost="transfers",
+        parts=(_NAME,),
+    )
+
+
+def _rates(link: Link) -> str:
+    rates = [1e-9 / max(one, 1e-15) for one in (link.out_per_byte, link.in_per_byte)]
+    if abs(rates[0] - rates[1]) < 0.01 * rates[0]:
+        return f"{rates[0]:.3g} GB/s each way" if link.duplex else f"{rates[0]:.3g} GB/s both ways together"
+    return f"{rates[0]:.3g} GB/s out, {rates[1]:.3g} back"

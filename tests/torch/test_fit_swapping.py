@@ -1,0 +1,199 @@
+"""Swapping among what would help: planned for the step as it is predicted, and told as it was planned."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fitted import fit_of
+
+from mempool.cards import CARDS
+from mempool.errors import UsageError
+from mempool.rates import rates_of
+from mempool.settings import parse_bytes
+from mempool.torch.fitting import Fit, Job
+from mempool.torch.fitting.fake import fake_mode
+from mempool.torch.fitting.helps.swapping import SLOWER, swapping
+from mempool.torch.fitting.helps.what_would_help import what_would_help
+from mempool.torch.fitting.roofline import Roofline
+from mempool.torch.fitting.run import run
+from solvers.swap import PRESETS, step_of
+
+ops = torch.ops.aten
+
+
+class Deep(nn.Module):
+    """Layers whose activations are most of all, with enough to compute."""
+
+    def __init__(self, layers: int = 12) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1024, 1024) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x.square().mean()
+
+
+def deep(**more: Any) -> Job:
+    return Job(
+        **{
+            "model": Deep,
+            "inputs": lambda batch: ((torch.randn(batch, 1024),), {}),
+            "batch": 16384,
+            "optimizer": torch.optim.SGD,
+            "margin": {"cuda_context": 1000},
+            "link": "1e-5,1e-11",
+        }
+        | more
+    )
+
+
+@pytest.fixture(scope="module")
+def plain() -> Fit:
+    return fit_of(deep())
+
+
+def test_rates_of_every_card_are_known() -> None:
+    """In their order: 16 bits are not slower than 32, and the link is one that we know."""
+    for card in CARDS:
+        rates = rates_of(card.name, card.capability)
+        assert 0 < rates.single <= rates.convolutions <= max(rates.half, rates.single)
+        assert rates.bandwidth > 1e11
+        assert rates.link in PRESETS
+        assert card.name in str(rates)
+
+
+def test_a_roofline_is_the_longer_of_products_and_bytes() -> None:
+    """Products in their type's rate, everything else by bytes, views in no time."""
+    rates = rates_of("A100 80GB")
+    clock = Roofline(rates).nanoseconds
+    with fake_mode():
+        a, b = torch.empty(4096, 4096), torch.empty(4096, 4096)
+        products = 2 * 4096**3
+        assert clock(ops.mm.default, (a, b), {}, a.clone()) == round(1e9 * products / rates.single)
+        half = a.bfloat16(), b.bfloat16()
+        took = clock(ops.mm.default, half, {}, half[0].clone())
+        assert took == round(1e9 * products / rates.half)
+        bytes_of = 4 * 4096**2
+        added = clock(ops.add.Tensor, (a, b), {}, a.clone())
+        assert added == round(1e9 * 3 * bytes_of / rates.bandwidth)
+        assert clock(ops.add_.Tensor, (a, b), {}, a) == added  # what is written is read before
+        assert clock(ops.t.default, (a,), {}, a.t()) == 0
+        image, kernel = torch.empty(8, 64, 32, 32), torch.empty(64, 64, 3, 3)
+        more = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        result = torch.empty(8, 64, 32, 32)
+        took = clock(ops.convolution.default, (image, kernel, None, *more), {}, result)
+        assert took == round(1e9 * 2 * result.numel() * 64 * 9 / rates.convolutions)
+
+
+def test_the_step_repeats_and_has_the_predicted_peak(plain: Fit) -> None:
+    """What is planned is one iteration on a circle, as large as what `fit` tells."""
+    trace = run(deep(), 3, clock=Roofline(rates_of()).nanoseconds)
+    assert trace.metadata["clock"] == "modelled"
+    step = step_of(trace)
+    assert step.circular
+    assert step.duration > 0
+    assert step.peak_bytes == pytest.approx(plain.peak_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
+def test_what_is_asked_for_is_held(plain: Fit, share: float) -> None:
+    """With the arena and what a GPU adds, or it says that it does not fit; and no bound is broken."""
+    fit = fit_of(deep(), int(plain.needed_bytes * share))
+    found = swapping(deep(), fit)
+    assert found is not None
+    assert found.asked is not None
+    assert fit.limit_bytes is not None
+    assert found.fits == (found.asked.needed_bytes <= fit.limit_bytes)
+    assert found.fits
+    assert found.asked.peak_bytes + sum(fit.margin_bytes.values()) <= found.asked.needed_bytes
+    assert found.asked.slower >= found.asked.slower_bound >= 0
+    assert found.free.slower == 0
+    assert found.floor_bytes <= found.free.peak_bytes <= fit.peak_bytes
+    assert found.asked.host_bytes <= found.asked.swapped_bytes
+
+
+def test_without_a_limit_it_is_told_what_a_tenth_more_time_gives(plain: Fit) -> None:
+    found = swapping(deep(link="1e-5,2e-10"), plain)
+    assert found is not None
+    assert found.slower is not None
+    assert found.asked is None
+    assert found.fits is None
+    assert found.slower.slower <= SLOWER
+    assert found.slower.peak_bytes <= found.free.peak_bytes < plain.peak_bytes
+
+
+def test_a_slower_link_is_not_better(plain: Fit) -> None:
+    quick, slow = (swapping(deep(link=link), plain) for link in ("1e-5,1e-11", "1e-3,1e-8"))
+    assert quick is not None
+    assert slow is not None
+    assert quick.free.peak_bytes <= slow.free.peak_bytes
+
+
+def test_it_is_one_of_the_remedies_and_in_the_json(plain: Fit) -> None:
+    """With what it was assumed with, the line to write, and before another training."""
+    fit = fit_of(deep(), int(plain.needed_bytes * 0.7))
+    helps = what_would_help(deep(card="RTX 4090"), fit, most_runs=3)
+    (one,) = [help_ for help_ in helps.remedies if help_.name == "swapping"]
+    assert helps.swapping is not None
+    assert one.fits
+    assert one.saves_bytes == fit.needed_bytes - helps.swapping.told.needed_bytes
+    assert 'limit="' in one.code
+    said = parse_bytes(one.code.split('limit="')[1].split('"')[0])
+    assert said is not None
+    assert 0 <= said - (one.needed_bytes - sum(fit.margin_bytes.values())) < 2**20
+    assert "RTX 4090" in one.how
+    assert "GB/s each way" in helps.swapping.assumed
+    written = json.loads(json.dumps(helps.to_dict()))
+    assert written["swapping"]["asked"]["needed_bytes"] == one.needed_bytes
+    assert helps.cheapest is not None
+    assert helps.cheapest.fits
+
+
+def test_where_nothing_can_be_away_it_is_said() -> None:
+    """One layer: the peak is what its operation touches."""
+
+    def one() -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 4096, bias=False))
+
+    job = Job(
+        model=one,
+        inputs=lambda batch: ((torch.randn(batch, 16),), {}),
+        loss=lambda output: output.sum(),
+        batch=64,
+        optimizer=torch.optim.SGD,
+        hold_output=False,
+    )
+    helps = what_would_help(job, fit_of(job), most_runs=1)
+    assert helps.swapping is not None
+    assert any("swapping gains nothing" in hint for hint in helps.hints)
+
+
+@pytest.mark.parametrize("more", [{"mode": "inference", "optimizer": None}, {"device": "cpu"}])
+def test_of_other_jobs_nothing_is_told(more: dict[str, Any]) -> None:
+    job = deep(batch=64, **more)
+    assert swapping(job, fit_of(job)) is None
+
+
+def test_a_link_that_means_nothing_is_told_among_what_was_not_tried(plain: Fit) -> None:
+    helps = what_would_help(deep(link="rope"), plain, most_runs=1)
+    assert helps.swapping is None
+    assert ("swapping", "ValueError") in [(name, why.split(":")[0]) for name, why in helps.not_tried]
+
+
+def test_no_such_card() -> None:
+    with pytest.raises((UsageError, KeyError)):
+        rates_of("abacus")
+    assert np.isfinite(rates_of().half)
