@@ -343,7 +343,7 @@ class TestOwnMemory:
             (60, 60),
             (900, 60),
         ):  # others may allocate meanwhile: the least counts
-            needs.begin(need)
+            needs.begin()
             pool.total += taken + need.made
             needs.end(self.conv, need, 8 * 16, need.made)
             assert need.room == known
@@ -353,7 +353,7 @@ class TestOwnMemory:
         pool = Scratch()
         needs = Needs(Counters(pool))  # type: ignore[arg-type]
         need = self.need(needs, self.add, 4)
-        needs.begin(need)
+        needs.begin()
         pool.total += 2 * (8 * 16 + 64) + 64
         needs.end(self.add, need, 8 * 16, 64)
         assert self.need(needs, self.add, 8).room == 2 * (8 * 64 + 256)

@@ -66,8 +66,8 @@ class Iterations:
         """Move what the plan moves before the next operation, which is given storages with these keys."""
         if not self.following or self.plan is None:
             return
-        at = len(self.tape)
-        if at >= len(self.plan) or self.plan.functions[at] is not func:
+        at, functions = len(self.tape.functions), self.plan.tape.functions
+        if at >= len(functions) or functions[at] is not func:
             self._depart()
             return
         for action, row in self.plan.before.get(at, ()):
@@ -96,7 +96,7 @@ class Iterations:
 
         What it took for itself while it ran is ``room``, in bytes.
         """
-        tape, at = self.tape, len(self.tape)
+        tape, at = self.tape, len(self.tape.functions)
         tape.functions.append(func)
         tape.marks.append(mark)
         tape.rooms.append(room)

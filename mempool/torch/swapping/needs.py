@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mempool import _core
 
 #: Runs of an operation with the same shapes whose own memory is measured.
-_SAMPLES = 2
+SAMPLES = 2
 #: An operation is not asked about beforehand where there is room for so many times what it is given.
 _AMPLE = 8
 #: What takes much for itself: until it is measured, as much as it is given and makes.
@@ -119,9 +119,9 @@ class Needs:
             share = float(any(part in str(func) for part in _HUNGRY))
         return int(share * touched)
 
-    def begin(self, need: Need) -> None:
-        """Its operation begins."""
-        if self._counters is not None and need.samples < _SAMPLES:
+    def begin(self) -> None:
+        """An operation begins that is to be measured."""
+        if self._counters is not None:
             self._counters.begin()
 
     def end(self, func: Any, need: Need, given: int, made: int) -> None:
@@ -129,7 +129,7 @@ class Needs:
         if made > need.made:
             need.made = made
             self._seen[func] = max(self._seen.get(func, 0), made)
-        if need.samples < _SAMPLES:
+        if need.samples < SAMPLES:
             if self._counters is not None:
                 room = max(self._counters.taken() - made, 0)
                 need.room = min(need.room, room) if need.samples else room

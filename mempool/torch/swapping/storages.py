@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 #: Where a storage's bytes are. LEAVING: on the device, and being copied to the host. COMING: it has memory on
 #: the device again, which is being filled.
 HERE, LEAVING, AWAY, COMING = range(4)
-_plain_storage = torch._C.TensorBase.untyped_storage
+storage_of = torch._C.TensorBase.untyped_storage
 #: Of a storage itself, whatever the methods of its class may be while swapping (`escapes`).
 bytes_of = torch._C.StorageBase.nbytes
 is_resizable = torch._C.StorageBase.resizable
@@ -74,6 +75,7 @@ class Storages:
         known: of the living ones, by ``id`` of the storage.
         here_bytes: what those that are not AWAY take of the device's memory; of the dead until `buried`.
         outside_bytes: of these, what is not the pool's.
+        dead: what ended since `buried`.
     """
 
     def __init__(
@@ -81,15 +83,16 @@ class Storages:
     ) -> None:
         self._owns = owns
         self.device = device.type
+        self._is_ours = operator.attrgetter(f"is_{device.type}")
         self._alignment = alignment
         self._numbers = 0
-        self._dead: deque[Held] = deque()
+        self.dead: deque[Held] = deque()
         self.known: dict[int, Held] = {}
         self.here_bytes = self.outside_bytes = 0
 
     def meet(self, tensor: torch.Tensor, storage: Any, born: tuple[int, int] | None, now: int) -> Held | None:
         """A storage that is seen for the first time; None where it is not of this device."""
-        if tensor.device.type != self.device:
+        if not self._is_ours(tensor):
             return None
         held = Held(storage, self._end)
         held.key, held.number, held.size = id(storage), self._numbers, bytes_of(storage)
@@ -124,11 +127,11 @@ class Storages:
         """It is gone: called at any moment, in any thread."""
         if self.known.get(held.key) is held:
             del self.known[held.key]
-        self._dead.append(held)
+        self.dead.append(held)
 
     def buried(self) -> Iterator[Held]:
         """Those that ended since the last call."""
-        dead = self._dead
+        dead = self.dead
         while dead:
             held = dead.popleft()
             if held.state != AWAY:
@@ -138,4 +141,4 @@ class Storages:
 
     def of(self, tensor: torch.Tensor) -> Held | None:
         """What is known of a tensor's storage."""
-        return self.known.get(id(_plain_storage(tensor)))
+        return self.known.get(id(storage_of(tensor)))

@@ -14,9 +14,9 @@ from mempool.torch.swapping.escapes import Escapes
 from mempool.torch.swapping.governor import Governor
 from mempool.torch.swapping.iterations import Iterations
 from mempool.torch.swapping.mover import Mover
-from mempool.torch.swapping.needs import Counters, Needs
+from mempool.torch.swapping.needs import SAMPLES, Counters, Needs
 from mempool.torch.swapping.report import SwapCounts, said
-from mempool.torch.swapping.storages import AWAY, COMING, HERE, Held, Storages, bytes_of
+from mempool.torch.swapping.storages import AWAY, COMING, HERE, Held, Storages, bytes_of, storage_of
 from mempool.torch.swapping.threads import Threads
 from mempool.torch.swapping.undeclared import keeps, learned
 from traces.recorders.torch.storages import is_wrapper, storages_in
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
     from mempool import _core
     from mempool.torch.swapping.engine import Engine
+    from mempool.torch.swapping.needs import Need
     from traces.recorders.torch.operations import Operation
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 class Swapper(TorchDispatchMode):
@@ -170,7 +173,7 @@ class Swapper(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._ended:  # by another thread
             return func(*args, **kwargs)
-        if (passes := self.passes(types)) is not None:
+        if types and (passes := self.passes(types)) is not None:
             return NotImplemented if passes else func(*args, **kwargs)
         operation = self._operations.get(func) or self.operation(func)
         if operation.asks:
@@ -218,39 +221,58 @@ class Swapper(TorchDispatchMode):
                     self.iterations.viewed(held)
 
     def _run(self, func: Any, operation: Operation, args: Any, kwargs: Any) -> Any:
-        self._bury()
+        if self.storages.dead:
+            self._bury()
         given, written = self._given(operation, args, kwargs)
-        self.iterations.before(func, given)
-        at, size = len(self.iterations.tape), sum([held.room for held in given.values()])
-        need = self._needs.of(at, func, args, kwargs, size, self._governor.spare)
+        iterations = self.iterations
+        if iterations.following:
+            iterations.before(func, given)
+        size = 0
+        for held in given.values():
+            size += held.room
+        need = self._needs.of(len(iterations.tape.functions), func, args, kwargs, size, self._governor.spare)
         self._bring(need.made + need.room, given)
         for held in written.values():  # also if it fails half-way
             self.mover.wrote(held)
-        mark = self.iterations.mark()
-        self._needs.begin(need)
+        mark = iterations.mark()
+        if need.samples < SAMPLES:
+            self._needs.begin()
         try:
             result = func(*args, **kwargs)
         except torch.OutOfMemoryError:
             if not self._can_again(func, given, written):
                 raise
             result = func(*args, **kwargs)
-        self._clock += 1
+        made = self._ran(func, need, size, given, result)
+        iterations.ran(func, mark, given.values(), written, made, need.room)
+        return result
+
+    def _ran(self, func: Any, need: Need, size: int, given: dict[int, Held], result: Any) -> list[Held]:
+        """Take note of what an operation was given, which is so large, and of what it made."""
+        clock = self._clock = self._clock + 1
         for held in given.values():
-            held.last = self._clock
+            held.last = clock
         made = self._made(result)
         if func in self.keepers:
             for held in (*given.values(), *made):
                 self.mover.keep(held)
-        self._needs.end(func, need, size, sum([held.room for held in made]))
-        self.counts.peak_bytes = max(self.counts.peak_bytes, self.storages.here_bytes)
-        self.iterations.ran(func, mark, given.values(), written, made, need.room)
-        return result
+        new = 0
+        for held in made:
+            new += held.room
+        if need.samples < SAMPLES or new > need.made:
+            self._needs.end(func, need, size, new)
+        if self.storages.here_bytes > self.counts.peak_bytes:
+            self.counts.peak_bytes = self.storages.here_bytes
+        return made
 
     def _bring(self, need: int, given: dict[int, Held]) -> None:
         """Have here what an operation is given, and room for what it makes."""
-        absent = [held for held in given.values() if held.state != HERE]
-        need += sum([held.room for held in absent if held.state == AWAY])
-        if need > self._governor.spare:
+        absent = []
+        for held in given.values():
+            if held.state != HERE:
+                absent.append(held)
+                need += held.room if held.state == AWAY else 0
+        if self.storages.here_bytes + need > self._governor.limit_bytes:
             self._governor.make_room(need, given, self._clock, ahead=not self.iterations.following)
         if absent:
             self._bring_each(absent, given)
@@ -278,11 +300,22 @@ class Swapper(TorchDispatchMode):
         if operation.whole:
             self._look((args, kwargs), given, written)
             return given, written
-        for argument in operation.arguments:
-            at = argument.position
-            value = args[at] if at < len(args) else kwargs.get(argument.name)
-            if value is not None:
-                self._look(value, given, written if argument.written else None)
+        known, count = self._known, len(args)
+        for at, name, writes in operation.arguments:
+            value = args[at] if at < count else kwargs.get(name)
+            if value is None:
+                continue
+            if type(value) in _PLAIN:  # what most are, without the calls that others take
+                try:
+                    held = known.get(id(storage := storage_of(value)))
+                except (NotImplementedError, RuntimeError):  # a sparse one
+                    held = None
+                if held is not None and (held.state == AWAY or bytes_of(storage) == held.size):
+                    given[held.key] = held
+                    if writes:
+                        written[held.key] = held
+                    continue
+            self._look(value, given, written if writes else None)
         return given, written
 
     def _look(self, value: Any, given: dict[int, Held], written: dict[int, Held] | None) -> None:
@@ -307,11 +340,11 @@ class Swapper(TorchDispatchMode):
 
     def _made(self, result: Any) -> list[Held]:
         """Storages that an operation returned and nobody knew."""
-        at = len(self.iterations.tape)
         made: list[Held] = []
         for plain, storage in storages_in(result):
             if id(storage) not in self._known:
-                held = self.storages.meet(plain, storage, (at, len(made)), self._clock)
+                born = len(self.iterations.tape.functions), len(made)
+                held = self.storages.meet(plain, storage, born, self._clock)
                 if held is not None:
                     made.append(held)
         return made
