@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 - typer reads it from the signature
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mempool.cli.options import Device, Lenient  # noqa: TC001 - typer reads them from the signature
-from mempool.cli.output import ExitCode, Stop, bar, error_line, facts, percent, print_json, progress, table
+from mempool.cli.output import ExitCode, Stop, bar, error_line, print_json, progress, write_json
 from mempool.cli.outputs import why_not, written_over
 from mempool.cli.parsed import parsed
-from mempool.report import binary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from solvers.swap import Link, Step, Swap, SwapPlanner
+    from solvers.swap import Link, Step
     from solvers.swap.moves import Cut
     from traces import Trace
-
-#: What is told of a limit, None where it cannot be held.
-_ROW = (
-    "peak_bytes",
-    "stall_seconds",
-    "stall_bound_seconds",
-    "iteration_seconds",
-    "swapped_bytes",
-    "copied_out_bytes",
-    "host_bytes",
-    "moves",
-    "by",
-)
-#: Limits of the curve where none is asked for, between the least peak without a stall and the floor.
-_POINTS = 6
 
 
 def swap(
@@ -64,7 +44,19 @@ def swap(
             help="Bytes a second of the device: operations take the time for what they touch.",
         ),
     ] = None,
-    least: Annotated[str, typer.Option(metavar="SIZE", help="Smaller buffers stay on the device.")] = "64KiB",
+    least: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Smaller buffers stay on the device; 64KiB, or 1/4096 of the peak load where that is less.",
+        ),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="The host holds no more at a time; as much as it takes if not given."
+        ),
+    ] = None,
     whole: Annotated[
         bool, typer.Option("--whole", help="Take all events, not the iteration between two marks.")
     ] = False,
@@ -79,7 +71,8 @@ def swap(
     """Plan which buffers leave the device, and when, so that a step fits a limit.
 
     Every schedule is replayed by independent code before a number of it is
-    told. The link bound beside it is what no schedule can beat.
+    told. The link bound beside it is what no schedule can beat. `mempool show
+    TRACE --swap MOVES` draws what -o writes.
 
     For example:
 
@@ -88,39 +81,35 @@ def swap(
         mempool swap run.trace --limit free --limit 5% -o moves.json
         mempool swap run.trace --link 1e-5,8e-11 --bandwidth 200GB --json
     """
+    from mempool.cli.swap_work import Found, Limit, parse_limit
+    from mempool.cli.swapped import show
     from mempool.settings import parse_bytes
 
     over = parsed("--link", _parse_link, link)
     rate = parsed("--bandwidth", parse_bytes, bandwidth)
     smallest = parsed("--least", parse_bytes, least)
-    asked = [parsed("--limit", _parse_limit, one) or _Limit() for one in limit or ()]
+    most_host = parsed("--host", parse_bytes, host)
+    asked = [parsed("--limit", parse_limit, one) or Limit() for one in limit or ()]
     assert over is not None
-    assert smallest is not None
     if output is not None and written_over([trace], [output]) is not None:
         raise typer.BadParameter("the moves would overwrite the trace")
     if output is not None and (reason := why_not(output)):
         raise Stop(ExitCode.FILE, f"{output}: {reason}")
     step, cut = _step(trace, rate, whole=whole, lenient=lenient, device=device)
-    found = _Found(step, cut, over, smallest)
-    with progress("planning") as show:
-        swaps = found.curve() if limit is None else found.all(asked, show)
-    said = found.answer(swaps, most if not json else None)
-    if output is not None and swaps:
-        _write(found, swaps[-1], output)
+    with progress("planning") as told:
+        found = Found(step, cut, over, least_bytes=smallest, host_limit=most_host)
+        swaps = found.curve(told) if limit is None else found.all(asked, told)
+        told("placing what stays")
+        said = found.answer(swaps, most if not json and output is None else None)
+    held = [one["stall_seconds"] is not None for one in said["limits"]]
+    if output is not None and held and held[-1]:
+        write_json(said | {"limits": said["limits"][-1:]}, str(output))
     if json:
         print_json(said)
     else:
-        _show(found, said, swaps, output)
-    if any(one["stall_seconds"] is None for one in said["limits"]):
+        show(found, said | {"moves": said["moves"][:most]}, output if held and held[-1] else None)
+    if not all(held):
         raise Stop(ExitCode.NEGATIVE, said["reason"])
-
-
-@dataclass(frozen=True)
-class _Limit:
-    """So many bytes, or a step that takes so much longer, as a fraction of its time."""
-
-    size: int | None = None
-    slower: float = 0.0
 
 
 def _parse_link(text: str) -> Link:
@@ -134,26 +123,6 @@ def _parse_link(text: str) -> Link:
         link, of = of_this_machine()
     error_line(f"the link is measured {of}")
     return link
-
-
-def _rates(link: Link) -> str:
-    """What a link is, for people."""
-    ways = (("out", link.out_fixed, link.out_per_byte), ("back", link.in_fixed, link.in_per_byte))
-    text = ", ".join(
-        f"{name} {1e6 * fixed:.3g} us + {1e-9 / max(per_byte, 1e-15):.3g} GB/s"
-        for name, fixed, per_byte in ways
-    )
-    return f"{text}, {'both at once' if link.duplex else 'one after the other'}"
-
-
-def _parse_limit(text: str) -> _Limit:
-    from mempool.settings import parse_bytes
-
-    if text.strip().lower() == "free":
-        return _Limit()
-    if percentage := re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", text):
-        return _Limit(slower=float(percentage[1]) / 100)
-    return _Limit(parse_bytes(text) or 0)
 
 
 def _step(
@@ -186,145 +155,3 @@ def _repeats(trace: Trace) -> tuple[int, int] | None:
     found = find_patterns(trace, anywhere=True)
     begins = found[0].begins.tolist() if found else []
     return (begins[-2], begins[-1]) if len(begins) > 2 else None
-
-
-class _Found:
-    """What was asked of one step, and what was found."""
-
-    def __init__(self, step: Step, cut: Cut, link: Link, least_bytes: int) -> None:
-        from solvers.swap import LinkBound, SwapPlanner
-
-        self.step, self.cut, self.link = step, cut, link
-        self.planner: SwapPlanner = SwapPlanner(step, link, least_bytes=least_bytes)
-        self._bound = LinkBound(step, link)
-        self.reason = ""
-
-    def curve(self) -> list[Swap | int]:
-        """Limits from the least peak without a stall down to the floor."""
-        free = self.planner.without_stall()
-        floor = self.planner.floor()[0]
-        gap = free.peak_bytes - floor
-        limits = [self.step.peak_bytes, *(free.peak_bytes - gap * k // _POINTS for k in range(_POINTS + 1))]
-        return list(self.planner.curve(sorted({one for one in limits if one >= floor}, reverse=True)))
-
-    def all(self, asked: Sequence[_Limit], show: Callable[[str], None]) -> list[Swap | int]:
-        """The schedule of each limit, or the limit where it cannot be held."""
-        sizes = [one.size for one in asked if one.size is not None and self._can(one.size)]
-        show(f"planning for {len(sizes)} limits")
-        held = dict(zip(sizes, self.planner.curve(sizes), strict=True))
-        result: list[Swap | int] = []
-        for one in asked:
-            if one.size is not None:
-                result.append(held.get(one.size, one.size))
-            else:
-                show(f"planning for a step {percent(one.slower)} slower")
-                result.append(self.planner.within(one.slower) if one.slower else self.planner.without_stall())
-        return result
-
-    def _can(self, limit: int) -> bool:
-        from solvers import PlanError
-
-        try:
-            self.planner.check(limit)
-        except PlanError as error:
-            self.reason = str(error)
-            return False
-        return True
-
-    def answer(self, swaps: list[Swap | int], most: int | None) -> dict[str, Any]:
-        """The keys of ``mempool swap --json``."""
-        from solvers.swap.moves import moves_of, said_of
-
-        floor, op = self.planner.floor()
-        step = self.step
-        return {
-            "peak_load_bytes": step.peak_bytes,
-            "iteration_seconds": step.duration,
-            "operations": len(step),
-            "buffers": len(step.size),
-            "repeats": step.circular,
-            "floor_bytes": floor,
-            "floor_operation": step.name(op),
-            "free_bound_bytes": self._bound.peak_bytes(),
-            "limits": [self._row(one) for one in swaps],
-            "moves": []
-            if not swaps or isinstance(swaps[-1], int)
-            else moves_of(step, swaps[-1].schedule, most),
-            "reason": self.reason or None,
-            **said_of(self.cut, self.link),
-        }
-
-    def _row(self, swap: Swap | int) -> dict[str, Any]:
-        if isinstance(swap, int):
-            return {"limit_bytes": swap, **dict.fromkeys(_ROW)}
-        did = swap.replayed
-        values = (
-            did.peak_bytes,
-            did.stall_seconds,
-            self._bound.stall_seconds(swap.limit_bytes) if did.stall_seconds else 0.0,
-            did.iteration_seconds,
-            did.returned_bytes,
-            did.moved_bytes,
-            did.host_bytes,
-            len(swap.schedule),
-            swap.how,
-        )
-        return {"limit_bytes": swap.limit_bytes, **dict(zip(_ROW, values, strict=True))}
-
-
-def _write(found: _Found, swap: Swap | int, output: Path) -> None:
-    from mempool.cli.output import write_json
-
-    if not isinstance(swap, int):
-        write_json(found.answer([swap], None), str(output))
-
-
-def _show(found: _Found, said: dict[str, Any], swaps: list[Swap | int], output: Path | None) -> None:
-    step = found.step
-    turn = "an iteration, over and over" if step.circular else "one step"
-    facts(
-        "swap",
-        [
-            ("step", f"{len(step):,} operations in {step.duration * 1e3:,.2f} ms, {turn}"),
-            ("peak load", binary(said["peak_load_bytes"])),
-            ("floor", f"{binary(said['floor_bytes'])}, at operation {said['floor_operation']}"),
-            ("link", _rates(found.link)),
-            ("link bound", f"no schedule without a stall is below {binary(said['free_bound_bytes'])}"),
-        ],
-    )
-    header = ("limit", "peak", "less", "stall", "at least", "slower", "swapped", "host", "by")
-    table("\nheld, as replayed", header, [_text(found, row) for row in said["limits"]])
-    if said["moves"]:
-        rows = [
-            (
-                f"{one['buffer']}",
-                binary(one["size_bytes"]),
-                one["last_name"],
-                f"{one['release_operation']}",
-                f"{one['fetch_operation']}",
-                one["use_name"],
-            )
-            for one in said["moves"]
-        ]
-        head = ("buffer", "size", "leaves after", "gone by", "fetched at", "used by")
-        table(f"\nlargest moves at {binary(said['limits'][-1]['limit_bytes'])}", head, rows)
-    if output is not None and swaps and not isinstance(swaps[-1], int):
-        facts("", [("written", str(output))])
-
-
-def _text(found: _Found, row: dict[str, Any]) -> tuple[str, ...]:
-    limit = binary(row["limit_bytes"])
-    if row["stall_seconds"] is None:
-        return limit, "-", "-", "-", "-", "-", "-", "-", "cannot be held"
-    step = found.step
-    return (
-        limit,
-        binary(row["peak_bytes"]),
-        percent(1 - row["peak_bytes"] / max(step.peak_bytes, 1)),
-        f"{row['stall_seconds'] * 1e3:.2f} ms",
-        f"{row['stall_bound_seconds'] * 1e3:.2f} ms",
-        percent(row["stall_seconds"] / step.duration),
-        binary(row["swapped_bytes"]),
-        binary(row["host_bytes"]),
-        row["by"],
-    )

@@ -19,7 +19,7 @@ from solvers.swap.scores import Published, our_orders
 from solvers.swap.tuned import copied_later
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -215,8 +215,12 @@ class SwapPlanner:
                 low = middle
         return best
 
-    def curve(self, limits: Sequence[int]) -> list[Swap]:
+    def curve(self, limits: Sequence[int], *, told: Callable[[int], object] = lambda _: None) -> list[Swap]:
         """The best for each limit, in their order; what holds a lower limit holds a higher one, too.
+
+        Args:
+            limits: bytes.
+            told: called with each limit before it is planned for.
 
         Raises:
             PlanError: the lowest limit cannot be held.
@@ -225,6 +229,7 @@ class SwapPlanner:
         best = self.without_stall()
         known = [best]
         for limit in sorted(set(limits)):
+            told(limit)
             made = best if best.peak_bytes <= limit else self.hold(limit)
             known.append(made)
             fits = [swap for swap in known if swap.peak_bytes <= limit]

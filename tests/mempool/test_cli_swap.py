@@ -84,6 +84,13 @@ def test_below_the_working_set_the_answer_is_no(path: str, capsys: pytest.Captur
     out, error = capsys.readouterr()
     assert "cannot be held" in out
     assert "no gain possible below" in error
+    least = int(error.split("; ")[1].split(" bytes")[0])
+    assert f"{least} bytes (9 MiB) can be held" in error
+    capsys.readouterr()
+    assert call(["swap", path, "--limit", str(least)]) == 0
+    capsys.readouterr()
+    assert call(["swap", path, "--limit", str(least - 1)]) == 1
+    error = capsys.readouterr().err
     assert "touches" in error
     assert len(error.splitlines()) == 1
 
@@ -140,3 +147,29 @@ def test_no_framework_is_imported_to_measure_where_there_is_no_gpu(path: str) ->
 def test_the_trace_is_not_overwritten(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["swap", path, "-o", path]) == 2
     assert "overwrite" in capsys.readouterr().err
+
+
+def test_the_host_holds_no_more_than_it_may(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A lower limit that needs more of the host is no longer held; the arenas are told with the last one."""
+    much = answer(capsys, path, "--limit", "25MiB")
+    (row,) = much["limits"]
+    assert row["host_bytes"] >= 24 * MIB
+    assert much["arena_bytes"] >= row["peak_bytes"]
+    assert much["host_arena_bytes"] >= row["host_bytes"]
+    (row,) = answer(capsys, path, "--limit", "33MiB", "--host", "16MiB")["limits"]
+    assert row["host_bytes"] <= 16 * MIB
+    assert call(["swap", path, "--limit", "25MiB", "--host", "16MiB"]) == 1
+    out, error = capsys.readouterr()
+    assert "cannot be held" in out
+    assert "can be held" in error
+
+
+def test_a_limit_above_the_peak_moves_nothing(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And is written all the same."""
+    said = answer(capsys, path, "--limit", "1GiB", "-o", str(tmp_path / "none.json"))
+    assert said["limits"][0]["moves"] == said["limits"][0]["stall_seconds"] == 0
+    assert json.loads((tmp_path / "none.json").read_text())["moves"] == []
+    assert said["arena_bytes"] == said["peak_load_bytes"]
+    assert said["host_arena_bytes"] == 0

@@ -1,0 +1,156 @@
+"""What ``mempool swap`` does: schedules for the limits that are asked for, and what is told of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mempool.cli.output import percent
+from mempool.report import binary
+from mempool.settings import parse_bytes
+from solvers import PlanError, Stop
+from solvers.swap import LinkBound, SwapPlanner
+from solvers.swap.moves import moves_of, said_of
+from solvers.swap.pool import place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from solvers.swap import Link, Step, Swap
+    from solvers.swap.moves import Cut
+
+#: What is told of a limit, None where it cannot be held.
+_ROW = (
+    "peak_bytes",
+    "stall_seconds",
+    "stall_bound_seconds",
+    "iteration_seconds",
+    "swapped_bytes",
+    "copied_out_bytes",
+    "host_bytes",
+    "moves",
+    "by",
+)
+#: Limits of the curve where none is asked for, between the least peak without a stall and the floor.
+_POINTS = 6
+#: Work of the plans of both arenas: some tenths of a second.
+_STOP = Stop(nodes=10_000_000)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """So many bytes, or a step that takes so much longer, as a fraction of its time."""
+
+    size: int | None = None
+    slower: float = 0.0
+
+
+def parse_limit(text: str) -> Limit:
+    """What ``--limit`` means.
+
+    Raises:
+        UsageError: nothing.
+    """
+    if text.strip().lower() == "free":
+        return Limit()
+    if percentage := re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", text):
+        return Limit(slower=float(percentage[1]) / 100)
+    return Limit(parse_bytes(text) or 0)
+
+
+class Found:
+    """What was asked of one step, and what was found."""
+
+    def __init__(
+        self, step: Step, cut: Cut, link: Link, *, least_bytes: int | None, host_limit: int | None
+    ) -> None:
+        self.step, self.cut, self.link = step, cut, link
+        self.planner = SwapPlanner(step, link, least_bytes=least_bytes, host_limit=host_limit)
+        self._bound = LinkBound(step, link)
+        self.reason = ""
+
+    def curve(self, told: Callable[[str], object]) -> list[Swap | int]:
+        """Limits from the least peak without a stall down to the floor."""
+        free = self.planner.without_stall()
+        floor = self.planner.floor()[0]
+        gap = free.peak_bytes - floor
+        limits = {self.step.peak_bytes, *(free.peak_bytes - gap * k // _POINTS for k in range(_POINTS + 1))}
+        held = self._held([one for one in limits if one >= floor], told)
+        self.reason = ""  # nobody asked for these
+        return [held[one] for one in sorted(held, reverse=True)]
+
+    def all(self, asked: Sequence[Limit], told: Callable[[str], object]) -> list[Swap | int]:
+        """The schedule of each limit, or the limit where it cannot be held."""
+        held = self._held([one.size for one in asked if one.size is not None], told)
+        result: list[Swap | int] = []
+        for one in asked:
+            if one.size is not None:
+                result.append(held.get(one.size, one.size))
+            elif one.slower:
+                told(f"planning for a step {percent(one.slower)} slower")
+                result.append(self.planner.within(one.slower))
+            else:
+                told("planning for a step without a stall")
+                result.append(self.planner.without_stall())
+        return result
+
+    def _held(self, sizes: Sequence[int], told: Callable[[str], object]) -> dict[int, Swap]:
+        """Schedules of those limits that are held; of the others, ``reason`` says why one is not."""
+        left = sorted(set(sizes))
+        while left:
+            try:
+                self.planner.check(left[0])
+                made = self.planner.curve(left, told=lambda size: told(f"planning for {binary(size)}"))
+            except PlanError as error:
+                told(f"{binary(left[0])} cannot be held: looking for what can")
+                least = self.planner.nearest(left[0]).limit_bytes
+                self.reason = f"{error}; {least} bytes ({binary(least)}) can be held"
+                left = [size for size in left[1:] if size >= least]
+            else:
+                return dict(zip(left, made, strict=True))
+        return {}
+
+    def answer(self, swaps: list[Swap | int], most: int | None) -> dict[str, Any]:
+        """The keys of ``mempool swap --json``."""
+        floor, op = self.planner.floor()
+        step, last = self.step, swaps[-1] if swaps else 0
+        return {
+            "peak_load_bytes": step.peak_bytes,
+            "iteration_seconds": step.duration,
+            "operations": len(step),
+            "buffers": len(step.size),
+            "repeats": step.circular,
+            "floor_bytes": floor,
+            "floor_operation": step.name(op),
+            "free_bound_bytes": self._bound.peak_bytes(),
+            "limits": [self._row(one) for one in swaps],
+            "moves": [] if isinstance(last, int) else moves_of(step, last.schedule, most),
+            **self._arenas(last),
+            "reason": self.reason or None,
+            **said_of(self.cut, self.link),
+        }
+
+    def _arenas(self, swap: Swap | int) -> dict[str, int | None]:
+        """What plans of addresses take, made after the schedule: of the device, and of the host's copies."""
+        if isinstance(swap, int):
+            return dict.fromkeys(("arena_bytes", "host_arena_bytes"))
+        device, host = place(self.step, swap.schedule, stop=_STOP)
+        return {"arena_bytes": device.plan.arena_bytes, "host_arena_bytes": host.plan.arena_bytes}
+
+    def _row(self, swap: Swap | int) -> dict[str, Any]:
+        if isinstance(swap, int):
+            return {"limit_bytes": swap, **dict.fromkeys(_ROW)}
+        did = swap.replayed
+        values = (
+            did.peak_bytes,
+            did.stall_seconds,
+            self._bound.stall_seconds(swap.limit_bytes) if did.stall_seconds else 0.0,
+            did.iteration_seconds,
+            did.returned_bytes,
+            did.moved_bytes,
+            did.host_bytes,
+            len(swap.schedule),
+            swap.how,
+        )
+        return {"limit_bytes": swap.limit_bytes, **dict(zip(_ROW, values, strict=True))}
