@@ -142,12 +142,6 @@ def test_marks_stand_still_while_the_program_waits(engine: HostEngine) -> None:
     assert engine.seconds([before, after])[0] < waited
 
 
-def test_a_planned_place_is_taken_where_it_is_free(engine: HostEngine) -> None:
-    first, _ = engine.out(data(PAGE, 1), 8 * PAGE)
-    second, _ = engine.out(data(PAGE, 2), 8 * PAGE)
-    assert first.at == 8 * PAGE != second.at
-
-
 def test_after_rest_what_was_not_needed_for_two_iterations_is_given_back() -> None:
     engine = HostEngine(256 << 20)
     copy, transfer = engine.out(torch.ones(200 << 20, dtype=torch.uint8))

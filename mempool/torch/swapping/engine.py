@@ -34,14 +34,10 @@ class Engine(Protocol):
     All is asked for by the program's thread; the copies run beside it.
     """
 
-    def out(self, data: torch.Tensor, at: int | None = None) -> tuple[HostCopy, Transfer]:
+    def out(self, data: torch.Tensor) -> tuple[HostCopy, Transfer]:
         """Ask for a copy of uint8[n] on the device to the host, after what was asked of the device so far.
 
         The data is kept until the copy has ended, or is waited for.
-
-        Args:
-            data: what to copy, n > 0.
-            at: where a plan of the host's arena has it, in bytes; elsewhere where that is taken.
 
         Raises:
             HostFullError: there is no room for it.
@@ -75,12 +71,15 @@ class Engine(Protocol):
     def seconds(self, marks: list[Any]) -> list[float]:
         """Seconds between each two neighbours of the marks, without those that went by waiting for copies."""
 
+    def reserve(self, size: int) -> None:
+        """A plan will have so many bytes on the host at once: what it takes long to get is got now."""
+
     def rest(self) -> None:
         """An iteration has ended: host memory that was not needed in it or the one before may go back."""
 
     @property
     def host_bytes(self) -> int:
-        """What copies take of the host's memory now, bytes."""
+        """What is taken of the host's memory now, bytes."""
 
     def link(self) -> Link:
         """What copies take here, measured once."""

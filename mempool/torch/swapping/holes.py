@@ -23,24 +23,15 @@ class Holes:
         self._lengths = {0: size} if size else {}
         self._by_length = [(size, 0)] if size else []
 
-    def take(self, size: int, at: int | None = None) -> int | None:
-        """Where so many bytes are now taken; None: no hole is large enough.
-
-        Args:
-            size: bytes, 1 or more.
-            at: where they are wanted, a multiple of a page; elsewhere if that is not free.
-        """
+    def take(self, size: int) -> int | None:
+        """Where so many bytes, 1 or more, are now taken; None: no hole is large enough."""
         needed = pages(size)
-        start = None if at is None else self._around(at, needed)
-        if start is None:
-            place = bisect_left(self._by_length, (needed, -1))
-            if place == len(self._by_length):
-                return None
-            start = at = self._by_length[place][1]
-        assert at is not None
-        length = self._lose(start)
-        self._gain(start, at - start)
-        self._gain(at + needed, start + length - at - needed)
+        place = bisect_left(self._by_length, (needed, -1))
+        if place == len(self._by_length):
+            return None
+        at = self._by_length[place][1]
+        length = self._lose(at)
+        self._gain(at + needed, length - needed)
         self.used += needed
         self.most = max(self.most, self.used)
         return at
@@ -64,14 +55,6 @@ class Holes:
     def free(self) -> list[tuple[int, int]]:
         """The holes as (begin, end), by place."""
         return [(start, start + self._lengths[start]) for start in self._starts]
-
-    def _around(self, at: int, needed: int) -> int | None:
-        """The hole in which so many bytes at this place lie."""
-        before = bisect_left(self._starts, at + 1) - 1
-        if before < 0:
-            return None
-        start = self._starts[before]
-        return start if at + needed <= start + self._lengths[start] else None
 
     def _gain(self, start: int, length: int) -> None:
         if length:

@@ -113,12 +113,12 @@ class HostEngine:
             thread.start()
         self._end = weakref.finalize(self, _end, self._queues, threads)
 
-    def out(self, data: torch.Tensor, at: int | None = None) -> tuple[Copied, Moving]:
+    def out(self, data: torch.Tensor) -> tuple[Copied, Moving]:
         """See `Engine`; the data lies on the CPU."""
         self._reap()
         size = data.numel()
         with self._lock:
-            place = self._holes.take(size, at)
+            place = self._holes.take(size)
         if place is None:
             raise HostFullError(f"no {size:,} bytes are left on the host")
         self._memory.touch(place, size)
@@ -174,6 +174,9 @@ class HostEngine:
     def seconds(self, marks: list[float]) -> list[float]:
         """See `Engine`."""
         return [max(after - before, 0.0) for before, after in itertools.pairwise(marks)]
+
+    def reserve(self, size: int) -> None:
+        """See `Engine`; pages come as they are touched."""
 
     def rest(self) -> None:
         """See `Engine`."""

@@ -53,14 +53,15 @@ def fitted(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float
         seconds: of each.
     """
     size, time = np.asarray(sizes, np.float64), np.maximum(np.asarray(seconds, np.float64), 1e-9)
-    columns = np.stack([1 / time, size / time])
-    (aa, ab), (_, bb) = columns @ columns.T
-    a1, b1 = columns.sum(axis=1)
-    turn = aa * bb - ab * ab
-    fixed, per_byte = (a1 * bb - b1 * ab) / turn, (b1 * aa - a1 * ab) / turn
-    if fixed < 0:
-        return 0.0, float(b1 / bb)
-    return (float(fixed), float(per_byte)) if per_byte >= 0 else (float(a1 / aa), 0.0)
+    columns = np.stack([1 / time, size / time], axis=1)
+    scale = np.sqrt((columns**2).sum(axis=0))
+    both = np.linalg.lstsq(columns / scale, np.ones(len(size)), rcond=None)[0] / scale
+    each = columns.sum(axis=0) / scale**2  # the best of a, and of b, where the other is 0
+    lines = np.stack([both, each * (1, 0), each * (0, 1)])
+    lines = lines[(lines >= 0).all(axis=1)]
+    off = ((lines @ columns.T - 1) ** 2).sum(axis=1)
+    fixed, per_byte = lines[off.argmin()].tolist()
+    return fixed, per_byte
 
 
 def of_this_machine() -> tuple[Link, str]:

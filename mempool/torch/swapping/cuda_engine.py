@@ -1,0 +1,325 @@
+"""Copies between a GPU and page-locked memory of the host, by two streams beside the program's.
+
+The host never waits for the GPU. What must come after something else waits for an event in its stream:
+
+* a copy out, for all that the program's streams were asked for before, and for copies back out of the host's
+  memory that it takes;
+* a copy back, for all that the stream was asked for that has taken the memory, and for the copy out;
+* the program, for a copy that it waits for: each of its streams.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import _DisableTorchDispatch
+
+from mempool.errors import UsageError
+from mempool.torch.swapping.engine import HostFullError
+from mempool.torch.swapping.link import SIZES, measure
+from mempool.torch.swapping.locked_arena import LockedArena
+
+if TYPE_CHECKING:
+    from solvers.swap import Link
+
+
+@dataclass(eq=False)
+class Copied:
+    """Bytes on the host.
+
+    Attributes:
+        size: how many.
+        at: where in the arena.
+        data: them.
+        filled: the copy into them.
+        read: the last copy out of them; those before end before it.
+        dropped: nobody wants them any more.
+    """
+
+    size: int
+    at: int
+    data: torch.Tensor
+    filled: Flight | None = None
+    read: Flight | None = None
+    dropped: bool = False
+
+
+@dataclass(eq=False)
+class Flight:
+    """A copy that was asked for.
+
+    Attributes:
+        size: bytes.
+        ended: the event after it.
+        data: the device's side, kept until it has ended, or the program's streams wait for it.
+        waits: events before and after each wait of the program's stream for it.
+    """
+
+    size: int
+    ended: Any
+    data: torch.Tensor | None
+    waits: list[tuple[Any, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Mark:
+    """A moment of the program's stream, and the waits since the mark before."""
+
+    event: Any
+    waits: list[tuple[Any, Any]]
+
+
+class CudaEngine:
+    """Copies of one GPU's memory; nothing is asked of CUDA before the first."""
+
+    def __init__(self, device: torch.device, host_bytes: int, *, runtime: Any = None) -> None:
+        """Make an engine that locks at most so many bytes of the host, as they are needed.
+
+        Args:
+            device: the GPU.
+            host_bytes: most that is locked.
+            runtime: what of CUDA it uses, as `CudaRuntime`; for tests.
+        """
+        self._device, self._host_bytes, self._runtime = device, host_bytes, runtime
+        self._lock = threading.RLock()
+        self._streams: dict[Any, None] = {}  # the program's, as they are met
+        self._flying: tuple[deque[Flight], ...] = (deque(), deque())
+        self._dropped: list[Copied] = []
+        self._waits: list[tuple[Any, Any]] = []
+        self._link: Link | None = None
+        self._begun = False
+
+    def _begin(self) -> None:
+        """Streams and addresses. This once all is waited for that streams not known yet were asked for."""
+        if self._begun:
+            return
+        if self._runtime is None:
+            from mempool.torch.swapping.cuda_runtime import CudaRuntime
+
+            self._runtime = CudaRuntime(self._device)
+        self._out, self._in = self._runtime.stream(), self._runtime.stream()
+        self._arena = LockedArena(self._runtime.locked(self._host_bytes), self._host_bytes)
+        self._runtime.synchronize()
+        self._begun = True
+
+    def _now(self) -> Any:
+        """The program's stream; one that is new waits for all copies so far."""
+        self._begin()
+        stream = self._runtime.current()
+        if stream not in self._streams:
+            for other in (self._out, self._in):
+                stream.wait_event(self._runtime.event(other))
+            self._streams[stream] = None
+        return stream
+
+    # --- copies
+
+    def out(self, data: torch.Tensor) -> tuple[Copied, Flight]:
+        """See `Engine`; while a graph is captured nothing leaves.
+
+        Raises:
+            HostFullError: there is no room for it.
+        """
+        with self._lock:
+            self._now()
+            if self._runtime.capturing():
+                raise HostFullError("nothing leaves the GPU while a graph is captured")
+            self._reap()
+            at = self._take(data.numel())
+            copied = Copied(data.numel(), at, self._arena.data(at, data.numel()))
+            for stream in self._streams:
+                self._out.wait_event(self._runtime.event(stream))
+            self._runtime.copy(self._out, copied.data, data)
+            copied.filled = self._fly(self._out, data)
+            return copied, copied.filled
+
+    def back(self, copy: Any, data: torch.Tensor) -> Flight:
+        """See `Engine`.
+
+        Raises:
+            UsageError: a graph is captured, which would copy whenever it is replayed, and not now.
+        """
+        with self._lock:
+            stream = self._now()
+            if self._runtime.capturing():
+                raise UsageError(
+                    "what a CUDA graph uses is on the host: capture it before, or without a limit"
+                )
+            self._reap()
+            self._in.wait_event(self._runtime.event(stream))
+            self._in.wait_event(copy.filled.ended)
+            self._runtime.copy(self._in, data, copy.data)
+            copy.read = flight = self._fly(self._in, data)
+            return flight
+
+    def _fly(self, stream: Any, data: torch.Tensor) -> Flight:
+        flight = Flight(len(data), self._runtime.event(stream), data)
+        self._flying[stream is self._in].append(flight)
+        return flight
+
+    def wait(self, transfer: Any) -> float:
+        """See `Engine`; the program's streams wait, not the program."""
+        with self._lock:
+            stream = self._now()
+            if transfer.data is not None and not transfer.ended.query():
+                before = self._runtime.event(stream, timing=True)
+                for one in self._streams:
+                    one.wait_event(transfer.ended)
+                times = before, self._runtime.event(stream, timing=True)
+                transfer.waits.append(times)
+                self._waits.append(times)
+            transfer.data = None
+        return 0.0
+
+    def fence(self) -> None:
+        """See `Engine`; among several streams each waits for all others."""
+        with self._lock:
+            if len(self._streams) > 1:
+                events = [self._runtime.event(stream) for stream in self._streams]
+                for stream, event in itertools.product(self._streams, events):
+                    stream.wait_event(event)
+
+    def _reap(self) -> None:
+        """Let go of the data of copies that have ended, though nobody waited for them."""
+        for flying in self._flying:
+            while flying and (flying[0].data is None or flying[0].ended.query()):
+                flying.popleft().data = None
+
+    # --- the host's memory
+
+    def drop(self, copy: Any) -> None:
+        """See `Engine`."""
+        with self._lock:
+            if not copy.dropped:
+                copy.dropped = True
+                self._dropped.append(copy)
+
+    def _take(self, size: int) -> int:
+        """Room for a copy out, whose stream then waits for what was copied from there."""
+        self._give(wait=False)
+        at = self._arena.take(size)
+        if at is None and self._dropped:
+            self._give(wait=True)
+            at = self._arena.take(size)
+        if at is None and self._arena.grow(size):
+            at = self._arena.take(size)
+        if at is None:
+            raise HostFullError(f"no {size:,} bytes are left on the host")
+        return at
+
+    def _give(self, *, wait: bool) -> None:
+        """Give memory of dropped copies back that nothing uses, or that copies out wait for from now on."""
+        kept = []
+        for copy in self._dropped:
+            flying = [one for one in (copy.filled, copy.read) if one is not None and not one.ended.query()]
+            if flying and not wait:
+                kept.append(copy)
+                continue
+            for flight in flying:
+                self._out.wait_event(flight.ended)
+            self._arena.give(copy.at, copy.size)
+        self._dropped = kept
+
+    def reserve(self, size: int) -> None:
+        """See `Engine`: locks what is missing, in one part, and a fifth for holes that nothing fits in."""
+        with self._lock:
+            self._begin()
+            if (missing := min(size + size // 5, self._host_bytes) - self._arena.locked) > 0:
+                self._arena.grow(missing)
+
+    def rest(self) -> None:
+        """See `Engine`; locked memory stays, since it takes long to lock."""
+
+    @property
+    def host_bytes(self) -> int:
+        """See `Engine`; what is locked, in use or not."""
+        return self._arena.locked if self._begun else 0
+
+    # --- times
+
+    def mark(self) -> Mark:
+        """See `Engine`."""
+        with self._lock:
+            stream = self._now()
+            if self._runtime.capturing():
+                return Mark(None, [])
+            self._reap()
+            waits, self._waits = self._waits, []
+            return Mark(self._runtime.event(stream, timing=True), waits)
+
+    def seconds(self, marks: list[Mark]) -> list[float]:
+        """See `Engine`; 0 beside operations that went into a graph."""
+        return [
+            max(_between([(before.event, after.event)]) - _between(after.waits), 0.0)
+            if before.event is not None and after.event is not None
+            else 0.0
+            for before, after in itertools.pairwise(marks)
+        ]
+
+    def waited(self, transfer: Any) -> float:
+        """See `Engine`."""
+        return _between(transfer.waits)
+
+    def link(self) -> Link:
+        """See `Engine`."""
+        if self._link is None:
+            self._begin()
+            with _DisableTorchDispatch(), torch.no_grad():  # nobody's tensors
+                timed = _Timed(self._runtime, self._out, self._in)
+                try:
+                    self._link = measure(timed)
+                finally:
+                    timed.close()
+        return self._link
+
+    def close(self) -> None:
+        """See `Engine`."""
+        with self._lock:
+            if self._begun:
+                for stream in (self._out, self._in):
+                    stream.synchronize()
+                self._reap()
+                self._arena.close()
+                self._begun = False
+
+
+def _between(pairs: list[tuple[Any, Any]]) -> float:
+    """Seconds from the first to the second event of all pairs."""
+    for _, after in pairs:
+        after.synchronize()
+    return float(sum(before.elapsed_time(after) for before, after in pairs)) / 1e3
+
+
+class _Timed:
+    """See `Copies`: on the engine's streams, between memory of its own on both sides, a half each way."""
+
+    def __init__(self, runtime: Any, out: Any, back: Any) -> None:
+        self._runtime, self._streams = runtime, (out, back)
+        size = 2 * max(SIZES)
+        self._device, self._memory = runtime.data(size), runtime.locked(size)
+        if not self._memory.lock(0, size):
+            raise UsageError(f"CUDA locks no {size:,} bytes of the host: see `ulimit -l` and the free memory")
+        self._host = self._memory.data(0, size)
+
+    def timed(self, size: int, *, out: bool, back: bool) -> float:
+        """See `Copies`."""
+        half = max(SIZES)
+        here, there = self._device, self._host
+        asked = [(self._streams[0], there[:size], here[:size])] * out
+        asked += [(self._streams[1], here[half : half + size], there[half : half + size])] * back
+        begins = [self._runtime.event(stream, timing=True) for stream, _, _ in asked]
+        for stream, target, source in asked:
+            self._runtime.copy(stream, target, source)
+        ends = [self._runtime.event(stream, timing=True) for stream, _, _ in asked]
+        return max(_between([pair]) for pair in itertools.product(begins, ends))
+
+    def close(self) -> None:
+        """Unlock the host's side."""
+        for stream in self._streams:
+            stream.synchronize()
+        self._memory.close()

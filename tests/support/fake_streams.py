@@ -1,0 +1,186 @@
+"""A GPU's streams without a GPU: queues whose tasks run in whatever order events permit.
+
+`FakeRuntime` is for tests what `mempool.torch.swapping.cuda_runtime.CudaRuntime` is for a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+from torch._C import _DisableTorchDispatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Event:
+    """What a stream reaches."""
+
+    def __init__(self, device: FakeRuntime) -> None:
+        self._device = device
+        self.reached: float | None = None
+
+    def query(self) -> bool:
+        return self.reached is not None
+
+    def synchronize(self) -> None:
+        self._device.run_until(self.query)
+
+    def elapsed_time(self, later: Event) -> float:
+        """Milliseconds."""
+        assert self.reached is not None
+        assert later.reached is not None
+        return later.reached - self.reached
+
+
+class Stream:
+    """Tasks in order; an event among them is waited for."""
+
+    def __init__(self, device: FakeRuntime) -> None:
+        self._device = device
+        self.tasks: deque[Callable[[], None] | Event] = deque()
+
+    def do(self, task: Callable[[], None] | Event) -> None:
+        self.tasks.append(task)
+        self._device.asked(self)
+
+    def wait_event(self, event: Event) -> None:
+        self.do(event)
+
+    def synchronize(self) -> None:
+        self._device.run_until(lambda: not self.tasks)
+
+    @property
+    def runs(self) -> bool:
+        """Whether its next task may run now."""
+        task = self.tasks[0] if self.tasks else None
+        return task is not None and (not isinstance(task, Event) or task.query())
+
+
+class FakeRuntime:
+    """A device whose streams run one task at a time, by a random order that prefers some of them.
+
+    Args:
+        seed: of the order.
+        eager: the first stream runs at once what it is asked for, so that its operations may be those of the
+            CPU.
+        lockable: bytes of the host that can be locked.
+    """
+
+    def __init__(self, seed: int = 0, *, eager: bool = False, lockable: int = 1 << 40) -> None:
+        self._random, self._eager, self._lockable = random.Random(seed), eager, lockable
+        self._streams: list[Stream] = []
+        self._weights: list[float] = []
+        self.now, self.graph, self.locks, self.copying = 0.0, False, 0, 0
+        self.main = self._current = self.stream()
+
+    # --- what the engine sees
+
+    def stream(self) -> Stream:
+        made = Stream(self)
+        self._streams.append(made)
+        self._weights.append(self._random.choice((0.01, 1.0, 100.0)))
+        return made
+
+    def current(self) -> Stream:
+        return self._current
+
+    def synchronize(self) -> None:
+        self.finish()
+
+    def capturing(self) -> bool:
+        return self.graph
+
+    def event(self, stream: Stream, *, timing: bool = False) -> Event:
+        event = Event(self)
+
+        def reach() -> None:
+            event.reached = self.now
+
+        stream.do(reach)
+        return event
+
+    def copy(self, stream: Stream, target: torch.Tensor, source: torch.Tensor) -> None:
+        def task() -> None:
+            with _DisableTorchDispatch(), torch.no_grad():
+                for side in (target, source):
+                    assert side.untyped_storage().nbytes() >= side.numel(), "memory was given back too early"
+                target.copy_(source)
+            self.copying -= 1
+
+        self.copying += 1
+        stream.do(task)
+
+    def data(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.uint8)
+
+    def locked(self, size: int) -> FakeRuntime.Locked:
+        return self.Locked(self, size)
+
+    class Locked:
+        def __init__(self, device: FakeRuntime, size: int) -> None:
+            self._device, self._parts = device, list[tuple[int, int]]()
+            with _DisableTorchDispatch():
+                self._bytes = torch.zeros(size, dtype=torch.uint8)
+
+        def lock(self, at: int, size: int) -> bool:
+            if size > self._device._lockable:
+                return False
+            self._device.locks += 1
+            self._device._lockable -= size
+            self._parts.append((at, at + size))
+            return True
+
+        def data(self, at: int, size: int) -> torch.Tensor:
+            parts = [1 for begin, end in self._parts if begin <= at and at + size <= end]
+            assert parts, "a copy across parts that were locked by themselves"
+            return self._bytes[at : at + size]
+
+        def close(self) -> None:
+            assert self._device.copying == 0, "unlocked under a copy"
+            self._parts.clear()
+
+    # --- what tests do
+
+    @contextlib.contextmanager
+    def using(self, stream: Stream) -> Iterator[None]:
+        before, self._current = self._current, stream
+        try:
+            yield
+        finally:
+            self._current = before
+
+    def asked(self, stream: Stream) -> None:
+        """A stream has another task."""
+        if self._eager and stream is self.main:
+            self.run_until(lambda: not stream.tasks)
+
+    def advance(self, most: int) -> None:
+        """Some tasks run, or none."""
+        for _ in range(self._random.randint(0, most)):
+            if not self._step():
+                return
+
+    def run_until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            assert self._step(), "streams wait for what nobody will reach"
+
+    def finish(self) -> None:
+        self.run_until(lambda: not any(stream.tasks for stream in self._streams))
+
+    def _step(self) -> bool:
+        rows = [row for row, stream in enumerate(self._streams) if stream.runs]
+        if not rows:
+            return False
+        if self._eager and self.main.runs:
+            rows = [0]
+        (row,) = self._random.choices(rows, [self._weights[row] for row in rows])
+        task = self._streams[row].tasks.popleft()
+        self.now += 1.0
+        if not isinstance(task, Event):
+            task()
+        return True
