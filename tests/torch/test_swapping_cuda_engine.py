@@ -77,7 +77,7 @@ class Device:
         if storage.user is not stream:
             stream.wait_event(self.runtime.event(storage.user))
             storage.user = stream
-        self.engine.mark()
+        self.engine.look()
         data, value = storage.data, storage.value
         assert data is not None
 
@@ -246,7 +246,7 @@ def test_streams_that_are_seen_late_wait_for_copies_and_are_waited_for(seed: int
     made.wait(made.back(copy, again))
     wrong = list[str]()
     with runtime.using(late):
-        made.mark()
+        made.look()
         late.do(lambda: wrong.extend([] if again.eq(7).all() else ["read before it was back"]))
         late.do(lambda: memory.fill_(9))  # taken by the next that asks on this stream
     runtime.finish()
@@ -344,6 +344,20 @@ def test_marks_leave_out_what_the_stream_waited_and_that_is_told_of_the_copy() -
     (seconds,) = made.seconds([first, last])
     assert made.waited(transfer) > 0.9
     assert seconds < 0.1
+
+
+def test_waits_of_iterations_without_marks_do_not_pile_up() -> None:
+    _, made = engine()
+    _, transfer = made.out(torch.zeros(SIZE, dtype=torch.uint8))
+    made.wait(transfer)
+    made.rest()
+    assert made.mark().waits == []
+
+
+def test_what_lies_on_another_device_stays_there() -> None:
+    _, made = engine()
+    with pytest.raises(HostFullError, match="what lies on meta does not leave cpu"):
+        made.out(torch.zeros(SIZE, dtype=torch.uint8, device="meta"))
 
 
 def test_data_are_let_go_as_soon_as_a_copy_has_ended_though_nobody_waits() -> None:

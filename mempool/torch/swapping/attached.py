@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
-from mempool.errors import UsageError
 from mempool.torch.swapping.host_memory import default_host_limit
 from mempool.torch.swapping.swapper import Swapper
 
@@ -73,8 +72,10 @@ class Swapping:
 
 def engine_for(device: torch.device, host_bytes: int) -> Engine:
     """What copies between a device and the host, where at most so many bytes are taken."""
-    if device.type != "cpu":
-        raise UsageError(f"limit: tensors on {device.type} cannot be swapped yet")
+    if device.type == "cuda":
+        from mempool.torch.swapping.cuda_engine import CudaEngine
+
+        return CudaEngine(device, host_bytes)
     from mempool.torch.swapping.host_engine import HostEngine
 
     return HostEngine(host_bytes)

@@ -101,6 +101,8 @@ class CudaEngine:
         if self._runtime is None:
             from mempool.torch.swapping.cuda_runtime import CudaRuntime
 
+            if self._device.index is None:
+                self._device = torch.device("cuda", torch.cuda.current_device())
             self._runtime = CudaRuntime(self._device)
         self._out, self._in = self._runtime.stream(), self._runtime.stream()
         self._arena = LockedArena(self._runtime.locked(self._host_bytes), self._host_bytes)
@@ -129,6 +131,8 @@ class CudaEngine:
             self._now()
             if self._runtime.capturing():
                 raise HostFullError("nothing leaves the GPU while a graph is captured")
+            if data.device != self._device:
+                raise HostFullError(f"what lies on {data.device} does not leave {self._device}")
             self._reap()
             at = self._take(data.numel())
             copied = Copied(data.numel(), at, self._arena.data(at, data.numel()))
@@ -179,6 +183,7 @@ class CudaEngine:
     def fence(self) -> None:
         """See `Engine`; among several streams each waits for all others."""
         with self._lock:
+            self._now()
             if len(self._streams) > 1:
                 events = [self._runtime.event(stream) for stream in self._streams]
                 for stream, event in itertools.product(self._streams, events):
@@ -234,6 +239,7 @@ class CudaEngine:
 
     def rest(self) -> None:
         """See `Engine`; locked memory stays, since it takes long to lock."""
+        self._waits.clear()
 
     @property
     def host_bytes(self) -> int:
@@ -241,6 +247,11 @@ class CudaEngine:
         return self._arena.locked if self._begun else 0
 
     # --- times
+
+    def look(self) -> None:
+        """See `Engine`."""
+        with self._lock:
+            self._now()
 
     def mark(self) -> Mark:
         """See `Engine`."""

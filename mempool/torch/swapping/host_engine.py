@@ -162,6 +162,9 @@ class HostEngine:
     def fence(self) -> None:
         """What was asked of a CPU so far is done."""
 
+    def look(self) -> None:
+        """A CPU has no streams."""
+
     def waited(self, transfer: Any) -> float:
         """See `Engine`."""
         return float(transfer.waited)

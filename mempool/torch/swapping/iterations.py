@@ -81,7 +81,10 @@ class Iterations:
 
     def mark(self) -> Any:
         """The moment at which an operation begins; None where the plan knows how long all take."""
-        return None if self.following and not self._sizes_differ else self._engine.mark()
+        if self.following and not self._sizes_differ:
+            self._engine.look()
+            return None
+        return self._engine.mark()
 
     def ran(
         self,

@@ -50,6 +50,7 @@ class Planning:
             self._warned = True
             self._warn(planner, limit, swap.limit_bytes)
         self._changes = 0
+        self._engine.reserve(swap.replayed.host_bytes)
         return program_of(tape, step, swap)
 
     @staticmethod
