@@ -66,7 +66,7 @@ class Engine(Protocol):
         """Seconds that the program, or its stream, waited for a copy; may wait until that is known."""
 
     def look(self) -> None:
-        """An operation is about to run, on whichever stream: what came back is there for it. So does `mark`."""
+        """An operation is about to run, on any stream: what came back is there for it. So does `mark`."""
 
     def mark(self) -> Any:
         """The moment at which what was asked of the device so far is done, for `seconds`."""
