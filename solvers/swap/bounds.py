@@ -4,7 +4,10 @@ Let operation p begin at P and end at Q. Of what is away during p, all that was 
 before P has to cross the link in these t seconds, and all that is used within t seconds after Q has to come
 back in them. That holds for each t, for all of p's absences, and for fractions of them; the most bytes that
 can be away during p under it are a linear program, and with the seconds waited before and after p as
-variables it bounds the stall.
+variables it bounds the stall. On a circle, what is waited in the part of the turn before p counts for copies
+out that begin there and for copies back that end there in the turn after, and is waited once.
+
+For stalls the bound of `solvers.swap.fluid` is taken beside it, whichever says more.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from solvers.swap.absences import absences_of, seconds_of
+from solvers.swap.fluid import least_stall_of_parts
 from solvers.swap.scores import spanning
 
 if TYPE_CHECKING:
@@ -31,13 +35,18 @@ _MOST = 2048
 
 @dataclass(frozen=True, eq=False)
 class _Around:
-    """What can be away during one operation: seconds to leave and to return, and those of the copies."""
+    """What can be away during one operation: seconds to leave and to return, and those of the copies.
+
+    ``before_turns`` and ``after_turns``: how often what is waited in the other part of the turn counts, too.
+    """
 
     size: NDArray[np.int64]
     before: NDArray[np.float64]
     after: NDArray[np.float64]
     out: NDArray[np.float64]
     back: NDArray[np.float64]
+    before_turns: NDArray[np.int64]
+    after_turns: NDArray[np.int64]
     small_bytes: int
 
 
@@ -47,7 +56,7 @@ class LinkBound:
     def __init__(self, step: Step, link: Link) -> None:
         self._step, self._link = step, link
         self._absences = absences_of(step, most=len(step.access_op))
-        self._since, self._free = self._copies()
+        self._since, self._wraps, self._free = self._copies()
 
     def peak_bytes(self) -> int:
         """No schedule without waiting has a lower peak."""
@@ -57,7 +66,10 @@ class LinkBound:
     def stall_seconds(self, limit: int) -> float:
         """No schedule that holds the limit waits less; inf where none can hold it."""
         worst = [op for op in self._worst() if self._step.load[op] > limit]
-        return max((self._least_wait(op, int(self._step.load[op]) - limit) for op in worst), default=0.0)
+        one = max((self._least_wait(op, int(self._step.load[op]) - limit) for op in worst), default=0.0)
+        if not worst or one == float("inf"):
+            return one
+        return max(one, least_stall_of_parts(self._step, self._link, self._absences, limit))
 
     def _worst(self) -> list[int]:
         """The operations at which most is left by the bound of each direction alone."""
@@ -70,14 +82,14 @@ class LinkBound:
         order = np.argsort(-left, kind="stable")[:_OPERATIONS]
         return [int(op) for op in candidates[order]]
 
-    def _copies(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def _copies(self) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]:
         """Seconds from when the earliest copy that each absence could use may begin to its own beginning.
 
-        A copy is good as long as there are only reads; and which absences need none at all, for nothing ever
-        writes their buffers.
+        A copy is good as long as there are only reads; also, how often a turn begins in these seconds, and
+        which absences need no copy at all, for nothing ever writes their buffers.
         """
         a = self._absences
-        since, free = np.zeros(len(a)), np.zeros(len(a), np.bool_)
+        since, wraps, free = np.zeros(len(a)), np.zeros(len(a), np.int64), np.zeros(len(a), np.bool_)
         for row in range(len(a)):
             here, seen = row, {row}
             while (source := int(a.source[here])) >= 0:
@@ -86,9 +98,10 @@ class LinkBound:
                     break
                 since[row] += float(seconds_of(self._step, a.last[[source]], a.last[[here]])[0])
                 since[row] += self._step.duration if a.last[source] > a.last[here] else 0.0
+                wraps[row] += a.last[source] > a.last[here]
                 here = source
                 seen.add(here)
-        return since, free
+        return since, wraps, free
 
     def _around(self, op: int) -> _Around:
         step, a, k = self._step, self._absences, len(self._step)
@@ -103,6 +116,8 @@ class LinkBound:
             seconds_of(step, at + 1, a.use[rows]),
             np.where(self._free[rows], 0.0, self._link.out(size)),
             self._link.back(size),
+            (at >= k) + self._wraps[rows],
+            np.where(a.use[rows] - at + op >= k, 1, 0),
             int(a.size[small].sum()),
         )
 
@@ -143,16 +158,29 @@ class _Program:
         self._away = [self._solver.NumVar(0.0, 1.0, "") for _ in around.size]
         self._waits = [self._solver.NumVar(0.0, 0.0, "") for _ in range(2)]
         self._scale = max(float(around.before.max(initial=0)), float(around.after.max(initial=0)), 1e-9)
-        self._chain(around.before, around.out, self._waits[0])
-        self._chain(around.after, around.back, self._waits[1])
+        here, there = self._waits
+        self._chain(around.before, around.out, here, there, around.before_turns)
+        self._chain(around.after, around.back, there, here, around.after_turns)
         self._bytes = self._solver.Sum(
             [float(size) / self._unit * x for size, x in zip(around.size, self._away, strict=True)]
         )
 
-    def _chain(self, room: NDArray[np.float64], seconds: NDArray[np.float64], wait: Any) -> None:
-        """The copies of those with least room, one after the other, fit the room of each."""
+    def _chain(
+        self,
+        room: NDArray[np.float64],
+        seconds: NDArray[np.float64],
+        wait: Any,
+        other: Any,
+        turns: NDArray[np.int64],
+    ) -> None:
+        """The copies of those with least room, one after the other, fit the room of each and what is waited.
+
+        Of a room that reaches into the other part of the turn, ``other`` counts, too, for each of ``turns``.
+        """
         solver, infinity, before = self._solver, self._solver.infinity(), None
-        for row in np.argsort(room, kind="stable").tolist():
+        order = np.argsort(room, kind="stable")
+        reached = np.maximum.accumulate(turns[order]).tolist()
+        for row, around in zip(order.tolist(), reached, strict=True):
             total = solver.NumVar(0.0, infinity, "")
             sums = solver.Constraint(0.0, 0.0)
             sums.SetCoefficient(total, -1.0)
@@ -161,7 +189,8 @@ class _Program:
                 sums.SetCoefficient(before, 1.0)
             fits = solver.Constraint(-infinity, float(room[row]) / self._scale)
             fits.SetCoefficient(total, 1.0)
-            fits.SetCoefficient(wait, -1.0)
+            fits.SetCoefficient(wait, -float(max(around, 1)))
+            fits.SetCoefficient(other, -float(around))
             before = total
 
     def most_bytes(self) -> float:

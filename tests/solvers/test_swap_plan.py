@@ -106,6 +106,26 @@ def test_no_schedule_beats_the_link_bound(data: st.DataObject, seed: int) -> Non
             assert bound.peak_bytes() <= found.peak_bytes
 
 
+@pytest.mark.parametrize("rate", [0.25, 0.375, 0.5])
+def test_what_is_waited_on_a_circle_counts_once_for_both_directions(rate: float) -> None:
+    """All but what operation 5 touches is away at it: out since any time of the turn, and back by any."""
+    buffers = [*((4, [(op, True)]) for op in range(10)), (200, [(5, True)])]
+    step = step_from([1.0] * 10, buffers, circular=True, persistent=set(range(10)))
+    link = Link(0.0, rate, 0.0, rate)
+    for limit in (204, 208, 212, 220):
+        assert LinkBound(step, link).stall_seconds(limit) <= planner(step, link).hold(limit).stall_seconds
+
+
+def test_a_flat_load_is_bounded_by_more_than_one_operation() -> None:
+    """Memory is short for long, and what is used next comes back before what leaves last is gone."""
+    buffers = [(4, [(op, True), (op + 4, False), (op + 8, False)]) for op in range(32)]
+    step, link = step_from([1.0] * 40, buffers), Link(0.0, 0.5, 0.0, 0.5)
+    made = planner(step, link)
+    limit = made.floor()[0] + 4
+    whole = LinkBound(step, link).stall_seconds(limit)
+    assert 20 < whole <= made.hold(limit).stall_seconds
+
+
 @given(st.data())
 @SOME
 def test_the_same_is_planned_twice(data: st.DataObject) -> None:

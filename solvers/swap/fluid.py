@@ -1,0 +1,151 @@
+"""A bound over the whole step: a linear program in which parts of buffers move at any time.
+
+The step is cut into stretches of about the same time. In each, copies of a direction take no longer than its
+operations and what is waited there; a copy may be made by parts, at any time in the stretches that it
+touches; at one operation of each stretch, that of most load, as much must be away as is over the limit. Every
+schedule is a solution of it, so none waits less. It sees what one operation alone does not: that memory is
+short for long, so that what leaves must cross the link at that pace.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from solvers.swap.absences import Absences
+    from solvers.swap.link import Link
+    from solvers.swap.step import Step
+
+#: Of more absences than this the smallest count as away for nothing.
+_MOST = 600
+
+
+def least_stall_of_parts(
+    step: Step, link: Link, absences: Absences, limit: int, *, stretches: int = 24
+) -> float:
+    """No schedule that holds the limit waits less, in seconds; inf where none can hold it.
+
+    Args:
+        step: the step.
+        link: how long copies take.
+        absences: all of the step.
+        limit: bytes.
+        stretches: how finely time is cut; finer is no worse, and slower.
+    """
+    return _Fluid(step, link, absences, limit, stretches).solve()
+
+
+class _Fluid:
+    def __init__(self, step: Step, link: Link, absences: Absences, limit: int, stretches: int) -> None:
+        from ortools.linear_solver import pywraplp
+
+        self._solver: Any = pywraplp.Solver.CreateSolver("GLOP")
+        self._step, self._a = step, absences
+        even = np.linspace(0.0, step.duration, stretches, endpoint=False)
+        cuts = np.minimum(np.searchsorted(step.begins, even), len(step) - 1)
+        self._first = np.unique(np.append(cuts, 0))
+        large = np.argsort(-absences.size, kind="stable")
+        small, self._rows = large[_MOST:], np.sort(large[:_MOST])
+        load = step.load - step.spread(absences.last[small] + 1, absences.use[small], absences.size[small])
+        ends = np.append(self._first[1:], len(step))
+        self._top = np.array([a + load[a:b].argmax() for a, b in zip(self._first, ends, strict=True)])
+        self._unit = float(max(absences.size.max(initial=1), 1))
+        self._scale = max(step.duration, 1e-9)
+        self._out, self._back = link.out(absences.size) / self._scale, link.back(absences.size) / self._scale
+        self._engines(step.begins[ends] - step.begins[self._first], link)
+        self._memory = {
+            group: self._solver.Constraint((int(load[op]) - limit) / self._unit, self._solver.infinity())
+            for group, op in enumerate(self._top.tolist())
+            if load[op] > limit
+        }
+        self._chains()
+
+    def _engines(self, seconds: NDArray[np.float64], link: Link) -> None:
+        """Copies of each direction fit each stretch and what is waited in it."""
+        solver = self._solver
+        self._waits = [solver.NumVar(0.0, solver.infinity(), "") for _ in seconds]
+        self._outs, self._ins = (
+            [solver.Constraint(-solver.infinity(), float(one) / self._scale) for one in seconds] for _ in "oi"
+        )
+        if not link.duplex:
+            self._ins = self._outs
+        for engine in (self._outs, self._ins) if link.duplex else (self._outs,):
+            for fits, wait in zip(engine, self._waits, strict=True):
+                fits.SetCoefficient(wait, -1.0)
+
+    def _group(self, op: int) -> int:
+        """The stretch of an operation that may count on into the next turn."""
+        turn, within = divmod(op, len(self._step))
+        return int(np.searchsorted(self._first, within, side="right")) - 1 + turn * len(self._first)
+
+    def _chains(self) -> None:
+        """Absences between which nothing writes share one copy on the host."""
+        chains = dict[int, list[tuple[int, int]]]()
+        for row in self._rows.tolist():
+            root, seen = row, {row}
+            while (source := int(self._a.source[root])) >= 0 and source not in seen:
+                seen.add(root := source)
+            never_copied = source >= 0
+            since = int(self._a.last[row] - self._a.last[root]) % len(self._step)
+            key = -1 - int(self._a.buffer[row]) if never_copied else root
+            chains.setdefault(key, []).append((row, since))
+        for root, members in chains.items():
+            copied = self._copied(root, members) if root >= 0 else None
+            for row, since in members:
+                skip = self._group(int(self._a.last[root]) + since) - self._group(int(self._a.last[root]))
+                self._absence(row, None if copied is None else copied[skip:])
+
+    def _copied(self, root: int, members: list[tuple[int, int]]) -> list[Any]:
+        """The part of the buffer that the host has by the end of each stretch from ``last`` on."""
+        solver, a = self._solver, self._a
+        first = self._group(int(a.last[root]))
+        spans = [since + int(a.use[row] - a.last[row]) for row, since in members]
+        parts: list[Any] = []
+        for group in range(first, self._group(int(a.last[root]) + max(spans)) + 1):
+            part = solver.NumVar(0.0, 1.0, "")
+            engine = self._outs[group % len(self._first)]
+            self._add(engine, part, float(self._out[root]))
+            if parts:  # what was there before costs nothing again
+                self._add(engine, parts[-1], -float(self._out[root]))
+                solver.Add(part >= parts[-1])
+            parts.append(part)
+        return parts
+
+    def _absence(self, row: int, copied: list[Any] | None) -> None:
+        solver, infinity, a = self._solver, self._solver.infinity(), self._a
+        last, use, k = int(a.last[row]), int(a.use[row]), len(self._step)
+        gone = solver.Constraint(-infinity, 1.0)  # in all
+        ends = solver.Constraint(0.0, 0.0)  # with all back
+        before: tuple[Any, Any] | None = None
+        for at, group in enumerate(range(self._group(last), self._group(use) + 1)):
+            turn, within = divmod(group, len(self._first))
+            leaves, returns, away = (solver.NumVar(0.0, 1.0, "") for _ in range(3))
+            gone.SetCoefficient(leaves, 1.0)
+            ends.SetCoefficient(leaves, 1.0)
+            ends.SetCoefficient(returns, -1.0)
+            self._add(self._ins[within], returns, float(self._back[row]))
+            # What leaves in this stretch is away at once, what returns still is.
+            solver.Add(away <= leaves + (before[0] - before[1] if before is not None else 0.0))
+            if copied is not None:
+                solver.Add(away <= copied[at])
+            if within in self._memory and last < self._top[within] + turn * k < use:
+                self._add(self._memory[within], away, float(a.size[row]) / self._unit)
+            before = away, returns
+
+    @staticmethod
+    def _add(constraint: Any, variable: Any, value: float) -> None:
+        constraint.SetCoefficient(variable, constraint.GetCoefficient(variable) + value)
+
+    def solve(self) -> float:
+        solver = self._solver
+        solver.Minimize(solver.Sum(self._waits))
+        status = solver.Solve()
+        if status == solver.INFEASIBLE:
+            return float("inf")
+        if status != solver.OPTIMAL:
+            return 0.0  # nothing is claimed
+        return max(float(solver.Objective().Value()) * (1 - 1e-6) * self._scale - 1e-9 * self._scale, 0.0)
