@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "arrays.hpp"
+#include "swap_search.hpp"
 #include "swapping.hpp"
 
 namespace nb = nanobind;
@@ -54,6 +55,33 @@ Result result_of(const std::vector<uint8_t>& chosen, const swapping::Windows& aw
   return {array_of(std::move(rows)), array_of(std::move(release)), array_of(std::move(fetch)), stall, peak};
 }
 
+using Improved = std::tuple<Out<int64_t>, Out<int64_t>, Out<int64_t>, double>;
+
+Improved improve(const Planner& self, const In<int64_t>& out, const In<int64_t>& release, const In<int64_t>& fetch,
+                 int64_t limit, double work, uint64_t seed) {
+  const size_t n = static_cast<size_t>(self.count());
+  need(out.shape(0) == n && release.shape(0) == n && fetch.shape(0) == n, "columns of different lengths");
+  std::vector<swapping::Move> moves(n);
+  const auto& a = self.absences();
+  for (size_t c = 0; c < n; ++c) {
+    moves[c] = {out.data()[c], release.data()[c], fetch.data()[c]};
+    const auto& m = moves[c];
+    need(!m.taken() || (a.last[c] <= m.out && m.out < m.release && m.fetch <= a.use[c]), "a move outside of an absence");
+  }
+  double stall = 0;
+  if (n) {
+    nb::gil_scoped_release unlocked;
+    swapping::Search search(self, limit, seed);
+    moves = search.improve(moves, work);
+    stall = search.stall();
+  }
+  std::vector<int64_t> columns[3];
+  for (const auto& m : moves) {
+    columns[0].push_back(m.out), columns[1].push_back(m.release), columns[2].push_back(m.fetch);
+  }
+  return {array_of(std::move(columns[0])), array_of(std::move(columns[1])), array_of(std::move(columns[2])), stall};
+}
+
 }  // namespace
 
 void bind_swapping(nb::module_& m) {
@@ -73,6 +101,9 @@ void bind_swapping(nb::module_& m) {
            },
            "order"_a, "limit"_a, "rounds"_a, "favour"_a = 1.0,
            "Absences, their release and fetch, the stall and the peak; a stall of inf where the limit cannot be held.")
+      .def("improve", &improve, "out"_a, "release"_a, "fetch"_a, "limit"_a, "work"_a,
+           "seed"_a,
+           "Out, release and fetch of each absence after so much work, none where release >= fetch.")
       .def("without_waiting",
            [](Planner& self, const In<int32_t>& order, int64_t limit) {
              const auto first = checked(self, order);

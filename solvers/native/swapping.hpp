@@ -204,6 +204,17 @@ class Planner {
 
   int count() const { return a_.count(); }
   int64_t operations() const { return k_; }
+  const Absences& absences() const { return a_; }
+  const std::vector<double>& seconds() const { return seconds_; }
+  const std::vector<int64_t>& load() const { return load_; }
+  const std::vector<int32_t>& by_last() const { return by_last_; }
+  bool circular() const { return circular_; }
+  bool duplex() const { return duplex_; }
+
+  template <class Do>
+  void each(int64_t from, int64_t to, Do what) const {
+    for (int64_t op = from; op < to; ++op) what(op < k_ ? op : op - k_);
+  }
 
  private:
   template <class Key>
@@ -231,11 +242,6 @@ class Planner {
     const double within = at - turn * begins_[k_];
     const int64_t op = std::upper_bound(begins_.begin(), begins_.end() - 1, within) - begins_.begin() - 1;
     return op + static_cast<int64_t>(turn) * k_;
-  }
-
-  template <class Do>
-  void each(int64_t from, int64_t to, Do what) const {
-    for (int64_t op = from; op < to; ++op) what(op < k_ ? op : op - k_);
   }
 
   void add(std::vector<int64_t>& change, int64_t from, int64_t to, int64_t size) const {

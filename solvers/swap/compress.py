@@ -40,6 +40,14 @@ class Grid:
         result: NDArray[np.int64] = self.first[group] + turn * k
         return result
 
+    def groups(self, operations: NDArray[np.int64], k: int) -> NDArray[np.int64]:
+        """The groups of operations, both of which may count on into the next turn."""
+        turn, operation = np.divmod(operations, k)
+        result: NDArray[np.int64] = (
+            np.searchsorted(self.first, operation, side="right") - 1 + turn * len(self.first)
+        )
+        return result
+
 
 def grid_of(step: Step, absences: Absences, *, few: int = FEW) -> Grid:
     """Groups that end where the operation before an absence or the one after it begins or ends."""

@@ -33,6 +33,9 @@ _LEAST_SHARE = 4096
 #: Work of a search in operations and absences looked at, for one limit; some tenths of a second.
 _WORK = 150_000_000
 _MOST_TRIES = 300
+#: The same of what improves the best one in the end.
+_IMPROVING = 100e6
+_RESTARTS = 4
 #: How often waits are fed back into a plan.
 _ROUNDS = 6
 #: How much dearer than a wait for a copy out one for a copy back is taken to be.
@@ -157,6 +160,10 @@ class SwapPlanner:
                 leader = orders[best.how]
             favour = _FAVOURS[k // 4 % len(_FAVOURS)]
             best = self._better(best, self._held(f"{k} of search", order, limit, favour))
+        if best is not None and best.stall_seconds > 0 and tries:
+            for seed in range(_RESTARTS):
+                if best.stall_seconds > 0:
+                    best = self._better(best, self._improved(best, seed)) or best
         return best
 
     def nearest(self, limit: int) -> Swap:
@@ -312,6 +319,25 @@ class SwapPlanner:
         found = self._within_host(found)
         return best if found is None or (best and _cost(found) >= _cost(best)) else found
 
+    def _improved(self, best: Swap, seed: int) -> Swap:
+        """Small changes of a schedule that somebody waits for, or of all absences as long as they are."""
+        a, g, s, k = self.absences, self._grid.absences, best.schedule, len(self.step)
+        key, moved = a.buffer * k + a.last, s.buffer * k + s.last
+        order = np.argsort(key, kind="stable")
+        rows = order[np.searchsorted(key[order], moved)]
+        out, release, fetch = g.last.copy(), g.last + 1, g.last + 1
+        out[rows] = np.maximum(self._grid.groups(s.out, k), g.last[rows])
+        release[rows] = self._grid.groups(s.release - 1, k) + 1
+        fetch[rows] = self._grid.groups(s.fetch, k)
+        out = np.minimum(out, release - 1)
+        if seed % 2:
+            out, release, fetch = g.last.copy(), g.last + 1, g.use.copy()
+        work = _IMPROVING / _RESTARTS
+        out, release, fetch, _ = self._native.improve(out, release, fetch, best.limit_bytes, work, seed)
+        rows = np.flatnonzero(release < fetch)
+        made = rows.astype(np.int32), release[rows], fetch[rows], out[rows]
+        return self._swap(f"{best.how.removesuffix(', improved')}, improved", best.limit_bytes, *made)
+
     def _within_host(self, found: Swap) -> Swap | None:
         """It, or with copies made as late as they can be where the host is short, or None."""
         if self.host_limit is None or found.replayed.host_bytes <= self.host_limit:
@@ -348,15 +374,19 @@ class SwapPlanner:
         rows: NDArray[np.int32],
         release: NDArray[np.int64],
         fetch: NDArray[np.int64],
+        out: NDArray[np.int64] | None = None,
     ) -> Swap:
         """The schedule on the step's own operations, judged."""
         order = np.argsort(self.absences.use[rows], kind="stable")
         rows, k, a = rows[order], len(self.step), self.absences
-        source = a.source[rows]
+        source, asked = a.source[rows], a.last[rows]
+        if out is not None:  # at the end of a group
+            ended = self._grid.operations(out[order] + 1, k) - 1
+            asked = np.where(out[order] > self._grid.absences.last[rows], ended, asked)
         schedule = Schedule(
             a.buffer[rows],
             a.last[rows],
-            a.last[rows],
+            asked,
             self._grid.operations(release[order], k),
             self._grid.operations(fetch[order], k),
             a.use[rows],

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from swap_steps import step_from
 
 from solvers.swap import Link, Step, SwapPlanner, replay
 from solvers.swap.oracle import least_stall
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def training(random: np.random.Generator) -> Step:
@@ -21,10 +26,9 @@ def training(random: np.random.Generator) -> Step:
     return step_from(random.choice([0.5, 1.0, 1.5, 2.0], 2 * layers).tolist(), buffers)
 
 
-def cases(count: int) -> tuple[float, float]:
-    """Stalls of the planner and of the oracle, summed."""
-    ours = least = 0.0
-    for seed in range(count):
+def cases(seeds: range) -> Iterator[tuple[int, float, float]]:
+    """Of each seed the stalls of the planner and of the oracle."""
+    for seed in seeds:
         random = np.random.default_rng(seed)
         step = training(random)
         fixed, rate = [0.0, 0.125, 0.25], [0.125, 0.25, 0.5]
@@ -39,19 +43,20 @@ def cases(count: int) -> tuple[float, float]:
         assert judged.peak_bytes <= limit
         held = planner.hold(limit)
         assert held.stall_seconds >= stall - 1e-9
-        ours, least = ours + held.stall_seconds, least + stall
-    return ours, least
+        yield seed, held.stall_seconds, stall
 
 
 def test_the_planner_is_within_five_percent_of_the_oracle_on_few() -> None:
-    ours, least = cases(5)
-    assert ours <= 1.05 * least
+    """Among them those that took longest to be found."""
+    for seeds in (range(3), range(187, 188), range(367, 368)):
+        for seed, ours, least in cases(seeds):
+            assert ours <= 1.05 * least + 1e-9, seed
 
 
 @pytest.mark.full
 def test_the_planner_is_within_five_percent_of_the_oracle() -> None:
-    ours, least = cases(100)
-    assert ours <= 1.05 * least
+    for seed, ours, least in cases(range(400)):
+        assert ours <= 1.05 * least + 1e-9, seed
 
 
 def test_the_oracle_knows_lines_only() -> None:
