@@ -64,7 +64,7 @@ class LazyEngine:
             target.copy_(source)
             transfer.made = True
 
-    def out(self, data: torch.Tensor, at: int | None = None) -> tuple[Copy, Transfer]:
+    def out(self, data: torch.Tensor) -> tuple[Copy, Transfer]:
         copy = Copy(data.numel())
         return copy, self._ask(Transfer(copy, data, out=True))
 
@@ -100,6 +100,12 @@ class LazyEngine:
 
     def fence(self) -> None:
         """Nothing runs beside the program."""
+
+    def look(self) -> None:
+        """There is one stream."""
+
+    def reserve(self, size: int) -> None:
+        """There is nothing that takes long."""
 
     def rest(self) -> None:
         """There is nothing to give back."""
