@@ -263,9 +263,30 @@ def test_a_copy_comes_back_after_it_has_left(seed: int) -> None:
     assert target.eq(7).all()
 
 
-def test_nothing_is_asked_of_cuda_before_the_first_copy() -> None:
+def test_nothing_is_asked_of_cuda_before_the_program_does() -> None:
+    """This PyTorch is perhaps built without CUDA, and would say so."""
     made = CudaEngine(torch.device("cuda", 3), 1 << 20)
+    made.look()
+    made.fence()
+    assert made.seconds([made.mark(), made.mark()]) == [0.0]
     assert made.host_bytes == 0
+    made.close()
+
+
+def test_a_forked_child_asks_nothing_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, made = engine()
+    copy, transfer = made.out(torch.zeros(SIZE, dtype=torch.uint8))
+    runtime.finish()
+    monkeypatch.setattr(made, "_process", -1)
+    monkeypatch.setattr(made, "_runtime", None)  # whatever asks it, dies
+    made.look()
+    made.fence()
+    made.mark()
+    assert made.wait(transfer) == 0.0
+    with pytest.raises(HostFullError, match="no forked child"):
+        made.out(torch.zeros(SIZE, dtype=torch.uint8))
+    with pytest.raises(UsageError, match="no forked child"):
+        made.back(copy, torch.zeros(SIZE, dtype=torch.uint8))
     made.close()
 
 

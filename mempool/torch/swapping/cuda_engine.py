@@ -11,6 +11,7 @@ The host never waits for the GPU. What must come after something else waits for 
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from mempool.errors import UsageError
+from mempool.torch.swapping.cuda_runtime import CudaRuntime
 from mempool.torch.swapping.engine import HostFullError
 from mempool.torch.swapping.link import SIZES, measure
 from mempool.torch.swapping.locked_arena import LockedArena
@@ -93,21 +95,25 @@ class CudaEngine:
         self._waits: list[tuple[Any, Any]] = []
         self._link: Link | None = None
         self._begun = False
+        self._process = os.getpid()
 
     def _begin(self) -> None:
         """Streams and addresses. This once all is waited for that streams not known yet were asked for."""
         if self._begun:
             return
-        if self._runtime is None:
-            from mempool.torch.swapping.cuda_runtime import CudaRuntime
-
-            if self._device.index is None:
-                self._device = torch.device("cuda", torch.cuda.current_device())
-            self._runtime = CudaRuntime(self._device)
+        if self._device.index is None and self._device.type == "cuda":
+            self._device = torch.device("cuda", torch.cuda.current_device())
+        self._runtime = self._runtime or CudaRuntime(self._device)
         self._out, self._in = self._runtime.stream(), self._runtime.stream()
         self._arena = LockedArena(self._runtime.locked(self._host_bytes), self._host_bytes)
         self._runtime.synchronize()
         self._begun = True
+
+    def _works(self) -> bool:
+        """Whether CUDA is in use, and not by the process of which this is a forked child."""
+        if self._process != os.getpid():
+            return False
+        return self._begun or self._runtime is not None or bool(torch.cuda.is_initialized())
 
     def _now(self) -> Any:
         """The program's stream; one that is new waits for all copies so far."""
@@ -122,12 +128,14 @@ class CudaEngine:
     # --- copies
 
     def out(self, data: torch.Tensor) -> tuple[Copied, Flight]:
-        """See `Engine`; while a graph is captured nothing leaves.
+        """See `Engine`; while a graph is captured, and in a forked child, nothing leaves.
 
         Raises:
             HostFullError: there is no room for it.
         """
         with self._lock:
+            if not self._works():
+                raise HostFullError("CUDA serves no forked child")
             self._now()
             if self._runtime.capturing():
                 raise HostFullError("nothing leaves the GPU while a graph is captured")
@@ -146,9 +154,12 @@ class CudaEngine:
         """See `Engine`.
 
         Raises:
-            UsageError: a graph is captured, which would copy whenever it is replayed, and not now.
+            UsageError: a graph is captured, which would copy whenever it is replayed, and not now; or this is
+                a forked child.
         """
         with self._lock:
+            if not self._works():
+                raise UsageError("what lies on the GPU is on the host now, and CUDA serves no forked child")
             stream = self._now()
             if self._runtime.capturing():
                 raise UsageError(
@@ -169,8 +180,8 @@ class CudaEngine:
     def wait(self, transfer: Any) -> float:
         """See `Engine`; the program's streams wait, not the program."""
         with self._lock:
-            stream = self._now()
-            if transfer.data is not None and not transfer.ended.query():
+            if transfer.data is not None and self._works() and not transfer.ended.query():
+                stream = self._now()
                 before = self._runtime.event(stream, timing=True)
                 for one in self._streams:
                     one.wait_event(transfer.ended)
@@ -183,6 +194,8 @@ class CudaEngine:
     def fence(self) -> None:
         """See `Engine`; among several streams each waits for all others."""
         with self._lock:
+            if not self._works():
+                return
             self._now()
             if len(self._streams) > 1:
                 events = [self._runtime.event(stream) for stream in self._streams]
@@ -250,12 +263,15 @@ class CudaEngine:
 
     def look(self) -> None:
         """See `Engine`."""
-        with self._lock:
-            self._now()
+        if self._works():
+            with self._lock:
+                self._now()
 
     def mark(self) -> Mark:
         """See `Engine`."""
         with self._lock:
+            if not self._works():
+                return Mark(None, [])
             stream = self._now()
             if self._runtime.capturing():
                 return Mark(None, [])
@@ -264,7 +280,7 @@ class CudaEngine:
             return Mark(self._runtime.event(stream, timing=True), waits)
 
     def seconds(self, marks: list[Mark]) -> list[float]:
-        """See `Engine`; 0 beside operations that went into a graph."""
+        """See `Engine`; 0 where an operation went into a graph, or CUDA was not in use yet."""
         return [
             max(_between([(before.event, after.event)]) - _between(after.waits), 0.0)
             if before.event is not None and after.event is not None
@@ -291,7 +307,7 @@ class CudaEngine:
     def close(self) -> None:
         """See `Engine`."""
         with self._lock:
-            if self._begun:
+            if self._begun and self._works():
                 for stream in (self._out, self._in):
                     stream.synchronize()
                 self._reap()

@@ -54,17 +54,16 @@ class Mover:
         arrived: rows of the plan that came back, with their copies, until somebody clears it.
     """
 
-    def __init__(self, engine: Engine, device: torch.device, storages: Storages, counts: SwapCounts) -> None:
+    def __init__(self, engine: Engine, storages: Storages, counts: SwapCounts) -> None:
         self._engine = engine
-        self._device = device
         self._storages = storages
         self._counts = counts
         self._moving: dict[int, Held] = {}
         self.arrived: list[tuple[int, Transfer]] = []
         self.lock = threading.RLock()
 
-    def _data(self, storage: object) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
+    def _data(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
     def leave(self, held: Held) -> None:
         """Ask for a copy to the host."""

@@ -82,7 +82,7 @@ class Swapper(TorchDispatchMode):
         self.storages = Storages(device, alignment, None if client is None else client.pool.owns)
         self._client = client
         self._tell_ended = ended
-        self.mover = Mover(engine, device, self.storages, self.counts)
+        self.mover = Mover(engine, self.storages, self.counts)
         self.iterations = Iterations(
             engine, self.storages, self.mover, self.counts, limit_bytes, host_bytes, client
         )
