@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from fake_streams import FakeRuntime, Stream
 
 from mempool.errors import UsageError
-from mempool.torch.swapping import cuda_engine
+from mempool.torch.swapping import cuda_engine, cuda_runtime
 from mempool.torch.swapping.cuda_engine import CudaEngine
 from mempool.torch.swapping.engine import HostFullError
 from mempool.torch.swapping.holes import PAGE
@@ -390,6 +390,43 @@ def test_data_are_let_go_as_soon_as_a_copy_has_ended_though_nobody_waits() -> No
     made.mark()
     assert transfer.data is None
     assert made.waited(transfer) == 0.0
+
+
+class Driver:
+    """As much of libcuda as locks memory."""
+
+    def __init__(self, _: str) -> None:
+        self.locked: dict[int, int] = {}
+
+    def cuMemHostRegister_v2(self, address: Any, size: Any, flags: int) -> int:  # noqa: N802
+        assert flags == 1
+        assert address.value % PAGE == size.value % PAGE == 0
+        if sum(self.locked.values()) + size.value > 10 * PAGE:
+            return 2
+        self.locked[address.value] = size.value
+        return 0
+
+    def cuMemHostUnregister(self, address: Any) -> int:  # noqa: N802
+        del self.locked[address.value]
+        return 0
+
+
+def test_locked_memory_is_asked_of_the_driver_and_unlocked_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda_runtime.ctypes, "CDLL", Driver)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: None)
+    memory = cuda_runtime.Locked(20 * PAGE, CPU)
+    assert memory.lock(0, 4 * PAGE)
+    assert not memory.lock(4 * PAGE, 8 * PAGE)
+    assert memory.lock(4 * PAGE, 6 * PAGE)
+    memory.data(PAGE, 3).fill_(7)
+    assert memory.data(PAGE - 1, 5).tolist() == [0, 7, 7, 7, 0]
+    driver = memory._driver
+    assert len(driver.locked) == 2
+    memory.close()
+    assert driver.locked == {}
 
 
 def test_the_link_is_measured_by_the_devices_clock_and_leaves_no_memory_locked() -> None:

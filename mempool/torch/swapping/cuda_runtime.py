@@ -7,7 +7,11 @@ from typing import Any
 
 import torch
 
+from mempool.cuda import DRIVER
 from mempool.torch.swapping.private_memory import PrivateMemory
+
+#: CU_MEMHOSTREGISTER_PORTABLE
+_OF_ALL_CONTEXTS = 1
 
 
 class CudaRuntime:
@@ -49,27 +53,33 @@ class CudaRuntime:
 
     def locked(self, size: int) -> Locked:
         """Addresses for so many bytes of the host, none of them locked yet."""
-        return Locked(size)
+        return Locked(size, self._device)
 
 
 class Locked:
     """Memory of the host that is page-locked from its beginning on, as far as was asked.
 
-    CUDA's own host allocator rounds sizes up to powers of two; these are as long as was asked for.
+    CUDA's own host allocator rounds sizes up to powers of two; these are as long as was asked for. By the
+    driver: what its runtime refuses would be raised again by the next kernel of the program.
     """
 
-    def __init__(self, size: int) -> None:
-        self._memory = PrivateMemory(size)
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._memory, self._device = PrivateMemory(size), device
         self._memory.to_no_child()
+        self._driver = ctypes.CDLL(DRIVER)
         self._parts: list[int] = []
 
     def lock(self, at: int, size: int) -> bool:
-        """Lock these bytes, whole pages; False: CUDA refuses."""
+        """Lock these bytes, whole pages; False: the driver refuses."""
         address = self._memory.address + at
-        if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) != 0:
-            return False
-        self._parts.append(address)
-        return True
+        with torch.cuda.device(self._device):
+            torch.cuda.mem_get_info()  # so that the device's context is this thread's
+            done = self._driver.cuMemHostRegister_v2(
+                ctypes.c_void_p(address), ctypes.c_size_t(size), _OF_ALL_CONTEXTS
+            )
+        if done == 0:
+            self._parts.append(address)
+        return bool(done == 0)
 
     def data(self, at: int, size: int) -> torch.Tensor:
         """Locked bytes as uint8[size]."""
@@ -78,6 +88,7 @@ class Locked:
 
     def close(self) -> None:
         """Unlock all; no copy is under way."""
-        for address in self._parts:
-            torch.cuda.cudart().cudaHostUnregister(address)
+        with torch.cuda.device(self._device):
+            for address in self._parts:
+                self._driver.cuMemHostUnregister(ctypes.c_void_p(address))
         self._parts.clear()

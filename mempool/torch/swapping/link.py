@@ -77,7 +77,8 @@ def of_this_machine() -> tuple[Link, str]:
         if torch.cuda.is_available():
             from mempool.torch.swapping.cuda_engine import CudaEngine
 
-            return _of(CudaEngine(torch.device("cuda", 0), 1 << 28)), torch.cuda.get_device_name(0)
+            link = _of(CudaEngine(torch.device("cuda", 0), 1 << 28))
+            return link, f"to {torch.cuda.get_device_name(0)} and back"
     from mempool.torch.swapping.host_engine import HostEngine
 
     return _of(HostEngine(1)), "from memory to memory: no GPU is seen"
