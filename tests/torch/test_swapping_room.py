@@ -254,6 +254,23 @@ class TestNeeds:
             assert need.made == expected
             needs.end(func, need, 8 * len(counts), func(*args).untyped_storage().nbytes())
 
+    def test_what_is_remembered_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("mempool.torch.swapping.needs._MOST", 8)
+        needs, func = Needs(), torch.ops.aten.add.Tensor
+        for at in range(50):
+            x = torch.ones(at + 1)
+            assert needs.of(at, func, (x, x), {}, 4 * (at + 1), 0).made == 4 * (at + 1)
+        assert len(needs._last) <= 8
+        assert len(needs._known) <= 8
+
+    def test_a_learning_rate_that_changes_makes_no_difference(self) -> None:
+        needs, x = Needs(), torch.ones(4)
+        for rate in (0.1, 0.2):
+            needs.of(0, torch.ops.aten.mul.Scalar, (x, rate), {}, 16 if rate < 0.15 else 17, 0)
+        assert len(needs._known) == 1
+        for end in (4.0, 8.0):
+            assert needs.of(1, torch.ops.aten.arange.default, (end,), {}, 0, 0).made == 4 * end
+
     def test_only_what_is_not_given_is_made(self) -> None:
         x = torch.ones(4, 4)
         assert Needs().of(0, torch.ops.aten.add_.Tensor, (x, x), {}, 64, 0).made == 0

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 SAMPLES = 2
 #: An operation is not asked about beforehand where there is room for so many times what it is given.
 _AMPLE = 8
+#: Places of an iteration, and operations with their shapes, that are remembered at most.
+_MOST = 1 << 16
 #: What takes much for itself: until it is measured, as much as it is given and makes.
 _HUNGRY = ("conv", "rnn", "lstm", "gru")
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -89,22 +91,25 @@ class Needs:
             spare: bytes for which there is room without anything leaving.
         """
         last = self._last[at] if at < len(self._last) else None
-        if last is not None and last[0] is func and last[1] == given:
+        if last is not None and last[0] is func and last[1] == given > 0:
             return last[2]
         need = self._found(func, args, kwargs, given, spare)
         if last is not None:
             self._last[at] = func, given, need
-        elif at == len(self._last):
+        elif at == len(self._last) < _MOST:
             self._last.append((func, given, need))
         return need
 
     def _found(self, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Need:
-        key = (func, _part(args), _part(kwargs) if kwargs else None)
+        sized = given == 0  # by a number, such as arange; elsewhere they are learning rates and the like
+        key = (func, _part(args, sized), _part(kwargs, sized) if kwargs else None)
         try:
             need = self._known.get(key)
         except TypeError:  # what has no hash
             return Need(self._asked(func, args, kwargs))
         if need is None:
+            if len(self._known) >= _MOST:
+                self._known.clear()
             ample = 0 < given * _AMPLE <= spare
             made = 0 if ample else self._asked(func, args, kwargs)
             need = self._known[key] = Need(made, self._guessed(func, given + made))
@@ -152,18 +157,18 @@ class Needs:
         return sum(-(-size // unit) * unit for size in sizes)
 
 
-def _part(value: Any) -> Any:
-    """What of an argument decides how much an operation makes."""
+def _part(value: Any, sized: bool) -> Any:  # noqa: FBT001
+    """What of an argument decides how much an operation makes; fractions where it is ``sized`` by them."""
     kind = type(value)
     if kind in _PLAIN:
         return value.shape, value.dtype
     if kind is tuple or kind is list:
-        return tuple([_part(entry) for entry in value])
+        return tuple([_part(entry, sized) for entry in value])
     if kind is dict:
-        return tuple([(name, _part(entry)) for name, entry in value.items()])
+        return tuple([(name, _part(entry, sized)) for name, entry in value.items()])
     if isinstance(value, torch.Tensor):
         return kind, value.shape, value.dtype
-    return kind, value
+    return kind, None if kind is float and not sized else value
 
 
 def _without_memory(func: Any, args: Any, kwargs: Any) -> list[int]:
