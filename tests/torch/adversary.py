@@ -119,12 +119,16 @@ class LazyEngine:
 
 
 class Adversary(Swapper):
-    """Moves anything, as far as a mover lets it, before and after every operation and at `disturb`."""
+    """Moves anything, as far as a mover lets it, before every operation and at `disturb`.
 
-    def __init__(self, seed: int, *, limit_bytes: int = 1 << 40, share: float = 0.5) -> None:
+    After an operation it only lets copies begin, as a plan does: C++ may still use what it had made.
+    """
+
+    def __init__(self, seed: int, *, limit_bytes: int = 1 << 40, share: float = 0.5, least: int = 1) -> None:
         super().__init__(LazyEngine(seed), CPU, limit_bytes)
         self._random = random.Random(~seed)
         self._share = share
+        self.mover.least_bytes = least
         self.away = 0  #: how many were sent away
 
     def send_away(self) -> None:
@@ -146,5 +150,7 @@ class Adversary(Swapper):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.disturb()
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        self.disturb()
+        for held in list(self.storages.known.values()):
+            if self._random.random() < self._share:
+                self.mover.leave(held)
         return result

@@ -17,6 +17,7 @@ from mempool.torch.swapping.storages import (
     LEAVING,
     Held,
     Storages,
+    address_of,
     bytes_of,
     is_resizable,
     resize,
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
     from mempool.torch.swapping.engine import Engine, Transfer
     from mempool.torch.swapping.report import SwapCounts
+
+#: Numbers that C++ wraps in tensors for itself, and keeps the addresses of from one operation to the next.
+_LEAST_BYTES = 1024
 
 
 @contextlib.contextmanager
@@ -51,6 +55,7 @@ class Mover:
 
     Attributes:
         lock: held while something moves.
+        least_bytes: what is smaller does not move.
         arrived: rows of the plan that came back, with their copies, until somebody clears it.
     """
 
@@ -61,6 +66,7 @@ class Mover:
         self._moving: dict[int, Held] = {}
         self.arrived: list[tuple[int, Transfer]] = []
         self.lock = threading.RLock()
+        self.least_bytes = _LEAST_BYTES
 
     def _data(self, storage: torch.UntypedStorage) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
@@ -87,8 +93,10 @@ class Mover:
             return False
         if bytes_of(storage) != held.size:
             self._storages.resized(held, bytes_of(storage))
-        held.movable = is_resizable(storage)
-        return held.movable and held.size > 0
+        if held.size < self.least_bytes:
+            return False
+        held.movable = is_resizable(storage) and address_of(storage) != 0
+        return held.movable
 
     def _drop(self, held: Held) -> None:
         if held.copy is not None:

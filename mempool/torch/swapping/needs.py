@@ -102,10 +102,10 @@ class Needs:
 
     def _found(self, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Need:
         sized = given == 0  # by a number, such as arange; elsewhere they are learning rates and the like
-        key = (func, _part(args, sized), _part(kwargs, sized) if kwargs else None)
         try:
+            key = (func, _part(args, sized), _part(kwargs, sized) if kwargs else None)
             need = self._known.get(key)
-        except TypeError:  # what has no hash
+        except Exception:  # what has no hash, or no shape: a nested tensor
             return Need(self._asked(func, args, kwargs))
         if need is None:
             if len(self._known) >= _MOST:

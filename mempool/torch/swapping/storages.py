@@ -21,8 +21,15 @@ storage_of = torch._C.TensorBase.untyped_storage
 #: Of a storage itself, whatever the methods of its class may be while swapping (`escapes`).
 bytes_of = torch._C.StorageBase.nbytes
 is_resizable = torch._C.StorageBase.resizable
-address_of = torch._C.StorageBase.data_ptr
 resize = torch._C.StorageBase.resize_
+
+
+def address_of(storage: Any) -> int:
+    """Where a storage's memory is; 0 for none, such as that of a tensor of zeros that were never written."""
+    try:
+        return int(torch._C.StorageBase.data_ptr(storage))
+    except RuntimeError:
+        return 0
 
 
 class Held(weakref.ref[Any]):

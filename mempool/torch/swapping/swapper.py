@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,8 +18,8 @@ from mempool.torch.swapping.mover import Mover
 from mempool.torch.swapping.needs import SAMPLES, Counters, Needs
 from mempool.torch.swapping.report import SwapCounts, said
 from mempool.torch.swapping.storages import AWAY, COMING, HERE, Held, Storages, bytes_of, storage_of
-from mempool.torch.swapping.threads import Threads
-from mempool.torch.swapping.undeclared import keeps, learned
+from mempool.torch.swapping.threads import Threads, inside
+from mempool.torch.swapping.undeclared import Odd, learned, odd
 from traces.recorders.torch.storages import is_wrapper, storages_in
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ class Swapper(TorchDispatchMode):
     """Keeps what the storages of one device take within a limit.
 
     Before an operation, all that it is given is brought here, whatever any plan says: so no result ever
-    depends on a plan. In an iteration like the one that was recorded, a schedule moves storages in time; in
-    others, what was unused for longest leaves when room is needed.
+    depends on a plan. Nothing leaves but then: C++ may use what it had made until the next operation. In an
+    iteration like the one that was recorded, a schedule moves storages in time; in others, what was unused
+    for longest leaves when room is needed.
 
     Attributes:
         limit_bytes: what is kept.
@@ -47,7 +49,6 @@ class Swapper(TorchDispatchMode):
         iterations: what the program does again and again, and the plan for that.
         mover: what moves them.
         escapes: what has them here for what PyTorch does past the dispatcher.
-        keepers: operations after which what they were given, and made, is used past the dispatcher.
     """
 
     supports_higher_order_operators = True
@@ -96,7 +97,8 @@ class Swapper(TorchDispatchMode):
         self._hook: Any = None
         self._ended = False
         self.marked = False
-        self.keepers: set[Any] = set()
+        self._odd: dict[Any, Odd] = {}
+        self._blank: dict[int, Held] = {}
         self.escapes = Escapes(self.storages, self.mover, self._know)
         self._threads = Threads(self)
 
@@ -148,6 +150,7 @@ class Swapper(TorchDispatchMode):
         """An iteration has ended, and the next one may begin."""
         self._bury()
         self.escapes.step()
+        self._blank = {key: held for key, held in self._blank.items() if held() is not None}
         self.iterations.limit_bytes = self.limit_bytes - self._unseen()
         self.iterations.end()
         self._governor.limit_bytes = self.iterations.held_bytes
@@ -195,13 +198,17 @@ class Swapper(TorchDispatchMode):
                 return True
         return None
 
+    def keeps(self, func: Any) -> bool:
+        """Whether what an operation is given is used after it, past the dispatcher."""
+        return func in self._odd and self._odd[func].keeps
+
     def operation(self, func: Any) -> Operation:
         """What an operation does."""
         if (known := self._operations.get(func)) is not None:
             return known
         learnt = learned(func)
-        if keeps(func, learnt):
-            self.keepers.add(func)
+        if (found := odd(func, learnt, self.storages.device)) is not None:
+            self._odd[func] = found
         self._operations[func] = learnt
         return learnt
 
@@ -224,6 +231,8 @@ class Swapper(TorchDispatchMode):
         if self.storages.dead:
             self._bury()
         given, written = self._given(operation, args, kwargs)
+        if self._blank:
+            self._unblank(given)
         iterations = self.iterations
         if iterations.following:
             iterations.before(func, given)
@@ -237,13 +246,17 @@ class Swapper(TorchDispatchMode):
         mark = iterations.mark()
         if need.samples < SAMPLES:
             self._needs.begin()
+        odd = self._odd.get(func)
+        call = func if odd is None else functools.partial(self._call, func, odd)
         try:
-            result = func(*args, **kwargs)
+            result = call(*args, **kwargs)
         except torch.OutOfMemoryError:
             if not self._can_again(func, given, written):
                 raise
-            result = func(*args, **kwargs)
+            result = call(*args, **kwargs)
         made = self._ran(func, need, size, given, result)
+        if odd is not None:
+            self._stays(odd, given, made)
         iterations.ran(func, mark, given.values(), written, made, need.room)
         return result
 
@@ -253,9 +266,6 @@ class Swapper(TorchDispatchMode):
         for held in given.values():
             held.last = clock
         made = self._made(result)
-        if func in self.keepers:
-            for held in (*given.values(), *made):
-                self.mover.keep(held)
         new = 0
         for held in made:
             new += held.room
@@ -264,6 +274,27 @@ class Swapper(TorchDispatchMode):
         if self.storages.here_bytes > self.counts.peak_bytes:
             self.counts.peak_bytes = self.storages.here_bytes
         return made
+
+    def _call(self, func: Any, odd: Odd, *args: Any, **kwargs: Any) -> Any:
+        """Run what may use tensors that it was not given: while it is handled no mode of ours sees them."""
+        if odd.functions:
+            self.bring_all()
+        elif odd.keys is not None:
+            return inside(self, func.redispatch, odd.keys, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _stays(self, odd: Odd, given: dict[int, Held], made: list[Held]) -> None:
+        if odd.keeps:
+            for held in (*given.values(), *made):
+                self.mover.keep(held)
+        if odd.blank:  # functions of C++ write into it next, past the dispatcher
+            for held in made:
+                held.pins += 1
+                self._blank[held.key] = held
+
+    def _unblank(self, given: dict[int, Held]) -> None:
+        for key in given.keys() & self._blank.keys():
+            self._blank.pop(key).pins -= 1
 
     def _bring(self, need: int, given: dict[int, Held]) -> None:
         """Have here what an operation is given, and room for what it makes."""

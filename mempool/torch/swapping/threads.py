@@ -37,21 +37,26 @@ class Beside(TorchDispatchMode):
             return func(*args, **kwargs)
         writes = operation.whole or any(argument.written for argument in operation.arguments)
         with swapper.escapes.lent((*args, *kwargs.values()), writes=writes) as lent:
-            if swapper.storages.device != "cpu" or func in swapper.keepers:  # another stream, perhaps
+            if swapper.storages.device != "cpu" or swapper.keeps(func):  # another stream, perhaps
                 for held, _ in lent:
                     swapper.mover.keep(held)
             return func(*args, **kwargs)
 
 
-def _inside(swapper: weakref.ref[Swapper], run: Callable[[], None]) -> None:
-    if (alive := swapper()) is None:
-        run()
-        return
-    _push_mode(Beside(alive))  # not with `with`: PyTorch's flags of that are of all threads
+def inside(swapper: Swapper, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a function returns that runs with that mode."""
+    _push_mode(Beside(swapper))  # not with `with`: PyTorch's flags of that are of all threads
     try:
-        run()
+        return function(*args, **kwargs)
     finally:
         _pop_mode()
+
+
+def _run(swapper: weakref.ref[Swapper], run: Callable[[], None]) -> None:
+    if (alive := swapper()) is None:
+        run()
+    else:
+        inside(alive, run)
 
 
 class Threads:
@@ -69,7 +74,7 @@ class Threads:
         @functools.wraps(before)
         def start(thread: threading.Thread) -> None:
             if not thread.name.startswith(OWN):
-                thread.run = functools.partial(_inside, swapper, thread.run)  # type: ignore[method-assign]
+                thread.run = functools.partial(_run, swapper, thread.run)  # type: ignore[method-assign]
             before(thread)
 
         threading.Thread.start = start  # type: ignore[assignment,method-assign]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,14 +34,46 @@ def learned(func: Any) -> Operation:
     return dataclasses.replace(operation, arguments=arguments, views=False)
 
 
-def keeps(func: Any, operation: Operation) -> bool:
-    """Whether something may use what the operation was given, or made, after it, past the dispatcher."""
+@dataclass(frozen=True)
+class Odd:
+    """What is to be heeded of an operation beyond its arguments and results.
+
+    Attributes:
+        functions: Python functions are among what it is given.
+        keys: where its kernel is Python: the dispatch keys of that. It may use tensors that it was not given.
+        keeps: something uses what it was given, or made, after it, past the dispatcher.
+        blank: it does not write what it makes.
+    """
+
+    functions: bool
+    keys: Any
+    keeps: bool
+    blank: bool
+
+
+def odd(func: Any, operation: Operation, device: str) -> Odd | None:
+    """What is to be heeded of an operation on a kind of device; most have nothing."""
+    found = Odd(operation.whole, _python(operation, device), _keeps(func, operation), not operation.fills)
+    return found if found != Odd(functions=False, keys=None, keeps=False, blank=False) else None
+
+
+def _keeps(func: Any, operation: Operation) -> bool:
     schema = getattr(func, "_schema", None)
     objects = schema is not None and any(
         isinstance(value.type, torch._C.ClassType) for value in (*schema.arguments, *schema.returns)
     )
     base = operation.name.partition("::")[2]
     return objects or _namespace(operation) in _KEEPING or any(part in base for part in _KEEPERS)
+
+
+def _python(operation: Operation, device: str) -> Any:
+    if operation.whole or not operation.arguments:
+        return None
+    name = operation.name.replace("::", "/")
+    for key in (device.upper(), "CompositeExplicitAutograd"):
+        if f"{name}/{key}" in torch.library._impls:
+            return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device.upper()))
+    return None
 
 
 def _namespace(operation: Operation) -> str:
