@@ -54,7 +54,7 @@ class Odd:
 def odd(func: Any, operation: Operation, device: str) -> Odd | None:
     """What is to be heeded of an operation on a kind of device; most have nothing."""
     found = Odd(operation.whole, _python(operation, device), _keeps(func, operation), not operation.fills)
-    return found if found != Odd(functions=False, keys=None, keeps=False, blank=False) else None
+    return found if found.functions or found.keys is not None or found.keeps or found.blank else None
 
 
 def _keeps(func: Any, operation: Operation) -> bool:
