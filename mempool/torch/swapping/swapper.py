@@ -153,7 +153,7 @@ class Swapper(TorchDispatchMode):
         self._blank = {key: held for key, held in self._blank.items() if held() is not None}
         self.iterations.limit_bytes = self.limit_bytes - self._unseen()
         self.iterations.end()
-        self._governor.limit_bytes = self.iterations.held_bytes
+        self._governor.limit_bytes = self.iterations.limit_bytes  # a plan may hold only more
 
     def _unseen(self) -> int:
         """Bytes that the pool serves to what is no known storage: of other threads, of libraries."""
