@@ -162,7 +162,7 @@ def fit(
         bool, typer.Option("--main", help="Run a script as a program, up to its first backward.")
     ] = False,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the trace, for info, compare and show.")
+        Path | None, typer.Option(metavar="FILE", help="Write the trace, for info, compare, show and swap.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a sweep, as .html or .svg.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object; of a sweep a list.")] = False,
@@ -184,7 +184,7 @@ def fit(
     """
     from mempool.cli.fit_asked import asked
 
-    given = asked({key: value for key, value in locals().items() if key not in ("trace", "plot", "json")})
+    given = asked({key: value for key, value in locals().items() if key not in ("plot", "json")})
     _check_outputs(trace, plot, sweep=given.sweep)
     if importlib.util.find_spec("torch") is None:
         raise Stop(ExitCode.FAILED, "fit needs PyTorch, which is not installed: pip install 'mempool[torch]'")

@@ -36,6 +36,7 @@ class Asked:
         margins: figures of the user's own, as they are written.
         largest, remedies: of `fit_job`.
         most_seconds: of processor, for what would help.
+        traced: whether the trace is kept.
     """
 
     target: Named
@@ -60,6 +61,7 @@ class Asked:
     largest: bool | None = None
     remedies: bool | None = None
     most_seconds: float = 40
+    traced: bool = False
 
     @property
     def sweep(self) -> bool:
@@ -109,6 +111,7 @@ def asked(said: dict[str, Any]) -> Asked:
         largest=False if sweep and said["largest_batch"] is None else said["largest_batch"],
         remedies=False if sweep and said["remedies"] is None else said["remedies"],
         most_seconds=said["remedies_seconds"],
+        traced=said["trace"] is not None,
     )
 
 

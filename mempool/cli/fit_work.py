@@ -14,9 +14,12 @@ from torch.utils import _pytree as pytree
 
 from mempool.cli.output import ExitCode, Stop
 from mempool.errors import UsageError
+from mempool.rates import DEFAULT, rates_of
 from mempool.torch.fitting import Job, fit_job
 from mempool.torch.fitting.helps.what_would_help import what_would_help
 from mempool.torch.fitting.margins import parse_margins
+from mempool.torch.fitting.roofline import Roofline
+from mempool.torch.fitting.run import run
 from mempool.torch.fitting.sources.choices import loss_of_name, optimizer_of
 from mempool.torch.fitting.sources.named import Scripts, Sizes, find
 from mempool.torch.fitting.sources.scripts import BrokenScriptError, unreal
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from mempool.torch.fitting import Fit
     from mempool.torch.fitting.inputs import Arguments
     from mempool.torch.fitting.sources.named import Target
+    from traces import Trace
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,17 @@ def _one(
             told=lambda now: told(f"{what}: what if {now}"),
         )
         fitted = replace(fitted, helps=helps)
+    if asked.traced:
+        fitted = replace(fitted, trace=_timed(job))
     fitted = replace(fitted, warnings=[*target.warnings, *target.notes, *fitted.warnings])
     return Tried(fitted, job, target, image)
+
+
+def _timed(job: Job) -> Trace:
+    """Three steps timed by a roofline: the second is a whole one, the third tells what outlives it."""
+    rates = rates_of(job.card or DEFAULT, job.capability)
+    trace = run(job, 3, clock=Roofline(rates).nanoseconds)
+    return replace(trace, metadata=dict(trace.metadata) | {"rates": str(rates)})
 
 
 def _job(asked: Asked, target: Target, batch: int | None) -> Job:

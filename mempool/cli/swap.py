@@ -137,6 +137,8 @@ def _step(
         work = read_work(path, whole=True, lenient=lenient, device=device, several="refuse", progress=told)
     if work.kind != "trace" or work.trace is None:
         raise Stop(ExitCode.FILE, f"{path}: a {work.kind}, which has no events")
+    if not bandwidth and "rates" in work.trace.metadata:
+        error_line(f"times are those of {work.trace.metadata['rates'][:200]}")
     window = None if whole else iteration_of(work.trace) or _repeats(work.trace)
     cut = Cut(window, None if not bandwidth else float(bandwidth), work.device)
     try:
