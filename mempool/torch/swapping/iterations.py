@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.storages import Held, Storages
 
 
+#: Where nobody says where iterations end, what was is forgotten after so many operations.
+_LONGEST = 1 << 19
+
+
 class Iterations:
     """Follows a program of moves while the iteration is the one that it was made from.
 
@@ -110,6 +114,8 @@ class Iterations:
             tape.touched.append((held.number, at, True))
         if self.following and self.plan is not None:
             self._after(self.plan, at, made)
+        if at + 1 >= _LONGEST:
+            self.begin()
 
     def _after(self, plan: Program, at: int, made: Iterable[Held]) -> None:
         for held in made:

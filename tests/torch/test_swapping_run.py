@@ -1,0 +1,346 @@
+"""How users reach swapping: ``install(limit=)``, ``mempool run --limit``; which iterations it plans."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import mempool.torch
+from mempool import Pool, UsageError
+from mempool.torch.swapping.host_engine import HostEngine
+from mempool.torch.swapping.reserved import Reserved
+from mempool.torch.swapping.swapper import Swapper
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Net(torch.nn.Module):
+    """A chain whose activations are all there is."""
+
+    def __init__(self, layers: int = 8) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(layers))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+class Loop:
+    """Training that is told how large each batch is."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.net = Net()
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 1e-2, momentum=0.9)
+        self.random = torch.Generator().manual_seed(1)
+
+    def step(self, size: int = 1024) -> float:
+        batch = torch.randn(size, 64, generator=self.random)
+        loss = self.net(batch).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach())
+
+
+def losses(sizes: list[int]) -> list[float]:
+    loop = Loop()
+    return [loop.step(size) for size in sizes]
+
+
+# --- installing
+
+
+@pytest.mark.parametrize("limit", ["6MiB", "3MiB"])
+def test_with_a_limit_losses_are_the_same_and_the_pool_sees_it_kept(limit: str) -> None:
+    """Once a plan is followed, what the pool itself counts as alive stays within the limit."""
+    plain = losses([1024] * 8)
+    with mempool.torch.install(device="cpu", limit=limit, host_limit="64MiB", background=False) as pool:
+        loop = Loop()
+        seen = [loop.step() for _ in range(4)]
+        pool.client.reset_peaks()
+        seen += [loop.step() for _ in range(4)]
+        live = pool.client.stats()["live"]["peak"]
+        values = pool.report().to_dict()["swapping"]
+    assert seen == plain
+    assert live <= pool.settings.limit
+    assert values["limit_bytes"] == pool.settings.limit
+    assert values["planned_peak_bytes"] <= pool.settings.limit < values["unplanned_peak_bytes"]
+    assert values["moves"] > 0
+    assert values["iterations"] == 8
+    assert values["iteration_in_bytes"] > 0
+    assert "swapping: limit" in str(pool.report())
+    json.dumps(values)
+
+
+def test_without_a_limit_nothing_is_told_of_swapping() -> None:
+    with mempool.torch.install(device="cpu", background=False) as pool:
+        assert pool.report().to_dict()["swapping"] is None
+        assert "swapping" not in str(pool.report())
+
+
+def test_the_limit_of_the_environment_is_of_pytorch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMPOOL_LIMIT", "5MiB")
+    with Pool(background=False) as plain, mempool.torch.install(device="cpu", background=False) as pool:
+        assert plain.report().to_dict()["swapping"] is None
+        assert pool.report().to_dict()["swapping"]["limit_bytes"] == 5 * MIB
+    with pytest.raises(UsageError, match="max_reserved is for all pools"):
+        Pool(background=False, limit="5MiB")
+
+
+@pytest.mark.parametrize("limit", ["0", "much", -1, True])
+def test_an_impossible_limit_is_refused_and_leaves_nothing(limit: object) -> None:
+    with pytest.raises(UsageError):
+        mempool.torch.install(device="cpu", limit=limit)
+    assert not mempool.torch.is_installed()
+
+
+def test_all_is_back_when_the_pool_is_closed_whatever_was_entered_since() -> None:
+    class Other(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    pool = mempool.torch.install(device="cpu", limit="2MiB", background=False)
+    kept = [torch.full((MIB // 8,), float(i)) for i in range(8)]
+    with Other():
+        pool.close()
+        assert [t.untyped_storage().nbytes() for t in kept] == [MIB // 2] * 8
+        assert [t.mean().item() for t in kept] == [float(i) for i in range(8)]
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+
+
+SCRIPT = """
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+net = torch.nn.Sequential(*[m for _ in range(6) for m in (torch.nn.Linear(64, 64), torch.nn.Tanh())])
+optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+kept = []
+for step in range(6):
+    loss = net(torch.randn(2048, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    kept.append(loss.detach())
+    print(loss.item().hex())
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0"])
+def test_an_unmodified_program_runs_within_a_limit_and_ends_as_it_does(tmp_path: Path, end: str) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.format(end=end))
+    folder = str(Path(mempool.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": folder}
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *command, "train.py"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+
+    plain = run()
+    swapped = run("-m", "mempool", "run", "--quiet", "--json", "report.json", "--limit", "4MiB")
+    assert (swapped.stdout, swapped.returncode) == (plain.stdout, plain.returncode), swapped.stderr
+    assert swapped.stderr == plain.stderr
+    values = json.loads((tmp_path / "report.json").read_text())["pools"]["torch"]["swapping"]
+    assert values["limit_bytes"] == 4 * MIB
+    assert values["moves"] > 0
+
+
+def test_a_limit_that_is_none_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent("print(1)"))
+    command = [sys.executable, "-m", "mempool", "run", "--limit", "much", "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(mempool.__file__).parents[1])}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 2
+    assert "'much' is not a size in bytes" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+# --- iterations
+
+
+@pytest.fixture
+def swapper() -> Iterator[Swapper]:
+    engine = HostEngine(64 * MIB)
+    with Swapper(engine, CPU, 4 * MIB) as swapper:
+        yield swapper
+    engine.close()
+
+
+def test_one_odd_iteration_keeps_the_plan_and_two_alike_make_another(swapper: Swapper) -> None:
+    loop, iterations = Loop(), swapper.iterations
+    for _ in range(3):
+        loop.step()
+    plan = iterations.plan
+    for size in (1536, 1024, 2048, 1024):
+        loop.step(size)
+        assert iterations.plan is plan
+    assert swapper.counts.diverged - 1 == 2  # the first two iterations differ by the momentum that begins
+    loop.step(1280)
+    loop.step(1280)
+    assert iterations.plan is not plan
+    made = swapper.counts.plans
+    loop.step(1280)
+    assert swapper.counts.plans == made
+
+
+def test_losses_of_batches_of_any_size_are_the_same(swapper: Swapper) -> None:
+    sizes = [1024, 1024, 1024, 1, 2048, 1024, 512, 512, 512, 1024]
+    swapper.__exit__(None, None, None)
+    plain = losses(sizes)
+    swapper.__enter__()
+    assert losses(sizes) == plain
+    assert swapper.counts.out_bytes > 0
+
+
+def test_marks_of_the_program_win_over_the_steps_of_optimizers() -> None:
+    with mempool.torch.install(device="cpu", limit="4MiB", background=False) as pool:
+        loop = Loop()
+        for _ in range(3):
+            with pool.iteration():
+                loop.step()
+                loop.step()  # the second half of the same
+        assert pool.report().to_dict()["swapping"]["iterations"] in (3, 4)  # the first may have been found
+    with mempool.torch.install(device="cpu", limit="4MiB", background=False) as pool:
+        loop = Loop()
+        watched = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], 1.0)
+        pool.watch(watched)
+        for _ in range(4):
+            loop.step()
+        assert pool.report().to_dict()["swapping"]["iterations"] == 0
+        watched.step()
+        assert pool.report().to_dict()["swapping"]["iterations"] == 1
+
+
+def test_of_two_optimizers_the_first_ends_iterations(swapper: Swapper) -> None:
+    loop, other = Loop(), Loop()
+    for _ in range(5):
+        loop.step()
+        other.step()
+    assert swapper.counts.iterations == 5
+
+
+def test_what_cannot_be_held_is_told_once_and_the_least_is_planned(caplog: pytest.LogCaptureFixture) -> None:
+    plain = losses([1024] * 6)
+    engine = HostEngine(64 * MIB)
+    with caplog.at_level("WARNING"), Swapper(engine, CPU, MIB // 4) as swapper:
+        assert losses([1024] * 6) == plain
+        plan = swapper.iterations.plan
+    engine.close()
+    assert plan is not None
+    assert plan.swap.limit_bytes > MIB // 4
+    assert plan.swap.peak_bytes < plan.recorded.step.peak_bytes
+    assert len(caplog.records) == 1
+    assert "262,144 bytes" in caplog.text
+    assert "operation" in caplog.text
+
+
+def test_a_tape_ends_although_nobody_marks_anything(
+    swapper: Swapper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mempool.torch.swapping.iterations._LONGEST", 100)
+    x = torch.ones(10)
+    for _ in range(250):
+        x = x + 1
+    assert len(swapper.iterations.tape) <= 100
+    assert x[0] == 251
+
+
+def test_copies_that_were_waited_for_are_asked_for_sooner(swapper: Swapper) -> None:
+    """A copy engine that is slower than it said: copies back move until they wait less, or may no further."""
+    loop, iterations = Loop(), swapper.iterations
+    for _ in range(3):
+        loop.step()
+    plan = iterations.plan
+    assert plan is not None
+    moves = range(len(plan.swap.schedule))
+    waits = {id(move): 1e-2 for move in moves}
+    swapper.engine.waited = lambda transfer: waits.get(id(transfer), 0.0)  # type: ignore[method-assign]
+    better = iterations._planning.changed(plan, [(move, move) for move in moves], 1 << 40)
+    assert better is not None
+    assert (better.swap.schedule.fetch <= plan.swap.schedule.fetch).all()
+    assert (better.swap.schedule.fetch < plan.swap.schedule.fetch).any()
+    none = iterations._planning.changed(plan, [(move, object()) for move in moves], 1 << 40)
+    assert none is None
+
+
+# --- what the pool reserves
+
+
+class FakePool:
+    """A client and its pool, whose reserved bytes follow what is planned for."""
+
+    def __init__(self, reserved: list[int]) -> None:
+        self.reserved, self.trims, self.pool = reserved, 0, self
+
+    def state(self) -> dict[str, Any]:
+        return {"latest_plan_active_at_iteration": 3, "replaying": True}
+
+    def stats(self) -> dict[str, Any]:
+        return {"latest": {"hit": 9, "lost": 1}, "reserved": {"current": self.reserved[0]}}
+
+    def give_back(self) -> None:
+        self.trims += 1
+
+
+def rounds(reserved: list[int], limit: int) -> Reserved:
+    """What comes of a pool that reserves the next of these after each new plan."""
+    pool = FakePool(reserved)
+    looked = Reserved(pool, limit)  # type: ignore[arg-type]
+    for _ in range(100):
+        if looked.should_shrink():
+            looked.unrest()
+            pool.reserved = pool.reserved[1:] or pool.reserved
+    return looked
+
+
+def test_where_the_pool_reserves_more_less_is_planned_for_as_long_as_that_helps() -> None:
+    assert rounds([100], 100).margin_bytes == 0
+    assert rounds([110, 99], 100).margin_bytes == 10
+    assert rounds([110, 104, 100], 100).margin_bytes == 14
+    assert rounds([110, 115], 100).margin_bytes == 10  # no help: no more of it
+    assert rounds([500], 100).margin_bytes == 25
+    assert Reserved(None, 100).should_shrink() is False
+
+
+def test_free_segments_are_given_back_before_anything_is_planned_for_less() -> None:
+    pool = FakePool([110])
+    looked = Reserved(pool, 100)  # type: ignore[arg-type]
+    while not pool.trims:
+        assert not looked.should_shrink()
+    pool.reserved = [90]
+    assert not looked.should_shrink()
+    assert looked.margin_bytes == 0
