@@ -127,7 +127,7 @@ class Adversary(Swapper):
     def __init__(self, seed: int, *, limit_bytes: int = 1 << 40, share: float = 0.5, least: int = 1) -> None:
         super().__init__(LazyEngine(seed), CPU, limit_bytes)
         self._random = random.Random(~seed)
-        self._share = share
+        self.share = share
         self.mover.least_bytes = least
         self.away = 0  #: how many were sent away
 
@@ -141,7 +141,7 @@ class Adversary(Swapper):
         """Move what is known at random."""
         mover, choose = self.mover, self._random
         for held in list(self.storages.known.values()):
-            if choose.random() < self._share:
+            if choose.random() < self.share:
                 moves = (mover.leave, mover.release, mover.fetch, mover.settle)
                 for move in choose.choices(moves, (4, 6, 1, 1), k=choose.randint(1, 3)):
                     move(held)
@@ -151,6 +151,6 @@ class Adversary(Swapper):
         self.disturb()
         result = super().__torch_dispatch__(func, types, args, kwargs)
         for held in list(self.storages.known.values()):
-            if self._random.random() < self._share:
+            if self._random.random() < self.share:
                 self.mover.leave(held)
         return result

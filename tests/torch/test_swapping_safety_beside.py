@@ -76,6 +76,62 @@ def test_a_backward_and_arrays_in_a_thread(swapper: Adversary) -> None:
     assert found == [10.0, 6.0]
 
 
+def test_a_thread_that_reads_takes_nothing_from_under_the_one_that_swaps() -> None:
+    with Adversary(5, share=0.0) as swapper:
+        weights = [gone(swapper) for _ in range(6)]
+        swapper.share = 0.3
+        done = threading.Event()
+        sums: set[float] = set()
+
+        def read() -> None:
+            while not done.is_set():
+                sums.update(w.sum().item() for w in weights)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        for _ in range(60):
+            for one, other in itertools.pairwise(weights):
+                assert (one + other).sum().item() == 2 * RETURNED
+        done.set()
+        thread.join()
+    assert sums == {RETURNED}
+
+
+def test_work_for_an_older_executor_is_seen_and_older_threads_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stop = threading.Event()
+    older = threading.Thread(target=stop.wait, name="older")
+    older.start()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        with Adversary(0, share=0.0) as swapper:
+            tensor = gone(swapper)
+            assert pool.submit(lambda: tensor.sum().item()).result() == RETURNED
+    stop.set()
+    older.join()
+    assert [r.message for r in caplog.records if "older;" in r.message]
+    assert not [r.message for r in caplog.records if "Executor" in r.message]
+
+
+def test_an_optimizer_that_steps_in_another_thread_is_told(
+    swapper: Adversary, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work() -> None:
+        parameter = torch.nn.Parameter(torch.ones(3))
+        parameter.grad = torch.ones(3)
+        optimizer = torch.optim.SGD([parameter], 0.1)
+        optimizer.step()
+        optimizer.step()
+
+    thread = threading.Thread(target=work, name="trainer")
+    thread.start()
+    thread.join()
+    assert len([r for r in caplog.records if "steps in trainer" in r.message]) == 1
+    assert swapper.counts.beside > 0
+    assert swapper.counts.iterations == 0
+
+
 def test_threads_go_on_when_swapping_ends() -> None:
     stop = threading.Event()
     found: list[float] = []
@@ -218,7 +274,7 @@ def test_kernels_in_python_may_use_what_is_away(swapper: Adversary) -> None:
 def test_an_operation_whose_schema_hides_that_it_writes(swapper: Adversary) -> None:
     library = torch.library.Library("mempool_hidden", "DEF")
     library.define("bump(Tensor x) -> ()")
-    library.impl("bump", lambda x: x.add_(1) and None, "CPU")
+    library.impl("bump", lambda x: (x.add_(1), None)[1], "CPU")
     tensor = gone(swapper)
     tensor.sum()  # it is here now, and its copy on the host is good
     torch.ops.mempool_hidden.bump(tensor.view(1000)[:1])

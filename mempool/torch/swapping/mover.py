@@ -55,6 +55,7 @@ class Mover:
 
     Attributes:
         lock: held while something moves.
+        thread: whose operations are planned, and may use what is here without its being lent.
         least_bytes: what is smaller does not move.
         arrived: rows of the plan that came back, with their copies, until somebody clears it.
     """
@@ -66,6 +67,7 @@ class Mover:
         self._moving: dict[int, Held] = {}
         self.arrived: list[tuple[int, Transfer]] = []
         self.lock = threading.RLock()
+        self.thread = threading.get_ident()
         self.least_bytes = _LEAST_BYTES
 
     def _data(self, storage: torch.UntypedStorage) -> torch.Tensor:
@@ -194,7 +196,7 @@ class Mover:
             if wrote:
                 held.clean = False
             held.pins -= 1
-            if away:
+            if away and threading.get_ident() == self.thread:  # else an operation there may use it by now
                 self.release(held)
 
     def keep(self, held: Held) -> None:

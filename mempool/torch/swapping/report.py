@@ -28,6 +28,7 @@ class SwapCounts:
         over: operations that began with more than the limit, since all else was needed.
         diverged: iterations that did not follow the plan.
         host_full: copies for which the host's arena had no room.
+        beside: operations of other threads, which nothing planned.
         waits: copies that operations waited for.
         waited_seconds: how long.
     """
@@ -46,6 +47,7 @@ class SwapCounts:
     over: int = 0
     diverged: int = 0
     host_full: int = 0
+    beside: int = 0
     waits: int = 0
     waited_seconds: float = 0.0
     _out_before: int = 0

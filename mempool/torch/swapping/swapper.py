@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from traces.recorders.torch.operations import Operation
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+log = logging.getLogger("mempool")
 
 
 class Swapper(TorchDispatchMode):
@@ -98,6 +102,7 @@ class Swapper(TorchDispatchMode):
         self._ended = False
         self.marked = False
         self._odd: dict[Any, Odd] = {}
+        self._told = False
         self._blank: dict[int, Held] = {}
         self.escapes = Escapes(self.storages, self.mover, self._know)
         self._threads = Threads(self)
@@ -107,6 +112,7 @@ class Swapper(TorchDispatchMode):
     def __enter__(self) -> Self:
         self._ended = False
         self._hook = register_optimizer_step_post_hook(self._stepped)
+        self.mover.thread = threading.get_ident()
         self.escapes.install()
         self._threads.install()
         super().__enter__()
@@ -131,7 +137,9 @@ class Swapper(TorchDispatchMode):
         self.iterations.plan = None
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
-        if self.marked:
+        if threading.get_ident() != self.mover.thread:
+            self._tell_of_thread()
+        if self.marked or threading.get_ident() != self.mover.thread:
             return
         if self._optimizer is None or self._optimizer() is None:
             self._optimizer = weakref.ref(optimizer)
@@ -139,6 +147,15 @@ class Swapper(TorchDispatchMode):
             self.step()
             if self._tell_ended is not None:
                 self._tell_ended()
+
+    def _tell_of_thread(self) -> None:
+        if not self._told:
+            log.warning(
+                "an optimizer steps in %s, not in the thread that set the limit: what is trained there is "
+                "not swapped; install the pool in the thread that trains",
+                threading.current_thread().name,
+            )
+        self._told = True
 
     def begin(self) -> None:
         """An iteration begins; what was since the last one ended belongs to none."""

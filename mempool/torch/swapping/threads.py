@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
 import weakref
+from concurrent.futures.thread import _WorkItem
 from typing import TYPE_CHECKING, Any
 
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 
 #: Threads of this project, which copy storages while they are on their way.
 OWN = "mempool-"
+#: Threads of executors, whose work is seen one by one.
+_WORKER = "ThreadPoolExecutor-"
+
+log = logging.getLogger("mempool")
 
 
 class Beside(TorchDispatchMode):
@@ -35,6 +41,7 @@ class Beside(TorchDispatchMode):
         operation = swapper.operation(func)
         if operation.asks:
             return func(*args, **kwargs)
+        swapper.counts.beside += 1
         writes = operation.whole or any(argument.written for argument in operation.arguments)
         with swapper.escapes.lent((*args, *kwargs.values()), writes=writes) as lent:
             if swapper.storages.device != "cpu" or swapper.keeps(func):  # another stream, perhaps
@@ -65,6 +72,7 @@ class Threads:
     def __init__(self, swapper: Swapper) -> None:
         self._swapper = weakref.ref(swapper)
         self._before: Any = None
+        self._item: Any = None
 
     def install(self) -> None:
         """Watch for new threads and children."""
@@ -77,6 +85,17 @@ class Threads:
                 thread.run = functools.partial(_run, swapper, thread.run)  # type: ignore[method-assign]
             before(thread)
 
+        self._item = item = _WorkItem.run
+
+        @functools.wraps(item)
+        def run(work: Any) -> None:  # its thread may be older
+            if isinstance(_get_current_dispatch_mode(), Beside):
+                item(work)
+            else:
+                _run(swapper, functools.partial(item, work))
+
+        _WorkItem.run = run  # type: ignore[assignment,method-assign]
+        _warn_of_older()
         threading.Thread.start = start  # type: ignore[assignment,method-assign]
         if (alive := swapper()) is not None:
             _forking.add(alive)
@@ -84,8 +103,20 @@ class Threads:
     def remove(self) -> None:
         """Do so no more."""
         threading.Thread.start = self._before  # type: ignore[method-assign]
+        _WorkItem.run = self._item  # type: ignore[method-assign]
         if (alive := self._swapper()) is not None:
             _forking.discard(alive)
+
+
+def _warn_of_older() -> None:
+    mine = threading.current_thread()
+    older = [t.name for t in threading.enumerate() if t is not mine and not t.name.startswith((OWN, _WORKER))]
+    if older:
+        log.warning(
+            "threads that were there before the limit was set must not use tensors that are swapped: %s; "
+            "install the pool before they start",
+            ", ".join(sorted(older)),
+        )
 
 
 _forking: weakref.WeakSet[Swapper] = weakref.WeakSet()
