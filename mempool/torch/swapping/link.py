@@ -81,7 +81,7 @@ def of_this_machine() -> tuple[Link, str]:
             return link, f"to {torch.cuda.get_device_name(0)} and back"
     from mempool.torch.swapping.host_engine import HostEngine
 
-    return _of(HostEngine(1)), "from memory to memory: no GPU is seen"
+    return _of(HostEngine(1)), "from memory to memory, as PyTorch sees no GPU"
 
 
 def _of(engine: Engine) -> Link:
