@@ -17,8 +17,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import mempool.torch
 from mempool import Pool, UsageError
 from mempool.torch.swapping.host_engine import HostEngine
-from mempool.torch.swapping.reserved import Reserved
+from mempool.torch.swapping.reserved import Settling, arena_bytes
 from mempool.torch.swapping.swapper import Swapper
+from solvers.swap import Link, SwapPlanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -301,46 +302,57 @@ def test_copies_that_were_waited_for_are_asked_for_sooner(swapper: Swapper) -> N
 
 
 class FakePool:
-    """A client and its pool, whose reserved bytes follow what is planned for."""
+    """A client that notes what it is told."""
 
-    def __init__(self, reserved: list[int]) -> None:
-        self.reserved, self.trims, self.pool = reserved, 0, self
+    def __init__(self) -> None:
+        self.told: list[str] = []
 
-    def state(self) -> dict[str, Any]:
-        return {"latest_plan_active_at_iteration": 3, "replaying": True}
+    def enter_dynamic(self) -> None:
+        self.told.append("dynamic")
 
-    def stats(self) -> dict[str, Any]:
-        return {"latest": {"hit": 9, "lost": 1}, "reserved": {"current": self.reserved[0]}}
+    def leave_dynamic(self) -> None:
+        self.told.append("learn")
 
     def give_back(self) -> None:
-        self.trims += 1
+        self.told.append("give back")
 
 
-def rounds(reserved: list[int], limit: int) -> Reserved:
-    """What comes of a pool that reserves the next of these after each new plan."""
-    pool = FakePool(reserved)
-    looked = Reserved(pool, limit)  # type: ignore[arg-type]
-    for _ in range(100):
-        if looked.should_shrink():
-            looked.unrest()
-            pool.reserved = pool.reserved[1:] or pool.reserved
-    return looked
+def test_a_pool_learns_only_when_the_moves_have_settled_and_not_while_they_change() -> None:
+    pool = FakePool()
+    settling = Settling(pool)  # type: ignore[arg-type]
+    settling.went_by_plan()
+    settling.changed()
+    for _ in range(2):
+        settling.went_by_plan()
+    assert pool.told == ["dynamic"]
+    for _ in range(9):
+        settling.went_by_plan()
+    assert pool.told == ["dynamic", "give back", "learn"]
+    settling.changed()
+    settling.end()
+    settling.end()
+    assert pool.told[3:] == ["dynamic", "give back", "learn"]
 
 
-def test_where_the_pool_reserves_more_less_is_planned_for_as_long_as_that_helps() -> None:
-    assert rounds([100], 100).margin_bytes == 0
-    assert rounds([110, 99], 100).margin_bytes == 10
-    assert rounds([110, 104, 100], 100).margin_bytes == 14
-    assert rounds([110, 115], 100).margin_bytes == 10  # no help: no more of it
-    assert rounds([500], 100).margin_bytes == 25
-    assert Reserved(None, 100).should_shrink() is False
-
-
-def test_free_segments_are_given_back_before_anything_is_planned_for_less() -> None:
-    pool = FakePool([110])
-    looked = Reserved(pool, 100)  # type: ignore[arg-type]
-    while not pool.trims:
-        assert not looked.should_shrink()
-    pool.reserved = [90]
-    assert not looked.should_shrink()
-    assert looked.margin_bytes == 0
+def test_moves_leave_so_little_that_the_arena_with_its_gaps_is_within_the_limit() -> None:
+    """Of a loop whose plan for the limit itself would take more."""
+    engine = HostEngine(MIB)
+    with Swapper(engine, CPU, 1 << 40) as swapper:
+        loop = Loop()
+        for _ in range(3):
+            loop.step()
+        plan = swapper.iterations.plan
+    engine.close()
+    assert plan is not None
+    step, planning = plan.recorded.step, swapper.iterations._planning
+    planner = SwapPlanner(step, Link.of_rate(4e9))
+    tried = 0
+    for part in range(95, 50, -3):
+        limit = step.peak_bytes * part // 100
+        swap = planner.nearest(limit)
+        if swap.limit_bytes > limit or arena_bytes(step, swap.schedule, 64) <= limit:
+            continue
+        tried += 1
+        fits = planning._fitting(planner, step, limit)
+        assert arena_bytes(step, fits.schedule, 64) < arena_bytes(step, swap.schedule, 64)
+    assert tried

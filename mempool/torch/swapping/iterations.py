@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mempool.torch.swapping.planning import Planning
 from mempool.torch.swapping.program import FETCH, Program
-from mempool.torch.swapping.reserved import Reserved
+from mempool.torch.swapping.reserved import Settling
 from mempool.torch.swapping.tape import Tape
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class Iterations:
         self._storages = storages
         self._mover = mover
         self._counts = counts
-        self._planning = Planning(engine, host_bytes)
-        self._reserved = Reserved(client, limit_bytes)
+        self._planning = Planning(engine, host_bytes, storages.alignment)
+        self._settling = Settling(client)
         self.limit_bytes = limit_bytes
         self.plan: Program | None = None
         self.following = False
@@ -187,24 +187,28 @@ class Iterations:
             self._mover.settle_all()
             self._start(goes_on=False)
 
+    def close(self) -> None:
+        """No more iterations."""
+        self._settling.end()
+
     def _as_planned(self) -> bool:
         plan = self.plan
         return plan is not None and self.following and len(self.tape) == len(plan) and not self._sizes_differ
 
     def _improve(self, plan: Program) -> None:
-        """The iteration went by plan: what did it wait for, and what does the pool hold?"""
-        if self._reserved.should_shrink() and plan.swap.limit_bytes <= self.limit_bytes:
-            self._make(plan.tape, plan.recorded.step.seconds.tolist())
-        elif better := self._planning.changed(plan, self._arrived, self.held_bytes):
+        """The iteration went by plan: what did it wait for?"""
+        if better := self._planning.changed(plan, self._arrived, plan.swap.limit_bytes):
             self.plan = better
-            self._reserved.unrest()
+            self._settling.changed()
             self._counts.changes += 1
+        else:
+            self._settling.went_by_plan()
 
     def _make(self, tape: Tape, seconds: list[float]) -> None:
-        self.plan = self._planning.made(tape, self.limit_bytes - self._reserved.margin_bytes, seconds)
-        self._reserved.unrest()
+        self.plan = self._planning.made(tape, self.limit_bytes, seconds)
+        self._settling.changed()
         self._counts.plans += 1
-        self._counts.margin_bytes = self._reserved.margin_bytes
+        self._counts.margin_bytes = max(self.limit_bytes - self.plan.swap.limit_bytes, 0)
 
     def _odd(self, tape: Tape) -> None:
         """One that is not as planned: two alike are worth a plan, and the first two get one anyway."""

@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool.torch.swapping.program import Program, program_of
+from mempool.torch.swapping.reserved import arena_bytes
 from mempool.torch.swapping.tape import Tape, recorded
 from solvers.errors import PlanError
 from solvers.swap import SwapPlanner, fetched_earlier, replay
 
 if TYPE_CHECKING:
     from mempool.torch.swapping.engine import Engine
+    from solvers.swap import Step, Swap
 
 log = logging.getLogger("mempool")
 #: Waits below this part of an iteration are left alone.
 _WORTH = 1 / 1000
 #: How often a program is changed by what was waited for, at most.
 _MOST_CHANGES = 16
+#: How often moves are planned for less, so that they fit with their gaps, and by what part of the limit.
+_MOST_ROUNDS, _MOST_PART = 5, 4
 #: Part of the host's memory that plans leave to gaps between copies.
 _GAPS = 16
 
@@ -28,9 +32,10 @@ _GAPS = 16
 class Planning:
     """Makes programs for a limit, and changes them."""
 
-    def __init__(self, engine: Engine, host_bytes: int | None) -> None:
-        """Plan for an engine, and for so many bytes of the host; None: any."""
+    def __init__(self, engine: Engine, host_bytes: int | None, alignment: int) -> None:
+        """Plan for an engine, so many bytes of the host (None: any), and offsets that are so aligned."""
         self._engine = engine
+        self._alignment = alignment
         self._host_bytes = None if host_bytes is None else host_bytes - host_bytes // _GAPS
         self._warned = False
         self._changes = 0
@@ -45,13 +50,30 @@ class Planning:
         """
         step = recorded(tape, seconds)
         planner = SwapPlanner(step.step, self._engine.link(), host_limit=self._host_bytes)
-        swap = planner.nearest(limit)
+        swap = self._fitting(planner, step.step, limit)
         if swap.limit_bytes > limit and not self._warned:
             self._warned = True
             self._warn(planner, limit, swap.limit_bytes)
         self._changes = 0
         self._engine.reserve(swap.replayed.host_bytes)
         return program_of(tape, step, swap)
+
+    def _fitting(self, planner: SwapPlanner, step: Step, limit: int) -> Swap:
+        """Moves that leave so little that it is within the limit with the gaps between buffers."""
+        first = best = planner.nearest(limit)
+        arena = least = arena_bytes(step, best.schedule, self._alignment)
+        target = limit
+        for _ in range(_MOST_ROUNDS):
+            if least <= limit or first.limit_bytes > limit:
+                break
+            target -= max(arena - limit, limit // 64)
+            tried = planner.nearest(target)
+            if target < limit - limit // _MOST_PART or tried.limit_bytes > target:
+                break
+            arena = arena_bytes(step, tried.schedule, self._alignment)
+            if arena < least:
+                best, least = tried, arena
+        return best
 
     @staticmethod
     def _warn(planner: SwapPlanner, limit: int, least: int) -> None:

@@ -91,7 +91,7 @@ class Storages:
         self._owns = owns
         self.device = device.type
         self._is_ours = operator.attrgetter(f"is_{device.type}")
-        self._alignment = alignment
+        self.alignment = alignment
         self._numbers = 0
         self.dead: deque[Held] = deque()
         self.known: dict[int, Held] = {}
@@ -103,7 +103,7 @@ class Storages:
             return None
         held = Held(storage, self._end)
         held.key, held.number, held.size = id(storage), self._numbers, bytes_of(storage)
-        held.room = -(-held.size // self._alignment) * self._alignment
+        held.room = -(-held.size // self.alignment) * self.alignment
         held.state, held.movable = HERE, bool(is_resizable(storage))
         held.born, held.row, held.last, held.pins = born, -1, now, 0
         held.copy = held.transfer = None
@@ -120,7 +120,7 @@ class Storages:
     def resized(self, held: Held, size: int) -> None:
         """The program gave a storage that is here another size."""
         self.inside(held)
-        room = -(-size // self._alignment) * self._alignment
+        room = -(-size // self.alignment) * self.alignment
         self.here_bytes += room - held.room
         held.size, held.room, held.clean = size, room, False
 

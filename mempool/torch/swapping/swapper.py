@@ -128,6 +128,7 @@ class Swapper(TorchDispatchMode):
         if self._hook is not None:
             self._hook.remove()
         self.bring_all()
+        self.iterations.close()
         self._threads.remove()
         self.escapes.remove()
 
