@@ -191,6 +191,13 @@ class Iterations:
         """No more iterations."""
         self._settling.end()
 
+    def forget(self) -> None:
+        """What was taken for iterations until now was none, but the tape is of one."""
+        if self.plan is not None:
+            self._depart()
+        self.plan = self._before = None
+        self._first = True
+
     def _as_planned(self) -> bool:
         plan = self.plan
         return plan is not None and self.following and len(self.tape) == len(plan) and not self._sizes_differ

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mempool.torch.swapping.escapes import Escapes
@@ -18,6 +18,7 @@ from mempool.torch.swapping.governor import Governor
 from mempool.torch.swapping.iterations import Iterations
 from mempool.torch.swapping.mover import Mover
 from mempool.torch.swapping.needs import SAMPLES, Counters, Needs
+from mempool.torch.swapping.repeats import Repeats
 from mempool.torch.swapping.report import SwapCounts, said
 from mempool.torch.swapping.storages import AWAY, COMING, HERE, Held, Storages, bytes_of, storage_of
 from mempool.torch.swapping.threads import Threads, inside
@@ -98,8 +99,9 @@ class Swapper(TorchDispatchMode):
         self._needs = Needs(None if client is None else Counters(client), alignment)
         self._clock = 0
         self._optimizer: Any = None
-        self._hook: Any = None
+        self._hooks: tuple[Any, ...] = ()
         self._ended = False
+        self._repeats: Repeats | None = Repeats()
         self.marked = False
         self._odd: dict[Any, Odd] = {}
         self._told = False
@@ -111,7 +113,10 @@ class Swapper(TorchDispatchMode):
 
     def __enter__(self) -> Self:
         self._ended = False
-        self._hook = register_optimizer_step_post_hook(self._stepped)
+        self._hooks = (
+            register_optimizer_step_pre_hook(lambda *_: self._steps()),
+            register_optimizer_step_post_hook(self._stepped),
+        )
         self.mover.thread = threading.get_ident()
         self.escapes.install()
         self._threads.install()
@@ -125,8 +130,8 @@ class Swapper(TorchDispatchMode):
     def end(self) -> None:
         """Have everything here, and let operations be from now on."""
         self._ended = True
-        if self._hook is not None:
-            self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         self.bring_all()
         self.iterations.close()
         self._threads.remove()
@@ -136,6 +141,11 @@ class Swapper(TorchDispatchMode):
         """Let nothing leave from now on; what is away comes when it is asked for."""
         self.limit_bytes = self._governor.limit_bytes = self.iterations.limit_bytes = 1 << 62
         self.iterations.plan = None
+
+    def _steps(self) -> None:
+        """An optimizer begins to: this is training, and its own repetitions are no iterations."""
+        if threading.get_ident() == self.mover.thread:
+            self._marks()
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         if threading.get_ident() != self.mover.thread:
@@ -161,11 +171,16 @@ class Swapper(TorchDispatchMode):
     def begin(self) -> None:
         """An iteration begins; what was since the last one ended belongs to none."""
         self.marked = True
+        self._marks()
         self._bury()
         self.iterations.begin()
 
     def step(self) -> None:
         """An iteration has ended, and the next one may begin."""
+        self._marks()
+        self._end_iteration()
+
+    def _end_iteration(self) -> None:
         self._bury()
         self.escapes.step()
         self._blank = {key: held for key, held in self._blank.items() if held() is not None}
@@ -276,7 +291,25 @@ class Swapper(TorchDispatchMode):
         if odd is not None:
             self._stays(odd, given, made)
         iterations.ran(func, mark, given.values(), written, made, need.room)
+        if self._repeats is not None:
+            self._repeat(self._repeats)
         return result
+
+    def _repeat(self, repeats: Repeats) -> None:
+        """Find the iteration where nobody marks it."""
+        if repeats.ends(self.iterations.tape):
+            before = self.counts.diverged
+            self._end_iteration()
+            repeats.was(odd=self.counts.diverged > before)
+        elif repeats.begins(self.iterations.tape):
+            self.iterations.begin()
+
+    def _marks(self) -> None:
+        """Somebody marks iterations; what was taken for one before is forgotten."""
+        if self._repeats is not None:
+            self._repeats = None
+            self.iterations.forget()
+            self._governor.limit_bytes = self.limit_bytes
 
     def _ran(self, func: Any, need: Need, size: int, given: dict[int, Held], result: Any) -> list[Held]:
         """Take note of what an operation was given, which is so large, and of what it made."""

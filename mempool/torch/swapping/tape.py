@@ -47,9 +47,12 @@ class Tape:
         return self.functions == other.functions and [b[1:] for b in self.born] == [b[1:] for b in other.born]
 
     def seconds(self, engine: Engine, plan: Program | None) -> list[float]:
-        """What each operation took; of those without a mark, what it took in the plan's iteration."""
+        """What each operation took; of those without a mark, what it took in the plan's iteration.
+
+        Nothing where that plan is forgotten.
+        """
         taken = engine.seconds([mark for mark in self.marks if mark is not None])
-        planned = [] if plan is None else plan.recorded.step.seconds.tolist()
+        planned = [0.0] * len(self) if plan is None else plan.recorded.step.seconds.tolist()
         spans = iter(taken)
         return [planned[at] if mark is None else next(spans) for at, mark in enumerate(self.marks[:-1])]
 

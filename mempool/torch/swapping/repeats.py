@@ -1,0 +1,71 @@
+"""Where iterations end in a program that marks none, such as a loop of inferences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from traces.detect import tail_period
+
+if TYPE_CHECKING:
+    from mempool.torch.swapping.tape import Tape
+
+#: Operations after which it is looked first, then after twice as many; and the most that are kept.
+_FIRST, _MOST = 64, 1 << 15
+#: Until there are so many, what looks like training is left to the optimizer's steps, which mark.
+_PATIENT = 1 << 12
+#: How often something must repeat, and how many iterations that differ show that it was the wrong thing.
+_TIMES, _ODD = 3, 3
+#: The part of what one iteration uses that the next one uses too.
+_SAME = 0.8
+
+
+class Repeats:
+    """Finds the period of the operations, whatever place in it then is the iteration's end."""
+
+    def __init__(self) -> None:
+        self._look = _FIRST
+        self._period = self._odd = 0
+        self._codes: dict[Any, int] = {}
+
+    def ends(self, tape: Tape) -> bool:
+        """Whether a whole iteration has ended."""
+        return len(tape.functions) == self._period
+
+    def begins(self, tape: Tape) -> bool:
+        """Whether the next operation is the first of an iteration, and those so far are of none."""
+        if self._period or len(tape.functions) < self._look:
+            return False
+        self._look *= 2
+        if len(tape) < _PATIENT and (torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1):
+            return False
+        codes = [self._codes.setdefault(function, len(self._codes)) for function in tape.functions]
+        found = tail_period(codes, min_repeats=_TIMES)
+        if found is not None and _same_twice(tape, found.period):
+            self._period = found.period
+            return True
+        if len(tape) < _MOST:
+            return False
+        self._look = _MOST
+        return True
+
+    def was(self, *, odd: bool) -> None:
+        """An iteration was unlike the plan: perhaps a repetition inside of it was taken for it."""
+        self._odd = self._odd + 1 if odd else 0
+        if self._odd >= _ODD:
+            self._period = self._odd = 0
+
+
+def _same_twice(tape: Tape, period: int) -> bool:
+    """Whether the last two periods used the same of what was there before: layers that are alike do not."""
+    end = len(tape)
+    first = end - 2 * period
+    new = {number for number, at, _ in tape.born if at >= first}
+    used: tuple[set[int], set[int]] = set(), set()
+    for number, at, _ in reversed(tape.touched):
+        if at < first:
+            break
+        if number not in new:
+            used[at >= end - period].add(number)
+    return len(used[0] & used[1]) > _SAME * max(len(used[0]), len(used[1]))
