@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -300,15 +299,6 @@ def test_a_tape_ends_although_nothing_repeats(swapper: Swapper, monkeypatch: pyt
         for _ in range(400):
             x = x + 1 if torch.rand((), generator=choices) < 0.5 else x * 1
             assert len(swapper.iterations.tape) <= 128
-
-
-def test_training_in_another_thread_is_told(swapper: Swapper, caplog: pytest.LogCaptureFixture) -> None:
-    thread = threading.Thread(target=losses, args=([8, 8, 8],))
-    with caplog.at_level("WARNING"):
-        thread.start()
-        thread.join()
-    assert len(caplog.records) == 1
-    assert "another thread" in caplog.text
 
 
 def test_copies_that_were_waited_for_are_asked_for_sooner(swapper: Swapper) -> None:

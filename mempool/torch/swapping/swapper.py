@@ -217,7 +217,10 @@ class Swapper(TorchDispatchMode):
         if operation.views:
             self._view(args)
             return func(*args, **kwargs)
-        return self._run(func, operation, args, kwargs)
+        result = self._run(func, operation, args, kwargs)
+        if self._repeats is not None:
+            self._repeat(self._repeats)
+        return result
 
     def passes(self, types: Any) -> bool | None:
         """Whether tensors of these classes are made of others, which come later; False: of no memory."""
@@ -291,8 +294,6 @@ class Swapper(TorchDispatchMode):
         if odd is not None:
             self._stays(odd, given, made)
         iterations.ran(func, mark, given.values(), written, made, need.room)
-        if self._repeats is not None:
-            self._repeat(self._repeats)
         return result
 
     def _repeat(self, repeats: Repeats) -> None:
