@@ -11,6 +11,7 @@ import numpy as np
 from solvers import _core
 from solvers.errors import PlanError
 from solvers.swap.absences import absences_of
+from solvers.swap.combined import search_weights
 from solvers.swap.compress import FEW, grid_of
 from solvers.swap.published import scheduled, selected
 from solvers.swap.replay import Replayed, replay
@@ -79,6 +80,7 @@ class SwapPlanner:
         host_limit: bytes that the host holds at most at one time; None for as many as it takes.
         tries: how many orders are tried beside the scores, for one limit; by default what takes some tenths
             of a second.
+        trials: how many weighted sums of the published scores are tried for one limit (`search_weights`).
         few: steps of more operations are planned in groups of operations.
     """
 
@@ -90,6 +92,7 @@ class SwapPlanner:
         least_bytes: int | None = None,
         host_limit: int | None = None,
         tries: int | None = None,
+        trials: int = 0,
         few: int = FEW,
     ) -> None:
         self.step, self.link, self.host_limit = step, link, host_limit
@@ -112,6 +115,7 @@ class SwapPlanner:
         )
         work = (len(self._grid.first) + 8 * len(a)) * max(len(a), 1)
         self._tries = min(_MOST_TRIES, _WORK // work) if tries is None else tries
+        self._trials = trials
         self._free: Swap | None = None
         self._published = Published(step, link, self.absences)
         self._ours = {
@@ -152,6 +156,7 @@ class SwapPlanner:
             best = self._better(best, self._held(name, order, limit))
         for published in self.published(limit):
             best = self._better(best, published)
+        best = self._combined(limit, best)
         leader = orders.get("" if best is None else best.how, self._ours["early"])
         for k, order in enumerate(self._neighbours(leader, tries)):
             if best is not None and best.stall_seconds == 0:
@@ -249,16 +254,15 @@ class SwapPlanner:
     def published(self, limit: int) -> Iterator[Swap]:
         """What the published planner makes under each of its scores, holding the limit; those that do."""
         for name, order in self._published_orders(limit).items():
-            made = scheduled(
-                self.step,
-                self.link,
-                self.absences,
-                selected(self.step, self.absences, order.astype(np.int64), limit),
-                limit,
-            )
-            replayed = replay(self.step, self.link, made)
-            if replayed.peak_bytes <= limit:
-                yield Swap(limit, made, replayed, f"published {name}")
+            found = self._published_as(f"published {name}", order, limit)
+            if found.peak_bytes <= limit:
+                yield found
+
+    def _published_as(self, name: str, order: NDArray[np.int32], limit: int) -> Swap:
+        """What the published planner selects and schedules in this order; it may not hold the limit."""
+        rows = selected(self.step, self.absences, order.astype(np.int64), limit)
+        made = scheduled(self.step, self.link, self.absences, rows, limit)
+        return Swap(limit, made, replay(self.step, self.link, made), name)
 
     def published_without_stall(self, best: Swap | None = None) -> Swap:
         """What the published planner reaches without waiting, for limits down to half the peak."""
@@ -318,6 +322,20 @@ class SwapPlanner:
             return best
         found = self._within_host(found)
         return best if found is None or (best and _cost(found) >= _cost(best)) else found
+
+    def _combined(self, limit: int, best: Swap | None) -> Swap | None:
+        """The best of the sums of published scores, each scheduled as published and by ours, or ``best``."""
+        kept = [best]
+
+        def stall_of(order: NDArray[np.int32]) -> float:
+            made = [self._held("combined", order, limit), self._published_as("combined", order, limit)]
+            for found in made:
+                kept[0] = self._better(kept[0], found)
+            return min((one.stall_seconds for one in made if one and one.peak_bytes <= limit), default=np.inf)
+
+        scores = {name: order for name, order in self._published_orders(limit).items() if name != "vote"}
+        search_weights(scores, stall_of, trials=self._trials)
+        return kept[0]
 
     def _improved(self, best: Swap, seed: int) -> Swap:
         """Small changes of a schedule that somebody waits for, or of all absences as long as they are."""
