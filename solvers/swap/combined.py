@@ -1,8 +1,8 @@
 """Combinations of the published scores, their weights found by Bayesian optimisation.
 
-Zhang et al. (arXiv 1903.06631) search the weights of a sum of their scores by how long the step then takes. Here
-the library is Optuna (Akiba et al., KDD 2019), its sampler TPE; what is summed are ranks, since scores have
-different units. It is an extra: ``pip install mempool[bayes]``.
+Zhang et al. (arXiv 1903.06631) search the weights of a sum of their scores by how long the step then takes.
+Here the library is Optuna (Akiba et al., KDD 2019), its sampler TPE; what is summed are ranks, since scores
+have different units. It is an extra: ``pip install mempool[bayes]``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def search_weights(
 
     Args:
         orders: by name of the score, the same rows, best first.
-        stall_of: seconds that the step waits with rows taken in this order; inf where it cannot hold the limit.
+        stall_of: seconds that the step waits with rows taken in this order; inf where the limit is not held.
         trials: how many.
         seed: of the sampler; the same seed asks for the same.
 
