@@ -39,6 +39,8 @@ _IMPROVING = 100e6
 _RESTARTS = 4
 #: How often waits are fed back into a plan.
 _ROUNDS = 6
+#: Where that is more work for all scores, only for the best of them.
+_MOST_WORK = 1_500_000_000
 #: How much dearer than a wait for a copy out one for a copy back is taken to be.
 _FAVOURS = (1.0, 0.25, 4.0)
 
@@ -114,6 +116,8 @@ class SwapPlanner:
             link.duplex,
         )
         work = (len(self._grid.first) + 8 * len(a)) * max(len(a), 1)
+        orders = 11  # ours and the published
+        self._rounds = _ROUNDS if 2 * _ROUNDS * orders * work <= _MOST_WORK else 1
         self._tries = min(_MOST_TRIES, _WORK // work) if tries is None else tries
         self._trials = trials
         self._free: Swap | None = None
@@ -150,13 +154,8 @@ class SwapPlanner:
         if self.step.peak_bytes <= limit:
             return self.nothing(limit)
         self.check(limit)
-        best: Swap | None = None
         orders = self._orders(limit)
-        for name, order in orders.items():
-            best = self._better(best, self._held(name, order, limit))
-        for published in self.published(limit):
-            best = self._better(best, published)
-        best = self._combined(limit, best)
+        best = self._combined(limit, self._scored(orders, limit))
         leader = orders.get("" if best is None else best.how, self._ours["early"])
         for k, order in enumerate(self._neighbours(leader, tries)):
             if best is not None and best.stall_seconds == 0:
@@ -169,6 +168,17 @@ class SwapPlanner:
             for seed in range(_RESTARTS):
                 if best.stall_seconds > 0:
                     best = self._better(best, self._improved(best, seed)) or best
+        return best
+
+    def _scored(self, orders: dict[str, NDArray[np.int32]], limit: int) -> Swap | None:
+        """The best of these orders and of what the published planner makes."""
+        best: Swap | None = None
+        for name, order in orders.items():
+            best = self._better(best, self._held(name, order, limit))
+        for published in self.published(limit):
+            best = self._better(best, published)
+        if best is not None and best.how in orders and self._rounds < _ROUNDS:
+            best = self._better(best, self._held(best.how, orders[best.how], limit, rounds=_ROUNDS))
         return best
 
     def nearest(self, limit: int) -> Swap:
@@ -312,8 +322,10 @@ class SwapPlanner:
             # Now and then some stay, whatever their score.
             yield near[random.random(len(order)) > turn] if k // 12 % 2 else near
 
-    def _held(self, name: str, order: NDArray[np.int32], limit: int, favour: float = 1.0) -> Swap | None:
-        rows, release, fetch, stall, _ = self._native.plan(order, limit, _ROUNDS, favour)
+    def _held(
+        self, name: str, order: NDArray[np.int32], limit: int, favour: float = 1.0, rounds: int | None = None
+    ) -> Swap | None:
+        rows, release, fetch, stall, _ = self._native.plan(order, limit, rounds or self._rounds, favour)
         return None if not np.isfinite(stall) else self._swap(name, limit, rows, release, fetch)
 
     def _better(self, best: Swap | None, found: Swap | None) -> Swap | None:
