@@ -44,8 +44,6 @@ class Cut:
         Raises:
             PlanError, TraceError: the trace has no such step.
         """
-        if self.window is not None and not 0 <= self.window[0] < self.window[1] <= len(trace):
-            raise PlanError(f"no events {self.window[0]} to {self.window[1]} in a trace of {len(trace)}")
         if self.bandwidth is not None and not 0 < self.bandwidth < float("inf"):
             raise PlanError(f"no bandwidth of {self.bandwidth} bytes a second")
         return step_of(trace, window=self.window, whole=self.window is None, bandwidth=self.bandwidth)

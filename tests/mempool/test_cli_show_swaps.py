@@ -97,7 +97,7 @@ FAULTS: dict[str, tuple[tuple[str | int, ...], Any]] = {
     "a use too early": (("moves", 0, "use_operation"), 3),
     "an operation beyond": (("moves", 0, "fetch_operation"), 2**61),
     "a word": (("moves", 0, "last_operation"), "1"),
-    "a truth for a number": (("moves", 0, "last_operation"), True),
+    "a truth for a number": (("limits", -1, "limit_bytes"), True),
     "a number for a truth": (("moves", 0, "copied"), 1),
     "nothing copied": (("moves", 0, "copied"), False),
     "no moves": (("moves",), []),
