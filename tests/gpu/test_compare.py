@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("script", ["compare.py", "compare_cupy.py", "predicted.py"])
+@pytest.mark.parametrize("script", ["compare.py", "compare_cupy.py", "predicted.py", "swapping.py"])
 def test_it_says_so_and_ends_well(script: str) -> None:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name(script))],
