@@ -1,0 +1,62 @@
+"""Training that departs from its habits, within a limit: the same results to the bit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from diverging import SCENARIOS, Loop
+from training import digest
+
+import mempool.torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Steps, among them those in which the scenarios depart.
+NUMBERS = (0, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 20, 21)
+#: Those that are tried by default.
+BRIEF = ("evaluation", "last_batch", "exception", "saved")
+SHARE = 0.5  # the limit, of the peak load
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def peak() -> int:
+    """Bytes alive at once in a step like any other, and its model."""
+    with mempool.torch.install(device="cpu", mode="record") as pool:
+        loop = Loop(pool)
+        for number in range(3):
+            loop.step(number)
+        return int(pool.client.stats()["live"]["peak"])
+
+
+def came_out(scenario: str, limit: int) -> list[Any]:
+    """Losses, the digest of the model, and what was kept; swapped if there is a limit."""
+    options: dict[str, Any] = {"limit": limit} if limit else {}
+    with mempool.torch.install(device="cpu", mode="record", **options) as pool:
+        torch.manual_seed(0)
+        loop = Loop(pool)
+        for number in NUMBERS:
+            SCENARIOS[scenario](loop, number)
+        if limit:
+            assert pool.report().to_dict()["swapping"]["out_bytes"] > 0
+    return [loop.losses, digest(loop.model), [kept for kept in loop.kept if isinstance(kept, (str, int))]]
+
+
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(name, marks=() if name in BRIEF else pytest.mark.full) for name in SCENARIOS]
+)
+def test_results_are_the_same_whatever_departs_from_the_plan(scenario: str, peak: int) -> None:
+    plain = came_out(scenario, 0)
+    assert came_out(scenario, int(SHARE * peak)) == plain
