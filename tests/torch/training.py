@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
 import hashlib
 import json
 import sys
@@ -20,7 +21,7 @@ import torch
 from models import MODELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from models import Batch, Model
 
@@ -44,6 +45,7 @@ class Setup:
     observer: str = ""
     plan: str = ""
     save: str = ""
+    limit: int = 0  # bytes, kept by swapping; 0 is none
 
 
 class Data(torch.utils.data.Dataset[Any]):
@@ -68,8 +70,8 @@ def batches(model: Model, setup: Setup) -> Iterator[Batch]:
         yield from torch.utils.data.DataLoader(data, batch_size=None, num_workers=setup.workers)
 
 
-def train(model: Model, setup: Setup, pool: Any) -> list[str]:
-    """The losses, to the bit."""
+def train(model: Model, setup: Setup, pool: Any, after: Callable[[], object] = int) -> list[str]:
+    """The losses, to the bit; what is to be done after each step is called then."""
     kinds = {"sgd": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, foreach=True)}
     kinds["adamw"] = lambda p: torch.optim.AdamW(p, 1e-3, foreach=True)
     optimizer = kinds[setup.optimizer](model.parameters())
@@ -100,6 +102,7 @@ def train(model: Model, setup: Setup, pool: Any) -> list[str]:
             pool.step()
         if pool is not None and not setup.background:
             pool.plan_now()
+        after()
     return losses
 
 
@@ -118,6 +121,7 @@ def observed(library: str) -> ctypes.CDLL:
     observer = ctypes.CDLL(library)
     functions = (ctypes.c_void_p * 4)(*_core.torch_cpu_functions())
     observer.observe(functions)
+    observer.load_bytes.restype = observer.take_peak_bytes.restype = ctypes.c_long
     _core.torch_cpu_functions = lambda: tuple(functions)
     return observer
 
@@ -126,24 +130,28 @@ def run(setup: Setup, observer: ctypes.CDLL | None, *, pooled: bool) -> dict[str
     """What came out of one of them."""
     torch.manual_seed(0)
     torch.set_num_threads(setup.threads)
-    pool = None
+    pool, peaks, base = None, [], 0
     if pooled:
         import mempool.torch
 
-        pool = mempool.torch.install(
-            background=setup.background, **({"plan": setup.plan} if setup.plan else {})
-        )
+        options = {key: given for key in ("plan", "limit") if (given := getattr(setup, key))}
+        pool = mempool.torch.install(background=setup.background, **options)
+    if observer is not None:
+        gc.collect()
+        observer.take_peak_bytes()  # that of the training before
+        base = observer.load_bytes()
     model = MODELS[setup.model]()
     model.checkpointing = setup.checkpointing
     model.train()
-    said: dict[str, Any] = {"losses": train(model, setup, pool), "parameters": digest(model)}
+    look = int if observer is None else lambda: peaks.append(observer.take_peak_bytes() - base)
+    said: dict[str, Any] = {"losses": train(model, setup, pool, look), "parameters": digest(model)}
     if pool is not None:
         said["report"] = pool.report().to_dict()
         if setup.save:
             pool.save(setup.save)
         pool.close()
     if observer is not None:
-        said |= {"overlaps": observer.overlaps(), "observed": observer.observed()}
+        said |= {"overlaps": observer.overlaps(), "observed": observer.observed(), "peaks": peaks}
     return said
 
 

@@ -1,0 +1,91 @@
+"""Training within a limit: the same bits as without, and an observer outside sees no more than the limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from test_training import NAMES, PAIRS, needs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    TrainedAll = Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]
+
+#: Limits, of the peak load without one; of models in turn, and of each setup.
+SHARES = (0.7, 0.85, 0.6)
+DEAR_SHARES = (0.95, 0.8, 0.6, 0.4, 0.2, 0.05)
+#: The first steps meet operations of which nobody knows what they take for themselves.
+SETTLED = 3
+#: Every model, and the choices of `test_training` that are not dear.
+FEW: tuple[dict[str, Any], ...] = (
+    {"model": "resnet", "workers": 2},
+    {"model": "unet", "optimizer": "sgd", "checkpointing": True, "marks": "watch"},
+    {"model": "seq2seq", "marks": "step"},
+    {"model": "gpt", "autocast": True, "checkpointing": True, "marks": "iteration"},
+    {"model": "bert", "accumulate": 2},
+    {"model": "llama", "optimizer": "sgd", "autocast": True, "marks": "watch"},
+)
+
+
+class Trainings:
+    """The same setups as they are, and with the pool: a process for each of both."""
+
+    def __init__(self, trained_all: TrainedAll, observer: str, setups: Sequence[dict[str, Any]]) -> None:
+        brief = [{**setup, "steps": 7, "size": 2} for setup in setups]
+        self._trained_all = trained_all
+        self._watched = [{**setup, "observer": observer} for setup in brief]
+        self.plain = trained_all("plain", brief)
+        self.pooled = trained_all("pool", [{**setup, "steps": 3} for setup in self._watched])
+        self.peaks = [max(said["peaks"]) for said in self.pooled]
+
+    def within(self, shares: list[float]) -> list[dict[str, Any]]:
+        """What came out of each within its share of its peak load."""
+        limits = [int(share * peak) for share, peak in zip(shares, self.peaks, strict=True)]
+        setups = [{**setup, "limit": n} for setup, n in zip(self._watched, limits, strict=True)]
+        return self._trained_all("pool", setups)
+
+
+def check(plain: dict[str, Any], said: dict[str, Any], held: int) -> None:
+    """The same results; and no more memory than can be held, once a step is as those before."""
+    assert said["losses"] == plain["losses"]
+    assert said["parameters"] == plain["parameters"]
+    assert said["overlaps"] == 0
+    assert said["report"]["swapping"]["out_bytes"] > 0
+    # what operations take for themselves is learned, not known
+    assert max(said["peaks"][SETTLED:]) <= 1.02 * held, said
+
+
+@pytest.fixture(scope="module")
+def trainings(trained_all: TrainedAll, observer: str) -> Trainings:
+    for setup in FEW:
+        needs(setup)
+    return Trainings(trained_all, observer, FEW)
+
+
+@pytest.fixture(scope="module")
+def limited(trainings: Trainings) -> list[dict[str, Any]]:
+    return trainings.within([SHARES[at % len(SHARES)] for at in range(len(FEW))])
+
+
+@pytest.mark.parametrize("at", range(len(FEW)), ids=[setup["model"] for setup in FEW])
+def test_training_within_a_limit_is_the_same_to_the_bit_and_the_limit_is_kept(
+    trainings: Trainings, limited: list[dict[str, Any]], at: int
+) -> None:
+    check(trainings.plain[at], limited[at], limited[at]["report"]["swapping"]["limit_bytes"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("setup", PAIRS, ids=NAMES)
+def test_any_two_choices_together_within_any_limit(
+    trained_all: TrainedAll, observer: str, setup: dict[str, Any]
+) -> None:
+    needs(setup)
+    trainings = Trainings(trained_all, observer, [setup])
+    for share in DEAR_SHARES:
+        said = trainings.within([share])[0]
+        swapping = said["report"]["swapping"]
+        check(trainings.plain[0], said, max(swapping["limit_bytes"], swapping["planned_peak_bytes"]))
