@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import mempool.torch
-from mempool import Pool, UsageError
+from mempool import Pool, UsageError, _core
 from mempool.torch.swapping.host_engine import HostEngine
 from mempool.torch.swapping.reserved import Settling, arena_bytes
 from mempool.torch.swapping.swapper import Swapper
@@ -35,6 +36,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+    gc.collect()
+    assert (
+        _core.torch_cpu_hook().held() == 0
+    )  # also lets go of pools whose last tensor went after they closed
 
 
 class Net(torch.nn.Module):
