@@ -6,7 +6,7 @@ Training steps of transformers' ResNet-50 on small pictures, so that operations 
 without anything, under a dispatch mode that does nothing, and under a `Swapper` whose limit is never reached
 and that follows its plan. Processor seconds of the process with one thread, the best step of all rounds for
 each; the cost is the difference to the step without anything, over the operations of the step. With
-``--large`` also the part that this is of a step with so many pictures of 224 x 224, with all threads.
+``--large`` also the part that this is of a step with so many pictures of 224 x 224.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Training:
         self.model(**self.batch).loss.backward()
         self.optimizer.step()
 
-    def best(self, mode: Any, clock: Any = time.process_time) -> float:
+    def best(self, mode: Any) -> float:
         """Seconds of the fastest of some steps."""
         seconds = []
         with mode:
             for _ in range(_STEPS):
-                begin = clock()
+                begin = time.process_time()
                 self.step()
-                seconds.append(clock() - begin)
+                seconds.append(time.process_time() - begin)
         return min(seconds)
 
 
@@ -72,7 +72,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--large", type=int, default=0, help="pictures of 224 x 224")
     given = parser.parse_args()
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     training = Training(2, 32)
     engine = HostEngine(1 << 20)
@@ -90,8 +89,7 @@ def main() -> None:
         cost = best[name] - best["nothing"]
         print(f"{name:10} {best[name] * 1e3:6.1f} ms, {cost / count * 1e6:5.1f} us an operation")
     if given.large:
-        torch.set_num_threads(threads)
-        seconds = Training(given.large, 224).best(contextlib.nullcontext(), time.perf_counter)
+        seconds = Training(given.large, 224).best(contextlib.nullcontext())
         share = (best["swapping"] - best["nothing"]) / seconds
         print(
             f"a step of {given.large} at 224 x 224: {seconds:.2f} s, of which {share:.2%} would be swapping's"
