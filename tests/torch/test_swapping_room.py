@@ -20,6 +20,7 @@ from mempool.torch.swapping.host_engine import HostEngine
 from mempool.torch.swapping.needs import Counters, Needs
 from mempool.torch.swapping.storages import HERE
 from mempool.torch.swapping.swapper import Swapper
+from mempool.torch.swapping.tape import Tape
 from mempool.torch.swapping.uses import Uses
 from solvers.swap import Step
 from traces.recorders.torch.operations import learn
@@ -412,3 +413,17 @@ class TestOutOfMemory:
             assert failing.missing == 0
             assert away(kept) == []
             assert kept[1].mean().item() == 1
+
+
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.tuples(st.integers(0, 9), st.booleans()))), max_size=6))
+def test_a_tape_tells_what_each_operation_touched(course: list[tuple[bool, list[tuple[int, bool]]]]) -> None:
+    """An operation with what it touched, or views, which belong to the operation before."""
+    tape, expected, at = Tape(), [], -1
+    for is_operation, touches in course:
+        if is_operation:
+            at += 1
+            tape.first.append(len(tape.touched))
+        for number, wrote in touches:
+            tape.touched.append(number << 1 | wrote)
+            expected.append((number, max(at, 0), wrote))
+    assert list(tape.accesses()) == expected

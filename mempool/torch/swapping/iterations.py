@@ -107,11 +107,13 @@ class Iterations:
         tape.functions.append(func)
         tape.marks.append(mark)
         tape.rooms.append(room)
+        touched = tape.touched
+        tape.first.append(len(touched))
         for held in given:
-            tape.touched.append((held.number, at, held.key in written))
+            touched.append(held.number << 1 | (held.key in written))
         for held in made:
             tape.born.append((held.number, at, held.room))
-            tape.touched.append((held.number, at, True))
+            touched.append(held.number << 1 | 1)
         if self.following and self.plan is not None:
             self._after(self.plan, at, made)
         if at + 1 >= _LONGEST:
@@ -137,7 +139,7 @@ class Iterations:
 
     def viewed(self, held: Held) -> None:
         """A view was made: as if the operation before had touched its storage."""
-        self.tape.touched.append((held.number, max(len(self.tape) - 1, 0), False))
+        self.tape.touched.append(held.number << 1)
 
     def met(self, held: Held) -> None:
         """A storage was met that no operation made, such as a batch from another thread."""
