@@ -63,9 +63,7 @@ def _same_twice(tape: Tape, period: int) -> bool:
     first = end - 2 * period
     new = {number for number, at, _ in tape.born if at >= first}
     used: tuple[set[int], set[int]] = set(), set()
-    for number, at, _ in reversed(tape.touched):
-        if at < first:
-            break
-        if number not in new:
-            used[at >= end - period].add(number)
+    begin, middle = tape.first[first], tape.first[end - period]
+    for half, codes in enumerate((tape.touched[begin:middle], tape.touched[middle:])):
+        used[half].update(number for code in codes if (number := code >> 1) not in new)
     return len(used[0] & used[1]) > _SAME * max(len(used[0]), len(used[1]))
