@@ -87,6 +87,8 @@ def swap(
 
     over = parsed("--link", _parse_link, link)
     rate = parsed("--bandwidth", parse_bytes, bandwidth)
+    if rate == 0:
+        raise typer.BadParameter("--bandwidth is more than 0 bytes a second")
     smallest = parsed("--least", parse_bytes, least)
     most_host = parsed("--host", parse_bytes, host)
     asked = [parsed("--limit", parse_limit, one) or Limit() for one in limit or ()]

@@ -155,6 +155,7 @@ class _Program:
 
         self._solver: Any = pywraplp.Solver.CreateSolver("GLOP")
         self._unit = max(float(around.size.max(initial=1)), 1.0)
+        self._all_bytes = float(around.size.sum())
         self._away = [self._solver.NumVar(0.0, 1.0, "") for _ in around.size]
         self._waits = [self._solver.NumVar(0.0, 0.0, "") for _ in range(2)]
         self._scale = max(float(around.before.max(initial=0)), float(around.after.max(initial=0)), 1e-9)
@@ -195,7 +196,8 @@ class _Program:
 
     def most_bytes(self) -> float:
         self._solver.Maximize(self._bytes)
-        self._solve()
+        if not self._solve():
+            return self._all_bytes  # nothing is claimed
         return float(self._solver.Objective().Value()) * self._unit * (1 + 1e-9)
 
     def least_wait(self, needed: int) -> float:
@@ -203,14 +205,13 @@ class _Program:
             wait.SetUb(self._solver.infinity())
         self._solver.Add(self._bytes >= needed / self._unit)
         self._solver.Minimize(self._solver.Sum(self._waits))
-        if not self._solve():
-            return float("inf")
+        if (solved := self._solve()) is not True:
+            return float("inf") if solved is False else 0.0
         return max(float(self._solver.Objective().Value()) * self._scale * (1 - 1e-9) - 1e-12, 0.0)
 
-    def _solve(self) -> bool:
+    def _solve(self) -> bool | None:
+        """Whether it has a solution; None: the solver has found none and says nothing."""
         status = self._solver.Solve()
         if status == self._solver.OPTIMAL:
             return True
-        if status == self._solver.INFEASIBLE:
-            return False
-        raise RuntimeError("the linear program of the link bound was not solved")
+        return False if status == self._solver.INFEASIBLE else None

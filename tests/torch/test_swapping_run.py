@@ -297,6 +297,24 @@ def test_a_loop_that_marks_nothing_is_found_and_planned(swapper: Swapper) -> Non
     assert counts.on_demand - on_demand <= 1
 
 
+def test_what_no_operation_touches_is_away_and_the_limit_is_that_of_the_rest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Such as an average of a model, or the data of an evaluation."""
+    idle = [torch.randn(MIB) for _ in range(4)]
+    sums = [one.sum().item() for one in idle]
+    engine = HostEngine(64 * MIB)
+    with caplog.at_level("WARNING"), Swapper(engine, CPU, 3 * MIB) as swapper:
+        assert [one.sum().item() for one in idle] == sums  # now it knows them
+        assert losses([1024] * 6) == losses([1024] * 6)
+        plan = swapper.iterations.plan
+        assert plan is not None
+        assert plan.swap.limit_bytes <= 3 * MIB
+        assert [one.sum().item() for one in idle] == sums
+    engine.close()
+    assert not caplog.records
+
+
 def test_a_tape_ends_although_nothing_repeats(swapper: Swapper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mempool.torch.swapping.repeats._MOST", 128)
     x, choices = torch.ones(10), torch.Generator().manual_seed(0)

@@ -206,6 +206,7 @@ class Iterations:
 
     def _improve(self, plan: Program) -> None:
         """The iteration went by plan: what did it wait for?"""
+        self._planning.warn(plan, self.limit_bytes)
         if better := self._planning.changed(plan, self._arrived, plan.swap.limit_bytes):
             self.plan = better
             self._settling.changed()

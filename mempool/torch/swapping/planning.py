@@ -51,9 +51,6 @@ class Planning:
         step = recorded(tape, seconds)
         planner = SwapPlanner(step.step, self._engine.link(), host_limit=self._host_bytes)
         swap = self._fitting(planner, step.step, limit)
-        if swap.limit_bytes > limit and not self._warned:
-            self._warned = True
-            self._warn(planner, limit, swap.limit_bytes)
         self._changes = 0
         self._engine.reserve(swap.replayed.host_bytes)
         return program_of(tape, step, swap)
@@ -75,11 +72,15 @@ class Planning:
                 best, least = tried, arena
         return best
 
-    @staticmethod
-    def _warn(planner: SwapPlanner, limit: int, least: int) -> None:
+    def warn(self, plan: Program, limit: int) -> None:
+        """Say once that a plan, which the program follows, does not hold the limit, and why none does."""
+        least = plan.swap.limit_bytes
+        if least <= limit or self._warned:
+            return
+        self._warned = True
         why = f"no plan that we find holds less than {least:,} bytes"
         try:
-            planner.check(limit)
+            SwapPlanner(plan.recorded.step, self._engine.link(), host_limit=self._host_bytes).check(limit)
         except PlanError as error:
             why = str(error)
         log.warning(

@@ -87,8 +87,9 @@ class Recorded:
 def recorded(tape: Tape, seconds: list[float]) -> Recorded:
     """The tape of a whole iteration as a step on a circle.
 
-    What is there at its beginning and at its end is there always. What is left from the iteration before,
-    or left for the next, takes memory until it is gone, and from when it was made.
+    What is there at its beginning and at its end is there always; if nothing touches it and it may leave, it
+    takes no memory, for it leaves when room is needed and nobody brings it. What is left from the iteration
+    before, or left for the next, takes memory until it is gone, and from when it was made.
     """
     k = len(tape)
     numbers = [held.number for held in tape.there] + [number for number, _, _ in tape.born]
@@ -104,6 +105,10 @@ def recorded(tape: Tape, seconds: list[float]) -> Recorded:
     for number, at, wrote in tape.accesses():
         if (row := row_of.get(number)) is not None and start[row] <= at < end[row]:
             touched[row, at] = touched.get((row, at), False) or wrote
+    used = {row for row, _ in touched}
+    for row, held in enumerate(tape.there):
+        if stays[row] and held.movable and row not in used:
+            size[row] = 0
     for at, room in enumerate(tape.rooms):
         if room > 0:
             touched[len(numbers), at] = True
