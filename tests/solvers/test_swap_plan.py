@@ -116,6 +116,19 @@ def test_what_is_waited_on_a_circle_counts_once_for_both_directions(rate: float)
         assert LinkBound(step, link).stall_seconds(limit) <= planner(step, link).hold(limit).stall_seconds
 
 
+def test_nothing_is_claimed_where_the_linear_solver_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of links so slow that its numbers run out."""
+    layers = 6
+    buffers = [(1 << 20, [(layer, True), (2 * layers - 1 - layer, False)]) for layer in range(layers)]
+    step, link = step_from([1e-3] * 2 * layers, buffers), Link.of_rate(1e9)
+    made = planner(step, link)
+    limit = step.peak_bytes // 2
+    assert LinkBound(step, link).stall_seconds(limit) > 0
+    monkeypatch.setattr("solvers.swap.bounds._Program._solve", lambda _: None)
+    assert LinkBound(step, link).peak_bytes() <= made.without_stall().peak_bytes
+    assert LinkBound(step, link).stall_seconds(limit) <= made.hold(limit).stall_seconds
+
+
 def test_a_flat_load_is_bounded_by_more_than_one_operation() -> None:
     """Memory is short for long, and what is used next comes back before what leaves last is gone."""
     buffers = [(4, [(op, True), (op + 4, False), (op + 8, False)]) for op in range(32)]
