@@ -123,10 +123,9 @@ def test_nothing_is_claimed_where_the_linear_solver_says_nothing(monkeypatch: py
     step, link = step_from([1e-3] * 2 * layers, buffers), Link.of_rate(1e9)
     made = planner(step, link)
     limit = step.peak_bytes // 2
-    assert LinkBound(step, link).stall_seconds(limit) > 0
     monkeypatch.setattr("solvers.swap.bounds._Program._solve", lambda _: None)
     assert LinkBound(step, link).peak_bytes() <= made.without_stall().peak_bytes
-    assert LinkBound(step, link).stall_seconds(limit) <= made.hold(limit).stall_seconds
+    assert 0 <= LinkBound(step, link).stall_seconds(limit) <= made.hold(limit).stall_seconds
 
 
 def test_a_flat_load_is_bounded_by_more_than_one_operation() -> None:
