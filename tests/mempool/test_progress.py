@@ -140,15 +140,17 @@ class Program:
         assert misses <= allowed
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.lists(phases, min_size=1, max_size=4), st.booleans(), st.sampled_from([7, 50, 400]))
-def test_what_is_repeated_is_planned_whatever_was_before(
-    several: list[Phase], marks: bool, every: int
-) -> None:
+def whatever_was_before(several: list[Phase], marks: bool, every: int) -> None:
     program = Program(marks=marks, every=every)
     for phase in several:
         program.do(phase)
     assert program.watcher.overlaps == 0
+
+
+@pytest.mark.parametrize("examples", [20, pytest.param(100, marks=pytest.mark.full)])
+def test_what_is_repeated_is_planned_whatever_was_before(examples: int) -> None:
+    settings(deadline=None, max_examples=examples)(whatever_was_before)()
 
 
 @pytest.mark.parametrize("evaluates", [True, False])

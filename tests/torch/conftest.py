@@ -13,11 +13,23 @@ import pytest
 from processes import told_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
 sys.path.insert(0, str(HERE))  # its helpers: models.py, recorded.py
+
+
+@pytest.fixture(autouse=True)
+def grad_mode() -> Iterator[None]:
+    """No test leaves PyTorch without gradients: the next one would fail in its place."""
+    yield
+    if "torch" in sys.modules:
+        import torch
+
+        left = torch.is_grad_enabled()
+        torch.set_grad_enabled(True)
+        assert left
 
 
 @pytest.fixture(scope="session")

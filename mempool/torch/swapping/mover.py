@@ -35,13 +35,16 @@ _LEAST_BYTES = 1024
 
 @contextlib.contextmanager
 def _between_us() -> Iterator[None]:
-    """Operations of ours, that no mode, transform or mark of the program's may see or change."""
+    """Operations of ours, that no mode, transform or mark of the program's may see or change.
+
+    All of these end with their objects, too, if Ctrl-C comes when they should be left. `torch.no_grad` would
+    not, and bytes need none.
+    """
     transforms = _DisableFuncTorch()
     with (
         torch._C.DisableTorchFunction(),
         _DisableTorchDispatch(),
         torch.inference_mode(mode=False),
-        torch.no_grad(),
     ):
         yield
     del transforms
