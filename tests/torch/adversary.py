@@ -73,7 +73,7 @@ class LazyEngine:
         return self._ask(Transfer(copy, data, out=False))
 
     def wait(self, transfer: Any) -> float:
-        with _DisableTorchDispatch(), torch.no_grad():
+        with _DisableTorchDispatch():
             self._make(transfer)
         if transfer.data is not None:
             transfer.data = None
