@@ -73,11 +73,7 @@ class Governor:
         order = self._order(keep, now)
         while order and need > self.spare:
             leaving = _enough(order, need - self.spare)
-            for held in leaving:  # all copies are on their way before the first is waited for
-                self._mover.leave(held)
-            for held in leaving:
-                self._mover.release(held)
-                self._counts.evicted += held.state == AWAY
+            self._evict(leaving)
             gone = {held.key for held in leaving}
             order = [held for held in order if held.key not in gone]
         if ahead:
@@ -90,13 +86,15 @@ class Governor:
     def clear(self, keep: Container[int], now: int) -> bool:
         """Let everything leave but these keys; whether anything did."""
         before = self._storages.here_bytes
-        leaving = self._order(keep, now)
-        for held in leaving:
+        self._evict(self._order(keep, now))
+        return self._storages.here_bytes < before
+
+    def _evict(self, leaving: list[Held]) -> None:
+        for held in leaving:  # all copies are on their way before the first is waited for
             self._mover.leave(held)
         for held in leaving:
             self._mover.release(held)
             self._counts.evicted += held.state == AWAY
-        return self._storages.here_bytes < before
 
     def _order(self, keep: Container[int], now: int) -> list[Held]:
         """What may leave, the first to leave first; what is just coming last."""

@@ -49,11 +49,13 @@ class Planning:
             seconds: what each operation took.
         """
         step = recorded(tape, seconds)
-        planner = SwapPlanner(step.step, self._engine.link(), host_limit=self._host_bytes)
-        swap = self._fitting(planner, step.step, limit)
+        swap = self._fitting(self._planner(step.step), step.step, limit)
         self._changes = 0
         self._engine.reserve(swap.replayed.host_bytes)
         return program_of(tape, step, swap)
+
+    def _planner(self, step: Step) -> SwapPlanner:
+        return SwapPlanner(step, self._engine.link(), host_limit=self._host_bytes)
 
     def _fitting(self, planner: SwapPlanner, step: Step, limit: int) -> Swap:
         """Moves that leave so little that it is within the limit with the gaps between buffers."""
@@ -80,7 +82,7 @@ class Planning:
         self._warned = True
         why = f"no plan that we find holds less than {least:,} bytes"
         try:
-            SwapPlanner(plan.recorded.step, self._engine.link(), host_limit=self._host_bytes).check(limit)
+            self._planner(plan.recorded.step).check(limit)
         except PlanError as error:
             why = str(error)
         log.warning(
