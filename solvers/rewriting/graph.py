@@ -1,0 +1,200 @@
+"""A step as a graph: operations in an order in which they run, and the values that they read and make."""
+
+from __future__ import annotations
+
+import enum
+import types
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from solvers.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+_OPERATIONS: Mapping[str, Any] = types.MappingProxyType(
+    {
+        "seconds": np.float64,
+        "workspace": np.int64,
+        "backward": np.bool_,
+        "repeatable": np.bool_,
+        "role": np.int8,
+        "kind": np.int32,
+        "module": np.int32,
+    }
+)
+_VALUES: Mapping[str, Any] = types.MappingProxyType(
+    {
+        "size": np.int64,
+        "producer": np.int64,
+        "base": np.int64,
+        "content": np.int64,
+        "rank": np.int8,
+        "lasting": np.bool_,
+        "movable": np.bool_,
+        "host": np.bool_,
+    }
+)
+
+
+class Role(enum.IntEnum):
+    """What an operation is there for."""
+
+    ORIGINAL = 0
+    SWAP_OUT = 1
+    SWAP_IN = 2
+    RECOMPUTED = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """N operations in the order in which they run, M values; read-only columns.
+
+    Memory is counted by operation: what an operation makes is there when it begins, what it reads for the
+    last time is there until it ends. A value is a tensor; a view has the memory of its ``base``. What no
+    operation makes is an input: a parameter, a buffer, the batch.
+
+    Attributes:
+        seconds: float64[N], what each operation takes on its own.
+        workspace: int64[N], bytes that it takes for itself while it runs.
+        backward: bool[N], whether it belongs to the backward pass.
+        repeatable: bool[N], whether running it again on the same values gives the same values: nothing
+            random, nothing that writes into what it reads.
+        role: int8[N], a `Role`: what rewriting put in is not ORIGINAL.
+        kind: int32[N], index into ``kinds``.
+        module: int32[N], index into ``modules``, -1 where unknown.
+        size: int64[M], bytes; 0 of a view.
+        producer: int64[M], the operation that makes it, -1 of an input.
+        base: int64[M], the value whose memory it has: itself, or of a view another, which is no view.
+        content: int64[M], the value of the original graph whose contents it has: itself, or of a swapped or
+            recomputed one the original, which was made by an operation that is ORIGINAL or is an input.
+        rank: int8[M], number of dimensions, -1 where unknown.
+        lasting: bool[M], alive after the step: outputs, and inputs that the caller keeps.
+        movable: bool[M], whether it may leave the device: not so for numbers, and what something else owns.
+        host: bool[M], whether its memory is the host's.
+        reads_start: int64[N+1], operation i reads ``reads[reads_start[i]:reads_start[i+1]]``.
+        reads: int64[R], values in the order of the operation's arguments.
+        control: int64[C, 2], pairs (earlier, later) of operations ordered without a value.
+        names: N names of operations, each once.
+        kinds: the operations that there are, such as ``aten.mm``.
+        modules: paths of modules.
+
+    Raises:
+        PlanError: columns that break one of these rules, an operation that reads what is not made yet.
+    """
+
+    seconds: NDArray[np.float64]
+    workspace: NDArray[np.int64]
+    backward: NDArray[np.bool_]
+    repeatable: NDArray[np.bool_]
+    role: NDArray[np.int8]
+    kind: NDArray[np.int32]
+    module: NDArray[np.int32]
+    size: NDArray[np.int64]
+    producer: NDArray[np.int64]
+    base: NDArray[np.int64]
+    content: NDArray[np.int64]
+    rank: NDArray[np.int8]
+    lasting: NDArray[np.bool_]
+    movable: NDArray[np.bool_]
+    host: NDArray[np.bool_]
+    reads_start: NDArray[np.int64]
+    reads: NDArray[np.int64]
+    control: NDArray[np.int64]
+    names: tuple[str, ...]
+    kinds: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        edges = {"reads_start": np.int64, "reads": np.int64}
+        for name, dtype in {**_OPERATIONS, **_VALUES, **edges}.items():
+            self._set(name, np.asarray(getattr(self, name), dtype))
+        self._set("control", np.asarray(self.control, np.int64).reshape(-1, 2))
+        for faults in (self._numbers, self._faults):  # the second asks columns that the first looks at
+            for wrong, what in faults():
+                if wrong:
+                    raise PlanError(f"a graph {what}")
+
+    def _set(self, name: str, column: NDArray[Any]) -> None:
+        column = np.ascontiguousarray(column).view()
+        column.flags.writeable = False
+        object.__setattr__(self, name, column)
+
+    def _numbers(self) -> list[tuple[bool, str]]:
+        n, m = len(self.seconds), len(self.size)
+        same = len(self.names) == n == len(self.reads_start) - 1
+        same &= all(len(getattr(self, name)) == n for name in _OPERATIONS)
+        same &= all(len(getattr(self, name)) == m for name in _VALUES)
+        if not same:
+            raise PlanError("a graph with columns of different lengths")
+        start = self.reads_start
+        whole = start[0] == 0 and start[-1] == len(self.reads) and bool((np.diff(start) >= 0).all())
+        if not whole:
+            raise PlanError("a graph whose reads are not divided among its operations")
+        values = (self.reads, self.base, self.content)
+        return [
+            (
+                any(bool(((ids < 0) | (ids >= m)).any()) for ids in values),
+                "that names a value it does not have",
+            ),
+            (bool(((self.producer < -1) | (self.producer >= n)).any()), "with a value of no operation"),
+            (bool(((self.control < 0) | (self.control >= n)).any()), "with an order of no operations"),
+            (len(set(self.names)) != n, "with a name that two operations have"),
+        ]
+
+    def _faults(self) -> list[tuple[bool, str]]:
+        view = self.base != np.arange(len(self.base))
+        return [
+            (not (np.isfinite(self.seconds) & (self.seconds >= 0)).all(), "with times that are none"),
+            (bool((self.size < 0).any() or (self.workspace < 0).any()), "with a negative size"),
+            (bool((self.producer[self.reads] >= self.reader).any()), "that reads a value before it is made"),
+            (
+                bool((self.control[:, 0] >= self.control[:, 1]).any()),
+                "whose order is against its control edges",
+            ),
+            (bool((self.base[self.base] != self.base).any()), "with a view of a view"),
+            (bool(self.size[view].any()), "with a view that has memory of its own"),
+            (bool((self.host[self.base] != self.host).any()), "with a view that is elsewhere than its base"),
+            (bool((self.content[self.content] != self.content).any()), "with a copy of a copy"),
+        ]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    @cached_property
+    def reader(self) -> NDArray[np.int64]:
+        """The operation of each read, int64[R]."""
+        return np.repeat(np.arange(len(self)), np.diff(self.reads_start))
+
+    def read_by(self, operation: int) -> NDArray[np.int64]:
+        """The values that an operation reads, in the order of its arguments."""
+        return self.reads[self.reads_start[operation] : self.reads_start[operation + 1]]
+
+    @cached_property
+    def _by_value(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        order = np.argsort(self.reads, kind="stable")
+        start = np.searchsorted(self.reads[order], np.arange(len(self.size) + 1))
+        return start, self.reader[order]
+
+    def readers_of(self, value: int) -> NDArray[np.int64]:
+        """The operations that read a value, in their order, once for each time that they read it."""
+        start, readers = self._by_value
+        return readers[start[value] : start[value + 1]]
+
+    def with_columns(self, **columns: Any) -> Graph:
+        """The same graph with other columns."""
+        return replace(self, **columns)
+
+    def same_as(self, other: Graph) -> bool:
+        """Whether every column is equal."""
+        return all(
+            np.array_equal(getattr(self, f.name), getattr(other, f.name))
+            if isinstance(getattr(self, f.name), np.ndarray)
+            else getattr(self, f.name) == getattr(other, f.name)
+            for f in fields(self)
+        )
