@@ -1,0 +1,117 @@
+"""How long each operation of a graph takes: by a roofline, or measured on this device."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from mempool.rates import rates_of
+from mempool.torch.fitting.roofline import Roofline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import fx
+
+    from mempool.rates import Rates
+
+
+def values_of(node_arguments: Any) -> Any:
+    """Arguments of a node with what each node among them made instead."""
+    return torch.fx.map_arg(node_arguments, lambda one: one.meta.get("val"))
+
+
+def by_roofline(rates: Rates | None = None) -> Callable[[fx.Node], float]:
+    """Seconds that a node takes at least on a card: of its products or of its bytes, whichever is longer."""
+    clock = Roofline(rates or rates_of())
+
+    def seconds(node: fx.Node) -> float:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return 0.0
+        args, kwargs = tree_map(number, values_of((node.args, node.kwargs)))
+        return 1e-9 * clock.nanoseconds(node.target, args, kwargs, node.meta.get("val"))
+
+    return seconds
+
+
+def number(value: Any) -> Any:
+    """What a symbolic number was when it was traced; anything else as it is."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.hint
+    return value
+
+
+@dataclass
+class Measured:
+    """Seconds that operations take on this machine: each kind of call is run once for all.
+
+    An operation runs on tensors of its arguments' shapes, strides and types that hold small random numbers,
+    indices 0, ``runs`` times after a first one; the median counts.
+
+    Attributes:
+        device: where to run.
+        otherwise: for what cannot be run.
+        runs: of each kind of call.
+        known: what was measured, by the call.
+    """
+
+    device: torch.device | str = "cpu"
+    otherwise: Callable[[fx.Node], float] = field(default_factory=by_roofline)
+    runs: int = 5
+    known: dict[Any, float] = field(default_factory=dict)
+
+    def __call__(self, node: fx.Node) -> float:
+        """What a node takes."""
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return 0.0
+        args, kwargs = tree_map(number, values_of((node.args, node.kwargs)))
+        key = node.target, str(tree_map(_form, (args, kwargs)))
+        if key not in self.known:
+            self.known[key] = self._measure(node, args, kwargs)
+        return self.known[key]
+
+    def _measure(self, node: fx.Node, args: Any, kwargs: Any) -> float:
+        state = torch.get_rng_state()
+        try:
+            args, kwargs = tree_map(self._real, (args, kwargs))
+            with torch.no_grad():
+                took = [self._once(node.target, args, kwargs) for _ in range(self.runs + 1)]
+            return statistics.median(took[1:])
+        except (RuntimeError, NotImplementedError, IndexError, ValueError, TypeError):
+            return self.otherwise(node)
+        finally:
+            torch.set_rng_state(state)
+
+    def _once(self, operation: Any, args: Any, kwargs: Any) -> float:
+        cuda = torch.device(self.device).type == "cuda"
+        if cuda:
+            torch.cuda.synchronize(self.device)
+        begin = time.perf_counter()
+        result = operation(*args, **kwargs)
+        if cuda:
+            torch.cuda.synchronize(self.device)
+        spent = time.perf_counter() - begin
+        del result
+        return spent
+
+    def _real(self, value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return torch.device(self.device)
+        if not isinstance(value, torch.Tensor):
+            return value
+        shape, stride = tuple(map(number, value.shape)), tuple(map(number, value.stride()))
+        real = torch.empty_strided(shape, stride, dtype=value.dtype, device=self.device)
+        if value.dtype.is_floating_point:
+            return real.uniform_(0.1, 1.0)
+        return real.zero_()
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tuple(map(number, value.shape)), tuple(map(number, value.stride())), value.dtype
+    return value

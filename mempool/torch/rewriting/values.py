@@ -1,0 +1,102 @@
+"""The values of a joint graph: which tensors there are, and which of them share memory."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from mempool.torch.rewriting.costs import number
+
+if TYPE_CHECKING:
+    from torch import fx
+
+
+@dataclass
+class Values:
+    """Columns of `solvers.rewriting.Graph`, a value at a time, as nodes are met.
+
+    Attributes:
+        node: which each is, none of a result that no node names.
+        device: its type, "" of a number.
+        results: of each node what it makes, -1 of what is none.
+    """
+
+    node: list[fx.Node | None] = field(default_factory=list)
+    size: list[int] = field(default_factory=list)
+    producer: list[int] = field(default_factory=list)
+    base: list[int] = field(default_factory=list)
+    rank: list[int] = field(default_factory=list)
+    movable: list[bool] = field(default_factory=list)
+    device: list[str] = field(default_factory=list)
+    results: dict[fx.Node, list[int]] = field(default_factory=dict)
+    _owners: dict[int, int] = field(default_factory=dict)
+
+    def given(self, node: fx.Node, held: Any) -> int:
+        """An input."""
+        self.results[node] = [self._add(node, held, -1)]
+        return self.results[node][0]
+
+    def beside(self, size: int) -> None:
+        """Memory that no node knows of."""
+        self._add(None, None, -1)
+        self.size[-1] = size
+
+    def made(self, node: fx.Node, producer: int) -> None:
+        """What an operation makes."""
+        held = node.meta.get("val")
+        if isinstance(held, (tuple, list)):
+            self.results[node] = [-1 if one is None else self._add(None, one, producer) for one in held]
+        else:
+            self.results[node] = [self._add(node, held, producer)]
+
+    def takes(self, node: fx.Node) -> bool:
+        """Whether a node only names one of several results of an operation; then it is that value."""
+        if node.target is not operator.getitem:
+            return False
+        source, index = node.args
+        of_operation = source.op == "call_function" and source.target is not operator.getitem
+        if not of_operation or not isinstance(source.meta.get("val"), (tuple, list)):
+            return False
+        value = self.results[source][index]
+        self.results[node] = [value]
+        if value >= 0:
+            self.node[value] = node
+        return True
+
+    def read(self, node: fx.Node) -> list[int]:
+        """The values among a node's arguments, in their order."""
+        found: list[int] = []
+        torch.fx.map_arg((node.args, node.kwargs), lambda one: found.extend(self.results[one]))
+        return [value for value in found if value >= 0]
+
+    def _add(self, node: fx.Node | None, held: Any, producer: int) -> int:
+        value = len(self.size)
+        memory = _memory(held)
+        base = self._owners.setdefault(memory[0][0], value) if memory else value
+        new = sum(size for key, size in memory if self._owners.setdefault(key, value) == value)
+        one = isinstance(held, torch.Tensor)
+        self.node.append(node)
+        self.size.append(new if base == value else 0)
+        self.producer.append(producer)
+        self.base.append(base)
+        self.rank.append(held.dim() if one else -1)
+        self.movable.append(one and producer >= 0)
+        self.device.append(held.device.type if one else "")
+        return value
+
+
+def _memory(held: Any) -> list[tuple[int, int]]:
+    """Of each storage of what a value holds, what tells it from others, and its bytes."""
+    found = {}
+    for one in tree_leaves(held):
+        if isinstance(one, torch.Tensor):
+            try:
+                storage = one.untyped_storage()
+                found[storage._cdata] = number(storage.nbytes())
+            except (NotImplementedError, RuntimeError):  # such as sparse tensors, which have none
+                found[id(one)] = number(one.numel()) * one.element_size()
+    return list(found.items())
