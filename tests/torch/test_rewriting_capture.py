@@ -147,19 +147,21 @@ def test_attention_without_dropout_may_run_again() -> None:
 
 
 def test_what_is_written_in_place_keeps_its_order() -> None:
-    def step(x: Any, y: Any) -> Any:
-        z = y.sin()
+    def step(y: Any) -> Any:
+        x, z = y.tan(), y.sin()
         torch.ops.aten.copy_.default(x, z)
         return (x.cos(),)
 
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    module = make_fx(step, tracing_mode="fake")(torch.randn(4), torch.randn(4))
+    module = make_fx(step, tracing_mode="fake")(torch.randn(4))
     graph = capture(module, 1).graph
     copy, cosine = named(graph, "copy_")[0], named(graph, "cos")[0]
     assert [copy, cosine] in graph.control.tolist()
     assert not graph.repeatable[[copy, cosine]].any()
     assert graph.repeatable[named(graph, "sin")].all()
+    moves = {kind: graph.movable[graph.producer == named(graph, kind)[0]].all() for kind in ("tan", "sin")}
+    assert moves == {"tan": False, "sin": True}
 
 
 def test_symbolic_sizes_are_what_they_were() -> None:

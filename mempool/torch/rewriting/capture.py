@@ -62,7 +62,7 @@ def capture(
     Parameters, buffers and other inputs stay for the whole step and never move; what the forward pass returns
     and the gradients stay to its end. Operations are the forward pass's up to the last one which that needs.
     Operations that draw random numbers, communicate or are opaque keep their order by control edges, and so
-    do those that write into a value and those that read it.
+    do those that write into a value and those that read it; what is written does not move.
 
     Args:
         joint: nodes that carry tensors without memory in ``meta["val"]``, as AOTAutograd makes it.
@@ -91,7 +91,9 @@ def capture(
     forward = _forward(nodes, returned[:forward_outputs])
     graph = Graph(
         **_of_operations(operations, values, forward, seconds or by_roofline()),
-        **_of_values(values, outputs),
+        **_of_values(
+            values, outputs, [values.results[one][0] for node in operations for one in writes(node)]
+        ),
     )
     return Captured(
         graph, tuple(operations), tuple(values.node), tuple(inputs), tuple(outputs), forward_outputs
@@ -138,7 +140,7 @@ def _of_operations(
     }
 
 
-def _of_values(values: Values, outputs: list[int]) -> dict[str, Any]:
+def _of_values(values: Values, outputs: list[int], written: list[int]) -> dict[str, Any]:
     base = np.array(values.base, np.int64)
     producer = np.array(values.producer, np.int64)
     lasting = (producer < 0) & ~np.array([_is_tangent(node) for node in values.node], bool)
@@ -146,6 +148,7 @@ def _of_values(values: Values, outputs: list[int]) -> dict[str, Any]:
     lasting[base[lasting]] = True
     fixed = np.zeros(len(base), bool)
     fixed[base[lasting | ~np.array(values.movable, bool)]] = True
+    fixed[base[written]] = True
     host = [one == "cpu" and set(values.device) - {"cpu", ""} != set() for one in values.device]
     return {
         "size": values.size,
