@@ -61,7 +61,7 @@ def trained_all() -> Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]
 
     def run(way: str, setups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         said: Any = told_by(HERE / "training.py", way, *map(json.dumps, setups))
-        return list(said)
+        return said if isinstance(said, list) else [said]
 
     return run
 

@@ -42,10 +42,9 @@ class Trainings:
         self.pooled = trained_all("pool", [{**setup, "steps": 3} for setup in self._watched])
         self.peaks = [max(said["peaks"]) for said in self.pooled]
 
-    def within(self, shares: list[float]) -> list[dict[str, Any]]:
-        """What came out of each within its share of its peak load."""
-        limits = [int(share * peak) for share, peak in zip(shares, self.peaks, strict=True)]
-        setups = [{**setup, "limit": n} for setup, n in zip(self._watched, limits, strict=True)]
+    def within(self, shares: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+        """What came out of setups within shares of their peak loads, one after the other."""
+        setups = [{**self._watched[at], "limit": int(share * self.peaks[at])} for at, share in shares]
         return self._trained_all("pool", setups)
 
 
@@ -68,7 +67,7 @@ def trainings(trained_all: TrainedAll, observer: str) -> Trainings:
 
 @pytest.fixture(scope="module")
 def limited(trainings: Trainings) -> list[dict[str, Any]]:
-    return trainings.within([SHARES[at % len(SHARES)] for at in range(len(FEW))])
+    return trainings.within([(at, SHARES[at % len(SHARES)]) for at in range(len(FEW))])
 
 
 @pytest.mark.parametrize("at", range(len(FEW)), ids=[setup["model"] for setup in FEW])
@@ -85,7 +84,6 @@ def test_any_two_choices_together_within_any_limit(
 ) -> None:
     needs(setup)
     trainings = Trainings(trained_all, observer, [setup])
-    for share in DEAR_SHARES:
-        said = trainings.within([share])[0]
+    for said in trainings.within([(0, share) for share in DEAR_SHARES]):
         swapping = said["report"]["swapping"]
         check(trainings.plain[0], said, max(swapping["limit_bytes"], swapping["planned_peak_bytes"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mempool.torch.swapping.patterns import Pattern, Patterns
 from mempool.torch.swapping.planning import Planning
 from mempool.torch.swapping.program import FETCH, Program
 from mempool.torch.swapping.reserved import Settling
@@ -26,10 +27,12 @@ _LONGEST = 1 << 19
 class Iterations:
     """Follows a program of moves while the iteration is the one that it was made from.
 
+    Which of several it is, is foretold by their order; where an operation shows that it is another, that is
+    followed from there on.
+
     Attributes:
         limit_bytes: what plans hold, bytes.
         tape: the iteration so far.
-        plan: the program of moves; None: there is none yet.
         following: whether this iteration has been like the plan's so far.
     """
 
@@ -50,14 +53,19 @@ class Iterations:
         self._planning = Planning(engine, host_bytes, storages.alignment)
         self._settling = Settling(client)
         self.limit_bytes = limit_bytes
-        self.plan: Program | None = None
         self.following = False
         self.tape = Tape()
-        self._before: Tape | None = None
-        self._first = True  # the plan is that of the first iteration, which makes what later ones have
+        self._patterns = Patterns()
+        self._pattern: Pattern | None = None
+        self._first: Pattern | None = None  # of the first iteration, which makes what later ones have
         self._sizes_differ = False
         self._rows: dict[int, Held] = {}
         self._arrived: list[tuple[int, Any]] = []  # rows of the schedule, and their copies
+
+    @property
+    def plan(self) -> Program | None:
+        """The program of moves that is followed, or was last; None: there is none yet."""
+        return None if self._pattern is None else self._pattern.program
 
     @property
     def held_bytes(self) -> int:
@@ -71,7 +79,7 @@ class Iterations:
         if not self.following or self.plan is None:
             return
         at, functions = len(self.tape.functions), self.plan.tape.functions
-        if at >= len(functions) or functions[at] is not func:
+        if (at >= len(functions) or functions[at] is not func) and not self._switch(func):
             self._depart()
             return
         for action, row in self.plan.before.get(at, ()):
@@ -114,14 +122,16 @@ class Iterations:
         for held in made:
             tape.born.append((held.number, at, held.room))
             touched.append(held.number << 1 | 1)
-        if self.following and self.plan is not None:
-            self._after(self.plan, at, made)
+        if self.following:
+            self._after(at, made)
         if at + 1 >= _LONGEST:
             self.begin()
 
-    def _after(self, plan: Program, at: int, made: Iterable[Held]) -> None:
+    def _after(self, at: int, made: Iterable[Held]) -> None:
         for held in made:
-            self._bind_one(plan, held)
+            self._bind_one(held)
+        if (plan := self.plan) is None:
+            return
         if self._mover.arrived:
             for row, transfer in self._mover.arrived:
                 if (move := plan.returns.get((at, row))) is not None:
@@ -147,20 +157,32 @@ class Iterations:
         held.born = at, -1 - self.tape.met.get(at, 0)
         self.tape.met[at] = -held.born[1]
         self.tape.born.append((held.number, at, held.room))
-        if self.following and self.plan is not None:
-            self._bind_one(self.plan, held)
+        if self.following:
+            self._bind_one(held)
 
-    def _bind_one(self, plan: Program, held: Held) -> None:
-        if held.born is not None and (row := plan.recorded.born.get(held.born)) is not None:
+    def _bind_one(self, held: Held) -> None:
+        if (plan := self.plan) is None or held.born is None:
+            return
+        if (row := plan.recorded.born.get(held.born)) is not None:
             self._rows[row] = held
             held.row = row
-            self._sizes_differ |= held.room != plan.rooms[row]
+            if held.room != plan.rooms[row] and not self._sizes_differ:
+                self._sizes_differ = not self._switch()
 
     def gone(self, held: Held) -> None:
         """A storage has ended."""
         self.tape.ended[held.number] = len(self.tape)
         if self._rows.get(held.row) is held:
             del self._rows[held.row]
+
+    def _switch(self, func: Any = None) -> bool:
+        """Follow another plan, if there is one whose iteration was like this one until now."""
+        if (other := self._patterns.like(self.tape, func, self._pattern)) is None:
+            return False
+        self._pattern, self._sizes_differ = other, False
+        self._bind(other.program)
+        self._catch_up(other.program)
+        return True
 
     def _depart(self) -> None:
         """This is not the planned iteration: nobody would wait for what is on its way."""
@@ -177,10 +199,11 @@ class Iterations:
             if not goes_on:
                 tape.marks.append(self._engine.mark())
                 self._odd(tape)
-            elif self.plan is not None:
-                self._improve(self.plan)
-            self._before = tape
+            elif self._pattern is not None:
+                self._improve(self._pattern)
             self._engine.rest()
+            before, self._pattern = self._pattern, self._patterns.next()
+            goes_on = goes_on and before is self._pattern
         self._start(goes_on=goes_on or not len(tape))
 
     def begin(self) -> None:
@@ -197,59 +220,86 @@ class Iterations:
         """What was taken for iterations until now was none, but the tape is of one."""
         if self.plan is not None:
             self._depart()
-        self.plan = self._before = None
-        self._first = True
+        self._pattern = self._first = None
+        self._patterns.clear()
 
     def _as_planned(self) -> bool:
         plan = self.plan
         return plan is not None and self.following and len(self.tape) == len(plan) and not self._sizes_differ
 
-    def _improve(self, plan: Program) -> None:
+    def _improve(self, pattern: Pattern) -> None:
         """The iteration went by plan: what did it wait for?"""
+        plan = pattern.program
+        pattern.followed = True
+        self._patterns.was(pattern)
         self._planning.warn(plan, self.limit_bytes)
         if better := self._planning.changed(plan, self._arrived, plan.swap.limit_bytes):
-            self.plan = better
+            pattern.program = better
             self._settling.changed()
             self._counts.changes += 1
         else:
             self._settling.went_by_plan()
-
-    def _make(self, tape: Tape, seconds: list[float]) -> None:
-        self.plan = self._planning.made(tape, self.limit_bytes, seconds)
-        self._settling.changed()
-        self._counts.plans += 1
-        self._counts.margin_bytes = max(self.limit_bytes - self.plan.swap.limit_bytes, 0)
 
     def _odd(self, tape: Tape) -> None:
         """One that is not as planned: two alike are worth a plan, and the first two get one anyway."""
         if self.plan is not None:
             self._counts.diverged += 1
             self._mover.settle_all()
-        if self.plan is None or self._first or (self._before is not None and tape.agrees(self._before)):
-            self._first = self.plan is None
-            self._make(tape, tape.seconds(self._engine, self.plan))
+        made = None
+        if not len(self._patterns) or self._first is not None or self._patterns.recurs(tape):
+            made = self._patterns.add(self._made(tape))
+            if self._first is not None and not self._first.followed:
+                self._patterns.drop(self._first)
+            self._first = made if self.plan is None else None
+            self._pattern = made
+        self._patterns.was(made)
+
+    def _made(self, tape: Tape) -> Program:
+        made = self._planning.made(tape, self.limit_bytes, tape.seconds(self._engine, self.plan))
+        tape.marks.clear()  # on CUDA each is an event
+        self._settling.changed()
+        self._counts.plans += 1
+        self._counts.margin_bytes = max(self.limit_bytes - made.swap.limit_bytes, 0)
+        return made
 
     def _start(self, *, goes_on: bool) -> None:
         self.tape = Tape(there=list(self._storages.known.values()))
-        self._rows.clear()
-        self._arrived.clear()
-        self._mover.arrived.clear()
         self._sizes_differ = False
         for held in self.tape.there:
             held.born = None
-            held.row = -1
         self.following = self.plan is not None
-        if self.plan is not None:
-            self._bind(self.plan)
-            if not goes_on:  # what the plan has away now has not left
-                for row in self.plan.away:
-                    if (leaves := self._rows.get(row)) is not None:
-                        self._mover.leave(leaves)
+        self._bind(self.plan)
+        if self.plan is not None and not goes_on:
+            self._catch_up(self.plan)
 
-    def _bind(self, plan: Program) -> None:
-        """Which storages the plan's rows of what is always there are now."""
-        alive = {held.number: held for held in self.tape.there}
-        for row, number in plan.always:
-            if (held := alive.get(number)) is not None:
-                self._rows[row] = held
-                held.row = row
+    def _bind(self, plan: Program | None) -> None:
+        """Which storages the plan's rows are now: of what is always there, and what was made so far."""
+        self._rows.clear()
+        self._arrived.clear()
+        self._mover.arrived.clear()
+        alive: dict[int, Held] = {}
+        for held in list(self._storages.known.values()):
+            held.row = -1
+            alive[held.number] = held
+        if plan is None:
+            return
+        rows = [(row, alive.get(number)) for row, number in plan.always]
+        rows += [
+            (plan.recorded.born[held.born], held)
+            for held in alive.values()
+            if held.born is not None and held.born in plan.recorded.born
+        ]
+        for row, bound in rows:
+            if bound is not None:
+                self._rows[row] = bound
+                bound.row = row
+
+    def _catch_up(self, plan: Program) -> None:
+        """Of a plan that is followed from now on: what it has away leaves, what it has here comes."""
+        at = len(self.tape)
+        away = set(plan.away(at))
+        for row, held in sorted(self._rows.items(), key=lambda bound: plan.uses.until(bound[0], at)):
+            if row in away:
+                self._mover.leave(held)
+            elif plan.rooms[row] and self._storages.here_bytes + held.room <= self.held_bytes:
+                self._mover.fetch(held)

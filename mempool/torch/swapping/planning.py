@@ -38,7 +38,6 @@ class Planning:
         self._alignment = alignment
         self._host_bytes = None if host_bytes is None else host_bytes - host_bytes // _GAPS
         self._warned = False
-        self._changes = 0
 
     def made(self, tape: Tape, limit: int, seconds: list[float]) -> Program:
         """The program for an iteration and a limit; where that cannot be held, for the least that can.
@@ -50,7 +49,6 @@ class Planning:
         """
         step = recorded(tape, seconds)
         swap = self._fitting(self._planner(step.step), step.step, limit)
-        self._changes = 0
         self._engine.reserve(swap.replayed.host_bytes)
         return program_of(tape, step, swap)
 
@@ -101,7 +99,7 @@ class Planning:
             limit: bytes.
         """
         step, swap = plan.recorded.step, plan.swap
-        if self._changes >= _MOST_CHANGES or not arrived:
+        if plan.changes >= _MOST_CHANGES or not arrived:
             return None
         waited = np.zeros(len(swap.schedule))
         for row, transfer in arrived:
@@ -115,5 +113,5 @@ class Planning:
             judged = replay(step, self._engine.link(), schedule)
         except PlanError:  # some other rule is in the way
             return None
-        self._changes += 1
-        return program_of(plan.tape, plan.recorded, replace(swap, schedule=schedule, replayed=judged))
+        made = replace(swap, schedule=schedule, replayed=judged)
+        return program_of(plan.tape, plan.recorded, made, plan.changes + 1)

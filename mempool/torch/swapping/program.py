@@ -29,7 +29,7 @@ class Program:
         after: of an operation, the rows that leave.
         rooms: bytes of each row.
         returns: rows of the schedule, by operation that uses what comes back, and its row.
-        away: rows that are not here, or not to stay, when the iteration begins.
+        changes: how often it was changed by what was waited for.
     """
 
     tape: Tape
@@ -39,7 +39,7 @@ class Program:
     after: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     rooms: list[int] = field(default_factory=list)
     returns: dict[tuple[int, int], int] = field(default_factory=dict)
-    away: list[int] = field(default_factory=list)
+    changes: int = 0
 
     def __len__(self) -> int:
         return len(self.tape)
@@ -48,6 +48,13 @@ class Program:
     def functions(self) -> list[Any]:
         """Of each operation."""
         return self.tape.functions
+
+    def away(self, at: int) -> list[int]:
+        """Rows that are not here, or not to stay, before an operation."""
+        moves, k = self.swap.schedule, len(self)
+        now = (moves.out < at) & (at <= moves.fetch)
+        found: list[int] = moves.buffer[now | (moves.out < at + k) & (at + k <= moves.fetch)].tolist()
+        return found
 
     @cached_property
     def always(self) -> list[tuple[int, int]]:
@@ -61,10 +68,10 @@ class Program:
         return Uses(self.recorded.step)
 
 
-def program_of(tape: Tape, recorded: Recorded, swap: Swap) -> Program:
-    """The program of a schedule."""
+def program_of(tape: Tape, recorded: Recorded, swap: Swap, changes: int = 0) -> Program:
+    """The program of a schedule, which was changed so often."""
     k, moves = len(tape), swap.schedule
-    made = Program(tape, recorded, swap, rooms=recorded.step.size.tolist())
+    made = Program(tape, recorded, swap, rooms=recorded.step.size.tolist(), changes=changes)
     for row in moves.release.argsort(kind="stable").tolist():
         buffer = int(moves.buffer[row])
         made.after[int(moves.out[row]) % k].append(buffer)
@@ -73,8 +80,6 @@ def program_of(tape: Tape, recorded: Recorded, swap: Swap) -> Program:
         buffer = int(moves.buffer[row])
         made.before[int(moves.fetch[row]) % k].append((FETCH, buffer))
         made.returns[int(moves.use[row]) % k, buffer] = row
-        if moves.out[row] < k <= moves.fetch[row]:
-            made.away.append(buffer)
     for actions in made.before.values():
         actions.sort(key=lambda action: action[0])
     return made

@@ -140,7 +140,7 @@ class Swapper(TorchDispatchMode):
     def stop(self) -> None:
         """Let nothing leave from now on; what is away comes when it is asked for."""
         self.limit_bytes = self._governor.limit_bytes = self.iterations.limit_bytes = 1 << 62
-        self.iterations.plan = None
+        self.iterations.forget()
 
     def _steps(self) -> None:
         """An optimizer begins to: this is training, and its own repetitions are no iterations."""

@@ -58,14 +58,18 @@ class Tape:
             yield code >> 1, at, bool(code & 1)
 
     def seconds(self, engine: Engine, plan: Program | None) -> list[float]:
-        """What each operation took; of those without a mark, what it took in the plan's iteration.
+        """What each operation took; of those between no two marks, what it took in the plan's iteration.
 
-        Nothing where that plan is forgotten.
+        Nothing where that plan is forgotten, or was shorter.
         """
-        taken = engine.seconds([mark for mark in self.marks if mark is not None])
-        planned = [0.0] * len(self) if plan is None else plan.recorded.step.seconds.tolist()
-        spans = iter(taken)
-        return [planned[at] if mark is None else next(spans) for at, mark in enumerate(self.marks[:-1])]
+        taken = iter([*engine.seconds([mark for mark in self.marks if mark is not None]), 0.0])
+        spans = [None if mark is None else next(taken) for mark in self.marks]
+        planned = [] if plan is None else plan.recorded.step.seconds.tolist()
+        planned += [0.0] * (len(self) - len(planned))
+        return [
+            planned[at] if span is None or self.marks[at + 1] is None else span
+            for at, span in enumerate(spans[:-1])
+        ]
 
 
 @dataclass(frozen=True, eq=False)

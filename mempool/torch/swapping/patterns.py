@@ -1,0 +1,114 @@
+"""The kinds of iteration that a program does in turn, and a plan for each."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mempool.torch.swapping.tape import Tape
+
+if TYPE_CHECKING:
+    from mempool.torch.swapping.program import Program
+
+#: Plans that are kept, and iterations after which one that was not followed may be given up for another.
+_MOST, _STALE = 4, 64
+#: Iterations without a plan that are remembered, since one of their kind may come again.
+_SEEN = 8
+#: Iterations from whose order the next one is foretold.
+_REMEMBERED = 64
+
+
+@dataclass(eq=False)
+class Pattern:
+    """One kind of iteration.
+
+    Attributes:
+        program: its moves.
+        followed: whether an iteration did.
+        used: number of the last iteration that was of this kind.
+    """
+
+    program: Program
+    followed: bool = False
+    used: int = 0
+
+
+class Patterns:
+    """Those that recur: training and evaluation, steps that accumulate, batches of several shapes."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._kept: list[Pattern] = []
+        self._seen: deque[Tape] = deque(maxlen=_SEEN)
+        self._order: deque[Pattern | None] = deque(maxlen=_REMEMBERED)
+        self._now = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def was(self, pattern: Pattern | None) -> None:
+        """An iteration has ended that was of a pattern, or of none."""
+        self._now += 1
+        self._order.append(pattern)
+        if pattern is not None:
+            pattern.used = self._now
+
+    def recurs(self, tape: Tape) -> bool:
+        """Whether an iteration that followed no plan is of a kind that was seen lately, and may have one."""
+        if any(tape.agrees(kept.program.tape) for kept in self._kept):
+            return False
+        if not any(tape.agrees(seen) for seen in self._seen):
+            self._seen.append(Tape(functions=tape.functions, born=tape.born))
+            return False
+        return len(self._kept) < _MOST or self._now - self._oldest().used >= _STALE
+
+    def add(self, program: Program) -> Pattern:
+        """Keep the plan that was made of the iteration that has just been; another may have to go."""
+        if len(self._kept) >= _MOST:
+            self.drop(self._oldest())
+        self._kept.append(made := Pattern(program))
+        self._seen = deque((seen for seen in self._seen if not seen.agrees(program.tape)), maxlen=_SEEN)
+        return made
+
+    def drop(self, pattern: Pattern) -> None:
+        """Forget one."""
+        self._kept.remove(pattern)
+        self._order = deque((None if one is pattern else one for one in self._order), maxlen=_REMEMBERED)
+
+    def next(self) -> Pattern | None:
+        """What comes next: what came after the longest row of iterations that ended like the last ones.
+
+        Where nothing like it was, the one that was last.
+        """
+        order = list(self._order)
+        best, found = 0, None
+        for at in range(len(order) - 1, 0, -1):  # of two rows of one length, the later
+            length = 0
+            while length < at and order[at - 1 - length] is order[-1 - length]:
+                length += 1
+            if length > best and order[at] is not None:
+                best, found = length, order[at]
+        return found or max(self._kept, key=lambda one: one.used, default=None)
+
+    def like(self, tape: Tape, func: Any, but: Pattern | None) -> Pattern | None:
+        """Another one that began as this iteration did, and whose next operation is this; None: any."""
+        at = len(tape)
+        born = [(when, room) for _, when, room in tape.born]
+        for one in self._kept:
+            other = one.program.tape
+            if (
+                one is not but
+                and len(other) > at
+                and (func is None or other.functions[at] is func)
+                and other.functions[:at] == tape.functions
+                and [(when, room) for _, when, room in other.born[: len(born)]] == born
+            ):
+                return one
+        return None
+
+    def _oldest(self) -> Pattern:
+        return min(self._kept, key=lambda one: one.used)
