@@ -1,5 +1,7 @@
 """Rewriting of a step's graph so that it fits: swaps and recomputation put into it, decided by simulation."""
 
 from solvers.rewriting.graph import Graph, Role
+from solvers.rewriting.rewriting import Rewriting, Swap, SwapIn, Sync
+from solvers.rewriting.rewritten import erase, rewrite
 
-__all__ = ["Graph", "Role"]
+__all__ = ["Graph", "Rewriting", "Role", "Swap", "SwapIn", "Sync", "erase", "rewrite"]

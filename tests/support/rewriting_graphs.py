@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hypothesis import strategies as st
 
-from solvers.rewriting import Graph
+from solvers.rewriting import Graph, Rewriting, Swap, SwapIn, Sync
+from solvers.rewriting.again import Runs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Draw = Callable[..., Any]
 
 
 def graph_of(
@@ -60,3 +67,121 @@ def chain(depth: int, size: int = 1 << 20) -> Graph:
         backward=[False] * depth + [True] * depth,
         lasting=np.arange(2 * depth + 1) == 0,
     )
+
+
+@st.composite
+def graphs(draw: Draw, *, most_ops: int = 10, views: bool = True, control: bool = True) -> Graph:
+    """A random step: inputs, a forward pass and a backward pass, views of views' bases, control edges.
+
+    Operations make one or two values; some cannot run again, some values may not move or last.
+    """
+    size, producer, base, reads, repeatable = [], [], [], list[list[int]](), []
+    for _ in range(draw(st.integers(0, 3))):
+        size.append(draw(st.integers(0, 8)))
+        producer.append(-1)
+        base.append(len(base))
+    n = draw(st.integers(1, most_ops))
+    for op in range(n):
+        known = len(size)
+        read = draw(st.lists(st.integers(0, known - 1), max_size=3)) if known else []
+        reads.append(read)
+        repeatable.append(draw(st.integers(0, 7)) > 0)
+        for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
+            of = draw(st.sampled_from(read)) if views and read and draw(st.integers(0, 2)) == 0 else -1
+            base.append(len(base) if of < 0 else base[of])
+            size.append(draw(st.integers(0, 8)) if of < 0 else 0)
+            producer.append(op)
+    turn = draw(st.integers(0, n))
+    pair = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).map(sorted)
+    pairs = draw(st.lists(pair, max_size=3)) if control else []
+    m = len(size)
+    rarely = st.lists(st.integers(0, 5).map(lambda x: x == 0), min_size=m, max_size=m)
+    return graph_of(
+        size,
+        producer,
+        reads,
+        backward=[op >= turn for op in range(n)],
+        repeatable=repeatable,
+        base=base,
+        control=[p for p in pairs if p[0] < p[1]],
+        seconds=draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=n, max_size=n)),
+        workspace=draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)),
+        rank=draw(st.lists(st.integers(-1, 3), min_size=m, max_size=m)),
+        lasting=draw(rarely),
+        movable=[not still for still in draw(rarely)],
+        module=draw(st.lists(st.integers(-1, 2), min_size=n, max_size=n)),
+        modules=("encoder", "encoder.1", "head"),
+        kind=draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)),
+        kinds=("aten.mm", "aten.relu"),
+    )
+
+
+def may_leave(graph: Graph) -> list[int]:
+    """The values that a swap may name."""
+    lasts = {int(b) for b in graph.base[graph.lasting]}
+    return [
+        v for v in range(len(graph.size))
+        if graph.base[v] == v and graph.movable[v] and not graph.host[v] and v not in lasts
+    ]  # fmt: skip
+
+
+def may_be_made_again(graph: Graph) -> list[int]:
+    """The values that, on their own, can be recomputed: they and their views by what can run again."""
+    stays = {int(op) for op in graph.control[:, 0]}
+
+    def again(value: int) -> bool:
+        op = int(graph.producer[value])
+        return op >= 0 and not graph.backward[op] and bool(graph.repeatable[op]) and op not in stays
+
+    views = {v: np.flatnonzero(graph.base == v).tolist() for v in range(len(graph.size))}
+    forward = {v: [w for w in views[v] if not graph.backward[graph.producer[w]]] for v in views}
+    return [v for v in views if again(v) and all(again(w) for w in forward[v])]
+
+
+@st.composite
+def rewritings(draw: Draw, graph: Graph, *, swaps: bool = True, recompute: bool = True) -> Rewriting:
+    """Decisions of every kind that can be carried out: groups, triggers, releases, recomputation, waiting."""
+    n, again = len(graph), may_be_made_again(graph)
+    recomputed = (
+        sorted(set(draw(st.lists(st.sampled_from(again), max_size=3)))) if recompute and again else []
+    )
+    runs = Runs(graph, Rewriting(recomputed=tuple(recomputed)))
+    everything = sorted([*range(n), *(n + op for op in runs.before)], key=runs.place)
+    where = {run: i for i, run in enumerate(everything)}
+    made, again_of = [], set(graph.base[recomputed].tolist())
+    for value in may_leave(graph) if swaps else []:
+        if value in again_of or draw(st.booleans()):
+            continue
+        first = where.get(int(graph.producer[value]), -1)
+        readers = [r for r in everything[first + 1 :] if _can_read_back(graph, runs, r, value)]
+        after = draw(st.integers(first, len(everything) - 1)) if draw(st.booleans()) else first
+        readers = [r for r in readers if where[r] > after and draw(st.integers(0, 3))]
+        groups = list[list[int]]()
+        for r in readers:
+            if not groups or draw(st.booleans()):
+                groups.append([])
+            groups[-1].append(r)
+        ins = []
+        for group in groups:
+            start = draw(st.integers(after, where[group[0]] - 1))
+            trigger = -1 if start < 0 or draw(st.booleans()) else everything[start]
+            ins.append(SwapIn(tuple(group), trigger))
+        later = everything[after + 1 :]
+        release = draw(st.sampled_from(later)) if later and draw(st.booleans()) else -1
+        place = -1 if after == first else everything[after]
+        made.append(Swap(value, tuple(ins), place, release))
+    return Rewriting(tuple(made), tuple(recomputed), Sync(draw(st.integers(0, 3))))
+
+
+def _can_read_back(graph: Graph, runs: Runs, run: int, value: int) -> bool:
+    """Whether a run reads a memory through nothing that cannot be made again."""
+    through = {v for v in graph.read_by(runs.operation(run)).tolist() if graph.base[v] == value}
+    seen = set[int]()
+    while through - seen - {value}:
+        v = min(through - seen - {value})
+        seen.add(v)
+        maker = int(graph.producer[v])
+        if not graph.repeatable[maker]:
+            return False
+        through |= {w for w in graph.read_by(maker).tolist() if graph.base[w] == value}
+    return bool(through)

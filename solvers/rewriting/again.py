@@ -1,0 +1,151 @@
+"""Which operations run again, and which copies of a swapped value each run reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers.errors import PlanError
+
+if TYPE_CHECKING:
+    from solvers.rewriting.graph import Graph
+    from solvers.rewriting.rewriting import Rewriting, Swap
+
+
+class Runs:
+    """The runs of a rewritten graph: run i is operation i, run N + i the second one of what is recomputed.
+
+    Attributes:
+        served: for each run, which copy back of a memory it reads, by base.
+        recomputed: the values that have a second run, views of them among them.
+        before: for each operation that runs again, the operation in front of which it does.
+
+    Raises:
+        PlanError: a decision that cannot be carried out, with the reason.
+    """
+
+    def __init__(self, graph: Graph, rewriting: Rewriting) -> None:
+        self.graph = graph
+        self.served: dict[int, dict[int, int]] = {}
+        self.recomputed = self._with_views(rewriting.recomputed)
+        for swap in rewriting.swaps:
+            self._serve(swap)
+        self.before = self._needed()
+        self._check(rewriting)
+
+    def operation(self, run: int) -> int:
+        """The operation that a run is of."""
+        return run % len(self.graph)
+
+    def place(self, run: int) -> tuple[int, bool, int]:
+        """What sorts runs in the order in which they happen."""
+        n = len(self.graph)
+        if 0 <= run < n:
+            return run, True, run
+        if run - n not in self.before:
+            raise PlanError(f"a decision names run {run}, which there is not")
+        return self.before[run - n], False, run - n
+
+    def copy_of(self, run: int, base: int) -> tuple[int, int] | None:
+        """The copy of a memory that a run reads: (value, which of its copies back)."""
+        number = self.served.get(run, {}).get(base)
+        return None if number is None else (base, number)
+
+    def again_for(self, run: int, value: int) -> bool:
+        """Whether a run reads what is recomputed in the place of a value."""
+        n = len(self.graph)
+        return value in self.recomputed and (run >= n or bool(self.graph.backward[run]))
+
+    def _with_views(self, values: tuple[int, ...]) -> frozenset[int]:
+        g = self.graph
+        for value in values:
+            if not 0 <= value < len(g.size):
+                raise PlanError(f"there is no value {value} to recompute")
+            if g.producer[value] < 0:
+                raise PlanError(f"value {value} is an input: nothing makes it again")
+            if g.backward[g.producer[value]]:
+                raise PlanError(f"value {value} is made in the backward pass: there is nothing to recompute")
+        if not values:
+            return frozenset()
+        forward = (g.producer >= 0) & ~g.backward[g.producer]
+        follow = np.isin(g.base, values) & forward
+        return frozenset(values) | frozenset(np.flatnonzero(follow).tolist())
+
+    def _serve(self, swap: Swap) -> None:
+        for number, back in enumerate(swap.ins):
+            for run in back.consumers:
+                mine = self.served.setdefault(run, {})
+                if swap.value in mine:
+                    raise PlanError(f"run {run} reads value {swap.value} from two copies")
+                mine[swap.value] = number
+
+    def _needed(self) -> dict[int, int]:
+        g, n, before = self.graph, len(self.graph), dict[int, int]()
+        made = sorted(self.recomputed, key=lambda value: (-g.producer[value], value))
+        for value in made:
+            operation, base = int(g.producer[value]), int(g.base[value])
+            for reader in g.readers_of(value).tolist():
+                if g.backward[reader] and base not in self.served.get(reader, {}):
+                    before[operation] = min(before.get(operation, n), reader)
+                if reader in before and base not in self.served.get(n + reader, {}):
+                    before[operation] = min(before.get(operation, n), before[reader])
+        return before
+
+    def _check(self, rewriting: Rewriting) -> None:
+        g = self.graph
+        behind = dict[int, int]()
+        for earlier, later in g.control.tolist():
+            behind[earlier] = min(behind.get(earlier, len(g)), later)
+        for operation, place in self.before.items():
+            name = g.names[operation]
+            if not g.repeatable[operation]:
+                raise PlanError(f"{name} cannot run again: it would give something else")
+            if behind.get(operation, len(g)) < place:
+                raise PlanError(f"{name} must run before {g.names[behind[operation]]}, so not again after it")
+        swapped = [swap.value for swap in rewriting.swaps]
+        if len(set(swapped)) != len(swapped):
+            raise PlanError("a value is swapped twice")
+        for swap in rewriting.swaps:
+            self._check_swap(swap)
+
+    def _check_swap(self, swap: Swap) -> None:
+        g, value = self.graph, swap.value
+        if not 0 <= value < len(g.size):
+            raise PlanError(f"there is no value {value} to swap")
+        reasons = [
+            (g.base[value] != value, "a view: its base is swapped"),
+            (bool(g.host[value]), "in the host's memory already"),
+            (not g.movable[value], "not to be moved"),
+            (bool(g.lasting[g.base == value].any()), "there after the step"),
+            (value in self.recomputed, "recomputed"),
+        ]
+        for wrong, what in reasons:
+            if wrong:
+                raise PlanError(f"value {value} cannot be swapped: it is {what}")
+        out = self.out_place(swap)
+        if out < self.out_place(replace(swap, after=-1)):
+            raise PlanError(f"value {value} leaves before it is made")
+        if swap.release >= 0 and self.place(swap.release) <= out:
+            raise PlanError(f"value {value} is given back before it leaves")
+        for back in swap.ins:
+            self._check_in(swap, back.consumers, back.trigger)
+
+    def _check_in(self, swap: Swap, consumers: tuple[int, ...], trigger: int) -> None:
+        g = self.graph
+        if not consumers:
+            raise PlanError(f"a copy back of value {swap.value} that nobody reads")
+        for run in consumers:
+            self.place(run)
+            if not (g.base[g.read_by(self.operation(run))] == swap.value).any():
+                raise PlanError(f"run {run} does not read value {swap.value}")
+        first = min(map(self.place, consumers))
+        start = self.out_place(swap) if trigger < 0 else self.place(trigger)
+        if not self.out_place(swap) <= start < first:
+            raise PlanError(f"value {swap.value} returns before it has left or after it is read")
+
+    def out_place(self, swap: Swap) -> tuple[int, bool, int]:
+        """Where the run stands behind which a value leaves, before all runs for an input."""
+        run = swap.after if swap.after >= 0 else int(self.graph.producer[swap.value])
+        return (-1, True, -1) if run < 0 else self.place(run)

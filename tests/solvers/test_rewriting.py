@@ -1,0 +1,184 @@
+"""A rewritten graph computes what the graph computes, and without what was put in it is that graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rewriting_graphs import chain, graph_of, graphs, rewritings
+
+from solvers.errors import PlanError
+from solvers.rewriting import Graph, Rewriting, Role, Swap, SwapIn, Sync, erase, rewrite
+
+
+@st.composite
+def decided(draw: st.DrawFn) -> tuple[Graph, Rewriting]:
+    graph = draw(graphs())
+    return graph, draw(rewritings(graph))
+
+
+def contents_by_running(graph: Graph) -> list[object]:
+    """What each value is, by doing every operation: a term of its operation and what it read."""
+    made: list[object] = [("input", v) if p < 0 else None for v, p in enumerate(graph.producer.tolist())]
+    for op, name in enumerate(graph.names):
+        read = [made[v] for v in graph.read_by(op).tolist()]
+        assert None not in read
+        outputs = np.flatnonzero(graph.producer == op)
+        for place, value in enumerate(outputs.tolist()):
+            moved = graph.role[op] in (Role.SWAP_OUT, Role.SWAP_IN)
+            made[value] = read[0] if moved else (name.split(".")[-1], place, *read)
+    return made
+
+
+@settings(max_examples=50)
+@given(decided())
+def test_every_reader_sees_the_same_contents(case: tuple[Graph, Rewriting]) -> None:
+    graph, rewriting = case
+    new = rewrite(graph, rewriting)
+    was, now = contents_by_running(graph), contents_by_running(new)
+    assert [now[v] for v in range(len(was))] == was
+    assert [now[v] for v in range(len(now))] == [was[c] for c in new.content.tolist()]
+
+
+@settings(max_examples=50)
+@given(decided())
+def test_erasing_gives_the_graph_back(case: tuple[Graph, Rewriting]) -> None:
+    graph, rewriting = case
+    assert erase(rewrite(graph, rewriting)).same_as(graph)
+
+
+@settings(max_examples=50)
+@given(decided())
+def test_a_view_has_the_memory_of_what_its_operation_reads(case: tuple[Graph, Rewriting]) -> None:
+    new = rewrite(*case)
+    for view in np.flatnonzero(new.base != np.arange(len(new.base))).tolist():
+        assert new.base[view] in new.base[new.read_by(int(new.producer[view]))]
+        assert new.content[new.base[view]] == case[0].base[new.content[view]]
+
+
+@settings(max_examples=50)
+@given(decided())
+def test_a_copy_out_and_its_copies_back(case: tuple[Graph, Rewriting]) -> None:
+    graph, rewriting = case
+    new = rewrite(graph, rewriting)
+    outs = np.flatnonzero(new.role == Role.SWAP_OUT)
+    assert sorted(new.reads[new.reads_start[outs]]) == sorted(swap.value for swap in rewriting.swaps)
+    assert int((new.role == Role.SWAP_IN).sum()) == sum(len(swap.ins) for swap in rewriting.swaps)
+    assert set(np.flatnonzero(new.host)) == {v for v, p in enumerate(new.producer) if p in outs}
+    assert (new.role[new.reader[new.host[new.reads]]] == Role.SWAP_IN).all()
+
+
+@settings(max_examples=50)
+@given(decided())
+def test_consumers_read_what_came_back_and_others_what_was_there(case: tuple[Graph, Rewriting]) -> None:
+    graph, rewriting = case
+    new = rewrite(graph, rewriting)
+    where = {name: op for op, name in enumerate(new.names)}
+    for swap in rewriting.swaps:
+        back = {run: f"in.{swap.value}.{i}" for i, one in enumerate(swap.ins) for run in one.consumers}
+        for run in range(len(graph)):
+            old, row = graph.read_by(run), new.read_by(where[graph.names[run]])
+            for value in row[graph.base[old] == swap.value].tolist():
+                maker = int(new.producer[new.base[value]])
+                if run in back:
+                    assert new.names[maker] == back[run]
+
+
+@settings(max_examples=50)
+@given(decided())
+def test_what_is_recomputed_is_not_kept_for_the_backward_pass(case: tuple[Graph, Rewriting]) -> None:
+    graph, rewriting = case
+    new = rewrite(graph, rewriting)
+    values = np.flatnonzero(
+        np.isin(graph.base, rewriting.recomputed) | np.isin(np.arange(len(graph.size)), rewriting.recomputed)
+    )
+    values = values[~graph.backward[graph.producer[values]]]
+    assert not new.backward[new.reader[np.isin(new.reads, values)]].any()
+
+
+@settings(max_examples=50)
+@given(decided())
+def test_triggers_releases_and_modes_are_orders(case: tuple[Graph, Rewriting]) -> None:
+    graph, rewriting = case
+    new = rewrite(graph, rewriting)
+    where = {name: op for op, name in enumerate(new.names)}
+    n = len(graph)
+
+    def row(run: int) -> int:
+        return where[graph.names[run]] if run < n else where[f"again.{graph.names[run - n]}"]
+
+    pairs = {(int(a), int(b)) for a, b in new.control}
+    for swap in rewriting.swaps:
+        out = where[f"out.{swap.value}"]
+        assert swap.release < 0 or (out, row(swap.release)) in pairs
+        for i, back in enumerate(swap.ins):
+            assert back.trigger < 0 or (row(back.trigger), where[f"in.{swap.value}.{i}"]) in pairs
+        if rewriting.sync & Sync.OUT:
+            late = {op for op in new.readers_of(swap.value).tolist() if op > out}
+            assert all((out, op) in pairs for op in late)
+
+
+def test_without_decisions_the_graph_is_itself() -> None:
+    graph = chain(4)
+    assert rewrite(graph, Rewriting()) is graph
+
+
+def test_a_chain_of_recomputation_starts_at_what_is_kept() -> None:
+    graph = chain(4)
+    new = rewrite(graph, Rewriting(recomputed=(1, 2, 3)))
+    assert new.names[4:] == ("again.op0", "again.op1", "again.op2", "op4", "op5", "op6", "op7")
+
+
+def test_a_view_is_made_again_from_what_came_back() -> None:
+    graph = graph_of(
+        size=[4, 4, 0, 4, 4],
+        producer=[-1, 0, 1, 2, 3],
+        base=[0, 1, 1, 3, 4],
+        reads=[[0], [1], [2], [2, 3]],
+        backward=[False, False, False, True],
+    )
+    new = rewrite(graph, Rewriting((Swap(1, (SwapIn((3,)),)),)))
+    assert new.names == ("op0", "out.1", "op1", "op2", "in.1.0", "in.1.0.op1", "op3")
+    assert new.names[new.producer[new.base[new.read_by(6)[0]]]] == "in.1.0"
+
+
+def _bad(**columns: object) -> Graph:
+    graph: Graph = chain(4).with_columns(**columns)
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("graph", "rewriting", "what"),
+    [
+        (_bad(movable=[False] * 9), Rewriting((Swap(1, ()),)), "not to be moved"),
+        (_bad(lasting=[True] * 9), Rewriting((Swap(1, ()),)), "after the step"),
+        (_bad(host=[True] * 9), Rewriting((Swap(1, ()),)), "host"),
+        (_bad(size=[0] * 9, base=[0, 1, 1, *range(3, 9)]), Rewriting((Swap(2, ()),)), "view"),
+        (chain(4), Rewriting((Swap(9, ()),)), "no value 9"),
+        (chain(4), Rewriting((Swap(1, ()), Swap(1, ()))), "twice"),
+        (chain(4), Rewriting((Swap(1, (SwapIn((6,)), SwapIn((6,)))),)), "two copies"),
+        (chain(4), Rewriting((Swap(1, (SwapIn(()),)),)), "nobody reads"),
+        (chain(4), Rewriting((Swap(1, (SwapIn((5,)),)),)), "does not read"),
+        (chain(4), Rewriting((Swap(1, (SwapIn((99,)),)),)), "run 99"),
+        (chain(4), Rewriting((Swap(1, (SwapIn((6,), trigger=6),)),)), "returns before"),
+        (chain(4), Rewriting((Swap(2, (SwapIn((5,), trigger=0),)),)), "returns before"),
+        (chain(4), Rewriting((Swap(2, (SwapIn((5,)),), after=0),)), "before it is made"),
+        (chain(4), Rewriting((Swap(1, (SwapIn((6,)),), after=3, release=3),)), "given back before"),
+        (chain(4), Rewriting((Swap(1, ()),), recomputed=(1,)), "recomputed"),
+        (chain(4), Rewriting(recomputed=(0,)), "input"),
+        (chain(4), Rewriting(recomputed=(9,)), "no value 9"),
+        (chain(4), Rewriting(recomputed=(5,)), "backward"),
+        (_bad(repeatable=[False] * 8), Rewriting(recomputed=(1,)), "op0 cannot run again"),
+        (_bad(control=[[0, 1]]), Rewriting(recomputed=(1,)), "op0 must run before op1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused(graph: Graph, rewriting: Rewriting, what: str) -> None:
+    with pytest.raises(PlanError, match=what):
+        rewrite(graph, rewriting)
+
+
+def test_a_rewritten_graph_is_not_rewritten_again() -> None:
+    new = rewrite(chain(4), Rewriting((Swap(1, (SwapIn((6,)),)),)))
+    with pytest.raises(PlanError, match="rewritten again"):
+        rewrite(new, Rewriting(recomputed=(2,)))
