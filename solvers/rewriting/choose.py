@@ -1,0 +1,249 @@
+"""Which values of a graph wait in the host's memory and which are made again, so that it holds a limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers.errors import PlanError
+from solvers.rewriting.rewriting import Rewriting
+from solvers.rewriting.rewritten import rewrite
+from solvers.rewriting.search import Search
+from solvers.rewriting.steps import Planned, candidates, planned
+from solvers.rewriting.timed import Timed, simulate
+from solvers.swap.absences import absences_of
+from solvers.swap.plan import SwapPlanner
+from solvers.swap.schedule import Schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from solvers.rewriting.graph import Graph
+    from solvers.swap.link import Link
+
+#: So many of the sets that a search found are planned for with all the planner of swaps can.
+_CLOSER = 3
+#: Of more operations, only the best one.
+_MANY = 4000
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """What to do with a graph, and what it then does as predicted by `solvers.rewriting.timed`.
+
+    Attributes:
+        limit_bytes: what was asked for.
+        rewriting: the decisions.
+        timed: the rewritten graph, simulated.
+        plain_peak_bytes: the peak as nothing is rewritten.
+        plain_seconds: the seconds of a step as nothing is rewritten.
+        how: what made it.
+    """
+
+    limit_bytes: int
+    rewriting: Rewriting
+    timed: Timed
+    plain_peak_bytes: int
+    plain_seconds: float
+    how: str
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes on the device, what lies outside the graph included."""
+        return self.timed.peak_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.timed.seconds
+
+    @property
+    def stall_seconds(self) -> float:
+        """Waited for copies."""
+        return self.timed.stall_seconds
+
+    @property
+    def recomputed_seconds(self) -> float:
+        """Of what runs again."""
+        return self.timed.recomputed_seconds
+
+    @property
+    def moved_bytes(self) -> int:
+        """Copied to the host; ``returned_bytes``: copied back."""
+        return self.timed.moved_bytes
+
+    @property
+    def returned_bytes(self) -> int:
+        """Copied to the device."""
+        return self.timed.returned_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Most bytes on the host."""
+        return self.timed.host_bytes
+
+    @property
+    def cost(self) -> tuple[float, int]:
+        """What makes one better than another that fits as well: seconds, then bytes moved."""
+        return self.seconds, self.moved_bytes + self.returned_bytes
+
+
+def decide(
+    graph: Graph,
+    limit_bytes: int,
+    link: Link,
+    *,
+    outside_bytes: int = 0,
+    host_limit: int | None = None,
+    movable: NDArray[np.bool_] | None = None,
+    repeatable: NDArray[np.bool_] | None = None,
+) -> Decision:
+    """The shortest step that we find whose peak is within a limit.
+
+    Args:
+        graph: as it was captured.
+        limit_bytes: of the device.
+        link: how long copies take.
+        outside_bytes: on the device always beside the graph, such as the optimizer's state.
+        host_limit: bytes that the host holds at most at one time.
+        movable: bool[M], values that may be swapped; by default all that can be.
+        repeatable: bool[M], values that may be made again; by default all that can be.
+
+    Raises:
+        PlanError: no way is found, with the least limit there is and the operation that needs it.
+    """
+    return Chooser(
+        graph,
+        link,
+        outside_bytes=outside_bytes,
+        host_limit=host_limit,
+        movable=movable,
+        repeatable=repeatable,
+    ).decide(limit_bytes)
+
+
+def least_bytes(
+    graph: Graph,
+    link: Link,
+    *,
+    outside_bytes: int = 0,
+    movable: NDArray[np.bool_] | None = None,
+    repeatable: NDArray[np.bool_] | None = None,
+) -> tuple[int, int]:
+    """The least limit that we can hold, however long it takes, and the operation that needs it."""
+    chooser = Chooser(graph, link, outside_bytes=outside_bytes, movable=movable, repeatable=repeatable)
+    return chooser.least()
+
+
+class Chooser:
+    """Decides about one graph for any limits; arguments as of `decide`.
+
+    What it found for a lower limit it remembers for a higher one.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        link: Link,
+        *,
+        outside_bytes: int = 0,
+        host_limit: int | None = None,
+        movable: NDArray[np.bool_] | None = None,
+        repeatable: NDArray[np.bool_] | None = None,
+    ) -> None:
+        self.graph, self.link, self.host_limit, self.outside_bytes = graph, link, host_limit, outside_bytes
+        self._movable = candidates(graph) if movable is None else candidates(graph) & movable
+        self._repeatable = np.ones(len(graph.size), np.bool_) if repeatable is None else repeatable
+        self._plain = self._timed(Rewriting())
+        self._known: list[Decision] = []
+
+    @cached_property
+    def _search(self) -> Search:
+        return Search(self.graph, self.link, self._movable, self._repeatable, outside=self.outside_bytes)
+
+    def least(self) -> tuple[int, int]:
+        """See `least_bytes`."""
+        if not len(self.graph):
+            return 0, -1
+        self._search.sets(0, 1)
+        return self._search.least()[:2]
+
+    def decide(self, limit_bytes: int) -> Decision:
+        """See the function."""
+        if self._plain.peak_bytes <= limit_bytes:
+            return self._decision(limit_bytes, Rewriting(), "nothing", self._plain)
+        for made in self._made(limit_bytes):
+            if made.peak_bytes <= limit_bytes and self._within_host(made):
+                self._known.append(made)
+        fits = [one for one in self._known if one.peak_bytes <= limit_bytes]
+        if not fits:
+            raise PlanError(self._refusal(limit_bytes))
+        best = min(fits, key=lambda one: one.cost)
+        return self._decision(limit_bytes, best.rewriting, best.how, best.timed)
+
+    def curve(self, limits: list[int]) -> list[Decision]:
+        """A decision for each limit, in their order; a higher one is never slower."""
+        found = {limit: self.decide(limit) for limit in sorted(set(limits))}
+        return [found[limit] for limit in limits]
+
+    def _made(self, limit: int) -> list[Decision]:
+        most = _CLOSER if len(self.graph) <= _MANY else 1
+        sets = self._search.sets(limit, most)
+        least, _, smallest = self._search.least()
+        if limit < least:
+            return []
+        if len(self.graph) <= _MANY or not sets:
+            sets += [(), smallest]
+        made = []
+        for chosen in dict.fromkeys(sets):
+            plan = planned(self.graph, self._movable, recomputed=chosen, outside=self.outside_bytes)
+            for schedule, how in self._schedules(plan, limit):
+                rewriting = Rewriting(plan.swaps(schedule), chosen)
+                how = f"{how}, {len(chosen)} made again" if chosen else how
+                made.append(self._decision(limit, rewriting, how, self._timed(rewriting)))
+        return made
+
+    def _schedules(self, plan: Planned, limit: int) -> list[tuple[Schedule, str]]:
+        tries = 0 if len(self.graph) > _MANY else None
+        planner = SwapPlanner(plan.step, self.link, host_limit=self.host_limit, tries=tries)
+        try:
+            held = planner.hold(limit)
+        except PlanError:
+            return [(_everything(plan), "everything")]
+        return [(held.schedule, held.how)]
+
+    def _timed(self, rewriting: Rewriting) -> Timed:
+        rewritten = rewrite(self.graph, rewriting)
+        return simulate(rewritten, self.link, outside_bytes=self.outside_bytes)
+
+    def _decision(self, limit: int, rewriting: Rewriting, how: str, timed: Timed) -> Decision:
+        plain = self._plain
+        return Decision(limit, rewriting, timed, plain.peak_bytes, plain.seconds, how)
+
+    def _within_host(self, made: Decision) -> bool:
+        return self.host_limit is None or made.host_bytes <= self.host_limit
+
+    def _refusal(self, limit: int) -> str:
+        g = self.graph
+        least, op = self.least()
+        kind = f" ({g.kinds[g.kind[op]]})" if 0 <= g.kind[op] < len(g.kinds) else ""
+        if limit < least:
+            return f"no step fits in {limit} bytes: operation {g.names[op]}{kind} needs {least}"
+        within = "" if self.host_limit is None else f" with {self.host_limit} bytes on the host"
+        return f"no step found that fits in {limit} bytes{within}; the least is {least}"
+
+
+def _everything(plan: Planned) -> Schedule:
+    """Whatever is not in use is away."""
+    a = absences_of(plan.step, most=len(plan.step.access_op))
+    order = np.argsort(a.use, kind="stable")
+    a = a.select(order)
+    sources = np.zeros(len(a), np.bool_)
+    seen = set[int]()
+    for row in np.argsort(a.last, kind="stable").tolist():
+        sources[row] = int(a.buffer[row]) not in seen
+        seen.add(int(a.buffer[row]))
+    return Schedule(a.buffer, a.last, a.last, a.last + 1, a.use, a.use, sources)

@@ -1,0 +1,58 @@
+"""How long a step takes within a limit when the link moves what it can: one quick schedule, for a search."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers import _core
+from solvers.swap.absences import absences_of
+from solvers.swap.compress import grid_of
+
+if TYPE_CHECKING:
+    from solvers.swap.link import Link
+    from solvers.swap.step import Step
+
+#: Of more operations than these several are looked at as one.
+_FEW = 1024
+_LEAST_SHARE = 16384
+
+
+class Quick:
+    """Schedules of one step under one order, absences as they come, with one round of waiting.
+
+    Attributes:
+        floor_bytes: what the step needs if all that can be is away.
+        floor_op: the operation during which it does.
+    """
+
+    def __init__(self, step: Step, link: Link) -> None:
+        absences = absences_of(step, most=len(step.access_op))
+        load = step.load - step.spread(absences.last + 1, absences.use, absences.size)
+        self.floor_op = int(load.argmax())
+        self.floor_bytes = int(load[self.floor_op])
+        absences = absences_of(step, least_bytes=min(64 << 10, step.peak_bytes // _LEAST_SHARE))
+        grid = grid_of(step, absences, few=_FEW)
+        a = grid.absences
+        self._order = np.argsort(a.last, kind="stable").astype(np.int32)
+        self._peak, self._seconds = step.peak_bytes, step.duration
+        self._native = _core.SwapPlanner(
+            np.ascontiguousarray(grid.seconds),
+            np.ascontiguousarray(grid.load),
+            a.last,
+            a.use,
+            a.size,
+            link.out(a.size),
+            link.back(a.size),
+            np.full(len(a), -1, np.int32),
+            step.circular,
+            link.duplex,
+        )
+
+    def seconds(self, limit: int) -> float:
+        """Seconds of the step, infinite where the limit is not held."""
+        if self._peak <= limit:
+            return self._seconds
+        stall = float(self._native.plan(self._order, limit, 1, 1.0)[3])
+        return self._seconds + stall

@@ -1,0 +1,208 @@
+"""Which sets of values to make again are worth a closer look, at a limit and a link."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers.errors import PlanError
+from solvers.rewriting.quick import Quick
+from solvers.rewriting.recompute import Cuts
+from solvers.rewriting.steps import Planned, planned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from solvers.rewriting.graph import Graph
+    from solvers.swap.link import Link
+
+#: Operations that a search for one limit looks at in all: some seconds.
+_WORK = 200_000
+_MOST_TRIES = 200
+_LEVELS = 8
+_SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+
+Set = tuple[int, ...]
+
+
+class Search:
+    """Sets of values to make again of one graph, with the seconds of a step at a limit. Deterministic.
+
+    Args:
+        graph: the graph.
+        link: how long copies take.
+        movable: bool[M], what may be swapped.
+        repeatable: bool[M], what may be made again.
+        outside: bytes always there.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        link: Link,
+        movable: NDArray[np.bool_],
+        repeatable: NDArray[np.bool_],
+        *,
+        outside: int,
+    ) -> None:
+        self._graph, self._link, self._movable, self._outside = graph, link, movable, outside
+        self._cuts = Cuts(graph, repeatable)
+        self._steps: dict[Set, Quick | None] = {}
+        self._place = _places(graph, self._cuts.saved)
+        self._crossings: dict[int, NDArray[np.bool_]] = {}
+
+    def sets(self, limit: int, most: int) -> list[Set]:
+        """The most promising sets at a limit, best first; that of no value is among them if it fits."""
+        found: dict[Set, tuple[float, int]] = {}
+        prices: dict[Set, NDArray[np.float64]] = {}
+        budget = max(min(_MOST_TRIES, _WORK // max(len(self._graph), 1)), 8)
+
+        def look(price: NDArray[np.float64]) -> None:
+            chosen = self._cuts.at(price)
+            if chosen not in found:
+                found[chosen] = self._cost(chosen, limit)
+                prices[chosen] = price
+
+        def done() -> bool:
+            return len(found) >= budget or min(found.values())[0] <= self._graph.seconds.sum()
+
+        look(np.zeros(len(self._graph.size)))
+        for price in self._first():
+            if done():
+                break
+            look(price)
+        random = np.random.default_rng(0)
+        misses = 0
+        while not done() and misses < 2 * budget:
+            before = len(found)
+            ranked = sorted(found, key=lambda one: (found[one], one))
+            pick = ranked[min(int(random.exponential(1.5)), len(ranked) - 1)]
+            look(self._near(prices[pick], random))
+            misses += len(found) == before
+        ranked = sorted(found, key=lambda one: (found[one], one))
+        return [one for one in ranked if np.isfinite(found[one][0])][:most]
+
+    def least(self) -> tuple[int, int, Set]:
+        """The least bytes of all sets looked at, in which operation, and the set."""
+        known = [(q.floor_bytes, len(chosen), chosen) for chosen, q in self._steps.items() if q is not None]
+        least, _, chosen = min(known)
+        quick = self._steps[chosen]
+        assert quick is not None
+        return least, int(self._plan(chosen).runs[quick.floor_op]) % len(self._graph), chosen
+
+    def _plan(self, chosen: Set) -> Planned:
+        return planned(self._graph, self._movable, recomputed=chosen, outside=self._outside)
+
+    def _cost(self, chosen: Set, limit: int) -> tuple[float, int]:
+        """Seconds, infinite where the limit is not held, then what is made again in bytes."""
+        if chosen not in self._steps:
+            self._steps[chosen] = self._quick(chosen)
+        quick = self._steps[chosen]
+        seconds = float("inf") if quick is None else quick.seconds(limit)
+        return seconds, int(self._graph.size[list(chosen)].sum())
+
+    def _quick(self, chosen: Set) -> Quick | None:
+        try:
+            return Quick(self._plan(chosen).step, self._link)
+        except PlanError:  # such as what would run again before it may
+            return None
+
+    def _first(self) -> Iterator[NDArray[np.float64]]:
+        """Uniform prices a byte, then such of which what crosses the borders of some segments is free."""
+        levels = self._levels()
+        for level in levels:
+            yield level * self._graph.size.astype(np.float64)
+        for count in _SEGMENTS:
+            for level in (levels[-1], levels[len(levels) // 2]):
+                yield np.where(self._crossing(count), 0.0, level * self._graph.size)
+
+    def _levels(self) -> list[float]:
+        """Prices in seconds a byte between those of the cheapest and the dearest operations."""
+        g = self._graph
+        made = (g.producer >= 0) & (g.size > 0)
+        made[made] = ~g.backward[g.producer[made]]
+        rates = g.seconds[g.producer[made]] / g.size[made]
+        rates = rates[rates > 0]
+        if not len(rates):
+            return [1.0]
+        marks = np.quantile(rates, np.linspace(0.0, 1.0, _LEVELS))
+        return [
+            float(x) for x in np.unique(np.concatenate([1.5 * marks, 4.0 * marks[-1:], 1e3 * marks[-1:]]))
+        ]
+
+    def _crossing(self, count: int) -> NDArray[np.bool_]:
+        """Memories that are made in one of so many segments of the forward pass and read in a later one."""
+        if count not in self._crossings:
+            g = self._graph
+            forward = np.flatnonzero(~g.backward)
+            borders = _borders(g, count)
+            segment = np.searchsorted(borders, np.arange(len(g)), side="right")
+            reads = ~g.backward[g.reader]
+            last = np.full(len(g.size), -1)
+            np.maximum.at(last, g.base[g.reads[reads]], segment[g.reader[reads]])
+            first = np.where(g.producer >= 0, segment[np.maximum(g.producer, 0)], 0)
+            self._crossings[count] = (last > first) if len(forward) else np.zeros(len(g.size), np.bool_)
+        return self._crossings[count]
+
+    def _near(self, price: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
+        """Prices like these: free or dear in a stretch of the forward pass, or each a little different."""
+        g, place = self._graph, self._place
+        low, high = np.sort(random.random(2))
+        kind = random.integers(0, 5)
+        if kind == 0:  # what is made late is not long away
+            return np.where(place > high, 0.0, price)
+        if kind == 1:
+            return np.where(place < low, 0.0, price)
+        inside = (place >= low) & (place <= high)
+        if kind == 2:
+            return np.where(inside, 0.0, price)
+        level = self._levels()[int(random.integers(0, len(self._levels())))] * g.size
+        if kind == 3:
+            return np.where(inside, level, price)
+        some = inside & (random.random(len(g.size)) < 0.3)
+        return np.where(some, random.choice([0.0, 1.0]) * level, price)
+
+
+def _places(graph: Graph, saved: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Where in the forward pass each memory is made: the share of saved bytes made before it, float64[M]."""
+    order = np.argsort(graph.producer, kind="stable")
+    bytes_before = np.cumsum(np.where(saved, graph.size, 0)[order])
+    place = np.empty(len(graph.size))
+    place[order] = bytes_before / max(int(bytes_before[-1]), 1) if len(order) else 0.0
+    return place
+
+
+def _borders(graph: Graph, count: int) -> NDArray[np.int64]:
+    """Operations before which segments of about equally many bytes begin, each where little crosses."""
+    g = graph
+    forward = np.flatnonzero(~g.backward)
+    made = np.zeros(len(g) + 1)
+    rows = np.flatnonzero(g.producer >= 0)
+    np.add.at(made, g.producer[rows] + 1, g.size[rows])
+    before = np.cumsum(made)[forward] if len(forward) else np.zeros(0)
+    alive = _crossing_bytes(g)[forward] if len(forward) else np.zeros(0)
+    borders = []
+    for k in range(1, count):
+        near = np.abs(before - k / count * before[-1]) <= before[-1] / (4 * count) if len(forward) else []
+        rows = np.flatnonzero(near)
+        if len(rows):
+            borders.append(int(forward[rows[alive[rows].argmin()]]))
+    return np.array(sorted(set(borders)), np.int64)
+
+
+def _crossing_bytes(graph: Graph) -> NDArray[np.int64]:
+    """Bytes made before each forward operation that it or a later one of them reads, int64[N]."""
+    g, n = graph, len(graph)
+    made = (g.producer >= 0) & (g.base == np.arange(len(g.size)))
+    last = np.full(len(g.size), -1)
+    reads = ~g.backward[g.reader]
+    np.maximum.at(last, g.base[g.reads[reads]], g.reader[reads])
+    rows = np.flatnonzero(made & (last > g.producer))
+    change = np.zeros(n + 2, np.int64)
+    np.add.at(change, g.producer[rows] + 1, g.size[rows])
+    np.add.at(change, last[rows] + 1, -g.size[rows])
+    result: NDArray[np.int64] = np.cumsum(change)[:n]
+    return result

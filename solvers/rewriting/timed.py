@@ -1,0 +1,168 @@
+"""The judge of rewritten graphs: bytes and times of each operation. Shares nothing with what decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers.rewriting.graph import Role
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from solvers.rewriting.graph import Graph
+    from solvers.swap.link import Link
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """What a graph does when it runs in its order.
+
+    Attributes:
+        load: int64[N], bytes on the device during each operation, ``outside_bytes`` included.
+        host_load: int64[N], bytes on the host.
+        begins: float64[N], seconds at which each operation begins; of a copy, the copy.
+        wait: float64[N], seconds that the program waits for copies before it comes to each operation.
+        seconds: how long all takes.
+        recomputed_seconds: of these, of operations that run again.
+        moved_bytes: copied to the host.
+        returned_bytes: copied to the device.
+    """
+
+    load: NDArray[np.int64]
+    host_load: NDArray[np.int64]
+    begins: NDArray[np.float64]
+    wait: NDArray[np.float64]
+    seconds: float
+    recomputed_seconds: float
+    moved_bytes: int
+    returned_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes on the device at one time."""
+        return int(self.load.max(initial=0))
+
+    @property
+    def host_bytes(self) -> int:
+        """Most bytes on the host at one time."""
+        return int(self.host_load.max(initial=0))
+
+    @property
+    def stall_seconds(self) -> float:
+        """What is waited for copies."""
+        return float(self.wait.sum())
+
+
+def simulate(graph: Graph, link: Link, *, outside_bytes: int = 0) -> Timed:
+    """Run a graph in its order, with one queue of copies for each direction, or one for both.
+
+    A swap-out or swap-in is asked for when the program comes to it, and copies of one queue are made in that
+    order. The program waits for a swap-out before what has a control edge from it, or where nothing has,
+    before the next operation that is no swap-out; until then its memory is there. It waits for a swap-in
+    before what reads what that brings.
+
+    Args:
+        graph: a step, rewritten or not.
+        link: how long copies take.
+        outside_bytes: what is always on the device beside the graph, such as the optimizer's state.
+    """
+    awaited = _awaited(graph)
+    begins, wait, seconds = _clock(graph, link, awaited)
+    load, host_load = _loads(graph, awaited)
+    size = _memory(graph)
+    ends = [(graph.role == role).nonzero()[0] for role in (Role.SWAP_OUT, Role.SWAP_IN)]
+    moved, returned = (int(sum(size[graph.read_by(op)[0]] for op in ops.tolist())) for ops in ends)
+    return Timed(
+        load=load + outside_bytes,
+        host_load=host_load,
+        begins=begins,
+        wait=wait,
+        seconds=seconds,
+        recomputed_seconds=float(graph.seconds[graph.role == Role.RECOMPUTED].sum()),
+        moved_bytes=moved,
+        returned_bytes=returned,
+    )
+
+
+def _memory(graph: Graph) -> NDArray[np.int64]:
+    """Bytes of the memory that each value has, its own or its base's."""
+    result: NDArray[np.int64] = graph.size[graph.base]
+    return result
+
+
+def _awaited(graph: Graph) -> dict[int, int]:
+    """Of each swap-out the operation before which it is waited for; N where none comes after it."""
+    outs = np.flatnonzero(graph.role == Role.SWAP_OUT).tolist()
+    found = dict.fromkeys(outs, len(graph))
+    for earlier, later in graph.control.tolist():
+        if earlier in found:
+            found[earlier] = min(found[earlier], later)
+    others = np.flatnonzero(graph.role != Role.SWAP_OUT)
+    for op in outs:
+        if found[op] == len(graph):
+            after = int(np.searchsorted(others, op))
+            found[op] = int(others[after]) if after < len(others) else len(graph)
+    return found
+
+
+def _clock(
+    graph: Graph, link: Link, awaited: dict[int, int]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """When each operation begins, what the program waited before it, and when all has ended."""
+    begins, wait = np.zeros(len(graph)), np.zeros(len(graph))
+    waits_for: dict[int, list[int]] = {}
+    for out, later in awaited.items():
+        waits_for.setdefault(later, []).append(out)
+    size, role, seconds = _memory(graph).tolist(), graph.role.tolist(), graph.seconds.tolist()
+    maker = graph.producer.tolist()
+    done: dict[int, float] = {}  # of copies
+    free, now = [0.0, 0.0], 0.0
+    for op in range(len(graph)):
+        read = graph.read_by(op).tolist()
+        copies = [done[maker[value]] for value in read if maker[value] in done]
+        issued = max([now, *(done[out] for out in waits_for.get(op, ()))])
+        if role[op] in (Role.SWAP_OUT, Role.SWAP_IN):
+            queue = 0 if role[op] == Role.SWAP_OUT or not link.duplex else 1
+            model = link.out if role[op] == Role.SWAP_OUT else link.back
+            begins[op] = max([issued, free[queue], *copies])
+            done[op] = free[queue] = begins[op] + float(model(np.array(size[read[0]])))
+            wait[op], now = issued - now, issued
+        else:
+            begins[op] = max([issued, *copies])
+            wait[op], now = begins[op] - now, begins[op] + seconds[op]
+    last = max([now, *(done[out] for out in waits_for.get(len(graph), ()))])
+    if len(graph):
+        wait[-1] += last - now
+    return begins, wait, last
+
+
+def _loads(graph: Graph, awaited: dict[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Bytes on the device and on the host during each operation.
+
+    A memory is there from the operation that makes it, or from the beginning, until the last that reads it
+    or a view of it has ended, a copy out of it counting until the operation before which it is waited for;
+    or for ever.
+    """
+    n, m = len(graph), len(graph.size)
+    start = np.maximum(graph.producer, 0)
+    end = start + 1
+    until = np.arange(1, n + 1)
+    for out, later in awaited.items():
+        until[out] = max(later, out + 1)
+    np.maximum.at(end, graph.base[graph.reads], until[graph.reader])
+    np.maximum.at(end, graph.base, np.where(graph.lasting, n, 0))
+    first = np.full(m, n)
+    np.minimum.at(first, graph.base, start)
+    end = np.minimum(end, n)
+    result = []
+    for where, extra in ((~graph.host, graph.workspace), (graph.host, None)):
+        rows = np.flatnonzero(where & (graph.base == np.arange(m)))
+        change = np.zeros(n + 1, np.int64)
+        np.add.at(change, first[rows], graph.size[rows])
+        np.add.at(change, end[rows], -graph.size[rows])
+        load: NDArray[np.int64] = np.cumsum(change[:-1])
+        result.append(load if extra is None else load + extra)
+    return result[0], result[1]

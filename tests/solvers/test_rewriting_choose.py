@@ -1,0 +1,80 @@
+"""What is kept, swapped and made again: it holds the limit, contents stay, larger limits are never slower."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from rewriting_graphs import chain, graphs
+from swap_steps import links
+
+from solvers.errors import PlanError
+from solvers.rewriting import Rewriting, erase, rewrite
+from solvers.rewriting.choose import Chooser, decide, least_bytes
+from solvers.rewriting.timed import simulate
+from solvers.swap import Link
+
+
+@settings(max_examples=30)
+@given(graphs(most_ops=20), links())
+def test_what_it_says_is_what_happens_at_any_limit(graph, link):
+    least, _ = least_bytes(graph, link, outside_bytes=3)
+    peak = simulate(graph, link, outside_bytes=3).peak_bytes
+    assert least <= peak
+    before = float("inf")
+    chooser = Chooser(graph, link, outside_bytes=3)
+    for limit in sorted({least, (least + peak) // 2, peak}):
+        made = chooser.decide(limit)
+        rewritten = rewrite(graph, made.rewriting)
+        timed = simulate(rewritten, link, outside_bytes=3)
+        assert timed.peak_bytes == made.peak_bytes <= limit
+        assert timed.seconds == made.seconds <= before
+        assert erase(rewritten).same_as(graph)
+        before = made.seconds
+    assert before == pytest.approx(graph.seconds.sum())  # nothing moves where nothing needs to
+
+
+def test_a_limit_that_nothing_holds_is_refused_with_the_least_and_who_needs_it():
+    graph, link = chain(8), Link.of_rate(1e9)
+    least, op = least_bytes(graph, link, outside_bytes=100)
+    assert decide(graph, least, link, outside_bytes=100).peak_bytes == least
+    with pytest.raises(PlanError, match=rf"{graph.names[op]} \(op\) needs {least}"):
+        decide(graph, least - 1, link, outside_bytes=100)
+
+
+def test_the_host_holds_no_more_than_it_may():
+    graph, link = chain(12), Link.of_rate(1e9)
+    peak = simulate(graph, link).peak_bytes
+    free = decide(graph, peak - (4 << 20), link, repeatable=np.zeros(len(graph.size), bool))
+    tight = decide(
+        graph, peak - (4 << 20), link, host_limit=4 << 20, repeatable=np.zeros(len(graph.size), bool)
+    )
+    assert tight.host_bytes <= 4 << 20 <= free.host_bytes
+    with pytest.raises(PlanError, match="on the host"):
+        decide(graph, peak - (4 << 20), link, host_limit=1 << 20, repeatable=np.zeros(len(graph.size), bool))
+
+
+def test_what_is_cheap_is_made_again_and_what_is_dear_moves():
+    graph, slow, fast = chain(12), Link.of_rate(1e3), Link.of_rate(1e9)
+    dear = graph.with_columns(seconds=np.full(len(graph), 100.0))
+    limit = simulate(graph, slow).peak_bytes * 3 // 4
+    assert decide(graph, limit, slow).rewriting.recomputed
+    assert not decide(graph, limit, slow).rewriting.swaps
+    assert not decide(dear, limit, fast).rewriting.recomputed
+
+
+def test_nothing_random_and_nothing_that_is_left_out_is_touched():
+    graph, link = chain(12), Link.of_rate(1e9)
+    limit = simulate(graph, link).peak_bytes * 3 // 4
+    once = graph.with_columns(repeatable=np.zeros(len(graph), bool))
+    assert not decide(once, limit, Link.of_rate(1e3)).rewriting.recomputed
+    stays = np.arange(len(graph.size)) > 6
+    limit = least_bytes(graph, link, movable=stays, repeatable=stays)[0]
+    made = decide(graph, limit, link, movable=stays, repeatable=stays)
+    touched = [*made.rewriting.recomputed, *(swap.value for swap in made.rewriting.swaps)]
+    assert touched
+    assert min(touched) > 6
+
+
+def test_a_graph_of_nothing_fits():
+    assert decide(chain(0), 1 << 30, Link.of_rate(1e9)).rewriting == Rewriting()
