@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rewriting_graphs import chain, graph_of, graphs, rewritings
+from rewriting_terms import contents_by_running
 
 from solvers.errors import PlanError
 from solvers.rewriting import Graph, Rewriting, Role, Swap, SwapIn, Sync, erase, rewrite
@@ -16,19 +17,6 @@ from solvers.rewriting import Graph, Rewriting, Role, Swap, SwapIn, Sync, erase,
 def decided(draw: st.DrawFn) -> tuple[Graph, Rewriting]:
     graph = draw(graphs())
     return graph, draw(rewritings(graph))
-
-
-def contents_by_running(graph: Graph) -> list[object]:
-    """What each value is, by doing every operation: a term of its operation and what it read."""
-    made: list[object] = [("input", v) if p < 0 else None for v, p in enumerate(graph.producer.tolist())]
-    for op, name in enumerate(graph.names):
-        read = [made[v] for v in graph.read_by(op).tolist()]
-        assert None not in read
-        outputs = np.flatnonzero(graph.producer == op)
-        for place, value in enumerate(outputs.tolist()):
-            moved = graph.role[op] in (Role.SWAP_OUT, Role.SWAP_IN)
-            made[value] = read[0] if moved else (name.split(".")[-1], place, *read)
-    return made
 
 
 @settings(max_examples=50)

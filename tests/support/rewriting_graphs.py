@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from solvers.rewriting import Graph, Rewriting, Swap, SwapIn, Sync
 from solvers.rewriting.again import Runs
+from solvers.rewriting.rules import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,3 +186,11 @@ def _can_read_back(graph: Graph, runs: Runs, run: int, value: int) -> bool:
             return False
         through |= {w for w in graph.read_by(maker).tolist() if graph.base[w] == value}
     return bool(through)
+
+
+@st.composite
+def ruled(draw: Draw) -> tuple[Graph, Rules]:
+    """A random graph and settings of the published rules."""
+    ahead = draw(st.none() | st.integers(0, 5))
+    rules = Rules(draw(st.integers(0, 6)), ahead, draw(st.integers(0, 4)), Sync(draw(st.integers(0, 3))))
+    return draw(graphs()), rules

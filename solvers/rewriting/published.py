@@ -1,0 +1,215 @@
+"""The simulator and tuner of Le et al. (ISMM 2019): memory level by level, settings by bisection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers.rewriting.levels import Levels, levels_of
+from solvers.rewriting.rewriting import Rewriting, Sync
+from solvers.rewriting.rules import Copies, Rules, candidates, copies, rewriting_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from solvers.rewriting.edges import Edges
+    from solvers.rewriting.graph import Graph
+
+USABLE = 0.9  # of what the trainable variables leave; the rest is for what the simulator does not see
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The most bytes on the device, trainable variables not among them, and in the host's memory."""
+
+    peak_bytes: int
+    host_bytes: int
+
+
+def budget_of(graph: Graph, limit: int, beside_bytes: int = 0) -> float:
+    """Bytes for the simulator under a limit: without the inputs that last, and what lies beside the graph."""
+    lasting = (graph.producer < 0) & graph.lasting
+    return (limit - int(graph.size[lasting].sum()) - beside_bytes) * USABLE
+
+
+def simulate(graph: Graph, levels: Levels, edges: Edges, swapped: Copies, sync: Sync) -> Simulated:
+    """Levels in order, operations of a level one at a time; neither time nor bandwidth, no workspaces.
+
+    Before an operation its outputs are allocated. After it goes what nobody reads any more; what is being
+    swapped out stays for one operation more, whatever its size; then come the copies that it triggers. One
+    without a trigger, and with `Sync.IN` every one, waits for all else that its first reader reads.
+    """
+    n, steps = len(graph), 2 * len(graph) + 4
+    place = np.empty(n + 1, np.int64)  # the last is of -1: before all
+    place[levels.order()], place[n] = np.arange(n), -1
+    copy = _resolved(edges, swapped)
+    m = len(graph.size)
+    size = np.where(graph.host, 0, graph.size)
+    made, gone = place[graph.producer], place[graph.producer]
+    kept = copy < 0
+    np.maximum.at(gone, edges.memory[kept], place[edges.reader[kept]])
+    leaves = np.zeros(m, np.int64)
+    leaves[edges.memory[swapped.first]] = 1
+    lasts = np.zeros(m, np.bool_)
+    lasts[graph.base[graph.lasting]] = True
+    of = np.flatnonzero((graph.base == np.arange(m)) & ~(lasts & (graph.producer < 0)))
+    load = _Load(steps)
+    load.add(2 * made[of] + 2, size[of])
+    load.add(np.where(lasts, steps - 1, 2 * (gone + leaves) + 3)[of], -size[of])
+    values = edges.memory[swapped.first]
+    starts = _starts(place, edges, swapped, sync, made[values])
+    ends = starts.copy()
+    np.maximum.at(ends, copy[~kept], 2 * place[edges.reader[~kept]] + 3)
+    load.add(starts, size[values])
+    load.add(ends, -size[values])
+    host = _Load(steps)
+    away = np.flatnonzero(leaves)
+    last = np.zeros(m, np.int64)
+    np.maximum.at(last, values, starts)
+    host.add(2 * made[away] + 3, size[away])
+    host.add(last[away] + 1, -size[away])
+    return Simulated(load.peak(), host.peak())
+
+
+class _Load:
+    """Bytes over half steps: at even ones operations allocate, at odd ones memory goes and copies come."""
+
+    def __init__(self, steps: int) -> None:
+        self.change = np.zeros(steps + 1, np.int64)
+
+    def add(self, when: NDArray[np.int64], size: NDArray[np.int64]) -> None:
+        np.add.at(self.change, np.minimum(when, len(self.change) - 1), size)
+
+    def peak(self) -> int:
+        return int(np.cumsum(self.change).max(initial=0))
+
+
+def _resolved(edges: Edges, swapped: Copies) -> NDArray[np.int64]:
+    """The copy whose memory each edge reads, its own or that of the view it reads; -1: the value's own."""
+    own = np.full(len(edges), -1)
+    own[swapped.edge] = swapped.copy
+    found, row = own.copy(), edges.through
+    while (row >= 0).any():
+        found = np.where((found < 0) & (row >= 0), own[row], found)
+        row = np.where(row < 0, -1, edges.through[row])
+    return found
+
+
+def _starts(
+    place: NDArray[np.int64], edges: Edges, swapped: Copies, sync: Sync, made: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The half step at which each copy takes its memory."""
+    first = swapped.first
+    others = edges.others[first]
+    waits = np.where(others < 0, place[edges.reader[first]] - 1, place[others])
+    begins = np.where(swapped.trigger < 0, waits, place[swapped.trigger])
+    if sync & Sync.IN:
+        begins = np.maximum(begins, waits)
+    return 2 * np.maximum(begins, made) + 3
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What the published tuner found.
+
+    Attributes:
+        rules: its settings; `None` where the graph fits as it is, and where nothing passes.
+        rewriting: what they decide.
+        simulated: of that; of the graph as it is, or of the last trial, where there are no rules.
+        fits: whether that is within the budget.
+        simulations: how many it took, O(log levels).
+    """
+
+    rules: Rules | None
+    rewriting: Rewriting
+    simulated: Simulated
+    fits: bool
+    simulations: int
+
+
+@dataclass
+class _Play:
+    """The simulator for one graph and budget, which counts."""
+
+    graph: Graph
+    levels: Levels
+    edges: Edges
+    budget: float
+    count: int = 0
+    seen: dict[Rules, Simulated] = field(default_factory=dict)
+
+    def __call__(self, rules: Rules) -> bool:
+        self.count += 1
+        chosen = copies(self.graph, self.levels, self.edges, rules)
+        self.seen[rules] = simulate(self.graph, self.levels, self.edges, chosen, rules.sync)
+        return self.seen[rules].peak_bytes < self.budget
+
+    def tuned(self, rules: Rules | None, shown: Rules, *, fits: bool) -> Tuned:
+        decided = Rewriting()
+        if rules is not None:
+            chosen = copies(self.graph, self.levels, self.edges, rules)
+            decided = rewriting_of(self.edges, chosen, rules.sync)
+        return Tuned(rules, decided, self.seen[shown], fits, self.count)
+
+
+def tune(
+    graph: Graph,
+    budget: float,
+    *,
+    sync: Sync = Sync.NONE,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    levels: Levels | None = None,
+) -> Tuned:
+    """The published tuner: the fewest swaps that pass, then the earliest copies back, then the most shared.
+
+    Args:
+        graph: what is to fit.
+        budget: bytes for the simulator: `budget_of` a limit.
+        sync: the first synchronisation mode to try.
+        include: kinds and modules to which swaps are restricted, as patterns.
+        exclude: kinds and modules which are not swapped.
+        levels: of the graph, where they are known.
+    """
+    levels = levels_of(graph) if levels is None else levels
+    n = max(len(levels), 1)
+    play = _Play(graph, levels, candidates(graph, levels, include, exclude), budget)
+    plain = Rules(n, 1, 0, sync)
+    if play(plain):
+        return play.tuned(None, plain, fits=True)
+    modes = [Sync(mode) for mode in range(int(sync), 4)]
+    found = next((mode for mode in modes if play(Rules(1, 1, 0, mode))), None)
+    if found is None:
+        return play.tuned(None, Rules(1, 1, 0, modes[-1]), fits=False)
+    rules = Rules(1, 1, 0, found)
+    rules = replace(rules, threshold=_largest(lambda t: play(replace(rules, threshold=t)), n))
+    if not found & Sync.IN:
+        rules = replace(rules, ahead=_largest(lambda h: play(replace(rules, ahead=h)), n))
+        rules = replace(rules, groupby=_some_group(lambda g: play(replace(rules, groupby=g)), n))
+    return play.tuned(rules, rules, fits=True)
+
+
+def _largest(passes: Callable[[int], bool], most: int) -> int:
+    """The largest that passes, of 1, which is known to, to ``most``, where all below one that passes do."""
+    low, high = 1, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if passes(middle) else (low, middle - 1)
+    return low
+
+
+def _some_group(passes: Callable[[int], bool], most: int) -> int:
+    """``most`` where it passes, else the first of a bisection that does, else 0, which is known to."""
+    if passes(most):
+        return most
+    low, high = 1, most - 1
+    while low <= high:
+        middle = (low + high) // 2
+        if passes(middle):
+            return middle
+        high = middle - 1
+    return 0
