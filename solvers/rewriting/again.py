@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 from solvers.errors import PlanError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from solvers.rewriting.graph import Graph
     from solvers.rewriting.rewriting import Rewriting, Swap
 
@@ -47,6 +50,16 @@ class Runs:
         if run - n not in self.before:
             raise PlanError(f"a decision names run {run}, which there is not")
         return self.before[run - n], False, run - n
+
+    @cached_property
+    def _by_base(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        order = np.argsort(self.graph.base, kind="stable")
+        return order, np.searchsorted(self.graph.base[order], np.arange(len(order) + 1))
+
+    def sharing(self, base: int) -> NDArray[np.int64]:
+        """The values that have a memory: its own, and views."""
+        order, start = self._by_base
+        return order[start[base] : start[base + 1]]
 
     def copy_of(self, run: int, base: int) -> tuple[int, int] | None:
         """The copy of a memory that a run reads: (value, which of its copies back)."""
@@ -118,7 +131,7 @@ class Runs:
             (g.base[value] != value, "a view: its base is swapped"),
             (bool(g.host[value]), "in the host's memory already"),
             (not g.movable[value], "not to be moved"),
-            (bool(g.lasting[g.base == value].any()), "there after the step"),
+            (bool(g.lasting[self.sharing(value)].any()), "there after the step"),
             (value in self.recomputed, "recomputed"),
         ]
         for wrong, what in reasons:

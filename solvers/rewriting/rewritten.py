@@ -180,7 +180,7 @@ class _Writer:
 
     def _wait_for(self, swap: Swap, row: int) -> None:
         g, place = self.graph, self.runs.out_place(swap)
-        readers = {int(op) for v in np.flatnonzero(g.base == swap.value) for op in g.readers_of(int(v))}
+        readers = {int(op) for v in self.runs.sharing(swap.value) for op in g.readers_of(int(v))}
         runs = [*readers, *(len(g) + op for op in readers if op in self.runs.before)]
         for run in sorted(runs):
             if swap.value not in self.runs.served.get(run, {}) and self.runs.place(run) > place:
