@@ -46,6 +46,7 @@ class Setup:
     plan: str = ""
     save: str = ""
     limit: int = 0  # bytes, kept by swapping; 0 is none
+    rewriting: dict[str, Any] | None = None  # compiled by our backend, with these options
 
 
 class Data(torch.utils.data.Dataset[Any]):
@@ -77,7 +78,7 @@ def train(model: Model, setup: Setup, pool: Any, after: Callable[[], object] = i
     optimizer = kinds[setup.optimizer](model.parameters())
     if pool is not None and setup.marks == "watch":
         pool.watch(optimizer)
-    loss_of = torch.compile(model.loss) if setup.compiled else model.loss
+    loss_of = compiled(model, setup)
     losses, data = [], batches(model, setup)
 
     def step() -> None:
@@ -104,6 +105,16 @@ def train(model: Model, setup: Setup, pool: Any, after: Callable[[], object] = i
             pool.plan_now()
         after()
     return losses
+
+
+def compiled(model: Model, setup: Setup) -> Any:
+    """What gives the loss."""
+    if setup.rewriting is not None:
+        from mempool.torch.rewriting.backend import register
+
+        register()
+        return torch.compile(model.loss, backend="mempool", options=setup.rewriting)
+    return torch.compile(model.loss) if setup.compiled else model.loss
 
 
 def digest(model: Model) -> str:

@@ -1,0 +1,52 @@
+"""Decisions about a step carried out in its two graphs: copies out and back, and what is made again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mempool.torch.rewriting import ins, outs, recomputed
+from mempool.torch.rewriting.numbered import Numbered, erase_unused
+from mempool.torch.rewriting.slots import maker_of
+from solvers.rewriting.rewriting import Sync
+
+if TYPE_CHECKING:
+    from mempool.torch.rewriting.capture import Captured
+    from mempool.torch.rewriting.joined import Joined
+    from solvers.rewriting.rewriting import Rewriting
+
+
+def apply(joined: Joined, captured: Captured, rewriting: Rewriting, *, host_limit: int = 0) -> None:
+    """Change both graphs of `joined` so that they do what was decided.
+
+    Args:
+        joined: the graphs.
+        captured: the numbers that decisions speak of, from ``joined.module``.
+        rewriting: decisions that `solvers.rewriting.rewrite` refuses nothing of; what is sent away is made in
+            the forward pass.
+        host_limit: most bytes of the host; 0: half of what is free.
+    """
+    step = Numbered(joined, captured)
+    recomputed.recompute(step, rewriting.recomputed)
+    early, late = bool(rewriting.sync & Sync.OUT), bool(rewriting.sync & Sync.IN)
+    # In one slot copies out begin, then others end, then copies back begin: what comes back finds room.
+    begun = [(swap, outs.begin(step, swap, host_limit)) for swap in rewriting.swaps]
+    ended = [(swap, outs.end(step, swap, ticket, early=early)) for swap, ticket in begun]
+    for swap, handle in ended:
+        for one in swap.ins:
+            ins.bring(step, step.forward, swap.value, one, handle, late=late)
+            ins.bring(step, step.backward, swap.value, one, handle, late=late)
+    for swap, _ in ended:
+        _forget_views(step, swap.value)
+    step.handover.settle()
+    recomputed.drop(step)
+    for half in (step.halves.forward, step.halves.backward):
+        half.graph.lint()
+        half.recompile()
+
+
+def _forget_views(step: Numbered, base: int) -> None:
+    """Views in the backward pass that nobody reads any more would keep what they view."""
+    for value in step.views(base):
+        node = step.value[value]
+        if node is not None and not step.is_forward(node):
+            erase_unused(step.halves.backward.graph, maker_of(node))

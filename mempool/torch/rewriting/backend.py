@@ -1,0 +1,86 @@
+"""The backend of `torch.compile` that keeps a step within a limit.
+
+    model = torch.compile(model, backend="mempool", options={"limit": "12GiB"})
+
+PyTorch finds it by the entry point of the installed package; `register` says its name to a PyTorch that does
+not see that, such as from a source tree.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mempool.torch.rewriting.options import parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import fx
+
+    from mempool.torch.rewriting.partition import Partition
+
+
+def mempool(
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile one graph of Dynamo's.
+
+    Args:
+        graph: of the program, as Dynamo gives it.
+        inputs: tensors without memory, and numbers.
+        options: see `mempool.torch.rewriting.options.Options`.
+        mode: there is none.
+
+    Raises:
+        UsageError: options that make no sense.
+        PlanError: a limit that nothing can hold: with the least that can be, and what needs it.
+    """
+    from mempool.torch.rewriting.partition import Partition
+
+    chosen = parsed(options, mode)
+    compile_with = _eager if chosen.inner == "eager" else _inductor
+    return compile_with(graph, inputs, Partition(chosen))
+
+
+def register() -> None:
+    """Tell PyTorch the name."""
+    from torch._dynamo.backends import registry
+
+    if "mempool" not in registry.list_backends(exclude_tags=None):
+        registry.register_backend(mempool)
+
+
+def _eager(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
+    """Run graphs as they are, each operation by itself."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
+    from torch._functorch import config
+
+    with config.patch(donated_buffer=False):  # nothing writes into them, and a backward may come again
+        compiled: Callable[..., Any] = aot_autograd(
+            fw_compiler=boxed_nop,
+            bw_compiler=boxed_nop,
+            partition_fn=partition,
+            keep_inference_input_mutations=True,
+        )(graph, inputs)
+    return compiled
+
+
+def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
+    """Compile graphs with PyTorch's own compiler."""
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    class Ours(CustomPartitionerFn):
+        def __call__(self, joint: fx.GraphModule, inputs: Sequence[object], **given: Any) -> Any:
+            return partition(joint, inputs, **given)
+
+        def uuid(self) -> None:
+            """Nothing is cached: what is decided depends on more than the graph."""
+
+    compiled: Callable[..., Any] = compile_fx(graph, inputs, config_patches={"custom_partitioner_fn": Ours()})
+    return compiled

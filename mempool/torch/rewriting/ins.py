@@ -1,0 +1,98 @@
+"""Copies back, put into one of both graphs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mempool.torch.rewriting import ops
+from mempool.torch.rewriting.numbered import Side, copied
+from mempool.torch.rewriting.slots import maker_of
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from mempool.torch.rewriting.numbered import Numbered
+    from solvers.rewriting.rewriting import SwapIn
+
+
+def bring(step: Numbered, side: Side, base: int, one: SwapIn, handle: fx.Node, *, late: bool) -> None:
+    """Give the readers of one copy back what they read, and views of it, where they are in this graph.
+
+    Args:
+        step: both graphs.
+        side: this one.
+        base: the value that is away.
+        one: the copy back.
+        handle: the end of the copy out.
+        late: whether it begins no sooner than it is needed.
+    """
+    readers = set(one.consumers)
+    views: set[fx.Node] = set()
+
+    def ours(node: fx.Node | None) -> list[fx.Node]:
+        return [] if node is None else [n for n in node.users if n in views or step.reads(n, readers)]
+
+    for value in step.views(base):
+        node, view = side.find(value), step.value[value]
+        users, maker = ours(node), maker_of(view)
+        if users and not (side.has(maker) and step.reads(maker, readers)):
+            with side.graph.inserting_before(min(users)):
+                new = copied(side.graph, maker, side)
+            views.add(new[maker])
+            for user in users:
+                user.replace_input_with(node, new[view])
+    node = side.find(base)
+    if users := ours(node):
+        tensor = _copied_back(step, side, base, one, handle, min(users), late=late)
+        for user in users:
+            user.replace_input_with(node, tensor)
+
+
+def _copied_back(
+    step: Numbered, side: Side, base: int, one: SwapIn, handle: fx.Node, first: fx.Node, *, late: bool
+) -> fx.Node:
+    place = _place(step, side, step.value[base])
+    ticket = side.get(handle)
+    with _beginning(step, side, one, ticket, first, late=late):
+        coming = side.slots.call(ops.swap_in, ticket, *place)
+    with side.slots.right_before(first):
+        return side.slots.call(ops.swapped_in, coming, *place)
+
+
+def _beginning(
+    step: Numbered, side: Side, one: SwapIn, ticket: fx.Node, first: fx.Node, *, late: bool
+) -> Any:
+    """Where a copy back begins: not before the copy out has ended."""
+    if late or one.trigger < 0:
+        return side.slots.right_before(first)
+    count = len(step.graph)
+    again = one.trigger - count
+    trigger = step.again.get(again, first) if again >= 0 else step.operation[one.trigger]
+    if not side.has(trigger):
+        return side.slots.right_before(first) if side.is_forward else side.slots.begin()
+    if side.is_forward and trigger < ticket:
+        trigger = ticket
+    return side.slots.after(trigger) if trigger < first else side.slots.right_before(first)
+
+
+def _place(step: Numbered, side: Side, value: fx.Node) -> tuple[Any, ...]:
+    """Size, stride, type and device of a tensor; what is known when the graph runs, as nodes."""
+    val = value.meta["val"]
+    size = [_number(step, side, value, torch.ops.aten.sym_size.int, i, n) for i, n in enumerate(val.shape)]
+    stride = [
+        _number(step, side, value, torch.ops.aten.sym_stride.int, i, n) for i, n in enumerate(val.stride())
+    ]
+    return size, stride, val.dtype, val.device
+
+
+def _number(step: Numbered, side: Side, value: fx.Node, operation: Any, dim: int, number: Any) -> Any:
+    if not isinstance(number, torch.SymInt):
+        return number
+    known = [n for n in value.users if n.target is operation and n.args == (value, dim)]
+    if not known:
+        with step.halves.forward.graph.inserting_after(value):
+            known = [step.halves.forward.graph.call_function(operation, (value, dim))]
+        known[0].meta["val"] = number
+    return side.get(known[0])

@@ -1,0 +1,124 @@
+"""The two graphs of a step, forward and backward, as one: what a compiler is going to run, in order."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, eq=False)
+class Halves:
+    """A forward and a backward graph as AOTAutograd's partitioners make them.
+
+    The forward graph returns ``outputs`` results, then what the backward graph gets under the same names:
+    tensors, then numbers. A node of the backward graph that is not made there has the forward node's name.
+
+    Attributes:
+        forward: the first.
+        backward: the second.
+        outputs: how many results the forward pass has.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    outputs: int
+
+    @cached_property
+    def forward_nodes(self) -> Mapping[str, fx.Node]:
+        """By their names, without the output."""
+        return {node.name: node for node in self.forward.graph.nodes if node.op != "output"}
+
+    @property
+    def saved(self) -> list[fx.Node]:
+        """What the forward graph returns for the backward graph."""
+        return list(output_of(self.forward).args[0][self.outputs :])
+
+    @property
+    def handed(self) -> Mapping[str, fx.Node]:
+        """Placeholders of the backward graph that are nodes of the forward graph, by name."""
+        names = {node.name for node in self.saved}
+        return {n.name: n for n in self.backward.graph.find_nodes(op="placeholder") if n.name in names}
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Both graphs in one, and which node of them each of its nodes stands for.
+
+    Attributes:
+        module: the one.
+        halves: the two.
+        source: of each node of the one, the node of the two; of what was handed over, the forward one's.
+    """
+
+    module: fx.GraphModule
+    halves: Halves
+    source: dict[fx.Node, fx.Node]
+
+
+def output_of(module: fx.GraphModule) -> fx.Node:
+    """A graph's last node."""
+    return next(iter(module.graph.find_nodes(op="output")))
+
+
+def join(halves: Halves) -> Joined:
+    """Both graphs in one."""
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    source: dict[fx.Node, fx.Node] = {}
+
+    def copy(node: fx.Node, tag: str) -> None:
+        made[node] = new = graph.node_copy(node, lambda one: made[one])
+        new.meta = {**node.meta, "partitioner_tag": tag}
+        source[new] = node
+
+    for node in halves.forward.graph.nodes:
+        if node.op != "output":
+            copy(node, "is_forward")
+    handed = halves.handed
+    for node in halves.backward.graph.nodes:
+        if node.name in handed and node.op == "placeholder":
+            made[node] = made[halves.forward_nodes[node.name]]
+        elif node.op != "output":
+            copy(node, "is_backward")
+            if node.op == "call_function" and node.name in halves.forward_nodes:
+                _again(made[node])
+    results = [
+        *output_of(halves.forward).args[0][: halves.outputs],
+        *output_of(halves.backward).args[0],
+    ]
+    graph.output(tuple(made.get(one, one) if isinstance(one, fx.Node) else one for one in results))
+    owner = torch.nn.Module()
+    for half in (halves.forward, halves.backward):
+        for name in {node.target for node in half.graph.find_nodes(op="get_attr")}:
+            setattr(owner, str(name), getattr(half, str(name)))
+    return Joined(fx.GraphModule(owner, graph), halves, source)
+
+
+def _again(node: fx.Node) -> None:
+    """What a compiler makes a second time has memory of its own: give it tensors without memory for that."""
+    fake = mode_of(node)
+    if fake is None:
+        return
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: one.meta.get("val"))
+    known = all(one.meta.get("val") is not None for one in node.all_input_nodes)
+    with fake:
+        if known and (isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem):
+            node.meta["val"] = node.target(*args, **kwargs)
+        else:
+            node.meta["val"] = torch.utils._pytree.tree_map_only(
+                torch.Tensor, torch.empty_like, node.meta["val"]
+            )
+
+
+def mode_of(node: fx.Node) -> Any:
+    """The mode of the tensors without memory that a node carries, or None."""
+    leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    return next((one.fake_mode for one in leaves if isinstance(one, torch._subclasses.FakeTensor)), None)

@@ -1,0 +1,76 @@
+"""Operators that graphs call to send a tensor away and to have it back: a start and a wait each.
+
+They take and give tensors only, so that what must come in order is so by what it reads: nothing is written,
+nothing aliased, for any compiler of graphs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from mempool.torch.rewriting.runtime import RUNTIME
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LIBRARY = torch.library.Library("mempool", "DEF")
+_PLACE = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
+LIBRARY.define("swap_out(Tensor value, int host_limit) -> Tensor")
+LIBRARY.define("swapped_out(Tensor ticket, Tensor value) -> Tensor")
+LIBRARY.define(f"swap_in(Tensor ticket, {_PLACE}) -> Tensor")
+LIBRARY.define(f"swapped_in(Tensor ticket, {_PLACE}) -> Tensor")
+
+
+def _swap_out(value: torch.Tensor, host_limit: int) -> torch.Tensor:
+    return RUNTIME.out(value, host_limit)
+
+
+def _swapped_out(ticket: torch.Tensor, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG001  # keeps it until here
+    return RUNTIME.released(ticket)
+
+
+def _swap_in(
+    ticket: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    return RUNTIME.back(ticket, torch.empty_strided(size, stride, dtype=dtype, device=device))
+
+
+def _swapped_in(
+    ticket: torch.Tensor,
+    size: Sequence[int],  # noqa: ARG001  # for the fake one
+    stride: Sequence[int],  # noqa: ARG001
+    dtype: torch.dtype,  # noqa: ARG001
+    device: torch.device,  # noqa: ARG001
+) -> torch.Tensor:
+    return RUNTIME.arrived(ticket)
+
+
+def _fake_ticket(*_: object) -> torch.Tensor:
+    return torch.empty(1, dtype=torch.int64, device="cpu")
+
+
+def _fake_tensor(
+    _: torch.Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+for _name, _real, _fake in (
+    ("swap_out", _swap_out, _fake_ticket),
+    ("swapped_out", _swapped_out, _fake_ticket),
+    ("swap_in", _swap_in, _fake_ticket),
+    ("swapped_in", _swapped_in, _fake_tensor),
+):
+    LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"mempool::{_name}", _fake, lib=LIBRARY)
+
+swap_out = torch.ops.mempool.swap_out.default
+swapped_out = torch.ops.mempool.swapped_out.default
+swap_in = torch.ops.mempool.swap_in.default
+swapped_in = torch.ops.mempool.swapped_in.default

@@ -1,0 +1,73 @@
+"""Copies out, put into the forward graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mempool.torch.rewriting import ops
+from mempool.torch.rewriting.joined import output_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import fx
+
+    from mempool.torch.rewriting.numbered import Numbered
+    from solvers.rewriting.rewriting import Swap
+
+
+def begin(step: Numbered, swap: Swap, host_limit: int) -> fx.Node:
+    """The beginning of a copy out."""
+    value, slots = step.value[swap.value], step.forward.slots
+    assert value is not None
+    with slots.after(value) if swap.after < 0 else _after(step, swap.after):
+        return slots.call(ops.swap_out, value, host_limit)
+
+
+def _after(step: Numbered, run: int) -> Any:
+    """Behind a run; where that is the backward pass's, as late as the forward graph has it."""
+    node = step.operation[run] if run < len(step.graph) else None
+    if step.is_forward(node):
+        return step.forward.slots.after(node)
+    return step.forward.slots.before(output_of(step.halves.forward))
+
+
+def end(step: Numbered, swap: Swap, ticket: fx.Node, *, early: bool) -> fx.Node:
+    """The end of a copy out, after which the memory may go.
+
+    Args:
+        step: the graphs.
+        swap: the decision.
+        ticket: the beginning.
+        early: whether whoever reads the value itself waits for the copy, too.
+    """
+    slots = step.forward.slots
+    with _place(step, swap, ticket, early=early):
+        return slots.call(ops.swapped_out, ticket, step.value[swap.value])
+
+
+def _place(step: Numbered, swap: Swap, ticket: fx.Node, *, early: bool) -> Any:
+    """Where a copy out ends: before what comes back of it in the forward pass begins, at the latest."""
+    slots = step.forward.slots
+    back = {run for one in swap.ins for run in one.consumers}
+    readers = sorted(_readers(step, swap, ticket))
+    own = [node for node in readers if not step.reads(node, back)]
+    first = next((node for node in readers if step.reads(node, back)), output_of(step.halves.forward))
+    if early and own:
+        return slots.before(min(own[0], first))
+    if swap.release < 0:
+        last = own[-1] if own else ticket
+        return slots.after(last) if last < first else slots.before(first)
+    release = step.operation[swap.release] if swap.release < len(step.graph) else None
+    if step.is_forward(release) and ticket < release:
+        return slots.before(min(release, first))
+    return slots.before(first)
+
+
+def _readers(step: Numbered, swap: Swap, ticket: fx.Node) -> Iterator[fx.Node]:
+    """Operations of the forward pass after a copy out has begun that read the value, or a view."""
+    for value in (swap.value, *step.views(swap.value)):
+        node = step.forward.find(value)
+        for user in () if node is None else node.users:
+            if user.op != "output" and ticket < user and user in step.run:
+                yield user

@@ -1,0 +1,40 @@
+"""Operations of the forward pass run again in the backward pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mempool.torch.rewriting.numbered import copied, erase_unused
+from mempool.torch.rewriting.slots import results_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mempool.torch.rewriting.numbered import Numbered
+
+
+def recompute(step: Numbered, values: Iterable[int]) -> None:
+    """Make values again, and the views of them that are read, each right before its first reader.
+
+    What is read for that is handed over, unless it is made again itself.
+    """
+    chosen = set(values)
+    follow = {v for base in chosen for v in step.views(base) if step.is_forward(step.value[v])}
+    for run in sorted({int(step.graph.producer[v]) for v in chosen | follow}, reverse=True):
+        maker, find = step.operation[run], step.handover.find
+        found = [(one, got) for one in results_of(maker) if (got := find(one)) is not None and got.users]
+        if not found:
+            continue
+        graph = step.halves.backward.graph
+        with graph.inserting_before(min(user for _, got in found for user in got.users)):
+            new = copied(graph, maker, step.handover)
+        step.again[run] = new[maker]
+        step.run[new[maker]] = len(step.graph) + run
+        for one, got in found:
+            got.replace_all_uses_with(new[one])
+
+
+def drop(step: Numbered) -> None:
+    """Take out of the forward pass what is now made in the backward pass alone."""
+    for run in sorted(step.again, reverse=True):
+        erase_unused(step.halves.forward.graph, step.operation[run])

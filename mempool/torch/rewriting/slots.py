@@ -1,0 +1,77 @@
+"""Places between the operations of a graph where copies begin and end."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from mempool.torch.rewriting.joined import mode_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Slots:
+    """A slot follows each node that was there from the beginning: what is put into it stays in order."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self._before = {node: node.prev for node in graph.nodes}
+        self._last: dict[fx.Node, fx.Node] = {}
+        self._owner: dict[fx.Node, fx.Node] = {}
+        self._slot: fx.Node | None = None
+
+    @contextlib.contextmanager
+    def after(self, node: fx.Node) -> Iterator[None]:
+        """Insert into the slot after an operation, or after what was inserted before."""
+        maker = maker_of(node)
+        while node.next.target is operator.getitem and node.next.args[0] is maker:
+            node = node.next
+        slot = self._owner.get(node, node)
+        with self.graph.inserting_after(self._last.get(slot, node)):
+            self._slot = slot
+            yield
+            self._slot = None
+
+    def before(self, node: fx.Node) -> Any:
+        """Insert into the slot that ends at an operation."""
+        return self.after(self._before[node])
+
+    def right_before(self, node: fx.Node) -> Any:
+        """Insert after all that is in the slot."""
+        return self.graph.inserting_before(node)
+
+    def begin(self) -> Any:
+        """Insert before all operations."""
+        placeholders = self.graph.find_nodes(op="placeholder")
+        return self.after(placeholders[-1])
+
+    def call(self, operation: Any, *args: Any) -> fx.Node:
+        """A call of an operator with tensors without memory of its result."""
+        node = self.graph.call_function(operation, args)
+        values, _ = fx.map_arg((node.args, node.kwargs), lambda one: one.meta.get("val"))
+        fake = next(filter(None, map(mode_of, node.all_input_nodes)), None)
+        if fake is not None:
+            with fake:
+                node.meta["val"] = operation(*values)
+        if self._slot is not None:
+            self._last[self._slot], self._owner[node] = node, self._slot
+        return node
+
+
+def results_of(node: fx.Node) -> list[fx.Node]:
+    """The nodes of an operation's results: itself, or of several those that take them apart."""
+    if isinstance(node.meta.get("val"), (tuple, list)):
+        return [user for user in node.users if user.target is operator.getitem]
+    return [node]
+
+
+def maker_of(result: fx.Node) -> fx.Node:
+    """The operation that makes a result."""
+    source = result.args[0] if result.target is operator.getitem else None
+    if isinstance(source, fx.Node) and isinstance(source.meta.get("val"), (tuple, list)):
+        return source
+    return result

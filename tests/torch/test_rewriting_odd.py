@@ -1,0 +1,174 @@
+"""What is odd in a program is right when what it saves leaves: the same bits as when all stays."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from rewriting_graphs import rewritings
+from rewritten import ALL, PLAIN, gradients, same
+from torch.nn import functional as F
+
+from mempool.torch.rewriting import partition
+from mempool.torch.rewriting.decide import decidable
+from mempool.torch.rewriting.runtime import RUNTIME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: PyTorch's compiler asks tensors between two graphs for their gradients, and is warned by PyTorch.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+#: Each example is compiled: it takes too long to look for a smaller one.
+UNSHRUNK: dict[str, Any] = {"phases": [Phase.generate], "suppress_health_check": list(HealthCheck)}
+
+
+def random(*shape: int, grad: bool = True, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_(grad)
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.mul_(3).sin_().relu_()
+    z = y * 2
+    z[0] = y[1]
+    return z * z.sin()
+
+
+def input_written(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    counts.add_(1)
+    return (x.exp() * counts).sin() * x
+
+
+def view_of_input(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.exp().tanh().view(-1)[3:], x[1:]
+
+
+def views_of_saved(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x.exp()
+    a, b = y.split(4, 1)
+    return (y.t() @ (a @ w)).sin() + (b.t() @ b).exp().sum() + y[::2, 1:].cos().sum()
+
+
+def expanded(x: torch.Tensor) -> torch.Tensor:
+    y = x[:, :1].exp().expand(-1, 64)
+    return (y * y.sin()).cumsum(0) * y
+
+
+def dropped(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = F.dropout(x.exp().tanh(), 0.5)
+    return x
+
+
+def integers(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    y, where = F.max_pool2d(x[None, None].exp(), 2, return_indices=True)
+    picked = F.embedding(at.remainder(4), x.exp())
+    return y.sin().sum() + picked.cos() + where.sum() + x.argmax(1).sum()
+
+
+def empty(x: torch.Tensor) -> torch.Tensor:
+    none = x[:0].exp()
+    return (torch.cat([none.sin(), x.exp().sin()]) ** 3).sum() + none.sum()
+
+
+def complexes(x: torch.Tensor) -> torch.Tensor:
+    y = torch.fft.fft(x.exp())
+    return (y.conj() * y.exp()).abs().sin()
+
+
+def half(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = F.linear(x.exp(), x.sin()).tanh()
+        return F.linear(y, y.cos()).float().exp()
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    y = x.view(1, 2, 8, 4).to(memory_format=torch.channels_last)
+    for _ in range(2):
+        y = F.conv2d(y.sin(), torch.ones(2, 2, 3, 3), padding=1).tanh()
+    return y * y.exp()
+
+
+def checkpointed(x: torch.Tensor) -> torch.Tensor:
+    def block(y: torch.Tensor) -> torch.Tensor:
+        return F.dropout(y.exp().tanh(), 0.3).sin()
+
+    for _ in range(2):
+        x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False).cos().exp()
+    return x
+
+
+def depends_on_data(x: torch.Tensor) -> torch.Tensor:
+    y = x.exp().sin()
+    if y.sum() > 0:
+        y = y.cos() * y
+    return y.exp() * y.tanh()
+
+
+PROGRAMS: dict[Callable[..., Any], tuple[Any, ...]] = {
+    in_place: (random(8, 8),),
+    input_written: (random(8, 8), torch.arange(8.0)),
+    view_of_input: (random(8, 8),),
+    views_of_saved: (random(8, 8), random(4, 8, seed=1)),
+    expanded: (random(8, 8),),
+    dropped: (random(32, 32),),
+    integers: (random(8, 8), torch.arange(5)),
+    empty: (random(8, 8),),
+    complexes: (random(8, 8),),
+    half: (random(8, 8),),
+    channels_last: (random(8, 8),),
+    checkpointed: (random(8, 8),),
+    depends_on_data: (random(8, 8),),
+}
+
+
+@functools.cache
+def expected(program: Callable[..., Any]) -> list[torch.Tensor]:
+    """What comes out where nothing is decided."""
+    return gradients(program, PLAIN, *PROGRAMS[program])
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_the_same_bits(program: Callable[..., Any]) -> None:
+    """Results and gradients, with everything away that may leave and with nothing."""
+    plain = expected(program)
+    got = gradients(program, ALL, *PROGRAMS[program])
+    assert RUNTIME.moved.ins > 0
+    assert same(got, plain)
+    assert RUNTIME.away == 0
+
+
+def check_any_decision(data: st.DataObject, program: Callable[..., Any]) -> None:
+    """Whatever is decided, the bits are the same, and nothing is left on the host."""
+
+    def decided(captured: Any, _: Any) -> Any:
+        return data.draw(rewritings(decidable(captured)))
+
+    plain = expected(program)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partition, "decided", decided)
+        got = gradients(program, ALL, *PROGRAMS[program])
+    assert same(got, plain)
+    assert RUNTIME.away == 0
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, **UNSHRUNK)
+@given(data=st.data(), program=st.sampled_from([views_of_saved, integers, in_place]))
+def test_any_decision_gives_the_same_bits(data: st.DataObject, program: Callable[..., Any]) -> None:
+    """Random swaps, groups of readers, triggers, releases and recomputation."""
+    check_any_decision(data, program)
+
+
+@pytest.mark.full
+@settings(max_examples=400, deadline=None, **UNSHRUNK)
+@given(data=st.data(), program=st.sampled_from(list(PROGRAMS)))
+def test_any_decision_about_any_program(data: st.DataObject, program: Callable[..., Any]) -> None:
+    """The same of all programs."""
+    check_any_decision(data, program)
