@@ -9,7 +9,11 @@
 #include <cstdint>
 #include <limits>
 #include <numeric>
+#include <set>
+#include <utility>
 #include <vector>
+
+#include "swap_load.hpp"
 
 namespace swapping {
 
@@ -86,56 +90,39 @@ class Planner {
     return sum;
   }
 
-  // Take absences in order, each if that brings down the bytes over the limit although nobody waits.
-  std::vector<uint8_t> without_waiting(const std::vector<int32_t>& order, int64_t limit,
-                                       std::vector<uint8_t> chosen = {}) {
-    chosen.resize(a_.count(), 0);
-    auto now = loads(chosen, windows(chosen));
-    double over = excess(now, limit), out = 0, in = 0;
-    for (int c = 0; c < a_.count(); ++c) {
-      if (chosen[c]) out += a_.out[c] + kSlack, in += a_.in[c] + kSlack;
+  // Take absences in order, each if that brings down the bytes over the limit although nobody waits; of a large step
+  // several at once.
+  std::vector<uint8_t> without_waiting(const std::vector<int32_t>& order, int64_t limit) {
+    Taking t{limit, std::vector<uint8_t>(a_.count(), 0), {}, 0};
+    t.now = loads(t.chosen, windows(t.chosen));
+    t.over = excess(t.now, limit);
+    const auto n = static_cast<int64_t>(order.size());
+    t.left = std::max<int64_t>(kLeastLooks, static_cast<int64_t>(kWork / static_cast<double>(k_ + 8 * a_.count())));
+    const int64_t each = n <= t.left ? 1 : 2 * n / t.left + 1;
+    for (int64_t first = 0; first < n && t.over > 0; first += each) {
+      take(std::vector<int32_t>(order.begin() + first, order.begin() + std::min(first + each, n)), t);
     }
-    for (const int32_t c : order) {
-      if (over == 0) break;
-      if (chosen[c] || !covers_excess(c, now, limit)) continue;
-      // A circle's engines must be done with a turn's copies in a turn.
-      const double outs = out + a_.out[c] + kSlack, ins = in + a_.in[c] + kSlack;
-      if (circular_ && (duplex_ ? std::max(outs, ins) : outs + ins) > begins_[k_]) continue;
-      chosen[c] = 1;
-      auto with = loads(chosen, windows(chosen));
-      const double then = excess(with, limit);
-      if (then < over) {
-        over = then, out = outs, in = ins;
-        now.swap(with);
-      } else {
-        chosen[c] = 0;
-      }
-    }
-    return chosen;
+    return t.chosen;
   }
 
   // Take more absences in order until the load would be within the limit if copies took no time.
   bool cover(const std::vector<int32_t>& order, int64_t limit, std::vector<uint8_t>& chosen) const {
-    Windows ideal = at_once();
-    auto now = loads(chosen, ideal);
+    Load now(loads(chosen, at_once()));
     for (const int32_t c : order) {
-      if (chosen[c] || !covers_excess(c, now, limit)) continue;
+      if (chosen[c] || !covers(c, now, limit)) continue;
       chosen[c] = 1;
-      each(a_.last[c] + 1, a_.use[c], [&](int64_t op) { now[op] -= a_.size[c]; });
+      now.add(a_.last[c] + 1, a_.use[c], -a_.size[c]);
     }
-    return excess(now, limit) == 0;
+    return now.first_over(0, k_, limit) == k_;
   }
 
   // Leave out what is not needed, the last of the order first.
   void prune(const std::vector<int32_t>& order, int64_t limit, std::vector<uint8_t>& chosen, const Windows& w) const {
-    auto now = loads(chosen, w);
+    Load now(loads(chosen, w));
     for (auto it = order.rbegin(); it != order.rend(); ++it) {
       const int32_t c = *it;
-      if (!chosen[c]) continue;
-      bool needed = false;
-      each(w.release[c], w.fetch[c], [&](int64_t op) { needed |= now[op] + a_.size[c] > limit; });
-      if (needed) continue;
-      each(w.release[c], w.fetch[c], [&](int64_t op) { now[op] += a_.size[c]; });
+      if (!chosen[c] || now.first_over(w.release[c], w.fetch[c], limit - a_.size[c]) < w.fetch[c]) continue;
+      now.add(w.release[c], w.fetch[c], a_.size[c]);
       chosen[c] = 0;
     }
   }
@@ -143,20 +130,20 @@ class Planner {
   // Where there is room, wait for copies out later, those last in the queue first, and ask for copies back sooner,
   // those used first first, none before one that is used before.
   void relax(int64_t limit, const std::vector<uint8_t>& chosen, Windows& w) const {
-    auto now = loads(chosen, w);
-    const auto room = [&](int64_t op, int c) { return now[op % k_] + a_.size[c] <= limit; };
+    Load now(loads(chosen, w));
     for (auto it = by_last_.rbegin(); it != by_last_.rend(); ++it) {
       const int32_t c = *it;
-      if (!chosen[c]) continue;
-      for (; w.release[c] + 1 < w.fetch[c] && room(w.release[c], c); ++w.release[c])
-        now[w.release[c] % k_] += a_.size[c];
+      if (!chosen[c] || w.release[c] + 1 >= w.fetch[c]) continue;
+      const int64_t from = w.release[c];
+      w.release[c] = now.first_over(from, w.fetch[c] - 1, limit - a_.size[c]);
+      now.add(from, w.release[c], a_.size[c]);
     }
     int64_t before = 0;  // within the turn
     for (const int32_t c : by_use_) {
       if (!chosen[c] || w.release[c] >= w.fetch[c]) continue;
-      const int64_t turn = a_.use[c] / k_ * k_;
-      for (; w.fetch[c] - 1 > w.release[c] && w.fetch[c] - turn > before && room(w.fetch[c] - 1, c); --w.fetch[c])
-        now[(w.fetch[c] - 1) % k_] += a_.size[c];
+      const int64_t turn = a_.use[c] / k_ * k_, to = w.fetch[c];
+      w.fetch[c] = std::min(now.last_over(std::max(w.release[c] + 1, turn + before), to, limit - a_.size[c]) + 1, to);
+      now.add(w.fetch[c], to, a_.size[c]);
       before = std::max(before, w.fetch[c] - turn);
     }
   }
@@ -164,31 +151,38 @@ class Planner {
   // Hold the limit whatever it costs: where the load is over it, wait for copies out or put off copies back.
   void hold(int64_t limit, const std::vector<uint8_t>& chosen, Windows& w) {
     auto now = loads(chosen, w);
+    Near near(*this, chosen, w);
     for (int64_t op = 0; op < k_; ++op) {
+      near.at(op);
       double later = 0;  // seconds by which the operation waits already
       double queued = 0;  // seconds of copies back that were put off to the next operation
       while (now[op] > limit) {
         int best = -1;
         double least = std::numeric_limits<double>::infinity();
-        for (int c = 0; c < a_.count(); ++c) {
-          if (!chosen[c]) continue;
-          const int64_t x = op > a_.last[c] ? op : op + k_;
-          if (x >= a_.use[c] || (!circular_ && x >= k_) || (w.release[c] <= x && x < w.fetch[c])) continue;
+        near.each([&](int c) {
+          const int64_t x = within(c, op);
           double cost = 0;
           if (w.release[c] > x) cost += std::max(out_end_[c] - time(x) - later, 0.0);
           if (w.fetch[c] <= x) cost += favour_ * std::max(time(x + 1) + later + queued + a_.in[c] - time(a_.use[c]), 0.0);
-          if (cost < least || (cost == least && a_.size[c] > a_.size[best])) best = c, least = cost;
-        }
+          if (cost > least) return false;  // as all that follow
+          if (cost < least || a_.size[c] > a_.size[best] || (a_.size[c] == a_.size[best] && c < best)) best = c, least = cost;
+          return true;
+        });
         if (best < 0) return;
-        const int64_t x = op > a_.last[best] ? op : op + k_;
-        const int64_t from = std::min(w.release[best], x), to = std::max(w.fetch[best], x + 1);
+        const int64_t x = within(best, op);
+        const int64_t from = std::min(w.release[best], x);
+        int64_t to = std::max(w.fetch[best], x + 1);
+        // Where nobody waits for that, it stays away as long as memory is short.
+        while (to < a_.use[best] && now[to % k_] > limit && time(to + 1) + a_.in[best] <= time(a_.use[best])) ++to;
         if (w.release[best] > x) later = std::max(later, out_end_[best] - time(x));
         if (w.fetch[best] <= x) queued += a_.in[best];
-        if (w.release[best] < w.fetch[best])
-          each(w.release[best], w.fetch[best], [&](int64_t o) { now[o] += a_.size[best]; });
+        const auto leaves = [&](int64_t o) { now[o] -= a_.size[best]; };
+        const bool away = w.release[best] < w.fetch[best];
+        each(from, away ? w.release[best] : to, leaves);
+        if (away) each(w.fetch[best], to, leaves);
         w.release[best] = from;
         w.fetch[best] = to;
-        each(from, to, [&](int64_t o) { now[o] -= a_.size[best]; });
+        near.changed(best);
       }
     }
   }
@@ -256,12 +250,118 @@ class Planner {
     }
   }
 
-  bool covers_excess(int c, const std::vector<int64_t>& now, int64_t limit) const {
-    for (int64_t op = a_.last[c] + 1; op < a_.use[c]; ++op) {
-      if (now[op < k_ ? op : op - k_] > limit) return true;
-    }
-    return false;
+  // The operation as one after the absence's last access.
+  int64_t within(int c, int64_t op) const { return op > a_.last[c] ? op : op + k_; }
+
+  bool covers(int c, const Load& now, int64_t limit) const {
+    return now.first_over(a_.last[c] + 1, a_.use[c], limit) < a_.use[c];
   }
+
+  // What is taken so far, without waiting.
+  struct Taking {
+    int64_t limit;
+    std::vector<uint8_t> chosen;
+    std::vector<int64_t> now;
+    double over, out = 0, in = 0;
+    int64_t left = 0;  // how many plans may be looked at
+  };
+
+  // These, if they bring down what is over the limit; else each half of them.
+  void take(std::vector<int32_t> rows, Taking& t) {
+    double out = t.out, in = t.in;
+    const bool many = rows.size() > 16;
+    const Load now(many ? t.now : std::vector<int64_t>());
+    const auto useful = [&](int32_t c) {
+      if (t.chosen[c]) return false;
+      if (many) return covers(c, now, t.limit);
+      bool any = false;
+      each(a_.last[c] + 1, a_.use[c], [&](int64_t op) { any |= t.now[op] > t.limit; });
+      return any;
+    };
+    std::vector<int32_t> kept;
+    for (const int32_t c : rows) {
+      if (!useful(c)) continue;
+      // A circle's engines must be done with a turn's copies in a turn.
+      const double outs = out + a_.out[c] + kSlack, ins = in + a_.in[c] + kSlack;
+      if (circular_ && (duplex_ ? std::max(outs, ins) : outs + ins) > begins_[k_]) continue;
+      out = outs, in = ins;
+      kept.push_back(c);
+    }
+    if (kept.empty()) return;
+    for (const int32_t c : kept) t.chosen[c] = 1;
+    auto with = loads(t.chosen, windows(t.chosen));
+    const double then = excess(with, t.limit);
+    --t.left;
+    if (then < t.over) {
+      t.over = then, t.out = out, t.in = in;
+      t.now.swap(with);
+      return;
+    }
+    for (const int32_t c : kept) t.chosen[c] = 0;
+    if (kept.size() == 1 || t.left <= 0) return;
+    const auto half = kept.begin() + static_cast<int64_t>(kept.size() / 2);
+    take({kept.begin(), half}, t);
+    take({half, kept.end()}, t);
+  }
+
+  // Which of the chosen are here at an operation and could be away, those whose copies hold up least first.
+  class Near {
+   public:
+    Near(const Planner& planner, const std::vector<uint8_t>& chosen, const Windows& w)
+        : p_(planner), w_(w), moments_(planner.k_), key_(planner.a_.count()), in_(planner.a_.count(), 0),
+          most_(std::clamp((1 << 17) / std::max(planner.a_.count(), 1), 32, 512)) {
+      for (int c = 0; c < p_.a_.count(); ++c) {
+        if (!chosen[c]) continue;
+        for (const int64_t op : {int64_t{0}, p_.a_.last[c] + 1, w.release[c], w.fetch[c], p_.a_.use[c]})
+          if (op < p_.k_ || p_.circular_) moments_[op % p_.k_].push_back(c);
+      }
+    }
+
+    void at(int64_t op) {
+      op_ = op;
+      for (const int32_t c : moments_[op]) look(c);
+    }
+
+    void changed(int c) {
+      look(c);
+      const int64_t to = w_.fetch[c] % p_.k_;
+      if (to > op_ && w_.fetch[c] < p_.a_.use[c]) moments_[to].push_back(c);
+    }
+
+    // Of those that leave and of those that are back, as long as `what` wants more.
+    template <class Do>
+    void each(Do what) const {
+      for (const auto* some : {&leaving_, &back_}) {
+        int left = most_;
+        for (auto it = some->begin(); it != some->end() && left > 0 && what(it->second); ++it) --left;
+      }
+    }
+
+   private:
+
+    void look(int c) {
+      if (in_[c]) (in_[c] == 1 ? leaving_ : back_).erase({key_[c], c});
+      in_[c] = 0;
+      const int64_t x = p_.within(c, op_);
+      if (x >= p_.a_.use[c] || (!p_.circular_ && x >= p_.k_) || (w_.release[c] <= x && x < w_.fetch[c])) return;
+      const double turn = x >= p_.k_ ? p_.begins_[p_.k_] : 0;
+      in_[c] = w_.release[c] > x ? 1 : 2;
+      key_[c] = in_[c] == 1 ? p_.out_end_[c] - turn : p_.a_.in[c] + turn - p_.time(p_.a_.use[c]);
+      (in_[c] == 1 ? leaving_ : back_).insert({key_[c], c});
+    }
+
+    const Planner& p_;
+    const Windows& w_;
+    std::vector<std::vector<int32_t>> moments_;
+    std::vector<double> key_;
+    std::vector<uint8_t> in_;
+    std::set<std::pair<double, int>> leaving_, back_;
+    int64_t op_ = 0;
+    int most_;
+  };
+
+  static constexpr int64_t kLeastLooks = 64;
+  static constexpr double kWork = 8e6;
 
   Windows at_once() const {
     Windows w{a_.last, a_.use};

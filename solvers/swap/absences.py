@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
     from solvers.swap.step import Step
 
-#: Most absences that are looked at: of more, those with most bytes times seconds.
-MOST = 2048
-
 
 @dataclass(frozen=True, eq=False)
 class Absences:
@@ -45,13 +42,12 @@ class Absences:
         return Absences(self.buffer[rows], self.last[rows], self.use[rows], self.size[rows], none)
 
 
-def absences_of(step: Step, *, least_bytes: int = 0, most: int = MOST) -> Absences:
+def absences_of(step: Step, *, least_bytes: int = 0) -> Absences:
     """The absences of at least one operation, wrap-around ones included, in order of (buffer, access).
 
     Args:
         step: the step.
         least_bytes: smaller buffers stay.
-        most: of more absences than this, take those with most bytes times seconds.
     """
     k, owner, op = len(step), step.access_buffer, step.access_op
     first = np.searchsorted(owner, owner)  # of each access, the first of its buffer
@@ -67,9 +63,6 @@ def absences_of(step: Step, *, least_bytes: int = 0, most: int = MOST) -> Absenc
     turn = op // max(k, 1)
     last, use = op - turn * k, use - turn * k
     rows = np.flatnonzero(keep)
-    if len(rows) > most:
-        area = step.size[owner[rows]] * seconds_of(step, last[rows] + 1, use[rows])
-        rows = np.sort(rows[np.argsort(-area, kind="stable")[:most]])
     return Absences(
         buffer=owner[rows],
         last=last[rows],

@@ -55,7 +55,7 @@ class LinkBound:
 
     def __init__(self, step: Step, link: Link) -> None:
         self._step, self._link = step, link
-        self._absences = absences_of(step, most=len(step.access_op))
+        self._absences = absences_of(step)
         self._since, self._wraps, self._free = self._copies()
 
     def peak_bytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,8 +37,12 @@ _MOST_TRIES = 300
 #: The same of what improves the best one in the end.
 _IMPROVING = 100e6
 _RESTARTS = 4
+#: Changes of a schedule for each absence, below which they are not tried.
+_LEAST_CHANGES = 1 / 8
 #: How often waits are fed back into a plan.
 _ROUNDS = 6
+#: The same of one plan at most: of a large step, absences are taken several at once.
+_ONE_PLAN = 25_000_000
 #: Where that is more work for all scores, only for the best of them.
 _MOST_WORK = 1_500_000_000
 #: How much dearer than a wait for a copy out one for a copy back is taken to be.
@@ -54,12 +58,14 @@ class Swap:
         schedule: the moves.
         replayed: what they do.
         how: what made it, such as "early" or "published aoa".
+        foretold_seconds: of a plan of ours the stall if no copy on the host could be used again.
     """
 
     limit_bytes: int
     schedule: Schedule
     replayed: Replayed
     how: str
+    foretold_seconds: float = float("inf")
 
     @property
     def peak_bytes(self) -> int:
@@ -115,7 +121,9 @@ class SwapPlanner:
             step.circular,
             link.duplex,
         )
-        work = (len(self._grid.first) + 8 * len(a)) * max(len(a), 1)
+        k, n = len(self._grid.first), max(len(a), 1)
+        work = min((k + 8 * n) * n, _ONE_PLAN)
+        self._improves = _IMPROVING / _RESTARTS / (3 * (k + 6 * n)) >= n * _LEAST_CHANGES
         orders = 11  # ours and the published
         self._rounds = _ROUNDS if 2 * _ROUNDS * orders * work <= _MOST_WORK else 1
         self._tries = min(_MOST_TRIES, _WORK // work) if tries is None else tries
@@ -163,8 +171,8 @@ class SwapPlanner:
             if k % 16 == 15 and best is not None and best.how in orders:
                 leader = orders[best.how]
             favour = _FAVOURS[k // 4 % len(_FAVOURS)]
-            best = self._better(best, self._held(f"{k} of search", order, limit, favour))
-        if best is not None and best.stall_seconds > 0 and tries:
+            best = self._better(best, self._held(f"{k} of search", order, limit, best, favour=favour))
+        if best is not None and best.stall_seconds > 0 and tries and self._improves:
             for seed in range(_RESTARTS):
                 if best.stall_seconds > 0:
                     best = self._better(best, self._improved(best, seed)) or best
@@ -174,11 +182,11 @@ class SwapPlanner:
         """The best of these orders and of what the published planner makes."""
         best: Swap | None = None
         for name, order in orders.items():
-            best = self._better(best, self._held(name, order, limit))
+            best = self._better(best, self._held(name, order, limit, best))
         for published in self.published(limit):
             best = self._better(best, published)
         if best is not None and best.how in orders and self._rounds < _ROUNDS:
-            best = self._better(best, self._held(best.how, orders[best.how], limit, rounds=_ROUNDS))
+            best = self._better(best, self._held(best.how, orders[best.how], limit, best, rounds=_ROUNDS))
         return best
 
     def nearest(self, limit: int) -> Swap:
@@ -323,10 +331,21 @@ class SwapPlanner:
             yield near[random.random(len(order)) > turn] if k // 12 % 2 else near
 
     def _held(
-        self, name: str, order: NDArray[np.int32], limit: int, favour: float = 1.0, rounds: int | None = None
+        self,
+        name: str,
+        order: NDArray[np.int32],
+        limit: int,
+        best: Swap | None = None,
+        *,
+        favour: float = 1.0,
+        rounds: int | None = None,
     ) -> Swap | None:
+        """What this order makes, judged; of a large step only if foretold to be better than ``best``."""
         rows, release, fetch, stall, _ = self._native.plan(order, limit, rounds or self._rounds, favour)
-        return None if not np.isfinite(stall) else self._swap(name, limit, rows, release, fetch)
+        large = self._rounds < _ROUNDS
+        if not np.isfinite(stall) or (large and best and stall >= best.foretold_seconds):
+            return None
+        return replace(self._swap(name, limit, rows, release, fetch), foretold_seconds=stall)
 
     def _better(self, best: Swap | None, found: Swap | None) -> Swap | None:
         """The one that holds the limits with the shorter stall, then with fewer bytes moved."""

@@ -102,12 +102,11 @@ def _stick(
     step: Step, away: Absences, limit: int, release: NDArray[np.int64], fetch: NDArray[np.int64]
 ) -> None:
     """Copies out are done by the peak or by when the load is over the limit; copies back begin after both."""
-    k, load = len(step), step.load.copy()
-    peak = int(load.argmax())
-    for row in range(len(away)):
-        at = peak if peak > away.last[row] else peak + k
-        release[row], fetch[row] = min(release[row], at), max(fetch[row], at + 1)
-        load[np.arange(away.last[row] + 1, away.use[row]) % k] -= away.size[row]
+    k, peak = len(step), int(step.load.argmax())
+    at = np.where(peak > away.last, peak, peak + k)
+    np.minimum(release, at, out=release)
+    np.maximum(fetch, at + 1, out=fetch)
+    load = step.load - step.spread(away.last + 1, away.use, away.size)
     for row in np.argsort(away.last, kind="stable").tolist():
         pending = np.arange(away.last[row] + 1, release[row])
         over = np.flatnonzero(load[pending % k] + away.size[row] > limit)

@@ -64,7 +64,7 @@ def replay(step: Step, link: Link, schedule: Schedule) -> Replayed:
         PlanError: naming the move that no program could make: a buffer away while it is accessed or not
             alive, copied while it is in use, moved twice at a time, dropped although the host has no copy.
     """
-    _check(step, schedule)
+    earlier = _check(step, schedule)
     size = step.size[schedule.buffer]
     load = step.load - step.spread(schedule.release, schedule.fetch, size)
     wait, duration = _Clock(step, link, schedule).run()
@@ -73,7 +73,7 @@ def replay(step: Step, link: Link, schedule: Schedule) -> Replayed:
         wait=wait,
         stall_seconds=max(duration - step.duration, 0.0) if wait.any() or duration > step.duration else 0.0,
         iteration_seconds=duration,
-        host_load=step.spread(*_held(step, schedule), size),
+        host_load=step.spread(*_held(step, schedule, earlier), size),
         moved_bytes=int(size[schedule.copied].sum()),
         returned_bytes=int(size.sum()),
     )
@@ -85,7 +85,8 @@ def _fail(step: Step, schedule: Schedule, wrong: NDArray[np.bool_], what: str) -
         raise PlanError(f"move {row} of buffer {step.ids[schedule.buffer[row]]} {what}")
 
 
-def _check(step: Step, schedule: Schedule) -> None:
+def _check(step: Step, schedule: Schedule) -> NDArray[np.int64]:
+    """Raise where the moves cannot be made; `_earlier` of each."""
     s, k = schedule, len(step)
     if (
         len(
@@ -102,72 +103,64 @@ def _check(step: Step, schedule: Schedule) -> None:
     _fail(step, s, s.fetch <= s.release, "is back before it is away")
     _fail(step, s, s.use < s.fetch, "is used before it is back")
     _fail(step, s, (s.use >= k) if not step.circular else (s.use > s.last + k), "is back after the step")
-    _accessed(step, s)
+    before, after = _around(step, s)
     rows = np.lexsort([s.last, s.buffer])
     twice = np.zeros(len(s), np.bool_)
     twice[rows[1:]] = (s.buffer[rows[1:]] == s.buffer[rows[:-1]]) & (s.last[rows[1:]] == s.last[rows[:-1]])
     _fail(step, s, twice, "is made twice")
-    _fail(step, s, ~s.copied & (_earlier(step, s) < 0), "is dropped although the host has no copy")
+    earlier = _earlier(step, s, before, after)
+    _fail(step, s, ~s.copied & (earlier < 0), "is dropped although the host has no copy")
+    return earlier
 
 
-def _accessed(step: Step, s: Schedule) -> None:
-    """The buffer is accessed at ``last`` and next at ``use``, within one lifetime."""
-    k = len(step)
-    for row, (buffer, last, use) in enumerate(
-        zip(s.buffer.tolist(), s.last.tolist(), s.use.tolist(), strict=True)
-    ):
-        low, high = np.searchsorted(step.access_buffer, [buffer, buffer + 1])
-        ops = step.access_op[low:high]
-        if step.persistent[buffer]:
-            ops = np.concatenate([ops, ops + k])
-        elif last < step.start[buffer]:
-            last, use = last + k, use + k  # of an instance of the turn before
-        at = int(np.searchsorted(ops, last))
-        if not (at + 1 < len(ops) and ops[at] == last and ops[at + 1] == use):
-            what = f"is away from {last} to {use}, which are not an access and the next"
-            raise PlanError(f"move {row} of buffer {step.ids[buffer]} {what}")
+def _around(step: Step, s: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of the accesses at ``last`` and at ``use``: one and the next of a buffer, within one lifetime."""
+    k, owner, op = len(step), step.access_buffer, step.access_op
+    # Of an instance of the turn before, where it begins later in its own.
+    turn = np.where(~step.persistent[s.buffer] & (s.last < step.start[s.buffer]), k, 0)
+    width = int(max(op.max(initial=0), k)) + k + 1
+    key, asked = owner * width + op, s.buffer * width + s.last + turn
+    before = np.searchsorted(key, asked)
+    low, high = np.searchsorted(owner, [s.buffer, s.buffer + 1])
+    found = before < high
+    found[found] &= key[before[found]] == asked[found]
+    again = found & (before + 1 == high) & step.persistent[s.buffer]
+    after = np.where(again, low, before + 1)
+    found &= again | (before + 1 < high)
+    found[found] &= (op[after[found]] + np.where(again, k, 0)[found]) == (s.use + turn)[found]
+    if not found.all():
+        row = int(found.argmin())
+        what = f"is away from {s.last[row]} to {s.use[row]}, which are not an access and the next"
+        raise PlanError(f"move {row} of buffer {step.ids[s.buffer[row]]} {what}")
+    return before, after
 
 
-def _earlier(step: Step, s: Schedule) -> NDArray[np.int64]:
+def _earlier(
+    step: Step, s: Schedule, before: NDArray[np.int64], after: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Of each move the one whose copy on the host is still good when it begins, or -1, int64[q].
 
     That of the absence before, if only reads lie between. What a persistent buffer that nothing writes needs
-    once may come from a turn before.
+    once may come from a turn before. ``before`` and ``after`` are the rows of each move's accesses.
     """
-    k = len(step)
-    ids = {(b, u % k): row for row, (b, u) in enumerate(zip(s.buffer.tolist(), s.use.tolist(), strict=True))}
-    found = [
-        _read_since(step, b, last, ids) for b, last in zip(s.buffer.tolist(), s.last.tolist(), strict=True)
-    ]
-    return np.array(found, np.int64)
+    returned = np.full(len(step.access_op), -1, np.int64)
+    returned[after] = np.arange(len(s))
+    returned[step.access_writes] = -1
+    ends = step.access_writes | (returned >= 0)
+    latest = np.maximum.accumulate(np.where(ends, np.arange(len(ends)), -1))
+    low, high = np.searchsorted(step.access_buffer, [s.buffer, s.buffer + 1])
+    at = latest[before]
+    at = np.where((at < low) & step.persistent[s.buffer], latest[high - 1], at)
+    return np.where(at < low, -1, returned[at])
 
 
-def _held(step: Step, s: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _held(step: Step, s: Schedule, earlier: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The operations [start, end) in which the host keeps each move's copy."""
-    earlier, k = _earlier(step, s), max(len(step), 1)
+    k = max(len(step), 1)
     since = s.last - (s.last - s.use[earlier]) % k + 1  # after the access that the earlier move ended with
     start = np.where(s.copied, s.out, since)
     behind = np.where(start < 0, k, 0)
     return start + behind, s.use + 1 + behind
-
-
-def _read_since(step: Step, buffer: int, last: int, returned: dict[tuple[int, int], int]) -> int:
-    """The move of the buffer that ended before ``last`` with only reads from there to it, or -1."""
-    k = len(step)
-    low, high = (int(x) for x in np.searchsorted(step.access_buffer, [buffer, buffer + 1]))
-    ops = step.access_op[low:high] % k
-    at = low + int(np.flatnonzero(ops == last)[0])
-    for back in range(high - low):
-        index = at - back
-        if index < low:
-            if not step.persistent[buffer]:
-                return -1
-            index += high - low
-        if step.access_writes[index]:
-            return -1
-        if (row := returned.get((buffer, int(step.access_op[index]) % k))) is not None:
-            return row
-    return -1
 
 
 class _Clock:
@@ -191,8 +184,9 @@ class _Clock:
             )
             for row, (op, first) in enumerate(zip(ops.tolist(), firsts.tolist(), strict=True))
         )
-        self._out_ready: dict[tuple[int, int], float] = {}
-        self._in_ready: dict[tuple[int, int], float] = {}
+        # When each move's copies are done, of even and of odd turns: none takes more than a turn.
+        self._ready = [[[0.0] * len(s) for _ in range(2)] for _ in range(2)]
+        self._begins: list[float] = step.begins.tolist()
         self._free = [0.0, 0.0]  # when each engine has done all that it was asked for
 
     def run(self) -> tuple[NDArray[np.float64], float]:
@@ -215,30 +209,28 @@ class _Clock:
         return wait, max(duration, pace)
 
     def _turn(self, turn: int, begin: float) -> tuple[NDArray[np.float64], float]:
-        begins, wait = self._step.begins, np.zeros(len(self._step))
+        begins, wait = self._begins, [0.0] * (len(self._begins) - 1)
+        (out_ready, in_ready), free = self._ready, self._free
+        engine = 1 if self._duplex else 0
         late = begin  # how far behind the operations' own times
         for op, what, _, row, turns in self._events:
             moved = turn - turns  # the turn in which the move began
-            now = float(begins[op]) + late
-            if what == _OUT:
-                now = float(begins[op + 1]) + late
-                if moved >= 0:
-                    self._out_ready[row, moved] = self._copy(0, now, self._out[row])
-                continue
             if moved < 0:
                 continue  # of before the first turn: done
-            if what == _FETCH:
-                self._in_ready[row, moved] = self._copy(1, now, self._in[row])
+            if what == _OUT:
+                now = begins[op + 1] + late
+                if seconds := self._out[row]:
+                    now = free[0] = max(free[0], now) + seconds
+                out_ready[moved & 1][row] = now
                 continue
-            ready = (self._out_ready if what == _RELEASE else self._in_ready).pop((row, moved), now)
+            now = begins[op] + late
+            if what == _FETCH:
+                if seconds := self._in[row]:
+                    now = free[engine] = max(free[engine], now) + seconds
+                in_ready[moved & 1][row] = now
+                continue
+            ready = (out_ready if what == _RELEASE else in_ready)[moved & 1][row]
             if ready > now:
                 wait[op] += ready - now
                 late += ready - now
-        return wait, float(begins[-1]) + late
-
-    def _copy(self, engine: int, now: float, seconds: float) -> float:
-        engine = engine if self._duplex else 0
-        if seconds == 0.0:
-            return now
-        self._free[engine] = max(self._free[engine], now) + seconds
-        return self._free[engine]
+        return np.array(wait), begins[-1] + late

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Smaller buffers are no candidates of the published planner.
 LEAST_PUBLISHED = 1 << 20
+#: Of more candidates, those with most bytes times seconds: one of its scores takes time with their square.
+_MOST_PUBLISHED = 2048
 
 
 def duration(step: Step, absences: Absences) -> NDArray[np.float64]:
@@ -78,11 +80,15 @@ class Published:
     """The candidates of the published planner, best first, under each score and under the sum of ranks.
 
     Candidates are buffers of a mebibyte and more whose absence spans the peak.
+    Of more than 2,048, those with most bytes times seconds.
     """
 
     def __init__(self, step: Step, link: Link, absences: Absences) -> None:
         peak = int(step.load.argmax())
         self._rows = np.flatnonzero(spanning(step, absences, peak) & (absences.size >= LEAST_PUBLISHED))
+        if len(self._rows) > _MOST_PUBLISHED:
+            area = duration(step, absences) * absences.size
+            self._rows = np.sort(self._rows[np.argsort(-area[self._rows], kind="stable")[:_MOST_PUBLISHED]])
         self._step, self._few = step, absences.select(self._rows)
         self._doa, self._aoa = doa(step, link, self._few), aoa(step, link, self._few)
         self._swdoa = swdoa_order(step, self._few)

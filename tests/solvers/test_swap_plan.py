@@ -162,6 +162,19 @@ def test_a_fast_link_leaves_the_working_set_only() -> None:
     assert made.floor()[0] == 2 * 4 or made.floor()[0] == 4
 
 
+def test_nothing_of_a_step_of_many_absences_is_left_out() -> None:
+    """Each is needed: of all but three layers' outputs nothing may be there."""
+    layers = 2100
+    made = SwapPlanner(hump(layers), Link(0.0, 1e-3, 0.0, 1e-3), tries=0)
+    assert len(made.absences) == layers - 1
+    limit = 4 * 4
+    assert made.floor()[0] <= 2 * 4
+    held = made.hold(limit)
+    assert held.peak_bytes <= limit
+    assert held.stall_seconds == 0
+    assert made.without_stall().peak_bytes <= limit
+
+
 def test_a_limit_below_the_working_set_is_refused_with_its_numbers() -> None:
     step = step_from(
         [1.0] * 4, [(5, [(0, True), (1, False)]), (7, [(1, True), (3, False)]), (2, [(1, True)])]

@@ -97,6 +97,37 @@ def test_what_was_only_read_since_its_copy_came_back_need_not_be_copied_again() 
         replay(chain(), link, alone)
 
 
+def good_copies(step: Step, schedule: Schedule) -> list[bool]:
+    """Of each move whether the host has a copy when it begins, by walking back from one access to another."""
+    k, good = len(step), []
+    ended = {(int(b), int(use) % k) for b, use in zip(schedule.buffer, schedule.use, strict=True)}
+    for buffer, last in zip(schedule.buffer.tolist(), schedule.last.tolist(), strict=True):
+        rows = np.flatnonzero(step.access_buffer == buffer).tolist()
+        ops = [int(step.access_op[row]) % k for row in rows]
+        at = ops.index(last)
+        back = rows[at::-1] + (rows[:at:-1] if step.persistent[buffer] else [])
+        kept = False
+        for row in back:
+            if step.access_writes[row] or (kept := (buffer, int(step.access_op[row]) % k) in ended):
+                break
+        good.append(kept)
+    return good
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=40)
+def test_what_need_not_be_copied_is_what_a_walk_along_the_accesses_says(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    schedule = data.draw(schedules(step))
+    good = np.array(good_copies(step, schedule), np.bool_)
+    replay(step, link, dataclasses.replace(schedule, copied=~good))
+    for row in np.flatnonzero(~good).tolist():
+        copied = ~good
+        copied[row] = False
+        with pytest.raises(PlanError, match=f"move {row} .* no copy"):
+            replay(step, link, dataclasses.replace(schedule, copied=copied))
+
+
 def test_one_engine_makes_all_copies_of_a_link_that_is_not_duplex() -> None:
     step = step_from([1.0] * 10, [(4, [(4, True), (9, False)]), (4, [(0, True), (6, False)])])
     both = Schedule(*np.array([[0, 1], [4, 0], [4, 0], [6, 2], [8, 5], [9, 6]]), np.array([True, True]))

@@ -1,0 +1,88 @@
+// Bytes on the device during each operation of a step: a range of operations gets more or fewer, and where is it full?
+//
+// A segment tree of largest loads. Operations may count on into the next turn: k, of k operations, is 0 again.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace swapping {
+
+class Load {
+ public:
+  explicit Load(const std::vector<int64_t>& load) : k_(static_cast<int64_t>(load.size())) {
+    while (leaves_ < k_) leaves_ *= 2;
+    most_.assign(2 * leaves_, kNone), more_.assign(2 * leaves_, 0);
+    std::copy(load.begin(), load.end(), most_.begin() + leaves_);
+    for (int64_t node = leaves_ - 1; node > 0; --node) most_[node] = std::max(most_[2 * node], most_[2 * node + 1]);
+  }
+
+  void add(int64_t from, int64_t to, int64_t bytes) {
+    parts(from, to, [&](int64_t a, int64_t b) { add(1, 0, leaves_, a, b, bytes); });
+  }
+
+  // The first operation in [from, to) with more than `level` bytes, or `to`.
+  int64_t first_over(int64_t from, int64_t to, int64_t level) const {
+    if (from >= to) return to;
+    const int64_t turn = from < k_ ? 0 : k_;
+    const int64_t found = first(1, 0, leaves_, from - turn, std::min(to - turn, k_), level);
+    if (found >= 0) return found + turn;
+    if (to - turn <= k_) return to;
+    const int64_t next = first(1, 0, leaves_, 0, to - turn - k_, level);
+    return next < 0 ? to : next + turn + k_;
+  }
+
+  // The last one, or `from` - 1.
+  int64_t last_over(int64_t from, int64_t to, int64_t level) const {
+    if (from >= to) return from - 1;
+    const int64_t turn = from < k_ ? 0 : k_;
+    if (to - turn > k_) {
+      const int64_t found = last(1, 0, leaves_, 0, to - turn - k_, level);
+      if (found >= 0) return found + turn + k_;
+    }
+    const int64_t found = last(1, 0, leaves_, from - turn, std::min(to - turn, k_), level);
+    return found < 0 ? from - 1 : found + turn;
+  }
+
+ private:
+  static constexpr int64_t kNone = INT64_MIN / 2;
+
+  template <class Do>
+  void parts(int64_t from, int64_t to, Do what) const {
+    if (from >= to) return;
+    if (from >= k_) from -= k_, to -= k_;
+    what(from, std::min(to, k_));
+    if (to > k_) what(0, to - k_);
+  }
+
+  void add(int64_t node, int64_t low, int64_t high, int64_t from, int64_t to, int64_t bytes) {
+    if (from <= low && high <= to) {
+      most_[node] += bytes, more_[node] += bytes;
+      return;
+    }
+    const int64_t middle = (low + high) / 2;
+    if (from < middle) add(2 * node, low, middle, from, to, bytes);
+    if (to > middle) add(2 * node + 1, middle, high, from, to, bytes);
+    most_[node] = std::max(most_[2 * node], most_[2 * node + 1]) + more_[node];
+  }
+
+  int64_t first(int64_t node, int64_t low, int64_t high, int64_t from, int64_t to, int64_t level) const {
+    if (most_[node] <= level || to <= low || high <= from) return -1;
+    if (high - low == 1) return low;
+    const int64_t middle = (low + high) / 2, left = first(2 * node, low, middle, from, to, level - more_[node]);
+    return left >= 0 ? left : first(2 * node + 1, middle, high, from, to, level - more_[node]);
+  }
+
+  int64_t last(int64_t node, int64_t low, int64_t high, int64_t from, int64_t to, int64_t level) const {
+    if (most_[node] <= level || to <= low || high <= from) return -1;
+    if (high - low == 1) return low;
+    const int64_t middle = (low + high) / 2, right = last(2 * node + 1, middle, high, from, to, level - more_[node]);
+    return right >= 0 ? right : last(2 * node, low, middle, from, to, level - more_[node]);
+  }
+
+  int64_t k_, leaves_ = 1;
+  std::vector<int64_t> most_, more_;  // of a node's operations, what was added to all of them included
+};
+
+}  // namespace swapping
