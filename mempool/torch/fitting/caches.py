@@ -22,29 +22,33 @@ _MOST = 10_000
 _OUTSIDE = (type, FunctionType, ModuleType)
 
 
-@contextlib.contextmanager
-def caches_forgotten() -> Iterator[None]:
-    """Afterwards, caches of functions (``functools.lru_cache``) are empty that the block put fake tensors in.
+def caches() -> list[_Cache[Any]]:
+    """Caches of functions (``functools.lru_cache``) that there are.
 
-    Others stay: what they return may be known by identity. PyTorch's own stay too, and those that the program
-    has frozen (``gc.freeze``), which cannot be found.
+    PyTorch's own are left out, and those that are set aside (``gc.freeze``) cannot be found.
     """
-    kept = _caches()
-    before = {id(cache): cache.cache_info().misses for cache in kept}
+    there = gc.get_objects()
+    of_type = map(operator.is_, map(type, there), itertools.repeat(_Cache))
+    found: list[_Cache[Any]] = list(itertools.compress(there, of_type))
+    return [cache for cache in found if not f"{getattr(cache, '__module__', '')}.".startswith("torch.")]
+
+
+@contextlib.contextmanager
+def caches_forgotten(known: list[_Cache[Any]]) -> Iterator[None]:
+    """Afterwards, caches of functions are empty that the block put fake tensors in.
+
+    Others stay: what they return may be known by identity.
+
+    Args:
+        known: those that there are, which `caches` may no longer find.
+    """
+    before = {id(cache): cache.cache_info().misses for cache in known}
     try:
         yield
     finally:
-        for cache in _caches():
+        for cache in {id(cache): cache for cache in (*known, *caches())}.values():
             if cache.cache_info().misses > before.get(id(cache), 0) and _holds_fakes(cache):
                 cache.cache_clear()
-        del kept  # until here, so that no identity was used again
-
-
-def _caches() -> list[_Cache[Any]]:
-    there = gc.get_objects()
-    of_type = map(operator.is_, map(type, there), itertools.repeat(_Cache))
-    caches: list[_Cache[Any]] = list(itertools.compress(there, of_type))
-    return [cache for cache in caches if not f"{getattr(cache, '__module__', '')}.".startswith("torch.")]
 
 
 def _holds_fakes(cache: _Cache[Any]) -> bool:

@@ -10,7 +10,8 @@ from torch._C import _DisableTorchDispatch
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from mempool.torch.fitting.norms import ANSWERS
+from mempool.torch.fitting.answers import Answer
+from mempool.torch.fitting.remembered import Remembered, can_be
 from mempool.torch.fitting.target.in_place import IN_PLACE, in_place
 
 if TYPE_CHECKING:
@@ -24,7 +25,12 @@ _GUESS = {
 #: What asks for a tensor's device.
 _DEVICE = torch.ops.prim.device.default
 #: What reads a value.
-_LOOK = torch.ops.aten._local_scalar_dense.default
+_LOOK_AT = torch.ops.aten._local_scalar_dense.default
+#: What makes a tensor of a number one of the mode's.
+_LIFTS = frozenset((torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default))
+#: What is done to counts of batches and steps.
+_NUMBERS = (int, float)
+_COUNTS = frozenset((torch.ops.aten.add_.Tensor, torch.ops.aten.zero_.default))
 
 
 class ValuelessMode(FakeTensorMode):
@@ -37,6 +43,8 @@ class ValuelessMode(FakeTensorMode):
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._guessed: Callable[[], object] | None = None
+        self._remembered = Remembered(self)
+        self.cache_enabled = False  # PyTorch's own, which would have to be asked and told, too
 
     @contextlib.contextmanager
     def guessing(self, told: Callable[[], object]) -> Iterator[None]:
@@ -59,24 +67,64 @@ class ValuelessMode(FakeTensorMode):
         way = _WAYS.get(func)
         if way is None:
             way = _WAYS[func] = _way(func)
-        if way is _FILL and _is_plain(args[0]):
-            return args[0]
-        if way is _UPDATE and all(map(_is_plain, args[0])):
-            return None
-        if way is _ANSWER and not kwargs:
-            usual = super().__torch_dispatch__
-            answer = ANSWERS[func](lambda operation, *given: usual(operation, types, given, {}), args)
-            if answer is not None:
+        if way is not _KNOWN and way is not _USUAL:
+            answer = self._at_once(way, func, args)
+            if answer is not _NOTHING:
                 return answer
-        if way is _OUT_OF_PLACE:
-            func = in_place(func) or func
-        if func is _LOOK and type(args[0]) is FakeTensor and args[0].constant is not None:
-            with _DisableTorchDispatch():
-                return func(args[0].constant)  # such as an optimizer's count of steps
-        if self._guessed is not None and func is _LOOK and _is_plain(args[0]):
-            self._guessed()
-            return _GUESS.get(args[0].dtype, 1.0)
+        if way in _REMEMBERED and not self.in_kernel_invocation:
+            return self._as_before(in_place(func) if way is _OUT_OF_PLACE else func, types, args, kwargs)
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _at_once(self, way: str, func: Any, args: Any) -> Any:
+        """What needs no look at the arguments' sizes; or _NOTHING."""
+        if way is _UPDATE:
+            return None if all(map(_is_plain, args[0])) else _NOTHING
+        if way is _LIFT:
+            return self._constant(args[0]) if _is_number(args[0]) else _NOTHING
+        if type(args[0]) is not FakeTensor:
+            return _NOTHING
+        constant = args[0].constant
+        if way is _FILL and constant is None:
+            return args[0]
+        if way is _LOOK:
+            return self._look(func, args[0], constant)
+        if func in _COUNTS and constant is not None and all(type(value) in _NUMBERS for value in args[1:]):
+            with _DisableTorchDispatch():
+                func(constant, *args[1:])
+            return args[0]
+        return _NOTHING
+
+    def _look(self, func: Any, tensor: FakeTensor, constant: torch.Tensor | None) -> Any:
+        """A value that is known, such as an optimizer's count of steps, or is guessed."""
+        if constant is not None:
+            with _DisableTorchDispatch():
+                return func(constant)
+        if self._guessed is None:
+            return _NOTHING
+        self._guessed()
+        return _GUESS.get(tensor.dtype, 1.0)
+
+    def _constant(self, number: torch.Tensor) -> FakeTensor:
+        """A number that was made a tensor, as FakeTensorMode makes it: with its value."""
+        with _DisableTorchDispatch():
+            value = number.clone()
+            made = self._remembered.tensor(torch.empty_like(number, device="meta"))
+        made.constant = value
+        self.fake_tensor_converter.add_constant_storage_mapping(made)
+        self.fake_tensor_converter.set_tensor_memo(value, made)
+        return made
+
+    def _as_before(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What was answered before, or else what is found out now."""
+        memory = self._remembered
+        key = memory.key(func, args, kwargs)
+        answer = None if key is None else memory.answer(key, args, kwargs or {})
+        if isinstance(answer, Answer):
+            return memory.told(answer, args)
+        found = super().__torch_dispatch__(func, types, args, kwargs)
+        if key is not None and answer is False:
+            memory.learn(key, func, args, kwargs, found)
+        return found
 
 
 def fake_mode() -> FakeTensorMode:
@@ -84,7 +132,10 @@ def fake_mode() -> FakeTensorMode:
     return detect_fake_mode() or ValuelessMode()
 
 
-_USUAL, _FILL, _UPDATE, _OUT_OF_PLACE, _ANSWER = "usual", "fill", "update", "out of place", "answer"
+_USUAL, _FILL, _UPDATE, _OUT_OF_PLACE = "usual", "fill", "update", "out of place"
+_LOOK, _LIFT, _COUNT, _KNOWN = "look", "lift", "count", "known"
+_REMEMBERED = frozenset((_KNOWN, _COUNT, _OUT_OF_PLACE))
+_NOTHING = object()
 #: Of each operation that was met: whether there is a short way.
 _WAYS: dict[Any, str] = {}
 #: Operations that fill a tensor of what is no tensor, and return it.
@@ -99,12 +150,30 @@ def _way(operation: Any) -> str:
         return _FILL
     if operation in IN_PLACE:
         return _OUT_OF_PLACE
-    if operation in ANSWERS:
-        return _ANSWER
+    if operation is _LOOK_AT:
+        return _LOOK
+    if operation in _LIFTS:
+        return _LIFT
+    if operation in _COUNTS:
+        return _COUNT
     updates = name.startswith("aten::_foreach_") and name.partition(".")[0].endswith("_")
-    return _UPDATE if updates and not operation._schema.returns else _USUAL
+    if updates and not operation._schema.returns:
+        return _UPDATE
+    return _KNOWN if can_be(operation) else _USUAL
 
 
 def _is_plain(tensor: Any) -> bool:
     """Whether nobody remembers its value."""
     return type(tensor) is FakeTensor and tensor.constant is None
+
+
+def _is_number(tensor: Any) -> bool:
+    """Whether it is a real tensor of one number, or none."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.numel() <= 1
+        and not tensor.dtype.is_complex
+        and not tensor.requires_grad
+    )

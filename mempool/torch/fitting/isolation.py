@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mempool.torch.fitting.caches import caches_forgotten
+from mempool.torch.fitting.caches import caches, caches_forgotten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,9 +73,10 @@ def isolated() -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ONE)
-        stack.enter_context(caches_forgotten())
         _settings_put_back(stack)
+        known = caches()
         stack.enter_context(_what_was_there_set_aside())
+        stack.enter_context(caches_forgotten(known))  # looks for new ones among what is not set aside
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.callback(random.setstate, random.getstate())
         if "numpy" in sys.modules:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
@@ -35,7 +34,7 @@ def made_model(
     Raises:
         UsageError: it is no module, or one that cannot be copied.
     """
-    with _initialised_without_looking(), _Copies():
+    with _initialised_without_looking(), _copies():
         model = make()
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
@@ -55,16 +54,24 @@ def made_model(
     return model if dtype is None else model.to(dtype)
 
 
-class _Copies(TorchFunctionMode):
+@contextlib.contextmanager
+def _copies() -> Iterator[None]:
     """Tensors without memory can be copied: PyTorch looks at their address to do it."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.Tensor.__deepcopy__ or type(args[0]) is not FakeTensor:
-            return func(*args, **(kwargs or {}))
-        tensor, memo = args
+    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if type(tensor) is not FakeTensor:
+            return torch.Tensor.__deepcopy__(tensor, memo)
         if id(tensor) not in memo:
             memo[id(tensor)] = fake_of(tensor, {}, again=True)
-        return memo[id(tensor)]
+        copy_: torch.Tensor = memo[id(tensor)]
+        return copy_
+
+    before = FakeTensor.__deepcopy__
+    FakeTensor.__deepcopy__ = copied
+    try:
+        yield
+    finally:
+        FakeTensor.__deepcopy__ = before
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from traces.errors import TraceError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _task = torch._C._current_graph_task_id
 _function_modes = torch._C._len_torch_function_stack
+_DEVICE = torch.ops.prim.device.default
 _PHASES = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 
 
@@ -151,6 +153,8 @@ class AccessRecorder(TorchDispatchMode):
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device  # as its mode would say, which is asked some times in each operation
         if _function_modes() == 0:
             return self._see(func, types, args, kwargs)
         with torch._C.DisableTorchFunction():  # they would hear of what only the recorder asks

@@ -159,17 +159,23 @@ class _CudaIsHere(TorchFunctionMode):
     """Takes "cuda" for the device of fake tensors, the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is Tensor.backward:  # what checkpoints compute again in it finds the mode on
-            with self:
-                return _backward(*args, **kwargs)
-        if func is Tensor.cuda:
-            return args[0] if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+        if func in _ASKED:
+            kwargs = kwargs or {}
+            if func is Tensor.backward:  # what checkpoints compute again in it finds the mode on
+                with self:
+                    return _backward(*args, **kwargs)
+            if func is Tensor.cuda and isinstance(args[0], FakeTensor):
+                return args[0]
+            if func is Tensor.to:
+                args = (args[0], *(_here(a) for a in args[1:]))
+        if not kwargs:
+            return func(*args)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": _here(kwargs["device"])}
-        if func is Tensor.to:
-            args = (args[0], *(_here(a) for a in args[1:]))
         return func(*args, **kwargs)
+
+
+_ASKED = frozenset((Tensor.backward, Tensor.cuda, Tensor.to))
 
 
 def _backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> None:

@@ -34,11 +34,11 @@ IN_PLACE: dict[Any, tuple[frozenset[str], Any]] = {
 
 
 def in_place(operation: Any) -> Any:
-    """What a run would do instead in the backward that is at work; None: the same.
+    """What a run would do in the backward that is at work: another operation, or the same.
 
     Args:
         operation: one of `IN_PLACE`.
     """
     node = torch._C._current_autograd_node()
     nodes, instead = IN_PLACE[operation]
-    return instead if node is not None and node.name() in nodes else None
+    return instead if node is not None and node.name() in nodes else operation
