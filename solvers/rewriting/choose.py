@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers.errors import PlanError
+from solvers.rewriting.published import budget_of, tune
+from solvers.rewriting.released import released
 from solvers.rewriting.rewriting import Rewriting
 from solvers.rewriting.rewritten import rewrite
 from solvers.rewriting.search import Search
@@ -162,23 +164,27 @@ class Chooser:
 
     @cached_property
     def _search(self) -> Search:
-        return Search(self.graph, self.link, self._movable, self._repeatable, outside=self.outside_bytes)
+        return Search(
+            self.graph,
+            self.link,
+            self._movable,
+            self._repeatable,
+            outside=self.outside_bytes,
+            host_limit=self.host_limit,
+        )
 
     def least(self) -> tuple[int, int]:
         """See `least_bytes`."""
         if not len(self.graph):
             return 0, -1
-        self._search.sets(0, 1)
         return self._search.least()[:2]
 
     def decide(self, limit_bytes: int) -> Decision:
         """See the function."""
         if self._plain.peak_bytes <= limit_bytes:
             return self._decision(limit_bytes, Rewriting(), "nothing", self._plain)
-        for made in self._made(limit_bytes):
-            if made.peak_bytes <= limit_bytes and self._within_host(made):
-                self._known.append(made)
-        fits = [one for one in self._known if one.peak_bytes <= limit_bytes]
+        self._known += self._made(limit_bytes)
+        fits = [one for one in self._known if self._holds(one, limit_bytes)]
         if not fits:
             raise PlanError(self._refusal(limit_bytes))
         best = min(fits, key=lambda one: one.cost)
@@ -190,30 +196,54 @@ class Chooser:
         return [found[limit] for limit in limits]
 
     def _made(self, limit: int) -> list[Decision]:
-        most = _CLOSER if len(self.graph) <= _MANY else 1
-        sets = self._search.sets(limit, most)
+        """Decisions that may fit, the last one after a longer search for swaps."""
         least, _, smallest = self._search.least()
         if limit < least:
             return []
-        if len(self.graph) <= _MANY or not sets:
-            sets += [(), smallest]
-        made = []
-        for chosen in dict.fromkeys(sets):
-            plan = planned(self.graph, self._movable, recomputed=chosen, outside=self.outside_bytes)
-            for schedule, how in self._schedules(plan, limit):
-                rewriting = Rewriting(plan.swaps(schedule), chosen)
-                how = f"{how}, {len(chosen)} made again" if chosen else how
-                made.append(self._decision(limit, rewriting, how, self._timed(rewriting)))
-        return made
+        few = len(self.graph) <= _MANY
+        sets = self._search.sets(limit, _CLOSER if few else 1)
+        made = dict[tuple[int, ...], list[Decision]]()
+        for chosen in dict.fromkeys([*sets, ()] if few else sets):
+            made[chosen] = self._planned(chosen, limit, tries=0)
+        fits = [(one.cost, chosen) for chosen, all_ in made.items() for one in all_ if self._holds(one, limit)]
+        if not fits:
+            return self._planned(smallest, limit, tries=None)
+        (seconds, _), best = min(fits)
+        known = [one for all_ in made.values() for one in all_]
+        if seconds > self._plain.seconds:
+            known += self._published(limit)
+        if few and seconds > self._plain.seconds:
+            known += self._planned(best, limit, tries=None)
+        return known
 
-    def _schedules(self, plan: Planned, limit: int) -> list[tuple[Schedule, str]]:
-        tries = 0 if len(self.graph) > _MANY else None
+    def _planned(self, chosen: tuple[int, ...], limit: int, *, tries: int | None) -> list[Decision]:
+        plan = planned(self.graph, self._movable, recomputed=chosen, outside=self.outside_bytes)
         planner = SwapPlanner(plan.step, self.link, host_limit=self.host_limit, tries=tries)
+        if planner.floor()[0] > limit:  # every little buffer counts
+            planner = SwapPlanner(plan.step, self.link, host_limit=self.host_limit, tries=0, least_bytes=1)
         try:
             held = planner.hold(limit)
+            schedule, how = held.schedule, held.how
         except PlanError:
-            return [(_everything(plan), "everything")]
-        return [(held.schedule, held.how)]
+            schedule, how = _everything(plan), "everything"
+        rewriting = Rewriting(plan.swaps(schedule), chosen)
+        how = f"{how}, {len(chosen)} made again" if chosen else how
+        return [self._decision(limit, rewriting, how, self._timed(rewriting))]
+
+    def _published(self, limit: int) -> list[Decision]:
+        """What the published tuner decides, if it finds that it fits and may be done."""
+        tuned = tune(self.graph, budget_of(self.graph, limit, self.outside_bytes))
+        values = [swap.value for swap in tuned.rewriting.swaps]
+        if not values or not self._movable[values].all():
+            return []
+        rewriting = released(
+            self.graph, tuned.rewriting, self.link, limit, outside_bytes=self.outside_bytes
+        )
+        return [self._decision(limit, rewriting, "as published", self._timed(rewriting))]
+
+    def _holds(self, made: Decision, limit: int) -> bool:
+        within = self.host_limit is None or made.host_bytes <= self.host_limit
+        return within and made.peak_bytes <= limit
 
     def _timed(self, rewriting: Rewriting) -> Timed:
         rewritten = rewrite(self.graph, rewriting)
@@ -222,9 +252,6 @@ class Chooser:
     def _decision(self, limit: int, rewriting: Rewriting, how: str, timed: Timed) -> Decision:
         plain = self._plain
         return Decision(limit, rewriting, timed, plain.peak_bytes, plain.seconds, how)
-
-    def _within_host(self, made: Decision) -> bool:
-        return self.host_limit is None or made.host_bytes <= self.host_limit
 
     def _refusal(self, limit: int) -> str:
         g = self.graph

@@ -27,7 +27,8 @@ class Quick:
         floor_op: the operation during which it does.
     """
 
-    def __init__(self, step: Step, link: Link) -> None:
+    def __init__(self, step: Step, link: Link, host_limit: int | None = None) -> None:
+        self._host_limit = host_limit
         absences = absences_of(step, most=len(step.access_op))
         load = step.load - step.spread(absences.last + 1, absences.use, absences.size)
         self.floor_op = int(load.argmax())
@@ -54,5 +55,8 @@ class Quick:
         """Seconds of the step, infinite where the limit is not held."""
         if self._peak <= limit:
             return self._seconds
+        away = self._peak - limit  # at least
+        if self.floor_bytes > limit or (self._host_limit is not None and away > self._host_limit):
+            return float("inf")
         stall = float(self._native.plan(self._order, limit, 1, 1.0)[3])
         return self._seconds + stall

@@ -67,8 +67,11 @@ class Cuts:
         )
         self._fixed = len(needed) + len(must)
 
-    def at(self, price: NDArray[np.float64]) -> tuple[int, ...]:
-        """The memories to make again where keeping each costs its price in seconds, float64[M]."""
+    def at(self, price: NDArray[np.float64]) -> tuple[tuple[int, ...], float]:
+        """The memories to make again where keeping each costs its price, float64[M], and what that takes.
+
+        Both are in seconds.
+        """
         from ortools.graph.python import max_flow
 
         g = self._graph
@@ -81,9 +84,10 @@ class Cuts:
         solver = max_flow.SimpleMaxFlow()
         solver.add_arcs_with_capacity(self._tail.astype(np.int32), self._head.astype(np.int32), capacity)
         if solver.solve(self._source, self._sink) != solver.OPTIMAL:
-            return ()
+            return (), 0.0
         sinks = np.zeros(self._sink + 1, np.bool_)
         sinks[solver.get_sink_side_min_cut()] = True
         needed = sinks[len(g) + np.arange(len(self._own))]
         made = needed & sinks[g.producer[self._own]]
-        return tuple(self._own[made].tolist())
+        runs = np.unique(g.producer[self._own[made]])
+        return tuple(self._own[made].tolist()), float(g.seconds[runs].sum())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Operations that a search for one limit looks at in all: some seconds.
 _WORK = 200_000
-_MOST_TRIES = 200
+_LEAST_TRIES, _MOST_TRIES = 8, 200
 _LEVELS = 8
 _SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 
@@ -37,6 +37,7 @@ class Search:
         movable: bool[M], what may be swapped.
         repeatable: bool[M], what may be made again.
         outside: bytes always there.
+        host_limit: bytes that the host holds at most.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class Search:
         repeatable: NDArray[np.bool_],
         *,
         outside: int,
+        host_limit: int | None = None,
     ) -> None:
+        self._host_limit = host_limit
         self._graph, self._link, self._movable, self._outside = graph, link, movable, outside
         self._cuts = Cuts(graph, repeatable)
         self._steps: dict[Set, Quick | None] = {}
@@ -55,38 +58,41 @@ class Search:
         self._crossings: dict[int, NDArray[np.bool_]] = {}
 
     def sets(self, limit: int, most: int) -> list[Set]:
-        """The most promising sets at a limit, best first; that of no value is among them if it fits."""
+        """The most promising sets at a limit, best first."""
         found: dict[Set, tuple[float, int]] = {}
         prices: dict[Set, NDArray[np.float64]] = {}
-        budget = max(min(_MOST_TRIES, _WORK // max(len(self._graph), 1)), 8)
+        plain = float(self._graph.seconds.sum())
+        budget = max(min(_MOST_TRIES, _WORK // max(len(self._graph), 1)), _LEAST_TRIES)
 
-        def look(price: NDArray[np.float64]) -> None:
-            chosen = self._cuts.at(price)
-            if chosen not in found:
-                found[chosen] = self._cost(chosen, limit)
-                prices[chosen] = price
-
-        def done() -> bool:
-            return len(found) >= budget or min(found.values())[0] <= self._graph.seconds.sum()
+        def look(price: NDArray[np.float64]) -> bool:
+            """Whether it was worth a look."""
+            chosen, seconds = self._cuts.at(price)
+            if chosen in found or plain + seconds > min(found.values(), default=(np.inf, 0))[0]:
+                return False
+            found[chosen] = self._cost(chosen, limit)
+            prices[chosen] = price
+            return True
 
         look(np.zeros(len(self._graph.size)))
-        for price in self._first():
-            if done():
-                break
-            look(price)
-        random = np.random.default_rng(0)
-        misses = 0
-        while not done() and misses < 2 * budget:
-            before = len(found)
-            ranked = sorted(found, key=lambda one: (found[one], one))
-            pick = ranked[min(int(random.exponential(1.5)), len(ranked) - 1)]
-            look(self._near(prices[pick], random))
-            misses += len(found) == before
+        first, random, misses = self._first(), np.random.default_rng(0), 0
+        while len(found) < budget and misses < 2 * budget and min(found.values())[0] > plain:
+            price = next(first, None)
+            if price is None:
+                ranked = sorted(found, key=lambda one: (found[one], one))
+                price = self._near(prices[ranked[min(int(random.exponential(1.5)), len(ranked) - 1)]], random)
+            misses += not look(price)
         ranked = sorted(found, key=lambda one: (found[one], one))
         return [one for one in ranked if np.isfinite(found[one][0])][:most]
 
     def least(self) -> tuple[int, int, Set]:
-        """The least bytes of all sets looked at, in which operation, and the set."""
+        """The least bytes that we can reach, in which operation, and what is made again for that.
+
+        Where all that is kept may move, nothing needs to be made again; else all that can be is tried.
+        """
+        self._cost((), 0)
+        if (self._cuts.saved & ~self._movable & (self._graph.size > 0)).any():
+            for level in self._levels():
+                self._cost(self._cuts.at(level * self._graph.size.astype(np.float64))[0], 0)
         known = [(q.floor_bytes, len(chosen), chosen) for chosen, q in self._steps.items() if q is not None]
         least, _, chosen = min(known)
         quick = self._steps[chosen]
@@ -106,7 +112,7 @@ class Search:
 
     def _quick(self, chosen: Set) -> Quick | None:
         try:
-            return Quick(self._plan(chosen).step, self._link)
+            return Quick(self._plan(chosen).step, self._link, self._host_limit)
         except PlanError:  # such as what would run again before it may
             return None
 

@@ -1,0 +1,90 @@
+"""When to wait for copies out of which nobody says when: as late as a limit allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers.rewriting.graph import Role
+from solvers.rewriting.rewritten import rewrite
+from solvers.rewriting.timed import simulate
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from solvers.rewriting.graph import Graph
+    from solvers.rewriting.rewriting import Rewriting
+    from solvers.swap.link import Link
+
+
+def released(
+    graph: Graph, rewriting: Rewriting, link: Link, limit: int, *, outside_bytes: int = 0
+) -> Rewriting:
+    """The same decisions, each copy out waited for when it is done, or before where its memory is needed.
+
+    The published rules leave that to the runtime, which frees what is copied when it is. Copies out are
+    waited for in the order in which they are made. What does not hold the limit at all is as it was.
+
+    Args:
+        graph: as it was captured.
+        rewriting: decisions about it.
+        link: how long copies take.
+        limit: bytes of the device.
+        outside_bytes: always there beside the graph.
+    """
+    made = rewrite(graph, rewriting)
+    outs = np.flatnonzero(made.role == Role.SWAP_OUT)
+    free = link.__class__(0.0, 0.0, link.in_fixed, link.in_per_byte, link.duplex)
+    timed = simulate(made, free, outside_bytes=outside_bytes)
+    runs = _runs(made, graph)
+    size = made.size[made.base[np.array([made.read_by(int(op))[0] for op in outs], np.int64)]]
+    rows = _rows(made, outs, link.out(size), size, limit - timed.load, timed.begins)
+    release = {
+        int(made.content[made.read_by(op)[0]]): int(runs[row])
+        for op, row in zip(outs.tolist(), rows.tolist(), strict=True)
+        if row < len(made)
+    }
+    swaps = tuple(
+        replace(swap, release=release.get(swap.value, -1)) if swap.release < 0 else swap
+        for swap in rewriting.swaps
+    )
+    return replace(rewriting, swaps=swaps)
+
+
+def _rows(
+    made: Graph,
+    outs: NDArray[np.int64],
+    seconds: NDArray[np.float64],
+    size: NDArray[np.int64],
+    room: NDArray[np.int64],
+    begins: NDArray[np.float64],
+) -> NDArray[np.int64]:
+    """The row before which each copy out is waited for, N where none is; ``room``: bytes left in each row."""
+    result = np.full(len(outs), len(made))
+    pending, held, done, following = list[tuple[int, float]](), 0, 0.0, 0
+    for row in range(len(made)):
+        if following < len(outs) and outs[following] == row:
+            done = max(done, float(begins[row])) + float(seconds[following])
+            pending.append((following, done))
+            held += int(size[following])
+            following += 1
+            continue
+        while pending and (pending[0][1] <= begins[row] or held > room[row]):
+            first, _ = pending.pop(0)
+            held -= int(size[first])
+            result[first] = row
+    return result
+
+
+def _runs(made: Graph, graph: Graph) -> NDArray[np.int64]:
+    """For each row the run before which it stands, itself if it is one."""
+    names = {name: op for op, name in enumerate(graph.names)}
+    names |= {f"again.{name}": len(graph) + op for op, name in enumerate(graph.names)}
+    runs = np.empty(len(made), np.int64)
+    run = -1
+    for row in range(len(made) - 1, -1, -1):
+        run = names.get(made.names[row], run)
+        runs[row] = run
+    return runs
