@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from solvers.errors import PlanError
+from solvers.rewriting.decision import Decision
 from solvers.rewriting.published import budget_of, tune
 from solvers.rewriting.released import released
 from solvers.rewriting.rewriting import Rewriting
 from solvers.rewriting.rewritten import rewrite
 from solvers.rewriting.search import Search
 from solvers.rewriting.steps import Planned, candidates, planned
-from solvers.rewriting.timed import Timed, simulate
+from solvers.rewriting.timed import simulate
 from solvers.swap.absences import absences_of
 from solvers.swap.plan import SwapPlanner
 from solvers.swap.schedule import Schedule
@@ -24,73 +24,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from solvers.rewriting.graph import Graph
+    from solvers.rewriting.timed import Timed
     from solvers.swap.link import Link
 
 #: So many of the sets that a search found are planned for with all the planner of swaps can.
 _CLOSER = 3
 #: Of more operations, only the best one.
 _MANY = 4000
-
-
-@dataclass(frozen=True, eq=False)
-class Decision:
-    """What to do with a graph, and what it then does as predicted by `solvers.rewriting.timed`.
-
-    Attributes:
-        limit_bytes: what was asked for.
-        rewriting: the decisions.
-        timed: the rewritten graph, simulated.
-        plain_peak_bytes: the peak as nothing is rewritten.
-        plain_seconds: the seconds of a step as nothing is rewritten.
-        how: what made it.
-    """
-
-    limit_bytes: int
-    rewriting: Rewriting
-    timed: Timed
-    plain_peak_bytes: int
-    plain_seconds: float
-    how: str
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes on the device, what lies outside the graph included."""
-        return self.timed.peak_bytes
-
-    @property
-    def seconds(self) -> float:
-        """Of a step."""
-        return self.timed.seconds
-
-    @property
-    def stall_seconds(self) -> float:
-        """Waited for copies."""
-        return self.timed.stall_seconds
-
-    @property
-    def recomputed_seconds(self) -> float:
-        """Of what runs again."""
-        return self.timed.recomputed_seconds
-
-    @property
-    def moved_bytes(self) -> int:
-        """Copied to the host; ``returned_bytes``: copied back."""
-        return self.timed.moved_bytes
-
-    @property
-    def returned_bytes(self) -> int:
-        """Copied to the device."""
-        return self.timed.returned_bytes
-
-    @property
-    def host_bytes(self) -> int:
-        """Most bytes on the host."""
-        return self.timed.host_bytes
-
-    @property
-    def cost(self) -> tuple[float, int]:
-        """What makes one better than another that fits as well: seconds, then bytes moved."""
-        return self.seconds, self.moved_bytes + self.returned_bytes
 
 
 def decide(
@@ -196,27 +136,28 @@ class Chooser:
         return [found[limit] for limit in limits]
 
     def _made(self, limit: int) -> list[Decision]:
-        """Decisions that may fit, the last one after a longer search for swaps."""
+        """Decisions that may hold a limit; the best of them after a longer search for swaps."""
         least, _, smallest = self._search.least()
         if limit < least:
             return []
         few = len(self.graph) <= _MANY
         sets = self._search.sets(limit, _CLOSER if few else 1)
-        made = dict[tuple[int, ...], list[Decision]]()
-        for chosen in dict.fromkeys([*sets, ()] if few else sets):
-            made[chosen] = self._planned(chosen, limit, tries=0)
-        fits = [(one.cost, chosen) for chosen, all_ in made.items() for one in all_ if self._holds(one, limit)]
+        made = {
+            chosen: self._planned(chosen, limit, tries=0)
+            for chosen in dict.fromkeys([*sets, ()] if few else sets)
+        }
+        fits = [(one.cost, chosen) for chosen, one in made.items() if self._holds(one, limit)]
         if not fits:
-            return self._planned(smallest, limit, tries=None)
+            return [self._planned(smallest, limit, tries=None)]
         (seconds, _), best = min(fits)
-        known = [one for all_ in made.values() for one in all_]
+        found = list(made.values())
         if seconds > self._plain.seconds:
-            known += self._published(limit)
-        if few and seconds > self._plain.seconds:
-            known += self._planned(best, limit, tries=None)
-        return known
+            found += self._published(limit)
+            found += [self._planned(best, limit, tries=None)] if few else []
+        return found
 
-    def _planned(self, chosen: tuple[int, ...], limit: int, *, tries: int | None) -> list[Decision]:
+    def _planned(self, chosen: tuple[int, ...], limit: int, *, tries: int | None) -> Decision:
+        """These values made again, and swaps that hold the limit if that can be."""
         plan = planned(self.graph, self._movable, recomputed=chosen, outside=self.outside_bytes)
         planner = SwapPlanner(plan.step, self.link, host_limit=self.host_limit, tries=tries)
         if planner.floor()[0] > limit:  # every little buffer counts
@@ -228,7 +169,7 @@ class Chooser:
             schedule, how = _everything(plan), "everything"
         rewriting = Rewriting(plan.swaps(schedule), chosen)
         how = f"{how}, {len(chosen)} made again" if chosen else how
-        return [self._decision(limit, rewriting, how, self._timed(rewriting))]
+        return self._decision(limit, rewriting, how, self._timed(rewriting))
 
     def _published(self, limit: int) -> list[Decision]:
         """What the published tuner decides, if it finds that it fits and may be done."""
@@ -236,9 +177,7 @@ class Chooser:
         values = [swap.value for swap in tuned.rewriting.swaps]
         if not values or not self._movable[values].all():
             return []
-        rewriting = released(
-            self.graph, tuned.rewriting, self.link, limit, outside_bytes=self.outside_bytes
-        )
+        rewriting = released(self.graph, tuned.rewriting, self.link, limit, outside_bytes=self.outside_bytes)
         return [self._decision(limit, rewriting, "as published", self._timed(rewriting))]
 
     def _holds(self, made: Decision, limit: int) -> bool:

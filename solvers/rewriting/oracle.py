@@ -1,0 +1,73 @@
+"""The shortest step there is under a limit, proven: for small graphs, to know the gap of decisions."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers.errors import PlanError
+from solvers.rewriting.rewriting import Rewriting
+from solvers.rewriting.steps import candidates, planned
+from solvers.swap.oracle import least_stall
+
+if TYPE_CHECKING:
+    from solvers.rewriting.graph import Graph
+    from solvers.swap.link import Link
+
+#: Sets of more values are not all looked at.
+_MOST_VALUES = 10
+
+
+def least_seconds(
+    graph: Graph, link: Link, limit: int, *, outside_bytes: int = 0, ticks: int = 1 << 10
+) -> tuple[Rewriting, float] | None:
+    """The decisions with the shortest step, and its seconds, no other being shorter in whole ticks.
+
+    Every set of values to make again, the cheapest first; for each, CP-SAT proves which swaps wait least.
+
+    Args:
+        graph: at most ten memories are made in its forward pass by what can run again.
+        link: how long copies take.
+        limit: bytes of the device.
+        outside_bytes: always there beside the graph.
+        ticks: of a second, to which operations are rounded down, copies up.
+
+    Returns:
+        None where nothing holds the limit, or nothing was proven in time.
+
+    Raises:
+        ValueError: a larger graph.
+    """
+    g = graph
+    made = np.flatnonzero((g.producer >= 0) & (g.base == np.arange(len(g.size))))
+    values = [v for v in made.tolist() if not g.backward[g.producer[v]] and g.repeatable[g.producer[v]]]
+    if len(values) > _MOST_VALUES:
+        raise ValueError(f"the oracle knows graphs of up to {_MOST_VALUES} values to make again")
+    best: tuple[Rewriting, float] | None = None
+    for _, chosen in sorted(_durations(graph, values, outside_bytes)):
+        plan = planned(graph, candidates(graph), recomputed=chosen, outside=outside_bytes)
+        if best is not None and plan.step.duration >= best[1]:
+            break
+        solved = least_stall(plan.step, link, limit, ticks=ticks)
+        if solved is None:
+            continue
+        seconds = plan.step.duration + solved[1]
+        if best is None or seconds < best[1]:
+            best = Rewriting(plan.swaps(solved[0]), chosen), seconds
+    return best
+
+
+def _durations(graph: Graph, values: list[int], outside_bytes: int) -> list[tuple[float, tuple[int, ...]]]:
+    """Seconds without waiting of each set of values to make again that can be, different ones once."""
+    found: dict[bytes, tuple[float, tuple[int, ...]]] = {}
+    for count in range(len(values) + 1):
+        for chosen in itertools.combinations(values, count):
+            try:
+                plan = planned(graph, candidates(graph), recomputed=chosen, outside=outside_bytes)
+            except PlanError:
+                continue
+            key = plan.runs.tobytes() + plan.step.load.tobytes() + plan.base.tobytes()
+            found.setdefault(key, (plan.step.duration, chosen))
+    return list(found.values())

@@ -1,0 +1,59 @@
+"""Decisions against the shortest step there is, on small graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rewriting_graphs import chain
+from rewriting_nets import small_net
+
+from solvers.rewriting import rewrite
+from solvers.rewriting.choose import decide, least_bytes
+from solvers.rewriting.oracle import least_seconds
+from solvers.rewriting.timed import simulate
+from solvers.swap import Link
+
+
+def _gaps(seeds: range) -> list[float]:
+    gaps = []
+    for seed in seeds:
+        graph, random = small_net(seed), np.random.default_rng(seed)
+        out, back = random.choice([0.0625, 0.125, 0.25, 0.5], 2).tolist()
+        link = Link(0.125, out, 0.125, back, bool(random.random() < 0.8))
+        least, _ = least_bytes(graph, link)
+        peak = simulate(graph, link).peak_bytes
+        limit = int(random.integers(least, peak + 1))
+        solved = least_seconds(graph, link, limit)
+        assert solved is not None  # what is refused cannot be held, and what is not can
+        judged = simulate(rewrite(graph, solved[0]), link)
+        assert judged.peak_bytes <= limit
+        assert judged.seconds <= solved[1] + 0.02  # copies are rounded to whole ticks
+        gaps.append(decide(graph, limit, link).seconds / solved[1] - 1)
+    return gaps
+
+
+def _near(gaps: list[float]) -> None:
+    assert min(gaps) > -0.01
+    assert max(gaps) < 0.1
+    assert np.mean(gaps) < 0.01
+
+
+def test_what_is_chosen_is_near_the_shortest_step_there_is():
+    _near(_gaps(range(12)))
+
+
+@pytest.mark.full
+def test_what_is_chosen_is_near_the_shortest_step_there_is_on_many_graphs():
+    _near(_gaps(range(12, 300)))
+
+
+def test_below_the_least_limit_the_oracle_finds_nothing_either():
+    for seed in range(8):
+        graph, link = small_net(seed), Link.of_rate(1.0)
+        least, _ = least_bytes(graph, link)
+        assert least_seconds(graph, link, least - 1) is None
+
+
+def test_the_oracle_refuses_what_is_too_large_for_it():
+    with pytest.raises(ValueError, match="up to 10"):
+        least_seconds(chain(11), Link.of_rate(1.0), 1)
