@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _WORK = 200_000
 _LEAST_TRIES, _MOST_TRIES = 8, 200
 _LEVELS = 8
+#: Of more operations the least bytes come from uniform prices alone.
+_MANY = 4000
 _SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 
 Set = tuple[int, ...]
@@ -91,8 +94,9 @@ class Search:
         """
         self._cost((), 0)
         if (self._cuts.saved & ~self._movable & (self._graph.size > 0)).any():
-            for level in self._levels():
-                self._cost(self._cuts.at(level * self._graph.size.astype(np.float64))[0], 0)
+            prices = itertools.islice(self._first(), None if len(self._graph) <= _MANY else _LEVELS)
+            for price in prices:
+                self._cost(self._cuts.at(price)[0], 0)
         known = [(q.floor_bytes, len(chosen), chosen) for chosen, q in self._steps.items() if q is not None]
         least, _, chosen = min(known)
         quick = self._steps[chosen]
