@@ -6,16 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from rewriting_graphs import chain, graphs
+from rewriting_nets import small_net
 from swap_steps import links
 
 from solvers.errors import PlanError
-from solvers.rewriting import Rewriting, erase, rewrite
+from solvers.rewriting import Rewriting, Swap, SwapIn, erase, rewrite
 from solvers.rewriting.choose import Chooser, decide, least_bytes
+from solvers.rewriting.published import budget_of, tune
+from solvers.rewriting.released import released
 from solvers.rewriting.timed import simulate
 from solvers.swap import Link
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(graphs(most_ops=20), links())
 def test_what_it_says_is_what_happens_at_any_limit(graph, link):
     least, _ = least_bytes(graph, link, outside_bytes=3)
@@ -78,3 +81,47 @@ def test_nothing_random_and_nothing_that_is_left_out_is_touched():
 
 def test_a_graph_of_nothing_fits():
     assert decide(chain(0), 1 << 30, Link.of_rate(1e9)).rewriting == Rewriting()
+
+
+def test_nothing_published_is_faster_and_what_is_waited_for_holds_the_limit():
+    beaten = 0
+    for seed in range(24):
+        graph, random = small_net(seed), np.random.default_rng(seed)
+        link = Link.of_rate(float(random.choice([1.0, 4.0])), 0.125)
+        least, _ = least_bytes(graph, link)
+        peak = simulate(graph, link).peak_bytes
+        limit = int(random.integers(least, peak + 1))
+        tuned = tune(graph, budget_of(graph, limit))
+        theirs = released(graph, tuned.rewriting, link, limit)
+        judged = simulate(rewrite(graph, theirs), link)
+        ours = decide(graph, limit, link)
+        assert ours.peak_bytes <= limit
+        if judged.peak_bytes <= limit:
+            assert ours.seconds <= judged.seconds
+            beaten += ours.seconds < judged.seconds
+    assert beaten
+
+
+def test_waiting_for_copies_out_is_put_off_as_far_as_the_limit_allows():
+    graph, link = chain(6, size=8), Link(0.5, 4.0, 0.0, 0.0)
+    swaps = tuple(
+        Swap(v, (SwapIn(tuple(r for r in graph.readers_of(v).tolist() if graph.backward[r])),))
+        for v in (1, 2, 3)
+    )
+    far, near = (
+        simulate(rewrite(graph, released(graph, Rewriting(swaps), link, limit)), link)
+        for limit in (10**6, 40)
+    )
+    plain = simulate(graph, link).peak_bytes
+    assert near.peak_bytes <= 40 < far.peak_bytes <= plain
+    assert far.seconds < near.seconds
+    assert near.stall_seconds > 0
+
+
+def test_a_graph_at_many_limits_is_never_slower_at_a_higher_one():
+    for seed in range(3):
+        graph, link = small_net(seed), Link.of_rate(2.0, 0.125)
+        least, _ = least_bytes(graph, link)
+        limits = [*range(least, simulate(graph, link).peak_bytes + 1, 3)]
+        seconds = [made.seconds for made in Chooser(graph, link).curve(limits)]
+        assert seconds == sorted(seconds, reverse=True)

@@ -46,3 +46,40 @@ def small_net(seed: int, *, most: int = 6) -> Graph:
         workspace=random.integers(0, 3, n),
         lasting=np.arange(len(size)) == 0,
     )
+
+
+def attention(steps: int, row: int) -> tuple[Graph, list[int]]:
+    """Additive attention over so many steps, and the values tanh(Keys + Query), each ``steps`` rows large.
+
+    At each step: query from the state, tanh of the keys and it, scores, the next state. The gradient of each
+    reads what its operation read or made, as PyTorch's do.
+    """
+    size, producer, reads, seconds, back = [row * steps, row], [-1, -1], list[list[int]](), list[float](), []
+
+    def run(read: list[int], made: int, takes: float, *, backward: bool = False) -> int:
+        reads.append(read)
+        seconds.append(takes)
+        back.append(backward)
+        size.append(made)
+        producer.append(len(reads) - 1)
+        return len(size) - 1
+
+    keys, state, tape, large = run([0], row * steps, 4.0 * steps), 1, list[tuple[int, ...]](), []
+    for _ in range(steps):
+        query = run([state], row, 1.0)
+        energy = run([keys, query], row * steps, 0.01 * steps)
+        score = run([energy], steps, 0.1)
+        following = run([score, state, 0], row, 4.0)
+        large.append(energy)
+        tape.append((state, energy, score, following))
+        state = following
+    grad, of_keys = run([state], row, 0.1, backward=True), -1
+    for state, energy, score, following in reversed(tape):
+        of_score = run([grad, following, score, 0], steps, 8.0, backward=True)
+        of_energy = run([of_score, energy], row * steps, 0.02 * steps, backward=True)
+        more = [] if of_keys < 0 else [of_keys]
+        of_keys = run([of_energy, *more], row * steps, 0.02 * steps, backward=True)
+        grad = run([of_energy, grad, state], row, 2.0, backward=True)
+    run([of_keys, 0], row, 8.0 * steps, backward=True)
+    graph = graph_of(size, producer, reads, backward=back, seconds=seconds, lasting=np.arange(len(size)) < 2)
+    return graph, large
