@@ -204,7 +204,7 @@ class Chooser:
 
 def _everything(plan: Planned) -> Schedule:
     """Whatever is not in use is away."""
-    a = absences_of(plan.step, most=len(plan.step.access_op))
+    a = absences_of(plan.step)
     order = np.argsort(a.use, kind="stable")
     a = a.select(order)
     sources = np.zeros(len(a), np.bool_)

@@ -29,7 +29,7 @@ class Quick:
 
     def __init__(self, step: Step, link: Link, host_limit: int | None = None) -> None:
         self._host_limit = host_limit
-        absences = absences_of(step, most=len(step.access_op))
+        absences = absences_of(step)
         load = step.load - step.spread(absences.last + 1, absences.use, absences.size)
         self.floor_op = int(load.argmax())
         self.floor_bytes = int(load[self.floor_op])

@@ -41,6 +41,7 @@ def released(
     runs = _runs(made, graph)
     size = made.size[made.base[np.array([made.read_by(int(op))[0] for op in outs], np.int64)]]
     rows = _rows(made, outs, link.out(size), size, limit - timed.load, timed.begins)
+    rows = np.minimum(rows, _needed(made, outs))
     release = {
         int(made.content[made.read_by(op)[0]]): int(runs[row])
         for op, row in zip(outs.tolist(), rows.tolist(), strict=True)
@@ -75,6 +76,18 @@ def _rows(
             first, _ = pending.pop(0)
             held -= int(size[first])
             result[first] = row
+    return result
+
+
+def _needed(made: Graph, outs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first row that reads what came back of each copy out, N where none does."""
+    reads = np.flatnonzero(made.role[made.producer[made.reads]] == Role.SWAP_IN)
+    reads = reads[made.producer[made.reads[reads]] >= 0]
+    first = np.full(len(made.size), len(made))  # by the original value
+    np.minimum.at(first, made.content[made.reads[reads]], made.reader[reads])
+    result: NDArray[np.int64] = first[
+        made.content[np.array([made.read_by(int(op))[0] for op in outs], np.int64)]
+    ]
     return result
 
 

@@ -103,7 +103,8 @@ def test_nothing_published_is_faster_and_what_is_waited_for_holds_the_limit():
 
 
 def test_waiting_for_copies_out_is_put_off_as_far_as_the_limit_allows():
-    graph, link = chain(6, size=8), Link(0.5, 4.0, 0.0, 0.0)
+    graph, link = chain(6, size=8), Link(0.5, 1.0, 0.0, 0.0)
+    graph = graph.with_columns(seconds=np.full(len(graph), 4.0))
     swaps = tuple(
         Swap(v, (SwapIn(tuple(r for r in graph.readers_of(v).tolist() if graph.backward[r])),))
         for v in (1, 2, 3)
