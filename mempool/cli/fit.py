@@ -155,6 +155,12 @@ def fit(
             help="Of what a GPU adds, a figure of your own: cuda_context=300MiB; again for each.",
         ),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="So many train together (DistributedDataParallel), a GPU each."
+        ),
+    ] = None,
     remedies_seconds: Annotated[
         float, typer.Option(min=0, metavar="S", help="Most seconds of processor for what would help.")
     ] = 40,

@@ -97,7 +97,11 @@ def asked(said: dict[str, Any]) -> Asked:
         capability=None if card is None else card.capability,
         card=None if card is None else card.name,
         link=said["link"],
-        job={k: said[k] for k in ("mode", "device", "checkpoint", "accumulate") if said[k] is not None},
+        job={
+            k: said[k]
+            for k in ("mode", "device", "checkpoint", "accumulate", "processes")
+            if said[k] is not None
+        },
         dtype=parsed("--dtype", named.parse_type, said["dtype"]),
         autocast=parsed("--autocast", named.parse_type, said["autocast"]),
         optimizer=parsed("--optimizer", named.parse_name, said["optimizer"]),

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from mempool.cli.output import ExitCode, Stop
 from mempool.errors import UsageError
 from mempool.rates import DEFAULT, rates_of
-from mempool.torch.fitting import Job, fit_job
+from mempool.torch.fitting import Job, batch_dims, fit_job
 from mempool.torch.fitting.helps.what_would_help import what_would_help
 from mempool.torch.fitting.margins import parse_margins
 from mempool.torch.fitting.roofline import Roofline
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from mempool.torch.fitting.inputs import Arguments
     from mempool.torch.fitting.sources.named import Target
     from traces import Trace
+
+
+_SAY = "name a function that takes batch, if it is another"
 
 
 @dataclass(frozen=True)
@@ -86,10 +90,11 @@ def _one(
     job = _job(asked, target, batch)
     what = f"{asked.target}" + (f", seq {target.seq:,}" if target.seq else "")
     options: dict[str, Any] = {"allocators": asked.allocators} if asked.allocators else {}
+    doubts = _Doubts(asked, target, job.batch)
     fitted = fit_job(
-        job,
+        job.but(model=doubts.making(job.model)),
         asked.limit_bytes,
-        largest=asked.largest,
+        largest=False if doubts.unscalable else asked.largest,
         remedies=False,
         told=lambda now: told(f"{what}: {now}"),
         **options,
@@ -104,8 +109,39 @@ def _one(
         fitted = replace(fitted, helps=helps)
     if asked.traced:
         fitted = replace(fitted, trace=_timed(job))
-    fitted = replace(fitted, warnings=[*target.warnings, *target.notes, *fitted.warnings])
+    fitted = replace(fitted, warnings=[*target.warnings, *target.notes, *fitted.warnings, *doubts.told()])
     return Tried(fitted, job, target, image)
+
+
+class _Doubts:
+    """Whether the first dimension of a target's own inputs is the batch, where another one is tried."""
+
+    def __init__(self, asked: Asked, target: Target, batch: int) -> None:
+        search = asked.limit_bytes is not None and asked.largest is not False
+        self._modules: list[str] = []
+        self._batch, self._examples = target.batch or 0, None
+        if target.batch and (search or batch != target.batch):
+            self._examples = target.examples
+        there = search and self._examples is not None
+        self.unscalable = batch_dims.unscalable(self._examples, self._batch, 0) if there else None
+
+    def making(self, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+        """The same, and what it makes is looked at."""
+
+        def made() -> nn.Module:
+            model = make()
+            if isinstance(model, nn.Module) and not self._modules:
+                self._modules += batch_dims.sequence_first(model)
+            return model
+
+        return made
+
+    def told(self) -> list[str]:
+        """Lines for the user, once the model was made."""
+        if self._examples is None:
+            return []
+        line = batch_dims.doubt(self._modules, self._examples, self._batch, 0, _SAY)
+        return [text for text in (self.unscalable, line) if text]
 
 
 def _timed(job: Job) -> Trace:

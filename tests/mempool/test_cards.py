@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mempool.cards import CARDS, card
@@ -25,6 +27,13 @@ def test_names_as_pytorch_prints_them_are_understood() -> None:
         "4090": "RTX 4090",
     }.items():
         assert card(text).name == name
+
+
+def test_the_page_of_cards_says_what_is_known() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "cards.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    said = [(name, int(mib.replace(",", "")), capability) for name, mib, capability in rows]
+    assert said == [(c.name, c.memory_bytes >> 20, "{}.{}".format(*c.capability)) for c in CARDS]
 
 
 def test_no_two_cards_have_one_spelling() -> None:

@@ -241,8 +241,24 @@ def test_a_margin_of_ones_own_takes_the_place_of_the_estimate(
     answer = said(capsys, "cnn.py:make", "--margin", "cuda_context=1GiB", "--margin", "kernels=0")
     assert answer["margin_bytes"]["cuda_context"] == 1 << 30
     assert answer["margin_bytes"].get("kernels", 0) == 0
+    assert "nccl" not in answer["margin_bytes"]
+    many = said(capsys, "cnn.py:make", "--processes", "2")["margin_bytes"]
+    assert many["ddp_buckets"] > 0 < many["nccl"]
     assert call(["fit", "cnn.py:make", "--margin", "contxt=1"]) == 2
     assert "no margin 'contxt'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shape", ["12, 3, 8", "12, 12, 8"])
+def test_a_batch_that_may_be_another_dimension_is_told_where_it_matters(
+    shape: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "import torch\nmodel = torch.nn.Sequential(torch.nn.Identity(), torch.nn.GRU(8, 8))\n"
+    (folder / "first.py").write_text(text + f"model(torch.zeros({shape}))\n")
+    asks = ["first.py", "--no-remedies", "--mode", "inference"]
+    line = f"batch: dimension 0 of ({shape}), though GRU takes the length first; name a function"
+    assert not any(line in text for text in said(capsys, *asks)["warnings"])
+    assert any(line in text for text in said(capsys, *asks, "--batch", "24")["warnings"])
+    assert any(line in text for text in said(capsys, *asks, "--limit", "800MiB")["warnings"])
 
 
 def test_what_would_help_is_tried_where_it_does_not_fit_and_is_named_with_its_code(

@@ -336,6 +336,17 @@ def test_memory_in_proportion_to_the_batch_takes_few_tries() -> None:
     assert len(tried) <= 6
 
 
+@given(st.integers(1, 10_000), st.integers(1, 1 << 26), st.integers(1, 1000))
+def test_the_search_ends_where_memory_comes_by_segments(sample: int, segment: int, first: int) -> None:
+    limit = 5_000_000 * sample
+
+    def needs(batch: int) -> int:
+        return -(-batch * sample // segment) * segment
+
+    found = largest(needs, limit, first)
+    assert needs(found) <= limit < needs(found + 1)
+
+
 def test_a_search_without_end_is_told() -> None:
     with pytest.raises(UsageError, match="does not depend on it"):
         largest(lambda _: 1, 2)

@@ -45,17 +45,17 @@ def dim_of(model: Any, inputs: Any) -> int:
     return int(direct and next((t.dim() == 3 for t in _tensors(inputs)), False))
 
 
-def doubt(modules: list[str], inputs: Any, batch: int, dim: int) -> str | None:
+def doubt(modules: list[str], inputs: Any, batch: int, dim: int, say: str = SAY) -> str | None:
     """A line on what was taken for the batch, where that may be wrong; None where it hardly is.
 
-    ``modules`` are what `sequence_first` says of the model.
+    ``modules`` are what `sequence_first` says of the model; ``say`` is what the user can do.
     """
     tensors = _tensors(inputs)
     if dim or not (modules or any(t.size(0) != batch for t in tensors)):
         return None
     taken = [str(tuple(t.shape)) for t in tensors if t.dim() > dim and t.size(dim) == batch]
     why = f"{modules[0]} takes the length first" if modules else "inputs differ in it"
-    return f"batch: dimension {dim} of {', '.join(taken[:3])}, though {why}; {SAY}"
+    return f"batch: dimension {dim} of {', '.join(taken[:3])}, though {why}; {say}"
 
 
 def unscalable(inputs: Any, batch: int, dim: int) -> str | None:

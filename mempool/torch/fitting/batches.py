@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from mempool.torch.fitting.job import Job
 
 #: Batches that are tried at most, and the largest one.
-MOST_TRIES, MOST_BATCH = 40, 1 << 24
+MOST_TRIES, MOST_BATCH = 64, 1 << 24
 
 
 def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> int:
     """The largest batch that needs at most so many bytes; 0 if one sample is too many.
 
     What a batch needs is taken to grow with it. Between a batch that fits and one that does not, the next one
-    tried is where the line through both meets the limit, since memory is nearly affine in the batch; each
-    third time it is the middle. The answer fits, and one more does not, by trial of both.
+    tried is where the line through both meets the limit, since memory is nearly affine in the batch; where
+    that has not halved what is between them, it is the middle then. The answer fits, and one more does not,
+    by trial of both.
 
     Args:
         needs: bytes of a batch; called once for each.
@@ -47,22 +48,27 @@ def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> in
         if high >= MOST_BATCH:
             raise UsageError(f"a batch of {high:,} still fits: the model's memory does not depend on it")
         low, high = high, min(_beyond(known, low, high, limit_bytes), MOST_BATCH)
-    turn = 0
+    slow = False
     while high - low > 1:
-        turn += 1
-        middle = _guess(known, low, high, limit_bytes) if turn % 3 else (low + high) // 2
+        between = high - low
+        middle = (low + high) // 2 if slow else _guess(known, low, high, limit_bytes)
         if need(middle) <= limit_bytes:
             low = middle
         else:
             high = middle
+        slow = not slow and 2 * (high - low) > between
     return low
 
 
 def _beyond(known: dict[int, int], low: int, high: int, limit: int) -> int:
-    """A batch above one that fits that will hardly do: by the line through both, or twice as many."""
+    """A batch above one that fits that will hardly do: by the line through both, or twice as many.
+
+    An allocator takes memory by segments: across a step the line is too steep, and the batch it tells hardly
+    larger. So the way is at least doubled.
+    """
     if low and known[high] > known[low]:
         slope = (known[high] - known[low]) / (high - low)
-        return max(high + 1, int(high + (limit - known[high]) / slope) + 1)
+        return max(high + 2 * (high - low), int(high + (limit - known[high]) / slope) + 1)
     return 2 * high
 
 

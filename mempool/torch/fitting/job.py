@@ -44,11 +44,12 @@ class Job:
             without functions does; else they die with the last one that needs them.
         card: name of a GPU in `mempool.rates`, by whose rates times are told; None: the default.
         link: between it and the host, as `solvers.swap.parse_link` takes it; None: the card's.
+        processes: that train together with DistributedDataParallel, one GPU each: a margin.
         margin: of parts in `margins.PARTS`, bytes that are taken instead of what is estimated.
         set_to_none: whether gradients are let go after a step, or filled with zeros.
 
     Raises:
-        UsageError: there is no such mode or device, or no batch.
+        UsageError: there is no such mode or device, or no batch or process.
     """
 
     model: Callable[[], nn.Module]
@@ -68,6 +69,7 @@ class Job:
     set_to_none: bool = True
     card: str | None = None
     link: str | None = None
+    processes: int = 1
     margin: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -77,6 +79,8 @@ class Job:
             raise UsageError(f"no device {self.device!r}; there are {', '.join(DEVICES)}")
         if self.batch < 1 or self.accumulate < 1:
             raise UsageError(f"batch is {self.batch}, accumulate {self.accumulate}: neither can be below one")
+        if self.processes < 1:
+            raise UsageError(f"processes is {self.processes}: it cannot be below one")
         if self.optimizer is None and self.mode != "inference":
             raise UsageError(f"mode {self.mode!r} needs an optimizer, such as torch.optim.AdamW")
 

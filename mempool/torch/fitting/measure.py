@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mempool.analysis.choices import parse_choice
 from mempool.analysis.compare import RECORDED
@@ -61,7 +61,8 @@ def reserved(trace: Trace, allocators: Iterable[str]) -> dict[str, int]:
 
 def margins_of(job: Job, trace: Trace) -> dict[str, int]:
     """What a GPU adds that no operation shows, by name, in bytes."""
-    return margins(trace, job.device, capability=job.capability, margin=job.margin)
+    options: dict[str, Any] = {"capability": job.capability, "processes": job.processes}
+    return margins(trace, job.device, **options, margin=job.margin)
 
 
 def needed(job: Job, allocator: str) -> int:

@@ -51,6 +51,8 @@ class Target:
         own: attributes of a `Job` that the target itself decides: optimizer, loss, labels, autocast, ...
         notes: what was assumed.
         warnings: what is not counted.
+        examples: inputs of its own of which the first dimension is taken for the batch; None where a function
+            makes them for any.
     """
 
     title: str
@@ -62,3 +64,4 @@ class Target:
     own: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    examples: Any = None

@@ -124,15 +124,16 @@ def _of_seen(seen: Seen, named: Named) -> Target:
         own |= {"loss": loss, "labels": _scaled(_cut(labels), given)}
     elif seen.trains:
         notes.append("its loss is not a function of the model's output alone, and is not taken over")
-    inputs = resizable(_cut((call.args, call.kwargs)), given)
+    examples = _cut((call.args, call.kwargs))
     return Target(
         f"{type(call.module).__name__} of {named.where}",
         _copies(call.module),
-        inputs,
+        resizable(examples, given),
         batch=given,
         own=own,
         notes=tuple(notes),
         warnings=_left_out(seen, call, named),
+        examples=examples,
     )
 
 
@@ -331,7 +332,7 @@ def _parts(made: Any, name: str) -> tuple[nn.Module, Any, dict[str, Any]]:
 
 def _of_example(example: Arguments, title: str, make: Callable[[], nn.Module]) -> Target:
     batch = batch_of(example)
-    return Target(title, make, resizable(example, batch), batch=batch)
+    return Target(title, make, resizable(example, batch), batch=batch, examples=example)
 
 
 def _with_own_inputs(model: nn.Module, title: str, make: Callable[[], nn.Module], sizes: Sizes) -> Target:
