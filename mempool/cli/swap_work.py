@@ -11,7 +11,7 @@ from mempool.report import binary
 from mempool.settings import parse_bytes
 from solvers import PlanError, Stop
 from solvers.swap import LinkBound, SwapPlanner
-from solvers.swap.moves import moves_of, said_of
+from solvers.swap.moves import moves_of, resting_of, said_of
 from solvers.swap.pool import place
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ class Found:
             "free_bound_bytes": self._bound.peak_bytes(),
             "limits": [self._row(one) for one in swaps],
             "moves": [] if isinstance(last, int) else moves_of(step, last.schedule, most),
+            "resting": [] if isinstance(last, int) else resting_of(step, last.schedule),
             **self._arenas(last),
             "reason": self.reason or None,
             **said_of(self.cut, self.link),

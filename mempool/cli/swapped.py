@@ -44,6 +44,8 @@ def show(found: Found, said: dict[str, Any], written: Path | None) -> None:
         ]
         head = ("buffer", "size", "leaves after", "gone by", "fetched at", "used by")
         table(f"\nlargest moves at {binary(said['limits'][-1]['limit_bytes'])}", head, rows)
+    if rests := sum(one["size_bytes"] for one in said["resting"]):
+        facts("", [("away always", f"{binary(rests)} that no operation touches")])
     if said["arena_bytes"] is not None:
         device, host = binary(said["arena_bytes"]), binary(said["host_arena_bytes"])
         last = binary(said["limits"][-1]["limit_bytes"])

@@ -80,7 +80,7 @@ def swap_scene(
     from solvers.swap import replay
     from solvers.swap.pool import place
 
-    if not len(schedule):
+    if not len(schedule) and not len(schedule.resting):
         raise PlanError("nothing moves")
     did = replay(step, link, schedule)
     if not did.iteration_seconds <= _MOST_SECONDS:
@@ -90,7 +90,7 @@ def swap_scene(
     stays, view = _placed(step, did, device, device.of, 0, "device, with swaps")
     stays = dataclasses.replace(stays, before=_before(step, stays), note=notes[0])
     view = dataclasses.replace(view, moved=_moved(step, schedule, stays, view))
-    copies, below = _placed(step, did, host, schedule.buffer[host.of], 1, "host, copies")
+    copies, below = _placed(step, did, host, host.of, 1, "host, copies")
     return Scene(title, (stays, dataclasses.replace(copies, note=notes[1])), (view, below))
 
 

@@ -54,6 +54,7 @@ class LinkBound:
     """Bounds of one step over one link."""
 
     def __init__(self, step: Step, link: Link) -> None:
+        step = step.without(step.untouched)  # which can be away at no cost
         self._step, self._link = step, link
         self._absences = absences_of(step)
         self._since, self._wraps, self._free = self._copies()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,6 +59,7 @@ class Moves:
         limit_bytes: likewise.
         operations: how many the step has; likewise ``peak_bytes``, its peak load.
         rows: the moves, as `moves_of` made them.
+        resting: what is away all the time, as `resting_of` told it.
     """
 
     cut: Cut
@@ -67,6 +68,7 @@ class Moves:
     operations: int
     peak_bytes: int
     rows: list[dict[str, Any]]
+    resting: list[dict[str, Any]] = field(default_factory=list)
 
     def schedule(self, step: Step) -> Schedule:
         """The moves of a step; `solvers.swap.replay` says whether they can be.
@@ -79,15 +81,17 @@ class Moves:
                 f"moves of a step of {self.operations} operations and {self.peak_bytes} bytes at its peak, "
                 f"not of this one of {len(step)} and {step.peak_bytes}"
             )
-        buffer = np.array([row["row"] for row in self.rows], np.int64)
-        ids = np.array([row["buffer"] for row in self.rows], np.int64)
+        both = [*self.rows, *self.resting]
+        buffer = np.array([row["row"] for row in both], np.int64)
+        ids = np.array([row["buffer"] for row in both], np.int64)
         if (buffer >= len(step.size)).any() or (step.ids[buffer] != ids).any():
             raise PlanError("moves of buffers that the step does not have")
+        buffer, resting = np.split(buffer, [len(self.rows)])
         columns = {
             name: np.array([row[f"{name}_operation"] for row in self.rows], np.int64) for name in _OPERATIONS
         }
         copied = np.array([row["copied"] for row in self.rows], np.bool_)
-        return Schedule(buffer, **columns, copied=copied)
+        return Schedule(buffer, **columns, copied=copied, resting=resting)
 
 
 def moves_of(step: Step, schedule: Schedule, most: int | None = None) -> list[dict[str, Any]]:
@@ -106,6 +110,12 @@ def moves_of(step: Step, schedule: Schedule, most: int | None = None) -> list[di
         }
         for row in rows[:most]
     ]
+
+
+def resting_of(step: Step, schedule: Schedule) -> list[dict[str, Any]]:
+    """What is away all the time as rows, the largest first."""
+    rows = sorted(schedule.resting.tolist(), key=lambda row: (-int(step.size[row]), row))
+    return [{"buffer": int(step.ids[row]), "row": row, "size_bytes": int(step.size[row])} for row in rows]
 
 
 def said_of(cut: Cut, link: Link) -> dict[str, Any]:
@@ -130,9 +140,11 @@ def read_moves(path: Path) -> Moves:
 
 
 def _moves(said: Any) -> Moves:
-    step, rows = said["step"], said["moves"]
-    if not isinstance(rows, list):
+    step, rows, resting = said["step"], said["moves"], said.get("resting", [])
+    if not isinstance(rows, list) or not isinstance(resting, list):
         raise TypeError("moves are a list")
+    for row in resting:
+        _whole(row["buffer"]), _whole(row["row"])
     for row in rows:
         for name in ("buffer", "row", *(f"{name}_operation" for name in _OPERATIONS)):
             _whole(row[name])
@@ -154,6 +166,7 @@ def _moves(said: Any) -> Moves:
         _whole(said["operations"]),
         _whole(said["peak_load_bytes"]),
         rows,
+        resting,
     )
 
 

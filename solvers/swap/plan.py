@@ -107,6 +107,8 @@ class SwapPlanner:
         if least_bytes is None:
             least_bytes = min(LEAST_BYTES, step.peak_bytes // _LEAST_SHARE)
         self.absences = absences_of(step, least_bytes=least_bytes)
+        self._resting = _resting(step, least_bytes, host_limit)
+        self._lean = step = step.without(self._resting)
         self._grid = grid_of(step, self.absences, few=few)
         a = self._grid.absences
         self._native = _core.SwapPlanner(
@@ -136,8 +138,8 @@ class SwapPlanner:
 
     def floor(self) -> tuple[int, int]:
         """Bytes below which no limit can be held, and the operation that needs them."""
-        away = self.step.spread(self.absences.last + 1, self.absences.use, self.absences.size)
-        load = self.step.load - away
+        away = self._lean.spread(self.absences.last + 1, self.absences.use, self.absences.size)
+        load = self._lean.load - away
         op = int(load.argmax())
         return int(load[op]), op
 
@@ -145,6 +147,14 @@ class SwapPlanner:
         """No move at all."""
         empty = Schedule.empty()
         return Swap(limit, empty, replay(self.step, self.link, empty), "nothing")
+
+    def _rested(self, limit: int) -> Swap:
+        """No move, but what nothing touches is away."""
+        return self._judged("what nothing touches", limit, Schedule.empty())
+
+    def _judged(self, name: str, limit: int, schedule: Schedule) -> Swap:
+        schedule = replace(schedule, resting=self._resting)
+        return Swap(limit, schedule, replay(self.step, self.link, schedule), name)
 
     def hold(self, limit: int) -> Swap:
         """The limit held with as little waiting as we find.
@@ -162,6 +172,8 @@ class SwapPlanner:
         if self.step.peak_bytes <= limit:
             return self.nothing(limit)
         self.check(limit)
+        if self._lean.peak_bytes <= limit:
+            return self._rested(limit)
         orders = self._orders(limit)
         best = self._combined(limit, self._scored(orders, limit))
         leader = orders.get("" if best is None else best.how, self._ours["early"])
@@ -220,9 +232,10 @@ class SwapPlanner:
         return self._free
 
     def _without_stall(self) -> Swap:
-        best = self.nothing(self.step.peak_bytes)
+        peak = self._lean.peak_bytes
+        best = self._rested(peak) if len(self._resting) else self.nothing(peak)
         leader = self._ours["area"]
-        for name, order in {"area": leader, **self._orders(self.step.peak_bytes)}.items():
+        for name, order in {"area": leader, **self._orders(peak)}.items():
             found = self._least(name, order, best)
             if found.peak_bytes < best.peak_bytes:
                 best, leader = found, order
@@ -278,22 +291,20 @@ class SwapPlanner:
 
     def _published_as(self, name: str, order: NDArray[np.int32], limit: int) -> Swap:
         """What the published planner selects and schedules in this order; it may not hold the limit."""
-        rows = selected(self.step, self.absences, order.astype(np.int64), limit)
-        made = scheduled(self.step, self.link, self.absences, rows, limit)
-        return Swap(limit, made, replay(self.step, self.link, made), name)
+        rows = selected(self._lean, self.absences, order.astype(np.int64), limit)
+        return self._judged(name, limit, scheduled(self._lean, self.link, self.absences, rows, limit))
 
     def published_without_stall(self, best: Swap | None = None) -> Swap:
         """What the published planner reaches without waiting, for limits down to half the peak."""
-        step, peak = self.step, self.step.peak_bytes
-        best = best or self.nothing(peak)
+        step, peak = self._lean, self._lean.peak_bytes
+        best = best or self._rested(peak)
         for limit in (peak * np.arange(19, 9, -1) // 20).tolist():
             for name, order in self._published_orders(limit).items():
-                rows = selected(self.step, self.absences, order.astype(np.int64), limit)
-                made = scheduled(self.step, self.link, self.absences, rows, None)
+                rows = selected(step, self.absences, order.astype(np.int64), limit)
+                made = scheduled(step, self.link, self.absences, rows, None)
                 load = step.load - step.spread(made.release, made.fetch, step.size[made.buffer])
                 if load.max() < best.peak_bytes:
-                    replayed = replay(step, self.link, made)
-                    found = self._within_host(Swap(limit, made, replayed, f"published {name}"))
+                    found = self._within_host(self._judged(f"published {name}", limit, made))
                     if found and found.stall_seconds == 0:
                         best = found
         return best
@@ -441,7 +452,14 @@ class SwapPlanner:
             a.use[rows],
             (source < 0) | ~np.isin(source, rows),
         )
-        return Swap(limit, schedule, replay(self.step, self.link, schedule), name)
+        return self._judged(name, limit, schedule)
+
+
+def _resting(step: Step, least_bytes: int, host_limit: int | None) -> NDArray[np.int64]:
+    """Of what nothing touches the largest that the host holds."""
+    rows = step.untouched[step.size[step.untouched] >= least_bytes]
+    rows = rows[np.argsort(-step.size[rows], kind="stable")]
+    return rows if host_limit is None else rows[np.cumsum(step.size[rows]) <= host_limit]
 
 
 def _cost(swap: Swap) -> tuple[float, int]:

@@ -29,7 +29,7 @@ class Placed:
 
     Attributes:
         buffers: what is placed; time is the number of an operation.
-        of: int64[n], the row in the step of each buffer, or on the host the move of each copy.
+        of: int64[n], the row in the step of each buffer, or of each copy on the host.
         plan: where.
     """
 
@@ -49,7 +49,7 @@ def device_buffers(
     k = len(step)
     start, end, of = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     moved = np.unique(schedule.buffer)
-    still = np.setdiff1d(np.arange(len(step.size)), moved)
+    still = np.setdiff1d(np.arange(len(step.size)), np.concatenate([moved, schedule.resting]))
     start.append(step.start[still])
     end.append(step.end[still])
     of.append(still)
@@ -83,6 +83,7 @@ def host_buffers(
 ) -> tuple[Buffers, NDArray[np.int64]]:
     """The host's copy of each move that copies, from when it is asked for until it is back at last.
 
+    And what rests, all the time; likewise the row in the step of each.
     Of a buffer whose moves all use a copy that was made once, before this turn, that copy is always there.
     """
     k, s = len(step), schedule
@@ -98,15 +99,16 @@ def host_buffers(
         source = int(same[back.argmin()])
         until = s.last[source] + int(back.min()) + s.use[row] - s.last[row] + 1
         end[source] = max(end[source], until - s.out[source] // k * k)
+    rests = np.zeros(len(s.resting), np.int64)
     return (
         Buffers.of(
-            start[rows],
-            end[rows],
-            step.size[s.buffer[rows]],
+            np.concatenate([start[rows], rests]),
+            np.concatenate([end[rows], rests + k]),
+            np.concatenate([step.size[s.buffer[rows]], step.size[s.resting]]),
             alignment=alignment,
             period=k if step.circular else None,
         ),
-        rows,
+        np.concatenate([s.buffer[rows], s.resting]),
     )
 
 

@@ -66,14 +66,15 @@ def replay(step: Step, link: Link, schedule: Schedule) -> Replayed:
     """
     earlier = _check(step, schedule)
     size = step.size[schedule.buffer]
-    load = step.load - step.spread(schedule.release, schedule.fetch, size)
+    rests = int(step.size[schedule.resting].sum())
+    load = step.load - step.spread(schedule.release, schedule.fetch, size) - rests
     wait, duration = _Clock(step, link, schedule).run()
     return Replayed(
         load=load,
         wait=wait,
         stall_seconds=max(duration - step.duration, 0.0) if wait.any() or duration > step.duration else 0.0,
         iteration_seconds=duration,
-        host_load=step.spread(*_held(step, schedule, earlier), size),
+        host_load=step.spread(*_held(step, schedule, earlier), size) + rests,
         moved_bytes=int(size[schedule.copied].sum()),
         returned_bytes=int(size.sum()),
     )
@@ -110,7 +111,19 @@ def _check(step: Step, schedule: Schedule) -> NDArray[np.int64]:
     _fail(step, s, twice, "is made twice")
     earlier = _earlier(step, s, before, after)
     _fail(step, s, ~s.copied & (earlier < 0), "is dropped although the host has no copy")
+    _rested(step, s.resting)
     return earlier
+
+
+def _rested(step: Step, rows: NDArray[np.int64]) -> None:
+    """Away all the time is what stays from turn to turn and is never accessed."""
+    if ((rows < 0) | (rows >= len(step.size))).any():
+        raise PlanError("no buffer rests that the step does not have")
+    wrong = ~step.persistent[rows] | np.isin(rows, step.access_buffer)
+    if wrong.any():
+        raise PlanError(f"buffer {step.ids[rows[int(wrong.argmax())]]} rests, and is needed")
+    if len(np.unique(rows)) < len(rows):
+        raise PlanError("a buffer rests twice")
 
 
 def _around(step: Step, s: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

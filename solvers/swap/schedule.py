@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """One row a move of one buffer out and back; int64 columns of q rows.
+    """One row a move of one buffer out and back; int64 columns of q rows. And what is away all the time.
 
     When operation ``out`` has ended, the copy to the host is asked for. Before operation ``release`` begins,
     it is waited for, and the memory is given back. Before operation ``fetch`` begins, memory is taken again
@@ -30,6 +30,8 @@ class Schedule:
         release: as above.
         fetch: as above.
         use: operation of the next access; on a circle it may lie in the next turn, and be K or more.
+        resting: rows in the step of persistent buffers that nothing accesses: on the host all the time, from
+            before the first turn.
         copied: bool, False where the host still has the contents: they came from there at the end of the
             buffer's absence before this one, and nothing wrote since. Then nothing is copied out.
     """
@@ -41,13 +43,14 @@ class Schedule:
     fetch: NDArray[np.int64]
     use: NDArray[np.int64]
     copied: NDArray[np.bool_]
+    resting: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            dtype = np.bool_ if field.name == "copied" else np.int64
-            column: NDArray[Any] = np.ascontiguousarray(getattr(self, field.name), dtype).view()
+        for name in (one.name for one in fields(self)):
+            dtype = np.bool_ if name == "copied" else np.int64
+            column: NDArray[Any] = np.ascontiguousarray(getattr(self, name), dtype).view()
             column.flags.writeable = False
-            object.__setattr__(self, field.name, column)
+            object.__setattr__(self, name, column)
 
     @classmethod
     def empty(cls) -> Schedule:
@@ -59,5 +62,6 @@ class Schedule:
         return len(self.buffer)
 
     def select(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Schedule:
-        """Some of the moves."""
-        return Schedule(*(getattr(self, field.name)[rows] for field in fields(self)))
+        """Some of the moves; what rests does."""
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        return Schedule(**{k: v if k == "resting" else v[rows] for k, v in columns.items()})

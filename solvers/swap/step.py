@@ -155,6 +155,20 @@ class Step:
         np.add.at(result, self.access_op % max(len(self), 1), self.size[self.access_buffer])
         return result
 
+    @cached_property
+    def untouched(self) -> NDArray[np.int64]:
+        """Rows of the persistent buffers that no operation accesses, as far as they have bytes."""
+        touched = np.zeros(len(self.size), np.bool_)
+        touched[self.access_buffer] = True
+        return np.flatnonzero(self.persistent & ~touched & (self.size > 0))
+
+    def without(self, rows: NDArray[np.int64]) -> Step:
+        """The same step with buffers that have no bytes."""
+        size = self.size.copy()
+        size[rows] = 0
+        columns = {name: getattr(self, name) for name in _COLUMNS} | {"size": size}
+        return Step(**columns, names=self.names, circular=self.circular)
+
     def name(self, op: int) -> str:
         """What messages call an operation: its number, and its name where it is known."""
         index = int(self.operation[op % len(self)])
