@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mempool.cli.output import percent
+from mempool.errors import UsageError
 from mempool.report import binary
 from mempool.settings import parse_bytes
 from solvers import PlanError, Stop
@@ -52,11 +53,17 @@ def parse_limit(text: str) -> Limit:
     Raises:
         UsageError: nothing.
     """
+    hint = "say 12GiB, `free`, or so much slower a step may be: 5%"
     if text.strip().lower() == "free":
         return Limit()
     if percentage := re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", text):
         return Limit(slower=float(percentage[1]) / 100)
-    return Limit(parse_bytes(text) or 0)
+    if re.fullmatch(r"\s*\d*\.\d+\s*", text):
+        raise UsageError(f"{text!r} is no whole number of bytes: {hint}")
+    try:
+        return Limit(parse_bytes(text))
+    except UsageError as error:
+        raise UsageError(f"{error}; {hint}") from None
 
 
 class Found:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def show(found: Found, said: dict[str, Any], written: Path | None) -> None:
     """Print it; ``written`` is where the moves are."""
-    step = found.step
+    step, lowest = found.step, found.planner.lowest()
     turn = "an iteration, over and over" if step.circular else "one step"
     facts(
         "swap",
@@ -25,6 +25,11 @@ def show(found: Found, said: dict[str, Any], written: Path | None) -> None:
             ("peak load", binary(said["peak_load_bytes"])),
             ("floor", f"{binary(said['floor_bytes'])}, at operation {said['floor_operation']}"),
             ("link", _rates(found.link)),
+            *(
+                []
+                if lowest == said["floor_bytes"]
+                else [("host", f"with so few bytes on the host, not below {binary(lowest)}")]
+            ),
             ("link bound", f"no schedule without a stall is below {binary(said['free_bound_bytes'])}"),
         ],
     )
@@ -44,6 +49,8 @@ def show(found: Found, said: dict[str, Any], written: Path | None) -> None:
         ]
         head = ("buffer", "size", "leaves after", "gone by", "fetched at", "used by")
         table(f"\nlargest moves at {binary(said['limits'][-1]['limit_bytes'])}", head, rows)
+    if all(row["limit_bytes"] >= said["peak_load_bytes"] for row in said["limits"]):
+        facts("", [("nothing to do", "the peak load is within the limit; nothing has to move")])
     if rests := sum(one["size_bytes"] for one in said["resting"]):
         facts("", [("away always", f"{binary(rests)} that no operation touches")])
     if said["arena_bytes"] is not None:

@@ -66,6 +66,14 @@ class LinkBound:
 
     def stall_seconds(self, limit: int) -> float:
         """No schedule that holds the limit waits less; inf where none can hold it."""
+        a = self._absences
+        if (self._step.load - self._step.spread(a.last + 1, a.use, a.size)).max(initial=0) > limit:
+            return float("inf")
+        bound = self._bound(limit)
+        # What a solver says of numbers that are too far apart for it: nothing is claimed.
+        return bound if bound < float("inf") else 0.0
+
+    def _bound(self, limit: int) -> float:
         worst = [op for op in self._worst() if self._step.load[op] > limit]
         one = max((self._least_wait(op, int(self._step.load[op]) - limit) for op in worst), default=0.0)
         if not worst or one == float("inf"):

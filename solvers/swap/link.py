@@ -72,6 +72,8 @@ PRESETS: Mapping[str, Link] = types.MappingProxyType(
         "singa": Link(47.2e-6, 0.0756e-9, 9.7e-6, 0.0823e-9),
     }
 )
+#: Seconds, and seconds a byte, beyond which there is no link; they would leave no digits for operations.
+_LATEST, _SLOWEST = 1000.0, 1e-3
 _NUMBER = r"\d{1,20}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?"
 
 
@@ -89,6 +91,9 @@ def parse_link(text: str) -> Link:
         return Link(found.out_fixed, found.out_per_byte, found.in_fixed, found.in_per_byte, duplex)
     if len(parts) in (2, 4) and all(re.fullmatch(_NUMBER, part) for part in parts):
         numbers = [float(part) for part in parts]
+        if max(numbers[::2]) > _LATEST or max(numbers[1::2]) > _SLOWEST:
+            most = f"begins within {_LATEST:g} seconds and takes at most {_SLOWEST:g} for a byte"
+            raise ValueError(f"{text!r}: a link {most}")
         out, back = numbers[:2], numbers[-2:]
         return Link(out[0], out[1], back[0], back[1], duplex)
     raise ValueError(f"{text!r} is no link: {', '.join(PRESETS)}, or a,b in seconds and seconds a byte")

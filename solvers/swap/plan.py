@@ -206,7 +206,7 @@ class SwapPlanner:
 
         `check` has the words for why.
         """
-        peak, low = self.step.peak_bytes, max(limit, self._lowest())
+        peak, low = self.step.peak_bytes, max(limit, self.lowest())
         high = max(low, peak)
         if (best := self._holding(low, self._tries)) is not None:
             return best
@@ -220,8 +220,8 @@ class SwapPlanner:
                 best, high = found, middle
         return self._holding(high, self._tries) or best
 
-    def _lowest(self) -> int:
-        """No lower limit can be held, with as many bytes on the host as it may have."""
+    def lowest(self) -> int:
+        """Bytes: no lower limit can be held, with as many on the host as it may have."""
         floor = self.floor()[0]
         return floor if self.host_limit is None else max(floor, self.step.peak_bytes - self.host_limit)
 
@@ -246,7 +246,7 @@ class SwapPlanner:
     def within(self, slower: float) -> Swap:
         """The least peak that we find at a stall of at most ``slower`` times the step's duration."""
         best = self.without_stall()
-        low, high = self._lowest(), best.peak_bytes
+        low, high = self.lowest(), best.peak_bytes
         for _ in range(12):
             middle = (low + high) // 2
             if middle >= high or middle < low:
@@ -408,7 +408,7 @@ class SwapPlanner:
 
     def _least(self, name: str, order: NDArray[np.int32], best: Swap) -> Swap:
         """The least peak without waiting that this order reaches, if it is below the best known."""
-        low, high = self._lowest() - 1, best.peak_bytes
+        low, high = self.lowest() - 1, best.peak_bytes
         made = None
         target = high - high // 1000 - 1
         while low < target:

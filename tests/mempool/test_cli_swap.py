@@ -99,6 +99,9 @@ def test_below_the_working_set_the_answer_is_no(path: str, capsys: pytest.Captur
     ("arguments", "code", "what"),
     [
         (["--limit", "much"], 2, "--limit"),
+        (["--limit", "1.5"], 2, "'1.5' is no whole number of bytes: say 12GiB"),
+        (["--limit", "much"], 2, "`free`"),
+        (["--link", "1e300,1"], 2, "a link begins within"),
         (["--link", "rope"], 2, "--link"),
         (["--bandwidth", "x"], 2, "--bandwidth"),
         (["--least", "-1"], 2, "--least"),
@@ -162,12 +165,20 @@ def test_the_host_holds_no_more_than_it_may(path: str, capsys: pytest.CaptureFix
     out, error = capsys.readouterr()
     assert "cannot be held" in out
     assert "can be held" in error
+    assert call(["swap", path, "--host", "16MiB"]) == 0
+    assert "with so few bytes on the host, not below 33 MiB" in capsys.readouterr().out
+    assert call(["swap", path]) == 0
+    assert "so few bytes" not in capsys.readouterr().out
 
 
 def test_a_limit_above_the_peak_moves_nothing(
     path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And is written all the same."""
+    assert call(["swap", path, "--limit", "1GiB"]) == 0
+    assert "nothing has to move" in capsys.readouterr().out
+    assert call(["swap", path, "--limit", "33MiB"]) == 0
+    assert "nothing has to move" not in capsys.readouterr().out
     said = answer(capsys, path, "--limit", "1GiB", "-o", str(tmp_path / "none.json"))
     assert said["limits"][0]["moves"] == said["limits"][0]["stall_seconds"] == 0
     assert json.loads((tmp_path / "none.json").read_text())["moves"] == []

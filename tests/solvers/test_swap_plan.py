@@ -128,6 +128,16 @@ def test_nothing_is_claimed_where_the_linear_solver_says_nothing(monkeypatch: py
     assert 0 <= LinkBound(step, link).stall_seconds(limit) <= made.hold(limit).stall_seconds
 
 
+def test_a_linear_solver_that_errs_does_not_say_that_a_limit_cannot_be_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = hump(6, 1 << 20)
+    link = Link.of_rate(1e9)
+    monkeypatch.setattr("solvers.swap.bounds._Program._solve", lambda _: False)
+    assert LinkBound(step, link).stall_seconds(step.peak_bytes // 2) == 0
+    assert LinkBound(step, link).stall_seconds(planner(step, link).floor()[0] - 1) == float("inf")
+
+
 def test_a_flat_load_is_bounded_by_more_than_one_operation() -> None:
     """Memory is short for long, and what is used next comes back before what leaves last is gone."""
     buffers = [(4, [(op, True), (op + 4, False), (op + 8, False)]) for op in range(32)]

@@ -144,7 +144,10 @@ def test_a_link_is_told_by_name_or_numbers(name: str) -> None:
     assert parse_link("1e-5,8e-11,2e-5,9e-11,half") == Link(1e-5, 8e-11, 2e-5, 9e-11, duplex=False)
 
 
-@pytest.mark.parametrize("text", ["", "pcie", "1", "a,b", "1,2,3", "-1,2", "1e999,1", "nan,1", "1,2,3,4,5"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "pcie", "1", "a,b", "1,2,3", "-1,2", "1e999,1", "1e300,1", "1001,0", "0,0.01", "nan,1", "1,2,3,4,5"],
+)
 def test_a_link_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="link"):
         parse_link(text)
