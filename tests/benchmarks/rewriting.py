@@ -148,8 +148,10 @@ def row_of(graph: Graph, limit: float, *first: object) -> None:
     )
 
 
-COLUMNS = ("limit GB", "step s", "plain peak GB", "slower", "waits", "recomputes", "swapping alone", "its link bound",
-           "moved GB", "decided s")  # fmt: skip
+COLUMNS = (
+    "limit GB", "step s", "plain peak GB", "slower", "waits", "recomputes", "swapping alone", "its link bound",
+    "moved GB", "decided s",
+)  # fmt: skip
 
 
 def batches(*, quick: bool) -> None:
@@ -187,7 +189,7 @@ _PUBLISHED = {50: (350, 1100), 100: (90, 550), 200: (20, 230), 400: (2, 60)}
 
 
 def of_attention(graph: Graph) -> tuple[int, ...]:
-    """Values T x B x H that a word of the target keeps: those made in its step, at no other place so large."""
+    """Values T x B x H, or larger, that a word of the target keeps."""
     kinds = np.array([graph.kinds[k].removeprefix("aten.") for k in graph.kind])
     where = np.array(["", *graph.modules])[graph.module + 1]
     made = np.isin(kinds, ("add", "cat", "mm", "addmm", "tanh", "bmm")) & ~graph.backward
@@ -207,8 +209,8 @@ def words(*, quick: bool) -> None:
         score = "v . tanh(W [word; state])" if joined else "v . tanh(Keys + Query)"
         head(
             f"{score}, H = 1024, 16,000 words, 12e9 bytes",
-            "T", "plain batch", "not kept: batch", "ratio", "slower", "ours there", "batch by published ratio",
-            "ours there", "published", "ratio",
+            "T", "plain batch", "not kept: batch", "ratio", "slower", "ours there",
+            "batch by published ratio", "ours there", "published", "ratio",
         )  # fmt: skip
         for length in (50,) if quick else (50, 100, 200, 400):
             of_words(attention(length, 16000, joined=joined), length)

@@ -48,9 +48,10 @@ class UNet3d(nn.Module):
 class Isensee(nn.Module):
     """Isensee et al. 2017, for tumours of the brain: five resolutions of 16 to 256 channels.
 
-    Down: a convolution, of stride 2 but at the first, and a residual block of two, each after instance norm and
-    leaky ReLU, with dropout between. Up: twice the side and a convolution, joined with what came down, one of
-    3x3x3 and one of 1x1x1. What three resolutions say of the classes is added. Four channels in, three out.
+    Down: a convolution, of stride 2 but at the first, and a residual block of two, each after instance norm
+    and leaky ReLU, with dropout between. Up: twice the side and a convolution, joined with what came down,
+    one of 3x3x3 and one of 1x1x1. What three resolutions say of the classes is added. Four channels in,
+    three out.
     """
 
     def __init__(self, width: int = 16, classes: int = 3) -> None:
@@ -108,11 +109,11 @@ class Cell(nn.Module):
 
 
 class Additive(nn.Module):
-    """LSTM to LSTM with attention to each word of the source at each word of the target (Bahdanau et al. 2015).
+    """LSTM to LSTM with attention at each word of the target to all of the source (Bahdanau et al. 2015).
 
-    The score is v . tanh(Keys + Query), the keys made once. ``joined``: v . tanh(W [word; state]), as tutorials
-    of PyTorch write it: the same numbers, but what is joined is made anew for each word, and both it and the
-    product, as large, are kept. Words of both languages share their number; there is no dropout.
+    The score is v . tanh(Keys + Query), the keys made once. ``joined``: v . tanh(W [word; state]), as it is
+    often written for PyTorch: the same function, but what is joined is made anew for each word of the target,
+    and kept. Both languages have as many words; there is no dropout.
     """
 
     def __init__(self, width: int = 1024, words: int = 8000, *, joined: bool = False) -> None:

@@ -1,0 +1,255 @@
+"""Rewriting beside what PyTorch has today, on the same models and budgets: peak, seconds, losses.
+
+    python tests/benchmarks/rewriting_peers.py [--device cuda] [--only MODEL ...] [--json FILE]
+
+Each run is a process of its own with the pool, which counts the peak load; on CUDA PyTorch's own allocator does.
+First come the peers, then ours within the peak of each of them. Compiled graphs run operation by operation
+(``inner`` is "eager"; on CUDA inductor's too), so that what differs is what is kept, moved and made again. Of a step
+the best time is told: the processor's, copies by other threads included; on CUDA the clock's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from models import Model
+    from torch import fx
+
+BUDGETS = (0.7, 0.5, 0.3, 0.1, 0.0)
+PEERS = ("plain", "compiled", "save_on_cpu", "checkpoint", "offloading", *(f"budget {one}" for one in BUDGETS))
+STEPS, TIMED = 9, 6
+
+
+def models(device: str) -> dict[str, tuple[Callable[[], Model], int]]:
+    """What makes each, and its batch."""
+    from models import GPT, ResNet, Seq2Seq, UNet
+
+    if device == "cpu":
+        return {
+            "ResNet-18": (ResNet, 48),
+            "U-Net": (UNet, 48),
+            "GPT": (lambda: GPT(192, 4), 24),
+            "attention": (lambda: Seq2Seq(128), 128),
+        }
+
+    class Long(GPT):
+        words, length = 50304, 1024
+
+    class Large(ResNet):
+        side = 128
+
+    return {"ResNet-18": (lambda: Large(64), 256), "GPT-2": (lambda: Long(768, 12), 16)}
+
+
+def budgeted(share: float) -> Any:
+    """A backend of `torch.compile`: PyTorch's partitioner with ``activation_memory_budget``."""
+    from torch._functorch import config
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    def partition(joint: fx.GraphModule, inputs: Sequence[object], **given: Any) -> Any:
+        with config.patch(activation_memory_budget=share):
+            return min_cut_rematerialization_partition(joint, inputs, **given)
+
+    return _backend(partition)
+
+
+def offloading(device: str) -> Any:
+    """PyTorch's offloading of activations in compiled graphs, of all that it can; on the CPU copies are real."""
+    from torch._functorch import config
+    from torch._functorch.partitioners import default_partition
+
+    def partition(joint: fx.GraphModule, inputs: Sequence[object], **given: Any) -> Any:
+        for node in joint.graph.nodes:
+            node.meta["should_offload"] = True
+        separate = {"activation_offload_separate_stream": True, "activation_reload_prefetch": True}
+        with config.patch(enable_activation_offloading=True, **(separate if device == "cuda" else {})):
+            parts = default_partition(joint, inputs, **given)
+        if device == "cpu":
+            for module in parts:
+                _copied(module)
+        return parts
+
+    return _backend(partition)
+
+
+def _copied(module: fx.GraphModule) -> None:
+    """From the CPU to the CPU nothing is copied: copies to memory past the pool stand for it."""
+    import torch
+
+    from mempool import _core
+
+    def leave(tensor: Any, *_: Any, **__: Any) -> Any:
+        with _core.Bypass():
+            return tensor.clone()
+
+    def come(tensor: Any, *_: Any, **__: Any) -> Any:
+        return tensor.clone()
+
+    for node in module.graph.nodes:
+        if node.target is torch.ops.prims.device_put.default:
+            node.target = leave if node.name.startswith("cpu_offload") else come
+    module.recompile()
+
+
+def _backend(partition: Any) -> Any:
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    return aot_autograd(fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partition)
+
+
+def compiled(way: str, device: str, limit: int | None, beside: int) -> Any:
+    """Which backend of `torch.compile`, with which options; none to run the program as it is."""
+    if way.startswith("budget"):
+        return {"backend": budgeted(float(way.split()[1]))}
+    if way.startswith("inductor"):
+        from torch._functorch import config
+
+        config.activation_memory_budget = float(way.split()[-1]) if "budget" in way else 1.0
+        return {"backend": "inductor"}
+    if way == "offloading":
+        return {"backend": offloading(device)}
+    if way in ("ours", "compiled"):
+        from mempool.torch.rewriting import backend
+
+        backend.register()
+        options = {"inner": "eager"}
+        return {
+            "backend": "mempool",
+            "options": options if limit is None else {**options, "limit": limit, "beside": beside},
+        }
+    return None
+
+
+def train(way: str, name: str, device: str, limit: int | None) -> dict[str, Any]:
+    """Train in this process; what it took."""
+    import torch
+    from offloading import saved_on_host
+
+    import mempool.torch
+
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    pool = mempool.torch.install(background=False) if device == "cpu" else None
+    torch.manual_seed(0)
+    make, size = models(device)[name]
+    model = make().to(device)
+    model.checkpointing = way == "checkpoint"
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=True)
+    state = 2 * sum(one.nbytes for one in model.parameters())
+    asked = compiled(way, device, limit, state)
+    loss_of = model.loss if asked is None else torch.compile(model.loss, **asked)
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    losses, seconds, peaks = [], [], []
+    for step in range(STEPS):
+        batch = [part.to(device) for part in model.batch(step, size)]
+        begin = _begin(pool, clock)
+        optimizer.zero_grad()
+        with saved_on_host(device) if way == "save_on_cpu" else contextlib.nullcontext():
+            loss = loss_of(*batch)
+        loss.backward()
+        peaks.append(_peak(pool))
+        optimizer.step()
+        losses.append(loss.item())  # waits for the device
+        seconds.append(clock() - begin)
+        del loss
+    told = {
+        "seconds": min(seconds[-TIMED:]),
+        "peak_bytes": max(peaks[-TIMED:]),
+        "losses": hashlib.sha256(repr(losses).encode()).hexdigest()[:16],
+    }
+    if pool is not None:
+        pool.close()
+    return told
+
+
+def _begin(pool: Any, clock: Callable[[], float]) -> float:
+    import torch
+
+    if pool is None:
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.synchronize()
+    else:
+        pool.client.reset_peaks()
+    return clock()
+
+
+def _peak(pool: Any) -> int:
+    import torch
+
+    return int(torch.cuda.max_memory_allocated() if pool is None else pool.client.stats()["live"]["peak"])
+
+
+def apart(way: str, name: str, device: str, limit: int | None = None) -> dict[str, Any]:
+    """The same in a process of its own; what went wrong, if anything did."""
+    command = [sys.executable, __file__, "--one", json.dumps([way, name, device, limit])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    if done.returncode != 0:
+        return {"error": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]}
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def compare(name: str, device: str) -> dict[str, dict[str, Any]]:
+    """All ways of one model; the table is printed as it grows."""
+    print(f"\n### {name}\n\n| way | limit MB | peak MB | of plain | ms a step | slower | losses |")
+    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    rows: dict[str, dict[str, Any]] = {}
+
+    def measure(label: str, way: str, limit: int | None = None) -> None:
+        rows[label] = one = apart(way, name, device, limit)
+        if "error" in one:
+            print(f"| {label} | {one['error']} |", flush=True)
+            return
+        plain = rows["plain"]
+        cells = [
+            label,
+            "" if limit is None else f"{limit / 1e6:.1f}",
+            f"{one['peak_bytes'] / 1e6:.1f}",
+            f"{100 * one['peak_bytes'] / plain['peak_bytes']:.1f} %",
+            f"{1e3 * one['seconds']:.0f}",
+            f"{100 * (one['seconds'] / plain['seconds'] - 1):.1f} %",
+            "the same" if one["losses"] == plain["losses"] else "others",
+        ]
+        print("|", " | ".join(cells), "|", flush=True)
+
+    for way in PEERS:
+        measure(way, way)
+    for way in PEERS[2:]:
+        if "error" not in rows[way]:
+            measure(f"ours, in the peak of {way}", "ours", rows[way]["peak_bytes"])
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Compare; the rows of each model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    if chosen.one:
+        print(json.dumps(train(*json.loads(chosen.one))))
+        return {}
+    results = {name: compare(name, chosen.device) for name in chosen.only or models(chosen.device)}
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(results, indent=1) + "\n")
+    return results
+
+
+if __name__ == "__main__":
+    main()
