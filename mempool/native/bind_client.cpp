@@ -16,7 +16,7 @@ using namespace mempool;
 
 namespace {
 
-using Table = nb::typed<nb::dict, nb::str, nb::any>;
+using Items = nb::typed<nb::dict, nb::str, nb::any>;
 
 template <class Counts>
 nb::dict outcomes(const Counts& counts) {
@@ -25,9 +25,9 @@ nb::dict outcomes(const Counts& counts) {
   return d;
 }
 
-Table stats(Client& client) {
+Items stats(Client& client) {
   const ClientStats s = patiently(client.pool(), [&] { return client.stats(); });
-  Table d;
+  Items d;
   d["requested"] = gauge(s.requested);
   d["live"] = gauge(s.live);
   d["blocks"] = gauge(s.blocks);
@@ -47,9 +47,9 @@ Table stats(Client& client) {
   return d;
 }
 
-Table state(Client& client) {
+Items state(Client& client) {
   const Client::State s = patiently(client.pool(), [&] { return client.state(); });
-  Table d;
+  Items d;
   d["recording"] = s.recording;
   d["tape"] = s.tape;
   d["marked"] = s.marked;
@@ -73,8 +73,8 @@ Table state(Client& client) {
   return d;
 }
 
-nb::typed<nb::list, Table> divergences(Client& client) {
-  nb::typed<nb::list, Table> list;
+nb::typed<nb::list, Items> divergences(Client& client) {
+  nb::typed<nb::list, Items> list;
   for (const Divergence& one : patiently(client.pool(), [&] { return client.divergences(); })) {
     nb::dict d;
     d["iteration"] = one.iteration;

@@ -15,19 +15,19 @@ constexpr std::size_t kMostQuarantined = std::size_t{64} << 20;  // bytes; large
 constexpr std::size_t kLargestQuarantined = std::size_t{16} << 20;
 constexpr std::size_t kMostBlocks = 4096;
 
-unsigned char* at(Address address) { return reinterpret_cast<unsigned char*>(address); }
+unsigned char* bytes_at(Address address) { return reinterpret_cast<unsigned char*>(address); }
 
 // Bytes of redzone after a buffer.
 std::size_t tail(std::size_t bytes) noexcept { return kZone + (kZone - bytes % kZone) % kZone; }
 
 void paint(Address address, std::size_t bytes) noexcept {
-  std::memset(at(address - kZone), kRed, kZone);
-  std::memset(at(address + bytes), kRed, tail(bytes));
+  std::memset(bytes_at(address - kZone), kRed, kZone);
+  std::memset(bytes_at(address + bytes), kRed, tail(bytes));
 }
 
 // Offset of the first byte that is not `value`; `bytes` if all are.
 std::size_t first_other(Address address, std::size_t bytes, unsigned char value) noexcept {
-  const unsigned char* const begin = at(address);
+  const unsigned char* const begin = bytes_at(address);
   return static_cast<std::size_t>(
       std::find_if(begin, begin + bytes, [value](unsigned char byte) { return byte != value; }) - begin);
 }
@@ -115,7 +115,7 @@ bool Checked::inspect(const Records::value_type& record, Site noticed) noexcept 
   if (record.second.live) return found;
   const std::size_t touched = first_other(address, bytes, kPoison);
   if (touched == bytes) return found;
-  std::memset(at(address), kPoison, bytes);
+  std::memset(bytes_at(address), kPoison, bytes);
   return fault(Fault::after_free, record, static_cast<std::ptrdiff_t>(touched), noticed);
 }
 
@@ -147,7 +147,7 @@ void Checked::bury(Records::iterator record, Stream stream, Site here, Released&
   r.stream = stream;
   r.live = false;
   r.freed = here;
-  std::memset(at(record->first), kPoison, r.bytes);
+  std::memset(bytes_at(record->first), kPoison, r.bytes);
 }
 
 // Ends the quarantine of the oldest, until there is room again or, if `all`, nobody is left in it.
@@ -218,7 +218,7 @@ Address Checked::reallocate(Address address, std::size_t bytes, Stream stream, b
   if (!ours) return 0;
   const Address moved = allocate(bytes, stream);
   if (moved == 0) return 0;
-  std::memcpy(at(moved), at(address), std::min(old, bytes));
+  std::memcpy(bytes_at(moved), bytes_at(address), std::min(old, bytes));
   free(address, stream);
   return moved;
 }

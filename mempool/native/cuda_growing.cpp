@@ -3,7 +3,6 @@
 namespace mempool {
 namespace {
 
-constexpr std::size_t kMiB = std::size_t{1} << 20;
 constexpr std::size_t kPage = 2 * kMiB;  // of every device so far; a device with larger ones is refused
 
 }  // namespace

@@ -15,6 +15,8 @@
 
 namespace mempool {
 
+inline constexpr std::size_t kMiB = std::size_t{1} << 20;
+
 enum class CudaKind : unsigned char { plain, growing, managed, pinned };
 inline constexpr const char* kCudaKindNames[] = {"plain", "growing", "managed", "pinned"};
 CuPart part_of(CudaKind kind) noexcept;  // what the driver needs for it

@@ -3,11 +3,6 @@
 #include <algorithm>
 
 namespace mempool {
-namespace {
-
-constexpr std::size_t kMiB = std::size_t{1} << 20;
-
-}  // namespace
 
 // The driver gives memory in pieces of 2 MiB, so a segment of its own wastes 1 MiB on average, and giving one back waits
 // for the device. Both are little for 10 MiB and more; what is smaller shares segments of 20 MiB.

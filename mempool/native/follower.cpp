@@ -5,7 +5,7 @@
 namespace mempool {
 namespace {
 
-constexpr std::uint32_t kPatience = 64;
+constexpr std::uint32_t kStrayPatience = 64;
 constexpr std::uint64_t kStandstill = 4096;  // allocations; an interpreter's lock lets threads run in bursts
 constexpr std::uint32_t kNear = 256;     // positions
 constexpr std::uint32_t kFar = 4096;
@@ -243,7 +243,7 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
   if (table_ != nullptr && suspect && position_ < table_->length()) {
     // One that has strayed for long looks rarely, and farther away.
     const bool far = strays_ >= kWindow;
-    const bool looks = far ? strays_ % (strays_ < kPatience ? kWindow : kPatience) == 0 : debt_ < kWindow;
+    const bool looks = far ? strays_ % (strays_ < kStrayPatience ? kWindow : kStrayPatience) == 0 : debt_ < kWindow;
     if (looks && step_near(marked, far ? kFar : kNear)) {
       strays_ = 0;
       return matched();
@@ -256,7 +256,7 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     if (resynchronise(known) || table_ != nullptr) return Match::none(Outcome::other_size);
   }
   // A program that has left for good should not pay for the search each time.
-  if (strays_ > kPatience && count_ % kPatience != 0) return Match::none(Outcome::lost);
+  if (strays_ > kStrayPatience && count_ % kStrayPatience != 0) return Match::none(Outcome::lost);
   // The window ends with this allocation, so what it finds is where the *next* one stands.
   return Match::none(resynchronise(known) ? Outcome::other_size : Outcome::lost);
 }

@@ -8,7 +8,7 @@
 namespace mempool {
 namespace {
 
-const std::size_t kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+const std::size_t kHostPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 constexpr std::size_t kOwnMapping = std::size_t{4} << 20;
 // From the size on at which NumPy does so, and up to where much is often touched here and there only.
 constexpr std::size_t kLeastHuge = std::size_t{4} << 20, kMostHuge = std::size_t{1} << 30;
@@ -20,12 +20,12 @@ void* at(Address address) { return reinterpret_cast<void*>(address); }
 }  // namespace
 
 DeviceTraits HostDevice::traits() const noexcept {
-  return {64, kPage, std::size_t{64} << 20, std::size_t{16} << 20, true};
+  return {64, kHostPage, std::size_t{64} << 20, std::size_t{16} << 20, true};
 }
 
 // Reserved pages are inaccessible, so address space costs nothing even where the kernel does not overcommit.
 Address HostDevice::reserve(std::size_t bytes, std::size_t alignment) noexcept {
-  const std::size_t slack = alignment > kPage ? alignment : 0;
+  const std::size_t slack = alignment > kHostPage ? alignment : 0;
   if (bytes + slack < bytes) return 0;
   void* mapped = mmap(nullptr, bytes + slack, PROT_NONE, kAnonymous, -1, 0);
   if (mapped == MAP_FAILED) return 0;
@@ -66,8 +66,8 @@ void HostDevice::copy(Address to, Address from, std::size_t bytes, Stream) noexc
 void HostDevice::zero(Address address, std::size_t bytes, Stream) noexcept {
   // Past this size fresh pages are cheaper than writing, and stay untouched where the program never looks.
   constexpr std::size_t kFreshPages = std::size_t{64} << 20;
-  const Address first = (address + kPage - 1) / kPage * kPage;
-  const Address last = (address + bytes) / kPage * kPage;
+  const Address first = (address + kHostPage - 1) / kHostPage * kHostPage;
+  const Address last = (address + bytes) / kHostPage * kHostPage;
   if (bytes < kFreshPages || madvise(at(first), last - first, MADV_DONTNEED) != 0) {
     std::memset(at(address), 0, bytes);
     return;
