@@ -22,10 +22,10 @@ DEVICES = ["host", "pages", "whole"]
 FULL_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
 
 
-def harness(folder: Path, sanitizer: str, *, mutations: bool = False) -> Path:
+def harness(folder: Path, sanitizer: str, *, mutations: bool = False, soon: bool = True) -> Path:
     if not build.has_sanitizer(sanitizer):
         pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")
-    return build.build("stress", folder, sanitizer=sanitizer, mutations=mutations)
+    return build.build("stress", folder, sanitizer=sanitizer, mutations=mutations, soon=soon)
 
 
 def stress(
@@ -63,7 +63,7 @@ def test_random_programs_on_threads_keep_every_promise(folder: Path, sanitizer: 
 def test_many_random_programs_on_threads_keep_every_promise(
     folder: Path, sanitizer: str, device: str
 ) -> None:
-    program = harness(folder, sanitizer)
+    program = harness(folder, sanitizer, soon=False)
     seeds_until_time_is_up(lambda seed: stress(program, device, seed, 12), FULL_SECONDS)
 
 

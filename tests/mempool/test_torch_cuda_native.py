@@ -24,11 +24,11 @@ import build  # noqa: E402
 FULL_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
 
 
-def harness(folder: Path, sanitizer: str, *, mutations: bool = False) -> tuple[Path, Path]:
+def harness(folder: Path, sanitizer: str, *, mutations: bool = False, soon: bool = True) -> tuple[Path, Path]:
     """The program, and the driver that it opens."""
     if not build.has_sanitizer(sanitizer):
         pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")
-    program = build.build("torch_cuda", folder, sanitizer=sanitizer, mutations=mutations)
+    program = build.build("torch_cuda", folder, sanitizer=sanitizer, mutations=mutations, soon=soon)
     return program, build.build_library("fake_cuda", folder, sanitizer=sanitizer)
 
 
@@ -65,7 +65,7 @@ def test_tensors_streams_and_graphs_on_threads_keep_every_promise(folder: Path, 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("sanitizer", ["none", "address", "thread"])
 def test_many_of_them_on_threads_keep_every_promise(folder: Path, sanitizer: str) -> None:
-    program = harness(folder, sanitizer)
+    program = harness(folder, sanitizer, soon=False)
     seeds_until_time_is_up(lambda seed: stress(program, seed, 8), FULL_SECONDS)
 
 

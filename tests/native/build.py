@@ -42,7 +42,7 @@ def flags(
 ) -> list[str]:
     """Compiler flags of one kind of build; `soon`: what compiles soon and runs slowly."""
     plain = ["-O3", "-DNDEBUG"] if timed else ["-O2"]
-    watched = ["-O0" if soon else "-O1", "-g", "-fno-omit-frame-pointer"]
+    watched = ["-O0" if soon else "-O1", "-g", "-fno-omit-frame-pointer", "-fPIC"]  # for modules, too
     optimisation = plain if sanitizer == "none" else watched
     extra = ["-DMEMPOOL_MUTATIONS"] if mutations or world else []
     extra += ["-DMEMPOOL_WORLD", f"-I{HERE}"] if world else []
@@ -73,22 +73,25 @@ def has_sanitizer(sanitizer: str) -> bool:
 
 
 def build(
-    program: str, folder: Path, *, sanitizer: str = "none", mutations: bool = False, soon: bool = False
+    program: str, folder: Path, *, sanitizer: str = "none", mutations: bool = False, soon: bool = True
 ) -> Path:
     """Compile tests/native/PROGRAM.cpp with the core, or with the headers of the solvers or traces.
 
     "world" has the simulated world's threads in it; what ends in "_bench" is compiled as it is shipped.
-    With `soon`, a build with a sanitizer is not optimised.
+    With `soon`, a build with a sanitizer is not optimised: it is there soon and runs slowly.
 
     Raises:
         RuntimeError: with the compiler's output.
     """
     world = program == "world"
-    sources = [] if program in OF_HEADERS else _core(*OUTSIDE_THE_WORLD if world else ())
-    sources += sorted((HERE / "world").glob("*.cpp")) if world else []
+    core = [] if program in OF_HEADERS else _core(*OUTSIDE_THE_WORLD if world else ())
+    core += sorted((HERE / "world").glob("*.cpp")) if world else []
     folders = OF_HEADERS.get(program, (CORE, TRACES, HERE, HERE / "world"))
     options = flags(sanitizer, mutations, world=world, timed=program.endswith("_bench"), soon=soon)
-    return _linked(folder / program, [HERE / f"{program}.cpp", *sources], folders, options, "-ldl")
+    objects = _objects([HERE / f"{program}.cpp"], folder, folders, options)
+    if sanitizer != "none":  # alone, each file shows what it forgets to include
+        core = _joined(core, folder)
+    return _linked(folder / program, [*objects, *_objects(core, folder, folders, options)], options, "-ldl")
 
 
 def build_module(name: str, folder: Path, *, sanitizer: str = "none") -> Path:
@@ -100,11 +103,12 @@ def build_module(name: str, folder: Path, *, sanitizer: str = "none") -> Path:
         RuntimeError: with the compiler's output.
     """
     ours = HERE / name
-    sources = [*sorted(ours.glob("*.cpp")), *sorted(CORE.glob("cupy_*.cpp")), *_core()]
-    python = sysconfig.get_path("include")
-    options = [f"-I{ours}", "-isystem", python, "-fPIC", *flags(sanitizer, mutations=False, soon=True)]
-    folders = (CORE, TRACES, ours, ours / "nanobind")
-    return _linked(folder / f"{name}.so", sources, folders, options, "-shared")
+    sources = [*sorted(ours.glob("*.cpp")), *sorted(CORE.glob("cupy_*.cpp"))]
+    options = flags(sanitizer, mutations=False, soon=True)
+    python = [f"-I{ours}", "-isystem", sysconfig.get_path("include")]
+    objects = _objects(sources, folder, (CORE, TRACES, ours, ours / "nanobind"), [*python, *options])
+    core = _objects(_joined(_core(), folder), folder, (CORE, TRACES, HERE, HERE / "world"), options)
+    return _linked(folder / f"{name}.so", [*objects, *core], options, "-shared")
 
 
 def _core(*left_out: str) -> list[Path]:
@@ -113,32 +117,53 @@ def _core(*left_out: str) -> list[Path]:
     return [p for p in sorted(CORE.glob("*.cpp")) if not p.name.startswith(outside)]
 
 
-def _linked(
-    program: Path, sources: list[Path], folders: tuple[Path, ...], options: list[str], *link: str
-) -> Path:
-    """The sources, whose headers are in these folders, in one file named after the program and its content.
+def _joined(sources: list[Path], folder: Path) -> list[Path]:
+    """The same in as many files as there are processors, each of which reads its headers once."""
+    count = min(os.cpu_count() or 1, len(sources))
+    folder.mkdir(parents=True, exist_ok=True)
+    joined = []
+    for index in range(count):
+        part = sources[index::count]
+        content = b"".join(bytes(source) + source.read_bytes() for source in part)
+        target = folder / f"joined-{hashlib.sha256(content).hexdigest()[:20]}.cpp"
+        if not target.exists():
+            Path(f"{target}.part").write_text("".join(f'#include "{source}"\n' for source in part))
+            Path(f"{target}.part").replace(target)
+        joined.append(target)
+    return joined
+
+
+def _objects(sources: list[Path], folder: Path, folders: tuple[Path, ...], options: list[str]) -> list[Path]:
+    """The sources, whose headers are in these folders, compiled.
 
     Raises:
         RuntimeError: with the compiler's output.
     """
-    folder = program.parent
     folder.mkdir(parents=True, exist_ok=True)
     headers = b"".join(p.read_bytes() for one in folders for p in sorted(one.glob("*.h*")))
 
     def compiled(source: Path) -> Path:
         key = hashlib.sha256(
-            repr((compiler(), options)).encode() + headers + source.read_bytes()
+            repr((compiler(), options)).encode() + headers + source.read_bytes() + source.name.encode()
         ).hexdigest()[:20]
-        target = folder / f"{source.stem}-{key}.o"
+        target = folder / f"{source.stem[:20]}-{key}.o"
         if not target.exists():
             _run([compiler(), *options, "-c", str(source), "-o", f"{target}.part"])
             Path(f"{target}.part").replace(target)
         return target
 
     with ThreadPoolExecutor(os.cpu_count()) as workers:
-        objects = list(workers.map(compiled, sources))
+        return list(workers.map(compiled, sources))
+
+
+def _linked(program: Path, objects: list[Path], options: list[str], *link: str) -> Path:
+    """The objects in one file named after the program and its content.
+
+    Raises:
+        RuntimeError: with the linker's output.
+    """
     key = hashlib.sha256("".join(map(str, objects)).encode()).hexdigest()[:20]
-    target = folder / f"{program.stem}-{key}{program.suffix}"
+    target = program.parent / f"{program.stem}-{key}{program.suffix}"
     if not target.exists():
         _run([compiler(), *options, *map(str, objects), *link, "-o", f"{target}.part"])
         Path(f"{target}.part").replace(target)

@@ -93,7 +93,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--sanitizer", choices=list(build.SANITIZERS), default="none")
     asked = parser.parse_args()
-    program = build.build("world", build.HERE.parents[1] / "build" / "native", sanitizer=asked.sanitizer)
+    objects = build.HERE.parents[1] / "build" / "native"
+    program = build.build("world", objects, sanitizer=asked.sanitizer, soon=False)
     try:
         sums = soak(program, 60 * asked.minutes, asked.seed, asked.jobs)
     except WorldError as error:

@@ -100,7 +100,7 @@ def pairs(jobs: Jobs, capacity: int, seed: int = 0, rules: int = EVERY_RULE) -> 
     return Pairs(jobs.native(), capacity, seed, rules)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(small_jobs(), st.integers(-2, 4), st.integers(0, 3))
 def test_with_any_rules_there_is_a_plan_where_brute_force_finds_one(
     jobs: Jobs, above: int, seed: int
