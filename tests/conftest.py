@@ -20,12 +20,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("traces", "solvers", "mempool")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Import the native modules first: a wrong copy is one clear error then, not one for each test file.
 
-    No property fails by the clock: the machine may be busy.
+    No property fails by the clock: the machine may be busy. The long form of the tests tries more examples.
     """
-    hypothesis.settings.register_profile("untimed", deadline=None)
+    examples = 200 if "full" in config.option.markexpr.replace("not full", "") else 50
+    hypothesis.settings.register_profile("untimed", deadline=None, max_examples=examples)
     hypothesis.settings.load_profile("untimed")
     for package in PACKAGES:
         try:

@@ -1,6 +1,7 @@
 """A training loop that departs from its habits, in a process of its own; prints what came out as JSON.
 
-python diverging.py plain|marked|unmarked SCENARIO OBSERVER
+python diverging.py plain [SCENARIO...]
+python diverging.py marked|unmarked SCENARIO OBSERVER
 """
 
 from __future__ import annotations
@@ -162,27 +163,29 @@ def numbers(pool: Any, *, marks: bool) -> Iterator[int]:
             pool.plan_now()
 
 
-def main(way: str, name: str, library: str) -> None:
+def results(name: str, pool: Any = None, *, marks: bool = False) -> dict[str, Any]:
+    """What a scenario comes to; with a pool, also the misses until the end of each step."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)
-    pool = observer = None
-    if way != "plain":
-        import mempool.torch
-
-        observer = observed(library)
-        pool = mempool.torch.install(background=False)
     loop, misses = Loop(pool), []
-    for number in numbers(pool, marks=way == "marked"):
+    for number in numbers(pool, marks=marks):
         SCENARIOS[name](loop, number)
         if pool is not None:
             misses.append(pool.report().to_dict()["misses"])
-    said: dict[str, Any] = {"losses": loop.losses, "parameters": digest(loop.model)}
-    said["kept"] = [text for text in loop.kept if isinstance(text, (str, int))]
-    if pool is not None and observer is not None:
-        said |= {"misses": misses, "overlaps": observer.overlaps()}
-        said["report"] = pool.report().to_dict()
-    print(json.dumps(said))
+    kept = [text for text in loop.kept if isinstance(text, (str, int))]
+    return {"losses": loop.losses, "parameters": digest(loop.model), "kept": kept, "misses": misses}
+
+
+def pooled(way: str, name: str, library: str) -> dict[str, Any]:
+    import mempool.torch
+
+    observer = observed(library)
+    pool = mempool.torch.install(background=False)
+    said = results(name, pool, marks=way == "marked")
+    return said | {"overlaps": observer.overlaps(), "report": pool.report().to_dict()}
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    torch.set_num_threads(1)
+    first, *rest = sys.argv[1:]
+    told = {name: results(name) for name in rest} if first == "plain" else pooled(first, *rest)
+    print(json.dumps(told))

@@ -9,7 +9,9 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 from mempool.demo.race import race
 
 
-@pytest.mark.parametrize("marks", [True, False], ids=["marks", "no-marks"])
+@pytest.mark.parametrize(
+    "marks", [pytest.param(True, marks=pytest.mark.full), False], ids=["marks", "no-marks"]
+)
 def test_it_is_the_same_training_with_all_hits_in_less_memory(marks: bool) -> None:
     done = race("torch", marks=marks, steps=5, turns=8, show=lambda _: None)
     answer = done.answer()

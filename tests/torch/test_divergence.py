@@ -35,8 +35,9 @@ PATTERNS = {"evaluation": 2, "last_batch": 2, "lengths": 2, "scheduled": 1}
 
 
 @functools.cache
-def run(way: str, scenario: str, observer: str) -> dict[str, Any]:
-    return told_by(HERE / "diverging.py", way, scenario, observer)
+def plain_runs() -> dict[str, dict[str, Any]]:
+    """All scenarios with the default allocator, one after the other."""
+    return told_by(HERE / "diverging.py", "plain", *DEPARTURES)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_results_are_the_same_and_the_plan_is_followed_again_at_once(
     observer: str, way: str, scenario: str
 ) -> None:
     """With marks and without, nothing misses but in the iteration that departs, and the one after it."""
-    plain, pooled = run("plain", scenario, observer), run(way, scenario, observer)
+    plain, pooled = plain_runs()[scenario], told_by(HERE / "diverging.py", way, scenario, observer)
     assert pooled["losses"] == plain["losses"]
     assert pooled["parameters"] == plain["parameters"]
     assert pooled["kept"] == plain["kept"]
