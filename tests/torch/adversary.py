@@ -41,6 +41,8 @@ class Transfer:
 class LazyEngine:
     """An engine that copies when it is waited for or at any moment before, and fills what is not there."""
 
+    streams = True
+
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._asked: tuple[list[Transfer], list[Transfer]] = [], []

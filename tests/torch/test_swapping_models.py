@@ -77,13 +77,17 @@ def test_training_within_a_limit_is_the_same_to_the_bit_and_the_limit_is_kept(
     check(trainings.plain[at], limited[at], limited[at]["report"]["swapping"]["limit_bytes"])
 
 
+@pytest.fixture(scope="module")
+def pair(request: pytest.FixtureRequest, trained_all: TrainedAll, observer: str) -> Trainings:
+    """A setup for all its limits, one after the other."""
+    needs(request.param)
+    return Trainings(trained_all, observer, [request.param])
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("setup", PAIRS, ids=NAMES)
-def test_any_two_choices_together_within_any_limit(
-    trained_all: TrainedAll, observer: str, setup: dict[str, Any]
-) -> None:
-    needs(setup)
-    trainings = Trainings(trained_all, observer, [setup])
-    for said in trainings.within([(0, share) for share in DEAR_SHARES]):
-        swapping = said["report"]["swapping"]
-        check(trainings.plain[0], said, max(swapping["limit_bytes"], swapping["planned_peak_bytes"]))
+@pytest.mark.parametrize("share", DEAR_SHARES)
+@pytest.mark.parametrize("pair", PAIRS, ids=NAMES, indirect=True)
+def test_any_two_choices_together_within_any_limit(pair: Trainings, share: float) -> None:
+    said = pair.within([(0, share)])[0]
+    swapping = said["report"]["swapping"]
+    check(pair.plain[0], said, max(swapping["limit_bytes"], swapping["planned_peak_bytes"]))

@@ -214,7 +214,7 @@ class Asked(TorchDispatchMode):
         operation = learn(func)
         if operation.asks or operation.views:
             return func(*args, **kwargs)
-        need = Needs().of(0, func, args, kwargs, 0, 0)
+        need = Needs().of(func, args, kwargs, 0, 0)
         given = {id(storage) for _, storage in storages_in((args, kwargs))}
         result = func(*args, **kwargs)
         made = {id(s): s.nbytes() for _, s in storages_in(result) if id(s) not in given}
@@ -251,7 +251,7 @@ class TestNeeds:
         needs, func = Needs(), torch.ops.aten.repeat_interleave.Tensor
         for counts, expected in (([1, 2], 0), ([3, 5], 24), ([1], 64)):
             args = (torch.tensor(counts),)
-            need = needs.of(0, func, args, {}, 8 * len(counts) + expected, 0)
+            need = needs.of(func, args, {}, 8 * len(counts) + expected, 0)
             assert need.made == expected
             needs.end(func, need, 8 * len(counts), func(*args).untyped_storage().nbytes())
 
@@ -260,34 +260,33 @@ class TestNeeds:
         needs, func = Needs(), torch.ops.aten.add.Tensor
         for at in range(50):
             x = torch.ones(at + 1)
-            assert needs.of(at, func, (x, x), {}, 4 * (at + 1), 0).made == 4 * (at + 1)
-        assert len(needs._last) <= 8
+            assert needs.of(func, (x, x), {}, 4 * (at + 1), 0).made == 4 * (at + 1)
         assert len(needs._known) <= 8
 
     def test_a_learning_rate_that_changes_makes_no_difference(self) -> None:
         needs, x = Needs(), torch.ones(4)
         for rate in (0.1, 0.2):
-            needs.of(0, torch.ops.aten.mul.Scalar, (x, rate), {}, 16 if rate < 0.15 else 17, 0)
+            needs.of(torch.ops.aten.mul.Scalar, (x, rate), {}, 16 if rate < 0.15 else 17, 0)
         assert len(needs._known) == 1
         for end in (4.0, 8.0):
-            assert needs.of(1, torch.ops.aten.arange.default, (end,), {}, 0, 0).made == 4 * end
+            assert needs.of(torch.ops.aten.arange.default, (end,), {}, 0, 0).made == 4 * end
 
     def test_only_what_is_not_given_is_made(self) -> None:
         x = torch.ones(4, 4)
-        assert Needs().of(0, torch.ops.aten.add_.Tensor, (x, x), {}, 64, 0).made == 0
-        assert Needs().of(0, torch.ops.aten.add.out, (x, x), {"out": x}, 64, 0).made == 0
+        assert Needs().of(torch.ops.aten.add_.Tensor, (x, x), {}, 64, 0).made == 0
+        assert Needs().of(torch.ops.aten.add.out, (x, x), {"out": x}, 64, 0).made == 0
 
     def test_what_is_away_has_its_shape(self) -> None:
         x = torch.ones(4, 4)
         x.untyped_storage().resize_(0)
-        assert Needs().of(0, torch.ops.aten.add.Tensor, (x, x), {}, 64, 0).made == 64
+        assert Needs().of(torch.ops.aten.add.Tensor, (x, x), {}, 64, 0).made == 64
 
     def test_where_there_is_ample_room_nothing_is_asked(self) -> None:
         needs, x = Needs(), torch.ones(4)
-        need = needs.of(0, torch.ops.aten.add.Tensor, (x, x), {}, 16, 1 << 20)
+        need = needs.of(torch.ops.aten.add.Tensor, (x, x), {}, 16, 1 << 20)
         assert need.made == 0
         needs.end(torch.ops.aten.add.Tensor, need, 16, 16)
-        assert needs.of(1, torch.ops.aten.add.Tensor, (x, x), {}, 16, 0).made == 16
+        assert needs.of(torch.ops.aten.add.Tensor, (x, x), {}, 16, 0).made == 16
 
     @given(st.lists(st.integers(-40, 40), min_size=1, max_size=30), st.integers(0, 15))
     def test_what_is_counted_is_no_less_than_what_was_taken(self, changes: list[int], before: int) -> None:
@@ -348,7 +347,7 @@ class TestOwnMemory:
     def need(self, needs: Needs, func: Any, side: int) -> Any:
         x = torch.ones(1, 1, side, side)
         args = (x, x) if func is self.add else (x, x, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-        return needs.of(0, func, args, {}, 8 * side * side, 0)
+        return needs.of(func, args, {}, 8 * side * side, 0)
 
     def test_it_is_guessed_until_it_was_measured_and_then_known(self) -> None:
         pool = Scratch()
@@ -385,10 +384,10 @@ class TestOwnMemory:
             assert away(kept) == []
             for need in swapper._needs._known.values():
                 need.room, need.samples = 2 * MIB, 9
-            swapper._needs._last.clear()
+            swapper.iterations.needs.clear()
             kept[1].sum()
             assert away(kept) == [0]
-            assert swapper.iterations.tape.rooms[-1] == 2 * MIB
+            assert swapper.iterations.tape.rooms[len(swapper.iterations.tape) - 1] == 2 * MIB
 
 
 class TestOutOfMemory:

@@ -32,7 +32,12 @@ class Engine(Protocol):
     """Copies between a device and the host, in the order in which they are asked for.
 
     All is asked for by the program's thread; the copies run beside it.
+
+    Attributes:
+        streams: whether operations run on streams, so that `look` is to be called.
     """
+
+    streams: bool
 
     def out(self, data: torch.Tensor) -> tuple[HostCopy, Transfer]:
         """Ask for a copy of uint8[n] on the device to the host, after what was asked of the device so far.

@@ -66,8 +66,8 @@ class Escapes:
                 storages.append(value._untyped_storage)
             elif isinstance(value, torch.UntypedStorage):
                 storages.append(value)
-        known = self._storages.known
-        return [held for storage in storages if (held := known.get(id(storage))) is not None]
+        find = self._storages.find
+        return [held for storage in storages if (held := find(storage)) is not None]
 
     @contextlib.contextmanager
     def lent(self, values: Iterable[Any], *, writes: bool = False) -> Iterator[list[tuple[Held, bool]]]:
@@ -194,7 +194,7 @@ class Escapes:
     def _size(self, function: Any) -> Any:
         @functools.wraps(function)
         def size(storage: Any) -> int:
-            held = self._storages.known.get(id(storage))
+            held = self._storages.find(storage)
             return held.size if held is not None and held.state == AWAY else function(storage)
 
         return size

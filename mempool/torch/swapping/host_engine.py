@@ -90,6 +90,8 @@ class HostEngine:
     the copies itself, also those that were under way, from its own copy of all memory.
     """
 
+    streams = False
+
     def __init__(self, host_bytes: int) -> None:
         """Make an engine whose arena has so many bytes, none of them touched yet.
 

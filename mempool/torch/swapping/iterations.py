@@ -6,22 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 from mempool.torch.swapping.patterns import Pattern, Patterns
 from mempool.torch.swapping.planning import Planning
-from mempool.torch.swapping.program import FETCH, Program
+from mempool.torch.swapping.program import FETCH, Line, Program
 from mempool.torch.swapping.reserved import Settling
 from mempool.torch.swapping.tape import Tape
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
-
     from mempool import _core
     from mempool.torch.swapping.engine import Engine
     from mempool.torch.swapping.mover import Mover
+    from mempool.torch.swapping.needs import Need
     from mempool.torch.swapping.report import SwapCounts
     from mempool.torch.swapping.storages import Held, Storages
 
 
 #: Where nobody says where iterations end, what was is forgotten after so many operations.
 _LONGEST = 1 << 19
+#: Operations of an iteration whose needs are remembered at most.
+_PLACES = 1 << 16
 
 
 class Iterations:
@@ -34,6 +35,8 @@ class Iterations:
         limit_bytes: what plans hold, bytes.
         tape: the iteration so far.
         following: whether this iteration has been like the plan's so far.
+        needs: see `Pattern`; of those that follow no plan, together.
+        lines: what the plan says of each operation.
     """
 
     def __init__(
@@ -54,6 +57,10 @@ class Iterations:
         self._settling = Settling(client)
         self.limit_bytes = limit_bytes
         self.following = False
+        self.needs: list[tuple[Any, Any, Need]] = []
+        self._needs = self.needs
+        self.lines: list[Line] = []
+        self._rooms: list[int] = []
         self.tape = Tape()
         self._patterns = Patterns()
         self._pattern: Pattern | None = None
@@ -74,51 +81,53 @@ class Iterations:
 
     # --- operations
 
-    def before(self, func: Any, given: Container[int]) -> None:
-        """Move what the plan moves before the next operation, which is given storages with these keys."""
-        if not self.following or self.plan is None:
-            return
-        at, functions = len(self.tape.functions), self.plan.tape.functions
-        if (at >= len(functions) or functions[at] is not func) and not self._switch(func):
+    def line(self, func: Any, given: list[Held]) -> Line | None:
+        """Move what the plan moves before the next operation, which is given these storages.
+
+        Returns:
+            What the plan says of it; None where none is followed.
+        """
+        at = len(self.tape.functions)
+        known = at < len(self.lines) and self.lines[at].function is func
+        if not known and not self._switch(func):
             self._depart()
-            return
-        for action, row in self.plan.before.get(at, ()):
+            return None
+        line = self.lines[at]
+        for action, row in line.before:
             if (held := self._rows.get(row)) is None:
                 continue
             if action != FETCH:
-                if held.key not in given:
+                if not any(held is one for one in given):
                     self._mover.release(held)
             elif self._storages.here_bytes + held.room <= self.held_bytes:  # else when it is asked for
                 self._mover.fetch(held)
+        return line
 
-    def mark(self) -> Any:
-        """The moment at which an operation begins; None where the plan knows how long all take."""
-        if self.following and not self._sizes_differ:
+    def needed(self, func: Any, asked: Any, need: Need) -> None:
+        """Remember what the next operation needs, which is this and is asked so: see `Pattern`."""
+        at = len(self.tape.functions)
+        if at < len(self.needs):
+            self.needs[at] = func, asked, need
+        elif at == len(self.needs) < _PLACES:
+            self.needs.append((func, asked, need))
+
+    def begins(self) -> None:
+        """An operation begins: note the moment, but where the plan knows how long all take."""
+        if not self.following or self._sizes_differ:
+            self.tape.marks[len(self.tape.functions)] = self._engine.mark()
+        elif self._engine.streams:
             self._engine.look()
-            return None
-        return self._engine.mark()
 
-    def ran(
-        self,
-        func: Any,
-        mark: Any,
-        given: Iterable[Held],
-        written: Container[int],
-        made: Iterable[Held],
-        room: int = 0,
-    ) -> None:
-        """Write an operation down that began at the mark, and let leave what the plan lets leave after it.
-
-        What it took for itself while it ran is ``room``, in bytes.
-        """
-        tape, at = self.tape, len(self.tape.functions)
+    def ran(self, func: Any, given: list[Held], written: list[Held], made: list[Held]) -> None:
+        """Write an operation down that has run, and let leave what the plan lets leave after it."""
+        tape = self.tape
+        at, touched = len(tape.functions), tape.touched
         tape.functions.append(func)
-        tape.marks.append(mark)
-        tape.rooms.append(room)
-        touched = tape.touched
         tape.first.append(len(touched))
         for held in given:
-            touched.append(held.number << 1 | (held.key in written))
+            touched.append(held.number << 1)
+        for held in written:
+            touched.append(held.number << 1 | 1)
         for held in made:
             tape.born.append((held.number, at, held.room))
             touched.append(held.number << 1 | 1)
@@ -127,19 +136,26 @@ class Iterations:
         if at + 1 >= _LONGEST:
             self.begin()
 
-    def _after(self, at: int, made: Iterable[Held]) -> None:
-        for held in made:
-            self._bind_one(held)
-        if (plan := self.plan) is None:
-            return
+    def _after(self, at: int, made: list[Held]) -> None:
+        line, rows = self.lines[at], self._rows
+        for held, row in zip(made, line.made, strict=False):
+            rows[row] = held
+            held.row = row
+            if held.room != self._rooms[row] and not self._sizes_differ:
+                self._sizes_differ = not self._switch()
+                line = self.lines[at]
         if self._mover.arrived:
+            self._note_arrived(at)
+        for row in line.after:
+            if (leaves := rows.get(row)) is not None:
+                self._mover.leave(leaves)
+
+    def _note_arrived(self, at: int) -> None:
+        if (plan := self.plan) is not None:
             for row, transfer in self._mover.arrived:
                 if (move := plan.returns.get((at, row))) is not None:
                     self._arrived.append((move, transfer))
-            self._mover.arrived.clear()
-        for row in plan.after.get(at, ()):
-            if (leaves := self._rows.get(row)) is not None:
-                self._mover.leave(leaves)
+        self._mover.arrived.clear()
 
     def until(self, held: Held) -> int | None:
         """Operations until a storage is used next; None where no plan tells."""
@@ -197,7 +213,7 @@ class Iterations:
         if len(tape):
             self._counts.ended()
             if not goes_on:
-                tape.marks.append(self._engine.mark())
+                tape.marks[len(tape)] = self._engine.mark()
                 self._odd(tape)
             elif self._pattern is not None:
                 self._improve(self._pattern)
@@ -274,6 +290,8 @@ class Iterations:
 
     def _bind(self, plan: Program | None) -> None:
         """Which storages the plan's rows are now: of what is always there, and what was made so far."""
+        self.needs = self._needs if self._pattern is None else self._pattern.needs
+        self.lines, self._rooms = ([], []) if plan is None else (plan.lines, plan.rooms)
         self._rows.clear()
         self._arrived.clear()
         self._mover.arrived.clear()

@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
+from mempool.torch.swapping.kinds import PLAIN
 from traces.recorders.torch.storages import storages_in, tensors_in
 
 if TYPE_CHECKING:
@@ -19,11 +20,10 @@ if TYPE_CHECKING:
 SAMPLES = 2
 #: An operation is not asked about beforehand where there is room for so many times what it is given.
 _AMPLE = 8
-#: Places of an iteration, and operations with their shapes, that are remembered at most.
+#: Operations with their shapes that are remembered at most.
 _MOST = 1 << 16
 #: What takes much for itself: until it is measured, as much as it is given and makes.
 _HUNGRY = ("conv", "rnn", "lstm", "gru")
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 class Need:
@@ -65,7 +65,7 @@ class Counters:
 
 
 class Needs:
-    """Needs by place in the iteration where they are as they were, else by operation and shapes.
+    """Needs by operation and shapes.
 
     What is not known is asked of tensors without memory; where data decide, it is a bound or what was seen.
     """
@@ -75,32 +75,19 @@ class Needs:
         self._counters = counters
         self._alignment = alignment
         self._known: dict[Any, Need] = {}
-        self._last: list[tuple[Any, int, Need]] = []
         self._seen: dict[Any, int] = {}
         self._share: dict[Any, float] = {}
 
-    def of(self, at: int, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Need:
+    def of(self, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Need:
         """What an operation needs.
 
         Args:
-            at: its place in the iteration.
             func: it.
             args: positional arguments.
             kwargs: the others.
             given: bytes of the storages that it is given.
             spare: bytes for which there is room without anything leaving.
         """
-        last = self._last[at] if at < len(self._last) else None
-        if last is not None and last[0] is func and last[1] == given > 0:
-            return last[2]
-        need = self._found(func, args, kwargs, given, spare)
-        if last is not None:
-            self._last[at] = func, given, need
-        elif at == len(self._last) < _MOST:
-            self._last.append((func, given, need))
-        return need
-
-    def _found(self, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Need:
         sized = given == 0  # by a number, such as arange; elsewhere they are learning rates and the like
         try:
             key = (func, _part(args, sized), _part(kwargs, sized) if kwargs else None)
@@ -160,7 +147,7 @@ class Needs:
 def _part(value: Any, sized: bool) -> Any:  # noqa: FBT001
     """What of an argument decides how much an operation makes; fractions where it is ``sized`` by them."""
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return value.shape, value.dtype
     if kind is tuple or kind is list:
         return tuple([_part(entry, sized) for entry in value])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mempool.torch.swapping.tape import Tape
 
 if TYPE_CHECKING:
+    from mempool.torch.swapping.needs import Need
     from mempool.torch.swapping.program import Program
 
 #: Plans that are kept, and iterations after which one that was not followed may be given up for another.
@@ -27,11 +28,14 @@ class Pattern:
         program: its moves.
         followed: whether an iteration did.
         used: number of the last iteration that was of this kind.
+        needs: of each operation, itself, bytes of the tensors that it was given, or where it takes none its
+            arguments, and what it then needs.
     """
 
     program: Program
     followed: bool = False
     used: int = 0
+    needs: list[tuple[Any, Any, Need]] = field(default_factory=list)
 
 
 class Patterns:
@@ -87,11 +91,15 @@ class Patterns:
         order = list(self._order)
         best, found = 0, None
         for at in range(len(order) - 1, 0, -1):  # of two rows of one length, the later
+            if order[at] is None or order[max(at - 1 - best, 0)] is not order[-1 - best]:
+                continue
             length = 0
             while length < at and order[at - 1 - length] is order[-1 - length]:
                 length += 1
-            if length > best and order[at] is not None:
+            if length > best:
                 best, found = length, order[at]
+            if length == at:  # those before it are shorter
+                break
         return found or max(self._kept, key=lambda one: one.used, default=None)
 
     def like(self, tape: Tape, func: Any, but: Pattern | None) -> Pattern | None:

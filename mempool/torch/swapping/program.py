@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mempool.torch.swapping.uses import Uses
 
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
 #: Before an operation, in this order: give memory back, take memory and fill it.
 RELEASE, FETCH = range(2)
+
+
+class Line(NamedTuple):
+    """One operation of a program."""
+
+    function: Any  #: it
+    before: tuple[tuple[int, int], ...]  #: (RELEASE or FETCH, row), in order
+    after: tuple[int, ...]  #: rows that leave
+    made: tuple[int, ...]  #: rows of what it makes, in order
 
 
 @dataclass
@@ -61,6 +70,18 @@ class Program:
         """Rows of what is there in every iteration, and the numbers of their storages."""
         stays = self.recorded.step.persistent.nonzero()[0].tolist()
         return [(row, self.recorded.numbers[row]) for row in stays]
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """All of that, by operation."""
+        made: dict[int, list[int]] = defaultdict(list)
+        for (at, place), row in sorted(self.recorded.born.items()):
+            if place >= 0:
+                made[at].append(row)
+        return [
+            Line(function, tuple(self.before.get(at, ())), tuple(self.after.get(at, ())), tuple(made[at]))
+            for at, function in enumerate(self.functions)
+        ]
 
     @cached_property
     def uses(self) -> Uses:

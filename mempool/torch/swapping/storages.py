@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.engine import HostCopy, Transfer
 
 #: Where a storage's bytes are. LEAVING: on the device, and being copied to the host. COMING: it has memory on
-#: the device again, which is being filled.
-HERE, LEAVING, AWAY, COMING = range(4)
+#: the device again, which is being filled. GONE: the storage has ended.
+HERE, LEAVING, AWAY, COMING, GONE = range(5)
 storage_of = torch._C.TensorBase.untyped_storage
 #: Of a storage itself, whatever the methods of its class may be while swapping (`escapes`).
 bytes_of = torch._C.StorageBase.nbytes
@@ -41,7 +41,7 @@ class Held(weakref.ref[Any]):
         number: which one it is, in the order in which they were met.
         size: bytes of it when it is here.
         room: bytes that it takes of the device's memory, the size rounded up.
-        state: HERE, LEAVING, AWAY or COMING.
+        state: HERE, LEAVING, AWAY, COMING or GONE.
         movable: whether its memory may be given back and had again.
         pins: how many are using its memory past the dispatcher now: it does not move then.
         born: the operation of the iteration that made it and its place among what that made; None: an
@@ -79,10 +79,12 @@ class Storages:
 
     Attributes:
         device: kind of the device, such as ``cpu``.
-        known: of the living ones, by ``id`` of the storage.
+        known: by ``id`` of the storage; also of the dead until `buried`, so that who looks must ask for the
+            storage itself (`find`).
         here_bytes: what those that are not AWAY take of the device's memory; of the dead until `buried`.
         outside_bytes: of these, what is not the pool's.
-        dead: what ended since `buried`.
+        dead: what ended and is not buried. Python drops Ctrl-C that comes while a weak reference tells that
+            its object has ended, so all that happens then is this one append, in C.
     """
 
     def __init__(
@@ -98,18 +100,22 @@ class Storages:
         self.here_bytes = self.outside_bytes = 0
 
     def meet(self, tensor: torch.Tensor, storage: Any, born: tuple[int, int] | None, now: int) -> Held | None:
-        """A storage that is seen for the first time; None where it is not of this device."""
-        if not self._is_ours(tensor):
+        """A storage that is seen for the first time; None where it is not of this device, or empty."""
+        size = bytes_of(storage)
+        if size == 0 or not self._is_ours(tensor):
             return None
-        held = Held(storage, self._end)
-        held.key, held.number, held.size = id(storage), self._numbers, bytes_of(storage)
-        held.room = -(-held.size // self.alignment) * self.alignment
-        held.state, held.movable = HERE, bool(is_resizable(storage))
+        held = Held(storage, self.dead.append)
+        held.key, held.number, held.size = id(storage), self._numbers, size
+        held.room = -(-size // self.alignment) * self.alignment
+        held.state, held.movable = HERE, is_resizable(storage)
         held.born, held.row, held.last, held.pins = born, -1, now, 0
         held.copy = held.transfer = None
         held.clean = False
-        if (known := self.known.setdefault(held.key, held)) is not held:  # another thread met it
-            return known
+        known = self.known.setdefault(held.key, held)
+        if known is not held:
+            if known() is storage:  # another thread met it
+                return known
+            self.known[held.key] = held
         self._numbers += 1
         self.here_bytes += held.room
         # What an operation makes is the pool's; what is met may be older than that, or of others.
@@ -130,22 +136,28 @@ class Storages:
             held.outside = False
             self.outside_bytes -= held.room
 
-    def _end(self, held: Held) -> None:
-        """It is gone: called at any moment, in any thread."""
-        if self.known.get(held.key) is held:
-            del self.known[held.key]
-        self.dead.append(held)
-
     def buried(self) -> Iterator[Held]:
-        """Those that ended since the last call."""
+        """Those that ended since the last call; each again if Ctrl-C came before the next was asked for."""
         dead = self.dead
         while dead:
-            held = dead.popleft()
-            if held.state != AWAY:
-                self.here_bytes -= held.room
-                self.inside(held)
+            held = dead[0]
+            if self.known.get(held.key) is held:
+                del self.known[held.key]
+            if held.state != GONE:
+                here = held.room if held.state != AWAY else 0
+                outside = held.room if held.outside else 0
+                # one line: Ctrl-C comes between lines
+                held.state, self.here_bytes, self.outside_bytes = (
+                    GONE, self.here_bytes - here, self.outside_bytes - outside
+                )  # fmt: skip
             yield held
+            dead.popleft()
+
+    def find(self, storage: Any) -> Held | None:
+        """What is known of a storage."""
+        held = self.known.get(id(storage))
+        return held if held is not None and held() is storage else None
 
     def of(self, tensor: torch.Tensor) -> Held | None:
         """What is known of a tensor's storage."""
-        return self.known.get(id(storage_of(tensor)))
+        return self.find(storage_of(tensor))

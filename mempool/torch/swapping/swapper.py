@@ -16,25 +16,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mempool.torch.swapping.escapes import Escapes
 from mempool.torch.swapping.governor import Governor
 from mempool.torch.swapping.iterations import Iterations
+from mempool.torch.swapping.kinds import PLAIN, Kind
 from mempool.torch.swapping.mover import Mover
 from mempool.torch.swapping.needs import SAMPLES, Counters, Needs
 from mempool.torch.swapping.repeats import Repeats
 from mempool.torch.swapping.report import SwapCounts, said
 from mempool.torch.swapping.storages import AWAY, COMING, HERE, Held, Storages, bytes_of, storage_of
 from mempool.torch.swapping.threads import Threads, inside
-from mempool.torch.swapping.undeclared import Odd, learned, odd
 from traces.recorders.torch.storages import is_wrapper, storages_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from mempool import _core
     from mempool.torch.swapping.engine import Engine
-    from mempool.torch.swapping.needs import Need
-    from traces.recorders.torch.operations import Operation
+    from mempool.torch.swapping.undeclared import Odd
 
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-
+_NONE: dict[str, Any] = {}
 log = logging.getLogger("mempool")
 
 
@@ -94,7 +92,7 @@ class Swapper(TorchDispatchMode):
         )
         self._governor = Governor(self.storages, self.mover, self.counts, limit_bytes, self.iterations.until)
         self._known = self.storages.known
-        self._operations: dict[Any, Operation] = {}
+        self._kinds: dict[int, Kind] = {}
         self._wrappers: dict[Any, bool] = {}
         self._needs = Needs(None if client is None else Counters(client), alignment)
         self._clock = 0
@@ -103,7 +101,6 @@ class Swapper(TorchDispatchMode):
         self._ended = False
         self._repeats: Repeats | None = Repeats()
         self.marked = False
-        self._odd: dict[Any, Odd] = {}
         self._told = False
         self._blank: dict[int, Held] = {}
         self.escapes = Escapes(self.storages, self.mover, self._know)
@@ -206,18 +203,18 @@ class Swapper(TorchDispatchMode):
     # --- operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = kwargs or _NONE
         if self._ended:  # by another thread
             return func(*args, **kwargs)
         if types and (passes := self.passes(types)) is not None:
             return NotImplemented if passes else func(*args, **kwargs)
-        operation = self._operations.get(func) or self.operation(func)
-        if operation.asks:
-            return func(*args, **kwargs)
-        if operation.views:
+        kind = self._kinds.get(id(func)) or self.kind(func)
+        if kind.asks:
+            return kind.call(*args, **kwargs)
+        if kind.views:
             self._view(args)
-            return func(*args, **kwargs)
-        result = self._run(func, operation, args, kwargs)
+            return kind.call(*args, **kwargs)
+        result = self._run(kind, args, kwargs)
         if self._repeats is not None:
             self._repeat(self._repeats)
         return result
@@ -234,19 +231,12 @@ class Swapper(TorchDispatchMode):
                 return True
         return None
 
-    def keeps(self, func: Any) -> bool:
-        """Whether what an operation is given is used after it, past the dispatcher."""
-        return func in self._odd and self._odd[func].keeps
-
-    def operation(self, func: Any) -> Operation:
+    def kind(self, func: Any) -> Kind:
         """What an operation does."""
-        if (known := self._operations.get(func)) is not None:
-            return known
-        learnt = learned(func)
-        if (found := odd(func, learnt, self.storages.device)) is not None:
-            self._odd[func] = found
-        self._operations[func] = learnt
-        return learnt
+        kind = self._kinds.get(id(func))
+        if kind is None:
+            kind = self._kinds[id(func)] = Kind(func, self.storages.device)  # which also keeps it alive
+        return kind
 
     def _view(self, args: Any) -> None:
         """Bring what a view is made of: PyTorch checks that the view lies within its storage."""
@@ -258,42 +248,74 @@ class Swapper(TorchDispatchMode):
             else:
                 continue
             for storage in storages:
-                if (held := self._known.get(id(storage))) is not None:
+                held = self._known.get(id(storage))
+                if held is not None and held() is storage:
                     if held.state in (AWAY, COMING):
                         self.mover.bring(held)
                     self.iterations.viewed(held)
 
-    def _run(self, func: Any, operation: Operation, args: Any, kwargs: Any) -> Any:
-        if self.storages.dead:
+    def _run(self, kind: Kind, args: Any, kwargs: Any) -> Any:  # noqa: C901
+        """Run an operation with what it needs here, and take note of it.
+
+        This is what swapping costs where nothing moves: so what is as it was the last time is done here, by
+        itself, and what is not is left to others.
+        """
+        storages, iterations, func = self.storages, self.iterations, kind.function
+        if storages.dead:
             self._bury()
-        given, written = self._given(operation, args, kwargs)
+        given, written = self._given(kind, args, kwargs)
         if self._blank:
             self._unblank(given)
-        iterations = self.iterations
+        at = len(iterations.tape.functions)
         if iterations.following:
-            iterations.before(func, given)
-        size = 0
-        for held in given.values():
+            lines = iterations.lines
+            if at >= len(lines) or lines[at].function is not func or lines[at].before:
+                iterations.line(func, given)
+        clock = self._clock = self._clock + 1
+        size, here = 0, True
+        for held in given:
+            held.last = clock
             size += held.room
-        need = self._needs.of(len(iterations.tape.functions), func, args, kwargs, size, self._governor.spare)
-        self._bring(need.made + need.room, given)
-        for held in written.values():  # also if it fails half-way
-            self.mover.wrote(held)
-        mark = iterations.mark()
-        if need.samples < SAMPLES:
+            if held.state != HERE:
+                here = False
+        needs, need = iterations.needs, None
+        asked: Any = (args, kwargs) if kind.plain else size
+        if at < len(needs):
+            known = needs[at]
+            if known[0] is func and known[1] == asked != 0:
+                need = known[2]
+        if need is None:
+            need = self._needs.of(func, args, kwargs, size, self._governor.spare)
+            iterations.needed(func, asked, need)
+        if not here or storages.here_bytes + need.made + need.room > self._governor.limit_bytes:
+            self._bring(need.made + need.room, given)
+        for held in written:  # also if it fails half-way
+            held.clean = False
+        iterations.begins()
+        sampled = need.samples < SAMPLES
+        if sampled:
             self._needs.begin()
-        odd = self._odd.get(func)
-        call = func if odd is None else functools.partial(self._call, func, odd)
+        odd = kind.odd
+        call = kind.call if odd is None else functools.partial(self._call, func, odd)
         try:
             result = call(*args, **kwargs)
         except torch.OutOfMemoryError:
             if not self._can_again(func, given, written):
                 raise
             result = call(*args, **kwargs)
-        made = self._ran(func, need, size, given, result)
+        made = self._made(result)
+        new = 0
+        for held in made:
+            new += held.room
+        if sampled or new > need.made:
+            self._needs.end(func, need, size, new)
         if odd is not None:
             self._stays(odd, given, made)
-        iterations.ran(func, mark, given.values(), written, made, need.room)
+        if storages.here_bytes > self.counts.peak_bytes:
+            self.counts.peak_bytes = storages.here_bytes
+        if need.room:
+            iterations.tape.rooms[at] = need.room
+        iterations.ran(func, given, written, made)
         return result
 
     def _repeat(self, repeats: Repeats) -> None:
@@ -312,21 +334,6 @@ class Swapper(TorchDispatchMode):
             self.iterations.forget()
             self._governor.limit_bytes = self.limit_bytes
 
-    def _ran(self, func: Any, need: Need, size: int, given: dict[int, Held], result: Any) -> list[Held]:
-        """Take note of what an operation was given, which is so large, and of what it made."""
-        clock = self._clock = self._clock + 1
-        for held in given.values():
-            held.last = clock
-        made = self._made(result)
-        new = 0
-        for held in made:
-            new += held.room
-        if need.samples < SAMPLES or new > need.made:
-            self._needs.end(func, need, size, new)
-        if self.storages.here_bytes > self.counts.peak_bytes:
-            self.counts.peak_bytes = self.storages.here_bytes
-        return made
-
     def _call(self, func: Any, odd: Odd, *args: Any, **kwargs: Any) -> Any:
         """Run what may use tensors that it was not given: while it is handled no mode of ours sees them."""
         if odd.functions:
@@ -335,32 +342,34 @@ class Swapper(TorchDispatchMode):
             return inside(self, func.redispatch, odd.keys, *args, **kwargs)
         return func(*args, **kwargs)
 
-    def _stays(self, odd: Odd, given: dict[int, Held], made: list[Held]) -> None:
+    def _stays(self, odd: Odd, given: list[Held], made: list[Held]) -> None:
         if odd.keeps:
-            for held in (*given.values(), *made):
+            for held in (*given, *made):
                 self.mover.keep(held)
         if odd.blank:  # functions of C++ write into it next, past the dispatcher
             for held in made:
                 held.pins += 1
                 self._blank[held.key] = held
 
-    def _unblank(self, given: dict[int, Held]) -> None:
-        for key in given.keys() & self._blank.keys():
-            self._blank.pop(key).pins -= 1
+    def _unblank(self, given: list[Held]) -> None:
+        for held in given:
+            if self._blank.get(held.key) is held:
+                del self._blank[held.key]
+                held.pins -= 1
 
-    def _bring(self, need: int, given: dict[int, Held]) -> None:
+    def _bring(self, need: int, given: list[Held]) -> None:
         """Have here what an operation is given, and room for what it makes."""
-        absent = []
-        for held in given.values():
-            if held.state != HERE:
-                absent.append(held)
-                need += held.room if held.state == AWAY else 0
+        if self.storages.dead:
+            self._bury()
+        keys = {held.key: held for held in given}
+        absent = [held for held in keys.values() if held.state != HERE]
+        need += sum(held.room for held in absent if held.state == AWAY)
         if self.storages.here_bytes + need > self._governor.limit_bytes:
-            self._governor.make_room(need, given, self._clock, ahead=not self.iterations.following)
+            self._governor.make_room(need, keys, self._clock, ahead=not self.iterations.following)
         if absent:
-            self._bring_each(absent, given)
+            self._bring_each(absent, keys)
 
-    def _bring_each(self, absent: list[Held], given: dict[int, Held]) -> None:
+    def _bring_each(self, absent: list[Held], given: Container[int]) -> None:
         try:
             self.mover.bring_each(absent)
         except torch.OutOfMemoryError:
@@ -368,72 +377,83 @@ class Swapper(TorchDispatchMode):
                 raise
             self.mover.bring_each(absent)
 
-    def _can_again(self, func: Any, given: dict[int, Held], written: dict[int, Held]) -> bool:
+    def _can_again(self, func: Any, given: list[Held], written: list[Held]) -> bool:
         """Whether an operation that found no memory may run once more, and there is more now.
 
         One that writes may have written, and one that draws random numbers may have drawn them.
         """
         seeded = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        return not written and not seeded and self._governor.clear(given, self._clock)
+        keep = {held.key for held in given}
+        return not written and not seeded and self._governor.clear(keep, self._clock)
 
-    def _given(self, operation: Operation, args: Any, kwargs: Any) -> tuple[dict[int, Held], dict[int, Held]]:
-        """Storages among the arguments, and those of them that are written, by their keys."""
-        given: dict[int, Held] = {}
-        written: dict[int, Held] = {}
-        if operation.whole:
+    def _given(self, kind: Kind, args: Any, kwargs: Any) -> tuple[list[Held], list[Held]]:
+        """Storages among the arguments, one more than once perhaps, and those of them that are written."""
+        given: list[Held] = []
+        written: list[Held] = []
+        if kind.whole:
             self._look((args, kwargs), given, written)
             return given, written
         known, count = self._known, len(args)
-        for at, name, writes in operation.arguments:
+        for at, name, writes in kind.arguments:
             value = args[at] if at < count else kwargs.get(name)
             if value is None:
                 continue
-            if type(value) in _PLAIN:  # what most are, without the calls that others take
+            if type(value) in PLAIN:  # what most are, without the calls that others take
                 try:
                     held = known.get(id(storage := storage_of(value)))
                 except (NotImplementedError, RuntimeError):  # a sparse one
                     held = None
-                if held is not None and (held.state == AWAY or bytes_of(storage) == held.size):
-                    given[held.key] = held
+                if (
+                    held is not None
+                    and held() is storage
+                    and (held.state == AWAY or bytes_of(storage) == held.size)
+                ):
+                    given.append(held)
                     if writes:
-                        written[held.key] = held
+                        written.append(held)
                     continue
             self._look(value, given, written if writes else None)
         return given, written
 
-    def _look(self, value: Any, given: dict[int, Held], written: dict[int, Held] | None) -> None:
+    def _look(self, value: Any, given: list[Held], written: list[Held] | None) -> None:
+        known = self._known
         for plain, storage in storages_in(value):
-            held = self._known.get(id(storage))
-            if held is None:
+            held = known.get(id(storage))
+            if held is None or held() is not storage:
                 held = self._know(plain, storage)
                 if held is None:
                     continue
-            elif held.state != AWAY and bytes_of(storage) != held.size:
+            if held.state != AWAY and bytes_of(storage) != held.size:
                 self.storages.resized(held, bytes_of(storage))
-            given[held.key] = held
+            given.append(held)
             if written is not None:
-                written[held.key] = held
+                written.append(held)
 
     def _know(self, tensor: torch.Tensor, storage: Any) -> Held | None:
         """What is known of a storage, from now on if it was not known before."""
         held = self._known.get(id(storage))
-        if held is None and (held := self.storages.meet(tensor, storage, None, self._clock)) is not None:
-            self.iterations.met(held)
+        if held is None or held() is not storage:
+            held = self.storages.meet(tensor, storage, None, self._clock)
+            if held is not None:
+                self.iterations.met(held)
         return held
 
     def _made(self, result: Any) -> list[Held]:
         """Storages that an operation returned and nobody knew."""
         made: list[Held] = []
+        known, meet, at = self._known, self.storages.meet, len(self.iterations.tape.functions)
         for plain, storage in storages_in(result):
-            if id(storage) not in self._known:
-                born = len(self.iterations.tape.functions), len(made)
-                held = self.storages.meet(plain, storage, born, self._clock)
+            held = known.get(id(storage))
+            if held is None or held() is not storage:
+                held = meet(plain, storage, (at, len(made)), self._clock)
                 if held is not None:
                     made.append(held)
         return made
 
     def _bury(self) -> None:
+        """Twice of one if Ctrl-C comes meanwhile."""
         for held in self.storages.buried():
             if held.copy is not None:
                 self.engine.drop(held.copy)
+                held.copy = None
             self.iterations.gone(held)

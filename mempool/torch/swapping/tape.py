@@ -23,8 +23,9 @@ class Tape:
 
     Attributes:
         functions: of each operation; views and questions are none.
-        marks: moments at which each operation began, and at which the last ended; None: as in the plan.
-        rooms: bytes that each operation took for itself while it ran, beside what it returned.
+        marks: by operation, the moment at which it began, and by their number that at which the last ended;
+            of those without, what they took in the plan's iteration is known.
+        rooms: by operation, bytes that it took for itself while it ran, beside what it returned, if any.
         there: what was there at the beginning.
         born: what was made, in order: number, operation and bytes; also what was met there, made by none.
         met: of an operation, how many of these it was given that nobody had made.
@@ -35,8 +36,8 @@ class Tape:
     """
 
     functions: list[Any] = field(default_factory=list)
-    marks: list[Any] = field(default_factory=list)
-    rooms: list[int] = field(default_factory=list)
+    marks: dict[int, Any] = field(default_factory=dict)
+    rooms: dict[int, int] = field(default_factory=dict)
     there: list[Held] = field(default_factory=list)
     born: list[tuple[int, int, int]] = field(default_factory=list)
     met: dict[int, int] = field(default_factory=dict)
@@ -62,14 +63,12 @@ class Tape:
 
         Nothing where that plan is forgotten, or was shorter.
         """
-        taken = iter([*engine.seconds([mark for mark in self.marks if mark is not None]), 0.0])
-        spans = [None if mark is None else next(taken) for mark in self.marks]
-        planned = [] if plan is None else plan.recorded.step.seconds.tolist()
-        planned += [0.0] * (len(self) - len(planned))
-        return [
-            planned[at] if span is None or self.marks[at + 1] is None else span
-            for at, span in enumerate(spans[:-1])
-        ]
+        seconds = [] if plan is None else plan.recorded.step.seconds.tolist()[: len(self)]
+        seconds += [0.0] * (len(self) - len(seconds))
+        for at, span in zip(self.marks, engine.seconds([*self.marks.values()]), strict=False):
+            if at + 1 in self.marks:
+                seconds[at] = span
+        return seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +112,7 @@ def recorded(tape: Tape, seconds: list[float]) -> Recorded:
     for row, held in enumerate(tape.there):
         if stays[row] and held.movable and row not in used:
             size[row] = 0
-    for at, room in enumerate(tape.rooms):
+    for at, room in tape.rooms.items():
         if room > 0:
             touched[len(numbers), at] = True
             numbers.append(-1)

@@ -38,13 +38,13 @@ class Beside(TorchDispatchMode):
         kwargs, swapper = kwargs or {}, self._swapper
         if (passes := swapper.passes(types)) is not None:
             return NotImplemented if passes else func(*args, **kwargs)
-        operation = swapper.operation(func)
-        if operation.asks:
+        kind = swapper.kind(func)
+        if kind.asks:
             return func(*args, **kwargs)
         swapper.counts.beside += 1
-        writes = operation.whole or any(argument.written for argument in operation.arguments)
-        with swapper.escapes.lent((*args, *kwargs.values()), writes=writes) as lent:
-            if swapper.storages.device != "cpu" or swapper.keeps(func):  # another stream, perhaps
+        keeps = kind.odd is not None and kind.odd.keeps
+        with swapper.escapes.lent((*args, *kwargs.values()), writes=kind.writes) as lent:
+            if swapper.storages.device != "cpu" or keeps:  # another stream, perhaps
                 for held, _ in lent:
                     swapper.mover.keep(held)
             return func(*args, **kwargs)

@@ -1,0 +1,50 @@
+"""What is to be known of an operation each time that it runs, put together once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mempool.torch.swapping.undeclared import Odd, learned, odd
+
+if TYPE_CHECKING:
+    from traces.recorders.torch.operations import Argument
+
+#: Classes of tensors that are no other's wrapper: what most are.
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+class Kind:
+    """An operation of the dispatcher.
+
+    Attributes:
+        function: it.
+        call: what runs it, without a way through Python where there is one.
+        asks: see `Operation`, as for those that follow.
+        views: likewise.
+        whole: likewise.
+        arguments: likewise.
+        odd: what is to be heeded beside its schema, if anything.
+        plain: it is given no tensors, only numbers and the like.
+    """
+
+    __slots__ = ("arguments", "asks", "call", "function", "odd", "plain", "views", "whole")
+
+    def __init__(self, function: Any, device: str) -> None:
+        """Of a function, on a kind of device such as ``cpu``."""
+        operation = learned(function)
+        self.function = function
+        self.call = function._op if type(function) is torch._ops.OpOverload else function
+        self.asks, self.views, self.whole = operation.asks, operation.views, operation.whole
+        self.arguments: tuple[Argument, ...] = operation.arguments
+        self.odd: Odd | None = odd(function, operation, device)
+        keeps = self.odd is not None and self.odd.keeps
+        schema = getattr(function, "_schema", None)
+        tensors = schema is None or any("Tensor" in str(one.type) for one in schema.arguments)
+        self.plain = not keeps and not tensors
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may write something that it is given."""
+        return self.whole or any(argument.written for argument in self.arguments)
