@@ -15,8 +15,7 @@ from rewriting_graphs import rewritings
 from rewritten import ALL, PLAIN, gradients, same
 from torch.nn import functional as F
 
-from mempool.torch.rewriting import partition
-from mempool.torch.rewriting.decide import decidable
+from mempool.torch.rewriting import decide
 from mempool.torch.rewriting.runtime import RUNTIME
 
 if TYPE_CHECKING:
@@ -148,12 +147,9 @@ def test_the_same_bits(program: Callable[..., Any]) -> None:
 def check_any_decision(data: st.DataObject, program: Callable[..., Any]) -> None:
     """Whatever is decided, the bits are the same, and nothing is left on the host."""
 
-    def decided(captured: Any, _: Any) -> Any:
-        return data.draw(rewritings(decidable(captured)))
-
     plain = expected(program)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partition, "decided", decided)
+        patch.setattr(decide, "_beyond", lambda graph, _: data.draw(rewritings(graph)))
         got = gradients(program, ALL, *PROGRAMS[program])
     assert same(got, plain)
     assert RUNTIME.away == 0

@@ -2,25 +2,97 @@
 
 from __future__ import annotations
 
+import fnmatch
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from mempool.torch.rewriting.costs import number
-from solvers.rewriting import Rewriting, Swap, SwapIn
+from mempool.torch.rewriting.capture import capture
+from mempool.torch.rewriting.costs import Measured, number
+from mempool.torch.rewriting.runtime import RUNTIME
+from mempool.torch.swapping.host_memory import default_host_limit
+from solvers.rewriting import Rewriting, Swap, SwapIn, rewrite
+from solvers.rewriting.choose import decide
+from solvers.rewriting.timed import Timed, simulate
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from mempool.torch.rewriting.capture import Captured
+    from mempool.torch.rewriting.joined import Joined
     from mempool.torch.rewriting.options import Options
     from solvers.rewriting import Graph
+    from solvers.swap import Link
 
 
-def decided(captured: Captured, options: Options) -> Rewriting:
-    """Which values leave, and which are made again; nothing without a limit."""
-    if options.threshold is None:
-        return Rewriting()
-    return _beyond(decidable(captured), options.threshold)
+@dataclass(frozen=True, eq=False)
+class Decided:
+    """Decisions about a step, and what is predicted of it.
+
+    Attributes:
+        captured: the numbers that they speak of.
+        rewriting: they.
+        plain: the step without them, simulated.
+        timed: the step with them.
+    """
+
+    captured: Captured
+    rewriting: Rewriting
+    plain: Timed
+    timed: Timed
+
+
+def decided(joined: Joined, options: Options, outside_bytes: int = 0) -> Decided:
+    """Which values leave, and which are made again.
+
+    Operations are timed on the device, each kind of call once, and so are copies where no link is given.
+
+    Args:
+        joined: the graphs.
+        options: of the backend.
+        outside_bytes: what lies on the device beside what the graphs see.
+
+    Raises:
+        PlanError: the limit cannot be held.
+    """
+    device = device_of(joined.module)
+    devices = [device] if device.type == "cuda" else []
+    with _disable_current_modes(), torch.random.fork_rng(devices):
+        captured = capture(joined.module, joined.halves.outputs, seconds=Measured(device))
+        link = options.link or RUNTIME.engine(device, options.host_limit).link()
+    graph = decidable(captured)
+    if options.limit is None:
+        rewriting = _beyond(graph, options.threshold or 0)
+    else:
+        rewriting = decide(
+            graph,
+            options.limit,
+            link,
+            outside_bytes=outside_bytes,
+            host_limit=options.host_limit or default_host_limit(),
+            movable=_chosen(graph, options),
+        ).rewriting
+    return Decided(captured, rewriting, *_simulated(graph, rewriting, link, outside_bytes))
+
+
+def _simulated(graph: Graph, rewriting: Rewriting, link: Link, outside: int) -> tuple[Timed, Timed]:
+    both = (graph, rewrite(graph, rewriting))
+    plain, timed = (simulate(one, link, outside_bytes=outside) for one in both)
+    return plain, timed
+
+
+def device_of(module: torch.fx.GraphModule) -> torch.device:
+    """Where most of what a graph is given lies, by bytes."""
+    found: dict[torch.device, int] = {}
+    for node in module.graph.find_nodes(op="placeholder"):
+        held = node.meta.get("val")
+        if isinstance(held, torch.Tensor):
+            size = int(number(held.numel())) * held.element_size()
+            found[held.device] = found.get(held.device, 0) + size
+    return max(found, key=lambda one: (one.type != "cpu", found[one]), default=torch.device("cpu"))
 
 
 def decidable(captured: Captured) -> Graph:
@@ -40,6 +112,23 @@ def _is_whole(held: Any) -> bool:
     shape, strides = map(number, held.shape), map(number, held.stride())
     extent = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     return bool(extent * held.element_size() >= number(held.untyped_storage().nbytes()) > 0)
+
+
+def _chosen(graph: Graph, options: Options) -> NDArray[np.bool_] | None:
+    """Values whose maker the patterns name: bool[M]; None where there are none."""
+    if not options.include and not options.exclude:
+        return None
+    names = [
+        (graph.kinds[kind], graph.modules[module] if module >= 0 else "")
+        for kind, module in zip(graph.kind.tolist(), graph.module.tolist(), strict=True)
+    ]
+
+    def named(patterns: tuple[str, ...]) -> NDArray[np.bool_]:
+        return np.array([any(fnmatch.fnmatch(n, p) for n in both for p in patterns) for both in names], bool)
+
+    wanted = named(options.include) if options.include else np.ones(len(graph), bool)
+    result: NDArray[np.bool_] = (wanted & ~named(options.exclude))[graph.producer]
+    return result
 
 
 def _beyond(graph: Graph, distance: int) -> Rewriting:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
 from mempool.torch.rewriting.applied import apply
-from mempool.torch.rewriting.capture import capture
 from mempool.torch.rewriting.decide import decided
 from mempool.torch.rewriting.joined import Halves, join
 
@@ -39,7 +38,6 @@ class Partition:
         if self.options.limit is None and self.options.threshold is None:
             return forward, backward
         joined = join(Halves(forward, backward, num_fwd_outputs))
-        captured = capture(joined.module, num_fwd_outputs, beside_bytes=self.options.beside)
-        rewriting = decided(captured, self.options)
-        apply(joined, captured, rewriting, host_limit=self.options.host_limit)
+        made = decided(joined, self.options, self.options.beside)
+        apply(joined, made.captured, made.rewriting, host_limit=self.options.host_limit)
         return forward, backward
