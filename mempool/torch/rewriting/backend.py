@@ -72,7 +72,17 @@ def _eager(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -
 
 def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
     """Compile graphs with PyTorch's own compiler."""
+    from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx
+
+    # Nothing is taken from a cache: what is decided depends on more than the graph.
+    changes = {"custom_partitioner_fn": _ours(partition), "fx_graph_cache": False}
+    with config.patch(enable_autograd_cache=False):
+        compiled: Callable[..., Any] = compile_fx(graph, inputs, config_patches=changes)
+    return compiled
+
+
+def _ours(partition: Partition) -> Any:
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
     class Ours(CustomPartitionerFn):
@@ -80,7 +90,6 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
             return partition(joint, inputs, **given)
 
         def uuid(self) -> None:
-            """Nothing is cached: what is decided depends on more than the graph."""
+            """There is none, since nothing is cached."""
 
-    compiled: Callable[..., Any] = compile_fx(graph, inputs, config_patches={"custom_partitioner_fn": Ours()})
-    return compiled
+    return Ours()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from mempool.rates import rates_of
 from mempool.torch.fitting.roofline import Roofline
+from mempool.torch.rewriting.workspaces import watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +50,7 @@ def number(value: Any) -> Any:
 
 @dataclass
 class Measured:
-    """Seconds that operations take on this machine: each kind of call is run once for all.
+    """Seconds and workspaces that operations take on this machine: each kind of call is run once for all.
 
     An operation runs on tensors of its arguments' shapes, strides and types that hold small random numbers,
     indices 0, ``runs`` times after a first one; the median counts.
@@ -58,30 +60,43 @@ class Measured:
         otherwise: for what cannot be run.
         runs: of each kind of call.
         known: what was measured, by the call.
+        workspaces: bytes that it had for itself, likewise.
     """
 
     device: torch.device | str = "cpu"
     otherwise: Callable[[fx.Node], float] = field(default_factory=by_roofline)
     runs: int = 5
     known: dict[Any, float] = field(default_factory=dict)
+    workspaces: dict[Any, int] = field(default_factory=dict)
 
     def __call__(self, node: fx.Node) -> float:
         """What a node takes."""
+        return self._known(node)[0]
+
+    def workspace(self, node: fx.Node) -> int:
+        """Bytes that a node has for itself while it runs; 0 of what cannot be run."""
+        return self._known(node)[1]
+
+    def _known(self, node: fx.Node) -> tuple[float, int]:
         if not isinstance(node.target, torch._ops.OpOverload):
-            return 0.0
+            return 0.0, 0
         args, kwargs = tree_map(number, values_of((node.args, node.kwargs)))
         key = node.target, str(tree_map(_form, (args, kwargs)))
         if key not in self.known:
-            self.known[key] = self._measure(node, args, kwargs)
-        return self.known[key]
+            self.workspaces[key] = 0
+            self.known[key] = self._measure(node, args, kwargs, key)
+        return self.known[key], self.workspaces[key]
 
-    def _measure(self, node: fx.Node, args: Any, kwargs: Any) -> float:
+    def _measure(self, node: fx.Node, args: Any, kwargs: Any, key: Any) -> float:
         state = torch.get_rng_state()
         try:
             args, kwargs = tree_map(self._real, (args, kwargs))
             with torch.no_grad():
-                took = [self._once(node.target, args, kwargs) for _ in range(self.runs + 1)]
-            return statistics.median(took[1:])
+                once = functools.partial(self._once, node.target, args, kwargs)
+                _, self.workspaces[key] = watched(
+                    lambda: node.target(*args, **kwargs), torch.device(self.device)
+                )
+                return statistics.median(once() for _ in range(self.runs))
         except (RuntimeError, NotImplementedError, IndexError, ValueError, TypeError):
             return self.otherwise(node)
         finally:

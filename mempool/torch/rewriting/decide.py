@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from mempool.torch.rewriting.options import Options
     from solvers.rewriting import Graph
     from solvers.swap import Link
+
+#: Bytes of tickets on the way, for each value that may leave.
+_TICKETS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +64,7 @@ def decided(joined: Joined, options: Options, outside_bytes: int = 0) -> Decided
     device = device_of(joined.module)
     devices = [device] if device.type == "cuda" else []
     with _disable_current_modes(), torch.random.fork_rng(devices):
-        captured = capture(joined.module, joined.halves.outputs, seconds=Measured(device))
+        captured = _measured(joined, Measured(device))
         link = options.link or RUNTIME.engine(device, options.host_limit).link()
     graph = decidable(captured)
     if options.limit is None:
@@ -71,11 +74,17 @@ def decided(joined: Joined, options: Options, outside_bytes: int = 0) -> Decided
             graph,
             options.limit,
             link,
-            outside_bytes=outside_bytes,
+            outside_bytes=outside_bytes + _TICKETS * int(graph.movable.sum()),
             host_limit=options.host_limit or default_host_limit(),
             movable=_chosen(graph, options),
         ).rewriting
     return Decided(captured, rewriting, *_simulated(graph, rewriting, link, outside_bytes))
+
+
+def _measured(joined: Joined, clock: Measured) -> Captured:
+    captured = capture(joined.module, joined.halves.outputs, seconds=clock)
+    workspace = [clock.workspace(node) for node in captured.operations]
+    return replace(captured, graph=captured.graph.with_columns(workspace=workspace))
 
 
 def _simulated(graph: Graph, rewriting: Rewriting, link: Link, outside: int) -> tuple[Timed, Timed]:

@@ -68,28 +68,33 @@ def output_of(module: fx.GraphModule) -> fx.Node:
     return next(iter(module.graph.find_nodes(op="output")))
 
 
-def join(halves: Halves) -> Joined:
-    """Both graphs in one."""
+def join(halves: Halves, *, stale: bool = False) -> Joined:
+    """Both graphs in one.
+
+    Args:
+        halves: they.
+        stale: whether operations were put in or changed after they were traced, so that what their nodes say
+            of memory must be found anew.
+    """
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     source: dict[fx.Node, fx.Node] = {}
 
-    def copy(node: fx.Node, tag: str) -> None:
+    def copy(node: fx.Node, tag: str, *, anew: bool) -> None:
         made[node] = new = graph.node_copy(node, lambda one: made[one])
         new.meta = {**node.meta, "partitioner_tag": tag}
         source[new] = node
+        if anew and node.op == "call_function":
+            _again(new)
 
-    for node in halves.forward.graph.nodes:
-        if node.op != "output":
-            copy(node, "is_forward")
-    handed = halves.handed
+    names, handed = halves.forward_nodes, halves.handed
+    for node in names.values():
+        copy(node, "is_forward", anew=stale)
     for node in halves.backward.graph.nodes:
-        if node.name in handed and node.op == "placeholder":
-            made[node] = made[halves.forward_nodes[node.name]]
+        if node.op == "placeholder" and node.name in handed:
+            made[node] = made[names[node.name]]
         elif node.op != "output":
-            copy(node, "is_backward")
-            if node.op == "call_function" and node.name in halves.forward_nodes:
-                _again(made[node])
+            copy(node, "is_backward", anew=stale or node.name in names)
     results = [
         *output_of(halves.forward).args[0][: halves.outputs],
         *output_of(halves.backward).args[0],

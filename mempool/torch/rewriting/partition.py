@@ -37,7 +37,7 @@ class Partition:
         forward, backward = divide(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
         if self.options.limit is None and self.options.threshold is None:
             return forward, backward
-        joined = join(Halves(forward, backward, num_fwd_outputs))
+        joined = join(Halves(forward, backward, num_fwd_outputs), stale=self.options.inner != "eager")
         made = decided(joined, self.options, self.options.beside)
         apply(joined, made.captured, made.rewriting, host_limit=self.options.host_limit)
         return forward, backward

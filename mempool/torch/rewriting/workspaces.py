@@ -1,0 +1,43 @@
+"""Bytes that an operation takes for itself while it runs, beyond what it is given and what it makes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mempool import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: No shapes; memory; no stacks, no FLOPS, no modules.
+_MEMORY_ONLY = (False, True, False, False, False)
+
+
+def watched(call: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
+    """What a call returns, and the bytes that it had at most beyond those that it left."""
+    return _on_cuda(call, device) if device.type == "cuda" else _on_cpu(call)
+
+
+def _on_cpu(call: Callable[[], Any]) -> tuple[Any, int]:
+    """PyTorch's own allocator tells a profiler of all that it gives; a pool must not stand before it."""
+    with_memory = torch.autograd.ProfilerConfig(
+        torch.autograd.ProfilerState.CPU, *_MEMORY_ONLY, torch._C._profiler._ExperimentalConfig()
+    )
+    with _core.Bypass():
+        torch.autograd._enable_profiler_legacy(with_memory)
+        try:
+            result = call()
+        finally:
+            events = itertools.chain(*torch.autograd._disable_profiler_legacy())
+    sizes = [event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc"]
+    held = [0, *itertools.accumulate(sizes)]
+    return result, max(held) - max(held[-1], 0)
+
+
+def _on_cuda(call: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
+    torch.cuda.reset_peak_memory_stats(device)
+    result = call()
+    return result, torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)

@@ -1,0 +1,80 @@
+"""A limit in bytes: held as the pool counts it, with the same bits; refused before training where it cannot be."""
+
+from __future__ import annotations
+
+import gc
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from rewritten import PLAIN, compiled, same
+from torch import nn
+
+import mempool.torch
+from mempool.torch.rewriting.runtime import RUNTIME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mempool.torch import TensorPool
+
+
+@pytest.fixture
+def pool() -> Iterator[TensorPool]:
+    """What counts bytes."""
+    with mempool.torch.install(device="cpu", mode="record") as pool:
+        yield pool
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(5))
+        self.norm, self.head = nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.convolutions:
+            x = self.norm(layer(x).relu()) + x.sigmoid()
+        return self.head(nn.functional.dropout(x, 0.3).mean((2, 3)))
+
+
+def step_of(pool: TensorPool, options: dict[str, Any]) -> tuple[list[torch.Tensor], int]:
+    """Gradients and results of a second step of training, and the most bytes that it had."""
+    torch.manual_seed(0)
+    gc.collect()
+    before = pool.client.stats()["requested"]["current"]
+    model = Net()
+    run = compiled(lambda x: model(x).square().mean(), options)
+    for _ in range(2):
+        x = torch.randn(8, 4, 32, 32, generator=torch.Generator().manual_seed(1))
+        model.zero_grad()
+        pool.client.reset_peaks()
+        loss = run(x)
+        loss.backward()
+    peak = pool.client.stats()["requested"]["peak"] - before
+    return [loss.detach(), *(p.grad for p in model.parameters()), *model.buffers()], peak
+
+
+def least_of(options: dict[str, Any]) -> int:
+    """What a refusal names as the least limit."""
+    with pytest.raises(Exception, match="no step fits in .* needs") as refused:
+        compiled(Net(), options)(torch.randn(8, 4, 32, 32)).sum().backward()
+    (least,) = re.findall(r"needs ([\d,]+)", str(refused.value))
+    return int(least.replace(",", ""))
+
+
+def test_a_limit_is_held_to_the_byte_with_the_same_bits(pool: TensorPool) -> None:
+    """From 95 % of what a step needs without a limit down to the least possible."""
+    plain, peak = step_of(pool, PLAIN)
+    torch.manual_seed(0)
+    least = least_of({**PLAIN, "limit": 1000})
+    assert least < 0.8 * peak
+    for limit in (int(0.95 * peak), (peak + least) // 2, int(1.02 * least)):
+        got, taken = step_of(pool, {**PLAIN, "limit": limit, "link": "pcie3"})
+        assert same(got, plain)
+        assert taken <= limit
+        assert RUNTIME.moved.outs > 0
+    assert RUNTIME.away == 0
