@@ -1,4 +1,4 @@
-"""A limit in bytes: held as the pool counts it, with the same bits; refused before training where it cannot be."""
+"""A limit in bytes: held as the pool counts it, with the same bits, or refused before training."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def step_of(pool: TensorPool, options: dict[str, Any]) -> tuple[list[torch.Tenso
 
 def least_of(options: dict[str, Any]) -> int:
     """What a refusal names as the least limit."""
-    with pytest.raises(Exception, match="no step fits in .* needs") as refused:
+    with pytest.raises(Exception, match=r"no step fits in .* needs") as refused:
         compiled(Net(), options)(torch.randn(8, 4, 32, 32)).sum().backward()
     (least,) = re.findall(r"needs ([\d,]+)", str(refused.value))
     return int(least.replace(",", ""))

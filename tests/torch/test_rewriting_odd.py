@@ -146,7 +146,6 @@ def test_the_same_bits(program: Callable[..., Any]) -> None:
 
 def check_any_decision(data: st.DataObject, program: Callable[..., Any]) -> None:
     """Whatever is decided, the bits are the same, and nothing is left on the host."""
-
     plain = expected(program)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decide, "_beyond", lambda graph, _: data.draw(rewritings(graph)))

@@ -73,20 +73,17 @@ class Handover:
     def settle(self) -> None:
         """Have the graphs hand over what is used, and nothing else."""
         halves = self.halves
-        placeholders: list[fx.Node] = list(halves.backward.graph.find_nodes(op="placeholder"))
-        drop = [node for node in placeholders if not node.users and self._is_tensor(node)]
-        gone = {node.name for node in drop}
+        gone = {name: n for name, n in self._given.items() if not n.users and _is_tensor(n)}
         before = [node for node in halves.saved if node.name not in gone]  # numbers stay: sizes may need them
         new = [self._forward_of[name] for name in self._new if name not in gone]
         tensors = [node for node in reversed(new) if not is_number(node)]
-        for node in drop:
+        for node in gone.values():
             halves.backward.graph.erase_node(node)
         _return(halves, [*tensors, *before, *filter(is_number, new)])
 
-    def _is_tensor(self, node: fx.Node) -> bool:
-        """Whether a placeholder is one tensor that the forward graph hands over."""
-        held = node.meta.get("val")
-        return isinstance(held, torch.Tensor) and self._given.get(node.name) is node
+
+def _is_tensor(node: fx.Node) -> bool:
+    return node.op == "placeholder" and isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def is_number(node: fx.Node) -> bool:
