@@ -22,7 +22,8 @@ class Runs:
 
     Attributes:
         served: for each run, which copy back of a memory it reads, by base.
-        recomputed: the values that have a second run, views of them among them.
+        recomputed: the values that are made again: views of what is asked for among them, and what the same
+            operations make beside it.
         before: for each operation that runs again, the operation in front of which it does.
 
     Raises:
@@ -83,8 +84,10 @@ class Runs:
         if not values:
             return frozenset()
         forward = (g.producer >= 0) & ~g.backward[g.producer]
-        follow = np.isin(g.base, values) & forward
-        return frozenset(values) | frozenset(np.flatnonzero(follow).tolist())
+        wanted = np.isin(g.base, values) & forward
+        wanted[list(values)] = True
+        beside = np.isin(g.producer, g.producer[wanted]) & forward  # what runs again makes all that it makes
+        return frozenset(np.flatnonzero(beside).tolist())
 
     def _serve(self, swap: Swap) -> None:
         for number, back in enumerate(swap.ins):

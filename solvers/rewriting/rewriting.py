@@ -11,7 +11,7 @@ class Sync(enum.IntFlag):
 
     NONE = 0
     OUT = 1  # who still reads the value itself waits until its copy is out
-    IN = 2  # a swap-in waits for everything else that its first consumer reads
+    IN = 2  # a swap-in waits for everything else that its first consumer reads: it stands right before that
     BOTH = 3
 
 
@@ -56,7 +56,7 @@ class Rewriting:
     Attributes:
         swaps: at most one of a value.
         recomputed: values that are made again, right before their first reader in the backward pass, for all
-            readers there; views of them follow.
+            readers there; views of them follow, and all else that the same operations make.
         sync: what waits beyond what it reads.
     """
 

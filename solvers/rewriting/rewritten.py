@@ -92,6 +92,7 @@ class _Writer:
         self.ins: dict[int, list[int]] = {}
         self.just: dict[int, list[int]] = {}  # swap-ins by the row that they stand right before
         self.before: dict[int, list[int]] = {}  # what runs again, by the row that it is for
+        self.views: dict[int, list[int]] = {}  # of what came back, likewise
         self.releases: list[tuple[int, int]] = []
         self.control: list[tuple[int, int]] = []
         self.backs: dict[tuple[int, int], _Back] = {}
@@ -159,10 +160,8 @@ class _Writer:
         row, (value,) = self._put(_Row(operation, Role.SWAP_IN, name, [host], backward), [swap.value])
         trigger = back.trigger
         if self.sync & Sync.IN:
-            others = self._others(first)
-            self.control += [(other, row) for other in others]
-            if trigger >= 0:
-                trigger = max([trigger, *others], key=self.runs.place)
+            self.control += [(other, row) for other in self._others(first)]
+            trigger = -1
         if trigger >= 0:
             self.ins.setdefault(self._row(trigger), []).append(row)
         else:
@@ -224,7 +223,7 @@ class _Writer:
         row, made = self._put(
             _Row(operation, Role.RECOMPUTED, name, reads, backward), self.outputs[operation]
         )
-        self.before.setdefault(self._row(run), []).append(row)
+        self.views.setdefault(self._row(run), []).append(row)
         back.views.update(zip(self.outputs[operation], made, strict=True))
         return back.views[value]
 
@@ -232,9 +231,10 @@ class _Writer:
         order = list[int]()
 
         def emit(row: int) -> None:
-            order.extend(self.just.get(row, ()))
             for other in self.before.get(row, ()):
                 emit(other)
+            order.extend(self.just.get(row, ()))
+            order.extend(self.views.get(row, ()))
             order.append(row)
             order.extend(self.outs.get(row, ()))
             order.extend(self.ins.get(row, ()))

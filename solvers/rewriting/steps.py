@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from solvers.rewriting.again import Runs
 from solvers.rewriting.graph import Role
 from solvers.rewriting.rewriting import Rewriting, Swap, SwapIn
 from solvers.rewriting.rewritten import rewrite
@@ -110,7 +111,7 @@ def planned(
         graph, original = rewrite(graph, Rewriting(recomputed=recomputed)), graph
         runs = _runs(graph, original)
         movable = np.concatenate([movable, np.zeros(len(graph.size) - len(movable), np.bool_)])
-        movable[list(recomputed)] = False
+        movable[list(Runs(original, Rewriting(recomputed=recomputed)).recomputed)] = False
     n = len(graph)
     own = np.flatnonzero((graph.base == np.arange(len(graph.size))) & ~graph.host & (graph.size > 0))
     start, end = lifetimes(graph)

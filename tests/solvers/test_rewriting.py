@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rewriting_graphs import chain, graph_of, graphs, rewritings
 from rewriting_terms import contents_by_running
 
 from solvers.errors import PlanError
 from solvers.rewriting import Graph, Rewriting, Role, Swap, SwapIn, Sync, erase, rewrite
+from solvers.rewriting.passes import by_pass
 
 
 @st.composite
@@ -131,6 +132,26 @@ def test_a_view_is_made_again_from_what_came_back() -> None:
     assert new.names[new.producer[new.base[new.read_by(6)[0]]]] == "in.1.0"
 
 
+def test_a_view_that_cannot_be_made_again_keeps_its_memory_here() -> None:
+    graph = graph_of(
+        size=[4, 4, 0, 4], producer=[-1, 0, 1, 2], base=[0, 1, 1, 3], reads=[[0], [1], [2]],
+        backward=[False, False, True], repeatable=[True, False, True],
+    )  # fmt: skip
+    with pytest.raises(PlanError, match="op1 cannot run again"):
+        rewrite(graph, Rewriting((Swap(1, (SwapIn((2,)),)),)))
+
+
+def test_what_runs_again_makes_all_that_it_makes() -> None:
+    graph = graph_of(
+        size=[4, 4, 4, 4, 4],
+        producer=[-1, 0, 0, 1, 2],
+        reads=[[0], [1], [1, 2]],
+        backward=[False, False, True],
+    )
+    new = rewrite(graph, Rewriting(recomputed=(1,)))
+    assert [int(v) for v in new.read_by(3)] == [5, 6]
+
+
 def _bad(**columns: object) -> Graph:
     graph: Graph = chain(4).with_columns(**columns)
     return graph
@@ -170,3 +191,19 @@ def test_a_rewritten_graph_is_not_rewritten_again() -> None:
     new = rewrite(chain(4), Rewriting((Swap(1, (SwapIn((6,)),)),)))
     with pytest.raises(PlanError, match="rewritten again"):
         rewrite(new, Rewriting(recomputed=(2,)))
+
+
+@settings(max_examples=50)
+@given(decided())
+def test_by_pass_nothing_but_what_is_away_spans_both_passes(case: tuple[Graph, Rewriting]) -> None:
+    """What is decided stays so, copies begin in the pass of their readers, again it is the same."""
+    graph, rewriting = case
+    assume(not (np.diff(graph.backward.astype(int)) < 0).any())
+    divided = by_pass(graph, rewriting)
+    assert by_pass(graph, divided) == divided
+    new = rewrite(graph, divided)
+    assert (np.diff(new.backward.astype(int)) >= 0).all() or not rewriting.swaps
+    assert {s.value for s in divided.swaps} == {s.value for s in rewriting.swaps}
+    for swap, was in zip(divided.swaps, rewriting.swaps, strict=True):
+        readers = [run for back in swap.ins for run in back.consumers]
+        assert sorted(readers) == sorted(run for back in was.ins for run in back.consumers)

@@ -76,17 +76,16 @@ def graphs(draw: Draw, *, most_ops: int = 10, views: bool = True, control: bool 
 
     Operations make one or two values; some cannot run again, some values may not move or last.
     """
-    size, producer, base, reads, repeatable = [], [], [], list[list[int]](), []
+    size, producer, base, reads = [], [], [], list[list[int]]()
     for _ in range(draw(st.integers(0, 3))):
         size.append(draw(st.integers(0, 8)))
         producer.append(-1)
         base.append(len(base))
-    n = draw(st.integers(1, most_ops))
+    n = draw(st.integers(1, most_ops) | st.integers(most_ops - 2, most_ops))
     for op in range(n):
         known = len(size)
         read = draw(st.lists(st.integers(0, known - 1), max_size=3)) if known else []
         reads.append(read)
-        repeatable.append(draw(st.integers(0, 7)) > 0)
         for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
             of = draw(st.sampled_from(read)) if views and read and draw(st.integers(0, 2)) == 0 else -1
             base.append(len(base) if of < 0 else base[of])
@@ -96,20 +95,24 @@ def graphs(draw: Draw, *, most_ops: int = 10, views: bool = True, control: bool 
     pair = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).map(sorted)
     pairs = draw(st.lists(pair, max_size=3)) if control else []
     m = len(size)
-    rarely = st.lists(st.integers(0, 5).map(lambda x: x == 0), min_size=m, max_size=m)
+    few_values, few_operations = (
+        st.sets(st.integers(0, m - 1), max_size=2),
+        st.sets(st.integers(0, n - 1), max_size=2),
+    )
+    lasting, still, once = draw(few_values), draw(few_values), draw(few_operations)
     return graph_of(
         size,
         producer,
         reads,
         backward=[op >= turn for op in range(n)],
-        repeatable=repeatable,
+        repeatable=[op not in once for op in range(n)],
         base=base,
         control=[p for p in pairs if p[0] < p[1]],
         seconds=draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=n, max_size=n)),
         workspace=draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)),
-        rank=draw(st.lists(st.integers(-1, 3), min_size=m, max_size=m)),
-        lasting=draw(rarely),
-        movable=[not still for still in draw(rarely)],
+        rank=draw(st.lists(st.sampled_from([2, 4, 3, 2, 1, -1]), min_size=m, max_size=m)),
+        lasting=[v in lasting for v in range(m)],
+        movable=[v not in still for v in range(m)],
         module=draw(st.lists(st.integers(-1, 2), min_size=n, max_size=n)),
         modules=("encoder", "encoder.1", "head"),
         kind=draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)),
@@ -149,7 +152,7 @@ def rewritings(draw: Draw, graph: Graph, *, swaps: bool = True, recompute: bool 
     runs = Runs(graph, Rewriting(recomputed=tuple(recomputed)))
     everything = sorted([*range(n), *(n + op for op in runs.before)], key=runs.place)
     where = {run: i for i, run in enumerate(everything)}
-    made, again_of = [], set(graph.base[recomputed].tolist())
+    made, again_of = [], {int(graph.base[v]) for v in runs.recomputed}
     for value in may_leave(graph) if swaps else []:
         if value in again_of or draw(st.booleans()):
             continue
@@ -192,5 +195,5 @@ def _can_read_back(graph: Graph, runs: Runs, run: int, value: int) -> bool:
 def ruled(draw: Draw) -> tuple[Graph, Rules]:
     """A random graph and settings of the published rules."""
     ahead = draw(st.none() | st.integers(0, 5))
-    rules = Rules(draw(st.integers(0, 6)), ahead, draw(st.integers(0, 4)), Sync(draw(st.integers(0, 3))))
+    rules = Rules(draw(st.integers(0, 3)), ahead, draw(st.integers(0, 4)), Sync(draw(st.integers(0, 3))))
     return draw(graphs()), rules
