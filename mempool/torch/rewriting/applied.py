@@ -32,9 +32,10 @@ def apply(joined: Joined, captured: Captured, rewriting: Rewriting, *, host_limi
     begun = [(swap, outs.begin(step, swap, host_limit)) for swap in rewriting.swaps]
     ended = [(swap, outs.end(step, swap, ticket, early=early)) for swap, ticket in begun]
     for swap, handle in ended:
-        for one in swap.ins:
-            ins.bring(step, step.forward, swap.value, one, handle, late=late)
-            ins.bring(step, step.backward, swap.value, one, handle, late=late)
+        # The last one first: what it reads is told by views that an earlier one has not made its own yet.
+        for side in (step.backward, step.forward):
+            for one in sorted(swap.ins, key=lambda one: min(one.consumers), reverse=True):
+                ins.bring(step, side, swap.value, one, handle, late=late)
     for swap, _ in ended:
         _forget_views(step, swap.value)
     step.handover.settle()
