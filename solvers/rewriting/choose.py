@@ -195,11 +195,14 @@ class Chooser:
     def _refusal(self, limit: int) -> str:
         g = self.graph
         least, op = self.least()
+        if limit >= least:
+            within = "" if self.host_limit is None else f" with {self.host_limit} bytes on the host"
+            return f"no step found that fits in {limit} bytes{within}; any host allowed, {least} are enough"
         kind = f" ({g.kinds[g.kind[op]]})" if 0 <= g.kind[op] < len(g.kinds) else ""
-        if limit < least:
-            return f"no step fits in {limit} bytes: operation {g.names[op]}{kind} needs {least}"
-        within = "" if self.host_limit is None else f" with {self.host_limit} bytes on the host"
-        return f"no step found that fits in {limit} bytes{within}; the least is {least}"
+        touched = np.unique(g.base[[*g.read_by(op).tolist(), *np.flatnonzero(g.producer == op).tolist()]])
+        own = int(g.size[touched].sum() + g.workspace[op])
+        needs = f"operation {g.names[op]}{kind} needs {least}: {own} that it touches"
+        return f"no step fits in {limit} bytes: {needs}, {least - own} that stay"
 
 
 def _everything(plan: Planned) -> Schedule:

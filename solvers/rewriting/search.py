@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from solvers.swap.link import Link
 
 #: Operations that a search for one limit looks at in all: some seconds.
-_WORK = 200_000
+_WORK = 400_000
 _LEAST_TRIES, _MOST_TRIES = 8, 200
 _LEVELS = 8
 #: Of more operations the least bytes come from uniform prices alone.

@@ -41,8 +41,16 @@ def test_a_limit_that_nothing_holds_is_refused_with_the_least_and_who_needs_it()
     graph, link = chain(8), Link.of_rate(1e9)
     least, op = least_bytes(graph, link, outside_bytes=100)
     assert decide(graph, least, link, outside_bytes=100).peak_bytes == least
-    with pytest.raises(PlanError, match=rf"{graph.names[op]} \(op\) needs {least}"):
-        decide(graph, least - 1, link, outside_bytes=100)
+    for limit in (least - 1, 0, -1):
+        with pytest.raises(PlanError, match=rf"{graph.names[op]} \(op\) needs {least}: \d+ .* \d+ that stay"):
+            decide(graph, limit, link, outside_bytes=100)
+
+
+def test_without_a_host_what_can_be_is_made_again():
+    graph, link = chain(12), Link.of_rate(1e9)
+    made = decide(graph, simulate(graph, link).peak_bytes * 3 // 4, link, host_limit=0)
+    assert made.host_bytes == made.moved_bytes == 0
+    assert made.rewriting.recomputed
 
 
 def test_the_host_holds_no_more_than_it_may():
