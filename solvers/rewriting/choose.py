@@ -9,6 +9,7 @@ import numpy as np
 
 from solvers.errors import PlanError
 from solvers.rewriting.decision import Decision
+from solvers.rewriting.early import copied_early
 from solvers.rewriting.published import budget_of, tune
 from solvers.rewriting.released import released
 from solvers.rewriting.rewriting import Rewriting
@@ -169,7 +170,17 @@ class Chooser:
             schedule, how = _everything(plan), "everything"
         rewriting = Rewriting(plan.swaps(schedule), chosen)
         how = f"{how}, {len(chosen)} made again" if chosen else how
-        return self._decision(limit, rewriting, how, self._timed(rewriting))
+        made = self._decision(limit, rewriting, how, self._timed(rewriting))
+        return self._sooner(made) if made.stall_seconds > 0 else made
+
+    def _sooner(self, made: Decision) -> Decision:
+        """With copies out begun while they are still read, if nothing is worse for it."""
+        rewriting = copied_early(self.graph, made.rewriting, self.link)
+        early = self._decision(
+            made.limit_bytes, rewriting, f"{made.how}, copied early", self._timed(rewriting)
+        )
+        worse = early.cost >= made.cost or not self._holds(early, max(made.limit_bytes, made.peak_bytes))
+        return made if worse else early
 
     def _published(self, limit: int) -> list[Decision]:
         """What the published tuner decides, if it finds that it fits and may be done."""

@@ -50,7 +50,7 @@ def least_seconds(
         plan = planned(graph, candidates(graph), recomputed=chosen, outside=outside_bytes)
         if best is not None and plan.step.duration >= best[1]:
             break
-        solved = least_stall(plan.step, link, limit, ticks=ticks)
+        solved = least_stall(plan.step, link, limit, ticks=ticks, early=True)
         if solved is None:
             continue
         seconds = plan.step.duration + solved[1]

@@ -38,7 +38,7 @@ def released(
     outs = np.flatnonzero(made.role == Role.SWAP_OUT)
     free = link.__class__(0.0, 0.0, link.in_fixed, link.in_per_byte, link.duplex)
     timed = simulate(made, free, outside_bytes=outside_bytes)
-    runs = _runs(made, graph)
+    runs = runs_of(made, graph)
     size = made.size[made.base[np.array([made.read_by(int(op))[0] for op in outs], np.int64)]]
     rows = _rows(made, outs, link.out(size), size, limit - timed.load, timed.begins)
     rows = np.minimum(rows, _needed(made, outs))
@@ -91,7 +91,7 @@ def _needed(made: Graph, outs: NDArray[np.int64]) -> NDArray[np.int64]:
     return result
 
 
-def _runs(made: Graph, graph: Graph) -> NDArray[np.int64]:
+def runs_of(made: Graph, graph: Graph) -> NDArray[np.int64]:
     """For each row the run before which it stands, itself if it is one."""
     names = {name: op for op, name in enumerate(graph.names)}
     names |= {f"again.{name}": len(graph) + op for op, name in enumerate(graph.names)}

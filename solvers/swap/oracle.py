@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +11,15 @@ from solvers.swap.absences import absences_of
 from solvers.swap.schedule import Schedule
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from solvers.swap.absences import Absences
     from solvers.swap.link import Link
     from solvers.swap.step import Step
 
 
 def least_stall(
-    step: Step, link: Link, limit: int, *, ticks: int = 1 << 10, seconds: float = 10.0
+    step: Step, link: Link, limit: int, *, ticks: int = 1 << 10, seconds: float = 10.0, early: bool = False
 ) -> tuple[Schedule, float] | None:
     """A schedule that holds the limit and its stall in seconds, with no shorter one in whole ticks.
 
@@ -25,6 +29,8 @@ def least_stall(
         limit: bytes.
         ticks: of a second; operations are rounded down to whole ticks, copies up.
         seconds: when to give up.
+        early: a copy out may begin as soon as the buffer was written for the last time, while it is read:
+            ``out`` of the schedule, which `replay` then refuses, is the operation after which it does.
 
     Returns:
         None where nothing was proven in time, or no schedule holds the limit (`Step.load` and the absences
@@ -35,17 +41,18 @@ def least_stall(
     """
     if step.circular:
         raise ValueError("the oracle knows steps on a line only")
-    return _Oracle(step, link, limit, ticks).solve(seconds)
+    return _Oracle(step, link, limit, ticks, early=early).solve(seconds)
 
 
 class _Oracle:
     """When operations begin, which absences are used, and when their copies begin; all in ticks."""
 
-    def __init__(self, step: Step, link: Link, limit: int, ticks: int) -> None:
+    def __init__(self, step: Step, link: Link, limit: int, ticks: int, *, early: bool) -> None:
         from ortools.sat.python import cp_model
 
         self._cp, self._step, self._ticks = cp_model, step, ticks
         self._a = absences_of(step)
+        self._since = _written(step, self._a) if early else self._a.last
         self._takes = np.floor(step.seconds * ticks).astype(int).tolist()
         self._out = np.ceil(link.out(self._a.size) * ticks).astype(int).tolist()
         self._in = np.ceil(link.back(self._a.size) * ticks).astype(int).tolist()
@@ -89,7 +96,8 @@ class _Oracle:
         self._begins.append(out)
         outs.append(model.new_optional_fixed_size_interval_var(out, self._out[row], copied, ""))
         ins.append(model.new_optional_fixed_size_interval_var(back, self._in[row], used, ""))
-        model.add(out >= self._starts[last] + self._takes[last]).only_enforce_if(copied)
+        since = int(self._since[row])
+        model.add(out >= self._starts[since] + self._takes[since]).only_enforce_if(copied)
         model.add(self._starts[use] >= back + self._in[row]).only_enforce_if(used)
         for op, x in release.items():
             model.add(self._ready[op] >= out + self._out[row]).only_enforce_if(x, copied)
@@ -137,9 +145,22 @@ class _Oracle:
         sources = self._a.source[rows]
         copied = (sources < 0) | ~np.isin(sources, rows)
         asked = a.last.copy()
+        ends = [value(start) + takes for start, takes in zip(self._starts, self._takes, strict=True)]
         order = sorted(range(len(rows)), key=lambda one: value(self._begins[rows[one]]))
         before = 0  # nothing is asked for before what is copied before it
         for one in order:
             if copied[one]:
-                before = asked[one] = max(before, int(a.last[one]))
+                ended = bisect.bisect_right(ends, value(self._begins[rows[one]])) - 1
+                ready = int(self._since[rows[one]])
+                before = asked[one] = max(before, ready if ready == a.last[one] else max(ended, ready))
         return Schedule(a.buffer, a.last, asked, release, fetch, a.use, copied), stall
+
+
+def _written(step: Step, absences: Absences) -> NDArray[np.int64]:
+    """The last operation before each absence that wrote into its buffer, or the first that touched it."""
+    result = absences.last.copy()
+    for row, (buffer, last) in enumerate(zip(absences.buffer, absences.last, strict=True)):
+        ops = np.flatnonzero((step.access_buffer == buffer) & (step.access_op <= last))
+        written = ops[step.access_writes[ops]]
+        result[row] = step.access_op[written[-1] if len(written) else ops[0]]
+    return result

@@ -1,0 +1,60 @@
+"""Copies out that begin as soon as the link is free, while what is copied is still read."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from solvers.rewriting.graph import Role
+from solvers.rewriting.released import runs_of
+from solvers.rewriting.rewritten import rewrite
+from solvers.rewriting.timed import simulate
+
+if TYPE_CHECKING:
+    from solvers.rewriting.graph import Graph
+    from solvers.rewriting.rewriting import Rewriting
+    from solvers.swap.link import Link
+
+
+def copied_early(graph: Graph, rewriting: Rewriting, link: Link) -> Rewriting:
+    """The same decisions with copies out asked for earlier where that may help.
+
+    Nothing writes into a value, so that its copy may begin when it is made. Whenever the link is free, of
+    those that are made the one that is waited for first is copied. Memory stays as it is.
+
+    Args:
+        graph: as it was captured.
+        rewriting: decisions about it, each swap with its release.
+        link: how long copies take.
+    """
+    made = rewrite(graph, rewriting)
+    timed, runs = simulate(made, link), runs_of(made, graph)
+    rows = [row for row in range(len(made)) if made.role[row] in (Role.ORIGINAL, Role.RECOMPUTED)]
+    ends = [float(timed.begins[row] + made.seconds[row]) for row in rows]
+    place = {run: row for row, run in enumerate(runs.tolist())}
+    at = {row: index for index, row in enumerate(rows)}
+    swaps = sorted(rewriting.swaps, key=lambda swap: place.get(swap.release, len(made)))
+    waiting = [(at[place[int(graph.producer[swap.value])]], swap) for swap in swaps if swap.release >= 0]
+    now, after = 0.0, dict[int, int]()
+    while waiting:
+        first = next((one for one in waiting if ends[one[0]] <= now), None)
+        if first is None:
+            now = min(ends[index] for index, _ in waiting)
+            continue
+        waiting.remove(first)
+        index, swap = first
+        index = max(index, bisect.bisect_right(ends, now) - 1)
+        while made.names[rows[index]] != _name(graph, int(runs[rows[index]])):
+            index -= 1  # what makes a view again is no run of its own
+        after[swap.value] = int(runs[rows[index]])
+        now += link.out_fixed + link.out_per_byte * float(graph.size[swap.value])
+    return replace(
+        rewriting,
+        swaps=tuple(replace(swap, after=after.get(swap.value, swap.after)) for swap in rewriting.swaps),
+    )
+
+
+def _name(graph: Graph, run: int) -> str:
+    again, operation = divmod(run, len(graph))
+    return f"again.{graph.names[operation]}" if again else graph.names[operation]
