@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class UNet3d(nn.Module):
@@ -116,10 +121,17 @@ class Additive(nn.Module):
     and kept. Both languages have as many words; there is no dropout.
     """
 
-    def __init__(self, width: int = 1024, words: int = 8000, *, joined: bool = False) -> None:
+    def __init__(
+        self,
+        width: int = 1024,
+        words: int = 8000,
+        *,
+        joined: bool = False,
+        cell: Callable[[int, int], nn.Module] = Cell,
+    ) -> None:
         super().__init__()
         self.source, self.target = nn.Embedding(words, width), nn.Embedding(words, width)
-        self.encoder, self.decoder = Cell(width, width), Cell(2 * width, width)
+        self.encoder, self.decoder = cell(width, width), cell(2 * width, width)
         self.key, self.query = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.both = nn.Linear(2 * width, width) if joined else None
         self.score = nn.Parameter(torch.zeros(width))
