@@ -14,7 +14,7 @@ from mempool import _core, sharing
 from mempool.errors import OutOfMemoryError, UsageError
 from mempool.planner import Planner, first_cache_bytes
 from mempool.ranks import file_to_read, own_file
-from mempool.settings import NEVER, Settings, settings
+from mempool.settings import NEVER, Settings, check_swapping, settings
 from mempool.versions import made_with
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class Pool:
             raise UsageError(
                 "limit is kept by swapping, as mempool.torch does; max_reserved is for all pools"
             )
+        if self.swaps:
+            check_swapping(self.settings)
         self.name = name
         price = self.settings.wait_bytes
         price = type(self).wait_bytes if price is None else price

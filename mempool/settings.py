@@ -96,6 +96,21 @@ def settings(*, environment: bool = True, **given: Any) -> Settings:
     return replace(Settings(**(_from_environment() if environment else {})), **known)
 
 
+def check_swapping(chosen: Settings) -> None:
+    """Find out whether what is said of swapping goes together.
+
+    Raises:
+        UsageError: a limit that what is reserved can never reach, or a limit of the host alone.
+    """
+    limit, most = chosen.limit, chosen.max_reserved
+    if limit is None and chosen.host_limit is not None:
+        raise UsageError("host_limit is of swapping, which begins with a limit: give one too")
+    if limit is not None and most is not None and limit > most:
+        raise UsageError(
+            f"limit is {limit:,} bytes and max_reserved {most:,}: tensors could never take so much"
+        )
+
+
 def parse_bytes(text: str | int) -> int:
     """Bytes of "8GiB", "500 MB", "1e9" or a number.
 
@@ -110,6 +125,8 @@ def parse_bytes(text: str | int) -> int:
     number = int(match[1]) if match[1].isdigit() else float(match[1])
     if len(match[1]) > MOST_DIGITS or number > 2**64:
         raise UsageError(f"{text[:MOST_DIGITS]!r} is more than any memory has")
+    if _UNITS[match[2]] == 1 and number != int(number):
+        raise UsageError(f"{text!r} is not a whole number of bytes")
     return int(number * _UNITS[match[2]])
 
 

@@ -172,9 +172,11 @@ def _plan(path: Path | None) -> dict[str, str]:
 def _settings(**given: Any) -> Settings:
     """Of the command line and the environment, while their errors can still be told in one line."""
     from mempool.errors import UsageError
-    from mempool.settings import settings
+    from mempool.settings import check_swapping, settings
 
     try:
-        return settings(**given)
+        chosen = settings(**given)
+        check_swapping(chosen)
+        return chosen
     except UsageError as error:
         raise typer.BadParameter(str(error)) from None

@@ -118,11 +118,33 @@ def test_the_limit_of_the_environment_is_of_pytorch_alone(monkeypatch: pytest.Mo
         Pool(background=False, limit="5MiB")
 
 
-@pytest.mark.parametrize("limit", ["0", "much", -1, True])
+@pytest.mark.parametrize("limit", ["0", "much", -1, True, 1.5, "1.5", "2.5 B"])
 def test_an_impossible_limit_is_refused_and_leaves_nothing(limit: object) -> None:
     with pytest.raises(UsageError):
         mempool.torch.install(device="cpu", limit=limit)
     assert not mempool.torch.is_installed()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [
+        ({"limit": "2GiB", "max_reserved": "1GiB"}, "max_reserved 1,073,741,824"),
+        ({"host_limit": "1GiB"}, "give one too"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_and_leaves_nothing(chosen: dict[str, str], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        mempool.torch.install(device="cpu", **chosen)
+    assert not mempool.torch.is_installed()
+
+
+def test_a_limit_that_cannot_be_reached_is_told_in_one_line() -> None:
+    command = [sys.executable, "-m", "mempool", "run", "--limit", "2GiB", "--max-reserved", "1GiB", "-c", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(mempool.__file__).parents[1])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert "max_reserved 1,073,741,824" in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
 
 
 def test_all_is_back_when_the_pool_is_closed_whatever_was_entered_since() -> None:
@@ -340,6 +362,40 @@ def test_copies_that_were_waited_for_are_asked_for_sooner(swapper: Swapper) -> N
     assert (better.swap.schedule.fetch < plan.swap.schedule.fetch).any()
     none = iterations._planning.changed(plan, [(move, object()) for move in moves], 1 << 40)
     assert none is None
+
+
+class Behind(HostEngine):
+    """An engine of which nobody knows what was waited for until an iteration later, as on a GPU."""
+
+    streams = True
+
+    def __init__(self) -> None:
+        super().__init__(64 * MIB)
+        self.now: list[Any] = []
+        self.known: list[Any] = []
+
+    def wait(self, transfer: Any) -> float:
+        super().wait(transfer)
+        self.now.append(transfer)
+        return 0.0
+
+    def waited(self, transfer: Any) -> float:
+        return 1e-2 * any(transfer is one for one in self.known)
+
+    def rest(self) -> None:
+        super().rest()
+        self.known, self.now = self.now, []
+
+
+def test_what_a_stream_waited_for_is_counted_and_heeded_when_the_device_has_come_to_it() -> None:
+    plain = losses([1024] * 8)
+    engine = Behind()
+    with Swapper(engine, CPU, 2 * MIB) as swapper:
+        assert losses([1024] * 8) == plain
+        assert swapper.counts.waits > 0
+        assert swapper.counts.waited_seconds >= 1e-2
+        assert swapper.counts.changes > 0
+    engine.close()
 
 
 # --- what the pool reserves

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from adversary import Adversary
 
-from mempool.torch.swapping import host_engine, mover
+from mempool.torch.swapping import host_engine, mover, storages
+from mempool.torch.swapping import swapper as swapping
 from mempool.torch.swapping.storages import AWAY
 
 if TYPE_CHECKING:
@@ -178,9 +180,11 @@ def test_workers_of_a_loader_read_what_is_away(swapper: Adversary) -> None:
     assert sum(rows) == RETURNED
 
 
-def broken_off(at: int, work: Any) -> bool:
+MOVING = frozenset((mover.__file__, host_engine.__file__, str(Path(__file__).parent / "adversary.py")))
+
+
+def broken_off(at: int, work: Any, files: frozenset[str] = MOVING) -> bool:
     """Do it, with Ctrl-C before the n-th line of what moves storages; whether there were so many."""
-    files = {mover.__file__, host_engine.__file__, str(Path(__file__).parent / "adversary.py")}
     lines = itertools.count()
     broken = False
 
@@ -203,6 +207,36 @@ def broken_off(at: int, work: Any) -> bool:
     finally:
         sys.settrace(before)
     return broken
+
+
+def test_nothing_of_python_runs_when_a_storage_ends(swapper: Adversary) -> None:
+    """Ctrl-C that came there would be printed, and lost."""
+    tensor = torch.ones(1000)
+    held = swapper.storages.of(tensor)
+    assert held is not None
+    assert isinstance(held.__callback__, types.BuiltinMethodType)
+    assert not broken_off(0, tensor.untyped_storage, frozenset((storages.__file__, swapping.__file__)))
+    del tensor
+    assert list(swapper.storages.dead) == [held]
+
+
+def test_ctrl_c_while_what_has_ended_is_counted_out_counts_it_once() -> None:
+    for at in itertools.count():
+        with Adversary(at, share=0.0) as swapper:
+            here = swapper.storages.here_bytes
+            tensors = [torch.ones(1000) for _ in range(3)]
+            swapper.mover.leave(swapper.storages.of(tensors[0]))
+            swapper.mover.settle_all()
+            swapper.mover.leave(swapper.storages.of(tensors[1]))
+            swapper.mover.release(swapper.storages.of(tensors[1]))
+            tensors.clear()
+            files = frozenset((storages.__file__, swapping.__file__))
+            broken = broken_off(at, swapper._bury, files)
+            swapper._bury()
+            assert swapper.storages.here_bytes == here
+            assert not swapper.storages.known
+        if not broken:
+            break
 
 
 def test_ctrl_c_on_any_line_of_a_move_loses_nothing() -> None:
@@ -317,10 +351,13 @@ def test_scales_of_a_quantized_tensor_and_sizes_of_a_nested_one_stay(swapper: Ad
     assert (nested * 2).to_padded_tensor(0.0).sum().item() == 6 * sum(range(1, 400))
 
 
-def test_what_a_compiled_function_computes_is_right(swapper: Adversary) -> None:
+def test_what_a_compiled_function_computes_is_right_and_it_is_told_that_it_is_not_compiled(
+    swapper: Adversary, caplog: pytest.LogCaptureFixture
+) -> None:
     hidden = gone(swapper)
     compiled = torch.compile(lambda x: (x + hidden).sum(), backend="eager")
     assert compiled(torch.zeros(1000)).item() == RETURNED
+    assert len([r for r in caplog.records if "compiles nothing" in r.message]) == 1
 
 
 SCRIPT = """

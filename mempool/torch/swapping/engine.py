@@ -68,7 +68,7 @@ class Engine(Protocol):
         """
 
     def waited(self, transfer: Transfer) -> float:
-        """Seconds that the program, or its stream, waited for a copy; may wait until that is known."""
+        """Seconds that the program, or its stream, waited for a copy, as far as that is known."""
 
     def look(self) -> None:
         """An operation is about to run, on any stream: what came back is there for it. So does `mark`."""

@@ -246,11 +246,16 @@ class Iterations:
     def _improve(self, pattern: Pattern) -> None:
         """The iteration went by plan: what did it wait for?"""
         plan = pattern.program
-        pattern.followed = True
+        pattern.followed, before = True, pattern.arrived
         self._patterns.was(pattern)
         self._planning.warn(plan, self.limit_bytes)
-        if better := self._planning.changed(plan, self._arrived, plan.swap.limit_bytes):
-            pattern.program = better
+        arrived, pattern.arrived = self._arrived, [*self._arrived]
+        if self._engine.streams:  # the device is behind: it tells an iteration later
+            arrived = before
+            for _, transfer in arrived:
+                self._counts.waited(self._engine.waited(transfer))
+        if better := self._planning.changed(plan, arrived, plan.swap.limit_bytes):
+            pattern.program, pattern.arrived = better, []
             self._settling.changed()
             self._counts.changes += 1
         else:

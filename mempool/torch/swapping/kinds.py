@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,10 +10,23 @@ import torch
 from mempool.torch.swapping.undeclared import Odd, learned, odd
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from traces.recorders.torch.operations import Argument
 
 #: Classes of tensors that are no other's wrapper: what most are.
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def is_compiled() -> bool:
+    """Whether a function that was given to `torch.compile` is running, compiled or not."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile_wrapper" and code.co_filename.endswith("eval_frame.py"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Kind:

@@ -30,12 +30,14 @@ class Pattern:
         used: number of the last iteration that was of this kind.
         needs: of each operation, itself, bytes of the tensors that it was given, or where it takes none its
             arguments, and what it then needs.
+        arrived: of the last iteration that followed them, rows of the schedule and their copies back.
     """
 
     program: Program
     followed: bool = False
     used: int = 0
     needs: list[tuple[Any, Any, Need]] = field(default_factory=list)
+    arrived: list[tuple[int, Any]] = field(default_factory=list)
 
 
 class Patterns:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mempool.torch.swapping.escapes import Escapes
 from mempool.torch.swapping.governor import Governor
 from mempool.torch.swapping.iterations import Iterations
-from mempool.torch.swapping.kinds import PLAIN, Kind
+from mempool.torch.swapping.kinds import PLAIN, Kind, is_compiled
 from mempool.torch.swapping.mover import Mover
 from mempool.torch.swapping.needs import SAMPLES, Counters, Needs
 from mempool.torch.swapping.repeats import Repeats
@@ -101,7 +101,7 @@ class Swapper(TorchDispatchMode):
         self._ended = False
         self._repeats: Repeats | None = Repeats()
         self.marked = False
-        self._told = False
+        self._told = self._told_of_compiler = False
         self._blank: dict[int, Held] = {}
         self.escapes = Escapes(self.storages, self.mover, self._know)
         self._threads = Threads(self)
@@ -235,6 +235,12 @@ class Swapper(TorchDispatchMode):
         """What an operation does."""
         kind = self._kinds.get(id(func))
         if kind is None:
+            if not self._told_of_compiler and is_compiled():
+                self._told_of_compiler = True
+                log.warning(
+                    "torch.compile compiles nothing under a dispatch mode, which swapping is: "
+                    "what was to be compiled runs as it is written"
+                )
             kind = self._kinds[id(func)] = Kind(func, self.storages.device)  # which also keeps it alive
         return kind
 
