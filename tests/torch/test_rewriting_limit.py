@@ -32,7 +32,7 @@ def pool() -> Iterator[TensorPool]:
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.convolutions = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(5))
+        self.convolutions = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
         self.norm, self.head = nn.BatchNorm2d(4), nn.Linear(4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ def test_a_limit_is_held_to_the_byte_with_the_same_bits(pool: TensorPool) -> Non
     torch.manual_seed(0)
     least = least_of({**PLAIN, "limit": 1000})
     assert least < 0.8 * peak
-    for limit in (int(0.95 * peak), (peak + least) // 2, int(1.02 * least)):
+    for limit in (int(0.95 * peak), least):
         got, taken = step_of(pool, {**PLAIN, "limit": limit, "link": "pcie3"})
         assert same(got, plain)
         assert taken <= limit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,10 @@ from mempool.torch.rewriting.capture import capture
 from mempool.torch.rewriting.costs import Measured, number
 from mempool.torch.rewriting.runtime import RUNTIME
 from mempool.torch.swapping.host_memory import default_host_limit
-from solvers.rewriting import Rewriting, Swap, SwapIn, rewrite
+from solvers.rewriting import Rewriting, rewrite
 from solvers.rewriting.choose import decide
+from solvers.rewriting.levels import levels_of
+from solvers.rewriting.rules import Rules, matching, published
 from solvers.rewriting.timed import Timed, simulate
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Bytes of tickets on the way, for each value that may leave.
 _TICKETS = 16
+#: Levels between readers that share a copy back, where no limit decides.
+_NEIGHBOURS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +71,7 @@ def decided(joined: Joined, options: Options, outside_bytes: int = 0) -> Decided
         link = options.link or RUNTIME.engine(device, options.host_limit).link()
     graph = decidable(captured)
     if options.limit is None:
-        rewriting = _beyond(graph, options.threshold or 0)
+        rewriting = _beyond(graph, options)
     else:
         rewriting = decide(
             graph,
@@ -123,32 +126,16 @@ def _is_whole(held: Any) -> bool:
     return bool(extent * held.element_size() >= number(held.untyped_storage().nbytes()) > 0)
 
 
-def _chosen(graph: Graph, options: Options) -> NDArray[np.bool_] | None:
-    """Values whose maker the patterns name: bool[M]; None where there are none."""
-    if not options.include and not options.exclude:
-        return None
-    names = [
-        (graph.kinds[kind], graph.modules[module] if module >= 0 else "")
-        for kind, module in zip(graph.kind.tolist(), graph.module.tolist(), strict=True)
-    ]
-
-    def named(patterns: tuple[str, ...]) -> NDArray[np.bool_]:
-        return np.array([any(fnmatch.fnmatch(n, p) for n in both for p in patterns) for both in names], bool)
-
-    wanted = named(options.include) if options.include else np.ones(len(graph), bool)
-    result: NDArray[np.bool_] = (wanted & ~named(options.exclude))[graph.producer]
+def _chosen(graph: Graph, options: Options) -> NDArray[np.bool_]:
+    """Values whose maker the patterns name: bool[M]."""
+    made = matching(graph, options.include) if options.include else np.ones(len(graph), bool)
+    made &= ~matching(graph, options.exclude)
+    result: NDArray[np.bool_] = made[graph.producer]
     return result
 
 
-def _beyond(graph: Graph, distance: int) -> Rewriting:
-    """Every value of the forward pass that the backward pass reads more than so many operations later."""
-    readers: dict[int, set[int]] = {}
-    for value, reader in zip(graph.base[graph.reads].tolist(), graph.reader.tolist(), strict=True):
-        if graph.backward[reader]:
-            readers.setdefault(value, set()).add(reader)
-    swaps = []
-    for value, found in sorted(readers.items()):
-        made = int(graph.producer[value])
-        if graph.movable[value] and min(found) - made > distance:
-            swaps.append(Swap(value, (SwapIn(tuple(sorted(found)), max(min(found) - 3, -1)),)))
-    return Rewriting(tuple(swaps))
+def _beyond(graph: Graph, options: Options) -> Rewriting:
+    """Every value at a distance, by the published rules; neighbours share a copy back."""
+    rules = Rules(threshold=options.threshold or 0, ahead=1, groupby=_NEIGHBOURS)
+    chosen = graph.with_columns(movable=graph.movable & _chosen(graph, options)[graph.base])
+    return published(chosen, levels_of(graph), rules)

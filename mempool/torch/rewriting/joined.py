@@ -88,13 +88,14 @@ def join(halves: Halves, *, stale: bool = False) -> Joined:
             _again(new)
 
     names, handed = halves.forward_nodes, halves.handed
+    twice = any(node.name in names for node in halves.backward.graph.nodes if node.op == "call_function")
     for node in names.values():
         copy(node, "is_forward", anew=stale)
     for node in halves.backward.graph.nodes:
         if node.op == "placeholder" and node.name in handed:
             made[node] = made[names[node.name]]
         elif node.op != "output":
-            copy(node, "is_backward", anew=stale or node.name in names)
+            copy(node, "is_backward", anew=stale or twice)
     results = [
         *output_of(halves.forward).args[0][: halves.outputs],
         *output_of(halves.backward).args[0],
@@ -108,7 +109,10 @@ def join(halves: Halves, *, stale: bool = False) -> Joined:
 
 
 def _again(node: fx.Node) -> None:
-    """What a compiler makes a second time has memory of its own: give it tensors without memory for that."""
+    """Tensors without memory of what an operation makes now, of what it is given now.
+
+    What a compiler makes a second time has memory of its own, of which its node knows nothing.
+    """
     fake = mode_of(node)
     if fake is None:
         return

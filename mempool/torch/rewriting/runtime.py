@@ -130,6 +130,7 @@ class Runtime:
                         held.engine.drop(held.copy)
 
     def _of(self, ticket: torch.Tensor, kind: type) -> Any:
+        self._bury()  # a copy of a ticket does not keep what it names
         held = self._held.get(int(ticket))
         if not isinstance(held, kind):
             raise UsageError(
@@ -166,7 +167,6 @@ class Runtime:
         """Begin to copy into a tensor that is as large as what left; a ticket of that."""
         held, data = self._of(ticket, Away), flat(tensor)
         with self._lock:
-            self._bury()
             transfer = None
             if held.copy is None:
                 data.copy_(held.data)

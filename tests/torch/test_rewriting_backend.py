@@ -1,0 +1,183 @@
+"""The backend as a program meets it: options, backward passes in any order or none, what stands around it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from rewritten import ALL, PLAIN, compiled, same, trained
+from torch import nn
+
+from mempool.errors import UsageError
+from mempool.torch.rewriting.options import Options, parsed
+from mempool.torch.rewriting.runtime import RUNTIME
+from solvers.swap import Link
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+
+def waves(x: torch.Tensor) -> torch.Tensor:
+    return (x.exp().sin() * x.cos().exp()).tanh().exp()
+
+
+def point(seed: int = 0) -> torch.Tensor:
+    return torch.randn(8, 8, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def slope(x: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(waves(x).sum(), x)[0]
+
+
+def test_options() -> None:
+    """Sizes as text, links by name, patterns alone or several."""
+    made = parsed(
+        {"limit": "8GiB", "link": "pcie4", "include": "encoder.*", "exclude": ["a", "b"], "beside": 0}
+    )
+    assert made.limit == 8 << 30
+    assert isinstance(made.link, Link)
+    assert (made.include, made.exclude) == (("encoder.*",), ("a", "b"))
+    assert parsed(None) == Options()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"limits": 1}, "has no option 'limits'"),
+        ({"limit": "much"}, "'much' is not a size"),
+        ({"limit": 0}, "more than 0 bytes"),
+        ({"limit": -5}, "more than 0 bytes"),
+        ({"limit": True}, "no size in bytes"),
+        ({"limit": 1.5}, "no size in bytes"),
+        ({"inner": "xla"}, "there are 'inductor' and 'eager'"),
+        ({"link": "rope"}, "'rope' is no link"),
+        ({"link": 3}, "neither a Link nor a text"),
+        ({"threshold": -1}, "no number of levels"),
+        ({"limit": 1, "threshold": 1}, "give one of them"),
+        ({"include": [1]}, "no patterns"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], said: str) -> None:
+    """One line that says which."""
+    with pytest.raises(UsageError, match=said):
+        parsed(options)
+    with pytest.raises(UsageError, match="has no mode 'max-autotune'"):
+        parsed({}, "max-autotune")
+
+
+def test_pytorch_finds_the_backend_by_name() -> None:
+    """`torch.compile(backend="mempool")`, and what it says of a wrong option."""
+    assert "mempool" in torch._dynamo.list_backends()
+    with pytest.raises(Exception, match="has no option 'speed'"):
+        compiled(waves, {"speed": 9})(point())
+
+
+def test_a_training() -> None:
+    """Losses, parameters and buffers of a few steps."""
+
+    def make() -> nn.Module:
+        layers = [nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2)]
+        return nn.Sequential(*layers, *copy.deepcopy(layers))
+
+    plain = trained(make, PLAIN)
+    assert same(trained(make, ALL), plain)
+    assert RUNTIME.moved.outs > 0
+
+
+def test_a_backward_pass_may_come_twice() -> None:
+    """With `retain_graph` what is on the host stays there for the second one."""
+    x = point()
+    loss = compiled(waves, ALL)(x).sum()
+    loss.backward(retain_graph=True)
+    assert RUNTIME.away > 0
+    loss.backward()
+    assert torch.equal(x.grad, 2 * slope(point()))
+    del loss
+    assert RUNTIME.away == 0
+
+
+def test_a_backward_pass_may_never_come() -> None:
+    """Then what is on the host goes with the result."""
+    result = compiled(waves, ALL)(point())
+    assert RUNTIME.away > 0
+    del result
+    gc.collect()
+    assert RUNTIME.away == 0
+
+
+def test_forward_passes_before_their_backward_passes() -> None:
+    """Each has its own copies, in whichever order they are needed."""
+    run, xs = compiled(waves, ALL), [point(seed) for seed in range(3)]
+    results = [run(x).sum() for x in xs]
+    for i in (1, 2, 0):
+        results[i].backward()
+    assert all(torch.equal(x.grad, slope(point(seed))) for seed, x in enumerate(xs))
+
+
+def test_a_backward_pass_that_fails_leaves_nothing() -> None:
+    """What was on its way goes, and the next pass is right."""
+    run, x = compiled(waves, ALL), point()
+
+    def fail(_: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    y = (x * 1).requires_grad_()
+    y.register_hook(fail)
+    result = run(y).sum()
+    with pytest.raises(ZeroDivisionError):
+        result.backward()
+    del result, y
+    gc.collect()
+    assert RUNTIME.away == 0
+    run(x).sum().backward()
+    assert torch.equal(x.grad, slope(point()))
+
+
+def test_inference_moves_nothing() -> None:
+    """There is no backward pass that anything could wait for."""
+    run = compiled(waves, ALL)
+    with torch.no_grad():
+        assert torch.equal(run(point()), waves(point()))
+    assert RUNTIME.moved.outs == 0
+
+
+def test_hooks_that_copy_what_is_saved_are_refused() -> None:
+    """A copy of a ticket keeps nothing on the host: one line says so, rather than wrong gradients."""
+    run, x = compiled(waves, ALL), point()
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.clone(), lambda saved: saved):
+        result = run(x).sum()
+    with pytest.raises(UsageError, match="hooks on saved tensors"):
+        result.backward()
+    x.grad = None
+    run(x).sum().backward()  # and nothing is left behind that a later pass would meet
+    assert torch.equal(x.grad, slope(point()))
+
+
+def test_a_checkpoint_around_what_is_compiled() -> None:
+    """It throws away what is saved, and has it made again."""
+    run, x = compiled(waves, ALL), point()
+    torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False).sum().backward()
+    assert torch.equal(x.grad, slope(point()))
+    assert RUNTIME.away == 0
+
+
+def test_a_full_host_costs_memory_not_correctness() -> None:
+    """What finds no room on the host stays on the device."""
+    x = point()
+    compiled(waves, {**ALL, "host_limit": 4096})(x).sum().backward()
+    assert RUNTIME.moved.host_full > 0
+    assert torch.equal(x.grad, slope(point()))
+
+
+def test_sizes_that_change() -> None:
+    """Sizes that are only known when a graph runs go with what is saved."""
+    run = compiled(waves, ALL, dynamic=True)
+    for rows in (4, 6, 9, 5):
+        x, y = (torch.ones(rows, 3).cumsum(0).requires_grad_() for _ in range(2))
+        run(x).sum().backward()
+        assert torch.equal(x.grad, slope(y))
+    assert RUNTIME.moved.ins > 0
