@@ -37,8 +37,10 @@ class One(nn.Module):
 
 
 PLANE = (2, 4, 64, 64)
+
 #: By name: the operation of a parameter and the module, and the parameter's shape where it is another.
 OPS: dict[str, tuple[Any, ...]] = {
+    "gradients that meet": (lambda w, m: (lambda v: v.neg().add_(v, alpha=3.0))(w.repeat(8, 1)),),
     "gather": (lambda w, m: torch.gather(w, 1, m.index),),
     "take_along_dim": (lambda w, m: torch.take_along_dim(w, m.index, 1),),
     "index_select": (lambda w, m: w.index_select(0, m.row),),

@@ -26,7 +26,6 @@ SCALARS = 24
 MORE = {
     "another formula": {"cumprod", "prod", "prod of rows", "clamp by tensors"},
     "a chain out of place": {"bce with logits, weighed"},
-    "gradients that meet are added out of place": {"scatter_add", "cross_entropy, smoothed, weighed"},
 }
 #: Where a run takes buffers that no operation shows, such as inside of the CPU's kernels.
 LESS = {"index by mask", "nansum", "scatter_reduce", "amax", "max of all", "median of all", "masked_scatter"}
@@ -75,3 +74,24 @@ def test_only_zeros_that_a_gradient_makes_for_itself_are_filled() -> None:
         hooked.register_hook(lambda grad: seen.append(grad.scatter_add(1, index, grad) is grad))
         hooked.sin().sum().backward()
         assert seen == [False]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_gradients_meet_in_place_where_nobody_holds_the_first(held: bool) -> None:
+    found, kept = [], []
+    with ValuelessMode():
+        twice = torch.empty(3, 4, requires_grad=True) * 1.0
+        first = twice.sin()
+        second = twice + 0.0
+
+        def of_second(gradient: torch.Tensor) -> None:
+            found.append(gradient.untyped_storage()._cdata)
+            if held:
+                kept.append(gradient)
+
+        second.register_hook(of_second)
+        twice.register_hook(lambda gradient: found.append(gradient.untyped_storage()._cdata))
+        other = torch.empty(3, 4, requires_grad=True) * 1.0  # whose gradients tell what nobody holds
+        (other.sin() + other.exp()).sum().backward()
+        (first + second.exp()).sum().backward()
+    assert (found[0] == found[1]) is not held

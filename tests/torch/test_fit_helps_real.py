@@ -22,6 +22,7 @@ from mempool.torch.fitting.helps.changes import Change, applied, ladders
 from mempool.torch.fitting.helps.chunked import chunk_loss, chunked_cross_entropy
 from mempool.torch.fitting.helps.looks import look
 from mempool.torch.fitting.helps.optimizers import Adafactor, InBackward, MasterWeights
+from mempool.torch.fitting.target.in_place import Meeting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +68,12 @@ def written(code: str) -> Any:
         exec(code, known)
 
     return change
+
+
+@pytest.fixture(autouse=True)
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a real run that is recorded, gradients that meet are added out of place (docs/predicted.md)."""
+    monkeypatch.setattr(Meeting, "in_place", lambda *_: False)
 
 
 @pytest.mark.parametrize("program", SOME)

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from mempool.torch.fitting.answers import Answer
 from mempool.torch.fitting.remembered import Remembered, can_be
-from mempool.torch.fitting.target.in_place import IN_PLACE, in_place
+from mempool.torch.fitting.target.in_place import IN_PLACE, Meeting, in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,6 +28,7 @@ _DEVICE = torch.ops.prim.device.default
 _LOOK_AT = torch.ops.aten._local_scalar_dense.default
 #: What makes a tensor of a number one of the mode's.
 _LIFTS = frozenset((torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default))
+_ADD = torch.ops.aten.add.Tensor
 #: What is done to counts of batches and steps.
 _NUMBERS = (int, float)
 _COUNTS = frozenset((torch.ops.aten.add_.Tensor, torch.ops.aten.zero_.default))
@@ -44,6 +45,7 @@ class ValuelessMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self._guessed: Callable[[], object] | None = None
         self._remembered = Remembered(self)
+        self._meeting = Meeting()
         self.cache_enabled = False  # PyTorch's own, which would have to be asked and told, too
 
     @contextlib.contextmanager
@@ -68,14 +70,14 @@ class ValuelessMode(FakeTensorMode):
         if way is None:
             way = _WAYS[func] = _way(func)
         if way is not _KNOWN and way is not _USUAL:
-            answer = self._at_once(way, func, args)
+            answer = self._at_once(way, func, args, kwargs)
             if answer is not _NOTHING:
                 return answer
         if way in _REMEMBERED and not self.in_kernel_invocation:
             return self._as_before(in_place(func) if way is _OUT_OF_PLACE else func, types, args, kwargs)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _at_once(self, way: str, func: Any, args: Any) -> Any:
+    def _at_once(self, way: str, func: Any, args: Any, kwargs: Any) -> Any:
         """What needs no look at the arguments' sizes; or _NOTHING."""
         if way is _UPDATE:
             return None if all(map(_is_plain, args[0])) else _NOTHING
@@ -88,6 +90,8 @@ class ValuelessMode(FakeTensorMode):
             return args[0]
         if way is _LOOK:
             return self._look(func, args[0], constant)
+        if way is _MEET:
+            return args[0] if constant is None and self._meeting.in_place(args, kwargs) else _NOTHING
         if func in _COUNTS and constant is not None and all(type(value) in _NUMBERS for value in args[1:]):
             with _DisableTorchDispatch():
                 func(constant, *args[1:])
@@ -133,8 +137,8 @@ def fake_mode() -> FakeTensorMode:
 
 
 _USUAL, _FILL, _UPDATE, _OUT_OF_PLACE = "usual", "fill", "update", "out of place"
-_LOOK, _LIFT, _COUNT, _KNOWN = "look", "lift", "count", "known"
-_REMEMBERED = frozenset((_KNOWN, _COUNT, _OUT_OF_PLACE))
+_LOOK, _LIFT, _COUNT, _MEET, _KNOWN = "look", "lift", "count", "meet", "known"
+_REMEMBERED = frozenset((_KNOWN, _COUNT, _MEET, _OUT_OF_PLACE))
 _NOTHING = object()
 #: Of each operation that was met: whether there is a short way.
 _WAYS: dict[Any, str] = {}
@@ -156,6 +160,8 @@ def _way(operation: Any) -> str:
         return _LIFT
     if operation in _COUNTS:
         return _COUNT
+    if operation is _ADD:
+        return _MEET
     updates = name.startswith("aten::_foreach_") and name.partition(".")[0].endswith("_")
     if updates and not operation._schema.returns:
         return _UPDATE
