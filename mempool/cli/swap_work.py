@@ -10,10 +10,10 @@ from mempool.cli.output import percent
 from mempool.errors import UsageError
 from mempool.report import binary
 from mempool.settings import parse_bytes
-from solvers import PlanError, Stop
-from solvers.swap import LinkBound, SwapPlanner
+from solvers import PlanError, Stop, solve
+from solvers.swap import LinkBound, SwapPlanner, packed
 from solvers.swap.moves import moves_of, resting_of, said_of
-from solvers.swap.pool import place
+from solvers.swap.pool import device_buffers, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,8 +35,8 @@ _ROW = (
 )
 #: Limits of the curve where none is asked for, between the least peak without a stall and the floor.
 _POINTS = 6
-#: Work of the plans of both arenas: some tenths of a second.
-_STOP = Stop(nodes=10_000_000)
+#: Work of the plans of both arenas: some tenths of a second; and of each that is compared before.
+_STOP, _COMPARED = Stop(nodes=10_000_000), Stop(nodes=200_000)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ class Found:
     def answer(self, swaps: list[Swap | int], most: int | None) -> dict[str, Any]:
         """The keys of ``mempool swap --json``."""
         floor, op = self.planner.floor()
-        step, last = self.step, swaps[-1] if swaps else 0
+        step, last = self.step, self._packed(swaps[-1]) if swaps else 0
+        swaps = [*swaps[:-1], last]
         return {
             "peak_load_bytes": step.peak_bytes,
             "iteration_seconds": step.duration,
@@ -138,6 +139,16 @@ class Found:
             "reason": self.reason or None,
             **said_of(self.cut, self.link),
         }
+
+    def _packed(self, swap: Swap | int) -> Swap | int:
+        """One that waits no longer and leaves fewer gaps."""
+        if isinstance(swap, int) or swap.peak_bytes == self.step.peak_bytes:
+            return swap
+        return packed(
+            self.planner,
+            swap,
+            lambda schedule: solve(device_buffers(self.step, schedule)[0], stop=_COMPARED).arena_bytes,
+        )
 
     def _arenas(self, swap: Swap | int) -> dict[str, int | None]:
         """What plans of addresses take, made after the schedule: of the device, and of the host's copies."""

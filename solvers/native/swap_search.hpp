@@ -64,7 +64,7 @@ class Search {
       if (then <= now || then <= before) {
         now = then;
         causes_.swap(seen_);
-        if (now < least) least = now, best = moves_;
+        if (now <= least) least = now, best = moves_;
       } else {
         revert();
       }

@@ -44,7 +44,8 @@ class Planner {
  public:
   Planner(std::vector<double> seconds, std::vector<int64_t> load, Absences absences, bool circular, bool duplex)
       : a_(std::move(absences)), seconds_(std::move(seconds)), load_(std::move(load)), circular_(circular),
-        duplex_(duplex), k_(static_cast<int64_t>(seconds_.size())) {
+        duplex_(duplex), k_(static_cast<int64_t>(seconds_.size())),
+        large_(static_cast<double>(k_ + 8 * a_.count()) * a_.count() > kWork) {
     by_last_ = sorted([&](int c) { return a_.last[c]; });
     by_use_ = sorted([&](int c) { return a_.use[c] % k_; });
     dilate({}, 0);
@@ -97,8 +98,8 @@ class Planner {
     t.now = loads(t.chosen, windows(t.chosen));
     t.over = excess(t.now, limit);
     const auto n = static_cast<int64_t>(order.size());
-    t.left = std::max<int64_t>(kLeastLooks, static_cast<int64_t>(kWork / static_cast<double>(k_ + 8 * a_.count())));
-    const int64_t each = n <= t.left ? 1 : 2 * n / t.left + 1;
+    t.left = std::max(kLeastLooks, static_cast<int64_t>(kWork / static_cast<double>(k_ + 8 * a_.count())));
+    const int64_t each = large_ ? 2 * n / t.left + 1 : 1;
     for (int64_t first = 0; first < n && t.over > 0; first += each) {
       take(std::vector<int32_t>(order.begin() + first, order.begin() + std::min(first + each, n)), t);
     }
@@ -172,8 +173,8 @@ class Planner {
         const int64_t x = within(best, op);
         const int64_t from = std::min(w.release[best], x);
         int64_t to = std::max(w.fetch[best], x + 1);
-        // Where nobody waits for that, it stays away as long as memory is short.
-        while (to < a_.use[best] && now[to % k_] > limit && time(to + 1) + a_.in[best] <= time(a_.use[best])) ++to;
+        // Of a large step it stays away as long as memory is short and nobody waits for that.
+        while (large_ && to < a_.use[best] && now[to % k_] > limit && time(to + 1) + a_.in[best] <= time(a_.use[best])) ++to;
         if (w.release[best] > x) later = std::max(later, out_end_[best] - time(x));
         if (w.fetch[best] <= x) queued += a_.in[best];
         const auto leaves = [&](int64_t o) { now[o] -= a_.size[best]; };
@@ -309,7 +310,7 @@ class Planner {
    public:
     Near(const Planner& planner, const std::vector<uint8_t>& chosen, const Windows& w)
         : p_(planner), w_(w), moments_(planner.k_), key_(planner.a_.count()), in_(planner.a_.count(), 0),
-          most_(std::clamp((1 << 17) / std::max(planner.a_.count(), 1), 32, 512)) {
+          most_(planner.large_ ? 64 : planner.a_.count()) {
       for (int c = 0; c < p_.a_.count(); ++c) {
         if (!chosen[c]) continue;
         for (const int64_t op : {int64_t{0}, p_.a_.last[c] + 1, w.release[c], w.fetch[c], p_.a_.use[c]})
@@ -361,7 +362,7 @@ class Planner {
   };
 
   static constexpr int64_t kLeastLooks = 64;
-  static constexpr double kWork = 8e6;
+  static constexpr double kWork = 12e6;
 
   Windows at_once() const {
     Windows w{a_.last, a_.use};
@@ -426,6 +427,7 @@ class Planner {
   std::vector<int64_t> load_;
   bool circular_, duplex_;
   int64_t k_;
+  bool large_;  // not all of it can be looked at one by one
   double favour_ = 1;
   std::vector<int32_t> by_last_, by_use_;
   std::vector<std::pair<double, double>> busy_;

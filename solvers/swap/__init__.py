@@ -1,6 +1,7 @@
 """Swap planning: a step and a link in, a schedule out, judged by a replay that shares nothing with it."""
 
 from solvers.swap.bounds import LinkBound
+from solvers.swap.gaps import packed
 from solvers.swap.link import PRESETS, Link, parse_link
 from solvers.swap.of_trace import step_of
 from solvers.swap.plan import Swap, SwapPlanner
@@ -20,6 +21,7 @@ __all__ = [
     "SwapPlanner",
     "copied_later",
     "fetched_earlier",
+    "packed",
     "parse_link",
     "replay",
     "step_of",

@@ -398,6 +398,15 @@ class SwapPlanner:
         made = rows.astype(np.int32), release[rows], fetch[rows], out[rows]
         return self._swap(f"{best.how.removesuffix(', improved')}, improved", best.limit_bytes, *made)
 
+    def varied(self, swap: Swap, seed: int) -> Swap | None:
+        """Another schedule that holds the limit and waits no longer, or None."""
+        if not self._improves or not swap.stall_seconds or not len(swap.schedule):
+            return None
+        found = self._within_host(self._improved(swap, seed))
+        if found is None or found.peak_bytes > swap.limit_bytes:
+            return None
+        return None if found.stall_seconds > swap.stall_seconds * (1 + 1e-9) else found
+
     def _within_host(self, found: Swap) -> Swap | None:
         """It, or with copies made as late as they can be where the host is short, or None."""
         if self.host_limit is None or found.replayed.host_bytes <= self.host_limit:

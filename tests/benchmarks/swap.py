@@ -132,7 +132,7 @@ def limited(
     for name, model, batch, tflops, most in cases:
         one = step(model, batch, 224, tflops)
         limit = int(most * one.peak_bytes) if most <= 1 else int(most)
-        planner = SwapPlanner(one, TWELVE, tries=4)
+        planner = SwapPlanner(one, TWELVE)
         cells = [name, batch, tflops, f"{one.duration:.3f}", gb(one.peak_bytes), gb(limit)]
         try:
             held = planner.hold(limit)
