@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swap_steps import links, schedules, step_from, steps
+from swap_steps import links, one_move, schedules, step_from, steps
 
 from solvers import Stop, solve
 from solvers.swap import Link, Schedule, Step, SwapPlanner, packed, replay
@@ -47,23 +47,26 @@ def test_what_is_packed_waits_no_longer_holds_the_limit_and_takes_no_more(data: 
 
 
 def test_nothing_lies_on_the_device_for_longer_than_its_copies_need() -> None:
-    """There is room for all of it nearly all the time; a plan that fills it would be hard to place."""
-    layers = 12
-    size = np.random.default_rng(0).integers(1, 9, layers).tolist()
-    step = step_from(
-        [1.0] * 2 * layers, [(512 * size[i], [(i, True), (2 * layers - 1 - i, False)]) for i in range(layers)]
-    )
-    link = Link(0.0, 0.125 / 512, 0.0, 0.125 / 512)
-    planner = SwapPlanner(step, link, least_bytes=0)
-    swap = planner.hold((planner.without_stall().peak_bytes + step.peak_bytes) // 2)
-    made = packed(planner, swap, lambda schedule: arena_of(step, schedule), within=0.0)
-    assert made.stall_seconds == 0
-    assert made.replayed.load.sum() < swap.replayed.load.sum()
-    calls = list[int]()
+    """Operations and copies take a second; a quarter of one is to spare."""
+    step = step_from([1.0] * 16, [(4, [(0, True), (12, False)])])
+    link = Link(0.0, 0.25, 0.0, 0.25)
+    for margin, gone, back in ((1.25, 3, 10), (1.0, 3, 10), (0.99, 2, 11), (3.0, 5, 8), (9.0, 6, 7)):
+        made = tightened(step, link, one_move((0, 0, 0, 6, 7, 12)), np.zeros(16), margin=margin)
+        assert (made.release.tolist(), made.fetch.tolist()) == ([gone], [back])
 
-    def counted(schedule: Schedule) -> int:
-        calls.append(1)
-        return arena_of(step, schedule)
 
-    packed(planner, made, counted, within=9.0)
-    assert len(calls) == 1  # good enough at once
+def test_no_more_is_placed_than_until_one_is_good_enough() -> None:
+    step = step_from([1.0] * 16, [(4, [(i, True), (15 - i, False)]) for i in range(8)])
+    planner = SwapPlanner(step, Link(0.0, 0.5, 0.0, 0.5), least_bytes=0)
+    swap = planner.hold(planner.floor()[0] + 4)
+    assert swap.stall_seconds > 0
+    placed = list[Schedule]()
+
+    def arena(schedule: Schedule) -> int:
+        placed.append(schedule)
+        return 1 << 40
+
+    packed(planner, swap, arena, within=2.0**40)
+    assert len(placed) == 1
+    packed(planner, swap, arena, within=0.0)
+    assert len(placed) > 2
