@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rewriting_graphs import graph_of
 
+from solvers.rewriting.choose import least_bytes
+from solvers.rewriting.timed import simulate
+from solvers.swap import Link
+
 if TYPE_CHECKING:
     from solvers.rewriting import Graph
 
@@ -48,6 +52,15 @@ def small_net(seed: int, *, most: int = 6) -> Graph:
     )
 
 
+def limited_net(seed: int) -> tuple[Graph, Link, int]:
+    """A small network, a link, and a limit from the least there is up to its peak."""
+    graph, random = small_net(seed), np.random.default_rng(seed)
+    out, back = random.choice([0.0625, 0.125, 0.25, 0.5], 2).tolist()
+    link = Link(0.125, out, 0.125, back, bool(random.random() < 0.8))
+    least, _ = least_bytes(graph, link)
+    return graph, link, int(random.integers(least, simulate(graph, link).peak_bytes + 1))
+
+
 def attention(steps: int, row: int) -> tuple[Graph, list[int]]:
     """Additive attention over so many steps, and the values tanh(Keys + Query), each ``steps`` rows large.
 
@@ -83,3 +96,46 @@ def attention(steps: int, row: int) -> tuple[Graph, list[int]]:
     run([of_keys, 0], row, 8.0 * steps, backward=True)
     graph = graph_of(size, producer, reads, backward=back, seconds=seconds, lasting=np.arange(len(size)) < 2)
     return graph, large
+
+
+def deep_net(layers: int, size: int = 1 << 24) -> Graph:
+    """Layers of convolution, norm, at every other a sum with the layer's input, and ReLU; and back.
+
+    Halved in size at each quarter; 4e12 operations and 200e9 bytes a second. Gradients of weights last.
+    """
+    sizes, producer, reads, back, seconds = [size], [-1], list[list[int]](), list[bool](), list[float]()
+    lasting = {0}
+
+    def run(read: list[int], takes: float, made: list[int], *, backward: bool = False) -> list[int]:
+        reads.append(read)
+        back.append(backward)
+        seconds.append(takes)
+        producer.extend([len(reads) - 1] * len(made))
+        sizes.extend(made)
+        return list(range(len(sizes) - len(made), len(sizes)))
+
+    x, tape = 0, []
+    for layer in range(layers):
+        size = max(size // 2, 4096) if layer and layer % max(layers // 4, 1) == 0 else size
+        sizes.append(size // 16)
+        producer.append(-1)
+        weight = len(sizes) - 1
+        lasting.add(weight)
+        dear, cheap = size * 75e-12, size * 5e-12
+        (conv,) = run([x, weight], dear, [size])
+        norm, stats = run([conv], 3 * cheap, [size, 4096])
+        skips = bool(layer % 2) and sizes[x] == size
+        (total,) = run([norm, x], 3 * cheap, [size]) if skips else [norm]
+        (y,) = run([total], 2 * cheap, [size])
+        tape.append((x, weight, conv, stats, y, skips, dear, cheap))
+        x = y
+    (grad,) = run([x], 1e-6, [size], backward=True)
+    for x, weight, conv, stats, y, skips, dear, cheap in reversed(tape):
+        (of_sum,) = run([grad, y], 3 * cheap, [sizes[y]], backward=True)
+        (of_conv,) = run([of_sum, conv, stats], 4 * cheap, [sizes[y]], backward=True)
+        grad, of_weight = run([of_conv, x, weight], 2 * dear, [sizes[x], sizes[weight]], backward=True)
+        lasting.add(of_weight)
+        if skips:
+            (grad,) = run([grad, of_sum], 3 * cheap, [sizes[x]], backward=True)
+    last = np.isin(np.arange(len(sizes)), list(lasting))
+    return graph_of(sizes, producer, reads, backward=back, seconds=seconds, lasting=last)
