@@ -44,7 +44,8 @@ def copied_early(graph: Graph, rewriting: Rewriting, link: Link) -> Rewriting:
             continue
         waiting.remove(first)
         index, swap = first
-        index = max(index, bisect.bisect_right(ends, now) - 1)
+        latest = at[place[swap.after]] if swap.after >= 0 else index  # as it was: before its release
+        index = min(max(index, bisect.bisect_right(ends, now) - 1), latest)
         while made.names[rows[index]] != _name(graph, int(runs[rows[index]])):
             index -= 1  # what makes a view again is no run of its own
         after[swap.value] = int(runs[rows[index]])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Operations that a search for one limit looks at in all: some seconds.
 _WORK = 400_000
-_LEAST_TRIES, _MOST_TRIES = 8, 200
+_LEAST_TRIES, _MOST_TRIES = 8, 400
 _LEVELS = 8
 #: Of more operations the least bytes come from uniform prices alone.
 _MANY = 4000
@@ -161,7 +161,7 @@ class Search:
         """Prices like these: free or dear in a stretch of the forward pass, or each a little different."""
         g, place = self._graph, self._place
         low, high = np.sort(random.random(2))
-        kind = random.integers(0, 5)
+        kind = random.integers(0, 6)
         if kind == 0:  # what is made late is not long away
             return np.where(place > high, 0.0, price)
         if kind == 1:
@@ -169,11 +169,15 @@ class Search:
         inside = (place >= low) & (place <= high)
         if kind == 2:
             return np.where(inside, 0.0, price)
-        level = self._levels()[int(random.integers(0, len(self._levels())))] * g.size
+        levels = np.array([0.0, *self._levels()])
         if kind == 3:
-            return np.where(inside, level, price)
-        some = inside & (random.random(len(g.size)) < 0.3)
-        return np.where(some, random.choice([0.0, 1.0]) * level, price)
+            return np.where(inside, random.choice(levels) * g.size, price)
+        if kind == 4:
+            some = inside & (random.random(len(g.size)) < 0.3)
+            return np.where(some, random.choice([0.0, 1.0]) * random.choice(levels) * g.size, price)
+        few = random.choice([3 / max(len(g.size), 1), 0.1, 0.3])
+        some = random.random(len(g.size)) < few
+        return np.where(some, random.choice(levels, len(g.size)) * g.size, price)
 
 
 def _places(graph: Graph, saved: NDArray[np.bool_]) -> NDArray[np.float64]:

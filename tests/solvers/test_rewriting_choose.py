@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from rewriting_graphs import chain, graphs
+from rewriting_graphs import chain, graph_of, graphs
 from rewriting_nets import small_net
 from swap_steps import links
 
 from solvers.errors import PlanError
-from solvers.rewriting import Rewriting, Swap, SwapIn, erase, rewrite
+from solvers.rewriting import Graph, Rewriting, Swap, SwapIn, erase, rewrite
 from solvers.rewriting.choose import Chooser, decide, least_bytes
+from solvers.rewriting.early import copied_early
 from solvers.rewriting.published import budget_of, tune
 from solvers.rewriting.released import released
 from solvers.rewriting.timed import simulate
@@ -134,3 +135,30 @@ def test_a_graph_at_many_limits_is_never_slower_at_a_higher_one():
         limits = [*range(least, simulate(graph, link).peak_bytes + 1, 3)]
         seconds = [made.seconds for made in Chooser(graph, link).curve(limits)]
         assert seconds == sorted(seconds, reverse=True)
+
+
+def _swapped(graph: Graph, value: int, after: int, release: int) -> Swap:
+    readers = tuple(run for run in graph.readers_of(value).tolist() if graph.backward[run])
+    return Swap(value, (SwapIn(readers),), after, release)
+
+
+def test_a_copy_begins_while_its_value_is_still_read():
+    graph = graph_of(
+        [0, 8, 1, 1, 1, 1],
+        [-1, 0, 1, 2, 3, 4],
+        [[0], [1], [1, 2], [3], [4, 1]],
+        backward=[False] * 3 + [True] * 2,
+    )
+    late = Rewriting((_swapped(graph, 1, 2, 3),))
+    soon = copied_early(graph, late, Link(0.0, 0.25, 0.0, 0.0))
+    assert [swap.after for swap in soon.swaps] == [0]
+    assert [swap.release for swap in soon.swaps] == [3]
+
+
+def test_a_copy_that_another_holds_up_begins_no_later_than_it_did():
+    graph = chain(8, size=1)
+    graph = graph.with_columns(size=np.where(np.arange(len(graph.size)) == 1, 100, 1))
+    late = Rewriting((_swapped(graph, 1, 4, 6), _swapped(graph, 2, 2, 3)))
+    soon = copied_early(graph, late, Link(0.0, 1.0, 0.0, 0.0))
+    assert all(new.after <= old.after for new, old in zip(soon.swaps, late.swaps, strict=True))
+    rewrite(graph, soon)
