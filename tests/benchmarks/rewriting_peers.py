@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from models import Model
     from torch import fx
 
-BUDGETS = (0.7, 0.5, 0.3, 0.1, 0.0)
+BUDGETS = (0.5, 0.3, 0.1)
 PEERS = (
     "plain",
     "compiled",
