@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from rewritten import PLAIN, compiled, same
 from torch import nn
 
 import mempool.torch
+import mempool.torch.rewriting
 from mempool.torch.rewriting.runtime import RUNTIME
 
 if TYPE_CHECKING:
@@ -41,12 +43,14 @@ class Net(nn.Module):
         return self.head(nn.functional.dropout(x, 0.3).mean((2, 3)))
 
 
-def step_of(pool: TensorPool, options: dict[str, Any]) -> tuple[list[torch.Tensor], int]:
+def step_of(
+    pool: TensorPool, options: dict[str, Any], make: type[Net] = Net
+) -> tuple[list[torch.Tensor], int]:
     """Gradients and results of a second step of training, and the most bytes that it had."""
     torch.manual_seed(0)
     gc.collect()
     before = pool.client.stats()["requested"]["current"]
-    model = Net()
+    model = make()
     run = compiled(lambda x: model(x).square().mean(), options)
     for _ in range(2):
         x = torch.randn(8, 4, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -78,3 +82,37 @@ def test_a_limit_is_held_to_the_byte_with_the_same_bits(pool: TensorPool) -> Non
         assert taken <= limit
         assert RUNTIME.moved.outs > 0
     assert RUNTIME.away == 0
+
+
+class Broken(Net):
+    """Two graphs: what it does in between no compiler sees."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.convolutions[:2]:
+            x = self.norm(layer(x).relu()) + x.sigmoid()
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_graphs_of_one_function_share_a_limit(pool: TensorPool) -> None:
+    """The first one leaves what it can to the second, and both together hold the limit."""
+    plain, peak = step_of(pool, PLAIN, Broken)
+    limit = int(0.8 * peak)
+    got, taken = step_of(pool, {**PLAIN, "limit": limit, "link": "pcie3"}, Broken)
+    assert same(got, plain)
+    assert taken <= limit
+    said = mempool.torch.rewriting.report()
+    ours = [graph for graph in said.graphs if graph["limit_bytes"] == limit]
+    assert len(ours) > 1
+    assert all(graph["predicted_peak_bytes"] <= limit for graph in ours)
+    assert ours[0]["outside_bytes"] == 0 < ours[1]["outside_bytes"]
+    assert json.dumps(said.to_dict())
+    assert "values leave" in str(said)
+
+
+def test_a_limit_below_the_parameters_is_refused() -> None:
+    """Before anything runs, with the least that is possible and what needs it."""
+    parameters = sum(p.nbytes for p in Net().parameters())
+    with pytest.raises(Exception, match=r"no step fits in .* needs [\d,]+"):
+        compiled(Net(), {**PLAIN, "limit": parameters - 1})(torch.randn(8, 4, 32, 32))

@@ -39,11 +39,12 @@ def mempool(
         UsageError: options that make no sense.
         PlanError: a limit that nothing can hold: with the least that can be, and what needs it.
     """
+    from mempool.torch.rewriting.budget import budget_of, frame_of
     from mempool.torch.rewriting.partition import Partition
 
     chosen = parsed(options, mode)
     compile_with = _eager if chosen.inner == "eager" else _inductor
-    return compile_with(graph, inputs, Partition(chosen))
+    return compile_with(graph, inputs, Partition(chosen, budget_of(options), *frame_of(graph)))
 
 
 def register() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ from mempool.torch.rewriting.capture import capture
 from mempool.torch.rewriting.costs import Measured, number
 from mempool.torch.rewriting.runtime import RUNTIME
 from mempool.torch.swapping.host_memory import default_host_limit
+from solvers.errors import PlanError
 from solvers.rewriting import Rewriting, rewrite
-from solvers.rewriting.choose import decide
+from solvers.rewriting.choose import Chooser
 from solvers.rewriting.levels import levels_of
 from solvers.rewriting.rules import Rules, matching, published
 from solvers.rewriting.timed import Timed, simulate
@@ -41,17 +43,21 @@ class Decided:
     Attributes:
         captured: the numbers that they speak of.
         rewriting: they.
+        rewritten: the step with them in it.
         plain: the step without them, simulated.
         timed: the step with them.
+        outside_bytes: what lies on the device beside it.
     """
 
     captured: Captured
     rewriting: Rewriting
+    rewritten: Graph
     plain: Timed
     timed: Timed
+    outside_bytes: int
 
 
-def decided(joined: Joined, options: Options, outside_bytes: int = 0) -> Decided:
+def decided(joined: Joined, options: Options, outside_bytes: int = 0, *, least: bool = False) -> Decided:
     """Which values leave, and which are made again.
 
     Operations are timed on the device, each kind of call once, and so are copies where no link is given.
@@ -60,6 +66,7 @@ def decided(joined: Joined, options: Options, outside_bytes: int = 0) -> Decided
         joined: the graphs.
         options: of the backend.
         outside_bytes: what lies on the device beside what the graphs see.
+        least: have no more there than must be, whatever the limit permits.
 
     Raises:
         PlanError: the limit cannot be held.
@@ -73,27 +80,31 @@ def decided(joined: Joined, options: Options, outside_bytes: int = 0) -> Decided
     if options.limit is None:
         rewriting = _beyond(graph, options)
     else:
-        rewriting = decide(
-            graph,
-            options.limit,
-            link,
-            outside_bytes=outside_bytes + _TICKETS * int(graph.movable.sum()),
-            host_limit=options.host_limit or default_host_limit(),
-            movable=_chosen(graph, options),
-        ).rewriting
-    return Decided(captured, rewriting, *_simulated(graph, rewriting, link, outside_bytes))
+        rewriting = _within(graph, options, link, outside_bytes, least=least)
+    rewritten = rewrite(graph, rewriting)
+    plain, timed = (simulate(one, link, outside_bytes=outside_bytes) for one in (graph, rewritten))
+    return Decided(captured, rewriting, rewritten, plain, timed, outside_bytes)
+
+
+def _within(graph: Graph, options: Options, link: Link, outside: int, *, least: bool) -> Rewriting:
+    chooser = Chooser(
+        graph,
+        link,
+        outside_bytes=outside + _TICKETS * int(graph.movable.sum()),
+        host_limit=options.host_limit or default_host_limit(),
+        movable=_chosen(graph, options),
+    )
+    limit = options.limit or 0
+    if least and (smallest := chooser.least()[0]) <= limit:
+        with contextlib.suppress(PlanError):
+            return chooser.decide(smallest).rewriting
+    return chooser.decide(limit).rewriting
 
 
 def _measured(joined: Joined, clock: Measured) -> Captured:
     captured = capture(joined.module, joined.halves.outputs, seconds=clock)
     workspace = [clock.workspace(node) for node in captured.operations]
     return replace(captured, graph=captured.graph.with_columns(workspace=workspace))
-
-
-def _simulated(graph: Graph, rewriting: Rewriting, link: Link, outside: int) -> tuple[Timed, Timed]:
-    both = (graph, rewrite(graph, rewriting))
-    plain, timed = (simulate(one, link, outside_bytes=outside) for one in both)
-    return plain, timed
 
 
 def device_of(module: torch.fx.GraphModule) -> torch.device:

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
 from mempool.torch.rewriting.applied import apply
+from mempool.torch.rewriting.budget import Part
 from mempool.torch.rewriting.decide import decided
 from mempool.torch.rewriting.joined import Halves, join
+from solvers.errors import PlanError
 
 if TYPE_CHECKING:
     from torch import fx
 
+    from mempool.torch.rewriting.budget import Budget
     from mempool.torch.rewriting.options import Options
 
 
@@ -22,22 +25,41 @@ class Partition:
     """Divides joint graphs for one call of `torch.compile`.
 
     Without a limit nothing is changed: graphs are what PyTorch's partitioner makes for that inner compiler.
+    A graph that is not the last one of its function keeps as little as it can, since nobody knows yet what
+    the next ones need.
+
+    Attributes:
+        options: what was asked for.
+        budget: the graphs that share the limit.
+        frame: of the graph that is compiled.
+        more: whether its function goes on after it.
     """
 
     options: Options
+    budget: Budget
+    frame: int = 0
+    more: bool = False
 
     def __call__(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **others: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The forward and the backward graph."""
-        if self.options.inner == "eager":
+        options = self.options
+        if options.inner == "eager":
             divide: Any = default_partition
         else:
             divide, others["compiler"] = min_cut_rematerialization_partition, "inductor"
         forward, backward = divide(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
-        if self.options.limit is None and self.options.threshold is None:
+        if options.limit is None and options.threshold is None:
             return forward, backward
-        joined = join(Halves(forward, backward, num_fwd_outputs), stale=self.options.inner != "eager")
-        made = decided(joined, self.options, self.options.beside)
-        apply(joined, made.captured, made.rewriting, host_limit=self.options.host_limit)
+        joined = join(Halves(forward, backward, num_fwd_outputs), stale=options.inner != "eager")
+        kept = self.budget.kept_before(self.frame)
+        try:
+            made = decided(joined, options, options.beside + kept, least=self.more)
+        except PlanError as error:
+            before = f"; of that, graphs before it keep {kept} bytes" if kept else ""
+            beside = f"; of that, {options.beside} bytes lie beside" if options.beside else ""
+            raise PlanError(f"{error}{before}{beside}") from None
+        apply(joined, made.captured, made.rewriting, host_limit=options.host_limit)
+        self.budget.parts[self.frame] = Part(self.frame, self.more, options, made)
         return forward, backward

@@ -1,0 +1,78 @@
+"""The graphs of one call of `torch.compile`, which share its limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch._guards import CompileContext
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import fx
+
+    from mempool.torch.rewriting.decide import Decided
+    from mempool.torch.rewriting.options import Options
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One graph.
+
+    Attributes:
+        frame: the number that Dynamo gives to the frame it is of; parts of one function have growing ones.
+        more: whether the graph breaks off, so that the function goes on in another.
+        options: what was asked for.
+        decided: what became of it.
+    """
+
+    frame: int
+    more: bool
+    options: Options
+    decided: Decided
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it has on the device between its forward and its backward pass."""
+        graph, timed = self.decided.rewritten, self.decided.timed
+        first = int(np.argmax(graph.backward)) if graph.backward.any() else len(graph)
+        return max(int(timed.load[first]) - self.decided.outside_bytes, 0) if first < len(graph) else 0
+
+
+@dataclass(eq=False)
+class Budget:
+    """What one call of `torch.compile` has compiled.
+
+    Attributes:
+        asked: the options as they were given, which tell calls from each other.
+        parts: the graphs, of each frame the last one.
+    """
+
+    asked: Any
+    parts: dict[int, Part] = field(default_factory=dict)
+
+    def kept_before(self, frame: int) -> int:
+        """Bytes that the graphs of frames before this one keep while it runs, if all of them ran."""
+        return sum(part.kept_bytes for number, part in self.parts.items() if number < frame)
+
+
+#: All, in the order in which they were first met.
+BUDGETS: list[Budget] = []
+
+
+def budget_of(options: Mapping[str, Any] | None) -> Budget:
+    """The budget of a call, which passes the same options each time."""
+    for budget in BUDGETS:
+        if budget.asked is options:
+            return budget
+    BUDGETS.append(Budget(options))
+    return BUDGETS[-1]
+
+
+def frame_of(graph: fx.GraphModule) -> tuple[int, bool]:
+    """The frame that is being compiled, and whether it goes on after this graph."""
+    number = getattr(CompileContext.current_compile_id(), "frame_id", None)
+    reason = getattr(graph, "compile_subgraph_reason", None)
+    return number or 0, bool(getattr(reason, "graph_break", False))

@@ -1,0 +1,112 @@
+"""What became of the graphs that were compiled: what moves, is made again, is predicted, is measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mempool.torch.rewriting.budget import BUDGETS
+from mempool.torch.rewriting.runtime import RUNTIME
+
+if TYPE_CHECKING:
+    from mempool.torch.rewriting.budget import Part
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of this process so far.
+
+    Attributes:
+        graphs: one for each graph of a training step; sizes in bytes, times in seconds, of one step.
+        moved: copies that were made, since the beginning.
+        host_bytes: what copies have of the host's memory now.
+        peak_bytes: most that PyTorch had on the device; None where nobody counts, such as on a CPU without a
+            pool.
+    """
+
+    graphs: list[dict[str, Any]]
+    moved: dict[str, Any]
+    host_bytes: int
+    peak_bytes: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [_line(i, graph) for i, graph in enumerate(self.graphs)] or ["no graph was rewritten"]
+        moved = self.moved
+        lines.append(
+            f"copied so far: {moved['out_bytes']:,} bytes out, {moved['in_bytes']:,} back; "
+            f"waited {moved['waited_seconds']:.3f} s; {self.host_bytes:,} bytes on the host now"
+        )
+        if moved["host_full"]:
+            lines.append(
+                f"{moved['host_full']} copies found no room on the host: what should leave has stayed"
+            )
+        if self.peak_bytes is not None:
+            lines.append(f"measured peak {self.peak_bytes:,} bytes")
+        return "\n".join(lines)
+
+
+def reported() -> Report:
+    """What was decided, and what came of it."""
+    parts = [part for budget in BUDGETS for _, part in sorted(budget.parts.items())]
+    return Report([_graph(part) for part in parts], asdict(RUNTIME.moved), RUNTIME.host_bytes, _peak())
+
+
+def _graph(part: Part) -> dict[str, Any]:
+    made = part.decided
+    graph, nodes = made.captured.graph, made.captured.values
+    timed, plain = made.timed, made.plain
+
+    def named(value: int) -> dict[str, Any]:
+        operation = int(graph.producer[value])
+        module = int(graph.module[operation])
+        return {
+            "value": str(nodes[value]),
+            "operation": graph.kinds[graph.kind[operation]],
+            "module": graph.modules[module] if module >= 0 else "",
+            "bytes": int(graph.size[value]),
+        }
+
+    return {
+        "operations": len(graph),
+        "limit_bytes": part.options.limit,
+        "outside_bytes": made.outside_bytes,
+        "plain_peak_bytes": plain.peak_bytes,
+        "predicted_peak_bytes": timed.peak_bytes,
+        "plain_seconds": plain.seconds,
+        "predicted_seconds": timed.seconds,
+        "stall_seconds": timed.stall_seconds,
+        "recomputed_seconds": timed.recomputed_seconds,
+        "moved_bytes": timed.moved_bytes,
+        "returned_bytes": timed.returned_bytes,
+        "predicted_host_bytes": timed.host_bytes,
+        "swapped": [named(swap.value) for swap in made.rewriting.swaps],
+        "recomputed": [named(value) for value in made.rewriting.recomputed],
+    }
+
+
+def _line(number: int, graph: dict[str, Any]) -> str:
+    limit = "" if graph["limit_bytes"] is None else f" within {graph['limit_bytes']:,}"
+    peaks = f"{graph['plain_peak_bytes']:,} -> {graph['predicted_peak_bytes']:,} bytes"
+    return (
+        f"graph {number}: peak {peaks}{limit}; "
+        f"{graph['plain_seconds']:.3f} -> {graph['predicted_seconds']:.3f} s, of which "
+        f"{graph['stall_seconds']:.3f} s wait and {graph['recomputed_seconds']:.3f} s run again; "
+        f"{len(graph['swapped'])} values leave, {len(graph['recomputed'])} are made again"
+    )
+
+
+def _peak() -> int | None:
+    from mempool.torch import installed
+
+    pool = installed()
+    if pool is not None:
+        return int(pool.client.stats()["requested"]["peak"])
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    return None
