@@ -3,7 +3,8 @@
 Let operation p begin at P and end at Q. Of what is away during p, all that was accessed last within t seconds
 before P has to cross the link in these t seconds, and all that is used within t seconds after Q has to come
 back in them. That holds for each t, for all of p's absences, and for fractions of them; the most bytes that
-can be away during p under it are a linear program, and with the seconds waited before and after p as
+can be away during p under it are a linear program, or where a buffer is away as a whole or not at all, one
+of whole numbers, and with the seconds waited before and after p as
 variables it bounds the stall. On a circle, what is waited in the part of the turn before p counts for copies
 out that begin there and for copies back that end there in the turn after, and is waited once.
 
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 
 #: Operations that the program is solved for: those with the largest bounds by each direction alone.
 _OPERATIONS = 12
+#: Of these, for which buffers move as wholes, the most such buffers, and how long that is searched.
+#: It is not solved for an operation with more absences around it.
+_WHOLE, _MOST_WHOLE, _MOST_AROUND = 3, 256, 1024
+_SEARCH = "limits/nodes = 200\nlimits/gap = 0.005"
+#: What that solver takes for equal, with room.
+_LOOSE = 1e-5
 #: Of more absences than this, the smallest count as away for nothing.
 _MOST = 2048
 
@@ -62,7 +69,9 @@ class LinkBound:
     def peak_bytes(self) -> int:
         """No schedule without waiting has a lower peak."""
         loads = self._step.load
-        return max((int(loads[op]) - self._most_away(op) for op in self._worst()), default=0)
+        left = {op: int(loads[op]) - self._most_away(op) for op in self._worst()}
+        whole = [int(loads[op]) - self._most_away(op, whole=True) for op in self._largest(left)]
+        return max((*left.values(), *whole), default=0)
 
     def stall_seconds(self, limit: int) -> float:
         """No schedule that holds the limit waits less; inf where none can hold it."""
@@ -75,9 +84,12 @@ class LinkBound:
 
     def _bound(self, limit: int) -> float:
         worst = [op for op in self._worst() if self._step.load[op] > limit]
-        one = max((self._least_wait(op, int(self._step.load[op]) - limit) for op in worst), default=0.0)
+        needed = {op: int(self._step.load[op]) - limit for op in worst}
+        waits = {op: self._least_wait(op, bytes_of) for op, bytes_of in needed.items()}
+        one = max(waits.values(), default=0.0)
         if not worst or one == float("inf"):
             return one
+        one = max([one, *(self._least_wait(op, needed[op], whole=True) for op in self._largest(waits))])
         return max(one, least_stall_of_parts(self._step, self._link, self._absences, limit))
 
     def _worst(self) -> list[int]:
@@ -146,26 +158,39 @@ class LinkBound:
             shares.append(free + int(fits / per_byte) + 1 if per_byte else shares[0])
         return min(shares) + a.small_bytes
 
-    def _most_away(self, op: int) -> int:
-        a = self._around(op)
-        program = _Program(a)
-        return int(np.ceil(program.most_bytes())) + a.small_bytes
+    def _largest(self, told: dict[int, Any]) -> list[int]:
+        """The operations for which most is told: the program of whole buffers is solved for these."""
+        few = [op for op in told if spanning(self._step, self._absences, op).sum() <= _MOST_AROUND]
+        return sorted(few, key=lambda op: -told[op])[:_WHOLE]
 
-    def _least_wait(self, op: int, needed: int) -> float:
+    def _most_away(self, op: int, *, whole: bool = False) -> int:
         a = self._around(op)
-        return _Program(a).least_wait(needed - a.small_bytes)
+        return int(np.ceil(_Program(a, whole=whole).most_bytes())) + a.small_bytes
+
+    def _least_wait(self, op: int, needed: int, *, whole: bool = False) -> float:
+        a = self._around(op)
+        return _Program(a, whole=whole).least_wait(needed - a.small_bytes)
 
 
 class _Program:
-    """The linear program, with a chain of sums for each direction."""
+    """The linear program, with a chain of sums for each direction.
 
-    def __init__(self, around: _Around) -> None:
+    With ``whole`` a buffer is away or it is not, of the largest ones; what is not proven after some nodes of
+    its search is bounded all the same.
+    """
+
+    def __init__(self, around: _Around, *, whole: bool = False) -> None:
         from ortools.linear_solver import pywraplp
 
-        self._solver: Any = pywraplp.Solver.CreateSolver("GLOP")
+        self._whole = whole
+        self._solver: Any = pywraplp.Solver.CreateSolver("SCIP" if whole else "GLOP")
         self._unit = max(float(around.size.max(initial=1)), 1.0)
         self._all_bytes = float(around.size.sum())
         self._away = [self._solver.NumVar(0.0, 1.0, "") for _ in around.size]
+        if whole:
+            self._solver.SetSolverSpecificParametersAsString(_SEARCH)
+            for row in np.argsort(-around.size, kind="stable")[:_MOST_WHOLE].tolist():
+                self._away[row].SetInteger(True)  # noqa: FBT003 - OR-Tools names it so
         self._waits = [self._solver.NumVar(0.0, 0.0, "") for _ in range(2)]
         self._scale = max(float(around.before.max(initial=0)), float(around.after.max(initial=0)), 1e-9)
         here, there = self._waits
@@ -207,6 +232,10 @@ class _Program:
         self._solver.Maximize(self._bytes)
         if not self._solve():
             return self._all_bytes  # nothing is claimed
+        if self._whole:
+            return min(
+                float(self._solver.Objective().BestBound()) * (1 + _LOOSE) * self._unit, self._all_bytes
+            )
         return float(self._solver.Objective().Value()) * self._unit * (1 + 1e-9)
 
     def least_wait(self, needed: int) -> float:
@@ -216,11 +245,17 @@ class _Program:
         self._solver.Minimize(self._solver.Sum(self._waits))
         if (solved := self._solve()) is not True:
             return float("inf") if solved is False else 0.0
+        if self._whole:
+            return max(
+                (float(self._solver.Objective().BestBound()) * (1 - _LOOSE) - _LOOSE) * self._scale, 0.0
+            )
         return max(float(self._solver.Objective().Value()) * self._scale * (1 - 1e-9) - 1e-12, 0.0)
 
     def _solve(self) -> bool | None:
         """Whether it has a solution; None: the solver has found none and says nothing."""
         status = self._solver.Solve()
+        if self._whole:  # that it cannot be is for the other program to say
+            return True if status in (self._solver.OPTIMAL, self._solver.FEASIBLE) else None
         if status == self._solver.OPTIMAL:
             return True
         return False if status == self._solver.INFEASIBLE else None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from swap_steps import step_from
 
-from solvers.swap import Link, Step, SwapPlanner, replay
+from solvers.swap import Link, LinkBound, Step, SwapPlanner, replay
 from solvers.swap.oracle import least_stall
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def cases(seeds: range) -> Iterator[tuple[int, float, float]]:
         assert judged.peak_bytes <= limit
         held = planner.hold(limit)
         assert held.stall_seconds >= stall - 1e-9
+        assert LinkBound(step, link).stall_seconds(limit) <= stall + 1e-9
         yield seed, held.stall_seconds, stall
 
 

@@ -138,6 +138,17 @@ def test_a_linear_solver_that_errs_does_not_say_that_a_limit_cannot_be_held(
     assert LinkBound(step, link).stall_seconds(planner(step, link).floor()[0] - 1) == float("inf")
 
 
+def test_a_bound_knows_that_buffers_move_as_wholes() -> None:
+    """One buffer and a half must leave: two do. By parts, the link would be done with less."""
+    step = step_from([1.0] * 8, [(1000, [(i, True), (7 - i, False)]) for i in range(3)])
+    link = Link(0.0, 4e-3, 0.0, 4e-3)
+    least = planner(step, link).hold(1500).stall_seconds
+    bound = LinkBound(step, link)
+    parts = max(bound._least_wait(op, int(step.load[op]) - 1500) for op in range(8))
+    assert parts < 0.99 * bound.stall_seconds(1500)
+    assert bound.stall_seconds(1500) <= least
+
+
 def test_a_flat_load_is_bounded_by_more_than_one_operation() -> None:
     """Memory is short for long, and what is used next comes back before what leaves last is gone."""
     buffers = [(4, [(op, True), (op + 4, False), (op + 8, False)]) for op in range(32)]
