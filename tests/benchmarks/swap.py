@@ -12,18 +12,22 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 from modelled import training_trace
 from networks import resnet, vgg
 
 from mempool.rates import Rates
 from mempool.torch.fitting.roofline import Roofline
-from solvers import PlanError
-from solvers.swap import PRESETS, Link, LinkBound, Step, SwapPlanner, step_of
+from solvers import PlanError, Stop, solve
+from solvers.swap import PRESETS, Link, LinkBound, Step, SwapPlanner, packed, step_of
+from solvers.swap.pool import device_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
+
+    from solvers.swap import Schedule
 
 SINGA = PRESETS["singa"]
 #: 12 GB/s each way.
@@ -169,7 +173,89 @@ def large() -> None:
     limited("Large batches", cases, "vDNN: VGG-16 18 %")
 
 
-PARTS = {"cifar": cifar, "holding": holding, "batches": batches, "deep": deep, "large": large}
+def gaps() -> None:
+    """What the arena takes more than the peak, before `packed` and after, holding limits."""
+    shares = (85, 70, 57, 45)
+    head(
+        "Gaps of the arena: batch 100 at 32x32, 4 TFLOPS, SINGA's link", "model", *(f"{s} %" for s in shares)
+    )
+    for name in ("VGG-16", "ResNet-50"):
+        one = step(CIFAR[name], 100, 32, 4.0)
+        planner, cells = SwapPlanner(one, SINGA), []
+        for share in shares:
+            swap = planner.hold(one.peak_bytes * share // 100)
+            made = packed(planner, swap, lambda schedule, one=one: arena_of(one, schedule, 200_000))
+            before, after = (
+                100 * (arena_of(one, each.schedule, 10_000_000) / each.peak_bytes - 1)
+                for each in (swap, made)
+            )
+            cells.append(f"{before:.1f} % to {after:.1f} %")
+        row(name, *cells)
+
+
+def arena_of(one: Step, schedule: Schedule, nodes: int) -> int:
+    return solve(device_buffers(one, schedule)[0], stop=Stop(nodes=nodes)).arena_bytes
+
+
+def made_up(operations: int) -> Step:
+    """A step of training with parameters, an optimizer's state and activations of random sizes."""
+    random, layers = np.random.default_rng(0), operations // 12
+    k, buffers = 12 * layers, list[tuple[int, bool, list[tuple[int, bool]]]]()
+    for layer in range(layers):
+        ahead, back, update = 4 * layer, 8 * layers - 4 - 4 * layer, 8 * layers + 4 * layer
+        size, weights = int(random.integers(1, 40)) << 20, int(random.integers(1, 8)) << 18
+        for j in range(4):
+            at, read = ahead + j, back + 3 - j
+            ops = {at: True, at + 1: False, read: False} if at + 1 < 4 * layers else {at: True, read: False}
+            buffers.append((size if j % 2 == 0 else size // 3, False, sorted(ops.items())))
+        buffers.append((weights, True, [(ahead, False), (back + 3, False), (update, True)]))
+        buffers.append((weights, True, [(update, True)]))
+        buffers.append((weights, False, [(back + 2, True), (update, False)]))
+    return Step(
+        seconds=random.uniform(3e-4, 6e-3, k),
+        operation=np.full(k, -1),
+        start=np.array([0 if stays else ops[0][0] for _, stays, ops in buffers]),
+        end=np.array([k if stays else ops[-1][0] + 1 for _, stays, ops in buffers]),
+        size=np.array([size for size, _, _ in buffers]),
+        persistent=np.array([stays for _, stays, _ in buffers]),
+        ids=np.arange(len(buffers)),
+        access_buffer=np.array([b for b, (_, _, ops) in enumerate(buffers) for _ in ops]),
+        access_op=np.array([op for _, _, ops in buffers for op, _ in ops]),
+        access_writes=np.array([writes for _, _, ops in buffers for _, writes in ops]),
+        circular=True,
+    )
+
+
+def speed() -> None:
+    """Processor seconds, of made-up steps, of limits between the floor and the least peak without a stall."""
+    head(
+        "Speed", "operations", "absences", "link", "limit", "slower", "made s", "planned s",
+    )  # fmt: skip
+    for operations, slow in ((10_000, False), (10_000, True), (100_000, False), (100_000, True)):
+        one, link = made_up(operations), Link.of_rate(1e9) if slow else SINGA
+        begin = time.process_time()
+        planner = SwapPlanner(one, link)
+        made, begin = time.process_time() - begin, time.process_time()
+        free = planner.without_stall()
+        said = [operations, len(planner.absences), "1 GB/s" if slow else "SINGA's"]
+        row(*said, "free", "0.0 %", f"{made:.1f}", f"{time.process_time() - begin:.1f}")
+        floor = planner.floor()[0]
+        for share in (0.9, 0.5, 0.1):
+            begin = time.process_time()
+            held = planner.hold(floor + int(share * (free.peak_bytes - floor)))
+            spent = time.process_time() - begin
+            row(*said, f"{share:.0%} of the way", slower(one, held.stall_seconds), "", f"{spent:.1f}")
+
+
+PARTS = {
+    "cifar": cifar,
+    "holding": holding,
+    "batches": batches,
+    "deep": deep,
+    "large": large,
+    "gaps": gaps,
+    "speed": speed,
+}
 
 
 def main() -> None:
