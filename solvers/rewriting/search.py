@@ -160,7 +160,8 @@ class Search:
     def _near(self, price: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
         """Prices like these: free or dear in a stretch of the forward pass, or each a little different."""
         g, place = self._graph, self._place
-        low, high = np.sort(random.random(2))
+        middle, width = random.random(), random.random() ** 3
+        low, high = middle - width / 2, middle + width / 2
         kind = random.integers(0, 6)
         if kind == 0:  # what is made late is not long away
             return np.where(place > high, 0.0, price)
