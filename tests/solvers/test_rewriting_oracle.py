@@ -40,7 +40,7 @@ def test_what_is_chosen_is_near_the_shortest_step_there_is():
 
 @pytest.mark.full
 def test_what_is_chosen_is_near_the_shortest_step_there_is_on_many_graphs():
-    _near(_gaps(range(8, 300)))
+    _near(_gaps(range(8, 120)))
 
 
 def test_below_the_least_limit_the_oracle_finds_nothing_either():
