@@ -24,19 +24,22 @@ class Edges:
         reader: int64[E], the operation.
         distance: int64[E], levels from what made the value that it reads, itself or a view, to the reader.
         level: int64[E], the reader's.
-        through: int64[E], the row of the operation that made the view which is read, as a reader of the same
-            memory; -1 where it reads the memory itself.
         others: int64[E], the last operation that makes anything else that the reader reads, -1 for none.
         possible: bool[E], whether the reader may read a copy: the memory may leave, views can be made again.
+        of_read: int64[R], the row of each read of the graph.
+        made_by: int64[M], of a view the row of the operation that makes it, a reader of its memory; else -1.
+        made_from: int64[M], of a view the value of the same memory that this reads first; else -1.
     """
 
     memory: NDArray[np.int64]
     reader: NDArray[np.int64]
     distance: NDArray[np.int64]
     level: NDArray[np.int64]
-    through: NDArray[np.int64]
     others: NDArray[np.int64]
     possible: NDArray[np.bool_]
+    of_read: NDArray[np.int64]
+    made_by: NDArray[np.int64]
+    made_from: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.memory)
@@ -46,35 +49,45 @@ def edges_of(graph: Graph, levels: Levels, allowed: NDArray[np.bool_]) -> Edges:
     """The edges of a graph; ``allowed`` says of each value, bool[M], whether a rule may move it."""
     memory, reader, distance = graph.base[graph.reads], graph.reader, distances(graph, levels)
     order = np.lexsort((-distance, reader, levels.level[reader], memory))
-    memory, reader, distance, read = (x[order] for x in (memory, reader, distance, graph.reads))
+    memory, reader, distance = (x[order] for x in (memory, reader, distance))
     first = np.ones(len(memory), bool)  # the longest of several reads of one memory by one operation
     first[1:] = (memory[1:] != memory[:-1]) | (reader[1:] != reader[:-1])
-    memory, reader, distance, read = (x[first] for x in (memory, reader, distance, read))
-    through = _through(graph, memory, reader, read)
-    possible = allowed[memory] & _again(graph, reader, through)
-    return Edges(memory, reader, distance, levels.level[reader], through,
-                 _others(graph, memory, reader, levels), possible)  # fmt: skip
+    of_read = np.empty(len(order), np.int64)
+    of_read[order] = np.cumsum(first) - 1
+    memory, reader, distance = (x[first] for x in (memory, reader, distance))
+    made_by, made_from = _views(graph, of_read)
+    possible = allowed[memory] & _again(graph, len(memory), of_read, made_by)
+    return Edges(memory, reader, distance, levels.level[reader], _others(graph, memory, reader, levels),
+                 possible, of_read, made_by, made_from)  # fmt: skip
 
 
-def _through(
-    graph: Graph, memory: NDArray[np.int64], reader: NDArray[np.int64], read: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    n = len(graph) + 1
-    key = memory * n + reader
-    order = np.argsort(key)
-    wanted = memory * n + graph.producer[read]
-    at = np.minimum(np.searchsorted(key[order], wanted), max(len(key) - 1, 0))
-    row = order[at] if len(key) else at
-    return np.where((read != memory) & (key[row] == wanted), row, -1) if len(key) else row
+def _views(graph: Graph, of_read: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """See `Edges`; both -1 of a view whose operation does not read its memory."""
+    made_by, made_from = np.full(len(graph.size), -1), np.full(len(graph.size), -1)
+    views = np.flatnonzero((graph.base != np.arange(len(graph.size))) & (graph.producer >= 0))
+    for view, base, maker in zip(
+        views.tolist(), graph.base[views].tolist(), graph.producer[views].tolist(), strict=True
+    ):
+        start, end = graph.reads_start[maker], graph.reads_start[maker + 1]
+        same = np.flatnonzero(graph.base[graph.reads[start:end]] == base)
+        if len(same):
+            made_by[view], made_from[view] = of_read[start + same[0]], graph.reads[start + same[0]]
+    return made_by, made_from
 
 
-def _again(graph: Graph, reader: NDArray[np.int64], through: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _again(
+    graph: Graph, count: int, of_read: NDArray[np.int64], made_by: NDArray[np.int64]
+) -> NDArray[np.bool_]:
     """Whether all views between a memory and its reader can be made again."""
-    fine, row = np.ones(len(reader), bool), through
-    while (row >= 0).any():
-        fine &= (row < 0) | graph.repeatable[reader[row]]
-        row = np.where(row < 0, -1, through[row])
-    return fine
+    view = graph.base != np.arange(len(graph.size))
+    stays, fine = view & ((made_by < 0) | ~graph.repeatable[graph.producer]), np.ones(count, bool)
+    while True:
+        now = fine.copy()
+        now[of_read[stays[graph.reads]]] = False
+        if (now == fine).all():
+            return fine
+        fine = now
+        stays = stays | ((made_by >= 0) & ~fine[made_by])
 
 
 def _others(

@@ -46,12 +46,12 @@ def simulate(graph: Graph, levels: Levels, edges: Edges, swapped: Copies, sync: 
     n, steps = len(graph), 2 * len(graph) + 4
     place = np.empty(n + 1, np.int64)  # the last is of -1: before all
     place[levels.order()], place[n] = np.arange(n), -1
-    copy = _resolved(edges, swapped)
+    copy, memory, when = _resolved(graph, edges, swapped), graph.base[graph.reads], place[graph.reader]
     m = len(graph.size)
     size = np.where(graph.host, 0, graph.size)
     made, gone = place[graph.producer], place[graph.producer]
     kept = copy < 0
-    np.maximum.at(gone, edges.memory[kept], place[edges.reader[kept]])
+    np.maximum.at(gone, memory[kept], when[kept])
     leaves = np.zeros(m, np.int64)
     leaves[edges.memory[swapped.first]] = 1
     lasts = np.zeros(m, np.bool_)
@@ -63,13 +63,12 @@ def simulate(graph: Graph, levels: Levels, edges: Edges, swapped: Copies, sync: 
     values = edges.memory[swapped.first]
     starts = _starts(place, edges, swapped, sync, made[values])
     ends = starts.copy()
-    np.maximum.at(ends, copy[~kept], 2 * place[edges.reader[~kept]] + 3)
+    np.maximum.at(ends, copy[~kept], 2 * when[~kept] + 3)
     load.add(starts, size[values])
     load.add(ends, -size[values])
-    host = _Load(steps)
-    away = np.flatnonzero(leaves)
     last = np.zeros(m, np.int64)
     np.maximum.at(last, values, starts)
+    away, host = np.flatnonzero(leaves), _Load(steps)
     host.add(2 * made[away] + 3, size[away])
     host.add(last[away] + 1, -size[away])
     return Simulated(load.peak(), host.peak())
@@ -88,15 +87,17 @@ class _Load:
         return int(np.cumsum(self.change).max(initial=0))
 
 
-def _resolved(edges: Edges, swapped: Copies) -> NDArray[np.int64]:
-    """The copy whose memory each edge reads, its own or that of the view it reads; -1: the value's own."""
-    own = np.full(len(edges), -1)
+def _resolved(graph: Graph, edges: Edges, swapped: Copies) -> NDArray[np.int64]:
+    """The copy whose memory each read is of, its own or that of the view it reads; -1: the value's own."""
+    own = np.full(len(edges) + 1, -1)  # the last is of -1: no edge
     own[swapped.edge] = swapped.copy
-    found, row = own.copy(), edges.through
-    while (row >= 0).any():
-        found = np.where((found < 0) & (row >= 0), own[row], found)
-        row = np.where(row < 0, -1, edges.through[row])
-    return found
+    of_value = own[edges.made_by]
+    value = edges.made_from
+    while (value >= 0).any():
+        of_value = np.where((of_value < 0) & (value >= 0), own[edges.made_by[value]], of_value)
+        value = np.where(value < 0, -1, edges.made_from[value])
+    read = own[edges.of_read]
+    return np.where(read >= 0, read, of_value[graph.reads])
 
 
 def _starts(

@@ -85,6 +85,7 @@ def graphs(draw: Draw, *, most_ops: int = 10, views: bool = True, control: bool 
     for op in range(n):
         known = len(size)
         read = draw(st.lists(st.integers(0, known - 1), max_size=3)) if known else []
+        read += [known - 1] * (known > 0 and draw(st.booleans()))
         reads.append(read)
         for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
             of = draw(st.sampled_from(read)) if views and read and draw(st.integers(0, 2)) == 0 else -1
