@@ -166,11 +166,15 @@ def test_what_is_written_in_place_keeps_its_order() -> None:
 
 def test_symbolic_sizes_are_what_they_were() -> None:
     from torch._functorch.aot_autograd import aot_function
+    from torch._guards import detect_fake_mode
 
     found = []
 
     def keep(module: Any, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
-        found.append(capture(module, num_fwd_outputs).graph)
+        sizes = detect_fake_mode([node.meta.get("val") for node in module.graph.nodes]).shape_env
+        before = len(sizes.guards)
+        graph = capture(module, num_fwd_outputs).graph
+        found.append((graph, len(sizes.guards) - before))
         from torch._functorch.partitioners import default_partition
 
         return default_partition(module, inputs, num_fwd_outputs=num_fwd_outputs, **options)
@@ -179,7 +183,8 @@ def test_symbolic_sizes_are_what_they_were() -> None:
         lambda x: (x.sin() @ x).exp().sum(), lambda module, _: module, partition_fn=keep, dynamic=True
     )
     function(torch.randn(6, 6, requires_grad=True))
-    graph = found[0]
+    graph, guards = found[0]
+    assert guards == 0
     numbers = graph.rank == -1
     assert numbers.any()
     assert not graph.movable[numbers].any()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from mempool.rates import rates_of
@@ -35,10 +36,35 @@ def by_roofline(rates: Rates | None = None) -> Callable[[fx.Node], float]:
     def seconds(node: fx.Node) -> float:
         if not isinstance(node.target, torch._ops.OpOverload):
             return 0.0
-        args, kwargs = tree_map(number, values_of((node.args, node.kwargs)))
-        return 1e-9 * clock.nanoseconds(node.target, args, kwargs, node.meta.get("val"))
+        args, kwargs, result = _traced(values_of((node.args, node.kwargs, node.meta.get("val"))))
+        return 1e-9 * clock.nanoseconds(node.target, args, kwargs, result)
 
     return seconds
+
+
+def _traced(values: Any) -> Any:
+    """Values whose sizes are numbers, not symbols, which what compares them would make guards of."""
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not _is_symbolic(value):
+            return number(value)
+        own = value.untyped_storage()
+        size = number(own.nbytes())
+        storage = storages.setdefault(own._cdata, torch.UntypedStorage(size, device="meta"))
+        form = (
+            number(value.storage_offset()),
+            *(tuple(map(number, one)) for one in (value.shape, value.stride())),
+        )
+        return torch.empty(0, dtype=value.dtype, device="meta").set_(storage, *form)
+
+    with _disable_current_modes():
+        return tree_map(plain, values)
+
+
+def _is_symbolic(tensor: torch.Tensor) -> bool:
+    numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    return any(isinstance(one, torch.SymInt) for one in numbers)
 
 
 def number(value: Any) -> Any:
