@@ -181,3 +181,15 @@ def test_sizes_that_change() -> None:
         run(x).sum().backward()
         assert torch.equal(x.grad, slope(y))
     assert RUNTIME.moved.ins > 0
+
+
+def test_larger_sizes_than_a_limit_was_decided_for_are_decided_anew() -> None:
+    """Smaller ones need less, and do as was decided."""
+    run = compiled(waves, {**PLAIN, "limit": 1 << 20, "link": "pcie3"}, dynamic=True)
+    compiles = []
+    for rows in (6, 4, 6, 9, 5):
+        x, y = (torch.ones(rows, 3).cumsum(0).requires_grad_() for _ in range(2))
+        run(x).sum().backward()
+        assert torch.equal(x.grad, slope(y))
+        compiles.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert [after - compiles[0] for after in compiles] == [0, 0, 0, 1, 1]

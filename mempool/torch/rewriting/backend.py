@@ -43,8 +43,19 @@ def mempool(
     from mempool.torch.rewriting.partition import Partition
 
     chosen = parsed(options, mode)
+    if chosen.limit is not None:
+        _decide_for(inputs)
     compile_with = _eager if chosen.inner == "eager" else _inductor
     return compile_with(graph, inputs, Partition(chosen, budget_of(options), *frame_of(graph)))
+
+
+def _decide_for(inputs: Sequence[Any]) -> None:
+    """What is decided holds for sizes up to those of now: have larger ones compiled anew."""
+    import torch
+
+    for size in inputs:
+        if isinstance(size, torch.SymInt):
+            assert size <= size.node.hint  # which becomes a guard
 
 
 def register() -> None:
