@@ -35,10 +35,18 @@ class Part:
 
     @property
     def kept_bytes(self) -> int:
-        """What it has on the device between its forward and its backward pass."""
-        graph, timed = self.decided.rewritten, self.decided.timed
-        first = int(np.argmax(graph.backward)) if graph.backward.any() else len(graph)
-        return max(int(timed.load[first]) - self.decided.outside_bytes, 0) if first < len(graph) else 0
+        """What it has on the device between its forward and its backward pass.
+
+        Its results do not count: the next graph is given them.
+        """
+        made, graph = self.decided, self.decided.rewritten
+        if not graph.backward.any():
+            return 0
+        captured = made.captured
+        results = {int(graph.base[v]) for v in captured.outputs[: captured.forward_outputs] if v >= 0}
+        given = sum(int(graph.size[v]) for v in results if graph.producer[v] >= 0)
+        load = int(made.timed.load[np.argmax(graph.backward)])
+        return max(load - made.outside_bytes - given, 0)
 
 
 @dataclass(eq=False)

@@ -66,7 +66,7 @@ def decided(joined: Joined, options: Options, outside_bytes: int = 0, *, least: 
         joined: the graphs.
         options: of the backend.
         outside_bytes: what lies on the device beside what the graphs see.
-        least: have no more there than must be, whatever the limit permits.
+        least: keep no more from the forward to the backward pass than must be.
 
     Raises:
         PlanError: the limit cannot be held.
@@ -87,18 +87,24 @@ def decided(joined: Joined, options: Options, outside_bytes: int = 0, *, least: 
 
 
 def _within(graph: Graph, options: Options, link: Link, outside: int, *, least: bool) -> Rewriting:
-    chooser = Chooser(
-        graph,
-        link,
-        outside_bytes=outside + _TICKETS * int(graph.movable.sum()),
-        host_limit=options.host_limit or default_host_limit(),
-        movable=_chosen(graph, options),
-    )
     limit = options.limit or 0
-    if least and (smallest := chooser.least()[0]) <= limit:
+
+    def chooser(beside_backward: int) -> Chooser:
+        """Decides as if so much more were there when the backward pass begins."""
+        workspace = graph.workspace.copy()
+        workspace[np.argmax(graph.backward)] += beside_backward
+        return Chooser(
+            graph.with_columns(workspace=workspace),
+            link,
+            outside_bytes=outside + _TICKETS * int(graph.movable.sum()),
+            host_limit=options.host_limit or default_host_limit(),
+            movable=_chosen(graph, options),
+        )
+
+    if least and graph.backward.any() and (kept := chooser(limit).least()[0] - limit) < limit:
         with contextlib.suppress(PlanError):
-            return chooser.decide(smallest).rewriting
-    return chooser.decide(limit).rewriting
+            return chooser(limit - kept).decide(limit).rewriting
+    return chooser(0).decide(limit).rewriting
 
 
 def _measured(joined: Joined, clock: Measured) -> Captured:
