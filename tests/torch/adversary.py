@@ -12,6 +12,8 @@ from mempool.torch.swapping.swapper import Swapper
 from solvers.swap import Link
 
 CPU = torch.device("cpu")
+#: Of a storage itself, whatever is asked of it while swapping.
+HERE_BYTES = torch._C.StorageBase.nbytes
 
 
 class Copy:
@@ -155,3 +157,11 @@ class Adversary(Swapper):
             if self._random.random() < self.share:
                 self.mover.leave(held)
         return result
+
+
+def gone(swapper: Adversary) -> torch.Tensor:
+    """The numbers from 1 to 1000, away."""
+    tensor = torch.arange(1000.0).add_(1)
+    swapper.send_away()
+    assert HERE_BYTES(tensor.untyped_storage()) == 0
+    return tensor

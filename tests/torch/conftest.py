@@ -15,6 +15,8 @@ from processes import told_by
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from adversary import Adversary
+
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
 sys.path.insert(0, str(HERE))  # its helpers: models.py, recorded.py
@@ -30,6 +32,26 @@ def grad_mode() -> Iterator[None]:
         left = torch.is_grad_enabled()
         torch.set_grad_enabled(True)
         assert left
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """PyTorch computes with one thread."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def swapper() -> Iterator[Adversary]:
+    """One that moves nothing by itself."""
+    from adversary import Adversary
+
+    with Adversary(3, share=0.0) as swapper:
+        yield swapper
 
 
 @pytest.fixture(scope="session")

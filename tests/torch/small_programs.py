@@ -206,7 +206,8 @@ def array(m: Machine, i: int, j: int) -> None:
 
 @instruction
 def keeps_array(m: Machine, i: int, j: int) -> None:
-    m.arrays.append(torch.from_dlpack(m.x[i]) if j % 2 else m.x[i].numpy())
+    x = m.x[i].detach()  # arrays keep the tensor, not its memory, which `.data = ` replaces
+    m.arrays.append(torch.from_dlpack(x) if j % 2 else x.numpy())
 
 
 @instruction

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,22 +13,12 @@ from training import digest
 
 import mempool.torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 #: Steps, among them those in which the scenarios depart.
 NUMBERS = (0, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 20, 21)
 #: Those that are tried by default.
-BRIEF = ("evaluation", "last_batch", "exception", "saved")
+BRIEF = ("last_batch", "exception")
 SHARE = 0.5  # the limit, of the peak load
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -28,14 +28,12 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
+FULL = pytest.mark.full
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def nothing_is_held(one_thread: None) -> Iterator[None]:
     yield
-    torch.set_num_threads(threads)
     gc.collect()
     assert (
         _core.torch_cpu_hook().held() == 0
@@ -179,7 +177,9 @@ for step in range(6):
 """
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0"])
+@pytest.mark.parametrize(
+    "end", [pytest.param("", marks=FULL), pytest.param("raise SystemExit(3)", marks=FULL), "1 / 0"]
+)
 def test_an_unmodified_program_runs_within_a_limit_and_ends_as_it_does(tmp_path: Path, end: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.format(end=end))
     folder = str(Path(mempool.__file__).parents[1])

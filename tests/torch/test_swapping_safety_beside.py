@@ -11,37 +11,19 @@ import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from adversary import Adversary
+from adversary import HERE_BYTES, Adversary, gone
 
 from mempool.torch.swapping import host_engine, mover, storages
 from mempool.torch.swapping import swapper as swapping
 from mempool.torch.swapping.storages import AWAY
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-HERE_BYTES = torch._C.StorageBase.nbytes
 RETURNED = float(sum(range(1, 1001)))
-
-
-@pytest.fixture
-def swapper() -> Iterator[Adversary]:
-    with Adversary(3, share=0.0) as swapper:
-        yield swapper
-
-
-def gone(swapper: Adversary) -> Any:
-    """The numbers from 1 to 1000, away."""
-    tensor = torch.arange(1000.0).add_(1)
-    swapper.send_away()
-    assert HERE_BYTES(tensor.untyped_storage()) == 0
-    return tensor
 
 
 def test_threads_have_what_they_touch_while_it_is_sent_away(swapper: Adversary) -> None:
