@@ -110,7 +110,7 @@ def test_it_tells_what_it_tries_and_is_ready_for_json(tried: Any) -> None:
 
 
 def test_nothing_is_combined_where_it_fits() -> None:
-    job = squares()
+    job = squares(mode="inference", optimizer=None)  # of which no swaps are planned
     for limit in (None, 1 << 40):
         helps = what_would_help(job, fit_of(job, limit), most_runs=1)
         assert helps.cheapest is None
@@ -139,6 +139,7 @@ def test_what_is_not_tried_is_told_with_the_reason() -> None:
     told = dict(what_would_help(job, fit_of(job)).not_tried)
     assert "only float32 here" in told["bfloat16 weights"]
     assert "checkpointing all 3 blocks" not in told
+    job = squares(mode="inference", optimizer=None)
     none = what_would_help(job, fit_of(job), most_runs=0)
     assert {why for _, why in none.not_tried} == {"no runs are left"}
     runs: list[str] = []
@@ -149,7 +150,7 @@ def test_what_is_not_tried_is_told_with_the_reason() -> None:
     assert {one.name for one in late.remedies} <= {"planned pool", "expandable segments"}  # which need no run
 
 
-@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("fake", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_the_users_model_stays_as_it_is(fake: bool) -> None:
     """One that has memory, and one that was made without and is used by all runs."""
     with fake_mode() if fake else torch.no_grad():

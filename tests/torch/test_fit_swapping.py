@@ -197,3 +197,27 @@ def test_no_such_card() -> None:
     with pytest.raises((UsageError, KeyError)):
         rates_of("abacus")
     assert np.isfinite(rates_of().half)
+
+
+@pytest.mark.full
+def test_a_change_and_swapping_are_taken_together_where_neither_is_enough() -> None:
+    from test_fit_helps import squares
+
+    job = squares(batch=4)
+    plain = fit_of(job)
+    none = what_would_help(job, fit_of(job, 1000))
+    assert none.together is not None
+    assert none.swapping is not None
+    assert none.cheapest is None  # a thousand bytes are too few for both
+    lowest = none.swapping.floor_bytes + sum(plain.margin_bytes.values())
+    limit = min(none.together.needed_bytes, lowest) - (1 << 20)
+    fit = fit_of(job, limit)
+    helps = what_would_help(job, fit)
+    found = helps.cheapest
+    assert found is not None
+    assert found.parts[-1] == "swapping" != found.parts[0]
+    assert found.fits
+    assert found.needed_bytes <= limit
+    assert found.saves_bytes == fit.needed_bytes - found.needed_bytes
+    assert helps.together is None
+    assert found.code.count("\n") >= 1

@@ -13,6 +13,7 @@ from mempool.settings import parse_bytes
 from mempool.torch.fitting import batch_dims
 from mempool.torch.fitting.batches import largest_batch
 from mempool.torch.fitting.inputs import arguments, batch_of, resizable
+from mempool.torch.fitting.isolation import together
 from mempool.torch.fitting.job import Job
 from mempool.torch.fitting.measure import DEFAULT_ALLOCATORS, ROUNDED_TO, choice_of, margins_of, reserved
 from mempool.torch.fitting.run import run
@@ -204,6 +205,7 @@ def fit(
     return replace(made, warnings=[*made.warnings, *notes]) if notes else made
 
 
+@together()
 def fit_job(
     job: Job,
     limit_bytes: int | None = None,

@@ -64,6 +64,23 @@ def _settings_put_back(stack: contextlib.ExitStack) -> None:
     stack.callback(put_back)
 
 
+#: Caches of functions that were there before the runs that are made together.
+_KNOWN: list[Any] = []
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """For several runs: what is there before them is looked through once, and set aside."""
+    with _ONE:
+        found = caches()
+        _KNOWN.extend(found)
+        try:
+            with _what_was_there_set_aside():
+                yield
+        finally:
+            del _KNOWN[len(_KNOWN) - len(found) :]
+
+
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
     """Defaults as a new process has them, and afterwards as it was: random numbers, types, modes, settings.
@@ -74,7 +91,7 @@ def isolated() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ONE)
         _settings_put_back(stack)
-        known = caches()
+        known = [*_KNOWN, *caches()]
         stack.enter_context(_what_was_there_set_aside())
         stack.enter_context(caches_forgotten(known))  # looks for new ones among what is not set aside
         stack.enter_context(torch.random.fork_rng(devices=[]))

@@ -91,6 +91,14 @@ class Trials:
         made = self._run([change for change in changes if change.allocator is None])
         return None if made is None else self._help(changes, made)
 
+    def run_of(self, changes: Sequence[Change]) -> Fit | None:
+        """What `tried` has found of changes, whole."""
+        return self._run(sorted(changes, key=lambda one: KINDS.index(one.kind)))
+
+    def goes_on(self) -> bool:
+        """Whether there is time for more."""
+        return time.process_time() <= self._until
+
     def failed(self) -> list[tuple[str, str]]:
         """What could not be tried, and why."""
         return list(self._why.items())

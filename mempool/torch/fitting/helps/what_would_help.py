@@ -16,6 +16,8 @@ from mempool.torch.fitting.helps.estimates import estimates
 from mempool.torch.fitting.helps.looks import look
 from mempool.torch.fitting.helps.swapping import as_help, swappable, swapping
 from mempool.torch.fitting.helps.trials import Trials
+from mempool.torch.fitting.helps.with_swapping import with_swapping
+from mempool.torch.fitting.isolation import together as made_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +60,7 @@ class Helps:
         return asdict(self)
 
 
+@made_together()
 def what_would_help(
     job: Job,
     fit: Fit,
@@ -99,6 +102,9 @@ def what_would_help(
             remedies = sorted([*remedies, help_], key=lambda h: (-h.saves_bytes, h.name))
         if fit.fits is False and swapped.fits and (cheapest is None or _dearer(cheapest)):
             cheapest, together = help_, None
+        elif fit.fits is False and (cheapest is None or Cost[cheapest.cost.upper()] is Cost.TRAINING):
+            both = with_swapping(trials, kept)
+            cheapest, together = (both, None) if both is not None else (cheapest, together)
     failed = [*refused, *trials.failed()]
     return Helps(remedies, cheapest, together, failed, estimates(job, fit, swapped), swapped)
 
