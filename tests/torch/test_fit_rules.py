@@ -251,7 +251,7 @@ def _columns(job: Any) -> list[list[int]]:
     return [column for column in names if column is not None] + [list(trace.names)]  # type: ignore[list-item]
 
 
-CHEAP = ("resnet", "seq2seq", "hf-gpt2", "hf-t5")
+CHEAP = ("resnet", "gpt", "hf-t5")
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ class ValuelessMode(FakeTensorMode):
         self._guessed: Callable[[], object] | None = None
         self._remembered = Remembered(self)
         self._meeting = Meeting()
+        self._within = 0  # operations that are being found out
         self.cache_enabled = False  # PyTorch's own, which would have to be asked and told, too
 
     @contextlib.contextmanager
@@ -75,7 +76,15 @@ class ValuelessMode(FakeTensorMode):
                 return answer
         if way in _REMEMBERED and not self.in_kernel_invocation:
             return self._as_before(in_place(func) if way is _OUT_OF_PLACE else func, types, args, kwargs)
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        return self._found_out(func, types, args, kwargs)
+
+    def _found_out(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """PyTorch's own answer, for which it may take the operation apart into others that come here."""
+        self._within += 1
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._within -= 1
 
     def _at_once(self, way: str, func: Any, args: Any, kwargs: Any) -> Any:
         """What needs no look at the arguments' sizes; or _NOTHING."""
@@ -91,7 +100,8 @@ class ValuelessMode(FakeTensorMode):
         if way is _LOOK:
             return self._look(func, args[0], constant)
         if way is _MEET:
-            return args[0] if constant is None and self._meeting.in_place(args, kwargs) else _NOTHING
+            meets = constant is None and not self._within and self._meeting.in_place(args, kwargs)
+            return args[0] if meets else _NOTHING
         if func in _COUNTS and constant is not None and all(type(value) in _NUMBERS for value in args[1:]):
             with _DisableTorchDispatch():
                 func(constant, *args[1:])
@@ -125,7 +135,7 @@ class ValuelessMode(FakeTensorMode):
         answer = None if key is None else memory.answer(key, args, kwargs or {})
         if isinstance(answer, Answer):
             return memory.told(answer, args)
-        found = super().__torch_dispatch__(func, types, args, kwargs)
+        found = self._found_out(func, types, args, kwargs)
         if key is not None and answer is False:
             memory.learn(key, func, args, kwargs, found)
         return found
