@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewriting_graphs import chain, graphs, ruled
+from rewriting_graphs import chain, graph_of, graphs, ruled
 from rewriting_play import reaches
 from rewriting_terms import contents_by_running
 
@@ -138,3 +138,25 @@ def test_no_graph_no_copies() -> None:
     graph = chain(1).with_columns(rank=[-1, -1, -1])
     levels = levels_of(graph)
     assert len(copies(graph, levels, candidates(graph, levels), Rules(0)).first) == 0
+
+
+def test_readers_of_one_level_have_a_copy_each_where_none_share() -> None:
+    reads = [[0], [1], [2], [1, 3], [1, 3]]
+    graph = graph_of(size=[1] * 6, producer=[-1, 0, 1, 2, 3, 4], reads=reads)
+    levels = levels_of(graph)
+    (swap,) = published(graph, levels, Rules(1, 0, 0)).swaps
+    assert [back.consumers for back in swap.ins] == [(3,), (4,)]
+    (swap,) = published(graph, levels, Rules(1, 0, 1)).swaps
+    assert [back.consumers for back in swap.ins] == [(3, 4)]
+
+
+def test_a_reader_through_a_view_that_cannot_be_made_again_is_not_cut() -> None:
+    reads = [[0], [1], [2], [2, 3], [1, 4]]
+    again = np.array([True, False, True, True, True])
+    graph = graph_of(
+        size=[1, 1, 0, 1, 1, 1], producer=[-1, 0, 1, 2, 3, 4], base=[0, 1, 1, 3, 4, 5], reads=reads,
+                     repeatable=again)  # fmt: skip
+    cut = {op for swap in published(graph, levels_of(graph), Rules(0)).swaps if swap.value == 1
+           for back in swap.ins for op in back.consumers}  # fmt: skip
+    assert 4 in cut
+    assert 3 not in cut
