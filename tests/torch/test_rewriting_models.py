@@ -1,0 +1,51 @@
+"""The models of the other tests within limits, compiled: the same losses and parameters to the bit."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from models import MODELS
+from test_training import needs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Of the way from the least possible limit to what a step needs without one.
+SHARES = (0.95, 0.5, 0.05)
+
+
+def least_and_plain(model: str) -> tuple[int, int]:
+    """What a step needs at least, and without a limit."""
+    from rewritten import compiled
+
+    import mempool.torch.rewriting
+
+    made = MODELS[model]()
+    with pytest.raises(Exception, match="no step fits") as refused:
+        compiled(made.loss, {"inner": "eager", "limit": 1000})(*made.batch(0, 2))
+    (least,) = re.findall(r"needs (\d+)", str(refused.value))
+    compiled(made.loss, {"inner": "eager", "limit": 1 << 40})(*made.batch(0, 2))
+    return int(least), mempool.torch.rewriting.report().graphs[-1]["plain_peak_bytes"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("model", [name for name in MODELS if name != "seq2seq"])  # Dynamo traces no LSTM
+def test_training_within_limits(
+    model: str, checkpointing: bool, trained: Callable[..., dict[str, Any]]
+) -> None:
+    """From nearly what it needs down to nearly the least there is."""
+    needs({"model": model})
+    least, plain = least_and_plain(model)
+    setup: dict[str, Any] = {"model": model, "size": 2, "steps": 3, "checkpointing": checkpointing}
+    expected = trained("plain", **setup, rewriting={"inner": "eager"})
+    for share in SHARES:
+        limit = int(least + share * (plain - least))
+        got = trained("plain", **setup, rewriting={"inner": "eager", "limit": limit})
+        assert got["losses"] == expected["losses"]
+        assert got["parameters"] == expected["parameters"]
