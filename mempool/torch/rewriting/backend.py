@@ -88,7 +88,12 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
     from torch._inductor.compile_fx import compile_fx
 
     # Nothing is taken from a cache: what is decided depends on more than the graph.
-    changes = {"custom_partitioner_fn": _ours(partition), "fx_graph_cache": False}
+    # Laid out as the compiler likes, what leaves would lie otherwise than what stays: other last bits.
+    changes = {
+        "custom_partitioner_fn": _ours(partition),
+        "fx_graph_cache": False,
+        "layout_optimization": False,
+    }
     with config.patch(enable_autograd_cache=False):
         compiled: Callable[..., Any] = compile_fx(graph, inputs, config_patches=changes)
     return compiled

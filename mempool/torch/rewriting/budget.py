@@ -66,8 +66,9 @@ class Budget:
         return sum(part.kept_bytes for number, part in self.parts.items() if number < frame)
 
 
-#: All, in the order in which they were first met.
+#: The last ones, in the order in which they were first met.
 BUDGETS: list[Budget] = []
+_MOST = 64
 
 
 def budget_of(options: Mapping[str, Any] | None) -> Budget:
@@ -76,6 +77,7 @@ def budget_of(options: Mapping[str, Any] | None) -> Budget:
         if budget.asked is options:
             return budget
     BUDGETS.append(Budget(options))
+    del BUDGETS[:-_MOST]
     return BUDGETS[-1]
 
 

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from mempool.rates import rates_of
 from mempool.torch.fitting.roofline import Roofline
+from mempool.torch.rewriting.effects import is_pytorchs_own
 from mempool.torch.rewriting.workspaces import watched
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def number(value: Any) -> Any:
 class Measured:
     """Seconds and workspaces that operations take on this machine: each kind of call is run once for all.
 
+    Only PyTorch's own are run: others may count their calls, or wait for other processes.
+
     An operation runs on tensors of its arguments' shapes, strides and types that hold small random numbers,
     indices 0, ``runs`` times after a first one; the median counts.
 
@@ -104,8 +107,8 @@ class Measured:
         return self._known(node)[1]
 
     def _known(self, node: fx.Node) -> tuple[float, int]:
-        if not isinstance(node.target, torch._ops.OpOverload):
-            return 0.0, 0
+        if not is_pytorchs_own(node):
+            return self.otherwise(node), 0
         args, kwargs = tree_map(number, values_of((node.args, node.kwargs)))
         key = node.target, str(tree_map(_form, (args, kwargs)))
         if key not in self.known:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from torch import fx
 
 _OVERLOAD = torch._ops.OpOverload
+#: Whose operators do what their schemas and tags say: an operator of somebody else may draw, count or talk.
+_PYTORCHS_OWN = ("aten", "prims")
 
 
 def writes(node: fx.Node) -> list[fx.Node]:
@@ -25,13 +27,16 @@ def writes(node: fx.Node) -> list[fx.Node]:
 
 
 def is_ordered(node: fx.Node) -> bool:
-    """Whether an operation draws random numbers, communicates, or nobody can say what it does."""
+    """Whether an operation draws random numbers, or nobody can say what it does."""
     target = node.target
     if isinstance(target, torch._ops.HigherOrderOperator):
         return True
-    if not isinstance(target, _OVERLOAD):
-        return False
-    return target.namespace.startswith("_c10d") or _is_random(node, target)
+    return isinstance(target, _OVERLOAD) and (not is_pytorchs_own(node) or _is_random(node, target))
+
+
+def is_pytorchs_own(node: fx.Node) -> bool:
+    """Whether an operator is one of PyTorch's own, of which is known what it does when it runs once more."""
+    return isinstance(node.target, _OVERLOAD) and node.target.namespace in _PYTORCHS_OWN
 
 
 def _is_random(node: fx.Node, target: torch._ops.OpOverload) -> bool:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 LIBRARY = torch.library.Library("mempool", "DEF")
 _PLACE = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
-LIBRARY.define("swap_out(Tensor value, int host_limit) -> Tensor")
+#: A compiler of graphs lays out what leaves as it was traced: so it comes back without another copy.
+_AS_TRACED = (torch.Tag.needs_fixed_stride_order,)
+LIBRARY.define("swap_out(Tensor value, int host_limit) -> Tensor", tags=_AS_TRACED)
 LIBRARY.define("swapped_out(Tensor ticket, Tensor value) -> Tensor")
 LIBRARY.define(f"swap_in(Tensor ticket, {_PLACE}) -> Tensor")
 LIBRARY.define(f"swapped_in(Tensor ticket, {_PLACE}) -> Tensor")

@@ -30,6 +30,7 @@ class Away:
 
     Attributes:
         engine: who copies them.
+        form: size and strides that they have there, which need not be those that a graph was traced with.
         copy: the host's side; None: the host was full, and ``data`` stays.
         transfer: the copy out; None once it has been waited for.
         data: the device's bytes, only while nobody has waited, or where the host was full.
@@ -37,6 +38,7 @@ class Away:
     """
 
     engine: Engine
+    form: tuple[torch.Size, tuple[int, ...]]
     copy: HostCopy | None
     transfer: Transfer | None
     data: torch.Tensor | None
@@ -45,10 +47,19 @@ class Away:
 
 @dataclass(eq=False)
 class Coming:
-    """A tensor that is being filled."""
+    """A tensor that is being filled.
+
+    Attributes:
+        engine: who fills it.
+        tensor: what is waited for.
+        source: what is being filled: the same, or, of other strides, what it is filled from at the end.
+        transfer: the copy; None once it has been waited for.
+        tickets: how many tickets name it.
+    """
 
     engine: Engine
     tensor: torch.Tensor
+    source: torch.Tensor
     transfer: Transfer | None
     tickets: int = 0
 
@@ -152,7 +163,8 @@ class Runtime:
             except HostFullError:
                 self.moved.host_full += 1
             number = next(self._numbers)
-            self._held[number] = Away(engine, copy, transfer, data if copy is None else None)
+            form = tensor.shape, tensor.stride()
+            self._held[number] = Away(engine, form, copy, transfer, data if copy is None else None)
             return self._ticket(number)
 
     def released(self, ticket: torch.Tensor) -> torch.Tensor:
@@ -164,8 +176,13 @@ class Runtime:
         return self._ticket(int(ticket))
 
     def back(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Begin to copy into a tensor that is as large as what left; a ticket of that."""
-        held, data = self._of(ticket, Away), flat(tensor)
+        """Begin to copy into a tensor of as many elements as what left; a ticket of that.
+
+        A compiler of graphs may have chosen other strides for what left than the graph says.
+        """
+        held: Away = self._of(ticket, Away)
+        source = tensor if _lie_alike(held.form, tensor) else tensor.new_empty_strided(*held.form)
+        data = flat(source)
         with self._lock:
             transfer = None
             if held.copy is None:
@@ -175,7 +192,7 @@ class Runtime:
                 self.moved.ins += 1
                 self.moved.in_bytes += len(data)
             number = next(self._numbers)
-            self._held[number] = Coming(held.engine, tensor, transfer)
+            self._held[number] = Coming(held.engine, tensor, source, transfer)
             return self._ticket(number)
 
     def arrived(self, ticket: torch.Tensor) -> torch.Tensor:
@@ -184,8 +201,15 @@ class Runtime:
         transfer, held.transfer = held.transfer, None
         if transfer is not None:
             self.moved.waited_seconds += held.engine.wait(transfer)
-        tensor, held.tensor = held.tensor, None
-        return tensor
+        tensor, source = held.tensor, held.source
+        held.tensor = held.source = None
+        return tensor if source is tensor else tensor.copy_(source)
+
+
+def _lie_alike(form: tuple[torch.Size, tuple[int, ...]], tensor: torch.Tensor) -> bool:
+    """Whether each element has the same place in both; strides of one element say nothing."""
+    size, theirs = form
+    return all(n == 1 or a == b for n, a, b in zip(size, theirs, tensor.stride(), strict=True))
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,9 @@ from mempool.torch.swapping.locked_arena import LockedArena
 if TYPE_CHECKING:
     from solvers.swap import Link
 
+#: Waits whose times are kept for the next mark. A rewritten graph sets none.
+_MOST_WAITS = 4096
+
 
 @dataclass(eq=False)
 class Copied:
@@ -94,7 +97,7 @@ class CudaEngine:
         self._streams: dict[Any, None] = {}  # the program's, as they are met
         self._flying: tuple[deque[Flight], ...] = (deque(), deque())
         self._dropped: list[Copied] = []
-        self._waits: list[tuple[Any, Any]] = []
+        self._waits: deque[tuple[Any, Any]] = deque(maxlen=_MOST_WAITS)
         self._link: Link | None = None
         self._begun = False
         self._process = os.getpid()
@@ -278,7 +281,8 @@ class CudaEngine:
             if self._runtime.capturing():
                 return Mark(None, [])
             self._reap()
-            waits, self._waits = self._waits, []
+            waits = list(self._waits)
+            self._waits.clear()
             return Mark(self._runtime.event(stream, timing=True), waits)
 
     def seconds(self, marks: list[Mark]) -> list[float]:

@@ -1,0 +1,88 @@
+"""What the graphs' numbers do not say: strides that a compiler chooses, operators of somebody else."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from rewritten import ALL, PLAIN, same, trained
+from torch import nn
+
+from mempool.torch.rewriting.runtime import RUNTIME
+
+CALLS = itertools.count()
+
+
+@torch.library.custom_op("mempool_tests::mask", mutates_args=())
+def mask(x: torch.Tensor) -> torch.Tensor:
+    """Draws, and says so nowhere; counts its calls."""
+    next(CALLS)
+    return (torch.rand(x.shape) > 0.5).to(x.dtype) * 2
+
+
+@mask.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = (layer(x) * mask(x.detach())).tanh()
+        return x
+
+
+class Convolutions(nn.Module):
+    """What inductor lays out with the channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.view(16, 4, 8, 8)
+        return self.norm(self.layer(x).relu()) + x.sigmoid()
+
+
+@pytest.mark.parametrize("stride", [(256, 1, 32, 4), (256, 64, 8, 1)], ids=["last", "as asked"])
+def test_what_left_with_other_strides_comes_back_with_those_that_are_asked_for(
+    stride: tuple[int, ...],
+) -> None:
+    left = torch.empty_strided((4, 4, 8, 8), stride).uniform_()
+    ticket = RUNTIME.out(left, 0)
+    handle = RUNTIME.released(ticket)
+    back = RUNTIME.arrived(RUNTIME.back(handle, torch.zeros(4, 4, 8, 8)))
+    assert back.is_contiguous()
+    assert torch.equal(back, left)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
+def test_strides_that_inductor_chooses_change_no_bit() -> None:
+    inner = {"inner": "inductor"}
+    plain = trained(Convolutions, inner, steps=1, width=256)
+    got = trained(Convolutions, inner | {"threshold": 0}, steps=1, width=256)
+    assert RUNTIME.moved.ins > 0
+    assert same(got, plain)
+
+
+@pytest.mark.parametrize("limit", [1 << 30, 92_000])
+def test_an_operator_of_somebody_else_runs_once_a_step(limit: int) -> None:
+    """It is not made again, nor run in order to be measured."""
+    plain = trained(Masked, PLAIN, width=32)
+    before = next(CALLS)
+    got = trained(Masked, PLAIN | {"limit": limit, "link": "1,1e-3"}, width=32)
+    assert next(CALLS) - before - 1 == 3 * 4
+    assert same(got, plain)
+
+
+def test_an_operator_of_somebody_else_may_leave() -> None:
+    plain = trained(Masked, PLAIN, width=32)
+    assert same(trained(Masked, ALL, width=32), plain)
+    assert RUNTIME.moved.ins > 0
