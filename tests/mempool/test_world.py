@@ -36,7 +36,7 @@ SOAK_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
 def world(folder: Path, sanitizer: str = "none") -> Path:
     if not build.has_sanitizer(sanitizer):
         pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")
-    return build.build("world", folder, sanitizer=sanitizer)
+    return build.build("world", folder, sanitizer=sanitizer, soon=sanitizer == "address")
 
 
 @pytest.mark.parametrize("mode", soak.MODES)
