@@ -83,7 +83,9 @@ def test_what_is_recomputed_is_not_kept_for_the_backward_pass(case: tuple[Graph,
         np.isin(graph.base, rewriting.recomputed) | np.isin(np.arange(len(graph.size)), rewriting.recomputed)
     )
     values = values[~graph.backward[graph.producer[values]]]
-    assert not new.backward[new.reader[np.isin(new.reads, values)]].any()
+    readers = new.reader[np.isin(new.reads, values)]
+    # A view of what came back, made again of several memories, reads the others as they are.
+    assert not [op for op in readers if new.backward[op] and not new.names[op].startswith("in.")]
 
 
 @settings(max_examples=50)

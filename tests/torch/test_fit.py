@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker, _WeakRefInfo
+from torch.nn.modules.module import _has_any_global_hook
 from torch.optim import optimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -34,6 +35,7 @@ from mempool.torch.fitting import Fit, Job, fit_job, run
 from mempool.torch.fitting.batches import MOST_TRIES, largest
 from mempool.torch.fitting.measure import needed
 from mempool.torch.fitting.shares import CATEGORIES, rounded, steps_of
+from mempool.torch.fitting.sources.watched import watched
 from mempool.torch.fitting.target.as_on import as_on
 from mempool.torch.fitting.target.in_place import Meeting
 from traces import Kind
@@ -531,3 +533,9 @@ def test_threads_get_their_own_answers_and_errors() -> None:
             assert told[number] == answer(fit_mlp(batch=8 * (number + 1)))
         else:
             assert "a value is read" in told[number]
+
+
+def test_watching_a_script_leaves_no_hook() -> None:
+    with watched():
+        pass
+    assert not _has_any_global_hook()

@@ -85,15 +85,17 @@ def test_work_for_an_older_executor_is_seen_and_older_threads_are_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stop = threading.Event()
-    older = threading.Thread(target=stop.wait, name="older")
-    older.start()
+    older = [threading.Thread(target=stop.wait, name=name) for name in ("older", "tqdm_monitor")]
+    for thread in older:
+        thread.start()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
         with Adversary(0, share=0.0) as swapper:
             tensor = gone(swapper)
             assert pool.submit(lambda: tensor.sum().item()).result() == RETURNED
     stop.set()
-    older.join()
+    for thread in older:
+        thread.join()
     assert [r.message for r in caplog.records if "older;" in r.message]
     assert not [r.message for r in caplog.records if "Executor" in r.message]
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 OWN = "mempool-"
 #: Threads of executors, whose work is seen one by one.
 _WORKER = "ThreadPoolExecutor-"
+#: That draws progress bars.
+_PROGRESS = "tqdm_monitor"
 
 log = logging.getLogger("mempool")
 
@@ -110,7 +112,8 @@ class Threads:
 
 def _warn_of_older() -> None:
     mine = threading.current_thread()
-    older = [t.name for t in threading.enumerate() if t is not mine and not t.name.startswith((OWN, _WORKER))]
+    others = (OWN, _WORKER, _PROGRESS)
+    older = [t.name for t in threading.enumerate() if t is not mine and not t.name.startswith(others)]
     if older:
         log.warning(
             "threads that were there before the limit was set must not use tensors that are swapped: %s; "

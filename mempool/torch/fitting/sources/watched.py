@@ -215,6 +215,7 @@ def watched() -> Iterator[Seen]:
         torch.optim.Optimizer.__init__ = init
         for hook in hooks:
             hook.remove()
+            modules._global_forward_hooks_with_kwargs.pop(hook.id, None)  # which remove() leaves there
 
 
 class _Functions(TorchFunctionMode):
