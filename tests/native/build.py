@@ -89,7 +89,7 @@ def build(
     folders = OF_HEADERS.get(program, (CORE, TRACES, HERE, HERE / "world"))
     options = flags(sanitizer, mutations, world=world, timed=program.endswith("_bench"), soon=soon)
     objects = _objects([HERE / f"{program}.cpp"], folder, folders, options)
-    if sanitizer != "none" or world:  # the others show what each file forgets to include
+    if sanitizer != "none":  # alone, each file shows what it forgets to include
         core = _joined(core, folder)
     return _linked(folder / program, [*objects, *_objects(core, folder, folders, options)], options, "-ldl")
 
