@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers import _core
 from solvers.swap.absences import absences_of
 from solvers.swap.compress import grid_of
 
@@ -38,18 +37,7 @@ class Quick:
         a = grid.absences
         self._order = np.argsort(a.last, kind="stable").astype(np.int32)
         self._peak, self._seconds = step.peak_bytes, step.duration
-        self._native = _core.SwapPlanner(
-            np.ascontiguousarray(grid.seconds),
-            np.ascontiguousarray(grid.load),
-            a.last,
-            a.use,
-            a.size,
-            link.out(a.size),
-            link.back(a.size),
-            np.full(len(a), -1, np.int32),
-            step.circular,
-            link.duplex,
-        )
+        self._native = grid.planner(step, link)
 
     def seconds(self, limit: int) -> float:
         """Seconds of the step, infinite where the limit is not held."""

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from solvers import _core
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from solvers.swap.absences import Absences
+    from solvers.swap.link import Link
     from solvers.swap.step import Step
 
 #: Steps of no more operations stay as they are; others get about so many beside those where an absence ends.
@@ -33,6 +36,22 @@ class Grid:
     seconds: NDArray[np.float64]
     load: NDArray[np.int64]
     absences: Absences
+
+    def planner(self, step: Step, link: Link) -> _core.SwapPlanner:
+        """Who plans on it, in native code; no absence of the step has a move yet."""
+        a = self.absences
+        return _core.SwapPlanner(
+            np.ascontiguousarray(self.seconds),
+            np.ascontiguousarray(self.load),
+            a.last,
+            a.use,
+            a.size,
+            link.out(a.size),
+            link.back(a.size),
+            np.full(len(a), -1, np.int32),
+            step.circular,
+            link.duplex,
+        )
 
     def operations(self, groups: NDArray[np.int64], k: int) -> NDArray[np.int64]:
         """The first operation of groups that may count on into the next turn; k operations are a turn."""

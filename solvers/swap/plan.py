@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers import _core
 from solvers.errors import PlanError
 from solvers.swap.absences import absences_of
 from solvers.swap.combined import search_weights
@@ -111,18 +110,7 @@ class SwapPlanner:
         self._lean = step = step.without(self._resting)
         self._grid = grid_of(step, self.absences, few=few)
         a = self._grid.absences
-        self._native = _core.SwapPlanner(
-            np.ascontiguousarray(self._grid.seconds),
-            np.ascontiguousarray(self._grid.load),
-            a.last,
-            a.use,
-            a.size,
-            link.out(a.size),
-            link.back(a.size),
-            np.full(len(a), -1, np.int32),
-            step.circular,
-            link.duplex,
-        )
+        self._native = self._grid.planner(step, link)
         k, n = len(self._grid.first), max(len(a), 1)
         work = min((k + 8 * n) * n, _ONE_PLAN)
         self._improves = _IMPROVING / _RESTARTS / (3 * (k + 6 * n)) >= n * _LEAST_CHANGES
