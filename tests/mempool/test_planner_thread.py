@@ -207,7 +207,13 @@ def test_so_does_what_a_look_in_vain_left_beside_a_plan(monkeypatch: pytest.Monk
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         until(lambda: "plan" in events, marked(pool, memory))
-        until(lambda: "nothing" in events[events.index("plan") :], marked(pool, memory))
+        sizes = random.Random(1)
+
+        def stranger() -> None:  # whoever follows the plan from its beginning is never looked at again
+            pool.step()
+            memory.free(memory.allocate(sizes.randrange(600, 1_000_000)))
+
+        until(lambda: "nothing" in events[events.index("plan") :], stranger)
         until(lambda: events[-1] == "trim", lambda: None, seconds=10)
 
 
