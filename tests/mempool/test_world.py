@@ -42,7 +42,11 @@ def world(folder: Path, sanitizer: str = "none") -> Path:
 @pytest.mark.parametrize("mode", soak.MODES)
 @pytest.mark.parametrize(
     ("sanitizer", "count"),
-    [("none", 200), ("address", 24), pytest.param("thread", 30, marks=pytest.mark.full)],
+    [
+        ("address", 40),
+        pytest.param("none", 200, marks=pytest.mark.full),
+        pytest.param("thread", 30, marks=pytest.mark.full),
+    ],
 )
 def test_worlds_keep_every_promise(folder: Path, sanitizer: str, count: int, mode: str) -> None:
     did = soak.worlds(world(folder, sanitizer), 1, count, mode)
@@ -53,18 +57,20 @@ def test_worlds_keep_every_promise(folder: Path, sanitizer: str, count: int, mod
 
 
 @pytest.mark.parametrize("mode", soak.MODES)
-def test_a_seed_makes_the_same_world_in_every_build(folder: Path, mode: str) -> None:
+@pytest.mark.parametrize("others", [(), pytest.param(("none",), marks=pytest.mark.full)], ids=["", "all"])
+def test_a_seed_makes_the_same_world_in_every_build(folder: Path, mode: str, others: tuple[str, ...]) -> None:
     def did(sanitizer: str) -> dict[str, Any]:
         return {k: v for k, v in soak.worlds(world(folder, sanitizer), 7, 5, mode).items() if k != "seconds"}
 
-    assert did("none") == did("none") == did("address")
+    first = did("address")
+    assert all(did(sanitizer) == first for sanitizer in ("address", *others))
 
 
 @pytest.mark.parametrize(("guard", "seed", "mode", "steps"), FOUND)
 def test_what_a_world_has_found_stays_mended(
     folder: Path, guard: str, seed: int, mode: str, steps: int
 ) -> None:
-    program = world(folder)
+    program = world(folder, "address")
     soak.worlds(program, seed, 1, mode, steps=steps)
     with pytest.raises(soak.WorldError, match=f"seed {seed} {mode}"):
         soak.worlds(program, seed, 1, mode, steps=steps, MEMPOOL_REMOVED_GUARD=guard)
