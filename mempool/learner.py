@@ -265,13 +265,21 @@ class Learner:
     def polish(self) -> bool:
         """Search longer for a plan that was made in haste; True if that gave a better one.
 
-        Once for each plan, and only when the program has followed it for long: it is a second of work.
+        Once for each plan, and only when the program has followed it for long: it is a second of work, and
+        several of the clock where the program is busy. A program that goes off the plan meanwhile is looked
+        at first, and the search begins anew when it has followed the plan for longer than before.
         """
         known = self.known.latest
         assert known is not None
         self._hard.remove(known.key)
-        planned = self._make(known.pattern, patient=True)
-        if planned is None or planned.plan.arena_bytes >= known.plan.arena_bytes:
+        planned = self._make(
+            known.pattern, patient=True, interrupt=lambda: self._interrupt() or self._has_changed()
+        )
+        if planned is None:
+            self._hard.add(known.key)
+            self.resume_if_changed()
+            return False
+        if planned.plan.arena_bytes >= known.plan.arena_bytes:
             return False
         log.info("a longer search made a smaller arena")
         improvable = known.key in self._improvable
@@ -281,11 +289,17 @@ class Learner:
         return done
 
     def _make(
-        self, pattern: Pattern, around: Sequence[tuple[int, int]] = (), *, patient: bool | None = None
+        self,
+        pattern: Pattern,
+        around: Sequence[tuple[int, int]] = (),
+        *,
+        patient: bool | None = None,
+        interrupt: Callable[[], bool] | None = None,
     ) -> Planned | None:
         """None: interrupted."""
         from mempool.planned import make_plan
 
+        interrupt = interrupt or self._interrupt
         planned: Planned | None = self._ask(
             make_plan,
             pattern,
@@ -293,8 +307,9 @@ class Learner:
             around=joined([*around, *self._beside.reaches()]),
             wait_bytes=self._wait_bytes,
             patient=self._patient if patient is None else patient,
+            interrupt=interrupt,
         )
-        return None if self._interrupt() else planned
+        return None if interrupt() else planned
 
     def _install(
         self, planned: Planned, counts: list[int] | None, *, instead_of: Planned | None = None
@@ -447,11 +462,16 @@ class Learner:
         state = self._client.state()
         if state["recording"]:
             return
-        if self._rest.is_over(self._counts(), replaying=state["replaying"], spoilt=state["spoilt"]):
+        if self._has_changed():
             log.info("recording again")
             self._improving = bool(self._improvable) and state["replaying"]
             self._seen_alive = set(self._core.arena_ranges()) if self._improving else None
             self._record()
+
+    def _has_changed(self) -> bool:
+        """Whether to record again, if nothing is recorded."""
+        state = self._client.state()
+        return self._rest.is_over(self._counts(), replaying=state["replaying"], spoilt=state["spoilt"])
 
     def desert_if_useless(self) -> None:
         """Drop the plans if they are of no use."""

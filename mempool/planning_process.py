@@ -142,7 +142,13 @@ class PlanningProcess:
             self.seconds += seconds if self._has_been_ready else 0.0
             self._has_been_ready = True
 
-    def ask(self, call: Callable[..., T], *arguments: object, **options: object) -> T:
+    def ask(
+        self,
+        call: Callable[..., T],
+        *arguments: object,
+        interrupt: Callable[[], bool] | None = None,
+        **options: object,
+    ) -> T:
         """What a function of ours gives, called there; by another thread, or without the process, here.
 
         Function, arguments and result are pickled; nobody else has a say in what is.
@@ -150,6 +156,7 @@ class PlanningProcess:
         Args:
             call: is given an `interrupt`, too.
             arguments: of the call.
+            interrupt: instead of this one's, where the call is made here: only that takes the program's time.
             options: of the call.
 
         Raises:
@@ -164,7 +171,7 @@ class PlanningProcess:
                 return answer
             except Exception:  # it failed, or is gone: who asked finds out by itself what there is to know
                 self._lose()
-        return call(*arguments, interrupt=self._interrupt, **options)
+        return call(*arguments, interrupt=interrupt or self._interrupt, **options)
 
     def idle_in(self) -> float | None:
         """Seconds until it has been idle for long; None: there is none."""

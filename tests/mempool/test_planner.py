@@ -18,7 +18,7 @@ from pools import run, simulated
 import solvers
 from mempool import Pool, UsageError, _core, planner
 from mempool.budget import Budget
-from mempool.planned import GOOD, POOL_NODES, make_plan
+from mempool.planned import GOOD, POOL_NODES, Planned, make_plan
 from solvers import Plan, PlanError, Status, write_plan
 from traces import Buffers
 from traces.instances import flat
@@ -236,7 +236,7 @@ def test_a_background_planner_plans_by_itself() -> None:
         for number in range(8):
             pool.step()
             iteration(number)
-        assert pool.wait(20)
+        assert pool.wait(60)
         run_on = 0
         while pool.state != "replaying" and run_on < 10:
             pool.step()
@@ -401,16 +401,56 @@ def test_a_plan_made_in_haste_is_searched_longer_once_all_follows_it(pool: Pool)
     assert not learner.may_polish()
 
 
+def test_a_longer_search_gives_way_to_a_program_that_goes_off_the_plan(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes after every fifty steps is learned first, however long the search would take."""
+    monkeypatch.setattr(Planned, "is_hard", lambda *_, **__: True)
+    memory, learner = programs.Watched(pool), pool._planner._learner
+    learner._patient = False
+    plan, searched, changes = make_plan, list[int](), True  # in iterations, each time
+
+    def iteration(number: int) -> None:
+        pool.step()
+        programs.layers(memory, count=5)
+        if changes and number % 50 == 49:
+            programs.layers(memory, count=3, scale=8192)
+
+    def beside_the_program(*args: Any, interrupt: Callable[[], bool], patient: bool, **options: Any) -> Any:
+        done = 0
+        while patient and done < 100 and not interrupt():
+            iteration(done)
+            done += 1
+        searched.extend([done] if patient else [])
+        return plan(*args, patient=False, **options)
+
+    monkeypatch.setattr("mempool.planned.make_plan", beside_the_program)
+    for number in range(500):
+        iteration(number % 40)  # nothing else comes yet
+        pool._planner.look()
+        if searched:
+            break
+    assert searched == [50]
+    assert pool.client.state()["recording"]
+    changes = False
+    for number in range(1000):
+        iteration(number)
+        pool._planner.look()
+    assert searched[1:] == [100]
+    assert not learner._hard
+
+
 def test_a_planner_in_the_background_searches_longer_too() -> None:
     """When it can afford it, whatever the program does meanwhile."""
     hard = flat(1000, 3)
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
-        until = time.monotonic() + 60
+        until = time.monotonic() + 200
         arenas: list[int] = []
         while time.monotonic() < until and len(set(arenas)) < 2:
             pool.step()
             in_time(memory, hard)
+            time.sleep(0.01)  # a program that is always at work leaves the search hardly a turn
             if (planned := pool.planned) is not None:
                 arenas.append(planned.plan.arena_bytes)
         assert min(arenas) == arenas[-1] < arenas[0]
@@ -456,7 +496,7 @@ def test_a_planner_in_the_background_plans_around_what_is_kept() -> None:
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         kept: list[int] = []
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         number = 0
         while time.monotonic() < until and pool._planner.plans < 2:
             pool.step()

@@ -36,7 +36,7 @@ class Turns:
         return self._turn(work=work)
 
 
-def until(done: Callable[[], bool], iteration: Callable[[], None], seconds: float = 60.0) -> None:
+def until(done: Callable[[], bool], iteration: Callable[[], None], seconds: float = 120.0) -> None:
     """Iterate, a little slower than a test would, until it is done."""
     deadline = time.monotonic() + seconds
     while not done():
@@ -85,7 +85,7 @@ def test_a_difference_after_recording_has_ended_is_heard_of() -> None:
                 memory.free(memory.allocate(50_000 + 3_000 * layer))
             assert pool.client.state()["spoilt"] < rest.SPOILT
 
-        for _ in range(60):  # long before it would be asked whether anything follows the plan
+        for _ in range(600):  # long before it would be asked whether anything follows the plan
             epoch()
             time.sleep(0.03)
             if pool.client.state()["recording"]:
@@ -101,7 +101,7 @@ def test_a_change_for_good_is_heard_of_however_long_recording_was_to_rest() -> N
         assert pool._planner is not None
         pool._planner._learner._rest._share = math.inf  # misses alone do not end it
         pool.client.wake()
-        until(lambda: pool.client.state()["recording"], marked(pool, memory, scale=4096), seconds=10)
+        until(lambda: pool.client.state()["recording"], marked(pool, memory, scale=4096))
 
 
 def test_other_shapes_after_recording_has_ended_are_planned() -> None:
@@ -115,7 +115,6 @@ def test_other_shapes_after_recording_has_ended_are_planned() -> None:
         until(
             lambda: pool._planner.plans > plans,  # type: ignore[union-attr]
             lambda: programs.layers(memory, count=14, scale=4096),
-            seconds=20,
         )
 
 
@@ -126,11 +125,12 @@ def test_what_could_not_be_paid_is_done_when_it_can_be(monkeypatch: pytest.Monke
     with Pool(simulated()) as pool:
         turns = Turns(pool)
         memory = programs.Watched(pool)
-        until(lambda: turns.count > 3, lambda: programs.layers(memory), seconds=20)
+        until(lambda: turns.count > 3, lambda: programs.layers(memory))
 
 
-def test_marks_of_a_program_that_never_repeats_wake_nobody_each_time() -> None:
+def test_marks_of_a_program_that_never_repeats_wake_nobody_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The more was looked at in vain, the more has to come before another look."""
+    monkeypatch.setattr(planner, "ALLOWANCE_SECONDS", 1e9)  # else it comes back until it can pay
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         turns = Turns(pool)
@@ -186,11 +186,12 @@ def test_what_planning_left_in_the_heap_goes_back_though_nothing_more_happens(
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         until(lambda: pool.state == "replaying", marked(pool, memory))
-        until(lambda: len(trims) == 1, lambda: None, seconds=10)
+        until(lambda: len(trims) > 0, lambda: None)
+        before = len(trims)  # more where looks came late
         assert pool._planner is not None
         until(lambda: pool._planner.plans > 1, marked(pool, memory, scale=4096))  # type: ignore[union-attr]
-        until(lambda: len(trims) > 1, lambda: None, seconds=10)
-        assert trims[1] - trims[0] >= 1.0
+        until(lambda: len(trims) > before, lambda: None)
+        assert min(later - earlier for earlier, later in itertools.pairwise(trims)) >= 1.0
 
 
 def test_so_does_what_a_look_in_vain_left_beside_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +215,7 @@ def test_so_does_what_a_look_in_vain_left_beside_a_plan(monkeypatch: pytest.Monk
             memory.free(memory.allocate(sizes.randrange(600, 1_000_000)))
 
         until(lambda: "nothing" in events[events.index("plan") :], stranger)
-        until(lambda: events[-1] == "trim", lambda: None, seconds=10)
+        until(lambda: events[-1] == "trim", lambda: None)
 
 
 def test_a_loop_is_planned_after_many_equal_buffers_that_stay() -> None:
@@ -224,7 +225,7 @@ def test_a_loop_is_planned_after_many_equal_buffers_that_stay() -> None:
         for _ in range(200):
             memory.allocate(50_000)
             time.sleep(0.001)
-        until(lambda: pool.plans > 0, lambda: programs.layers(memory), seconds=20)
+        until(lambda: pool.plans > 0, lambda: programs.layers(memory))
 
 
 def test_each_of_several_phases_is_planned() -> None:
@@ -236,7 +237,7 @@ def test_each_of_several_phases_is_planned() -> None:
             def followed(before: int = hits) -> bool:
                 return pool.client.stats()["outcomes"]["hit"] > before + 1000
 
-            until(followed, lambda scale=scale: programs.layers(memory, scale=scale), seconds=20)  # type: ignore[misc]
+            until(followed, lambda scale=scale: programs.layers(memory, scale=scale))  # type: ignore[misc]
             for _ in range(200):
                 programs.layers(memory, scale=scale)
 
@@ -317,7 +318,7 @@ def test_few_marked_iterations_are_enough() -> None:
             pool.step()
             for size in (5000, 6000, 7000, 8000):
                 memory.free(memory.allocate(size))
-        assert pool.wait(10)
+        assert pool.wait(60)
 
 
 def test_a_plan_beside_others_comes_down_when_they_are_gone_though_nothing_is_missed() -> None:
