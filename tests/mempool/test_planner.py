@@ -379,9 +379,17 @@ def in_time(memory: programs.Watched, buffers: Buffers) -> None:
             memory.free(address.pop(row))
 
 
-def test_a_plan_made_in_haste_is_searched_longer_once_all_follows_it(pool: Pool) -> None:
+@pytest.fixture
+def hard(monkeypatch: pytest.MonkeyPatch) -> Buffers:
+    """What a search in haste does not plan well and a longer one does, where neither lasts."""
+    monkeypatch.setattr("mempool.planned.POOL_NODES", 1_000)
+    monkeypatch.setattr("mempool.planned.HARD_NODES", 2_000_000)
+    return flat(300, 4)
+
+
+def test_a_plan_made_in_haste_is_searched_longer_once_all_follows_it(pool: Pool, hard: Buffers) -> None:
     """The first plan comes soon, beside the program; a better one replaces it, once, and all follows that."""
-    memory, hard = programs.Watched(pool), flat(1000, 3)
+    memory = programs.Watched(pool)
     learner = pool._planner._learner
     learner._patient = False
     arenas, misses = [], []
@@ -440,9 +448,8 @@ def test_a_longer_search_gives_way_to_a_program_that_goes_off_the_plan(
     assert not learner._hard
 
 
-def test_a_planner_in_the_background_searches_longer_too() -> None:
+def test_a_planner_in_the_background_searches_longer_too(hard: Buffers) -> None:
     """When it can afford it, whatever the program does meanwhile."""
-    hard = flat(1000, 3)
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         until = time.monotonic() + 200
@@ -450,17 +457,17 @@ def test_a_planner_in_the_background_searches_longer_too() -> None:
         while time.monotonic() < until and len(set(arenas)) < 2:
             pool.step()
             in_time(memory, hard)
-            time.sleep(0.01)  # a program that is always at work leaves the search hardly a turn
+            time.sleep(0.001)  # a program that is always at work leaves the search hardly a turn
             if (planned := pool.planned) is not None:
                 arenas.append(planned.plan.arena_bytes)
         assert min(arenas) == arenas[-1] < arenas[0]
 
 
 def test_a_search_that_finds_nothing_better_is_not_made_again(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, hard: Buffers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mempool.planned.HARD_NODES", 1)
-    memory, hard, searches = programs.Watched(pool), flat(1000, 3), []
+    memory, searches = programs.Watched(pool), list[bool]()
     learner = pool._planner._learner
     learner._patient = False
     monkeypatch.setattr(learner, "polish", lambda polish=learner.polish: searches.append(polish()))
