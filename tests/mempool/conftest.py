@@ -49,7 +49,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """No test leaves a pool, client, plan, segment or reserved address space behind, once it is forgotten."""
     before = _core.live_objects()
     result = yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (after := _core.live_objects()) != before and time.monotonic() < deadline:
         gc.collect()  # threads that have just been told to end hold theirs for a moment
         if not _core.numpy_hook().serving():  # whoever made it: tests of the hook do without mempool.numpy

@@ -298,7 +298,7 @@ def test_a_child_that_is_ended_as_it_is_forked_ends(tmp_path: Path, options: lis
         "    child = fork.Process(target=time.sleep, args=(60,))\n"
         "    child.start()\n"
         "    child.terminate()\n"
-        "    child.join(5)\n"
+        "    child.join(60)\n"
         "    print(child.exitcode)\n"
         "    child.kill()\n",
     )

@@ -330,10 +330,10 @@ def test_thousands_of_holes_of_one_size_do_not_make_the_fallback_slow() -> None:
     blocks = [client.allocate(1536) for _ in range(60_000)]
     for address in blocks[::2]:
         client.free(address)
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(30_000):
         client.allocate(1500)
-    assert time.perf_counter() - begin < 2
+    assert time.thread_time() - begin < 2  # hundredths, if they are not gone through one by one
 
 
 # --- small allocations

@@ -438,7 +438,7 @@ def test_a_child_that_is_forked_while_another_thread_holds_the_locks(current_lib
         held.wait()
         child = os.fork()
         if child == 0:
-            signal.alarm(20)
+            signal.alarm(120)
             pool.step()
             pool.release_graphs()
             with pool.iteration():

@@ -40,16 +40,17 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanningProcess]:
     assert pid is None or is_gone(pid)
 
 
-def is_gone(pid: int, seconds: float = 10.0) -> bool:
+def is_gone(pid: int, seconds: float = 60.0) -> bool:
     """Whether there is no such process, nor what is left of one, after that time at most."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    while True:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
             return True
+        if time.monotonic() >= deadline:
+            return False
         time.sleep(0.01)
-    return False
 
 
 def test_patterns_and_plans_are_those_that_are_made_here(pool: Pool, process: PlanningProcess) -> None:
@@ -81,7 +82,7 @@ def test_one_process_answers_until_it_is_dropped(process: PlanningProcess) -> No
     process.drop_if_idle()
     assert process.pid == first
     process.drop()
-    assert is_gone(first, 0.1)
+    assert is_gone(first)
     assert process.ask(where) not in (first, os.getpid())
 
 
@@ -90,14 +91,14 @@ def test_one_that_is_idle_is_ended(process: PlanningProcess, monkeypatch: pytest
     pid = process.ask(where)
     process.drop_if_idle()
     assert process.pid is None
-    assert is_gone(pid, 0.1)
+    assert is_gone(pid)
 
 
 def test_one_that_dies_is_replaced_by_the_program(process: PlanningProcess) -> None:
     pid = process.pid
     assert pid is not None
     assert process.ask(dies_elsewhere, os.getpid()) == os.getpid()
-    assert is_gone(pid, 0.1)
+    assert is_gone(pid)
     assert process.ask(where) == os.getpid()
 
 
@@ -167,18 +168,20 @@ def test_an_interrupt_ends_the_wait_and_the_process() -> None:
     process.end()
     asking.join(10)
     assert said == [True]
-    assert is_gone(pid, 0.1)
+    assert is_gone(pid)
     assert process.ask(never_ends_elsewhere, os.getpid())
     assert process.pid is None
 
 
 def test_its_processor_time_is_counted_without_the_first_start(process: PlanningProcess) -> None:
-    process.ask(works, 0.05)
+    process.ask(where)  # which imports what it is in
     first = process.seconds
-    assert 0.05 <= first < 0.1
-    process.drop()
     process.ask(works, 0.05)
-    assert process.seconds - first > 0.1  # with another start
+    worked = process.seconds - first
+    assert worked >= 0.05
+    process.drop()
+    process.ask(where)
+    assert process.seconds - first - worked > 5 * first  # with another start
 
 
 def test_it_is_charged_to_the_planners_budget() -> None:
@@ -215,7 +218,7 @@ def test_a_pool_in_the_background_leaves_the_work_to_it(monkeypatch: pytest.Monk
         assert process.seconds > 0
         pid = process.pid
     assert process.pid is None
-    assert pid is None or is_gone(pid, 0.1)
+    assert pid is None or is_gone(pid)
 
 
 def test_a_pool_whose_process_is_killed_plans() -> None:
@@ -301,10 +304,10 @@ def test_a_program_that_ends_while_it_works_leaves_no_process(
         time.sleep(0.3)
     """)
     pid = pid_of(program)
-    _, errors = program.communicate(timeout=60)
+    _, errors = program.communicate(timeout=120)
     assert program.returncode == 0, errors
     assert "Traceback" not in errors
-    assert is_gone(pid, 1)
+    assert is_gone(pid)
 
 
 def test_nor_does_one_that_is_killed(script: Callable[[str], subprocess.Popen[str]]) -> None:
@@ -344,7 +347,7 @@ def test_a_forked_child_ends_in_peace(script: Callable[[str], subprocess.Popen[s
         else:
             pool.close()
     """)
-    _, errors = program.communicate(timeout=60)
+    _, errors = program.communicate(timeout=120)
     assert program.returncode == 0, errors
     assert "ResourceWarning" not in errors
     assert "Traceback" not in errors
@@ -361,9 +364,9 @@ def test_a_broken_pipe_does_not_end_a_program_that_would_be_ended_by_one(
             pool.step()
             for size in (5000, 6000, 7000, 8000) * 5:
                 pool.free(pool.allocate(size))
-        assert pool.wait(30)
+        assert pool.wait(60)
     """)
-    _, errors = program.communicate(timeout=60)
+    _, errors = program.communicate(timeout=120)
     assert (program.returncode, errors) == (0, "")
 
 
@@ -379,5 +382,5 @@ def test_an_interrupt_from_the_keyboard_is_the_programs(
             process.begin()
             assert process.ask(where) == process.pid
     """)
-    _, errors = program.communicate(timeout=60)
+    _, errors = program.communicate(timeout=120)
     assert (program.returncode, errors) == (0, "")

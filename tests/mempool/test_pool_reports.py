@@ -155,7 +155,7 @@ for _ in range(5):
     device = pool.device
     del pool
 gc.collect()
-until = time.monotonic() + 20
+until = time.monotonic() + 60
 while threading.active_count() > 1 and time.monotonic() < until: time.sleep(0.01)
 print(threading.active_count())
 recording = Pool(record="t.trace")

@@ -255,9 +255,9 @@ def test_many_buffers_are_begun_soon_and_an_interrupt_is_obeyed() -> None:
     plan = solve(buffers, stop=Stop(nodes=400_000_000, interrupt=lambda: next(calls) > 20))
     check(plan, buffers)
     assert plan.stopped_by == "interrupt"
-    began = time.perf_counter()
+    began = time.process_time()
     search(buffers, lower_bound(buffers)).advance(1_000_000)
-    assert time.perf_counter() - began < 10  # a tenth of a second where nothing else runs
+    assert time.process_time() - began < 10  # a tenth of a second where nothing else runs
 
 
 def test_of_equal_buffers_it_does_not_matter_which_is_where() -> None:

@@ -294,7 +294,7 @@ def on_another_thread(work: Callable[[], T]) -> T:
 
 def eventually(true: Callable[[], object]) -> bool:
     """Whether it comes true: what is a thread's own ends a moment after the thread does for Python."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not true():
         if time.monotonic() > deadline:
             return False

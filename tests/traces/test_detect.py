@@ -69,9 +69,9 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
 @pytest.mark.parametrize("unit", [[0], [0, 1], [0] * 999 + [1], list(range(50_000))])
 def test_a_million_values_take_linear_time_whatever_they_are(unit: list[int]) -> None:
     values = np.tile(unit, 1_000_000 // len(unit))
-    begin = time.perf_counter()
+    begin = time.thread_time()
     found = tail_period(values)
-    assert time.perf_counter() - begin < 0.5
+    assert time.thread_time() - begin < 5  # hundredths where nothing else runs, and minutes in quadratic time
     assert found == Period(len(unit), len(values), 0)
 
 
