@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from solvers.swap.schedule import Schedule
     from solvers.swap.step import Step
 
-#: Copies are given so many times the time that they take; or where that leaves gaps, no more than that.
-_MARGINS = (1.25, 1.0)
+#: Copies are given so many times the time that they take: much where that does as well, for both ways may
+#: share a link and no step takes as long as the one before.
+_MARGINS = (4.0, 1.25, 1.0)
 #: Rounding of times, seconds.
 _SLACK = 1e-9
 
@@ -37,6 +38,7 @@ def packed(
     *,
     variations: int = 4,
     within: float = 1.02,
+    enough: int = 0,
 ) -> Swap:
     """Of schedules that wait no longer and hold the limit the one with the smallest arena.
 
@@ -46,10 +48,11 @@ def packed(
         arena: bytes of a plan of the device's addresses.
         variations: how many other schedules are looked at.
         within: times its peak, an arena that is good enough.
+        enough: bytes; so is an arena of no more.
     """
     best, least = swap, arena(swap.schedule)
     for found in _others(planner, swap, variations):
-        if least <= within * best.peak_bytes:
+        if least <= max(within * best.peak_bytes, enough):
             break
         if (taken := arena(found.schedule)) < least:
             best, least = found, taken
@@ -77,7 +80,7 @@ def _tight(planner: SwapPlanner, swap: Swap, margin: float) -> Swap | None:
 
 
 def tightened(
-    step: Step, link: Link, schedule: Schedule, wait: NDArray[np.float64], *, margin: float = _MARGINS[0]
+    step: Step, link: Link, schedule: Schedule, wait: NDArray[np.float64], *, margin: float = 1.25
 ) -> Schedule:
     """Releases as soon, and fetches as late, as copies allow with some time to spare.
 

@@ -80,6 +80,16 @@ def results(operation: Any, swapper: Adversary | None) -> list[Any]:
     return found
 
 
+def wanders(operation: Any, first: list[Any]) -> bool:
+    """Whether its results depend on where memory lies, as those of LAPACK's least squares do."""
+    between = []
+    for number in range(40):
+        between.append(torch.empty(16 * number + 1))
+        if results(operation, None) != first:
+            return True
+    return False
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", range(PARTS))
@@ -95,6 +105,7 @@ def test_samples_of_operations_give_the_same_bytes(part: int) -> None:
         except Exception:  # it has no samples here
             continue
         with Adversary(number, share=0.9) as swapper:
-            assert results(operation, swapper) == first, operation.name
+            swapped = results(operation, swapper)
+        assert swapped == first or wanders(operation, first), operation.name
         compared += 1
     assert compared > 40

@@ -254,7 +254,7 @@ class Iterations:
             arrived = before
             for _, transfer in arrived:
                 self._counts.waited(self._engine.waited(transfer))
-        if better := self._planning.changed(plan, arrived, plan.swap.limit_bytes):
+        if better := self._planning.changed(plan, arrived, self.limit_bytes):
             pattern.program, pattern.arrived = better, []
             self._settling.changed()
             self._counts.changes += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,11 @@ from mempool.torch.swapping.program import Program, program_of
 from mempool.torch.swapping.reserved import arena_bytes
 from mempool.torch.swapping.tape import Tape, recorded
 from solvers.errors import PlanError
-from solvers.swap import SwapPlanner, fetched_earlier, replay
+from solvers.swap import SwapPlanner, fetched_earlier, packed, replay
 
 if TYPE_CHECKING:
     from mempool.torch.swapping.engine import Engine
-    from solvers.swap import Step, Swap
+    from solvers.swap import Schedule, Step, Swap
 
 log = logging.getLogger("mempool")
 #: Waits below this part of an iteration are left alone.
@@ -25,6 +26,10 @@ _WORTH = 1 / 1000
 _MOST_CHANGES = 16
 #: How often moves are planned for less, so that they fit with their gaps, and by what part of the limit.
 _MOST_ROUNDS, _MOST_PART = 5, 4
+#: Other schedules of the same stall that are placed before.
+_VARIATIONS = 2
+#: Parts of what was waited for by which copies come sooner: the first whose buffers can be placed.
+_PARTS = (1.0, 0.5, 0.25)
 #: Part of the host's memory that plans leave to gaps between copies.
 _GAPS = 16
 
@@ -56,20 +61,30 @@ class Planning:
         return SwapPlanner(step, self._engine.link(), host_limit=self._host_bytes)
 
     def _fitting(self, planner: SwapPlanner, step: Step, limit: int) -> Swap:
-        """Moves that leave so little that it is within the limit with the gaps between buffers."""
-        first = best = planner.nearest(limit)
-        arena = least = arena_bytes(step, best.schedule, self._alignment)
+        """Moves that leave so little that it is within the limit with the gaps between buffers.
+
+        Rather others that wait no longer and are easier to place than more of them.
+        """
+
+        @functools.cache
+        def arena(schedule: Schedule) -> int:
+            return arena_bytes(step, schedule, self._alignment)
+
+        def packed_within(target: int) -> Swap:
+            swap = planner.nearest(target)
+            enough = max(limit, swap.limit_bytes)
+            return packed(planner, swap, arena, variations=_VARIATIONS, enough=enough)
+
+        first = best = tried = packed_within(limit)
         target = limit
         for _ in range(_MOST_ROUNDS):
-            if least <= limit or first.limit_bytes > limit:
+            if arena(best.schedule) <= limit or first.limit_bytes > limit:
                 break
-            target -= max(arena - limit, limit // 64)
-            tried = planner.nearest(target)
+            target -= max(arena(tried.schedule) - limit, limit // 64)
+            tried = packed_within(target)
             if target < limit - limit // _MOST_PART or tried.limit_bytes > target:
                 break
-            arena = arena_bytes(step, tried.schedule, self._alignment)
-            if arena < least:
-                best, least = tried, arena
+            best = min(best, tried, key=lambda swap: arena(swap.schedule))
         return best
 
     def warn(self, plan: Program, limit: int) -> None:
@@ -96,7 +111,7 @@ class Planning:
         Args:
             plan: what was followed.
             arrived: rows of the schedule, and the copies that were waited for.
-            limit: bytes.
+            limit: bytes that what lies where it is planned stays within; where it did not, it takes no more.
         """
         step, swap = plan.recorded.step, plan.swap
         if plan.changes >= _MOST_CHANGES or not arrived:
@@ -106,12 +121,19 @@ class Planning:
             waited[row] += self._engine.waited(transfer)
         if waited.sum() <= step.duration * _WORTH:
             return None
-        schedule = fetched_earlier(step, swap.schedule, waited, max(limit, swap.peak_bytes))
-        if (schedule.fetch == swap.schedule.fetch).all():
+        most = max(limit, arena_bytes(step, swap.schedule, self._alignment))
+        for part in _PARTS:
+            schedule = fetched_earlier(step, swap.schedule, part * waited, max(limit, swap.peak_bytes))
+            if (schedule.fetch == swap.schedule.fetch).all():
+                return None
+            if arena_bytes(step, schedule, self._alignment) <= most:
+                break
+        else:
             return None
         try:
             judged = replay(step, self._engine.link(), schedule)
         except PlanError:  # some other rule is in the way
             return None
-        made = replace(swap, schedule=schedule, replayed=judged)
+        least = max(swap.limit_bytes, judged.peak_bytes)
+        made = replace(swap, limit_bytes=least, schedule=schedule, replayed=judged)
         return program_of(plan.tape, plan.recorded, made, plan.changes + 1)

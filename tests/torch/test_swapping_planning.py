@@ -1,0 +1,72 @@
+"""Plans whose buffers have places within the limit, not only a load within it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from swap_steps import step_from
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mempool.torch.swapping.planning import Planning
+from mempool.torch.swapping.program import Program
+from mempool.torch.swapping.reserved import arena_bytes
+from mempool.torch.swapping.tape import Recorded, Tape
+from solvers.swap import Link, SwapPlanner
+
+if TYPE_CHECKING:
+    from solvers.swap import Step, Swap
+
+LAYERS, SHARE, ALIGNMENT = 24, 0.6, 512
+#: Steps that can be placed without more moves, but not as they are planned first.
+SEEDS = (0, 1, 3)
+LINK = Link(1e-5, 1e-10, 1e-5, 1e-10)
+
+
+def training(seed: int) -> Step:
+    """A pass there and back of layers of all sizes, each with something beside that lives for less."""
+    random, k = np.random.default_rng(seed), 2 * LAYERS
+    buffers = []
+    for layer in range(LAYERS):
+        buffers.append((int(random.integers(64, 1024)) << 10, [(layer, True), (k - 1 - layer, False)]))
+        for at in (layer, k - 1 - layer):
+            end = min(at + int(random.integers(0, 3)), k - 1)
+            ops = [(at, True)] + ([(end, False)] if end > at else [])
+            buffers.append((int(random.integers(32, 512)) << 10, ops))
+    return step_from([1e-3] * k, buffers, circular=True)
+
+
+def planned(step: Step) -> tuple[Planning, int, Swap]:
+    """Who plans, the limit, and the moves."""
+    engine: Any = SimpleNamespace(link=lambda: LINK, waited=float)
+    planning, limit = Planning(engine, None, ALIGNMENT), int(SHARE * step.peak_bytes)
+    return planning, limit, planning._fitting(SwapPlanner(step, LINK), step, limit)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_easier_to_place_is_preferred_to_more_moves(seed: int) -> None:
+    """As planned for the load alone none of these lies within the limit."""
+    step = training(seed)
+    _, limit, swap = planned(step)
+    assert arena_bytes(step, swap.schedule, ALIGNMENT) <= limit
+    assert arena_bytes(step, SwapPlanner(step, LINK).nearest(limit).schedule, ALIGNMENT) > limit
+    assert swap.limit_bytes == limit  # not planned for less
+    assert swap.stall_seconds <= SwapPlanner(step, LINK).nearest(limit).stall_seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_copies_come_back_sooner_only_where_their_buffers_have_places(seed: int) -> None:
+    step = training(seed)
+    planning, limit, swap = planned(step)
+    program = Program(Tape(functions=[None] * len(step)), Recorded(step, [], {}), swap)
+    made = [
+        planning.changed(program, [(row, seconds) for row in range(len(swap.schedule))], limit)
+        for seconds in (1e-3, 5e-3, 2e-2)
+    ]
+    assert any(made)
+    for better in (one.swap.schedule for one in made if one is not None):
+        assert (better.fetch <= swap.schedule.fetch).all()
+        assert arena_bytes(step, better, ALIGNMENT) <= limit
