@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewriting_graphs import chain, graphs, ruled
+from rewriting_graphs import chain, graph_of, graphs, ruled
 from rewriting_play import slow_play
 
 from solvers.rewriting import Graph, Sync, rewrite
 from solvers.rewriting.levels import levels_of
-from solvers.rewriting.published import budget_of, simulate, tune
+from solvers.rewriting.published import _some_group, budget_of, simulate, tune
 from solvers.rewriting.rules import Rules, candidates, copies, rewriting_of
 
 
@@ -42,6 +42,7 @@ def test_what_the_tuner_finds_fits_in_few_simulations(graph: Graph, part: float,
     assert found.simulations <= 6 + 3 * math.ceil(math.log2(max(len(levels), 2)) + 1)
     assert found.fits == (found.simulated.peak_bytes < budget)
     if found.rules is not None:
+        assert found.rules.sync >= mode
         swapped = copies(graph, levels, edges, found.rules)
         assert simulate(graph, levels, edges, swapped, found.rules.sync) == found.simulated
         rewrite(graph, found.rewriting)
@@ -71,3 +72,30 @@ def test_a_value_that_leaves_stays_for_one_operation_more() -> None:
     edges = candidates(graph, levels)
     swapped = copies(graph, levels, edges, Rules(1, 0, 0))
     assert simulate(graph, levels, edges, swapped, Sync.NONE).peak_bytes == 4
+
+
+def test_what_the_host_has_takes_nothing_of_the_device() -> None:
+    graph = chain(3, size=1).with_columns(lasting=np.zeros(7, bool))
+    levels = levels_of(graph)
+
+    def peak(graph: Graph) -> int:
+        edges = candidates(graph, levels)
+        return simulate(graph, levels, edges, copies(graph, levels, edges, Rules(9)), Sync.NONE).peak_bytes
+
+    assert peak(graph.with_columns(host=np.arange(7) == 1)) == peak(graph) - 1
+
+
+def test_the_host_gives_back_what_has_come_back() -> None:
+    """One value is away, is read, and is gone before another leaves."""
+    reads = [[0], [1], [2], [1, 3], [4], [5], [6], [5, 7]]
+    graph = graph_of(size=[1] * 9, producer=[-1, *range(8)], reads=reads)
+    levels = levels_of(graph)
+    edges = candidates(graph, levels)
+    swapped = copies(graph, levels, edges, Rules(2, 0, 0))
+    assert len(swapped.first) == 2
+    assert simulate(graph, levels, edges, swapped, Sync.NONE).host_bytes == 1
+
+
+def test_none_share_a_copy_where_no_group_passes() -> None:
+    assert _some_group(lambda _: False, 9) == 0
+    assert _some_group(lambda group: group <= 4, 9) in range(1, 5)

@@ -11,7 +11,7 @@ from rewriting_graphs import chain, graph_of, graphs, ruled
 from rewriting_play import reaches
 from rewriting_terms import contents_by_running
 
-from solvers.rewriting import Graph, erase, rewrite
+from solvers.rewriting import Graph, Sync, erase, rewrite
 from solvers.rewriting.levels import levels_of, serialised
 from solvers.rewriting.rules import Rules, candidates, copies, matching, published, swappable
 
@@ -160,3 +160,45 @@ def test_a_reader_through_a_view_that_cannot_be_made_again_is_not_cut() -> None:
            for back in swap.ins for op in back.consumers}  # fmt: skip
     assert 4 in cut
     assert 3 not in cut
+
+
+def _sequential(reads: list[list[int]], size: int) -> list[tuple[int, int]]:
+    """Readers of copies and triggers of the sequential strategy; value i + 1 is what operation i makes."""
+    graph = graph_of(size=[1] * size, producer=[-1, *range(size - 1)], reads=reads)
+    levels = levels_of(graph)
+    return sorted(
+        (back.consumers[0], back.trigger)
+        for swap in published(graph, levels, Rules(3, None)).swaps
+        for back in swap.ins
+    )
+
+
+def test_the_first_sequential_copy_begins_three_levels_ahead() -> None:
+    reads = [[0], [1], [2], [3], [4], [5], [6], [1, 7]]
+    assert _sequential(reads, 9) == [(7, 4)]
+
+
+def test_sequential_copies_for_one_level_begin_a_level_before_it() -> None:
+    reads = [[0], [1], [2], [3], [4], [5], [6], [1, 7], [2, 7]]
+    assert _sequential(reads, 10) == [(7, 4), (8, 6)]
+
+
+def test_what_is_in_the_hosts_memory_is_no_candidate() -> None:
+    graph = chain(4)
+    host = np.arange(9) == 2
+    assert set(np.flatnonzero(swappable(graph) & ~swappable(graph.with_columns(host=host)))) == {2}
+
+
+def test_the_mode_goes_with_the_decisions() -> None:
+    graph = chain(4)
+    assert [published(graph, levels_of(graph), Rules(sync=mode)).sync for mode in Sync] == list(Sync)
+
+
+def test_values_made_first_are_those_of_low_levels() -> None:
+    """Whatever their numbers: here a branch stands behind the operations that it could run beside."""
+    reads = [[0], [1], [2], [0], [3, 4], [5], [6], [7, 4, 3]]
+    graph = graph_of(size=[1] * 9, producer=[-1, *range(8)], reads=reads)
+    levels = levels_of(graph)
+    everything = {swap.value for swap in published(graph, levels, Rules(1)).swaps}
+    assert everything == {3, 4}
+    assert [swap.value for swap in published(graph, levels, Rules(1, most=1)).swaps] == [4]

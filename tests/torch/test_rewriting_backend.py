@@ -69,6 +69,13 @@ def test_options_that_make_no_sense(options: dict[str, Any], said: str) -> None:
         parsed({}, "max-autotune")
 
 
+@pytest.mark.parametrize("options", ["limit", 5, ["limit"], {"limit"}])
+def test_options_that_are_no_dictionary(options: Any) -> None:
+    """One line, too."""
+    with pytest.raises(UsageError, match="no dictionary"):
+        parsed(options)
+
+
 def test_pytorch_finds_the_backend_by_name() -> None:
     """`torch.compile(backend="mempool")`, and what it says of a wrong option."""
     assert "mempool" in torch._dynamo.list_backends()
@@ -181,15 +188,3 @@ def test_sizes_that_change() -> None:
         run(x).sum().backward()
         assert torch.equal(x.grad, slope(y))
     assert RUNTIME.moved.ins > 0
-
-
-def test_larger_sizes_than_a_limit_was_decided_for_are_decided_anew() -> None:
-    """Smaller ones need less, and do as was decided."""
-    run = compiled(waves, {**PLAIN, "limit": 1 << 20, "link": "pcie3"}, dynamic=True)
-    compiles = []
-    for rows in (6, 4, 6, 9, 5):
-        x, y = (torch.ones(rows, 3).cumsum(0).requires_grad_() for _ in range(2))
-        run(x).sum().backward()
-        assert torch.equal(x.grad, slope(y))
-        compiles.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    assert [after - compiles[0] for after in compiles] == [0, 0, 0, 1, 1]

@@ -39,23 +39,20 @@ def mempool(
         UsageError: options that make no sense.
         PlanError: a limit that nothing can hold: with the least that can be, and what needs it.
     """
-    from mempool.torch.rewriting.budget import budget_of, frame_of
+    from mempool.torch.rewriting.budget import budget_of, frame_of, warn_of_the_last
+    from mempool.torch.rewriting.growth import hold_up_to
     from mempool.torch.rewriting.partition import Partition
 
     chosen = parsed(options, mode)
-    if chosen.limit is not None:
-        _decide_for(inputs)
+    budget, (frame, more) = budget_of(options), frame_of(graph)
     compile_with = _eager if chosen.inner == "eager" else _inductor
-    return compile_with(graph, inputs, Partition(chosen, budget_of(options), *frame_of(graph)))
-
-
-def _decide_for(inputs: Sequence[Any]) -> None:
-    """What is decided holds for sizes up to those of now: have larger ones compiled anew."""
-    import torch
-
-    for size in inputs:
-        if isinstance(size, torch.SymInt):
-            assert size <= size.node.hint  # which becomes a guard
+    before = budget.parts.get(frame)
+    compiled = compile_with(graph, inputs, Partition(chosen, budget, frame, more))
+    part = budget.parts.get(frame)
+    if chosen.limit is not None and part is not None and part is not before:
+        warn_of_the_last()
+        hold_up_to(inputs, part)
+    return compiled
 
 
 def register() -> None:

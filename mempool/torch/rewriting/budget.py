@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch._dynamo import config
 from torch._guards import CompileContext
+
+from solvers.rewriting.rules import matching
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,14 +60,31 @@ class Budget:
     Attributes:
         asked: the options as they were given, which tell calls from each other.
         parts: the graphs, of each frame the last one.
+        met: patterns of which something was met.
     """
 
     asked: Any
     parts: dict[int, Part] = field(default_factory=dict)
+    met: set[str] = field(default_factory=set)
 
     def kept_before(self, frame: int) -> int:
         """Bytes that the graphs of frames before this one keep while it runs, if all of them ran."""
         return sum(part.kept_bytes for number, part in self.parts.items() if number < frame)
+
+    def add(self, part: Part) -> None:
+        """One more graph; when it is a function's last, patterns that name nothing at all are told once."""
+        self.parts[part.frame] = part
+        graph, options = part.decided.captured.graph, part.options
+        patterns = {*options.include, *options.exclude} - self.met
+        self.met |= {one for one in patterns if matching(graph, [one]).any()}
+        if not part.more and (strange := sorted(patterns - self.met)):
+            self.met |= patterns
+            names = [*graph.kinds[:3], *[one for one in graph.modules if one][:3]]
+            warnings.warn(
+                f"no operation or module is named {', '.join(map(repr, strange))} by include or exclude; "
+                f"there are such as {', '.join(map(repr, names))}",
+                stacklevel=2,
+            )
 
 
 #: The last ones, in the order in which they were first met.
@@ -86,3 +107,15 @@ def frame_of(graph: fx.GraphModule) -> tuple[int, bool]:
     number = getattr(CompileContext.current_compile_id(), "frame_id", None)
     reason = getattr(graph, "compile_subgraph_reason", None)
     return number or 0, bool(getattr(reason, "graph_break", False))
+
+
+def warn_of_the_last() -> None:
+    """Say that PyTorch compiles the function no more: what it then runs has no limit."""
+    number = getattr(CompileContext.current_compile_id(), "frame_compile_id", None)
+    if number is not None and number + 1 == config.recompile_limit:
+        warnings.warn(
+            f"compiled {config.recompile_limit} times, as often as PyTorch allows: other or "
+            "larger sizes than so far will run uncompiled, without any limit; meet the largest sizes first, "
+            "or raise torch._dynamo.config.recompile_limit",
+            stacklevel=2,
+        )

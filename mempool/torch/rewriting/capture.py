@@ -32,6 +32,7 @@ class Captured:
         graph: the step.
         operations: the node of each operation.
         values: the node of each value; none of a result that nobody takes, and of memory beside.
+        sizes: of each value its bytes, as a symbol where they depend on what is known when the graph runs.
         inputs: the value of each placeholder, in their order.
         outputs: the value of each output, in their order, -1 of what is no value.
         forward_outputs: how many of them, the first ones, are the forward pass's.
@@ -40,6 +41,7 @@ class Captured:
     graph: Graph
     operations: tuple[fx.Node, ...]
     values: tuple[fx.Node | None, ...]
+    sizes: tuple[Any, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     forward_outputs: int
@@ -96,7 +98,13 @@ def capture(
         ),
     )
     return Captured(
-        graph, tuple(operations), tuple(values.node), tuple(inputs), tuple(outputs), forward_outputs
+        graph,
+        tuple(operations),
+        tuple(values.node),
+        tuple(values.symbolic),
+        tuple(inputs),
+        tuple(outputs),
+        forward_outputs,
     )
 
 

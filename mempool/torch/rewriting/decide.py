@@ -18,6 +18,7 @@ from solvers.errors import PlanError
 from solvers.rewriting import Rewriting, rewrite
 from solvers.rewriting.choose import Chooser
 from solvers.rewriting.levels import levels_of
+from solvers.rewriting.passes import by_pass
 from solvers.rewriting.rules import Rules, matching, published
 from solvers.rewriting.timed import Timed, simulate
 
@@ -81,7 +82,7 @@ def decided(joined: Joined, options: Options, outside_bytes: int = 0, *, least: 
         rewriting = _beyond(graph, options)
     else:
         rewriting = _within(graph, options, link, outside_bytes, least=least)
-    rewritten = rewrite(graph, rewriting)
+    rewritten = rewrite(graph, by_pass(graph, rewriting))  # as the two graphs carry it out
     plain, timed = (simulate(one, link, outside_bytes=outside_bytes) for one in (graph, rewritten))
     return Decided(captured, rewriting, rewritten, plain, timed, outside_bytes)
 
@@ -136,7 +137,7 @@ def _is_whole(held: Any) -> bool:
     """Whether what a node makes is a tensor with all of its memory in the order of its elements."""
     if not isinstance(held, torch.Tensor) or held.layout != torch.strided or held.is_quantized:
         return False
-    if held.is_conj() or held.is_neg() or number(held.storage_offset()):
+    if held.is_conj() or held.is_neg():
         return False
     shape, strides = map(number, held.shape), map(number, held.stride())
     extent = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))

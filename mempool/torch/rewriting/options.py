@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mempool.errors import UsageError
 from mempool.settings import parse_bytes
 from solvers.swap.link import Link, parse_link
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 INNER = ("inductor", "eager")
 
@@ -51,6 +49,8 @@ def parsed(given: Mapping[str, Any] | None, mode: str | None = None) -> Options:
         raise UsageError(
             f"backend 'mempool' has no mode {mode!r}: it has options, such as {{'limit': '8GiB'}}"
         )
+    if not isinstance(given or {}, Mapping):
+        raise UsageError(f"options are {given!r}, no dictionary such as {{'limit': '8GiB'}}")
     given = dict(given or {})
     known = [field.name for field in fields(Options)]
     for name in given:

@@ -61,5 +61,5 @@ class Partition:
             beside = f"; of that, {options.beside} bytes lie beside" if options.beside else ""
             raise PlanError(f"{error}{before}{beside}") from None
         apply(joined, made.captured, made.rewriting, host_limit=options.host_limit)
-        self.budget.parts[self.frame] = Part(self.frame, self.more, options, made)
+        self.budget.add(Part(self.frame, self.more, options, made))
         return forward, backward

@@ -21,12 +21,14 @@ class Values:
 
     Attributes:
         node: which each is, none of a result that no node names.
+        symbolic: its bytes, where they depend on sizes that are known when the graph runs as a symbol.
         device: its type, "" of a number.
         results: of each node what it makes, -1 of what is none.
     """
 
     node: list[fx.Node | None] = field(default_factory=list)
     size: list[int] = field(default_factory=list)
+    symbolic: list[Any] = field(default_factory=list)
     producer: list[int] = field(default_factory=list)
     base: list[int] = field(default_factory=list)
     rank: list[int] = field(default_factory=list)
@@ -43,7 +45,7 @@ class Values:
     def beside(self, size: int) -> None:
         """Memory that no node knows of."""
         self._add(None, None, -1)
-        self.size[-1] = size
+        self.size[-1] = self.symbolic[-1] = size
 
     def made(self, node: fx.Node, producer: int) -> None:
         """What an operation makes."""
@@ -80,7 +82,8 @@ class Values:
         new = sum(size for key, size in memory if self._owners.setdefault(key, value) == value)
         one = isinstance(held, torch.Tensor)
         self.node.append(node)
-        self.size.append(new if base == value else 0)
+        self.symbolic.append(new if base == value else 0)
+        self.size.append(number(self.symbolic[-1]))
         self.producer.append(producer)
         self.base.append(base)
         self.rank.append(held.dim() if one else -1)
@@ -89,14 +92,14 @@ class Values:
         return value
 
 
-def _memory(held: Any) -> list[tuple[int, int]]:
+def _memory(held: Any) -> list[tuple[int, Any]]:
     """Of each storage of what a value holds, what tells it from others, and its bytes."""
     found = {}
     for one in tree_leaves(held):
         if isinstance(one, torch.Tensor):
             try:
                 storage = one.untyped_storage()
-                found[storage._cdata] = number(storage.nbytes())
+                found[storage._cdata] = storage.nbytes()
             except (NotImplementedError, RuntimeError):  # such as sparse tensors, which have none
-                found[id(one)] = number(one.numel()) * one.element_size()
+                found[id(one)] = one.numel() * one.element_size()
     return list(found.items())

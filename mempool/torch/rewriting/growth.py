@@ -1,0 +1,78 @@
+"""Up to which sizes, known when a graph runs, it needs nothing of what a limit asks for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from solvers.rewriting.timed import simulate
+from solvers.swap import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mempool.torch.rewriting.budget import Part
+
+_DOUBLINGS, _HALVINGS = 16, 6
+
+
+def hold_up_to(inputs: Sequence[Any], part: Part) -> None:
+    """Have larger sizes than those for which a decision holds compiled anew.
+
+    What moves was decided for the sizes of now. Where nothing does, nothing needs to until the graph grows
+    over the limit, all its sizes together.
+
+    Args:
+        inputs: of the graph: of them, the sizes that are not known yet.
+        part: what was decided.
+    """
+    sizes = [one for one in inputs if isinstance(one, torch.SymInt)]
+    factor = _factor(part, {one.node.expr: one.node.hint for one in sizes}) if sizes else 1.0
+    for size in sizes:
+        assert size <= int(size.node.hint * factor)  # which becomes a guard
+
+
+def _factor(part: Part, hints: Mapping[Any, int]) -> float:
+    """The largest by which all sizes may grow with nothing moved; 1 where something moves."""
+    made, limit = part.decided, part.options.limit or 0
+    if made.rewriting.swaps or made.rewriting.recomputed or made.plain.peak_bytes > limit:
+        return 1.0
+
+    def fits(factor: float) -> bool:
+        return _peak(part, {symbol: int(hint * factor) for symbol, hint in hints.items()}, factor) <= limit
+
+    low = 1.0
+    for _ in range(_DOUBLINGS):
+        if not fits(2 * low):
+            break
+        low *= 2
+    high = 2 * low
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _peak(part: Part, sizes: Mapping[Any, int], factor: float) -> int:
+    """Of the graph with other sizes; what they do not tell grows as what grows most of all that they do."""
+    made, beside = part.decided, part.options.beside
+    graph = made.captured.graph
+    grown = graph.size.astype(np.float64)
+    unknown = []
+    for value, (held, node) in enumerate(zip(made.captured.sizes, made.captured.values, strict=True)):
+        if isinstance(held, torch.SymInt) and held.node.expr.free_symbols <= sizes.keys():
+            grown[value] = int(held.node.expr.xreplace(sizes))
+        elif isinstance(held, torch.SymInt) or (node is not None and _changes(node.meta.get("val"))):
+            unknown.append(value)
+    most = max(factor, float((grown / np.maximum(graph.size, 1)).max(initial=1.0)))
+    grown[unknown] *= most
+    outside = beside + int((made.outside_bytes - beside) * most)
+    larger = graph.with_columns(size=np.ceil(grown), workspace=np.ceil(graph.workspace * most))
+    return simulate(larger, Link.of_rate(1.0), outside_bytes=outside).peak_bytes
+
+
+def _changes(held: Any) -> bool:
+    """Whether a tensor's shape is not known yet; the memory of an input is what it was all the same."""
+    return isinstance(held, torch.Tensor) and any(isinstance(one, torch.SymInt) for one in held.shape)

@@ -1,0 +1,84 @@
+"""What is predicted is of what the two graphs do, and what is asked for beside a limit is heard."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from halves import Read, parted
+from rewritten import PLAIN, compiled
+from torch import nn
+
+from mempool.torch.rewriting.applied import apply
+from mempool.torch.rewriting.budget import BUDGETS
+from mempool.torch.rewriting.decide import Decided, decided
+from mempool.torch.rewriting.joint import joint_of
+from mempool.torch.rewriting.options import parsed
+from solvers.rewriting.timed import simulate
+from solvers.swap import Link
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+LINK = Link(1e-5, 1e-10, 1e-5, 1e-10)
+
+
+def last() -> Decided:
+    """What became of the graph that was compiled last."""
+    (part,) = BUDGETS[-1].parts.values()
+    return part.decided
+
+
+def waves(x: torch.Tensor) -> torch.Tensor:
+    return (x.exp().sin() * x.cos().exp()).tanh().exp()
+
+
+def point() -> torch.Tensor:
+    return torch.linspace(0, 1, 4096).view(64, 64).requires_grad_()
+
+
+def test_what_is_predicted_is_of_graphs_that_share_no_copy_back() -> None:
+    """The forward and the backward pass have each its own, and what leaves has left when the first ends."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)) for _ in range(3)]
+    joint = joint_of(nn.Sequential(*layers), (torch.randn(64, 32),), lambda y: y.square().mean())
+    joined, _ = parted(joint)
+    made = decided(joined, parsed({**PLAIN, "threshold": 0, "link": LINK}))
+    read = Read(joined, made.captured)
+    apply(joined, made.captured, made.rewriting)
+    runs = simulate(read.graph(), LINK)
+    assert made.rewriting.swaps
+    assert (made.timed.moved_bytes, made.timed.returned_bytes) == (runs.moved_bytes, runs.returned_bytes)
+    assert made.timed.host_bytes == runs.host_bytes
+
+
+def test_what_a_checkpoint_makes_again_has_memory_of_its_own() -> None:
+    """It is a node of the same name in both graphs, and two values."""
+
+    def again(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.utils.checkpoint.checkpoint(waves, x * 2, use_reentrant=False)
+        return result.sum()
+
+    compiled(again, {**PLAIN, "limit": 1 << 30, "link": LINK})(point())
+    graph = last().captured.graph
+    made_again = np.flatnonzero(graph.backward[graph.producer] & (graph.producer >= 0) & (graph.size > 0))
+    kinds = {graph.kinds[graph.kind[graph.producer[value]]] for value in made_again}
+    assert {"aten.exp", "aten.sin", "aten.tanh"} <= kinds
+
+
+def test_the_host_has_no_more_than_is_allowed() -> None:
+    """What does not fit there is refused when it is decided, rather than when it runs."""
+    options = {**PLAIN, "link": LINK}
+    compiled(waves, {**options, "limit": 1 << 30})(point())
+    limit = int(0.9 * last().plain.peak_bytes)
+    compiled(waves, {**options, "limit": limit})(point())
+    host = last().timed.host_bytes
+    with pytest.raises(Exception, match=f"with {host - 1} bytes on the host"):
+        compiled(waves, {**options, "limit": limit, "host_limit": host - 1})(point())
+
+
+def test_a_pattern_that_names_nothing_is_told() -> None:
+    options = {**PLAIN, "limit": 1 << 30, "link": LINK, "exclude": ["aten.tanh", "encodr.*"]}
+    with pytest.warns(UserWarning, match=r"no operation or module is named 'encodr\.\*'"):
+        compiled(waves, options)(point())
