@@ -37,7 +37,7 @@ def calls(
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
         check=False,
         errors="replace",
     )

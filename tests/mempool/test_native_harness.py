@@ -36,7 +36,7 @@ def stress(
         environment["MEMPOOL_REMOVED_GUARD"] = removed
     command = [str(program), device, str(seed), str(rounds), "3", "fork"]
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=200, check=False, errors="replace"
+        command, env=environment, capture_output=True, text=True, timeout=600, check=False, errors="replace"
     )
 
 
@@ -100,5 +100,5 @@ def test_page_locked_memory_waits_for_the_streams_that_copy_it(folder: Path, san
     driver = build.build_library("fake_cuda", folder, sanitizer=sanitizer)
     for seed in range(3):
         command = [str(program), str(driver), str(seed), "150"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"

@@ -27,5 +27,5 @@ def test_clients_are_destroyed_while_threads_allocate(
         program = build.build("hook_stress", folder, sanitizer=sanitizer)
     except OSError:  # a tree that is read-only
         program = build.build("hook_stress", tmp_path_factory.mktemp("native"), sanitizer=sanitizer)
-    done = subprocess.run([program, "100", *check], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run([program, "100", *check], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]

@@ -40,7 +40,7 @@ def stress(
         environment["MEMPOOL_REMOVED_GUARD"] = removed
     command = [*map(str, program), str(seed), str(rounds), "3"]
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=200, check=False, errors="replace"
+        command, env=environment, capture_output=True, text=True, timeout=280, check=False, errors="replace"
     )
 
 
@@ -91,6 +91,6 @@ def test_captures_with_bodies_and_captures_that_fail(folder: Path) -> None:
     program = build.build("torch_captures", folder, sanitizer="address")
     driver = build.build_library("fake_cuda", folder, sanitizer="address")
     done = subprocess.run(
-        [program, driver], capture_output=True, text=True, timeout=100, check=False, errors="replace"
+        [program, driver], capture_output=True, text=True, timeout=280, check=False, errors="replace"
     )
     assert (done.returncode, done.stdout) == (0, "holds\n"), done.stderr[-3000:]

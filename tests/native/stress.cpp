@@ -277,7 +277,7 @@ void fork_once(Setting& s, Worker& worker) {
     pid = fork();
   }
   if (pid == 0) {
-    alarm(60);
+    alarm(240);
     s.child = true;
     s.device->look_away();
     std::uint64_t before = 0, after = 0;

@@ -24,7 +24,7 @@ using world::Counts;
 using world::Setting;
 using world::Step;
 
-constexpr unsigned kPatience = 20;  // seconds that one world may take
+constexpr unsigned kPatience = 60;  // seconds that one world may take
 
 // What a run in a process of its own says: nothing, or its failure.
 std::string attempt(const Setting& setting, bool tell) {

@@ -139,7 +139,7 @@ def test_what_does_not_go_together_is_refused_and_leaves_nothing(chosen: dict[st
 def test_a_limit_that_cannot_be_reached_is_told_in_one_line() -> None:
     command = [sys.executable, "-m", "mempool", "run", "--limit", "2GiB", "--max-reserved", "1GiB", "-c", "1"]
     environment = {**os.environ, "PYTHONPATH": str(Path(mempool.__file__).parents[1])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 2
     assert "max_reserved 1,073,741,824" in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
@@ -192,7 +192,7 @@ def test_an_unmodified_program_runs_within_a_limit_and_ends_as_it_does(tmp_path:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=280,
             check=False,
         )
 
@@ -210,7 +210,7 @@ def test_a_limit_that_is_none_is_told_in_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mempool", "run", "--limit", "much", "train.py"]
     environment = {**os.environ, "PYTHONPATH": str(Path(mempool.__file__).parents[1])}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 2
     assert "'much' is not a size in bytes" in " ".join(done.stderr.split())
