@@ -215,6 +215,12 @@ def test_a_search_shows_how_far_it_has_come(
     assert re.search(rf"{best}, {gap}, \d+\.\d M nodes, \d+\.\d M/s, \d s", shown)
 
 
+def processor_seconds(pid: int) -> float:
+    """What a process has taken so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def test_ctrl_c_keeps_the_best_plan(folder: Path) -> None:
     """SIGINT in the middle of a search: exit code 130, the plan so far is written and passes the check."""
     rng = np.random.default_rng(0)
@@ -223,7 +229,7 @@ def test_ctrl_c_keeps_the_best_plan(folder: Path) -> None:
         Buffers.of(start, start + rng.integers(1, 400, 3000), rng.integers(1, 1 << 20, 3000)), "greedy.csv"
     )
     write_csv(aligned(29, 350), "exact.csv")
-    limited = ["--time-limit", "100", "--json"]
+    limited = ["--time-limit", "250", "--json"]
     processes = {
         solver: subprocess.Popen(
             [COMMAND, "plan", f"{solver}.csv", "-o", f"{solver}.plan", *limited, "--solver", solver],
@@ -233,10 +239,11 @@ def test_ctrl_c_keeps_the_best_plan(folder: Path) -> None:
         )
         for solver in ("greedy", "exact")
     }
-    time.sleep(5)
     for solver, process in processes.items():
+        while processor_seconds(process.pid) < 2.5:  # it has begun, however busy the machine is
+            time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
         assert process.returncode == 130, err
         assert json.loads(out)["stopped_by"] == "interrupt"
         assert err.count("\n") == 1
