@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def told_by(script: Path, *arguments: str) -> dict[str, Any]:
     """The JSON object of a script's last line; the script must end well."""
     done = subprocess.run(
-        [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=800, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     Trained = Callable[..., dict[str, Any]]
     TrainedAll = Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]
 
+pytestmark = pytest.mark.timeout(900)  # all pairs of choices are one process, for the first test that asks
+
 CHOICES: dict[str, tuple[Any, ...]] = {
     "model": ("resnet", "unet", "seq2seq", "gpt", "bert", "llama"),
     "optimizer": ("adamw", "sgd"),
