@@ -1,0 +1,37 @@
+"""Graphs that were rewritten, with the pool: its plan is made of what they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from rewritten import compiled
+from training import MODELS, Setup, run
+
+import mempool.torch.rewriting
+from mempool.torch.rewriting.runtime import RUNTIME, Moved
+
+
+def test_a_plan_of_what_is_rewritten_is_replayed(one_thread: None) -> None:
+    """Copies come and go as the plan has it, every allocation hits, and losses are the same to the bit."""
+    options: dict[str, Any] = {"inner": "eager", "link": "pcie3"}
+
+    def training(given: dict[str, Any], *, pooled: bool) -> dict[str, Any]:
+        torch._dynamo.reset()
+        RUNTIME.moved = Moved()
+        return run(Setup("resnet", size=2, steps=7, rewriting=given), None, pooled=pooled)
+
+    model = MODELS["resnet"]()
+    compiled(model.loss, {**options, "limit": 1 << 40})(*model.batch(0, 2))
+    plain = mempool.torch.rewriting.report().graphs[-1]["plain_peak_bytes"]
+    expected = training({"inner": "eager"}, pooled=False)
+    got = training({**options, "limit": int(0.9 * plain)}, pooled=True)
+    assert RUNTIME.moved.ins > 0
+    assert got["losses"] == expected["losses"]
+    assert got["parameters"] == expected["parameters"]
+    report = got["report"]
+    assert (report["state"], report["misses_total"], report["hit_rate"]) == ("replaying", 0, 1.0)
+    assert report["planned_arena_bytes"] <= 1.01 * report["peak_load_bytes"]

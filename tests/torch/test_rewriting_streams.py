@@ -1,0 +1,72 @@
+"""What graphs send away by streams: right bytes in whatever order streams run, and nothing piles up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from fake_streams import FakeRuntime
+from rewritten import ALL, compiled
+
+from mempool.torch.rewriting.runtime import RUNTIME
+from mempool.torch.swapping.cuda_engine import CudaEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+CPU = torch.device("cpu")
+
+
+def waves(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(4):
+        x = (x.exp().sin() * x.cos()).tanh() + x
+    return x
+
+
+def point(seed: int) -> torch.Tensor:
+    return torch.randn(32, 32, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], FakeRuntime]:
+    """Have copies made by streams whose order a seed says."""
+
+    def of(seed: int) -> FakeRuntime:
+        device = FakeRuntime(seed, eager=True)
+        monkeypatch.setitem(RUNTIME._engines, (CPU, 0), CudaEngine(CPU, 1 << 24, runtime=device))
+        return device
+
+    return of
+
+
+def test_no_order_of_streams_makes_a_wrong_gradient(streams: Callable[[int], FakeRuntime]) -> None:
+    streams(0)
+    run = compiled(waves, {**ALL, "link": "pcie3"})
+    for seed in range(12):
+        device = streams(seed)
+        results = [(x := point(number), run(x).sum()) for number in range(3)]
+        for number in (1, 0, 2):
+            x, result = results[number]
+            y = point(number)
+            result.backward()
+            assert torch.equal(x.grad, torch.autograd.grad(waves(y).sum(), y)[0])
+        del results, result
+        device.finish()
+        assert RUNTIME.away == 0
+    assert RUNTIME.moved.ins > 0
+
+
+def test_a_host_that_cannot_be_locked_costs_memory_not_correctness(
+    streams: Callable[[int], FakeRuntime],
+) -> None:
+    device = streams(0)
+    device._lockable = 0
+    x, y = point(0), point(0)
+    compiled(waves, {**ALL, "link": "pcie3"})(x).sum().backward()
+    assert RUNTIME.moved.host_full > 0
+    assert torch.equal(x.grad, torch.autograd.grad(waves(y).sum(), y)[0])
