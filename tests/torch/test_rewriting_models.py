@@ -34,6 +34,7 @@ def least_and_plain(model: str, *, checkpointing: bool) -> tuple[int, int]:
     return int(least), mempool.torch.rewriting.report().graphs[-1]["plain_peak_bytes"]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
 @pytest.mark.full
 @pytest.mark.parametrize("checkpointing", [False, True])
