@@ -26,8 +26,10 @@ class Quick:
         floor_op: the operation during which it does.
     """
 
-    def __init__(self, step: Step, link: Link, host_limit: int | None = None) -> None:
-        self._host_limit = host_limit
+    def __init__(
+        self, step: Step, link: Link, host_limit: int | None = None, call_seconds: float = 0.0
+    ) -> None:
+        self._host_limit, self._call_seconds = host_limit, call_seconds
         absences = absences_of(step)
         load = step.load - step.spread(absences.last + 1, absences.use, absences.size)
         self.floor_op = int(load.argmax())
@@ -46,5 +48,5 @@ class Quick:
         away = self._peak - limit  # at least
         if self.floor_bytes > limit or (self._host_limit is not None and away > self._host_limit):
             return float("inf")
-        stall = float(self._native.plan(self._order, limit, 1, 1.0)[3])
-        return self._seconds + stall
+        rows, _, _, stall, _ = self._native.plan(self._order, limit, 1, 1.0)
+        return self._seconds + stall + 2 * self._call_seconds * len(rows)  # out and back

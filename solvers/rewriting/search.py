@@ -41,6 +41,7 @@ class Search:
         repeatable: bool[M], what may be made again.
         outside: bytes always there.
         host_limit: bytes that the host holds at most.
+        call_seconds: what the program itself takes to ask for a copy.
     """
 
     def __init__(
@@ -52,8 +53,9 @@ class Search:
         *,
         outside: int,
         host_limit: int | None = None,
+        call_seconds: float = 0.0,
     ) -> None:
-        self._host_limit = host_limit
+        self._host_limit, self._call_seconds = host_limit, call_seconds
         self._graph, self._link, self._movable, self._outside = graph, link, movable, outside
         self._cuts = Cuts(graph, repeatable)
         self._steps: dict[Set, Quick | None] = {}
@@ -116,7 +118,7 @@ class Search:
 
     def _quick(self, chosen: Set) -> Quick | None:
         try:
-            return Quick(self._plan(chosen).step, self._link, self._host_limit)
+            return Quick(self._plan(chosen).step, self._link, self._host_limit, self._call_seconds)
         except PlanError:  # such as what would run again before it may
             return None
 

@@ -62,7 +62,7 @@ def simulate(graph: Graph, link: Link, *, outside_bytes: int = 0) -> Timed:
     A swap-out or swap-in is asked for when the program comes to it, and copies of one queue are made in that
     order. The program waits for a swap-out before what has a control edge from it, or where nothing has,
     before the next operation that is no swap-out; until then its memory is there. It waits for a swap-in
-    before what reads what that brings.
+    before what reads what that brings. The seconds of a swap are what the program itself takes to ask for it.
 
     Args:
         graph: a step, rewritten or not.
@@ -129,7 +129,7 @@ def _clock(
             model = link.out if role[op] == Role.SWAP_OUT else link.back
             begins[op] = max([issued, free[queue], *copies])
             done[op] = free[queue] = begins[op] + float(model(np.array(size[read[0]])))
-            wait[op], now = issued - now, issued
+            wait[op], now = issued - now, issued + seconds[op]
         else:
             begins[op] = max([issued, *copies])
             wait[op], now = begins[op] - now, begins[op] + seconds[op]

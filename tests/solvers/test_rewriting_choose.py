@@ -162,3 +162,16 @@ def test_a_copy_that_another_holds_up_begins_no_later_than_it_did():
     soon = copied_early(graph, late, Link(0.0, 1.0, 0.0, 0.0))
     assert all(new.after <= old.after for new, old in zip(soon.swaps, late.swaps, strict=True))
     rewrite(graph, soon)
+
+
+def test_what_a_copy_takes_of_the_program_is_counted_and_avoided() -> None:
+    """Over a link that takes no time all leaves, unless asking for it takes longer than making it again."""
+    graph, free = chain(12), Link(0.0, 0.0, 0.0, 0.0)
+    limit = 8 << 20
+    quick, slow = (Chooser(graph, free, call_seconds=call).decide(limit) for call in (0.0, 5.0))
+    assert quick.seconds == quick.plain_seconds
+    assert slow.rewriting.recomputed
+    assert slow.peak_bytes <= limit
+    copies = sum(1 + len(swap.ins) for swap in slow.rewriting.swaps)
+    assert slow.seconds == pytest.approx(slow.plain_seconds + slow.timed.recomputed_seconds + 5.0 * copies)
+    assert slow.seconds < slow.plain_seconds + 5.0 * sum(1 + len(swap.ins) for swap in quick.rewriting.swaps)

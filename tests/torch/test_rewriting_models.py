@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from models import MODELS
 from test_training import needs
+from torch._dynamo.exc import BackendCompilerFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,11 +28,15 @@ def least_and_plain(model: str, *, checkpointing: bool) -> tuple[int, int]:
 
     made = MODELS[model]()
     made.checkpointing = checkpointing
-    with pytest.raises(Exception, match="no step fits") as refused:
-        compiled(made.loss, {"inner": "eager", "limit": 1000})(*made.batch(0, 2))
-    (least,) = re.findall(r"needs (\d+)", str(refused.value))
+    limit = 1000
+    for _ in range(10):  # a function of several graphs is refused for one after the other
+        try:
+            compiled(made.loss, {"inner": "eager", "limit": limit})(*made.batch(0, 2))
+            break
+        except BackendCompilerFailed as refused:
+            (limit,) = map(int, re.findall(r"no step fits .* needs (\d+)", str(refused)))
     compiled(made.loss, {"inner": "eager", "limit": 1 << 40})(*made.batch(0, 2))
-    return int(least), mempool.torch.rewriting.report().graphs[-1]["plain_peak_bytes"]
+    return limit, mempool.torch.rewriting.report().graphs[-1]["plain_peak_bytes"]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")

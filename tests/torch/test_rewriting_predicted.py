@@ -13,9 +13,11 @@ from torch import nn
 
 from mempool.torch.rewriting.applied import apply
 from mempool.torch.rewriting.budget import BUDGETS
+from mempool.torch.rewriting.calls import call_seconds
 from mempool.torch.rewriting.decide import Decided, decided
 from mempool.torch.rewriting.joint import joint_of
 from mempool.torch.rewriting.options import parsed
+from mempool.torch.rewriting.runtime import RUNTIME, Moved
 from solvers.rewriting.timed import simulate
 from solvers.swap import Link
 
@@ -82,3 +84,11 @@ def test_a_pattern_that_names_nothing_is_told() -> None:
     options = {**PLAIN, "limit": 1 << 30, "link": LINK, "exclude": ["aten.tanh", "encodr.*"]}
     with pytest.warns(UserWarning, match=r"no operation or module is named 'encodr\.\*'"):
         compiled(waves, options)(point())
+
+
+def test_asking_for_copies_is_measured_and_counts_nowhere() -> None:
+    RUNTIME.moved = Moved(outs=7)
+    call_seconds.cache_clear()
+    assert call_seconds(torch.device("cpu")) > 0
+    assert RUNTIME.moved == Moved(outs=7)
+    assert RUNTIME.away == 0

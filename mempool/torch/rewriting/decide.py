@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mempool.torch.rewriting.calls import call_seconds
 from mempool.torch.rewriting.capture import capture
 from mempool.torch.rewriting.costs import Measured, number
 from mempool.torch.rewriting.runtime import RUNTIME
 from mempool.torch.swapping.host_memory import default_host_limit
 from solvers.errors import PlanError
 from solvers.rewriting import Rewriting, rewrite
-from solvers.rewriting.choose import Chooser
+from solvers.rewriting.choose import Chooser, called
 from solvers.rewriting.levels import levels_of
 from solvers.rewriting.passes import by_pass
 from solvers.rewriting.rules import Rules, matching, published
@@ -77,17 +78,20 @@ def decided(joined: Joined, options: Options, outside_bytes: int = 0, *, least: 
     with _disable_current_modes(), torch.random.fork_rng(devices):
         captured = _measured(joined, Measured(device))
         link = options.link or RUNTIME.engine(device, options.host_limit).link()
+        call = 0.0 if options.link else call_seconds(device, options.host_limit)
     graph = decidable(captured)
     if options.limit is None:
         rewriting = _beyond(graph, options)
     else:
-        rewriting = _within(graph, options, link, outside_bytes, least=least)
-    rewritten = rewrite(graph, by_pass(graph, rewriting))  # as the two graphs carry it out
+        rewriting = _within(graph, options, (link, call), outside_bytes, least=least)
+    rewritten = called(rewrite(graph, by_pass(graph, rewriting)), call)  # as the two graphs carry it out
     plain, timed = (simulate(one, link, outside_bytes=outside_bytes) for one in (graph, rewritten))
     return Decided(captured, rewriting, rewritten, plain, timed, outside_bytes)
 
 
-def _within(graph: Graph, options: Options, link: Link, outside: int, *, least: bool) -> Rewriting:
+def _within(
+    graph: Graph, options: Options, copies: tuple[Link, float], outside: int, *, least: bool
+) -> Rewriting:
     limit = options.limit or 0
 
     def chooser(beside_backward: int) -> Chooser:
@@ -96,7 +100,8 @@ def _within(graph: Graph, options: Options, link: Link, outside: int, *, least: 
         workspace[np.argmax(graph.backward)] += beside_backward
         return Chooser(
             graph.with_columns(workspace=workspace),
-            link,
+            copies[0],
+            call_seconds=copies[1],
             outside_bytes=outside + _TICKETS * int(graph.movable.sum()),
             host_limit=options.host_limit or default_host_limit(),
             movable=_chosen(graph, options),
