@@ -50,10 +50,11 @@ def launch(arguments: Sequence[str]) -> None:
         return
     program = given["program"]
     from mempool.errors import UsageError
-    from mempool.settings import settings
+    from mempool.settings import check_swapping, settings
 
     try:
         chosen = settings()
+        check_swapping(chosen)
         files = [
             None if name is None else Path(name)
             for name in (given["--record"] or chosen.record, given["--json"])

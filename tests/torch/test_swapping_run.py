@@ -136,12 +136,21 @@ def test_what_does_not_go_together_is_refused_and_leaves_nothing(chosen: dict[st
     assert not mempool.torch.is_installed()
 
 
-def test_a_limit_that_cannot_be_reached_is_told_in_one_line() -> None:
-    command = [sys.executable, "-m", "mempool", "run", "--limit", "2GiB", "--max-reserved", "1GiB", "-c", "1"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(mempool.__file__).parents[1])}
+@pytest.mark.parametrize(
+    ("options", "variables", "why"),
+    [
+        (["--limit", "2GiB", "--max-reserved", "1GiB"], {}, "max_reserved 1,073,741,824"),
+        ([], {"MEMPOOL_HOST_LIMIT": "1GiB"}, "give one too"),
+    ],
+)
+def test_what_does_not_go_together_is_told_in_one_line_before_the_program_runs(
+    options: list[str], variables: dict[str, str], why: str
+) -> None:
+    command = [sys.executable, "-m", "mempool", "run", *options, "-c", "1"]
+    environment = {**os.environ, **variables, "PYTHONPATH": str(Path(mempool.__file__).parents[1])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 2
-    assert "max_reserved 1,073,741,824" in " ".join(done.stderr.replace("│", " ").split())
+    assert why in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
 
 

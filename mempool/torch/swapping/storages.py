@@ -106,7 +106,7 @@ class Storages:
             return None
         held = Held(storage, self.dead.append)
         held.key, held.number, held.size = id(storage), self._numbers, size
-        held.room = -(-size // self.alignment) * self.alignment
+        held.room = self._room(size)
         held.state, held.movable = HERE, is_resizable(storage)
         held.born, held.row, held.last, held.pins = born, -1, now, 0
         held.copy = held.transfer = None
@@ -126,9 +126,12 @@ class Storages:
     def resized(self, held: Held, size: int) -> None:
         """The program gave a storage that is here another size."""
         self.inside(held)
-        room = -(-size // self.alignment) * self.alignment
+        room = self._room(size)
         self.here_bytes += room - held.room
         held.size, held.room, held.clean = size, room, False
+
+    def _room(self, size: int) -> int:
+        return -(-size // self.alignment) * self.alignment
 
     def inside(self, held: Held) -> None:
         """The memory that a storage had is no longer its own; what it gets instead is the pool's."""
