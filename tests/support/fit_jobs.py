@@ -116,6 +116,11 @@ class Whole(nn.Module):
         return result
 
 
+def _converted(batch: tuple[torch.Tensor, ...], dtype: torch.dtype | None) -> tuple[torch.Tensor, ...]:
+    """Floating inputs in the type of the parameters, as convolutions want them."""
+    return tuple(t.to(dtype) if dtype is not None and t.is_floating_point() else t for t in batch)
+
+
 def job_of(name: str, size: str = "small", **changes: Any) -> Job:
     """A job of a model of `models.MODELS`, or "hf-" and one of `FAMILIES`; a batch of 4.
 
@@ -131,7 +136,7 @@ def job_of(name: str, size: str = "small", **changes: Any) -> Job:
     source = MODELS[name]()
     return Job(
         lambda: Whole(MODELS[name]()),
-        lambda batch: (source.batch(0, batch), {}),
+        lambda batch: (_converted(source.batch(0, batch), given.get("dtype")), {}),
         loss=lambda loss: loss,
         **given,
     )
