@@ -25,7 +25,10 @@ _TASKS = (
     "sequence-classification", "token-classification", "question-answering", "audio-classification",
     "ctc", "base",
 )  # fmt: skip
-_MARGINS = ("cuda_context", "kernels", "cublas_workspace", "cublaslt_workspace", "cudnn_workspace", "sorting")
+_MARGINS = (
+    *("cuda_context", "kernels", "cublas_workspace", "cublaslt_workspace", "cudnn_workspace", "sorting"),
+    *("nccl", "ddp_buckets", "other_models"),
+)
 
 
 def _of(names: Sequence[str]) -> Callable[[str], list[str]]:
@@ -122,14 +125,17 @@ def fit(
         str | None, typer.Option(metavar="TYPE", help="Run the forward in lower precision: bfloat16.")
     ] = None,
     checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="Compute activations of repeated blocks again.")
-    ] = False,
+        bool | None, typer.Option("--checkpoint", help="Compute activations of repeated blocks again.")
+    ] = None,
     accumulate: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Batches whose gradients make one step.")
-    ] = 1,
+        int | None, typer.Option(min=1, metavar="N", help="Batches whose gradients make one step.")
+    ] = None,
     device: Annotated[
-        str, typer.Option(autocompletion=_of(("cuda", "cpu")), help="What it would run on: cuda or cpu.")
-    ] = "cuda",
+        str | None,
+        typer.Option(
+            autocompletion=_of(("cuda", "cpu")), help="What it would run on: cuda, the default, or cpu."
+        ),
+    ] = None,
     allocator: Annotated[
         list[str] | None,
         typer.Option(

@@ -166,7 +166,7 @@ def _job(asked: Asked, target: Target, batch: int | None) -> Job:
         said["capability"] = asked.capability
     said |= {name: getattr(asked, name) for name in ("card", "link") if getattr(asked, name) is not None}
     if asked.margins:
-        said["margin"] = parse_margins(list(asked.margins))
+        said["margin"] = dict(said.get("margin", {})) | parse_margins(list(asked.margins))
     if batch is not None:
         said["batch"] = batch
     inputs = target.inputs

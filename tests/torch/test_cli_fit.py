@@ -458,7 +458,7 @@ def test_a_model_that_is_called_twice_before_the_backward_is_told(
 def test_the_optimizer_has_the_parameters_that_the_scripts_own_has(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In groups with settings of their own; of two optimizers the last one stands for both."""
+    """In groups with settings of their own; of two optimizers each its own, the last one those of both."""
 
     def state(*lines: str) -> int:
         name = script(folder, "own.py", "net = Net()", *lines, "net(x).sum().backward()")
@@ -480,8 +480,59 @@ def test_the_optimizer_has_the_parameters_that_the_scripts_own_has(
         state("torch.optim.AdamW(net.head.parameters())", "torch.optim.AdamW(net.body.parameters())")
         == all_of_it
     )
+    momentum = "torch.optim.SGD(net.body.parameters(), lr=0.1, momentum=0.9)"
+    assert state(momentum, "torch.optim.AdamW(net.head.parameters())") == state(momentum) + part
+    assert state("torch.optim.AdamW(net.parameters())", momentum) == state(momentum) + part
     groups = "[{'params': net.body.parameters(), 'momentum': 0.9}, {'params': net.head.parameters()}]"
     assert body <= state(f"torch.optim.SGD({groups}, lr=0.1)") <= body + rounded
+
+
+def test_models_that_a_script_holds_beside_are_counted_by_a_margin(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A copy of the trained one, alive and never called; not one that is gone, nor a part of another."""
+
+    def margin(*lines: str, asked: str = "") -> Any:
+        name = script(folder, "copies.py", "import copy", "net = Net()", *lines, "net(x).sum().backward()")
+        return said(capsys, name, *asked.split())["margin_bytes"].get("other_models")
+
+    held = "average = torch.optim.swa_utils.AveragedModel(net)"
+    whole = sum(t.nbytes for t in (*net().parameters(), *net().buffers()))
+    assert margin(held) == whole + 8  # and how many were averaged
+    assert margin("net = copy.deepcopy(net)", "gone = Net()", "gone.me = [gone]", "del gone") is None
+    assert margin(held, asked="--margin other_models=5MiB") == 5 << 20
+
+
+def test_gradients_that_a_script_adds_up_are_alive_in_its_backward(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(batches: int, *asked: str) -> dict[str, Any]:
+        lines = [
+            "net = Net()",
+            f"every, sgd = {batches}, torch.optim.SGD(net.parameters(), lr=0.1)",
+            "for step in range(8):",
+            "    net(x).sum().backward()",
+            "    if (step + 1) % every == 0:",
+            "        sgd.step()",
+            "        sgd.zero_grad()",
+        ]
+        return said(capsys, script(folder, "adds.py", *lines), *asked)
+
+    once, often = answer(1), answer(4)
+    assert once["by_phase_bytes"]["forward"] < often["by_phase_bytes"]["forward"]
+    assert "lets gradients of 4 batches add up: tried with two" in " ".join(often["warnings"])
+    assert answer(4, "--accumulate", "1")["peak_bytes"] == once["peak_bytes"]
+
+
+def test_what_a_function_says_of_its_job_stays_where_nothing_else_is_asked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = "{'model': Net(), 'inputs': torch.zeros(6, 3, 16, 16), 'device': 'cpu', 'accumulate': 2}"
+    name = script(folder, "own_job.py", "def make():", f"    return {own}")
+    assert said(capsys, name)["device"] == "cpu"
+    assert said(capsys, name, "--device", "cuda")["device"] == "cuda"
+    more, less = said(capsys, name), said(capsys, name, "--accumulate", "1")
+    assert more["by_phase_bytes"]["forward"] > less["by_phase_bytes"]["forward"]
 
 
 STEP = "    try:\n        net(x).sum().backward()\n    except BaseException as e:\n        "

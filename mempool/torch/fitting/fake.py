@@ -49,6 +49,10 @@ class ValuelessMode(FakeTensorMode):
         self._within = 0  # operations that are being found out
         self.cache_enabled = False  # PyTorch's own, which would have to be asked and told, too
 
+    def __deepcopy__(self, memo: object) -> ValuelessMode:
+        """Itself: a copy of a tensor, which copies all that the tensor holds, is one of the same mode."""
+        return self
+
     @contextlib.contextmanager
     def guessing(self, told: Callable[[], object]) -> Iterator[None]:
         """Let values be looked at that decide nothing about memory: numbers are 1, truths are false.

@@ -32,6 +32,7 @@ PARTS = {
     "cublaslt_workspace": "scratch memory of cuBLASLt, where it does not share that of cuBLAS",
     "cudnn_workspace": "by how much convolutions with their scratch memory exceed the peak",
     "sorting": "likewise for sorting",
+    "other_models": "models that a script holds beside the one it trains, such as an average of its weights",
     "nccl": "buffers of NCCL's connections, where several processes train together",
     "ddp_buckets": "DistributedDataParallel's copy of the gradients",
 }

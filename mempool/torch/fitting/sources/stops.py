@@ -30,12 +30,12 @@ class Trains(BaseException):
 
     def __del__(self) -> None:
         """Does nothing once the program has ended, for then none of its frames is left."""
-        if frames := _frames():
+        if there := frames():
             self._told()
-            stop_at_next_line(self._told, frames)
+            stop_at_next_line(self._told, there)
 
 
-def stop_at_next_line(told: Callable[[], object], frames: list[FrameType] | None = None) -> None:
+def stop_at_next_line(told: Callable[[], object], there: list[FrameType] | None = None) -> None:
     """Raise `Trains` at the next line of the program. Sets the trace function of this thread."""
 
     def line(_frame: Any, event: str, _argument: Any) -> Any:
@@ -43,13 +43,13 @@ def stop_at_next_line(told: Callable[[], object], frames: list[FrameType] | None
             raise Trains(told)  # Python forgets the trace function hereby
         return line
 
-    for frame in _frames() if frames is None else frames:
+    for frame in frames() if there is None else there:
         frame.f_trace = line
     sys.settrace(lambda *_: None)
 
 
-def _frames() -> list[FrameType]:
-    """Of the program, which `load_script` or `load_module` runs: neither PyTorch's nor what runs it."""
+def frames() -> list[FrameType]:
+    """Of the program that `load_script` or `load_module` runs, the innermost first; not PyTorch's."""
     found: list[FrameType] = []
     frame: FrameType | None = sys._getframe()
     while frame is not None:

@@ -124,6 +124,16 @@ def _of_seen(seen: Seen, named: Named) -> Target:
         own |= {"loss": loss, "labels": _scaled(_cut(labels), given)}
     elif seen.trains:
         notes.append("its loss is not a function of the model's output alone, and is not taken over")
+    if seen.idle:
+        own["margin"] = {"other_models": sum(size for _, size in seen.idle)}
+        names = ", ".join(f"{name}, {binary(size)}" for name, size in seen.idle)
+        notes.append(
+            f"{named.where} holds models that it has not called before its backward: {names}; counted"
+        )
+    if seen.adds_up is not None:
+        own["accumulate"] = 2  # more batches need no more
+        where = f"{named.where}:{seen.adds_up.line}"
+        notes.append(f"{where} lets gradients of {seen.adds_up.batches:,} batches add up: tried with two")
     examples = _cut((call.args, call.kwargs))
     return Target(
         f"{type(call.module).__name__} of {named.where}",

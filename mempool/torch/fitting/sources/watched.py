@@ -15,8 +15,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from mempool.torch.fitting.inputs import batch_of
+from mempool.torch.fitting.sources.accumulating import AddsUp, adds_up
+from mempool.torch.fitting.sources.again import made_again
+from mempool.torch.fitting.sources.idle import idle_models
 from mempool.torch.fitting.sources.savers import unsaved
-from mempool.torch.fitting.sources.stops import Trains, stop_at_next_line
+from mempool.torch.fitting.sources.stops import Trains, frames, stop_at_next_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -52,6 +55,8 @@ class Seen:
         trains: whether the program began to go backward.
         passed_over: names of what would have written tensors to files.
         swallowed: whether it caught what stopped it.
+        idle: models that were alive then and had not been called: classes, and bytes.
+        adds_up: where it steps after several batches only.
     """
 
     calls: dict[int, Call] = field(default_factory=dict)
@@ -60,6 +65,8 @@ class Seen:
     trains: bool = False
     passed_over: list[str] = field(default_factory=list)
     swallowed: bool = False
+    idle: list[tuple[str, int]] = field(default_factory=list)
+    adds_up: AddsUp | None = None
     _depth: int = 0
 
     def enter(self, *_: Any) -> None:
@@ -110,6 +117,15 @@ class Seen:
                 found.append((name, bytes_of(new.values())))
         return found
 
+    def _known(self) -> Iterator[torch.Tensor]:
+        """What the called models and the optimizers have."""
+        for call in self.calls.values():
+            yield from call.module.parameters()
+            yield from call.module.buffers()
+        for made in self.optimizers:
+            for group in made.param_groups:
+                yield from group["params"]
+
     def backward(self) -> None:
         """The program goes backward.
 
@@ -120,6 +136,7 @@ class Seen:
             self.swallow()
             stop_at_next_line(self.swallow)
         self.trains = True
+        self.idle, self.adds_up = idle_models(self._known()), adds_up(frames())
         raise Trains(self.swallow)
 
     def swallow(self) -> None:
@@ -132,32 +149,20 @@ class Seen:
         return None if self.call is None else batch_of((self.call.args, self.call.kwargs))
 
     def optimizer(self) -> Callable[..., torch.optim.Optimizer] | None:
-        """What makes an optimizer such as the one that trains the called module, of the same parameters."""
+        """What makes optimizers such as those that train the called module, of the same parameters."""
         mine = self._optimizers()
         if not mine:
             return None
         assert self.call is not None
-        trained = [id(p) for p in self.call.module.parameters() if p.requires_grad]
-        taken = {id(p) for made in mine for group in made.param_groups for p in group["params"]}
-        if len(mine) > 1:  # one stands for all
-            return _again(mine[0], [({}, [k for k, p in enumerate(trained) if p in taken])], len(trained))
-        at = {p: k for k, p in enumerate(trained)}
-        groups = [
-            (
-                {name: value for name, value in group.items() if name != "params"},
-                [at[id(p)] for p in group["params"] if id(p) in at],
-            )
-            for group in mine[0].param_groups
-        ]
-        return _again(mine[0], groups, len(trained))
+        return made_again(mine, [p for p in self.call.module.parameters() if p.requires_grad])
 
     def several(self) -> list[str]:
         """That more than one optimizer trains the called module, if so."""
-        kinds = [type(made).__name__ for made in self._optimizers()]
-        return [f"{', '.join(kinds)} train it: {kinds[0]} stands for all"] if len(kinds) > 1 else []
+        kinds = [type(made).__name__ for made in reversed(self._optimizers())]
+        return [f"{', '.join(kinds)} train it, each its own parameters"] if len(kinds) > 1 else []
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
-        """The last one that has parameters of the called module, and those that have others of it."""
+        """The last one that has parameters of the called module, and those that have others; latest first."""
         left = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
         found = []
         for made in reversed(self.optimizers):
@@ -238,30 +243,6 @@ class _Functions(TorchFunctionMode):
         """Not that of a validation behind the one that is gone backward through."""
         before = self.seen.loss
         return before is None or loss.requires_grad or not before[3].requires_grad
-
-
-def _again(
-    optimizer: torch.optim.Optimizer, groups: list[tuple[dict[str, Any], list[int]]], count: int
-) -> Callable[..., torch.optim.Optimizer]:
-    """One of the same settings and groups, which are places among ``count`` trained parameters.
-
-    Of another number of parameters it gets all: they are no longer those of the program's module.
-    """
-    import inspect
-
-    takes = inspect.signature(type(optimizer)).parameters
-    settings = {key: value for key, value in optimizer.defaults.items() if key in takes}
-    kind: Any = type(optimizer)
-
-    def made(parameters: Any) -> torch.optim.Optimizer:
-        given: list[Any] = list(parameters)
-        if len(given) == count:
-            chosen = [{**own, "params": [given[k] for k in places]} for own, places in groups if places]
-            given = chosen or given
-        found: torch.optim.Optimizer = kind(given, **settings)
-        return found
-
-    return made
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

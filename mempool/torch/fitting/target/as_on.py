@@ -80,6 +80,7 @@ def as_on(
         raise UsageError(f"no device {device!r} to fit on: there are 'cuda' and 'cpu'")
     with contextlib.ExitStack() as stack:
         stack.enter_context(modules_convert())
+        stack.enter_context(_numbers_copied())
         stack.enter_context(sequences_unpacked())
         if kind == "cuda":
             stack.enter_context(foreach_by_default())
@@ -118,6 +119,28 @@ def modules_convert() -> Iterator[None]:
         yield
     finally:
         nn.Module._apply = before
+
+
+@contextlib.contextmanager
+def _numbers_copied() -> Iterator[None]:
+    """Let `copy.deepcopy` copy fake tensors with a known value, such as batch norm's count of batches.
+
+    PyTorch would give the copy the storage of that value, which is not of its device.
+    """
+
+    def copied(tensor: Any, memo: dict[int, Any]) -> Any:
+        if tensor.constant is None or not tensor.is_leaf or tensor.requires_grad:
+            return Tensor.__deepcopy__(tensor, memo)
+        return memo.setdefault(id(tensor), tensor.clone())
+
+    outermost = "__deepcopy__" not in vars(FakeTensor)
+    if outermost:
+        FakeTensor.__deepcopy__ = copied
+    try:
+        yield
+    finally:
+        if outermost:
+            del FakeTensor.__deepcopy__
 
 
 @contextlib.contextmanager

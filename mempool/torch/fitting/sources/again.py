@@ -1,0 +1,88 @@
+"""Optimizers such as those that a program made, for the parameters of a model that is made again."""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import nn
+
+
+class Together(torch.optim.Optimizer):
+    """Several optimizers as one, each with parameters and state of its own; steps them in turn."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        self.parts = list(parts)
+        groups = [group for part in self.parts for group in part.param_groups]
+        settings = [part.defaults.keys() for part in self.parts]
+        known = set(settings[0]).intersection(*settings[1:])
+        super().__init__(
+            [dict(group) for group in groups], {key: self.parts[0].defaults[key] for key in known}
+        )
+        self.param_groups = groups  # those of the parts, so that a setting that is changed is changed there
+        self.state: defaultdict[Any, Any] = defaultdict(dict)
+        for part in self.parts:
+            self.state.update(part.state)
+            part.state = self.state  # one for all, so that it is found here
+
+    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - as of the base
+        """Step each."""
+        for part in self.parts:
+            part.step()
+
+
+def made_again(
+    optimizers: Sequence[torch.optim.Optimizer], parameters: Iterable[nn.Parameter]
+) -> Callable[..., torch.optim.Optimizer]:
+    """A function that makes such optimizers of other parameters, several as one.
+
+    Args:
+        optimizers: at least one, the latest first; a parameter is of the first that has it.
+        parameters: of the program's model that require gradients.
+
+    Returns:
+        A function of as many other ones in the same order; of another number of parameters the first
+        optimizer gets all, since they are no longer those of the program's model.
+    """
+    at = {id(parameter): place for place, parameter in enumerate(parameters)}
+    count = len(at)
+    planned = [(one, groups) for one in optimizers if (groups := _taken(one, at))][::-1]
+
+    def made(parameters: Any) -> torch.optim.Optimizer:
+        given: list[Any] = list(parameters)
+        if len(given) != count or not planned:
+            return _like(optimizers[0], given)
+        parts = [
+            _like(one, [{**own, "params": [given[k] for k in places]} for own, places in groups])
+            for one, groups in planned
+        ]
+        return parts[0] if len(parts) == 1 else Together(parts)
+
+    return made
+
+
+def _taken(optimizer: torch.optim.Optimizer, at: dict[int, int]) -> list[tuple[dict[str, Any], list[int]]]:
+    """Settings of its groups, and the places of their parameters: taken out of those that are left."""
+    found = [
+        (
+            {name: value for name, value in group.items() if name != "params"},
+            [at.pop(id(parameter)) for parameter in group["params"] if id(parameter) in at],
+        )
+        for group in optimizer.param_groups
+    ]
+    return [(own, places) for own, places in found if places]
+
+
+def _like(optimizer: torch.optim.Optimizer, given: Any) -> torch.optim.Optimizer:
+    """A new one of the same class and settings."""
+    takes = inspect.signature(type(optimizer)).parameters
+    settings = {key: value for key, value in optimizer.defaults.items() if key in takes}
+    kind: Any = type(optimizer)
+    found: torch.optim.Optimizer = kind(given, **settings)
+    return found
