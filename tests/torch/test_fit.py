@@ -353,8 +353,11 @@ def test_the_search_ends_where_memory_comes_by_segments(sample: int, segment: in
 
 
 def test_a_search_without_end_is_told() -> None:
-    with pytest.raises(UsageError, match="does not depend on it"):
+    with pytest.raises(UsageError, match="still fits, and no more is tried"):
         largest(lambda _: 1, 2)
+    fit = mempool.torch.fit(nn.Linear(2, 2), torch.zeros(1 << 23, 2), limit="1TiB")
+    assert (fit.fits, fit.largest_batch) == (True, None)
+    assert fit.warnings[-1].startswith("no largest batch: one of")
 
 
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:

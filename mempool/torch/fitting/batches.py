@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 MOST_TRIES, MOST_BATCH = 64, 1 << 24
 
 
+class NoLargestBatchError(UsageError):
+    """There is no largest batch, as far as was looked."""
+
+
 def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> int:
     """The largest batch that needs at most so many bytes; 0 if one sample is too many.
 
@@ -30,13 +34,13 @@ def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> in
         first: the batch that is tried first.
 
     Raises:
-        UsageError: even `MOST_BATCH` fit, or it does not come to an end.
+        NoLargestBatchError: even `MOST_BATCH` fit, or it does not come to an end.
     """
     known: dict[int, int] = {}
 
     def need(batch: int) -> int:
         if len(known) >= MOST_TRIES:
-            raise UsageError(
+            raise NoLargestBatchError(
                 f"no largest batch after {MOST_TRIES} tries: memory does not grow with the batch"
             )
         if batch not in known:
@@ -46,7 +50,7 @@ def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> in
     low, high = 0, first
     while need(high) <= limit_bytes:
         if high >= MOST_BATCH:
-            raise UsageError(f"a batch of {high:,} still fits: the model's memory does not depend on it")
+            raise NoLargestBatchError(f"no largest batch: one of {high:,} still fits, and no more is tried")
         low, high = high, min(_beyond(known, low, high, limit_bytes), MOST_BATCH)
     slow = False
     while high - low > 1:

@@ -11,7 +11,7 @@ from torch import nn
 from mempool.errors import UsageError
 from mempool.settings import parse_bytes
 from mempool.torch.fitting import batch_dims
-from mempool.torch.fitting.batches import largest_batch
+from mempool.torch.fitting.batches import NoLargestBatchError, largest_batch
 from mempool.torch.fitting.inputs import arguments, batch_of, resizable
 from mempool.torch.fitting.isolation import together
 from mempool.torch.fitting.job import Job
@@ -243,7 +243,10 @@ def fit_job(
     needed = held[allocators[0]] + sum(added.values())
     found = None
     if limit_bytes is not None and largest is not False:
-        found = largest_batch(job, limit_bytes, allocators[0], known={job.batch: needed}, told=told)
+        try:
+            found = largest_batch(job, limit_bytes, allocators[0], known={job.batch: needed}, told=told)
+        except NoLargestBatchError as error:
+            warnings.setdefault(str(error))
     fitted = Fit(
         peak_bytes=peak.bytes,
         by_class_bytes=peak.by_class_bytes(),
