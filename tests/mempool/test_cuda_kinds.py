@@ -541,7 +541,7 @@ def test_whoever_waits_for_the_device_lets_python_run(fake: FakeCuda, call: str)
             else:
                 waiting = threading.Thread(target=pool.allocate, args=(90 * MIB,), kwargs={"stream": stream})
                 waiting.start()
-                time.sleep(0.05)
+                time.sleep(0.02)  # in which there are a few ticks, whoever holds the interpreter then
                 WAITING[call](pool)
                 waiting.join()
             done.set()
@@ -553,5 +553,5 @@ def test_whoever_waits_for_the_device_lets_python_run(fake: FakeCuda, call: str)
             ticks += 1
         thread.join()
         assert fake.calls("cuCtxSynchronize") > 0
-        assert ticks > 20
+        assert ticks > 8  # of sixty, where nothing else runs
         fake.slow("cuCtxSynchronize", 0)
