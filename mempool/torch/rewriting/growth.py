@@ -31,7 +31,8 @@ def hold_up_to(inputs: Sequence[Any], part: Part) -> None:
     sizes = [one for one in inputs if isinstance(one, torch.SymInt)]
     factor = _factor(part, {one.node.expr: one.node.hint for one in sizes}) if sizes else 1.0
     for size in sizes:
-        assert size <= int(size.node.hint * factor)  # which becomes a guard
+        if size > int(size.node.hint * factor):  # asking becomes a guard
+            raise ValueError(f"{size} is larger than what was decided for")
 
 
 def _factor(part: Part, hints: Mapping[Any, int]) -> float:
