@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,9 @@ from swap_steps import step_from
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from mempool.torch.swapping.planning import Planning
-from mempool.torch.swapping.program import RELEASE, Program, program_of
+from mempool.torch.swapping.program import Program
 from mempool.torch.swapping.reserved import arena_bytes
-from mempool.torch.swapping.tape import Recorded, Tape, without_kept
+from mempool.torch.swapping.tape import Recorded, Tape
 from solvers.swap import Link, SwapPlanner
 
 if TYPE_CHECKING:
@@ -71,20 +70,3 @@ def test_copies_come_back_sooner_only_where_their_buffers_have_places(seed: int)
     for better in (one.swap.schedule for one in made if one is not None):
         assert (better.fetch <= swap.schedule.fetch).all()
         assert arena_bytes(step, better, ALIGNMENT) <= limit
-
-
-def test_what_is_kept_and_not_used_any_more_leaves_where_it_must() -> None:
-    """A gradient is kept from its last use until the iteration ends: no absence, for nobody brings it."""
-    k, mib = 40, 1 << 20
-    buffers = [(4 * mib, [(0, True), (2, False)]), (mib, [(20, True), (22, False)])]
-    step = replace(step_from([1e-3] * k, buffers, circular=True), end=np.array([k, 23]))
-    kept = Recorded(step, [0, 1], {})
-    lean = without_kept(kept)
-    assert (step.peak_bytes, SwapPlanner(step, LINK).lowest()) == (5 * mib, 5 * mib)
-    assert SwapPlanner(lean.step, LINK).lowest() == 4 * mib
-    swap = SwapPlanner(lean.step, LINK).nearest(4 * mib)
-    program = program_of(Tape(functions=[None] * k), lean, swap)
-    assert program.lines[2].after == (0,)
-    assert program.lines[4].before == ((RELEASE, 0),)
-    assert program.uses.until(0, 10) == 2 * (k - 10)  # so it is the first to leave
-    assert lean.left == {0: 2}

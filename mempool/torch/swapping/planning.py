@@ -11,7 +11,7 @@ import numpy as np
 
 from mempool.torch.swapping.program import Program, program_of
 from mempool.torch.swapping.reserved import arena_bytes
-from mempool.torch.swapping.tape import Tape, recorded, without_kept
+from mempool.torch.swapping.tape import Tape, recorded
 from solvers.errors import PlanError
 from solvers.swap import SwapPlanner, fetched_earlier, packed, replay
 
@@ -47,8 +47,6 @@ class Planning:
     def made(self, tape: Tape, limit: int, seconds: list[float]) -> Program:
         """The program for an iteration and a limit; where that cannot be held, for the least that can.
 
-        What is kept and not used any more leaves only where it must.
-
         Args:
             tape: the iteration.
             limit: bytes.
@@ -56,9 +54,6 @@ class Planning:
         """
         step = recorded(tape, seconds)
         swap = self._fitting(self._planner(step.step), step.step, limit)
-        if swap.limit_bytes > limit:
-            step = without_kept(step)
-            swap = self._fitting(self._planner(step.step), step.step, limit)
         self._engine.reserve(swap.replayed.host_bytes)
         return program_of(tape, step, swap)
 

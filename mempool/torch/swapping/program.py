@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -86,8 +86,7 @@ class Program:
     @cached_property
     def uses(self) -> Uses:
         """When each row is used next."""
-        step, end = self.recorded.step, self.recorded.end
-        return Uses(step if end is None else replace(step, end=end))
+        return Uses(self.recorded.step)
 
 
 def program_of(tape: Tape, recorded: Recorded, swap: Swap, changes: int = 0) -> Program:
@@ -102,9 +101,6 @@ def program_of(tape: Tape, recorded: Recorded, swap: Swap, changes: int = 0) -> 
         buffer = int(moves.buffer[row])
         made.before[int(moves.fetch[row]) % k].append((FETCH, buffer))
         made.returns[int(moves.use[row]) % k, buffer] = row
-    for row, last in recorded.left.items():
-        made.after[last].append(row)
-        made.before[min(last + 2, k - 1)].append((RELEASE, row))
     for actions in made.before.values():
         actions.sort(key=lambda action: action[0])
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,14 +12,9 @@ from solvers.swap import Step
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from mempool.torch.swapping.engine import Engine
     from mempool.torch.swapping.program import Program
     from mempool.torch.swapping.storages import Held
-
-#: What is kept for no more operations than this after its last use is not worth a copy, nor what is so small.
-_KEPT, _KEPT_BYTES = 8, 4096
 
 
 @dataclass
@@ -85,31 +80,11 @@ class Recorded:
         numbers: of each row, the number of its storage; -1 for the last kind.
         born: of what was made, the row, by operation and place among what that made; of what was met, by
             operation and -1, -2 and so on.
-        left: rows that leave after their last use for good, though somebody keeps them: the last use.
-        end: int64[n], when each row ends; in the step those that are left end with their last use.
     """
 
     step: Step
     numbers: list[int]
     born: dict[tuple[int, int], int]
-    left: dict[int, int] = field(default_factory=dict)
-    end: NDArray[np.int64] | None = None
-
-
-def without_kept(recorded: Recorded) -> Recorded:
-    """What is kept for long though nothing touches it any more is on the host from its last use to its end.
-
-    Such as gradients from the optimizer to the next `zero_grad`: nobody brings them back. The copies cost a
-    program more than they cost others, for it is not known which of them have to be.
-    """
-    step = recorded.step
-    last = np.full(len(step.size), -1)
-    np.maximum.at(last, step.access_buffer, step.access_op)
-    kept = ~step.persistent & (step.end - last > _KEPT) & (step.size >= _KEPT_BYTES)
-    left = {row: int(last[row]) for row in np.flatnonzero(kept & (last >= 0)).tolist()}
-    size = np.where(kept & (last < 0), 0, step.size)
-    lean = replace(step, end=np.where(kept & (last >= 0), last + 1, step.end), size=size)
-    return replace(recorded, step=lean, left=left, end=step.end)
 
 
 def recorded(tape: Tape, seconds: list[float]) -> Recorded:
