@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -134,9 +135,9 @@ def tensor(made: Any) -> Any:
     if isinstance(made, tuple):
         shape, dtype, layout = made
         try:
-            return layout(torch.empty(shape, dtype=dtype))
+            return layout(torch.zeros(shape, dtype=dtype))
         except (IndexError, RuntimeError):
-            return torch.empty(shape, dtype=dtype)
+            return torch.zeros(shape, dtype=dtype)
     return (
         [tensor(one) if isinstance(one, tuple) else one for one in made] if isinstance(made, list) else made
     )
@@ -230,7 +231,9 @@ REMEMBERED = [
 
 @given(calls(REMEMBERED))
 @settings(max_examples=400, deadline=None)
+@example((aten.as_strided.default, [([], torch.complex64, LAYOUTS[0]), [], [], 2], {}))
 def test_an_answer_is_remembered_as_it_was(call: Any) -> None:
+    assume(answered(nullcontext(), call, 2) != "raises")  # a view beyond its memory: fake, it makes it longer
     assert answered(ValuelessMode(), call, 2) == answered(FakeTensorMode(), call, 2)
 
 
