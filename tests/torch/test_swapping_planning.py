@@ -70,3 +70,19 @@ def test_copies_come_back_sooner_only_where_their_buffers_have_places(seed: int)
     for better in (one.swap.schedule for one in made if one is not None):
         assert (better.fetch <= swap.schedule.fetch).all()
         assert arena_bytes(step, better, ALIGNMENT) <= limit
+
+
+def test_no_schedule_is_placed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed: list[Any] = []
+
+    def noted(step: Step, schedule: Any, alignment: int) -> int:
+        placed.append(schedule)
+        return arena_bytes(step, schedule, alignment)
+
+    monkeypatch.setattr("mempool.torch.swapping.planning.arena_bytes", noted)
+    step = training(SEEDS[0])
+    planning, limit, swap = planned(step)
+    program = Program(Tape(functions=[None] * len(step)), Recorded(step, [], {}), swap)
+    planning.changed(program, [(row, 5e-3) for row in range(len(swap.schedule))], limit)
+    assert sum(one is swap.schedule for one in placed) == 1
+    assert len({id(one) for one in placed}) == len(placed)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class Planning:
         self._alignment = alignment
         self._host_bytes = None if host_bytes is None else host_bytes - host_bytes // _GAPS
         self._warned = False
+        self._arenas: WeakKeyDictionary[Schedule, int] = WeakKeyDictionary()
 
     def made(self, tape: Tape, limit: int, seconds: list[float]) -> Program:
         """The program for an iteration and a limit; where that cannot be held, for the least that can.
@@ -66,9 +67,8 @@ class Planning:
         Rather others that wait no longer and are easier to place than more of them.
         """
 
-        @functools.cache
         def arena(schedule: Schedule) -> int:
-            return arena_bytes(step, schedule, self._alignment)
+            return self._arena(step, schedule)
 
         def packed_within(target: int) -> Swap:
             swap = planner.nearest(target)
@@ -86,6 +86,12 @@ class Planning:
                 break
             best = min(best, tried, key=lambda swap: arena(swap.schedule))
         return best
+
+    def _arena(self, step: Step, schedule: Schedule) -> int:
+        """See `arena_bytes`; each is placed once, as that takes some tenths of a second of the program's."""
+        if (known := self._arenas.get(schedule)) is None:
+            known = self._arenas[schedule] = arena_bytes(step, schedule, self._alignment)
+        return known
 
     def warn(self, plan: Program, limit: int) -> None:
         """Say once that a plan, which the program follows, does not hold the limit, and why none does."""
@@ -121,12 +127,12 @@ class Planning:
             waited[row] += self._engine.waited(transfer)
         if waited.sum() <= step.duration * _WORTH:
             return None
-        most = max(limit, arena_bytes(step, swap.schedule, self._alignment))
+        most = max(limit, self._arena(step, swap.schedule))
         for part in _PARTS:
             schedule = fetched_earlier(step, swap.schedule, part * waited, max(limit, swap.peak_bytes))
             if (schedule.fetch == swap.schedule.fetch).all():
                 return None
-            if arena_bytes(step, schedule, self._alignment) <= most:
+            if self._arena(step, schedule) <= most:
                 break
         else:
             return None
