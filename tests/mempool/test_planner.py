@@ -1,8 +1,7 @@
-"""Which plans are made, kept, replaced and dropped, and when; plans from files."""
+"""Which plans are made, kept, replaced and dropped, and when."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
 import subprocess
@@ -10,22 +9,17 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import programs
 import pytest
 from pools import run, simulated
 
 import solvers
-from mempool import Pool, UsageError, _core, planner
+from mempool import Pool, planner
 from mempool.budget import Budget
-from mempool.planned import GOOD, POOL_NODES, Planned, make_plan
-from solvers import Plan, PlanError, Status, write_plan
-from traces import Buffers
-from traces.instances import flat
-from traces.pattern import Pattern
+from mempool.planned import make_plan
+from solvers import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -159,36 +153,6 @@ def test_a_plan_that_nothing_follows_is_dropped_with_its_arena(
         assert pool.state == "replaying"
         hits = pool.client.stats()["outcomes"]["hit"] - before
         assert hits >= (3000 - 5 if stays else 1000) * 60
-
-
-def test_a_saved_plan_hits_from_the_first_iteration(tmp_path: Path) -> None:
-    with Pool(simulated(), background=False) as first:
-        run(first, programs.training(programs.Watched(first)), 12, marks=True)
-        first.save(tmp_path / "plan")
-    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
-        iteration = programs.training(programs.Watched(second))
-        run(second, iteration, 1, marks=True)
-        early = second.report().to_dict()
-        run(second, iteration, 10, marks=True, first=1)
-        late = second.report().to_dict()
-    assert early["hits"] >= 0.95 * (early["hits"] + early["misses"])
-    assert early["hits"] >= 60
-    assert late["misses"] == early["misses"]
-    assert late["hits"] - early["hits"] == 10 * (60 + 6)
-
-
-def test_a_saved_plan_without_marks_hits_from_the_first_iteration(tmp_path: Path) -> None:
-    with Pool(simulated(), background=False) as first:
-        run(first, programs.training(programs.Watched(first)), 12, marks=False)
-        first.save(tmp_path / "plan")
-    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
-        iteration = programs.training(programs.Watched(second))
-        run(second, iteration, 1, marks=False)
-        early = second.report().to_dict()
-        run(second, iteration, 10, marks=False, first=1)
-        late = second.report().to_dict()
-    assert early["hits"] >= 60
-    assert late["misses"] == early["misses"]
 
 
 def test_a_buffer_that_comes_to_live_longer_is_planned_again(pool: Pool) -> None:
@@ -327,158 +291,6 @@ def test_planning_is_free_only_while_the_program_follows_its_plans(pool: Pool) -
     assert looks_until_a_plan(4096) == before - budget.left()
 
 
-@pytest.mark.parametrize(("streams", "patient"), [(1, True), (2, True), (1, False)])
-def test_a_plan_that_is_not_good_is_looked_for_longer(streams: int, patient: bool) -> None:
-    """If somebody waits for it. Where streams share, what is best is larger than the bound for a reason."""
-    hard = flat(1000, 3)
-    hard = dataclasses.replace(hard, stream=np.arange(len(hard)) % streams)
-    n = len(hard)
-    none = np.empty(0, np.int64)
-    pattern = Pattern(hard, np.zeros(n, np.int32), {}, n, n, none, none, 0, 1.0, None)
-    planned = make_plan(pattern, alignment=64, wait_bytes=1, patient=patient)
-    assert planned is not None
-    longer = patient and streams == 1
-    assert (planned.plan.nodes > 5 * POOL_NODES) == longer
-    if longer:
-        buffers = dataclasses.replace(hard, alignment=np.full(n, 64))
-        soon = solvers.solve(buffers, stop=solvers.Stop(nodes=POOL_NODES), solver="search")
-        assert soon.arena_bytes > GOOD * soon.lower_bound_bytes
-        assert planned.plan.arena_bytes < soon.arena_bytes
-
-
-def test_who_plans_beside_the_program_does_not_keep_it_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    plan = make_plan
-
-    def watched(*args: Any, patient: bool, **options: Any) -> Any:
-        asked.append(patient)
-        return plan(*args, patient=patient, **options)
-
-    monkeypatch.setattr("mempool.planned.make_plan", watched)
-    for background in (False, True):
-        with Pool(simulated(), background=background) as pool:
-            memory = programs.Watched(pool)
-            while pool.planned is None:
-                run(pool, lambda _, memory=memory: programs.layers(memory), 12, marks=True)
-                pool.plan_now()
-        assert asked == [not background] * len(asked) != []
-        asked.clear()
-
-
-def in_time(memory: programs.Watched, buffers: Buffers) -> None:
-    """Allocate and free what the rows say, in the order of time; frees come first."""
-    events = sorted(
-        [(end, 0, row) for row, end in enumerate(buffers.end.tolist())]
-        + [(start, 1, row) for row, start in enumerate(buffers.start.tolist())]
-    )
-    address: dict[int, int] = {}
-    for _, allocates, row in events:
-        if allocates:
-            address[row] = memory.allocate(int(buffers.size[row]))
-        else:
-            memory.free(address.pop(row))
-
-
-@pytest.fixture
-def hard(monkeypatch: pytest.MonkeyPatch) -> Buffers:
-    """What a search in haste does not plan well and a longer one does, where neither lasts."""
-    monkeypatch.setattr("mempool.planned.POOL_NODES", 1_000)
-    monkeypatch.setattr("mempool.planned.HARD_NODES", 2_000_000)
-    return flat(300, 4)
-
-
-def test_a_plan_made_in_haste_is_searched_longer_once_all_follows_it(pool: Pool, hard: Buffers) -> None:
-    """The first plan comes soon, beside the program; a better one replaces it, once, and all follows that."""
-    memory = programs.Watched(pool)
-    learner = pool._planner._learner
-    learner._patient = False
-    arenas, misses = [], []
-    for _ in range(60):
-        pool.step()
-        in_time(memory, hard)
-        pool._planner.look()
-        if pool.planned is not None:
-            arenas.append(pool.planned.plan.arena_bytes)
-            misses.append(learner._misses())
-    soon, polished = arenas[0], arenas[-1]
-    assert polished < soon
-    assert arenas == [soon] * arenas.index(polished) + [polished] * arenas.count(polished)
-    assert arenas.index(polished) > 4  # all had followed the first for long
-    assert misses[-1] == misses[arenas.index(polished) + 1]
-    assert pool.report().to_dict()["planned_arena_bytes"] == polished
-    assert not learner.may_polish()
-
-
-def test_a_longer_search_gives_way_to_a_program_that_goes_off_the_plan(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What comes after every fifty steps is learned first, however long the search would take."""
-    monkeypatch.setattr(Planned, "is_hard", lambda *_, **__: True)
-    memory, learner = programs.Watched(pool), pool._planner._learner
-    learner._patient = False
-    plan, searched, changes = make_plan, list[int](), True  # in iterations, each time
-
-    def iteration(number: int) -> None:
-        pool.step()
-        programs.layers(memory, count=5)
-        if changes and number % 50 == 49:
-            programs.layers(memory, count=3, scale=8192)
-
-    def beside_the_program(*args: Any, interrupt: Callable[[], bool], patient: bool, **options: Any) -> Any:
-        done = 0
-        while patient and done < 100 and not interrupt():
-            iteration(done)
-            done += 1
-        searched.extend([done] if patient else [])
-        return plan(*args, patient=False, **options)
-
-    monkeypatch.setattr("mempool.planned.make_plan", beside_the_program)
-    for number in range(500):
-        iteration(number % 40)  # nothing else comes yet
-        pool._planner.look()
-        if searched:
-            break
-    assert searched == [50]
-    assert pool.client.state()["recording"]
-    changes = False
-    for number in range(1000):
-        iteration(number)
-        pool._planner.look()
-    assert searched[1:] == [100]
-    assert not learner._hard
-
-
-def test_a_planner_in_the_background_searches_longer_too(hard: Buffers) -> None:
-    """When it can afford it, whatever the program does meanwhile."""
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        until = time.monotonic() + 200
-        arenas: list[int] = []
-        while time.monotonic() < until and len(set(arenas)) < 2:
-            pool.step()
-            in_time(memory, hard)
-            time.sleep(0.001)  # a program that is always at work leaves the search hardly a turn
-            if (planned := pool.planned) is not None:
-                arenas.append(planned.plan.arena_bytes)
-        assert min(arenas) == arenas[-1] < arenas[0]
-
-
-def test_a_search_that_finds_nothing_better_is_not_made_again(
-    pool: Pool, hard: Buffers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mempool.planned.HARD_NODES", 1)
-    memory, searches = programs.Watched(pool), list[bool]()
-    learner = pool._planner._learner
-    learner._patient = False
-    monkeypatch.setattr(learner, "polish", lambda polish=learner.polish: searches.append(polish()))
-    for _ in range(60):
-        pool.step()
-        in_time(memory, hard)
-        pool._planner.look()
-    assert searches == [False]
-    assert pool._planner.plans == 1
-
-
 def test_a_plan_around_something_is_looked_for_briefly(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lower bound is out of its reach, so that it always looks as long as it may."""
     memory = programs.Watched(pool)
@@ -519,83 +331,6 @@ def test_a_planner_in_the_background_plans_around_what_is_kept() -> None:
             programs.layers(memory)
         assert pool.report().to_dict()["misses"] <= run_misses
         memory.free_all()
-
-
-@pytest.mark.parametrize(
-    ("buffers", "offset", "says"),
-    [
-        (Buffers.of([], [], [], period=4), [], "a plan of nothing"),
-        (Buffers.of([0, 1], [2, 3], [600, 600], period=4), [[0], [512]], "overlap"),
-    ],
-)
-def test_a_plan_file_that_does_not_hold_is_refused_by_name(
-    tmp_path: Path, buffers: Buffers, offset: list[list[int]], says: str
-) -> None:
-    columns = np.array(offset, np.int64).reshape(len(buffers), -1 if offset else 1)
-    arena = int((columns[:, 0] + buffers.size).max(initial=0))
-    plan = Plan(columns, arena, 0, Status.FEASIBLE, "hand", 0, 0.0, "", period=4)
-    path = tmp_path / "wrong.plan"
-    write_plan(plan, buffers, path, extra_columns={"sequence": np.zeros(len(buffers), np.int32)})
-    with pytest.raises(PlanError, match=f"wrong.plan: .*{says}"):
-        Pool(simulated(), background=False, plan=path)
-
-
-@pytest.mark.parametrize("program", [programs.replaced, programs.last_three, programs.training])
-@pytest.mark.parametrize("mark", ["before", "after"])
-def test_a_saved_plan_hits_from_the_second_iteration_on_wherever_the_mark_stands(
-    tmp_path: Path, program: Callable[..., Callable[[int], None]], mark: str
-) -> None:
-    def iterate(pool: Pool, iteration: Callable[[int], None], numbers: range) -> None:
-        for number in numbers:
-            if mark == "before":
-                pool.step()
-            iteration(number)
-            if mark == "after":
-                pool.step()
-            pool.plan_now()
-
-    with Pool(simulated(), background=False) as first:
-        iterate(first, program(programs.Watched(first)), range(14))
-        first.save(tmp_path / "plan")
-    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
-        iteration = program(programs.Watched(second))
-        iterate(second, iteration, range(1))
-        early = second.report().to_dict()
-        iterate(second, iteration, range(1, 12))
-        late = second.report().to_dict()
-    assert early["hits"] >= 0.95 * (early["hits"] + early["misses"])
-    assert late["misses"] == early["misses"]
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_a_plan_of_another_program_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, same: bool
-) -> None:
-    """What follows it says nothing; what does not is served, and planned by itself."""
-    with Pool(simulated(), background=False) as first:
-        run(first, programs.training(programs.Watched(first)), 12, marks=True)
-        first.save(tmp_path / "plan")
-    with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
-        memory = programs.Watched(pool)
-
-        def another(_: int) -> None:
-            for address in [memory.allocate(7000 + 97 * k) for k in range(40)]:
-                memory.free(address)
-
-        run(pool, programs.training(memory) if same else another, 20, marks=True)
-        assert [record.message for record in caplog.records if "follows the plan" in record.message] == (
-            [] if same else ["hardly anything follows the plan so far: is it another program's or model's?"]
-        )
-        assert pool.client.stats()["outcomes"]["hit"] > 0
-
-
-def test_a_plan_of_another_device_is_refused_by_name(tmp_path: Path) -> None:
-    """Its offsets are multiples of the other's alignment."""
-    with Pool(simulated(), background=False) as first:
-        run(first, programs.training(programs.Watched(first)), 12, marks=True)
-        first.save(tmp_path / "plan")
-    with pytest.raises(UsageError, match=r"plan: .*another device"):
-        Pool(_core.SimulatedDevice(alignment=512), background=False, plan=tmp_path / "plan")
 
 
 def test_other_shapes_are_planned_however_long_the_first_were_followed(pool: Pool) -> None:

@@ -1,0 +1,175 @@
+"""How long a plan is looked for: more where it is not good yet, less where somebody would wait."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import programs
+import pytest
+from pools import run, simulated
+
+import solvers
+from mempool import Pool
+from mempool.planned import GOOD, POOL_NODES, Planned, make_plan
+from traces.instances import flat
+from traces.pattern import Pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from traces import Buffers
+
+
+@pytest.mark.parametrize(("streams", "patient"), [(1, True), (2, True), (1, False)])
+def test_a_plan_that_is_not_good_is_looked_for_longer(streams: int, patient: bool) -> None:
+    """If somebody waits for it. Where streams share, what is best is larger than the bound for a reason."""
+    hard = flat(1000, 3)
+    hard = dataclasses.replace(hard, stream=np.arange(len(hard)) % streams)
+    n = len(hard)
+    none = np.empty(0, np.int64)
+    pattern = Pattern(hard, np.zeros(n, np.int32), {}, n, n, none, none, 0, 1.0, None)
+    planned = make_plan(pattern, alignment=64, wait_bytes=1, patient=patient)
+    assert planned is not None
+    longer = patient and streams == 1
+    assert (planned.plan.nodes > 5 * POOL_NODES) == longer
+    if longer:
+        buffers = dataclasses.replace(hard, alignment=np.full(n, 64))
+        soon = solvers.solve(buffers, stop=solvers.Stop(nodes=POOL_NODES), solver="search")
+        assert soon.arena_bytes > GOOD * soon.lower_bound_bytes
+        assert planned.plan.arena_bytes < soon.arena_bytes
+
+
+def test_who_plans_beside_the_program_does_not_keep_it_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    plan = make_plan
+
+    def watched(*args: Any, patient: bool, **options: Any) -> Any:
+        asked.append(patient)
+        return plan(*args, patient=patient, **options)
+
+    monkeypatch.setattr("mempool.planned.make_plan", watched)
+    for background in (False, True):
+        with Pool(simulated(), background=background) as pool:
+            memory = programs.Watched(pool)
+            while pool.planned is None:
+                run(pool, lambda _, memory=memory: programs.layers(memory), 12, marks=True)
+                pool.plan_now()
+        assert asked == [not background] * len(asked) != []
+        asked.clear()
+
+
+def in_time(memory: programs.Watched, buffers: Buffers) -> None:
+    """Allocate and free what the rows say, in the order of time; frees come first."""
+    events = sorted(
+        [(end, 0, row) for row, end in enumerate(buffers.end.tolist())]
+        + [(start, 1, row) for row, start in enumerate(buffers.start.tolist())]
+    )
+    address: dict[int, int] = {}
+    for _, allocates, row in events:
+        if allocates:
+            address[row] = memory.allocate(int(buffers.size[row]))
+        else:
+            memory.free(address.pop(row))
+
+
+@pytest.fixture
+def hard(monkeypatch: pytest.MonkeyPatch) -> Buffers:
+    """What a search in haste does not plan well and a longer one does, where neither lasts."""
+    monkeypatch.setattr("mempool.planned.POOL_NODES", 1_000)
+    monkeypatch.setattr("mempool.planned.HARD_NODES", 2_000_000)
+    return flat(300, 4)
+
+
+def test_a_plan_made_in_haste_is_searched_longer_once_all_follows_it(pool: Pool, hard: Buffers) -> None:
+    """The first plan comes soon, beside the program; a better one replaces it, once, and all follows that."""
+    memory = programs.Watched(pool)
+    learner = pool._planner._learner
+    learner._patient = False
+    arenas, misses = [], []
+    for _ in range(60):
+        pool.step()
+        in_time(memory, hard)
+        pool._planner.look()
+        if pool.planned is not None:
+            arenas.append(pool.planned.plan.arena_bytes)
+            misses.append(learner._misses())
+    soon, polished = arenas[0], arenas[-1]
+    assert polished < soon
+    assert arenas == [soon] * arenas.index(polished) + [polished] * arenas.count(polished)
+    assert arenas.index(polished) > 4  # all had followed the first for long
+    assert misses[-1] == misses[arenas.index(polished) + 1]
+    assert pool.report().to_dict()["planned_arena_bytes"] == polished
+    assert not learner.may_polish()
+
+
+def test_a_longer_search_gives_way_to_a_program_that_goes_off_the_plan(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes after every fifty steps is learned first, however long the search would take."""
+    monkeypatch.setattr(Planned, "is_hard", lambda *_, **__: True)
+    memory, learner = programs.Watched(pool), pool._planner._learner
+    learner._patient = False
+    plan, searched, changes = make_plan, list[int](), True  # in iterations, each time
+
+    def iteration(number: int) -> None:
+        pool.step()
+        programs.layers(memory, count=5)
+        if changes and number % 50 == 49:
+            programs.layers(memory, count=3, scale=8192)
+
+    def beside_the_program(*args: Any, interrupt: Callable[[], bool], patient: bool, **options: Any) -> Any:
+        done = 0
+        while patient and done < 100 and not interrupt():
+            iteration(done)
+            done += 1
+        searched.extend([done] if patient else [])
+        return plan(*args, patient=False, **options)
+
+    monkeypatch.setattr("mempool.planned.make_plan", beside_the_program)
+    for number in range(500):
+        iteration(number % 40)  # nothing else comes yet
+        pool._planner.look()
+        if searched:
+            break
+    assert searched == [50]
+    assert pool.client.state()["recording"]
+    changes = False
+    for number in range(1000):
+        iteration(number)
+        pool._planner.look()
+    assert searched[1:] == [100]
+    assert not learner._hard
+
+
+def test_a_planner_in_the_background_searches_longer_too(hard: Buffers) -> None:
+    """When it can afford it, whatever the program does meanwhile."""
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        until = time.monotonic() + 200
+        arenas: list[int] = []
+        while time.monotonic() < until and len(set(arenas)) < 2:
+            pool.step()
+            in_time(memory, hard)
+            time.sleep(0.001)  # a program that is always at work leaves the search hardly a turn
+            if (planned := pool.planned) is not None:
+                arenas.append(planned.plan.arena_bytes)
+        assert min(arenas) == arenas[-1] < arenas[0]
+
+
+def test_a_search_that_finds_nothing_better_is_not_made_again(
+    pool: Pool, hard: Buffers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mempool.planned.HARD_NODES", 1)
+    memory, searches = programs.Watched(pool), list[bool]()
+    learner = pool._planner._learner
+    learner._patient = False
+    monkeypatch.setattr(learner, "polish", lambda polish=learner.polish: searches.append(polish()))
+    for _ in range(60):
+        pool.step()
+        in_time(memory, hard)
+        pool._planner.look()
+    assert searches == [False]
+    assert pool._planner.plans == 1

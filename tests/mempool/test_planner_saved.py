@@ -1,0 +1,125 @@
+"""Plans from files: what they serve, and which are refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import programs
+import pytest
+from pools import run, simulated
+
+from mempool import Pool, UsageError, _core
+from solvers import Plan, PlanError, Status, write_plan
+from traces import Buffers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def test_a_saved_plan_hits_from_the_first_iteration(tmp_path: Path) -> None:
+    with Pool(simulated(), background=False) as first:
+        run(first, programs.training(programs.Watched(first)), 12, marks=True)
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
+        iteration = programs.training(programs.Watched(second))
+        run(second, iteration, 1, marks=True)
+        early = second.report().to_dict()
+        run(second, iteration, 10, marks=True, first=1)
+        late = second.report().to_dict()
+    assert early["hits"] >= 0.95 * (early["hits"] + early["misses"])
+    assert early["hits"] >= 60
+    assert late["misses"] == early["misses"]
+    assert late["hits"] - early["hits"] == 10 * (60 + 6)
+
+
+def test_a_saved_plan_without_marks_hits_from_the_first_iteration(tmp_path: Path) -> None:
+    with Pool(simulated(), background=False) as first:
+        run(first, programs.training(programs.Watched(first)), 12, marks=False)
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
+        iteration = programs.training(programs.Watched(second))
+        run(second, iteration, 1, marks=False)
+        early = second.report().to_dict()
+        run(second, iteration, 10, marks=False, first=1)
+        late = second.report().to_dict()
+    assert early["hits"] >= 60
+    assert late["misses"] == early["misses"]
+
+
+@pytest.mark.parametrize(
+    ("buffers", "offset", "says"),
+    [
+        (Buffers.of([], [], [], period=4), [], "a plan of nothing"),
+        (Buffers.of([0, 1], [2, 3], [600, 600], period=4), [[0], [512]], "overlap"),
+    ],
+)
+def test_a_plan_file_that_does_not_hold_is_refused_by_name(
+    tmp_path: Path, buffers: Buffers, offset: list[list[int]], says: str
+) -> None:
+    columns = np.array(offset, np.int64).reshape(len(buffers), -1 if offset else 1)
+    arena = int((columns[:, 0] + buffers.size).max(initial=0))
+    plan = Plan(columns, arena, 0, Status.FEASIBLE, "hand", 0, 0.0, "", period=4)
+    path = tmp_path / "wrong.plan"
+    write_plan(plan, buffers, path, extra_columns={"sequence": np.zeros(len(buffers), np.int32)})
+    with pytest.raises(PlanError, match=f"wrong.plan: .*{says}"):
+        Pool(simulated(), background=False, plan=path)
+
+
+@pytest.mark.parametrize("program", [programs.replaced, programs.last_three, programs.training])
+@pytest.mark.parametrize("mark", ["before", "after"])
+def test_a_saved_plan_hits_from_the_second_iteration_on_wherever_the_mark_stands(
+    tmp_path: Path, program: Callable[..., Callable[[int], None]], mark: str
+) -> None:
+    def iterate(pool: Pool, iteration: Callable[[int], None], numbers: range) -> None:
+        for number in numbers:
+            if mark == "before":
+                pool.step()
+            iteration(number)
+            if mark == "after":
+                pool.step()
+            pool.plan_now()
+
+    with Pool(simulated(), background=False) as first:
+        iterate(first, program(programs.Watched(first)), range(14))
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
+        iteration = program(programs.Watched(second))
+        iterate(second, iteration, range(1))
+        early = second.report().to_dict()
+        iterate(second, iteration, range(1, 12))
+        late = second.report().to_dict()
+    assert early["hits"] >= 0.95 * (early["hits"] + early["misses"])
+    assert late["misses"] == early["misses"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_plan_of_another_program_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, same: bool
+) -> None:
+    """What follows it says nothing; what does not is served, and planned by itself."""
+    with Pool(simulated(), background=False) as first:
+        run(first, programs.training(programs.Watched(first)), 12, marks=True)
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
+        memory = programs.Watched(pool)
+
+        def another(_: int) -> None:
+            for address in [memory.allocate(7000 + 97 * k) for k in range(40)]:
+                memory.free(address)
+
+        run(pool, programs.training(memory) if same else another, 20, marks=True)
+        assert [record.message for record in caplog.records if "follows the plan" in record.message] == (
+            [] if same else ["hardly anything follows the plan so far: is it another program's or model's?"]
+        )
+        assert pool.client.stats()["outcomes"]["hit"] > 0
+
+
+def test_a_plan_of_another_device_is_refused_by_name(tmp_path: Path) -> None:
+    """Its offsets are multiples of the other's alignment."""
+    with Pool(simulated(), background=False) as first:
+        run(first, programs.training(programs.Watched(first)), 12, marks=True)
+        first.save(tmp_path / "plan")
+    with pytest.raises(UsageError, match=r"plan: .*another device"):
+        Pool(_core.SimulatedDevice(alignment=512), background=False, plan=tmp_path / "plan")
