@@ -41,6 +41,7 @@ def same(program: Any, seed: int, share: float, limit: int) -> None:
 @example([(which, 1, 3) for which in range(len(small_programs.INSTRUCTIONS))], 0, 0.9, MANY)
 @example([(which, 0, 2) for which in range(len(small_programs.INSTRUCTIONS))], 1, 0.3, 4000)
 @example([(20, 0, 1), (26, 0, 1)], 0, 0.0, MANY)
+@example([(21, 0, 0), (19, 0, 0)], 0, 0.0, MANY)  # something is met after the last operation
 @given(
     st.lists(instructions, min_size=1, max_size=12),
     st.integers(0, 2**16),

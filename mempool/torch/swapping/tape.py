@@ -96,7 +96,8 @@ def recorded(tape: Tape, seconds: list[float]) -> Recorded:
     """
     k = len(tape)
     numbers = [held.number for held in tape.there] + [number for number, _, _ in tape.born]
-    start = [0] * len(tape.there) + [at for _, at, _ in tape.born]
+    # An operation that raised met what it was given, but is none: that was there after the last one.
+    start = [0] * len(tape.there) + [min(at, k - 1) for _, at, _ in tape.born]
     size = [held.room for held in tape.there] + [room for _, _, room in tape.born]
     end = [
         min(max(tape.ended.get(number, k), first + 1), k)
