@@ -138,8 +138,6 @@ class _Writer:
             hosts.append(host)
             if swap.release >= 0:
                 self.releases.append((row, self._row(swap.release)))
-            if self.sync & Sync.OUT:
-                self._wait_for(swap, row)
         backs = [
             (swap, i, host) for swap, host in zip(swaps, hosts, strict=True) for i in range(len(swap.ins))
         ]
@@ -176,14 +174,6 @@ class _Writer:
         reads = g.read_by(self.runs.operation(run)).tolist()
         plain = [a for a in reads if g.base[a] not in served and not self.runs.again_for(run, a)]
         return sorted({int(g.producer[a]) for a in plain if g.producer[a] >= 0})
-
-    def _wait_for(self, swap: Swap, row: int) -> None:
-        g, place = self.graph, self.runs.out_place(swap)
-        readers = {int(op) for v in self.runs.sharing(swap.value) for op in g.readers_of(int(v))}
-        runs = [*readers, *(len(g) + op for op in readers if op in self.runs.before)]
-        for run in sorted(runs):
-            if swap.value not in self.runs.served.get(run, {}) and self.runs.place(run) > place:
-                self.control.append((row, self._row(run)))
 
     def _redirect(self) -> None:
         """Give each run what it reads now, in their order: views stand before their first reader."""
@@ -254,21 +244,36 @@ class _Writer:
             waits += [(out, row) for row in sorted({run, int(order[first])})]
         return waits
 
+    def _who_waits(
+        self, position: NDArray[np.int64], reader: NDArray[np.int64], memory: NDArray[np.int64]
+    ) -> list[tuple[int, int]]:
+        """Each copy out, and who reads that memory after it: what is put in for others' sake, too."""
+        out_of = np.full(len(self.graph.size) + len(self.values), -1)
+        for out in (row for rows in self.outs.values() for row in rows):
+            out_of[self.rows[out - len(self.graph)].reads] = out
+        outs = out_of[memory]
+        late = (outs >= 0) & (position[reader] > position[outs])
+        return sorted(set(zip(outs[late].tolist(), reader[late].tolist(), strict=True)))
+
     def written(self) -> Graph:
         """The graph in the new order."""
         g, order = self.graph, self._order()
         position = np.argsort(order)
-        control = [*g.control.tolist(), *self.control, *self._released(order, position)]
         kinds = g.kinds + (SWAP_KINDS if self.outs else ())
         lengths = np.concatenate([np.diff(g.reads_start), [len(row.reads) for row in self.rows]])
         reads = np.concatenate([self.reads, np.array([v for row in self.rows for v in row.reads], np.int64)])
         starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
         start = np.concatenate([[0], np.cumsum(lengths[order])]).astype(np.int64)
         picked = np.repeat(starts[order] - start[:-1], lengths[order]) + np.arange(start[-1])
+        values = self._values(position)
+        control = [*g.control.tolist(), *self.control, *self._released(order, position)]
+        if self.sync & Sync.OUT:
+            reader = np.repeat(np.arange(len(lengths)), lengths)
+            control += self._who_waits(position, reader, values["base"][reads])
         names = [*g.names, *(row.name for row in self.rows)]
         return g.with_columns(
             **{name: column[order] for name, column in self._operations(len(g.kinds)).items()},
-            **self._values(position),
+            **values,
             reads_start=start,
             reads=reads[picked],
             control=position[np.array(control, np.int64).reshape(-1, 2)],

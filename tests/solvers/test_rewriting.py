@@ -106,8 +106,22 @@ def test_triggers_releases_and_modes_are_orders(case: tuple[Graph, Rewriting]) -
         for i, back in enumerate(swap.ins):
             assert back.trigger < 0 or (row(back.trigger), where[f"in.{swap.value}.{i}"]) in pairs
         if rewriting.sync & Sync.OUT:
-            late = {op for op in new.readers_of(swap.value).tolist() if op > out}
-            assert all((out, op) in pairs for op in late)
+            late = set(new.reader[new.base[new.reads] == swap.value].tolist())
+            assert all((out, op) in pairs for op in late if op > out)
+
+
+def test_what_makes_a_view_again_waits_for_copies_out_of_what_else_it_reads() -> None:
+    graph = graph_of(
+        size=[4, 4, 0, 4],
+        producer=[-1, -1, 0, 1],
+        base=[0, 1, 1, 3],
+        reads=[[0, 1], [2]],
+        backward=[False, True],
+    )
+    out, back = Swap(0, ()), Swap(1, (SwapIn((1,), trigger=0),))
+    new = rewrite(graph, Rewriting((out, back), sync=Sync.OUT))
+    names = [(new.names[a], new.names[b]) for a, b in new.control.tolist()]
+    assert ("out.0", "in.1.0.op0") in names
 
 
 def test_without_decisions_the_graph_is_itself() -> None:
