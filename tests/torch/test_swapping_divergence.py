@@ -12,6 +12,7 @@ from diverging import SCENARIOS, Loop
 from training import digest
 
 import mempool.torch
+from solvers.errors import PlanError
 
 #: Steps, among them those in which the scenarios depart.
 NUMBERS = (0, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 20, 21)
@@ -50,3 +51,30 @@ def came_out(scenario: str, limit: int) -> list[Any]:
 def test_results_are_the_same_whatever_departs_from_the_plan(scenario: str, peak: int) -> None:
     plain = came_out(scenario, 0)
     assert came_out(scenario, int(SHARE * peak)) == plain
+
+
+@pytest.mark.parametrize("kind", [PlanError, ZeroDivisionError])
+@pytest.mark.parametrize("part", ["recorded", "packed", "program_of", "fetched_earlier"])
+def test_a_plan_that_cannot_be_made_ends_no_training(
+    part: str,
+    kind: type[Exception],
+    peak: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tried = []
+
+    def fails(*_: object, **__: object) -> None:
+        tried.append(part)
+        raise kind("too hard")
+
+    plain = came_out("exception", 0)
+    monkeypatch.setattr(f"mempool.torch.swapping.planning.{part}", fails)
+    if part == "fetched_earlier":  # is asked for where copies were waited for
+        monkeypatch.setattr("mempool.torch.swapping.host_engine.HostEngine.waited", lambda *_: 1.0)
+    assert came_out("exception", int(SHARE * peak)) == plain
+    assert tried
+    assert len(tried) <= 3
+    (warning,) = [record for record in caplog.records if "no plan of swaps" in record.message]
+    assert "too hard" in warning.message
+    assert bool(warning.exc_info) == (kind is not PlanError)

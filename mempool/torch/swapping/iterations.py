@@ -267,17 +267,20 @@ class Iterations:
             self._counts.diverged += 1
             self._mover.settle_all()
         made = None
-        if not len(self._patterns) or self._first is not None or self._patterns.recurs(tape):
-            made = self._patterns.add(self._made(tape))
+        worth = not len(self._patterns) or self._first is not None or self._patterns.recurs(tape)
+        if worth and (program := self._made(tape)) is not None:
+            made = self._patterns.add(program)
             if self._first is not None and not self._first.followed:
                 self._patterns.drop(self._first)
             self._first = made if self.plan is None else None
             self._pattern = made
         self._patterns.was(made)
 
-    def _made(self, tape: Tape) -> Program:
-        made = self._planning.made(tape, self.limit_bytes, tape.seconds(self._engine, self.plan))
+    def _made(self, tape: Tape) -> Program | None:
+        made = self._planning.made(tape, self.plan, self.limit_bytes)
         tape.marks.clear()  # on CUDA each is an event
+        if made is None:
+            return None
         self._settling.changed()
         self._counts.plans += 1
         self._counts.margin_bytes = max(self.limit_bytes - made.swap.limit_bytes, 0)

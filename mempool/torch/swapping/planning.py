@@ -16,12 +16,16 @@ from solvers.errors import PlanError
 from solvers.swap import SwapPlanner, fetched_earlier, packed, replay
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mempool.torch.swapping.engine import Engine
     from solvers.swap import Schedule, Step, Swap
 
 log = logging.getLogger("mempool")
 #: Waits below this part of an iteration are left alone.
 _WORTH = 1 / 1000
+#: How often a plan may fail to be made before nobody tries again.
+_MOST_FAILURES = 3
 #: How often a program is changed by what was waited for, at most.
 _MOST_CHANGES = 16
 #: How often moves are planned for less, so that they fit with their gaps, and by what part of the limit.
@@ -43,20 +47,47 @@ class Planning:
         self._alignment = alignment
         self._host_bytes = None if host_bytes is None else host_bytes - host_bytes // _GAPS
         self._warned = False
+        self._failures = 0
         self._arenas: WeakKeyDictionary[Schedule, int] = WeakKeyDictionary()
 
-    def made(self, tape: Tape, limit: int, seconds: list[float]) -> Program:
+    def made(self, tape: Tape, before: Program | None, limit: int) -> Program | None:
         """The program for an iteration and a limit; where that cannot be held, for the least that can.
 
         Args:
             tape: the iteration.
+            before: what was followed, or was last: it knows how long operations take that no mark tells.
             limit: bytes.
-            seconds: what each operation took.
+
+        Returns:
+            None where it cannot be made: the program goes on without.
         """
-        step = recorded(tape, seconds)
-        swap = self._fitting(self._planner(step.step), step.step, limit)
-        self._engine.reserve(swap.replayed.host_bytes)
-        return program_of(tape, step, swap)
+
+        def make() -> Program:
+            step = recorded(tape, tape.seconds(self._engine, before))
+            swap = self._fitting(self._planner(step.step), step.step, limit)
+            self._engine.reserve(swap.replayed.host_bytes)
+            return program_of(tape, step, swap)
+
+        return self._tried(make)
+
+    def _tried(self, make: Callable[[], Program | None]) -> Program | None:
+        """What is made; None where that fails: whatever it is, nobody's training ends by it."""
+        if self._failures >= _MOST_FAILURES:
+            return None
+        try:
+            return make()
+        except Exception as error:
+            self._failed(error)
+            return None
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        if self._failures == 1:
+            log.warning(
+                "no plan of swaps could be made, tensors move as they are needed: %s",
+                error or type(error).__name__,
+                exc_info=not isinstance(error, PlanError),
+            )
 
     def _planner(self, step: Step) -> SwapPlanner:
         return SwapPlanner(step, self._engine.link(), host_limit=self._host_bytes)
@@ -112,13 +143,18 @@ class Planning:
         )
 
     def changed(self, plan: Program, arrived: list[tuple[int, Any]], limit: int) -> Program | None:
-        """A program whose copies back come sooner where an iteration waited for them; None: it is as good.
+        """A program whose copies back come sooner where they were waited for.
+
+        None where it is as good, or where that fails.
 
         Args:
             plan: what was followed.
             arrived: rows of the schedule, and the copies that were waited for.
             limit: bytes that what lies where it is planned stays within; where it did not, it takes no more.
         """
+        return self._tried(lambda: self._changed(plan, arrived, limit))
+
+    def _changed(self, plan: Program, arrived: list[tuple[int, Any]], limit: int) -> Program | None:
         step, swap = plan.recorded.step, plan.swap
         if plan.changes >= _MOST_CHANGES or not arrived:
             return None
