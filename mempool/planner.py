@@ -19,7 +19,7 @@ from mempool.planning_process import NEEDED, PlanningProcess
 from mempool.settings import EVERYTHING, NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from mempool.planned import Planned
@@ -238,10 +238,10 @@ class Planner:
     def _turn(self, *, work: bool) -> bool:
         """Do what there is to do and may be done; whether something is left."""
         if self._budget.has_some() and self._learner.shares():
-            with self._budget.charged():
+            with self._charged():
                 self._learner.plan_beside()
         if self._client.blockers() and self._budget.has_some():
-            with self._budget.charged():
+            with self._charged():
                 self._learner.plan_around()
         if work and not self._learner.may_learn():
             work = False
@@ -253,7 +253,7 @@ class Planner:
         self._learner.desert_if_useless()
         if (left := self._learner.may_polish()) and self._budget.has_some():
             left = False
-            with self._budget.charged():
+            with self._charged():
                 self._learner.polish()
         self._tell()
         return work or left
@@ -261,12 +261,20 @@ class Planner:
     def _learn(self) -> None:
         """Try to make a plan, at the budget's expense unless the program follows what was planned."""
         follows = self._learner.known.are_followed()
-        with self._budget.charged() as forgive:
+        with self._charged() as forgive:
             learned = self._learner.learn()
-            # A look in vain leaves something too, but where there is no plan they may never end.
-            self._may_trim = self._may_trim or self.planned is not None
             if learned and follows and self.plans <= MOST_KNOWN:
                 forgive()
+
+    @contextlib.contextmanager
+    def _charged(self) -> Iterator[Callable[[], None]]:
+        """Work at the budget's expense, whose remains in the heap go back when it is time."""
+        try:
+            with self._budget.charged() as forgive:
+                yield forgive
+        finally:
+            # Looks in vain leave something too, but where there is no plan they may never end.
+            self._may_trim = self._may_trim or self.planned is not None
 
     def _trim(self) -> None:
         if self._may_trim and time.monotonic() >= self._trim_at:

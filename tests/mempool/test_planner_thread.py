@@ -219,6 +219,20 @@ def test_so_does_what_a_look_in_vain_left_beside_a_plan(monkeypatch: pytest.Monk
         until(lambda: events[-1] == "trim", lambda: None)
 
 
+def test_so_does_what_a_longer_search_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(planner._core, "give_back_host_heap", lambda: events.append("trim"))
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        settled(pool, memory)
+        assert pool._planner is not None
+        until(lambda: not pool._planner._may_trim, lambda: None)  # type: ignore[union-attr]
+        monkeypatch.setattr(Learner, "may_polish", lambda _: "longer" not in events)
+        monkeypatch.setattr(Learner, "polish", lambda _: events.append("longer"))
+        until(lambda: "longer" in events, pool.client.wake)
+        until(lambda: events[-1] == "trim", lambda: None)
+
+
 def test_a_loop_is_planned_after_many_equal_buffers_that_stay() -> None:
     """As those of a data set that is loaded first: they recur, and there is nothing in them to plan."""
     with Pool(simulated()) as pool:
