@@ -237,6 +237,7 @@ class Planner:
 
     def _turn(self, *, work: bool) -> bool:
         """Do what there is to do and may be done; whether something is left."""
+        recorded = self._client.state()["recording"]
         if self._budget.has_some() and self._learner.shares():
             with self._charged():
                 self._learner.plan_beside()
@@ -255,6 +256,8 @@ class Planner:
             left = False
             with self._charged():
                 self._learner.polish()
+        if recorded and not self._client.state()["recording"]:
+            self._leaves_something()  # what was recorded
         self._tell()
         return work or left
 
@@ -273,8 +276,11 @@ class Planner:
             with self._budget.charged() as forgive:
                 yield forgive
         finally:
-            # Looks in vain leave something too, but where there is no plan they may never end.
-            self._may_trim = self._may_trim or self.planned is not None
+            self._leaves_something()
+
+    def _leaves_something(self) -> None:
+        """Where there is no plan, that may never end: then it stays for what comes next."""
+        self._may_trim = self._may_trim or self.planned is not None
 
     def _trim(self) -> None:
         if self._may_trim and time.monotonic() >= self._trim_at:

@@ -16,7 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "native"))
 import build
 
 IN_TORCH = ("conv", "resnet", "unet", "seq2seq", "gpt", "bert", "llama")
-COLUMNS = ("allocator", "ms a step", "processor ms", "page faults", "resident MB", "of the default's time")
+COLUMNS = (
+    *("allocator", "ms a step", "processor ms", "page faults", "resident MB", "of it code", "process MB"),
+    "of the default's time",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +46,8 @@ def test_allocators_side_by_side(workload: str, capsys: pytest.CaptureFixture[st
             1e3 * one.median("cpu_seconds"),
             one.median("page_faults"),
             one.end["resident_bytes"] / 1e6,
+            one.end["code_bytes"] / 1e6,
+            f"{one.end['process_bytes'] / 1e6:.1f}",
             rounds.ratio(one, contenders[0]),
         )
         for one in contenders

@@ -132,7 +132,7 @@ class Worker:
             importlib.import_module("mempool.demo.torch_network").warm_up()
         else:
             warm_up(np)
-        self.baseline_bytes = resident_bytes("VmRSS")
+        self.baseline_bytes, self.baseline_code = resident_bytes("VmRSS"), resident_bytes("RssFile")
         self.pool = (
             adapter.install(**({"device": "cpu"} if in_torch else {})) if allocator == "pool" else None
         )
@@ -141,8 +141,8 @@ class Worker:
         else:
             self.workload = IN_NUMPY[workload]()
 
-    def steps(self, count: int) -> dict[str, list[Any]]:
-        """Seconds by the wall's clock and by this process's, page faults, and results, of every step."""
+    def steps(self, count: int) -> dict[str, Any]:
+        """Seconds by the wall's clock and the process's, page faults, results, of every step; if settled."""
         said: dict[str, list[Any]] = {"seconds": [], "cpu_seconds": [], "page_faults": [], "results": []}
         for _ in range(count):
             begun = time.perf_counter(), time.process_time(), page_faults()
@@ -150,13 +150,29 @@ class Worker:
             said["seconds"].append(time.perf_counter() - begun[0])
             said["cpu_seconds"].append(time.process_time() - begun[1])
             said["page_faults"].append(page_faults() - begun[2])
-        return said
+        return said | {"settled": self.settled()}
+
+    def settled(self) -> bool:
+        """Whether all follows the pool's plan, and nothing is recorded or searched for; True without one."""
+        if self.pool is None:
+            return True
+        planner, recording = self.pool._planner, self.pool.client.state()["recording"]
+        return not (recording or planner._learner.may_polish() or planner._may_trim)
 
     def end(self) -> dict[str, Any]:
-        """Most memory resident since the first timed step, above the baseline; what the pool reports."""
-        resident = max(resident_bytes("VmHWM") - self.baseline_bytes, 0)
-        report = None if self.pool is None else self.pool.report().to_dict()
-        return {"resident_bytes": resident, "report": report}
+        """Most memory resident since the first timed step, above the baseline; what the pool reports.
+
+        Of the memory, "code_bytes" are pages of programs and libraries that have been run through since.
+        What is free in the C library's heap at the baseline is in none of these, whatever it is used for
+        later: "process_bytes" are the most that the whole process held.
+        """
+        whole, code = resident_bytes("VmHWM"), resident_bytes("RssFile") - self.baseline_code
+        return {
+            "process_bytes": whole,
+            "resident_bytes": max(whole - self.baseline_bytes, 0),
+            "code_bytes": max(code, 0),
+            "report": None if self.pool is None else self.pool.report().to_dict(),
+        }
 
 
 def main(workload: str, allocator: str) -> None:

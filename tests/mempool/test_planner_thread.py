@@ -233,6 +233,21 @@ def test_so_does_what_a_longer_search_left(monkeypatch: pytest.MonkeyPatch) -> N
         until(lambda: events[-1] == "trim", lambda: None)
 
 
+def test_so_does_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where recording ends without another look, there is nothing else that would give it back."""
+    trims: list[float] = []
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        settled(pool, memory)
+        assert pool._planner is not None
+        until(lambda: not pool._planner._may_trim, lambda: None)  # type: ignore[union-attr]
+        monkeypatch.setattr(planner._core, "give_back_host_heap", lambda: trims.append(time.monotonic()))
+        monkeypatch.setattr(Learner, "learn", None)
+        pool.client.set_recording(True)
+        settled(pool, memory)
+        until(lambda: len(trims) > 0, lambda: None)
+
+
 def test_a_loop_is_planned_after_many_equal_buffers_that_stay() -> None:
     """As those of a data set that is loaded first: they recur, and there is nothing in them to plan."""
     with Pool(simulated()) as pool:

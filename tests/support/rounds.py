@@ -20,6 +20,9 @@ KEEPING = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "42
 #: Name -> the shared library of Debian's package.
 PEERS = {"jemalloc": "jemalloc", "tcmalloc": "tcmalloc_minimal", "mimalloc": "mimalloc"}
 
+#: Turns after which those that are not settled, as a program that never repeats, are taken as they are.
+MOST_WARM_UP = 30
+
 
 @dataclass
 class Contender:
@@ -59,7 +62,10 @@ def ratio(one: Contender, other: Contender, key: str = "seconds") -> float:
 
 
 def race(contenders: Sequence[Contender], workload: str, *, steps: int, warm_up: int, rounds: int) -> None:
-    """Let all take turns of `steps`, `warm_up` untimed and then `rounds`, every second in reverse order."""
+    """Let all take turns of `steps`, some untimed and then `rounds`, every second in reverse order.
+
+    Untimed are `warm_up` of them, and more until all are settled, so that steady states are compared.
+    """
     with contextlib.ExitStack() as stack:
         processes = [
             stack.enter_context(
@@ -67,13 +73,15 @@ def race(contenders: Sequence[Contender], workload: str, *, steps: int, warm_up:
             )
             for one in contenders
         ]
-        for turn in range(warm_up + rounds):
-            timed = turn >= warm_up
-            order = list(zip(contenders, processes, strict=True))
+        order = list(zip(contenders, processes, strict=True))
+        settled, turn = False, 0
+        while turn < warm_up or (not settled and turn < MOST_WARM_UP):
+            answers = [process.ask(f"steps {steps}") for process in processes]  # of each
+            settled = all(answer["settled"] for answer in answers)
+            turn += 1
+        for turn in range(rounds):
             for one, process in reversed(order) if turn % 2 else order:
-                answer = process.ask(f"{'timed' if timed else 'steps'} {steps}")
-                if timed:
-                    one.turns.append(answer)
+                one.turns.append(process.ask(f"timed {steps}"))
         for one, process in zip(contenders, processes, strict=True):
             one.end = process.ask("end")
 
