@@ -82,7 +82,6 @@ class KnownPlans:
 
     def drop(self) -> None:
         """Forget them all."""
-        log.info("nothing follows the plan")
         self._client.drop_patterns()
         self.latest, self._plans = None, []
         self._dropped_at = self._followed()

@@ -101,6 +101,16 @@ class Learner:
                 self._beside.begin_anew()
         self._record()
 
+    def begin_anew(self) -> None:
+        """Forget all plans and record again."""
+        self._forget()
+        self._client.set_recording(False)  # what was recorded says nothing of what is to come
+        self._record()
+
+    def _forget(self) -> None:
+        self.known.drop()
+        self._improvable = set()
+
     def _record(self) -> None:
         self._client.set_recording(True)
         self._rest.recorded_from(self._counts())
@@ -476,6 +486,6 @@ class Learner:
     def desert_if_useless(self) -> None:
         """Drop the plans if they are of no use."""
         if self.known.are_useless():
-            self.known.drop()
-            self._improvable = set()
+            log.info("nothing follows the plan")
+            self._forget()
             self._rest.since_deserted(self._counts(), recording=self._client.state()["recording"])

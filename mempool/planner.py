@@ -107,7 +107,7 @@ class Planner:
         self._budget = Budget(
             allowance=ALLOWANCE_SECONDS, share=SHARE, most_debt=MOST_DEBT_SECONDS, spent=self._process.cost
         )
-        self._work_left = False
+        self._work_left = self._anew = False
         self._learner = Learner(
             core,
             client,
@@ -143,9 +143,20 @@ class Planner:
                 return False  # a signal's handler, in the middle of this very look
             self._looking = True
             try:
+                self._perhaps_begin_anew()
                 return self._learner.look()
             finally:
                 self._looking = False
+
+    def begin_anew(self) -> None:
+        """Have all forgotten that was planned, and record again; nobody waits for it."""
+        self._anew = True
+        self._client.wake()
+
+    def _perhaps_begin_anew(self) -> None:
+        if self._anew:
+            self._anew = False
+            self._learner.begin_anew()
 
     def start(self, loaded: Planned | None = None) -> None:
         """Begin recording, and plan in a thread of low priority."""
@@ -237,6 +248,7 @@ class Planner:
 
     def _turn(self, *, work: bool) -> bool:
         """Do what there is to do and may be done; whether something is left."""
+        self._perhaps_begin_anew()
         recorded = self._client.state()["recording"]
         if self._budget.has_some() and self._learner.shares():
             with self._charged():

@@ -337,6 +337,13 @@ class Pool:
         with _core.Bypass():
             return self._planner.look()
 
+    def begin_anew(self) -> None:
+        """Forget what was planned and record again, when the planner has its next turn.
+
+        For when what an iteration is changes, as where a program begins to mark them.
+        """
+        self._planner.begin_anew()
+
     def wait(self, seconds: float = 10.0) -> bool:
         """Wait until there is a plan; False if there is none after that time."""
         return self._planner.wait(seconds)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mempool.torch.accesses import AccessRecording
     from mempool.torch.diagnosis import Diagnosis
     from mempool.torch.fitting import Fit
+    from mempool.torch.found_steps import FoundSteps
     from mempool.torch.swapping.attached import Swapping
 
 
@@ -138,11 +139,16 @@ class TensorPool(Pool):
 
     def __init__(self, device: Any, **options: Any) -> None:
         self._swapping: Swapping | None = None
+        self._found_steps: FoundSteps | None = None
         super().__init__(device, **{"name": "torch", **options})
 
     def begin(self) -> None:
         """Serve PyTorch's tensors, and keep them within the limit if there is one."""
         self.serve()
+        if self.settings.mode == "replay" and self.settings.limit is None:  # swapping finds steps itself
+            from mempool.torch.found_steps import FoundSteps
+
+            self._found_steps = FoundSteps(self)
         if (limit := self.settings.limit) is not None:
             from mempool.torch.swapping.attached import Swapping
 
@@ -166,11 +172,15 @@ class TensorPool(Pool):
         raise NotImplementedError
 
     def mark_found_step(self) -> None:
-        """Mark the end of an iteration that swapping found by the steps of an optimizer."""
+        """Mark the end of an iteration that was found by the steps of an optimizer."""
         with contextlib.suppress(
             UsageError
         ):  # inside of `iteration`, which has just begun for the first time
             super().step()
+
+    def _end_finding_steps(self) -> None:
+        if self._found_steps is not None:
+            self._found_steps.end()
 
     def watch(self, optimizer: torch.optim.Optimizer) -> Any:
         """End an iteration at every step of the optimizer.
@@ -182,6 +192,7 @@ class TensorPool(Pool):
         """
         if self._swapping is not None:
             self._swapping.marked()
+        self._end_finding_steps()
         return _Watch(
             optimizer.register_step_pre_hook(lambda *_: self._check_outside_iterations()),
             optimizer.register_step_post_hook(lambda *_: self.step()),
@@ -189,6 +200,7 @@ class TensorPool(Pool):
 
     def step(self) -> None:
         """Mark the end of one iteration and the beginning of the next; the swapping's likewise."""
+        self._end_finding_steps()
         super().step()
         if self._swapping is not None:
             self._swapping.mark()
@@ -196,6 +208,7 @@ class TensorPool(Pool):
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
         """Mark one iteration: see `mempool.Pool.iteration`."""
+        self._end_finding_steps()
         with super().iteration():
             if self._swapping is not None:
                 self._swapping.begin()
@@ -213,6 +226,7 @@ class TensorPool(Pool):
         """Leave PyTorch and stop planning. Tensors stay valid, and what was swapped is on the device."""
         if self._swapping is not None:
             self._swapping.end()
+        self._end_finding_steps()
         _place.leave(self, self.stop_serving)
         super().close()
 

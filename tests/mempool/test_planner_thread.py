@@ -248,6 +248,16 @@ def test_so_does_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         until(lambda: len(trims) > 0, lambda: None)
 
 
+def test_who_begins_anew_is_recorded_again_and_follows_no_plan() -> None:
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        settled(pool, memory)
+        pool.begin_anew()
+        until(lambda: pool.client.state()["recording"], lambda: None)
+        assert (pool.client.patterns(), pool.planned) == (0, None)
+        settled(pool, memory)
+
+
 def test_a_loop_is_planned_after_many_equal_buffers_that_stay() -> None:
     """As those of a data set that is loaded first: they recur, and there is nothing in them to plan."""
     with Pool(simulated()) as pool:

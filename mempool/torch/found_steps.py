@@ -1,0 +1,77 @@
+"""Iterations of a program that marks none, where what recurs comes in no fixed order.
+
+Detection needs a period. Batches of any of a few lengths, drawn at random, have none, though each step of
+training is like some earlier one. So where nothing was marked for long, and much of what was allocated had no
+place in a plan, iterations end from then on as the optimizer steps, the one that stepped first.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from mempool.report import NOT_MISSES
+
+if TYPE_CHECKING:
+    from mempool.torch import TensorPool
+
+log = logging.getLogger("mempool")
+
+#: Steps of the optimizer from one look at how well plans are followed to the next.
+STEPS_BETWEEN_LOOKS = 16
+#: A loop that repeats hits more than this share of its allocations by then.
+LEAST_HITS = 0.9
+#: So many looks in a row must show less, after the first, before which there is no plan.
+LOOKS = 2
+#: Where there is no plan at all: the planner may have had no turn yet before so many allocations.
+LEAST_ALLOCATIONS = 1 << 11
+
+
+class FoundSteps:
+    """Looks at one pool each time an optimizer has stepped."""
+
+    def __init__(self, pool: TensorPool) -> None:
+        """Begin."""
+        self._pool = weakref.ref(pool)
+        self._optimizer: Any = None
+        self._steps = self._in_vain = 0
+        self._hits = self._misses = 0
+        self._marks = False
+        self._hook = register_optimizer_step_post_hook(self._stepped)
+
+    def end(self) -> None:
+        """No longer, as when the program says itself where its iterations end."""
+        self._hook.remove()
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        pool = None if torch.compiler.is_compiling() else self._pool()
+        if pool is None:
+            return
+        if self._optimizer is None or self._optimizer() is None:
+            self._optimizer = weakref.ref(optimizer)
+        if self._optimizer() is not optimizer:
+            return
+        if self._marks:
+            pool.mark_found_step()
+            return
+        self._steps += 1
+        if self._steps % STEPS_BETWEEN_LOOKS == 0 and self._is_in_no_order(pool):
+            log.info("what recurs comes in no fixed order: iterations end with the steps of the optimizer")
+            self._marks = True
+            pool.begin_anew()
+            pool.mark_found_step()
+
+    def _is_in_no_order(self, pool: TensorPool) -> bool:
+        outcomes = pool.client.stats()["outcomes"]
+        hits = outcomes["hit"]
+        misses = sum(count for outcome, count in outcomes.items() if outcome not in NOT_MISSES)
+        new_hits, new_misses = hits - self._hits, misses - self._misses
+        self._hits, self._misses = hits, misses
+        follows = new_hits >= LEAST_HITS * (new_hits + new_misses)
+        early = self._steps == STEPS_BETWEEN_LOOKS or (pool.plans == 0 and misses < LEAST_ALLOCATIONS)
+        self._in_vain = 0 if follows or early else self._in_vain + 1
+        return self._in_vain >= LOOKS

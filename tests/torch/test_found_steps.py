@@ -1,0 +1,151 @@
+"""Without marks an optimizer's steps end iterations where detection finds no order, and only there."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch.optim.optimizer import _global_optimizer_post_hooks as HOOKS
+
+import mempool.torch
+from mempool.torch.found_steps import FoundSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LENGTHS = (1, 2, 3, 5, 8)
+
+
+@pytest.fixture
+def pool(one_thread: None) -> Iterator[mempool.torch.TensorPool]:
+    with mempool.torch.install(device="cpu", background=False) as made:
+        yield made
+
+
+class Training:
+    """A little network on batches of sizes that are drawn, and another optimizer where asked."""
+
+    def __init__(self, draw: Callable[[], int], optimizers: int = 1) -> None:
+        torch.manual_seed(0)
+        self._draw = draw
+        self._networks = [self._network() for _ in range(optimizers)]
+        self.optimizers = [torch.optim.AdamW(network.parameters()) for network in self._networks]
+
+    @staticmethod
+    def _network() -> Any:
+        return torch.nn.Sequential(*[torch.nn.Linear(96, 96) for _ in range(5)])
+
+    def step(self) -> str:
+        total = 0.0
+        for network, optimizer in zip(self._networks, self.optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = network(torch.randn(64 * self._draw(), 96)).square().mean()
+            loss.backward()
+            optimizer.step()
+            total += float(loss.detach())
+        return total.hex()
+
+
+def drawn(seed: int = 1) -> Callable[[], int]:
+    chance = random.Random(seed)
+    return lambda: chance.choice(LENGTHS)
+
+
+def trained(pool: mempool.torch.TensorPool, training: Training, steps: int) -> float:
+    """The share of allocations that hit, of these steps."""
+    before = dict(pool.client.stats()["outcomes"])
+    for _ in range(steps):
+        training.step()
+        pool.plan_now()
+    new = {outcome: count - before[outcome] for outcome, count in pool.client.stats()["outcomes"].items()}
+    return float(new["hit"] / sum(new.values()))
+
+
+def is_marked(pool: mempool.torch.TensorPool) -> bool:
+    return bool(pool.client.state()["marked"])
+
+
+def test_lengths_in_no_order_have_a_plan_each_without_a_mark(pool: mempool.torch.TensorPool) -> None:
+    training = Training(drawn())
+    trained(pool, training, 160)
+    assert is_marked(pool)
+    assert trained(pool, training, 60) > 0.97
+    assert pool.client.patterns() >= len(LENGTHS)
+
+
+def test_so_they_have_beside_the_program() -> None:
+    """The planner's own thread hears of the first mark, too."""
+    with mempool.torch.install(device="cpu") as pool:
+        training = Training(drawn())
+        for _ in range(200):
+            before = dict(pool.client.stats()["outcomes"])
+            for _ in range(20):
+                training.step()
+            new = {what: count - before[what] for what, count in pool.client.stats()["outcomes"].items()}
+            if is_marked(pool) and new["hit"] > 0.95 * sum(new.values()):
+                return
+    pytest.fail("it was never planned")
+
+
+def test_results_are_the_same(one_thread: None) -> None:
+    training = Training(drawn())
+    expected = [training.step() for _ in range(100)]
+    with mempool.torch.install(device="cpu", background=False) as pool:
+        training, found = Training(drawn()), []
+        for _ in range(100):
+            found.append(training.step())
+            pool.plan_now()
+        assert is_marked(pool)
+    assert found == expected
+
+
+def test_a_loop_that_repeats_is_left_to_detection(pool: mempool.torch.TensorPool) -> None:
+    assert trained(pool, Training(lambda: 2), 100) > 0.8
+    assert not is_marked(pool)
+
+
+def test_of_several_optimizers_the_first_to_step_ends_iterations(pool: mempool.torch.TensorPool) -> None:
+    training = Training(drawn(), optimizers=2)
+    trained(pool, training, 100)
+    assert is_marked(pool)
+    before = pool.client.state()["marks"]
+    training.step()
+    assert pool.client.state()["marks"] == before + 1
+
+
+def test_a_program_that_marks_is_left_alone(pool: mempool.torch.TensorPool) -> None:
+    training = Training(drawn())
+    pool.step()
+    trained(pool, training, 100)
+    assert pool.client.state()["marks"] == 1
+
+
+def test_one_that_begins_to_mark_goes_on_alone(pool: mempool.torch.TensorPool) -> None:
+    """Both would cut each iteration in two."""
+    training = Training(drawn())
+    trained(pool, training, 100)
+    assert is_marked(pool)
+    pool.watch(training.optimizers[0])
+    before = pool.client.state()["marks"]
+    training.step()
+    assert pool.client.state()["marks"] == before + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "looks"), [({}, 1), ({"mode": "off"}, 0), ({"mode": "record"}, 0), ({"limit": "1GiB"}, 0)]
+)
+def test_steps_are_looked_at_where_something_is_planned_and_no_longer_than_that(
+    options: dict[str, str], looks: int
+) -> None:
+    """Swapping finds steps itself."""
+
+    def those() -> int:
+        return sum(isinstance(getattr(hook, "__self__", None), FoundSteps) for hook in HOOKS.values())
+
+    with mempool.torch.install(device="cpu", background=False, **options):  # type: ignore[arg-type]
+        assert those() == looks
+    assert those() == 0
