@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers.errors import PlanError
+from solvers.rewriting.calls import Calls
 from solvers.rewriting.decision import Decision
 from solvers.rewriting.early import copied_early
-from solvers.rewriting.graph import Role
 from solvers.rewriting.published import budget_of, tune
 from solvers.rewriting.released import released
 from solvers.rewriting.rewriting import Rewriting
@@ -85,7 +85,7 @@ def least_bytes(
 class Chooser:
     """Decides about one graph for any limits; arguments as of `decide`.
 
-    With ``call_seconds`` each copy takes so much of the program itself, however well it overlaps.
+    With ``calls`` each copy takes so much of the program itself, however well it overlaps.
     What it found for a lower limit it remembers for a higher one.
     """
 
@@ -98,9 +98,9 @@ class Chooser:
         host_limit: int | None = None,
         movable: NDArray[np.bool_] | None = None,
         repeatable: NDArray[np.bool_] | None = None,
-        call_seconds: float = 0.0,
+        calls: Calls = Calls(),  # noqa: B008  # frozen
     ) -> None:
-        self.call_seconds = call_seconds
+        self.calls = calls
         self.graph, self.link, self.host_limit, self.outside_bytes = graph, link, host_limit, outside_bytes
         self._movable = candidates(graph) if movable is None else candidates(graph) & movable
         self._repeatable = np.ones(len(graph.size), np.bool_) if repeatable is None else repeatable
@@ -116,7 +116,7 @@ class Chooser:
             self._repeatable,
             outside=self.outside_bytes,
             host_limit=self.host_limit,
-            call_seconds=self.call_seconds,
+            calls=self.calls,
         )
 
     def least(self) -> tuple[int, int]:
@@ -201,7 +201,7 @@ class Chooser:
         return within and made.peak_bytes <= limit
 
     def _timed(self, rewriting: Rewriting) -> Timed:
-        rewritten = called(rewrite(self.graph, rewriting), self.call_seconds)
+        rewritten = self.calls.within(rewrite(self.graph, rewriting))
         return simulate(rewritten, self.link, outside_bytes=self.outside_bytes)
 
     def _decision(self, limit: int, rewriting: Rewriting, how: str, timed: Timed) -> Decision:
@@ -219,12 +219,6 @@ class Chooser:
         own = int(g.size[touched].sum() + g.workspace[op])
         needs = f"operation {g.names[op]}{kind} needs {least}: {own} that it touches"
         return f"no step fits in {limit} bytes: {needs}, {least - own} that stay"
-
-
-def called(graph: Graph, seconds: float) -> Graph:
-    """A rewritten graph whose program takes so long to ask for each copy."""
-    copies = np.isin(graph.role, (Role.SWAP_OUT, Role.SWAP_IN))
-    return graph.with_columns(seconds=np.where(copies, seconds, graph.seconds)) if copies.any() else graph
 
 
 def _everything(plan: Planned) -> Schedule:

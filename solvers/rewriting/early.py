@@ -49,7 +49,7 @@ def copied_early(graph: Graph, rewriting: Rewriting, link: Link) -> Rewriting:
         while made.names[rows[index]] != _name(graph, int(runs[rows[index]])):
             index -= 1  # what makes a view again is no run of its own
         after[swap.value] = int(runs[rows[index]])
-        now += link.out_fixed + link.out_per_byte * float(graph.size[swap.value])
+        now += float(link.out(graph.size[swap.value]))
     return replace(
         rewriting,
         swaps=tuple(replace(swap, after=after.get(swap.value, swap.after)) for swap in rewriting.swaps),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from solvers.rewriting.calls import Calls
 from solvers.swap.absences import absences_of
 from solvers.swap.compress import grid_of
 
@@ -27,9 +28,13 @@ class Quick:
     """
 
     def __init__(
-        self, step: Step, link: Link, host_limit: int | None = None, call_seconds: float = 0.0
+        self,
+        step: Step,
+        link: Link,
+        host_limit: int | None = None,
+        calls: Calls = Calls(),  # noqa: B008  # frozen
     ) -> None:
-        self._host_limit, self._call_seconds = host_limit, call_seconds
+        self._host_limit = host_limit
         absences = absences_of(step)
         load = step.load - step.spread(absences.last + 1, absences.use, absences.size)
         self.floor_op = int(load.argmax())
@@ -37,6 +42,7 @@ class Quick:
         absences = absences_of(step, least_bytes=min(64 << 10, step.peak_bytes // _LEAST_SHARE))
         grid = grid_of(step, absences, few=_FEW)
         a = grid.absences
+        self._calls = 2 * calls.of(a.size)  # out and back
         self._order = np.argsort(a.last, kind="stable").astype(np.int32)
         self._peak, self._seconds = step.peak_bytes, step.duration
         self._native = grid.planner(step, link)
@@ -49,4 +55,4 @@ class Quick:
         if self.floor_bytes > limit or (self._host_limit is not None and away > self._host_limit):
             return float("inf")
         rows, _, _, stall, _ = self._native.plan(self._order, limit, 1, 1.0)
-        return self._seconds + stall + 2 * self._call_seconds * len(rows)  # out and back
+        return float(self._seconds + stall + self._calls[rows].sum())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers.errors import PlanError
+from solvers.rewriting.calls import Calls
 from solvers.rewriting.quick import Quick
 from solvers.rewriting.recompute import Cuts
 from solvers.rewriting.steps import Planned, planned
@@ -41,7 +42,7 @@ class Search:
         repeatable: bool[M], what may be made again.
         outside: bytes always there.
         host_limit: bytes that the host holds at most.
-        call_seconds: what the program itself takes to ask for a copy.
+        calls: what the program itself takes for copies.
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class Search:
         *,
         outside: int,
         host_limit: int | None = None,
-        call_seconds: float = 0.0,
+        calls: Calls = Calls(),  # noqa: B008  # frozen
     ) -> None:
-        self._host_limit, self._call_seconds = host_limit, call_seconds
+        self._host_limit, self._calls = host_limit, calls
         self._graph, self._link, self._movable, self._outside = graph, link, movable, outside
         self._cuts = Cuts(graph, repeatable)
         self._steps: dict[Set, Quick | None] = {}
@@ -118,7 +119,7 @@ class Search:
 
     def _quick(self, chosen: Set) -> Quick | None:
         try:
-            return Quick(self._plan(chosen).step, self._link, self._host_limit, self._call_seconds)
+            return Quick(self._plan(chosen).step, self._link, self._host_limit, self._calls)
         except PlanError:  # such as what would run again before it may
             return None
 

@@ -11,6 +11,7 @@ from swap_steps import links
 
 from solvers.errors import PlanError
 from solvers.rewriting import Graph, Rewriting, Swap, SwapIn, erase, rewrite
+from solvers.rewriting.calls import Calls
 from solvers.rewriting.choose import Chooser, decide, least_bytes
 from solvers.rewriting.early import copied_early
 from solvers.rewriting.published import budget_of, tune
@@ -168,7 +169,7 @@ def test_what_a_copy_takes_of_the_program_is_counted_and_avoided() -> None:
     """Over a link that takes no time all leaves, unless asking for it takes longer than making it again."""
     graph, free = chain(12), Link(0.0, 0.0, 0.0, 0.0)
     limit = 8 << 20
-    quick, slow = (Chooser(graph, free, call_seconds=call).decide(limit) for call in (0.0, 5.0))
+    quick, slow = (Chooser(graph, free, calls=Calls(call)).decide(limit) for call in (0.0, 5.0))
     assert quick.seconds == quick.plain_seconds
     assert slow.rewriting.recomputed
     assert slow.peak_bytes <= limit

@@ -59,8 +59,10 @@ def test_what_left_with_other_strides_comes_back_with_those_that_are_asked_for(
     ticket = RUNTIME.out(left, 0)
     handle = RUNTIME.released(ticket)
     back = RUNTIME.arrived(RUNTIME.back(handle, torch.zeros(4, 4, 8, 8)))
-    assert back.is_contiguous()
-    assert torch.equal(back, left)
+    at_once = RUNTIME.fetched(RUNTIME.sent(left, 0), torch.zeros(4, 4, 8, 8))
+    for one in (back, at_once):
+        assert one.is_contiguous()
+        assert torch.equal(one, left)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 #: PyTorch's compiler asks tensors between two graphs for their gradients, and is warned by PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
+#: Over a link that is given small copies are threads', too.
+LINK = {"link": "pcie4"}
+
 #: Each example is compiled: it takes too long to look for a smaller one.
 UNSHRUNK: dict[str, Any] = {"phases": [Phase.generate], "suppress_health_check": list(HealthCheck)}
 
@@ -134,11 +137,12 @@ def expected(program: Callable[..., Any]) -> list[torch.Tensor]:
     return gradients(program, PLAIN, *PROGRAMS[program])
 
 
+@pytest.mark.parametrize("copied", [{}, LINK], ids=["at once", "beside"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_the_same_bits(program: Callable[..., Any]) -> None:
+def test_the_same_bits(program: Callable[..., Any], copied: dict[str, str]) -> None:
     """Results and gradients, with everything away that may leave and with nothing."""
     plain = expected(program)
-    got = gradients(program, ALL, *PROGRAMS[program])
+    got = gradients(program, ALL | copied, *PROGRAMS[program])
     assert RUNTIME.moved.ins > 0
     assert same(got, plain)
     assert RUNTIME.away == 0
@@ -149,7 +153,7 @@ def check_any_decision(data: st.DataObject, program: Callable[..., Any]) -> None
     plain = expected(program)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decide, "_beyond", lambda graph, _: data.draw(rewritings(graph)))
-        got = gradients(program, ALL, *PROGRAMS[program])
+        got = gradients(program, ALL | data.draw(st.sampled_from([{}, LINK])), *PROGRAMS[program])
     assert same(got, plain)
     assert RUNTIME.away == 0
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from mempool.torch.rewriting.applied import apply
 from mempool.torch.rewriting.budget import BUDGETS
-from mempool.torch.rewriting.calls import call_seconds
+from mempool.torch.rewriting.calls import calls_of
 from mempool.torch.rewriting.decide import Decided, decided
 from mempool.torch.rewriting.joint import joint_of
 from mempool.torch.rewriting.options import parsed
@@ -88,7 +88,9 @@ def test_a_pattern_that_names_nothing_is_told() -> None:
 
 def test_asking_for_copies_is_measured_and_counts_nowhere() -> None:
     RUNTIME.moved = Moved(outs=7)
-    call_seconds.cache_clear()
-    assert call_seconds(torch.device("cpu")) > 0
+    calls_of.cache_clear()
+    measured = calls_of(torch.device("cpu"))
+    assert measured.seconds > 0
+    assert measured.own_seconds + measured.own_per_byte > 0
     assert RUNTIME.moved == Moved(outs=7)
     assert RUNTIME.away == 0

@@ -225,3 +225,38 @@ def test_a_forked_child_ends_copies_that_were_under_way_and_makes_its_own(engine
     mine = torch.zeros(5000, dtype=torch.uint8)
     engine.wait(engine.back(away, mine))
     assert torch.equal(mine, data(5000, 1))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 2 * PAGE)), max_size=12))
+def test_copies_at_once_and_by_threads_mix(steps: list[tuple[bool, int]]) -> None:
+    """Whoever makes a copy, what comes back is what left, and all memory is given back."""
+    engine = HostEngine(1 << 20)
+    held = []
+    for at_once, size in steps:
+        data = torch.randint(256, (size,), dtype=torch.uint8)
+        copy = engine.out_now(data, size) if at_once else engine.out(data)[0]
+        held.append((copy, data.clone()))
+    for copy, data in held:
+        back = torch.zeros_like(data)
+        if copy.filled is None:
+            engine.back_now(copy, back)
+        else:
+            engine.wait(engine.back(copy, back))
+        assert torch.equal(back, data)
+        engine.drop(copy)
+    engine.rest()
+    assert engine.host_bytes == 0
+    engine.close()
+
+
+def test_a_full_host_refuses_a_copy_at_once(engine: HostEngine) -> None:
+    with pytest.raises(HostFullError):
+        engine.out_now(torch.zeros(1 << 30, dtype=torch.uint8), 1 << 30)
+
+
+def test_where_there_is_one_core_the_program_makes_all_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, all_of_them in (({0}, True), ({0, 1}, False)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
+        engine = HostEngine(1 << 20)
+        assert (engine.own_bytes > 1 << 40) == all_of_them
+        engine.close()

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from solvers.rewriting.rewriting import Rewriting
 
 
-def apply(joined: Joined, captured: Captured, rewriting: Rewriting, *, host_limit: int = 0) -> None:
+def apply(
+    joined: Joined, captured: Captured, rewriting: Rewriting, *, host_limit: int = 0, own_bytes: int = 0
+) -> None:
     """Change both graphs of `joined` so that they do what was decided.
 
     Args:
@@ -24,20 +26,29 @@ def apply(joined: Joined, captured: Captured, rewriting: Rewriting, *, host_limi
         rewriting: decisions that `solvers.rewriting.rewrite` refuses nothing of; what is sent away is made in
             the forward pass.
         host_limit: most bytes of the host; 0: half of what is free.
+        own_bytes: copies of at most so many bytes are made at once, where they would have to have ended.
     """
     step = Numbered(joined, captured)
     recomputed.recompute(step, rewriting.recomputed)
     early, late = bool(rewriting.sync & Sync.OUT), bool(rewriting.sync & Sync.IN)
     # In one slot copies out begin, then others end, then copies back begin: what comes back finds room.
     begun = [(swap, outs.begin(step, swap, host_limit)) for swap in rewriting.swaps]
-    ended = [(swap, outs.end(step, swap, ticket, early=early)) for swap, ticket in begun]
+    small = {swap.value for swap in rewriting.swaps if captured.graph.size[swap.value] <= own_bytes}
+    ended = []
+    for swap, ticket in begun:
+        at_once = host_limit if swap.value in small else None
+        ended.append((swap, outs.end(step, swap, ticket, early=early, at_once=at_once)))
     for swap, handle in ended:
+        at_once = swap.value in small
         # The last one first: what it reads is told by views that an earlier one has not made its own yet.
         for side in (step.backward, step.forward):
             for one in sorted(swap.ins, key=lambda one: min(one.consumers), reverse=True):
-                ins.bring(step, side, swap.value, one, handle, late=late)
+                ins.bring(step, side, swap.value, one, handle, late=late, at_once=at_once)
     for swap, _ in ended:
         _forget_views(step, swap.value)
+    for swap, ticket in begun:
+        if swap.value in small:
+            step.halves.forward.graph.erase_node(ticket)
     step.handover.settle()
     recomputed.drop(step)
     for half in (step.halves.forward, step.halves.backward):

@@ -1,40 +1,71 @@
-"""What the program itself takes to ask for a copy, however well the copy overlaps."""
+"""What the program itself takes for copies, measured."""
 
 from __future__ import annotations
 
 import functools
 import math
 import time
+from typing import TYPE_CHECKING
 
 import torch
 
 from mempool.torch.rewriting import ops
 from mempool.torch.rewriting.runtime import RUNTIME, Moved
+from mempool.torch.swapping.link import fitted
+from solvers.rewriting.calls import Calls
 
-_COPIES, _ROUNDS, _BYTES = 32, 5, 4096
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_COPIES, _ROUNDS, _BYTES = 16, 7, 4096
+#: Of copies that the program makes itself.
+_OWN = (_BYTES, 64 << 10, 256 << 10)
 
 
 @functools.cache
-def call_seconds(device: torch.device, host_limit: int = 0) -> float:
-    """Seconds of one copy, out or back: of small ones, asked for together, the best of some rounds."""
-    value = torch.zeros(_BYTES, dtype=torch.uint8, device=device)
-    place = value.shape, value.stride(), value.dtype, value.device
-
-    def once() -> float:
-        begin = time.perf_counter()
-        out = [ops.swap_out(value, host_limit) for _ in range(_COPIES)]
-        away = [ops.swapped_out(ticket, value) for ticket in out]
-        coming = [ops.swap_in(ticket, *place) for ticket in away]
-        for ticket in coming:
-            ops.swapped_in(ticket, *place)
-        spent = time.perf_counter() - begin
-        return (spent - RUNTIME.moved.waited_seconds) / (2 * _COPIES)
-
-    counted, best = RUNTIME.moved, math.inf
+def calls_of(device: torch.device, host_limit: int = 0) -> Calls:
+    """What copies take of the program on a device, the best of some rounds."""
+    own = RUNTIME.engine(device, host_limit).own
+    counted = RUNTIME.moved
     try:
-        for _ in range(_ROUNDS):
-            RUNTIME.moved = Moved()
-            best = min(best, once())
+        asked = _best(device, _BYTES, host_limit, _asked)
+        times = [_best(device, size, host_limit, _own) for size in _OWN] if own else []
     finally:
         RUNTIME.moved = counted
+    return Calls(asked, own.own_bytes, *fitted(_OWN, times)) if own else Calls(asked)
+
+
+def _best(
+    device: torch.device,
+    size: int,
+    host_limit: int,
+    copied: Callable[[list[torch.Tensor], int], None],
+) -> float:
+    """Seconds of one copy, out or back, without what is waited for."""
+    values = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(_COPIES)]
+    best = math.inf
+    for _ in range(_ROUNDS):
+        RUNTIME.moved = Moved()
+        begin = time.perf_counter()
+        copied(values, host_limit)
+        spent = time.perf_counter() - begin
+        best = min(best, (spent - RUNTIME.moved.waited_seconds) / (2 * _COPIES))
     return best
+
+
+def _asked(values: list[torch.Tensor], host_limit: int) -> None:
+    out = [ops.swap_out(value, host_limit) for value in values]
+    away = [ops.swapped_out(ticket, value) for ticket, value in zip(out, values, strict=True)]
+    coming = [ops.swap_in(ticket, *_place(value)) for ticket, value in zip(away, values, strict=True)]
+    for ticket, value in zip(coming, values, strict=True):
+        ops.swapped_in(ticket, *_place(value))
+
+
+def _own(values: list[torch.Tensor], host_limit: int) -> None:
+    away = [ops.sent(value, host_limit) for value in values]
+    for ticket, value in zip(away, values, strict=True):
+        ops.fetched(ticket, *_place(value))
+
+
+def _place(value: torch.Tensor) -> tuple[object, ...]:
+    return value.shape, value.stride(), value.dtype, value.device

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mempool.torch.rewriting.calls import call_seconds
+from mempool.torch.rewriting.calls import calls_of
 from mempool.torch.rewriting.capture import capture
 from mempool.torch.rewriting.costs import Measured, number
 from mempool.torch.rewriting.runtime import RUNTIME
 from mempool.torch.swapping.host_memory import default_host_limit
 from solvers.errors import PlanError
 from solvers.rewriting import Rewriting, rewrite
-from solvers.rewriting.choose import Chooser, called
+from solvers.rewriting.calls import Calls
+from solvers.rewriting.choose import Chooser
 from solvers.rewriting.levels import levels_of
 from solvers.rewriting.passes import by_pass
 from solvers.rewriting.rules import Rules, matching, published
@@ -49,6 +50,7 @@ class Decided:
         plain: the step without them, simulated.
         timed: the step with them.
         outside_bytes: what lies on the device beside it.
+        own_bytes: copies of at most so many bytes the program makes itself.
     """
 
     captured: Captured
@@ -57,6 +59,7 @@ class Decided:
     plain: Timed
     timed: Timed
     outside_bytes: int
+    own_bytes: int = 0
 
 
 def decided(joined: Joined, options: Options, outside_bytes: int = 0, *, least: bool = False) -> Decided:
@@ -77,20 +80,22 @@ def decided(joined: Joined, options: Options, outside_bytes: int = 0, *, least: 
     devices = [device] if device.type == "cuda" else []
     with _disable_current_modes(), torch.random.fork_rng(devices):
         captured = _measured(joined, Measured(device))
-        link = options.link or RUNTIME.engine(device, options.host_limit).link()
-        call = 0.0 if options.link else call_seconds(device, options.host_limit)
+        link, calls = options.link, Calls()
+        if link is None:
+            calls = calls_of(device, options.host_limit)
+            link = calls.beside(RUNTIME.engine(device, options.host_limit).link())
     graph = decidable(captured)
     if options.limit is None:
         rewriting = _beyond(graph, options)
     else:
-        rewriting = _within(graph, options, (link, call), outside_bytes, least=least)
-    rewritten = called(rewrite(graph, by_pass(graph, rewriting)), call)  # as the two graphs carry it out
+        rewriting = _within(graph, options, (link, calls), outside_bytes, least=least)
+    rewritten = calls.within(rewrite(graph, by_pass(graph, rewriting)))  # as the two graphs carry it out
     plain, timed = (simulate(one, link, outside_bytes=outside_bytes) for one in (graph, rewritten))
-    return Decided(captured, rewriting, rewritten, plain, timed, outside_bytes)
+    return Decided(captured, rewriting, rewritten, plain, timed, outside_bytes, calls.own_bytes)
 
 
 def _within(
-    graph: Graph, options: Options, copies: tuple[Link, float], outside: int, *, least: bool
+    graph: Graph, options: Options, copies: tuple[Link, Calls], outside: int, *, least: bool
 ) -> Rewriting:
     limit = options.limit or 0
 
@@ -101,7 +106,7 @@ def _within(
         return Chooser(
             graph.with_columns(workspace=workspace),
             copies[0],
-            call_seconds=copies[1],
+            calls=copies[1],
             outside_bytes=outside + _TICKETS * int(graph.movable.sum()),
             host_limit=options.host_limit or default_host_limit(),
             movable=_chosen(graph, options),

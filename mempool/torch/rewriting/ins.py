@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from solvers.rewriting.rewriting import SwapIn
 
 
-def bring(step: Numbered, side: Side, base: int, one: SwapIn, handle: fx.Node, *, late: bool) -> None:
+def bring(
+    step: Numbered,
+    side: Side,
+    base: int,
+    one: SwapIn,
+    handle: fx.Node,
+    *,
+    late: bool,
+    at_once: bool = False,
+) -> None:
     """Give the readers of one copy back what they read, and views of it, where they are in this graph.
 
     Args:
@@ -27,6 +36,7 @@ def bring(step: Numbered, side: Side, base: int, one: SwapIn, handle: fx.Node, *
         one: the copy back.
         handle: the end of the copy out.
         late: whether it begins no sooner than it is needed.
+        at_once: whether the whole copy is made then.
     """
     readers = set(one.consumers)
     views: set[fx.Node] = set()
@@ -45,7 +55,11 @@ def bring(step: Numbered, side: Side, base: int, one: SwapIn, handle: fx.Node, *
                 user.replace_input_with(node, new[view])
     node = side.find(base)
     if users := ours(node):
-        tensor = _copied_back(step, side, base, one, handle, min(users), late=late)
+        if at_once:
+            with side.slots.right_before(min(users)):
+                tensor = side.slots.call(ops.fetched, side.get(handle), *_place(step, side, step.value[base]))
+        else:
+            tensor = _copied_back(step, side, base, one, handle, min(users), late=late)
         for user in users:
             user.replace_input_with(node, tensor)
 

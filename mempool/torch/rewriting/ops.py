@@ -1,4 +1,4 @@
-"""Operators that graphs call to send a tensor away and to have it back: a start and a wait each.
+"""Operators that graphs call to send a tensor away and to have it back: a start and a wait, or both in one.
 
 They take and give tensors only, so that what must come in order is so by what it reads: nothing is written,
 nothing aliased, for any compiler of graphs.
@@ -21,8 +21,10 @@ _PLACE = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
 _AS_TRACED = (torch.Tag.needs_fixed_stride_order,)
 LIBRARY.define("swap_out(Tensor value, int host_limit) -> Tensor", tags=_AS_TRACED)
 LIBRARY.define("swapped_out(Tensor ticket, Tensor value) -> Tensor")
+LIBRARY.define("sent(Tensor value, int host_limit) -> Tensor", tags=_AS_TRACED)
 LIBRARY.define(f"swap_in(Tensor ticket, {_PLACE}) -> Tensor")
 LIBRARY.define(f"swapped_in(Tensor ticket, {_PLACE}) -> Tensor")
+LIBRARY.define(f"fetched(Tensor ticket, {_PLACE}) -> Tensor")
 
 
 def _swap_out(value: torch.Tensor, host_limit: int) -> torch.Tensor:
@@ -53,6 +55,20 @@ def _swapped_in(
     return RUNTIME.arrived(ticket)
 
 
+def _sent(value: torch.Tensor, host_limit: int) -> torch.Tensor:
+    return RUNTIME.sent(value, host_limit)
+
+
+def _fetched(
+    ticket: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    return RUNTIME.fetched(ticket, torch.empty_strided(size, stride, dtype=dtype, device=device))
+
+
 def _fake_ticket(*_: object) -> torch.Tensor:
     return torch.empty(1, dtype=torch.int64, device="cpu")
 
@@ -68,6 +84,8 @@ for _name, _real, _fake in (
     ("swapped_out", _swapped_out, _fake_ticket),
     ("swap_in", _swap_in, _fake_ticket),
     ("swapped_in", _swapped_in, _fake_tensor),
+    ("sent", _sent, _fake_ticket),
+    ("fetched", _fetched, _fake_tensor),
 ):
     LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"mempool::{_name}", _fake, lib=LIBRARY)
@@ -76,3 +94,5 @@ swap_out = torch.ops.mempool.swap_out.default
 swapped_out = torch.ops.mempool.swapped_out.default
 swap_in = torch.ops.mempool.swap_in.default
 swapped_in = torch.ops.mempool.swapped_in.default
+sent = torch.ops.mempool.sent.default
+fetched = torch.ops.mempool.fetched.default

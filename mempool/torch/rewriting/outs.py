@@ -32,7 +32,7 @@ def _after(step: Numbered, run: int) -> Any:
     return step.forward.slots.before(output_of(step.halves.forward))
 
 
-def end(step: Numbered, swap: Swap, ticket: fx.Node, *, early: bool) -> fx.Node:
+def end(step: Numbered, swap: Swap, ticket: fx.Node, *, early: bool, at_once: int | None = None) -> fx.Node:
     """The end of a copy out, after which the memory may go.
 
     Args:
@@ -40,9 +40,12 @@ def end(step: Numbered, swap: Swap, ticket: fx.Node, *, early: bool) -> fx.Node:
         swap: the decision.
         ticket: the beginning.
         early: whether whoever reads the value itself waits for the copy, too.
+        at_once: most bytes of the host, if the whole copy is made here; the beginning is of no use then.
     """
     slots = step.forward.slots
     with _place(step, swap, ticket, early=early):
+        if at_once is not None:
+            return slots.call(ops.sent, step.value[swap.value], at_once)
         return slots.call(ops.swapped_out, ticket, step.value[swap.value])
 
 

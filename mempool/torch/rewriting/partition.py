@@ -60,6 +60,12 @@ class Partition:
             before = f"; of that, graphs before it keep {kept} bytes" if kept else ""
             beside = f"; of that, {options.beside} bytes lie beside" if options.beside else ""
             raise PlanError(f"{error}{before}{beside}") from None
-        apply(joined, made.captured, made.rewriting, host_limit=options.host_limit)
+        apply(
+            joined,
+            made.captured,
+            made.rewriting,
+            host_limit=options.host_limit,
+            own_bytes=made.own_bytes,
+        )
         self.budget.add(Part(self.frame, self.more, options, made))
         return forward, backward

@@ -119,6 +119,7 @@ class Runtime:
     @property
     def host_bytes(self) -> int:
         """What the engines have taken of the host's memory, bytes."""
+        self._bury()
         return sum(engine.host_bytes for engine in self._engines.values())
 
     def _ticket(self, number: int) -> torch.Tensor:
@@ -167,6 +168,24 @@ class Runtime:
             self._held[number] = Away(engine, form, copy, transfer, data if copy is None else None)
             return self._ticket(number)
 
+    def sent(self, tensor: torch.Tensor, host_limit: int) -> torch.Tensor:
+        """Copy a tensor to the host, at once where that is quicker; its ticket, as of `released`."""
+        engine = self.engine(tensor.device, host_limit)
+        if (own := engine.own) is None:
+            return self.released(self.out(tensor, host_limit))
+        form, size, copy = (tensor.shape, tensor.stride()), _extent(tensor), None
+        with self._lock:
+            self._bury()
+            try:
+                copy = own.out_now(tensor, size)
+                self.moved.outs += 1
+                self.moved.out_bytes += size
+            except HostFullError:
+                self.moved.host_full += 1
+            number = next(self._numbers)
+            self._held[number] = Away(engine, form, copy, None, flat(tensor) if copy is None else None)
+            return self._ticket(number)
+
     def released(self, ticket: torch.Tensor) -> torch.Tensor:
         """Let what comes now come after the copy; a ticket of its own."""
         held = self._of(ticket, Away)
@@ -195,6 +214,17 @@ class Runtime:
             self._held[number] = Coming(held.engine, tensor, source, transfer)
             return self._ticket(number)
 
+    def fetched(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor with what left in it, copied at once where that is quicker; arguments as of `back`."""
+        held: Away = self._of(ticket, Away)
+        own = held.engine.own
+        if own is None or held.copy is None or held.transfer or not _lie_alike(held.form, tensor):
+            return self.arrived(self.back(ticket, tensor))
+        own.back_now(held.copy, tensor)
+        self.moved.ins += 1
+        self.moved.in_bytes += held.copy.size
+        return tensor
+
     def arrived(self, ticket: torch.Tensor) -> torch.Tensor:
         """The tensor, for what comes from now on."""
         held = self._of(ticket, Coming)
@@ -209,16 +239,25 @@ class Runtime:
 def _lie_alike(form: tuple[torch.Size, tuple[int, ...]], tensor: torch.Tensor) -> bool:
     """Whether each element has the same place in both; strides of one element say nothing."""
     size, theirs = form
-    return all(n == 1 or a == b for n, a, b in zip(size, theirs, tensor.stride(), strict=True))
+    return theirs == tensor.stride() or all(
+        n == 1 or a == b for n, a, b in zip(size, theirs, tensor.stride(), strict=True)
+    )
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes from a tensor's first to its last element, as they lie in its memory: uint8[n]."""
-    extent = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    size, start = extent * tensor.element_size(), tensor.storage_offset() * tensor.element_size()
+    start = tensor.storage_offset() * tensor.element_size()
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
-        tensor.untyped_storage(), start, (size,), (1,)
+        tensor.untyped_storage(), start, (_extent(tensor),), (1,)
     )
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first to its last element."""
+    if tensor.is_contiguous():
+        return int(tensor.nbytes)
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(extent * tensor.element_size())
 
 
 #: Of this process.

@@ -83,6 +83,7 @@ class CudaEngine:
     """Copies of one GPU's memory; nothing is asked of CUDA before the first."""
 
     streams = True
+    own = None  # the program would wait for what the GPU does
 
     def __init__(self, device: torch.device, host_bytes: int, *, runtime: Any = None) -> None:
         """Make an engine that locks at most so many bytes of the host, as they are needed.

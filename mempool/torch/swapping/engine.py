@@ -28,6 +28,26 @@ class Transfer(Protocol):
     size: int
 
 
+class Own(Protocol):
+    """Copies that the program's thread makes itself.
+
+    Attributes:
+        own_bytes: of more bytes, others make them quicker.
+    """
+
+    own_bytes: int
+
+    def out_now(self, tensor: torch.Tensor, size: int) -> HostCopy:
+        """Copy so many bytes from a tensor's first element on to the host.
+
+        Raises:
+            HostFullError: there is no room for it.
+        """
+
+    def back_now(self, copy: Any, tensor: torch.Tensor) -> None:
+        """Copy what `out_now` copied to where a tensor's first element lies."""
+
+
 class Engine(Protocol):
     """Copies between a device and the host, in the order in which they are asked for.
 
@@ -35,9 +55,14 @@ class Engine(Protocol):
 
     Attributes:
         streams: whether operations run on streams, so that `look` is to be called.
+        own: who makes small copies at once, where that is quicker; None: nobody.
     """
 
     streams: bool
+
+    @property
+    def own(self) -> Own | None:
+        """See above."""
 
     def out(self, data: torch.Tensor) -> tuple[HostCopy, Transfer]:
         """Ask for a copy of uint8[n] on the device to the host, after what was asked of the device so far.

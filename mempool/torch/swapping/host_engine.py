@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from solvers.swap import Link
 
 _OUT, _BACK = range(2)
+#: To wake a thread takes longer than a copy of so many bytes.
+_OWN_BYTES = 256 << 10
 #: Of each side of each way, while the link is measured: together more than a cache.
 _TIMED_BYTES = 32 << 20
 
@@ -40,7 +43,7 @@ class Copied:
         at: where in the arena.
         users: transfers that have not ended, as far as was looked.
         dropped: nobody wants them any more.
-        filled: the copy that fills them.
+        filled: the copy that fills them; None: they were filled at once.
     """
 
     size: int
@@ -98,6 +101,8 @@ class HostEngine:
         Raises:
             UsageError: the system has no addresses for them.
         """
+        one_core = len(os.sched_getaffinity(0)) == 1  # threads would only take turns
+        self.own_bytes = sys.maxsize if one_core else _OWN_BYTES
         self._memory = PrivateMemory(host_bytes)
         self._holes = Holes(self._memory.size)
         self._flying: tuple[deque[Moving], ...] = (deque(), deque())
@@ -132,10 +137,29 @@ class HostEngine:
 
     def back(self, copy: Any, data: torch.Tensor) -> Moving:
         """See `Engine`."""
-        after = copy.filled if not copy.filled.done else None
+        after = copy.filled if copy.filled is not None and not copy.filled.done else None
         moving = Moving(copy.size, copy, _address()(data), self._memory.address + copy.at, data, after)
         self._ask(_BACK, moving)
         return moving
+
+    @property
+    def own(self) -> HostEngine:
+        """See `Engine`."""
+        return self
+
+    def out_now(self, tensor: torch.Tensor, size: int) -> Copied:
+        """See `Own`."""
+        with self._lock:
+            place = self._holes.take(size)
+        if place is None:
+            raise HostFullError(f"no {size:,} bytes are left on the host")
+        self._memory.touch(place, size)
+        ctypes.memmove(self._memory.address + place, _address()(tensor), size)
+        return Copied(size, place)
+
+    def back_now(self, copy: Any, tensor: torch.Tensor) -> None:
+        """See `Own`."""
+        ctypes.memmove(_address()(tensor), self._memory.address + copy.at, copy.size)
 
     def wait(self, transfer: Any) -> float:
         """See `Engine`."""
@@ -146,7 +170,7 @@ class HostEngine:
                 transfer.ended.wait()
             else:  # what filled its copy was asked for before it, and may not have ended either
                 for moving in (transfer.copied.filled, transfer):
-                    if not moving.done:
+                    if moving is not None and not moving.done:
                         moving.run()
             waited = time.perf_counter() - began
             transfer.waited += waited

@@ -1,0 +1,38 @@
+"""What copies take of the program counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rewriting_graphs import chain
+
+from solvers.rewriting import Rewriting, Role, Swap, SwapIn, rewrite
+from solvers.rewriting.calls import Calls
+from solvers.rewriting.timed import simulate
+from solvers.swap import Link
+
+LINK = Link(1.0, 1.0, 2.0, 2.0)
+
+
+@given(st.integers(0, 100), st.integers(0, 100))
+def test_a_copy_is_the_links_or_the_programs_own(own_bytes: int, size: int) -> None:
+    calls = Calls(5.0, own_bytes, 3.0, 0.5)
+    link, sizes = calls.beside(LINK), np.array([size])
+    own = 0 < size <= own_bytes
+    if size:
+        assert link.out(sizes) == (0.0 if own else LINK.out(sizes))
+        assert link.back(sizes) == (0.0 if own else LINK.back(sizes))
+        assert calls.of(sizes) == (3.0 + 0.5 * size if own else 5.0)
+
+
+def test_copies_take_of_the_program_and_operations_what_they_took() -> None:
+    graph, calls = chain(3, size=8), Calls(5.0, 8, 3.0, 0.5)
+    made = calls.within(rewrite(graph, Rewriting((Swap(1, (SwapIn((4,), -1),), after=0, release=2),))))
+    copies = np.isin(made.role, (Role.SWAP_OUT, Role.SWAP_IN))
+    assert made.seconds[copies].tolist() == [7.0, 7.0]
+    assert made.seconds[~copies].tolist() == graph.seconds.tolist()
+    timed = simulate(made, calls.beside(LINK))
+    assert timed.stall_seconds == 0
+    assert timed.seconds == pytest.approx(graph.seconds.sum() + 14.0)
