@@ -124,10 +124,17 @@ class Search:
             return None
 
     def _first(self) -> Iterator[NDArray[np.float64]]:
-        """Uniform prices a byte, then such of which what crosses the borders of some segments is free."""
-        levels = self._levels()
+        """Uniform prices a byte, then such of which what crosses the borders of some segments is free.
+
+        Where copies take of the program, also uniform ones of which none is more than what it takes to move.
+        """
+        levels, size = self._levels(), self._graph.size.astype(np.float64)
         for level in levels:
-            yield level * self._graph.size.astype(np.float64)
+            yield level * size
+        if self._calls != Calls():
+            moved = np.where(self._movable, 2 * self._calls.of(self._graph.size), np.inf)
+            for level in levels:
+                yield np.minimum(level * size, moved)
         for count in _SEGMENTS:
             for level in (levels[-1], levels[len(levels) // 2]):
                 yield np.where(self._crossing(count), 0.0, level * self._graph.size)

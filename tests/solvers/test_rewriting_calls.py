@@ -1,4 +1,4 @@
-"""What copies take of the program counts."""
+"""What copies take of the program counts, and what costs less to move than to make again moves."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rewriting_graphs import chain
 
 from solvers.rewriting import Rewriting, Role, Swap, SwapIn, rewrite
 from solvers.rewriting.calls import Calls
+from solvers.rewriting.choose import Chooser
 from solvers.rewriting.timed import simulate
 from solvers.swap import Link
 
@@ -36,3 +37,20 @@ def test_copies_take_of_the_program_and_operations_what_they_took() -> None:
     timed = simulate(made, calls.beside(LINK))
     assert timed.stall_seconds == 0
     assert timed.seconds == pytest.approx(graph.seconds.sum() + 14.0)
+
+
+def test_what_moves_quicker_than_it_is_made_again_moves_and_the_rest_is_made_again() -> None:
+    """Large values between small ones, of which each copy takes longer than making them again.
+
+    No price a byte tells them apart: of a byte, making the small ones again takes longer.
+    """
+    depth, big, small = 64, 1 << 20, 1 << 16
+    graph = chain(depth)
+    layer = np.arange(1, len(graph.size))
+    even = np.concatenate([[False], (layer <= depth) & (layer % 2 == 0)])
+    graph = graph.with_columns(size=np.where(even, small, big), seconds=np.where(even[1:], 40e-6, 500e-6))
+    calls = Calls(0.0, 1 << 62, 20e-6, 1e-10)
+    chooser = Chooser(graph, calls.beside(Link(0.0, 0.0, 0.0, 0.0)), calls=calls)
+    made = chooser.decide(chooser.least()[0] + big + 2 * small)
+    assert made.rewriting.recomputed
+    assert set(made.rewriting.recomputed) <= set(np.flatnonzero(even).tolist())
