@@ -74,6 +74,29 @@ def test_strides_that_inductor_chooses_change_no_bit() -> None:
     assert same(got, plain)
 
 
+class Halved(nn.Module):
+    """What a compiler would rather keep in numbers of more bits while it works with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            x = self.layer(x)
+            return (x.tanh().exp() * x.sin()).tanh().float()
+
+
+@pytest.mark.full  # compiled by inductor
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
+def test_numbers_of_fewer_bits_are_no_more_exact_where_they_stay() -> None:
+    inner = {"inner": "inductor"}
+    plain = trained(Halved, inner, steps=1, width=32)
+    got = trained(Halved, inner | {"threshold": 0}, steps=1, width=32)
+    assert RUNTIME.moved.ins > 0
+    assert same(got, plain)
+
+
 @pytest.mark.parametrize("limit", [1 << 30, 92_000])
 def test_an_operator_of_somebody_else_runs_once_a_step(limit: int) -> None:
     """It is not made again, nor run in order to be measured."""

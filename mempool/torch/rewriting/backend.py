@@ -86,7 +86,9 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
 
     # Nothing is taken from a cache: what is decided depends on more than the graph.
     # Laid out as the compiler likes, what leaves would lie otherwise than what stays: other last bits.
+    # Numbers of fewer bits that are used where they are made must be what they are when they come back.
     changes = {
+        "emulate_precision_casts": True,
         "custom_partitioner_fn": _ours(partition),
         "fx_graph_cache": False,
         "layout_optimization": False,
