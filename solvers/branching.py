@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _Complete: TypeAlias = _core.Branching | _core.Pairs
 _Mending: TypeAlias = _core.Repair | _core.Search | _core.Stretches
 
-#: Looks between two glances at the clock; some ten milliseconds.
-_SLICE = 10_000_000
+#: Looks between two glances at the clock; up to some ten milliseconds.
+_SLICE = 2_000_000
 #: Looks of the first turn. Each round is twice as long as the one before.
 _FIRST = 4_000_000
 _LONGEST = 2**40
@@ -247,25 +247,33 @@ class _Turns:
         """Whether the search came to an end: with a plan, or with a better bound."""
         task = self._task
         ended = self._spend(search, search.advance, budget)
+        if not ended:
+            return False
         if search.found:
             offsets = search.offsets
             task.offer(offsets, int((offsets + task.jobs.size).max()))
         elif search.infeasible:
             task.refute(capacity)
-        if ended:
-            task.done()
-        return ended
+        task.done()
+        return True
+
+    def _aside(self, advance: Callable[[int], bool], looks: int) -> bool | None:
+        """Whether something was found; None where a limit was reached meanwhile."""
+        return aside(self._task, lambda _: advance(looks))
 
     def _spend(self, work: _Complete | _Mending, advance: Callable[[int], bool], budget: int) -> bool:
         """Advance in slices until something is found; False when the budget is spent or a limit is reached.
 
         A slice's length does not depend on the clock, so that a budget of nodes gives the same plan
-        everywhere.
+        everywhere. Of very many jobs the smallest part of a search takes longer than a limit may wait: what
+        is given up in the middle goes on for a moment, and must not be touched.
         """
         task, until = self._task, work.looks + budget
         while (left := until - work.looks) > 0:
             nodes, before = task.watch.nodes_left, work.looks
-            event = advance(min(_SLICE, left, left if nodes is None else nodes))
+            event = self._aside(advance, min(_SLICE, left, left if nodes is None else nodes))
+            if event is None:
+                return False
             task.watch.nodes += work.looks - before
             if event:
                 return True

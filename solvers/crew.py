@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from solvers.task import Task
 
-#: Looks between two glances at what the others have found; some ten milliseconds.
-_SLICE = 10_000_000
+#: Looks between two glances at what the others have found; up to some ten milliseconds.
+_SLICE = 2_000_000
 #: Looks at the target before plans are repaired again.
 _TURN = 40_000_000
 

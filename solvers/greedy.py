@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     #: An order of jobs, made when it is wanted: int32[n].
     Order = Callable[[], NDArray[np.int32]]
 
-#: Looks between two glances at the clock; some ten milliseconds.
-_SLICE = 10_000_000
+#: Looks between two glances at the clock; up to some ten milliseconds.
+_SLICE = 2_000_000
 #: With more jobs than this, first and best fit would take the whole budget: a pass is quadratic.
 _MANY = 10_000
 #: With more jobs than this, the orders that seldom help are left out.

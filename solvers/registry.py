@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 
 from solvers import _core, baselines, branching, exact, greedy
 from solvers.task import Task
-from traces.columns import distinct
 
 #: Up to this many jobs "auto" asks the exact solver when so many nodes have left a gap,
 FEW, _NODES_FIRST = 60, 2_000_000_000
@@ -37,7 +36,8 @@ def search(task: Task, nodes: int | None = None) -> None:
 def _bounded(task: Task) -> bool:
     """Raise the bound where one can be had that is better than the load; whether that settles it."""
     jobs = task.jobs
-    uneven = len(distinct(jobs.alignment)) > 1 or (jobs.fixed >= 0).any() or len(jobs.start) > len(jobs)
+    even = (jobs.alignment == jobs.alignment[:1]).all() and not (jobs.fixed >= 0).any()
+    uneven = not even or len(jobs.start) > len(jobs)
     task.bound(_core.stack_bound(jobs.native(), _STEPS) if uneven else task.lower_bound)
     return task.done()
 

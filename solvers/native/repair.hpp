@@ -28,6 +28,8 @@ class Repair {
     jobs_.instants = jobs.instants;
     by_offset_.resize(jobs_.count());
     std::iota(by_offset_.begin(), by_offset_.end(), 0);
+    sort(by_offset_.begin());
+    taken_.assign(jobs_.count(), false);
     settle();
   }
 
@@ -105,6 +107,7 @@ class Repair {
   bool put(const std::vector<int64_t>& found) {
     if (found.empty()) return false;
     for (size_t k = 0; k < cone_.size(); ++k) offset_[cone_[k]] = found[k];
+    sort_in();
     part_ = std::min(1.0, part_ * 2);
     depth_ = std::max(least_depth, depth_ * 0.5);
     phase_ = Phase::choosing;
@@ -213,12 +216,25 @@ class Repair {
 
   Piece span(int32_t job) const { return jobs_.pieces[jobs_.first[job]]; }
 
+  // Sorts a part of `by_offset_`, alike ones by their numbers.
+  bool lower(int32_t a, int32_t b) const { return std::pair(offset_[a], a) < std::pair(offset_[b], b); }
+  void sort(std::vector<int32_t>::iterator from) {
+    std::sort(from, by_offset_.end(), [this](int32_t a, int32_t b) { return lower(a, b); });
+  }
+
+  // The jobs of the cone among the others, which have stayed in their order.
+  void sort_in() {
+    for (const int32_t job : cone_) taken_[job] = true;
+    const auto stay = std::remove_if(by_offset_.begin(), by_offset_.end(), [&](int32_t job) { return taken_[job]; });
+    std::copy(cone_.begin(), cone_.end(), stay);
+    sort(stay);
+    std::inplace_merge(by_offset_.begin(), stay, by_offset_.end(), [this](int32_t a, int32_t b) { return lower(a, b); });
+    for (const int32_t job : cone_) taken_[job] = false;
+  }
+
   // After offsets have changed.
   void settle() {
-    std::stable_sort(by_offset_.begin(), by_offset_.end(),
-                     [&](int32_t a, int32_t b) { return offset_[a] < offset_[b]; });
     arena_ = free_ = 0;
-    taken_.assign(jobs_.count(), false);
     for (int32_t j = 0; j < jobs_.count(); ++j) {
       if (jobs_.fixed[j] < 0) ++free_;
       if (offset_[j] + jobs_.size[j] > arena_) arena_ = offset_[j] + jobs_.size[j], highest_ = j;

@@ -13,7 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import crossing
 
-from solvers import Plan, PlanError, Status, Stop, _core, aside, check, lower_bound, peak_load, solve
+from solvers import (
+    Plan,
+    PlanError,
+    Status,
+    Stop,
+    _core,
+    aside,
+    branching,
+    check,
+    lower_bound,
+    peak_load,
+    solve,
+)
 from solvers.crew import Crew
 from solvers.jobs import jobs_of
 from solvers.task import Task, Watch
@@ -326,6 +338,37 @@ def test_several_threads_search_and_end() -> None:
     assert plan.stopped_by == "interrupt"
     assert max(seen) == 2
     none_is_left()
+
+
+class Slow:
+    """Work on very many jobs whose smallest part goes on until it is let go."""
+
+    arena, offsets = 2**62, np.zeros(0, np.int64)
+
+    def __init__(self) -> None:
+        self.looks, self.let_go, self.given_up = 0, threading.Event(), threading.Event()
+
+    def advance(self, looks: int, target: int) -> bool:
+        self.let_go.wait(60)
+        self.looks += looks
+        self.given_up.set()
+        return True
+
+
+def test_a_search_among_very_many_jobs_is_not_waited_for_when_a_limit_is_reached() -> None:
+    """Nor asked for what it has found, which it may be changing."""
+    buffers = instances.flat(aside._SOON + 1, 0)
+    task = Task(jobs_of(buffers), Watch(Stop(interrupt=lambda: True)))
+    task.offer(np.cumsum(buffers.size) - buffers.size, int(buffers.size.sum()))
+    turns, work, before = branching._Turns(task, lambda: np.zeros(0, np.int32)), Slow(), task.arena
+    try:
+        turns._mend(work, 10)  # type: ignore[arg-type]
+        assert not work.given_up.is_set()
+        assert (task.stopped_by, task.arena) == ("interrupt", before)
+    finally:
+        work.let_go.set()
+        work.given_up.wait(60)
+        none_is_left()
 
 
 def test_what_the_crew_finds_is_the_tasks() -> None:
