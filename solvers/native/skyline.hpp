@@ -393,7 +393,7 @@ class ValleyPacker {
   template <class Take>
   int64_t pack(const std::vector<int32_t>& order, int64_t limit, const Cancel& cancel, Take take) {
     for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
-    place_others();
+    if (!place_others(cancel)) return -1;
     Skyline skyline(floor_under(jobs_, others_, offset_));
     if (!skyline.fill(jobs_, candidates_.size(), limit, offset_, cancel, take)) return -1;
     int64_t arena = 0;
@@ -407,7 +407,7 @@ class ValleyPacker {
   bool pack_below(const std::vector<int32_t>& order, int64_t ceiling, const Cancel& cancel, Take take) {
     for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
     offset_.assign(jobs_.count(), -1);
-    place_others(ceiling);
+    if (!place_others(cancel, ceiling)) return false;
     Skyline skyline(floor_under(jobs_, others_, offset_));
     return skyline.fill(jobs_, candidates_.size(), ceiling, offset_, cancel, take);
   }
@@ -425,19 +425,33 @@ class ValleyPacker {
     return result;
   }
 
-  void place_others(int64_t ceiling = std::numeric_limits<int64_t>::max()) {
+  // Whether it came to its end. In order of their starts, what has ended by then is in nobody's way any more.
+  bool place_others(const Cancel& cancel, int64_t ceiling = std::numeric_limits<int64_t>::max()) {
     std::sort(others_.begin(), others_.end(), [&](int32_t a, int32_t b) {
       return std::pair(jobs_.fixed[a] < 0, priority_[a]) < std::pair(jobs_.fixed[b] < 0, priority_[b]);
     });
+    const auto free = std::find_if(others_.begin(), others_.end(), [&](int32_t job) { return jobs_.fixed[job] < 0; });
+    for (auto it = others_.begin(); it != free; ++it) offset_[*it] = jobs_.fixed[*it];
+    if (free == others_.end()) return true;
+    const auto start = [&](int32_t job) { return jobs_.pieces[jobs_.first[job]].start; };
+    const auto end = [&](int32_t job) { return jobs_.pieces[jobs_.first[job + 1] - 1].end; };
+    const bool by_start = std::is_sorted(free, others_.end(), [&](int32_t a, int32_t b) { return start(a) < start(b); });
     Placed placed(jobs_);
+    for (auto it = others_.begin(); it != free; ++it) placed.insert(*it, offset_[*it]);
     int64_t looks = 0;
-    for (const int32_t job : others_) {
-      const int64_t at = jobs_.fixed[job] >= 0 ? jobs_.fixed[job] : placed.find(job, Rule::first_fit, looks);
-      if (jobs_.fixed[job] < 0 && at > ceiling - jobs_.size[job]) continue;
-      offset_[job] = at;
-      placed.insert(job, at);
+    for (auto it = free; it != others_.end(); ++it) {
+      if (cancel.cancelled()) return false;
+      const int64_t at = placed.find(*it, Rule::first_fit, looks);
+      if (at > ceiling - jobs_.size[*it]) continue;
+      offset_[*it] = at;
+      placed.insert(*it, at);
+      if (by_start && (it - free) % soon_forgotten == 0)
+        placed.remove_if([&](int32_t job) { return end(job) <= start(*it); });
     }
+    return true;
   }
+
+  static constexpr std::ptrdiff_t soon_forgotten = 64;  // jobs
 
   const Jobs& jobs_;
   const std::vector<int32_t> candidates_;  // one arc, no fixed offset

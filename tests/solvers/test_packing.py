@@ -126,6 +126,31 @@ def test_a_kernel_that_is_told_gives_up(kernel: str) -> None:
     assert len(getattr(_core, kernel)(jobs.native(), order, *goal, cancel)) == 0
 
 
+def with_gaps(n: int, seed: int) -> Buffers:
+    """Flat random buffers, each with a gap."""
+    flat = instances.flat(n, seed, mean_live=20)
+    gaps = [(k, int(start) + 1, int(start) + 2) for k, start in enumerate(flat.start)]
+    return Buffers.of(flat.start, flat.end + 3, flat.size, gaps=gaps)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_has_gaps_is_placed_by_first_fit_though_what_has_ended_is_forgotten(seed: int) -> None:
+    """In order of the starts, in which it is forgotten, and in another."""
+    jobs = jobs_of(with_gaps(500, seed)).native()
+    backwards = jobs.earliest_first[::-1].copy()
+    for order in (jobs.earliest_first, backwards):
+        packer = _core.Packer(jobs)
+        packer.begin(order)
+        assert packer.advance(10**9)
+        np.testing.assert_array_equal(_core.skyline(jobs, order, _core.Cancel()), packer.offsets)
+
+
+def test_placing_what_has_gaps_gives_up_when_told() -> None:
+    jobs, cancel = jobs_of(with_gaps(100, 0)).native(), _core.Cancel()
+    cancel.cancel()
+    assert len(_core.skyline(jobs, jobs.earliest_first, cancel)) == 0
+
+
 @settings(deadline=None, max_examples=50)
 @given(taking(30, circle=False), st.integers(0, 3))
 def test_a_repaired_plan_is_a_plan_and_lower(buffers: Buffers, seed: int) -> None:
