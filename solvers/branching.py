@@ -206,7 +206,7 @@ class _Turns:
     def _by_what_is_alive(self) -> NDArray[np.int64] | None:
         task, order = self._task, np.arange(len(self._task.jobs), dtype=np.int32)
         if len(order) > _MOST_ORDERED:  # it would take long again
-            return task.offsets
+            return task.offsets if task.by_what_is_alive is None else task.by_what_is_alive
         return _core.fullest(self._native, order, task.target, _core.Cancel())
 
     def _repair_of(self, offsets: NDArray[np.int64] | None) -> _core.Repair | None:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _SLICE = 2_000_000
 #: With more jobs than this, first and best fit would take the whole budget: a pass is quadratic.
 _MANY = 10_000
-#: With more jobs than this, the orders that seldom help are left out.
+#: Of more jobs than this, stretches of time come before the orders that seldom help.
 _FEW = 50_000
-#: Of more jobs than this, filling all by what is alive takes seconds.
+#: Of more jobs than this, filling all by what is alive takes seconds, and other orders are left out.
 _HUGE = 400_000
 #: Looks a job of filling by one order, and by what is alive; measured.
 _LOOKS_IN_ORDER, _LOOKS_BY_FULLEST = 50, 500
@@ -64,18 +64,21 @@ def quick(task: Task) -> Order | None:
 def valleys(task: Task) -> Order | None:
     """Valley by valley: the best order to fill them in, or None when there is no reason to go on.
 
-    Earlier starts first, which is quick; by what is alive, nearly always the best; then other orders, or
-    stretches of time where there are many jobs.
+    Earlier starts first, which is quick; by what is alive, nearly always the best; stretches of time where
+    there are many jobs; then other orders, where there are not very many.
     """
     others = orders(task.jobs)
     best = others.pop("start")
     if not in_order(task, best()) or _near_enough(task):
         return None
     arena = task.arena
-    if len(task.jobs) > _FEW:
-        return partial(_upwards, task.offsets) if _of_many(task, best()) else None
-    if not _by_fullest(task, best()):
+    many = len(task.jobs) > _FEW
+    if not (_of_many if many else _by_fullest)(task, best()):
         return None
+    if many:
+        task.by_what_is_alive = task.offsets
+    if len(task.jobs) > _HUGE:
+        return partial(_upwards, task.offsets)
     if task.arena < arena:
         best = partial(_upwards, task.offsets)
     for order in others.values():

@@ -88,6 +88,7 @@ class Task:
         found: called with (offsets, arena) whenever a smaller arena was found.
         offsets: int64[len(jobs)], the best so far, or None.
         arena: its size.
+        by_what_is_alive: int64[len(jobs)], the best before other orders, where it is dear to make again.
         lower_bound: the best bound known, that of the jobs or one that a solver has proven.
         stopped_by: why the solver stopped.
     """
@@ -101,6 +102,7 @@ class Task:
     found: Callable[[NDArray[np.int64], int], None] | None = None
     offsets: NDArray[np.int64] | None = None
     arena: int = 0
+    by_what_is_alive: NDArray[np.int64] | None = None
     lower_bound: int = field(init=False)
     stopped_by: str = ""
     _refuted: bool = False

@@ -22,6 +22,7 @@ from solvers import (
     aside,
     branching,
     check,
+    greedy,
     lower_bound,
     peak_load,
     solve,
@@ -113,6 +114,20 @@ def test_stretches_come_nearer_to_the_load_than_what_is_alive(seed: int) -> None
     work.advance(200_000_000, jobs.lower_bound)
     check(plan_of(buffers, work.offsets), buffers)
     assert work.arena <= int((alive + jobs.size).max())
+
+
+@pytest.mark.parametrize("seed", range(5, 9))
+def test_many_buffers_are_packed_no_higher_than_in_any_order(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where stretches of time are of little use."""
+    monkeypatch.setattr(greedy, "_FEW", 100)
+    jobs = jobs_of(instances.tight(150, seed))
+    task = Task(jobs, Watch(Stop(nodes=2_000_000)))
+    greedy.valleys(task)
+    for order in greedy.orders(jobs).values():
+        offsets = _core.skyline(jobs.native(), order(), _core.Cancel())
+        assert task.arena <= int((offsets + jobs.size).max())
 
 
 @pytest.mark.parametrize("kernel", ["skyline", "fullest"])
