@@ -56,6 +56,8 @@ def bound_of(buffers: Buffers, pieces: Pieces) -> int:
         return max(top, plain)
     padded = -(-buffers.size // alignment) * alignment
     padding = padded - buffers.size
+    if not padding[taking].any():
+        return max(top, plain)
     if len(groups) == 1:
         aligned = _padded_bound(pieces, padded, padding, buffers.period)
     else:
