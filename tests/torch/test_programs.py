@@ -61,9 +61,11 @@ DISTRIBUTED = """
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    if sys.argv[1] == "pool":
+    way, folder = sys.argv[1:]
+    if way != "plain":
         import mempool.torch
-        pool = mempool.torch.install(device="cpu")
+        plan = f"{folder}/train.plan" if way == "planned" else None
+        pool = mempool.torch.install(device="cpu", plan=plan)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -72,22 +74,23 @@ DISTRIBUTED = """
     optimizer = torch.optim.AdamW(net.parameters())
     random = torch.Generator().manual_seed(rank)
     losses = []
-    for step in range(200):  # beside other work a plan may come late
+    for step in range(20 if way == "planned" else 200):  # beside other work a plan may come late
         x, y = torch.randn(32, 200, generator=random), torch.randint(0, 10, (32,), generator=random)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(net(x), y)
         loss.backward()
         optimizer.step()
         losses.append(loss.item().hex())
-        if sys.argv[1] == "pool":
+        if way != "plain":
             pool.step()
     said = {"losses": losses}
-    if sys.argv[1] == "pool":
+    if way != "plain":
         said["report"] = pool.report().to_dict()
-        pool.save(f"{sys.argv[2]}/train.plan")
-    with open(f"{sys.argv[2]}/{sys.argv[1]}{rank}.json", "w") as file:
+    if way == "pool":
+        pool.save(f"{folder}/train.plan")
+    with open(f"{folder}/{way}{rank}.json", "w") as file:
         json.dump(said, file)
-    if sys.argv[1] == "pool":
+    if way != "plain":
         pool.close()
     dist.destroy_process_group()
     os._exit(0)  # PyTorch's own threads now and then abort while a process of a group ends, without us too
@@ -119,9 +122,10 @@ def test_an_unchanged_program_under_mempool_run(tmp_path: Path) -> None:
 
 
 def test_two_processes_that_train_together_have_a_pool_and_a_plan_each(tmp_path: Path) -> None:
+    """And each begins with its own plan the next time."""
     script = write(tmp_path / "ddp.py", DISTRIBUTED)
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    for way in ("plain", "pool"):
+    for way in ("plain", "pool", "planned"):
         done = subprocess.run(
             [*torchrun, script, way, str(tmp_path)],
             capture_output=True,
@@ -131,8 +135,8 @@ def test_two_processes_that_train_together_have_a_pool_and_a_plan_each(tmp_path:
         )
         assert done.returncode == 0, done.stderr[-3000:]
     for rank in range(2):
-        plain, pooled = (
-            json.loads((tmp_path / f"{way}{rank}.json").read_text()) for way in ("plain", "pool")
+        plain, pooled, planned = (
+            json.loads((tmp_path / f"{way}{rank}.json").read_text()) for way in ("plain", "pool", "planned")
         )
         assert pooled["losses"] == plain["losses"]
         assert pooled["report"]["state"] == "replaying"
@@ -140,6 +144,10 @@ def test_two_processes_that_train_together_have_a_pool_and_a_plan_each(tmp_path:
         assert pooled["report"]["hits"] >= 10 * pooled["report"]["planned_buffers"] > 0
         assert pooled["report"]["coverage"] >= 0.99
         assert (tmp_path / f"train.rank{rank}.plan").exists()
+        assert planned["losses"] == plain["losses"][: len(planned["losses"])]
+        assert planned["report"]["plan_active_at_iteration"] <= 1
+        asked = sum(planned["report"][what] for what in ("hits_total", "misses_total"))
+        assert planned["report"]["hits_total"] > 0.98 * asked > 0
 
 
 BOTH = """
