@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import traceback
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -176,7 +177,7 @@ def test_engines_that_are_gone_leave_no_thread() -> None:
 
 
 def in_child(act: Callable[[], bool]) -> bool:
-    """Whether it holds in a forked child."""
+    """Whether it holds in a forked child, which says why where it does not."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, from Python 3.12
         child = os.fork()
@@ -184,9 +185,13 @@ def in_child(act: Callable[[], bool]) -> bool:
         held = False
         try:
             held = act()
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(0 if held else 1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, 1)
+    return status == 0
 
 
 def test_a_forked_child_ends_copies_that_were_under_way_and_makes_its_own(engine: HostEngine) -> None:
@@ -217,9 +222,10 @@ def test_a_forked_child_ends_copies_that_were_under_way_and_makes_its_own(engine
             for a, b in ((target, data(6000, 2)), (mine, data(5000, 1)), (again, data(7000, 3)))
         )
 
-    assert in_child(child)
+    held = in_child(child)
     go()
     go_too()
+    assert held
     engine.wait(coming)
     assert torch.equal(target, data(6000, 2))
     mine = torch.zeros(5000, dtype=torch.uint8)
