@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mempool.beside import Beside, joined
 from mempool.known_plans import MOST_KNOWN, KnownPlans
-from mempool.report import NOT_MISSES
+from mempool.report import missed
 from mempool.rest import NEVER, SPOILT, Counts, Due, Rarely, Rest
 
 if TYPE_CHECKING:
@@ -191,8 +191,7 @@ class Learner:
 
     def _misses(self) -> int:
         """How often an allocation found no plan or did not follow it, ever."""
-        outcomes = self._client.stats()["outcomes"]
-        return sum(count for outcome, count in outcomes.items() if outcome not in NOT_MISSES)
+        return missed(self._client.stats()["outcomes"])
 
     def _patterns(self) -> tuple[list[Pattern], list[int]]:
         """What recurs in the recording, and how many allocations each sequence had made by then."""

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 #: stay outside.
 NOT_MISSES = ("hit", "dynamic", "outside")
 
+
+def missed(outcomes: dict[str, int]) -> int:
+    """How many of these allocations found no plan or did not follow it."""
+    return sum(count for outcome, count in outcomes.items() if outcome not in NOT_MISSES)
+
+
 _TEXT = (
     ("state", "state"),
     ("shared_with", "shared with"),

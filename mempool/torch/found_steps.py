@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from mempool.report import NOT_MISSES
+from mempool.report import missed
 
 if TYPE_CHECKING:
     from mempool.torch import TensorPool
@@ -68,7 +68,7 @@ class FoundSteps:
     def _is_in_no_order(self, pool: TensorPool) -> bool:
         outcomes = pool.client.stats()["outcomes"]
         hits = outcomes["hit"]
-        misses = sum(count for outcome, count in outcomes.items() if outcome not in NOT_MISSES)
+        misses = missed(outcomes)
         new_hits, new_misses = hits - self._hits, misses - self._misses
         self._hits, self._misses = hits, misses
         follows = new_hits >= LEAST_HITS * (new_hits + new_misses)
