@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mempool import sharing
 from mempool.report import NOT_MISSES, binary
 
 if TYPE_CHECKING:
@@ -35,10 +36,16 @@ REFUSALS = {
 
 
 def explain(pool: Pool) -> str:
-    """The first divergences from the plan, one a line, and the remedy for each kind."""
+    """The first divergences from the plan, the remedy for each kind, and what the plan is made around."""
+    return "\n".join([*_divergences(pool), *_kept(pool)])
+
+
+def _divergences(pool: Pool) -> list[str]:
     lines = explained(pool.client.divergences(), pool.client.state()["refusal"])
-    if lines:
-        return "\n".join(lines)
+    return lines or [_without_divergences(pool)]
+
+
+def _without_divergences(pool: Pool) -> str:
     if pool.client.state()["replaying"]:
         outcomes = pool.client.stats()["outcomes"]
         before = sum(count for outcome, count in outcomes.items() if outcome not in NOT_MISSES)
@@ -49,6 +56,19 @@ def explain(pool: Pool) -> str:
     if state["refusal"]:
         return f"no plan in effect: {pool.state}; no arena for it: {REFUSALS[state['refusal']]}"
     return f"no plan in effect: {pool.state}{_too_long(state)}"
+
+
+def _kept(pool: Pool) -> list[str]:
+    """What lies in the arena that the plan was made around."""
+    around = 0 if pool.planned is None else pool.planned.around_bytes
+    if not around:
+        return []
+    return [
+        f"{binary(around)} of the arena are in use beside the plan, which was made around them: "
+        f"{'another client plans there, or ' * bool(sharing.others(pool))}something keeps buffers longer "
+        "than when they were recorded (a log, a list, an exception's traceback); let go of it, and the next "
+        "plan is smaller"
+    ]
 
 
 def _too_long(state: dict[str, Any]) -> str:

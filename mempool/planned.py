@@ -40,12 +40,19 @@ class Planned:
     """A pattern, its buffers as they were planned (with the device's alignment), and their offsets.
 
     ``made_with`` is the framework and its version, as "torch 2.13.0", or empty; it is for people.
+    ``around_bytes`` of its arena belong to something else, kept or another client's; it was made around them.
     """
 
     pattern: Pattern
     buffers: Buffers
     plan: Plan
     made_with: str = ""
+    around_bytes: int = 0
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of the arena that is in nobody's use at the peak; 0.0 for an empty one."""
+        return self.plan.fragmentation(self.peak_load_bytes + self.around_bytes)
 
     @property
     def peak_load_bytes(self) -> int:
@@ -221,6 +228,10 @@ class Planned:
 
     def _sequences(self) -> list[int]:
         """The sequences of the pattern, the one that decides where iterations end first."""
+        first = int(self.pattern.sequence[0])
+        column = self.pattern.sequence
+        if column.tobytes() == column[:1].tobytes() * len(column):
+            return [first]  # as nearly always, and less of NumPy's code need be in memory
         group = self.buffers.group
         main = self.pattern.sequence[group == 0]
         weight = np.bincount(main, weights=self.buffers.size[group == 0].astype(np.float64))
@@ -292,7 +303,8 @@ def make_plan(
             moved = np.where(apart.offset >= 0, apart.offset + base, apart.offset)
             plan = _as_if_alone(dataclasses.replace(apart, offset=moved), buffers, bound)
     check(plan, buffers)
-    planned = Planned(pattern, buffers, plan)
+    within = sum(max(min(end, plan.arena_bytes) - begin, 0) for begin, end in around)
+    planned = Planned(pattern, buffers, plan, around_bytes=within)
     assert not planned.is_blocked_by(around)
     return planned
 

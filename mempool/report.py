@@ -35,6 +35,7 @@ _TEXT = (
     ("peak_load_bytes", "peak load"),
     ("lower_bound_bytes", "lower bound"),
     ("planned_arena_bytes", "arena as planned"),
+    ("planned_around_bytes", "of it planned around"),
     ("fragmentation", "fragmentation"),
     ("arena_bytes", "arena held now"),
     ("persistent_bytes", "persistent"),
@@ -84,6 +85,8 @@ class Report:
             left_out.add("shared_with")
         if said["latest_plan_active_at_iteration"] == said["plan_active_at_iteration"]:
             left_out |= {"latest_plan_active_at_iteration", "latest_plan_misses"}
+        if not said["planned_around_bytes"]:
+            left_out.add("planned_around_bytes")
         rows = [(label, readable(key, said[key])) for key, label in _TEXT if key not in left_out]
         reasons = {k: v for k, v in self.values["misses_by_reason"].items() if v}
         if reasons:
@@ -205,14 +208,15 @@ def _plan_values(pool: Pool) -> dict[str, Any]:
     planned = pool.planned
     if planned is None:
         keys = ("peak_load_bytes", "lower_bound_bytes", "fragmentation", "solver", "status", "solve_seconds")
-        return dict.fromkeys((*keys, "planned_arena_bytes", "planned_buffers"), None)
+        return dict.fromkeys((*keys, "planned_arena_bytes", "planned_around_bytes", "planned_buffers"), None)
     plan = planned.plan
     return {
         "peak_load_bytes": planned.peak_load_bytes,
         "lower_bound_bytes": plan.lower_bound_bytes,
         "planned_arena_bytes": plan.arena_bytes,
+        "planned_around_bytes": planned.around_bytes,
         "planned_buffers": int((~planned.buffers.persistent).sum()),
-        "fragmentation": plan.fragmentation(planned.peak_load_bytes),
+        "fragmentation": planned.fragmentation,
         "solver": plan.solver,
         "status": str(plan.status),
         "solve_seconds": plan.seconds,

@@ -189,7 +189,15 @@ class TensorPool(Pool):
 
         Returns:
             A handle, whose ``remove()`` ends it.
+
+        Raises:
+            UsageError: it is no optimizer of PyTorch's.
         """
+        if not hasattr(optimizer, "register_step_post_hook"):
+            raise UsageError(
+                f"watch() takes an optimizer of torch.optim, not {type(optimizer).__name__}; where something "
+                "else steps, call pool.step() after it"
+            )
         if self._swapping is not None:
             self._swapping.marked()
         self._end_finding_steps()

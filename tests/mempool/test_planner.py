@@ -265,6 +265,25 @@ def test_a_buffer_that_is_kept_in_the_arena_is_planned_around(pool: Pool) -> Non
         memory.free(address)
 
 
+def test_what_is_planned_around_is_told_and_is_no_fragmentation(pool: Pool) -> None:
+    """An exception that keeps a graph alive: its memory is in use, which no better plan would change."""
+    memory = programs.Watched(pool)
+    run(pool, lambda _: programs.layers(memory), 12, marks=True)
+    plain = pool.report().to_dict()
+    assert "planned around" not in str(pool.report())
+    kept = [memory.allocate(50_000) for _ in range(10)]
+    run(pool, lambda _: programs.layers(memory), 30, marks=True, first=12)
+    values = pool.report().to_dict()
+    around, arena = values["planned_around_bytes"], values["planned_arena_bytes"]
+    assert plain["planned_around_bytes"] == 0 < around < arena
+    assert values["fragmentation"] == pytest.approx(1 - (values["peak_load_bytes"] + around) / arena)
+    assert "planned around" in str(pool.report())
+    assert pool.explain().startswith("no divergences")
+    assert "are in use beside the plan" in pool.explain()
+    for address in kept:
+        memory.free(address)
+
+
 def test_planning_is_free_only_while_the_program_follows_its_plans(pool: Pool) -> None:
     memory, spent = programs.Watched(pool), itertools.count()
     budget = Budget(allowance=10, share=0, most_debt=10, spent=lambda: float(next(spent)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -240,6 +241,10 @@ class TestIterations:
             optimizer.step()
         assert (weight < 1).all()
 
+    def test_what_is_no_optimizer_is_named(self, pool: mempool.torch.TensorPool) -> None:
+        with pytest.raises(UsageError, match=r"optimizer of torch\.optim, not str; .* pool\.step\(\)"):
+            pool.watch("adam")  # type: ignore[arg-type]
+
     def test_a_saved_plan_replays_from_the_first_iteration(self, tmp_path: Path) -> None:
         def work(pool: mempool.torch.TensorPool, count: int) -> None:
             weight = torch.ones(300, 300)
@@ -265,20 +270,36 @@ class TestProfiler:
         if {pool}:
             import mempool.torch
             mempool.torch.install(device="cpu")
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(300, 500), torch.nn.ReLU(), torch.nn.Linear(500, 10))
+        optimizer = torch.optim.AdamW(model.parameters())
         def work():
-            x = torch.ones(500, 500)
-            for _ in range(3): x = torch.relu(x @ x) * 0.01
-            return x
+            optimizer.zero_grad()
+            loss = model(torch.ones(64, 300)).square().sum()
+            loss.backward()
+            optimizer.step()
+            return [loss.item(), model(torch.ones(1, 300)).tolist()]
         work()
         with profile(profile_memory=True) as told: work()
-        spent = [[e.key, e.count, e.self_cpu_memory_usage] for e in told.key_averages()]
-        print(json.dumps([e for e in spent if e[2]]))
+        events = []
+        def walk(event, depth):
+            fields = event.extra_fields
+            memory = [getattr(fields, name, None) for name in ("alloc_size", "total_allocated")]
+            events.append([depth, event.name, *memory])
+            for child in event.children: walk(child, depth + 1)
+        for root in told.profiler.kineto_results.experimental_event_tree(): walk(root, 0)
+        print(json.dumps(events))
     """
 
-    def test_it_tells_the_same_of_memory(self) -> None:
-        plain, pooled = (run(self.SCRIPT.format(pool=pool), chatty=True) for pool in (False, True))
+    def test_it_tells_the_same_events_of_memory(self) -> None:
+        """Each operation with what it allocates and frees, in this order, and how much is in use then."""
+        plain, pooled = (
+            json.loads(run(self.SCRIPT.format(pool=pool), chatty=True)) for pool in (False, True)
+        )
         assert plain == pooled
-        assert "aten::mm" in plain
+        memory = [size for _, name, size, _ in plain if name == "[memory]"]
+        assert {size > 0 for size in memory} == {True, False}
+        assert len(memory) > 50
 
 
 class TestEnds:
