@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
@@ -107,6 +110,21 @@ def test_pages_of_holes_go_back_and_no_others() -> None:
 def test_more_than_there_are_addresses_is_refused() -> None:
     with pytest.raises(UsageError, match="the host has no"):
         PrivateMemory(1 << 60)
+
+
+def test_memory_that_is_not_touched_keeps_no_process_from_forking() -> None:
+    """As loaders' workers are: though the kernel may see the memories of several engines as one mapping."""
+    script = """
+        import os
+        from mempool.torch.swapping.private_memory import PrivateMemory
+        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        kept = [PrivateMemory(most * 6 // 10) for _ in range(3)]
+        child = os.fork()
+        if child == 0:
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
 
 
 def write(root: Path, **files: str) -> Path:

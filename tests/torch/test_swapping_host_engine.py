@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import traceback
 import warnings
@@ -196,7 +194,7 @@ def in_child(act: Callable[[], bool]) -> bool:
     return status == 0
 
 
-def forks(engine: HostEngine) -> None:
+def test_a_forked_child_ends_copies_that_were_under_way_and_makes_its_own(engine: HostEngine) -> None:
     away, transfer = engine.out(data(5000, 1))
     engine.wait(transfer)
     go, go_too = hold(engine, 0), hold(engine, 1)
@@ -236,14 +234,6 @@ def forks(engine: HostEngine) -> None:
     assert torch.equal(mine, data(5000, 1))
 
 
-def test_a_forked_child_ends_copies_that_were_under_way_and_makes_its_own() -> None:
-    """In a process of its own, which forks without what hundreds of tests before have left."""
-    done = subprocess.run(
-        [sys.executable, __file__], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 2 * PAGE)), max_size=12))
 def test_copies_at_once_and_by_threads_mix(steps: list[tuple[bool, int]]) -> None:
     """Whoever makes a copy, what comes back is what left, and all memory is given back."""
@@ -277,9 +267,3 @@ def test_where_there_is_one_core_the_program_makes_all_copies(monkeypatch: pytes
         engine = HostEngine(1 << 20)
         assert (engine.own_bytes > 1 << 40) == all_of_them
         engine.close()
-
-
-if __name__ == "__main__":
-    forking = HostEngine(ROOM)
-    forks(forking)
-    forking.close()
