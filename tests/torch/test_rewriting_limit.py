@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -109,6 +110,32 @@ def test_graphs_of_one_function_share_a_limit(pool: TensorPool) -> None:
     assert ours[0]["outside_bytes"] == 0 < ours[1]["outside_bytes"]
     assert json.dumps(said.to_dict())
     assert "values leave" in str(said)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_the_time_of_a_step_is_measured(inner: str) -> None:
+    """Of both graphs, and not of what the program does between them and beside them."""
+    limit = 1 << 30
+    net = Net()
+    run = compiled(net, {"inner": inner, "limit": limit})
+    batch = torch.randn(8, 4, 32, 32)
+
+    def told() -> dict[str, Any]:
+        return next(g for g in mempool.torch.rewriting.report().graphs[::-1] if g["limit_bytes"] == limit)
+
+    loss = run(batch).square().sum()
+    assert told()["measured_seconds"] is None
+    assert "not run yet" in str(mempool.torch.rewriting.report())
+    loss.backward()
+    begun, pause = time.perf_counter(), 0.02
+    for _ in range(32):  # the first run is forgotten
+        loss = run(batch).square().sum()
+        time.sleep(pause)
+        loss.backward()
+    whole = time.perf_counter() - begun - 32 * pause
+    assert 0 < told()["measured_seconds"] <= whole / 16  # of medians: half of the runs took as long
+    assert f"measured {told()['measured_seconds']:.4f} s" in str(mempool.torch.rewriting.report())
 
 
 def test_a_limit_below_the_parameters_is_refused() -> None:

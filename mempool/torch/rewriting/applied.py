@@ -36,8 +36,8 @@ def apply(
     small = {swap.value for swap in rewriting.swaps if captured.graph.size[swap.value] <= own_bytes}
     ended = []
     for swap, ticket in begun:
-        at_once = host_limit if swap.value in small else None
-        ended.append((swap, outs.end(step, swap, ticket, early=early, at_once=at_once)))
+        at_once = swap.value in small
+        ended.append((swap, outs.end(step, swap, ticket, host_limit, early=early, at_once=at_once)))
     for swap, handle in ended:
         at_once = swap.value in small
         # The last one first: what it reads is told by views that an earlier one has not made its own yet.

@@ -8,6 +8,7 @@ not see that, such as from a source tree.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mempool.torch.rewriting.options import parsed
@@ -69,10 +70,13 @@ def _eager(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._functorch import config
 
+    def compile_with(graph: fx.GraphModule, inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
+        return partition.clock.around(boxed_nop(graph, list(inputs)), inputs, backward=backward)
+
     with config.patch(donated_buffer=False):  # nothing writes into them, and a backward may come again
         compiled: Callable[..., Any] = aot_autograd(
-            fw_compiler=boxed_nop,
-            bw_compiler=boxed_nop,
+            fw_compiler=partial(compile_with, backward=False),
+            bw_compiler=partial(compile_with, backward=True),
             partition_fn=partition,
             keep_inference_input_mutations=True,
         )(graph, inputs)
@@ -82,7 +86,14 @@ def _eager(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -
 def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
     """Compile graphs with PyTorch's own compiler."""
     from torch._functorch import config
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    def compile_with(graph: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
+        made = compile_fx_inner(graph, inputs, **given)
+        if (run := getattr(made, "current_callable", None)) is not None:  # else it is not measured
+            backward = bool(given.get("is_backward"))
+            made.current_callable = partition.clock.around(run, inputs, backward=backward)
+        return made
 
     # Nothing is taken from a cache: what is decided depends on more than the graph.
     # Laid out as the compiler likes, what leaves would lie otherwise than what stays: other last bits.
@@ -94,7 +105,7 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
         "layout_optimization": False,
     }
     with config.patch(enable_autograd_cache=False):
-        compiled: Callable[..., Any] = compile_fx(graph, inputs, config_patches=changes)
+        compiled: Callable[..., Any] = compile_fx(graph, inputs, compile_with, changes)
     return compiled
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import fx
 
+    from mempool.torch.rewriting.clock import Clock
     from mempool.torch.rewriting.decide import Decided
     from mempool.torch.rewriting.options import Options
 
@@ -30,12 +31,14 @@ class Part:
         more: whether the graph breaks off, so that the function goes on in another.
         options: what was asked for.
         decided: what became of it.
+        clock: how long its two graphs take.
     """
 
     frame: int
     more: bool
     options: Options
     decided: Decided
+    clock: Clock
 
     @property
     def kept_bytes(self) -> int:

@@ -25,7 +25,7 @@ def bring(
     handle: fx.Node,
     *,
     late: bool,
-    at_once: bool = False,
+    at_once: bool,
 ) -> None:
     """Give the readers of one copy back what they read, and views of it, where they are in this graph.
 

@@ -32,20 +32,23 @@ def _after(step: Numbered, run: int) -> Any:
     return step.forward.slots.before(output_of(step.halves.forward))
 
 
-def end(step: Numbered, swap: Swap, ticket: fx.Node, *, early: bool, at_once: int | None = None) -> fx.Node:
+def end(
+    step: Numbered, swap: Swap, ticket: fx.Node, host_limit: int, *, early: bool, at_once: bool
+) -> fx.Node:
     """The end of a copy out, after which the memory may go.
 
     Args:
         step: the graphs.
         swap: the decision.
         ticket: the beginning.
+        host_limit: most bytes of the host.
         early: whether whoever reads the value itself waits for the copy, too.
-        at_once: most bytes of the host, if the whole copy is made here; the beginning is of no use then.
+        at_once: whether the whole copy is made here; the beginning is of no use then.
     """
     slots = step.forward.slots
     with _place(step, swap, ticket, early=early):
-        if at_once is not None:
-            return slots.call(ops.sent, step.value[swap.value], at_once)
+        if at_once:
+            return slots.call(ops.sent, step.value[swap.value], host_limit)
         return slots.call(ops.swapped_out, ticket, step.value[swap.value])
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
 from mempool.torch.rewriting.applied import apply
 from mempool.torch.rewriting.budget import Part
+from mempool.torch.rewriting.clock import Clock
 from mempool.torch.rewriting.decide import decided
 from mempool.torch.rewriting.joined import Halves, join
 from solvers.errors import PlanError
@@ -33,12 +34,14 @@ class Partition:
         budget: the graphs that share the limit.
         frame: of the graph that is compiled.
         more: whether its function goes on after it.
+        clock: of its two graphs.
     """
 
     options: Options
     budget: Budget
     frame: int = 0
     more: bool = False
+    clock: Clock = field(default_factory=Clock)
 
     def __call__(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **others: Any
@@ -67,5 +70,5 @@ class Partition:
             host_limit=options.host_limit,
             own_bytes=made.own_bytes,
         )
-        self.budget.add(Part(self.frame, self.more, options, made))
+        self.budget.add(Part(self.frame, self.more, options, made, self.clock))
         return forward, backward

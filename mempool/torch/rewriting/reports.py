@@ -19,7 +19,8 @@ class Report:
     """Of this process so far.
 
     Attributes:
-        graphs: one for each graph of a training step; sizes in bytes, times in seconds, of one step.
+        graphs: one for each graph of a training step; sizes in bytes, times in seconds, of one step. What was
+            measured is of a forward and a backward pass, medians of the last 32; None before both have run.
         moved: copies that were made, since the beginning.
         host_bytes: what copies have of the host's memory now.
         peak_bytes: most that PyTorch had on the device; None where nobody counts, such as on a CPU without a
@@ -48,6 +49,8 @@ class Report:
             )
         if self.peak_bytes is not None:
             lines.append(f"measured peak {self.peak_bytes:,} bytes")
+        else:
+            lines.append("no measured peak: on a CPU nobody counts without mempool.torch.install()")
         return "\n".join(lines)
 
 
@@ -80,6 +83,7 @@ def _graph(part: Part) -> dict[str, Any]:
         "predicted_peak_bytes": timed.peak_bytes,
         "plain_seconds": plain.seconds,
         "predicted_seconds": timed.seconds,
+        "measured_seconds": part.clock.seconds(),
         "stall_seconds": timed.stall_seconds,
         "recomputed_seconds": timed.recomputed_seconds,
         "moved_bytes": timed.moved_bytes,
@@ -93,10 +97,12 @@ def _graph(part: Part) -> dict[str, Any]:
 def _line(number: int, graph: dict[str, Any]) -> str:
     limit = "" if graph["limit_bytes"] is None else f" within {graph['limit_bytes']:,}"
     peaks = f"{graph['plain_peak_bytes']:,} -> {graph['predicted_peak_bytes']:,} bytes"
+    took = graph["measured_seconds"]
+    measured = "not run yet" if took is None else f"measured {took:.4f} s"
     return (
         f"graph {number}: peak {peaks}{limit}; "
-        f"{graph['plain_seconds']:.3f} -> {graph['predicted_seconds']:.3f} s, of which "
-        f"{graph['stall_seconds']:.3f} s wait and {graph['recomputed_seconds']:.3f} s run again; "
+        f"{graph['plain_seconds']:.4f} -> {graph['predicted_seconds']:.4f} s, of which "
+        f"{graph['stall_seconds']:.4f} s wait and {graph['recomputed_seconds']:.4f} s run again, {measured}; "
         f"{len(graph['swapped'])} values leave, {len(graph['recomputed'])} are made again"
     )
 
