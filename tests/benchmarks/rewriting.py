@@ -223,7 +223,7 @@ def of_words(family: Sized, length: int) -> None:
     again, once = simulate(recomputed(near(less)), TWELVE), simulate(near(less), TWELVE)
     base, swapped = _PUBLISHED[length]
     wanted = round(plain * swapped / base)
-    ours = [slower(decided(near(one), 12e9)) if length <= 100 else "" for one in (less, wanted)]
+    ours = [slower(decided(near(one), 12e9)) if length <= 200 else "" for one in (less, wanted)]
     row(
         length, plain, less, f"{less / plain:.1f}", percent(again.seconds - once.seconds, once.seconds),
         ours[0], wanted, ours[1],
