@@ -274,6 +274,11 @@ class Client:
 
     def mark(self, mark: Mark) -> None: ...
 
+    def hear_steps(self, hear: bool) -> None:
+        """
+        Whether marks of steps begin iterations, as at first; else what recurs does.
+        """
+
     def enter_dynamic(self) -> None: ...
 
     def leave_dynamic(self) -> None: ...

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from traces.buffers import Buffers
 
 T = TypeVar("T")
+#: Of a file's "steps": marks of steps do not begin iterations.
+_UNHEARD = "unheard"
 
 
 def write_planned(planned: Planned, path: str | Path, *, client: str = "", made_with: str = "") -> None:
@@ -38,6 +40,8 @@ def write_planned(planned: Planned, path: str | Path, *, client: str = "", made_
         if warm_up is None
         else json.dumps({name: column.tolist() for name, column in vars(warm_up).items()}),
     }
+    if not planned.hears_steps:
+        extra["steps"] = _UNHEARD
     columns = {"sequence": planned.pattern.sequence}
     write_plan(planned.plan, planned.buffers, path, extra=extra, extra_columns=columns)
 
@@ -88,7 +92,8 @@ def read_planned(path: str | Path) -> Planned:
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise TraceError(f"damaged plan: {type(error).__name__}: {error}", file=str(path)) from None
-    return Planned(pattern, buffers, plan, extra.get("made_with", ""))
+    hears_steps = extra.get("steps") != _UNHEARD
+    return Planned(pattern, buffers, plan, extra.get("made_with", ""), hears_steps=hears_steps)
 
 
 def read_planned_apart(path: str) -> Planned:

@@ -41,6 +41,7 @@ class Planned:
 
     ``made_with`` is the framework and its version, as "torch 2.13.0", or empty; it is for people.
     ``around_bytes`` of its arena belong to something else, kept or another client's; it was made around them.
+    ``hears_steps``: whether marks of steps begin its iterations, where there are any: see `mempool.marks`.
     """
 
     pattern: Pattern
@@ -48,6 +49,7 @@ class Planned:
     plan: Plan
     made_with: str = ""
     around_bytes: int = 0
+    hears_steps: bool = True
 
     @property
     def fragmentation(self) -> float:

@@ -130,6 +130,11 @@ class Planner:
         """How many were made."""
         return self._learner.known.made
 
+    @property
+    def known(self) -> int:
+        """How many patterns have one now."""
+        return len(self._learner.known)
+
     def begin(self, loaded: Planned | None = None) -> None:
         """Begin recording; whoever calls `look` plans. A loaded plan replays already."""
         self._learner.begin(loaded)

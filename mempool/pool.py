@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mempool import _core, sharing
 from mempool.errors import OutOfMemoryError, UsageError
+from mempool.marks import Marks
 from mempool.planner import Planner, first_cache_bytes
 from mempool.ranks import file_to_read, own_file
 from mempool.settings import NEVER, Settings, check_swapping, settings
@@ -109,6 +110,7 @@ class Pool:
             process=self.settings.planning_process,
             patient=not self.settings.background,
         )
+        self._marks = Marks(self.client, self._planner)
         try:
             self._begin()
         except BaseException:
@@ -147,6 +149,8 @@ class Pool:
                 self.client.load(self._loaded.native_warm_up(), self._loaded.native())
             except ValueError as error:
                 raise UsageError(f"{self.settings.plan}: {error}: the plan is of another device") from None
+            if not self._loaded.hears_steps:
+                self._marks.go_unheard()
         if self.settings.mode == "replay":
             if self.settings.background:
                 self._planner.start(self._loaded)
@@ -205,6 +209,10 @@ class Pool:
         Raises:
             UsageError: inside `iteration`, which marks both.
         """
+        self._mark_step()
+        self._marks.stepped()
+
+    def _mark_step(self) -> None:
         self._check_outside_iterations()
         self.client.mark(_core.Mark.STEP)
 
@@ -215,7 +223,10 @@ class Pool:
 
     @contextlib.contextmanager
     def dynamic(self) -> Iterator[None]:
-        """Keep what is allocated inside out of plan and recording: for validation, checkpoints, notebooks."""
+        """Keep what is allocated meanwhile out of plan and recording: for validation, checkpoints, notebooks.
+
+        By any thread: while one is inside, what others allocate follows no plan either.
+        """
         self.client.enter_dynamic()
         try:
             yield
@@ -328,7 +339,8 @@ class Pool:
 
             whose = self.framework or self.name
             own = own_file(os.fspath(path))
-            write_planned_apart(self.planned, own, client=whose, made_with=made_with(self.framework))
+            planned = dataclasses.replace(self.planned, hears_steps=self._marks.are_heard)
+            write_planned_apart(planned, own, client=whose, made_with=made_with(self.framework))
 
     # --- planning and the end
 

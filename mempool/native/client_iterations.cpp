@@ -243,20 +243,27 @@ Pattern* Client::followed() const noexcept {
 void Client::mark(Mark kind) {
   const Guarded guard(pool_->lock);
   Sequence& mine = sequence(0);
-  marked_ = true;
-  between_ = kind == Mark::end;
   const RecordedEvent::Kind event = kind == Mark::step    ? RecordedEvent::step
                                     : kind == Mark::begin ? RecordedEvent::begin
                                                           : RecordedEvent::end;
-  if (ring_.on()) ring_.add(event, 0, 0, 0, mine.follower.sequence());
   if (tape_.on()) tape_.add(event, 0, 0, 0, mine.follower.sequence());
   pool_->collect();
+  if (kind == Mark::step && !hears_steps_) return;
+  marked_ = true;
+  between_ = kind == Mark::end;
+  if (ring_.on()) ring_.add(event, 0, 0, 0, mine.follower.sequence());
   if (kind != Mark::end) {
     boundary(followed());
     begin_everywhere(marks_++);
   }
   const bool first = ring_.kept() < kFewEvents;
   if (ring_.on() && kind != Mark::begin && (first || ring_.seen() >= check_at_)) signal_work();
+}
+
+void Client::hear_steps(bool hear) {
+  const Guarded guard(pool_->lock);
+  hears_steps_ = hear;
+  if (!hear) marked_ = false;
 }
 
 void Client::enter_dynamic() noexcept {

@@ -60,6 +60,7 @@ def install(*, device: str | torch.device | None = None, **options: Any) -> Tens
     Raises:
         UsageError: a pool is installed already, there is no such device, CUDA is initialised already, the
             options make no sense, or PyTorch or the compiler does not permit it.
+        OSError, solvers.PlanError, traces.TraceError: the plan file cannot be read, or is no plan.
     """
     make = _maker(device, options)
     return _place.install(lambda: make(**options), lambda pool: pool.begin())
@@ -176,7 +177,7 @@ class TensorPool(Pool):
         with contextlib.suppress(
             UsageError
         ):  # inside of `iteration`, which has just begun for the first time
-            super().step()
+            self._mark_step()
 
     def _end_finding_steps(self) -> None:
         if self._found_steps is not None:

@@ -12,9 +12,9 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mempool.report import missed
+from mempool.torch.optimizer_steps import Listener
 
 if TYPE_CHECKING:
     from mempool.torch import TensorPool
@@ -41,13 +41,13 @@ class FoundSteps:
         self._steps = self._in_vain = 0
         self._hits = self._misses = 0
         self._marks = False
-        self._hook = register_optimizer_step_post_hook(self._stepped)
+        self._listener = Listener(after=self._stepped)
 
     def end(self) -> None:
         """No longer, as when the program says itself where its iterations end."""
-        self._hook.remove()
+        self._listener.remove()
 
-    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         pool = None if torch.compiler.is_compiling() else self._pool()
         if pool is None:
             return

@@ -9,10 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from torch.optim.optimizer import _global_optimizer_post_hooks as HOOKS
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import mempool.torch
 from mempool.torch.found_steps import FoundSteps
+from mempool.torch.optimizer_steps import LISTENERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,8 +145,38 @@ def test_steps_are_looked_at_where_something_is_planned_and_no_longer_than_that(
     """Swapping finds steps itself."""
 
     def those() -> int:
-        return sum(isinstance(getattr(hook, "__self__", None), FoundSteps) for hook in HOOKS.values())
+        return sum(isinstance(getattr(one.after, "__self__", None), FoundSteps) for one in LISTENERS)
 
     with mempool.torch.install(device="cpu", background=False, **options):  # type: ignore[arg-type]
         assert those() == looks
     assert those() == 0
+
+
+@pytest.mark.parametrize("what", ["step", "watch", "iteration", "close"])
+def test_what_a_hook_of_the_program_calls_disturbs_no_other_hook(what: str) -> None:
+    """PyTorch walks over its hooks while it calls them."""
+    pool = mempool.torch.install(device="cpu", background=False)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    told = []
+
+    def call(*_: Any) -> None:
+        if what == "iteration":
+            with pool.iteration():
+                pass
+        elif what == "watch":
+            pool.watch(torch.optim.SGD(model.parameters(), 0.1))
+        else:
+            getattr(pool, what)()
+
+    hooks = [register_optimizer_step_post_hook(hook) for hook in (call, lambda *_: told.append(1))]
+    try:
+        for _ in range(3):
+            model(torch.randn(8, 64)).sum().backward()
+            optimizer.step()
+        assert len(told) == 3
+    finally:
+        for hook in hooks:
+            hook.remove()
+        if what != "close":
+            pool.close()

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mempool.torch.optimizer_steps import Listener
 from mempool.torch.swapping.escapes import Escapes
 from mempool.torch.swapping.governor import Governor
 from mempool.torch.swapping.iterations import Iterations
@@ -97,7 +97,7 @@ class Swapper(TorchDispatchMode):
         self._needs = Needs(None if client is None else Counters(client), alignment)
         self._clock = 0
         self._optimizer: Any = None
-        self._hooks: tuple[Any, ...] = ()
+        self._listener: Listener | None = None
         self._ended = False
         self._repeats: Repeats | None = Repeats()
         self.marked = False
@@ -110,10 +110,7 @@ class Swapper(TorchDispatchMode):
 
     def __enter__(self) -> Self:
         self._ended = False
-        self._hooks = (
-            register_optimizer_step_pre_hook(lambda *_: self._steps()),
-            register_optimizer_step_post_hook(self._stepped),
-        )
+        self._listener = Listener(before=self._steps, after=self._stepped)
         self.mover.thread = threading.get_ident()
         self.escapes.install()
         self._threads.install()
@@ -127,8 +124,8 @@ class Swapper(TorchDispatchMode):
     def end(self) -> None:
         """Have everything here, and let operations be from now on."""
         self._ended = True
-        for hook in self._hooks:
-            hook.remove()
+        if self._listener is not None:
+            self._listener.remove()
         self.bring_all()
         self.iterations.close()
         self._threads.remove()
@@ -139,12 +136,12 @@ class Swapper(TorchDispatchMode):
         self.limit_bytes = self._governor.limit_bytes = self.iterations.limit_bytes = 1 << 62
         self.iterations.forget()
 
-    def _steps(self) -> None:
+    def _steps(self, _: torch.optim.Optimizer) -> None:
         """An optimizer begins to: this is training, and its own repetitions are no iterations."""
         if threading.get_ident() == self.mover.thread:
             self._marks()
 
-    def _stepped(self, optimizer: Any, *_: Any) -> None:
+    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         if threading.get_ident() != self.mover.thread:
             self._tell_of_thread()
         if self.marked or threading.get_ident() != self.mover.thread:

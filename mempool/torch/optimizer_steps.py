@@ -1,0 +1,67 @@
+"""Who is told of every step of any optimizer.
+
+PyTorch walks over its global hooks while it calls them, and fails if one comes or goes meanwhile, as when a
+program's own hook calls `pool.step()` or closes the pool. So a pair of hooks is registered once, and stays.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+
+class Listener:
+    """Is told until it is removed.
+
+    Attributes:
+        before: called with the optimizer that is about to step.
+        after: called with the one that has stepped.
+    """
+
+    def __init__(
+        self,
+        before: Callable[[torch.optim.Optimizer], None] | None = None,
+        after: Callable[[torch.optim.Optimizer], None] | None = None,
+    ) -> None:
+        """Begin."""
+        self.before, self.after = before, after
+        with _lock:
+            _register_once()
+            LISTENERS.append(self)
+
+    def remove(self) -> None:
+        """No longer; also while it is being told."""
+        with _lock:
+            if self in LISTENERS:
+                LISTENERS.remove(self)
+
+
+#: Those that are told.
+LISTENERS: list[Listener] = []
+_lock = threading.RLock()
+_registered: list[Any] = []
+
+
+def _register_once() -> None:
+    if not _registered:
+        _registered.append(register_optimizer_step_pre_hook(_begins))
+        _registered.append(register_optimizer_step_post_hook(_ended))
+
+
+def _begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for one in tuple(LISTENERS):
+        if one.before is not None:
+            one.before(optimizer)
+
+
+def _ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for one in tuple(LISTENERS):
+        if one.after is not None:
+            one.after(optimizer)
