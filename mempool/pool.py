@@ -210,7 +210,8 @@ class Pool:
             UsageError: inside `iteration`, which marks both.
         """
         self._mark_step()
-        self._marks.stepped()
+        if self.settings.limit is None:  # swapping goes by the program's marks, or its own
+            self._marks.stepped()
 
     def _mark_step(self) -> None:
         self._check_outside_iterations()
