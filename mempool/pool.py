@@ -189,19 +189,20 @@ class Pool:
         Raises:
             UsageError: inside another iteration, of this or any thread.
         """
-        me = threading.get_ident()
-        with self._lock:
-            if self._in_iteration is not None:
-                whose = "this thread" if self._in_iteration == me else "another thread"
-                raise UsageError(f"iteration() inside an iteration of {whose}")
-            self._in_iteration = me
-        self.client.mark(_core.Mark.BEGIN)
-        try:
+        me, begun = threading.get_ident(), False
+        try:  # whatever interrupts it, it is over afterwards
+            with self._lock:
+                if self._in_iteration is not None:
+                    whose = "this thread" if self._in_iteration == me else "another thread"
+                    raise UsageError(f"iteration() inside an iteration of {whose}")
+                self._in_iteration, begun = me, True
+            self.client.mark(_core.Mark.BEGIN)
             yield
         finally:
-            self.client.mark(_core.Mark.END)
-            with self._lock:
-                self._in_iteration = None
+            if begun:
+                self.client.mark(_core.Mark.END)
+                with self._lock:
+                    self._in_iteration = None
 
     def step(self) -> None:
         """Mark the end of one iteration and the beginning of the next.
@@ -388,8 +389,10 @@ class Pool:
             logging.getLogger("mempool").warning("%s", explained)
 
     def renew_locks(self) -> None:
-        """In a forked child, where nobody is left who could give them back."""
+        """In a forked child: nobody is left to give them back, or to end another thread's iteration."""
         self._lock = threading.Lock()
+        if self._in_iteration != threading.get_ident():
+            self._in_iteration = None
 
     def leave_open_at_exit(self) -> None:
         """Do not close when Python exits: whoever calls this does, later."""

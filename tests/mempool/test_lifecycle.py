@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import importlib
 import random
+import subprocess
+import sys
+import textwrap
 import threading
 from typing import TYPE_CHECKING
 
@@ -145,3 +148,48 @@ def test_a_long_run_holds_no_more_than_a_short_one() -> None:
 @pytest.mark.timeout(1800)
 def test_a_day_of_iterations_holds_no_more_than_an_hour() -> None:
     iterate(DAY)
+
+
+def test_an_iteration_that_is_interrupted_as_it_begins_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C may come at any moment."""
+
+    class Interrupted:
+        def mark(self, kind: _core.Mark) -> None:
+            if kind == _core.Mark.BEGIN:
+                raise KeyboardInterrupt
+
+    with Pool(simulated(), background=False) as pool:
+        with monkeypatch.context() as patched:
+            patched.setattr(pool, "client", Interrupted())
+            with pytest.raises(KeyboardInterrupt), pool.iteration():
+                pass
+        with pool.iteration():
+            pool.free(pool.allocate(1000))
+        pool.step()
+
+
+def test_a_child_that_is_forked_in_another_threads_iteration_is_in_none() -> None:
+    script = """
+        import os, threading, warnings
+        import mempool.numpy
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pool = mempool.numpy.install()
+        inside, over = threading.Event(), threading.Event()
+        def work():
+            with pool.iteration():
+                inside.set()
+                over.wait()
+        thread = threading.Thread(target=work)
+        thread.start()
+        inside.wait()
+        child = os.fork()
+        if child == 0:
+            with pool.iteration():
+                pass
+            pool.step()
+            os._exit(0)
+        over.set()
+        thread.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
