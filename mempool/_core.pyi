@@ -228,6 +228,16 @@ class Pool:
 
     def set_max_reserved(self, bytes: int) -> None: ...
 
+    def set_budget(self, bytes: int) -> None:
+        """
+        Before more than this is taken from the device, free memory goes back; what is taken beyond it all the same is counted.
+        """
+
+    def room(self) -> int:
+        """
+        Bytes that can be had at once within the budget when free memory has gone back, or else in the largest hole of the arena; negative: so many are held beyond it.
+        """
+
     def owns(self, address: int) -> bool: ...
 
     def arena_ranges(self) -> list[tuple[int, int]]:
@@ -321,6 +331,21 @@ class Client:
     def give_back(self, force: bool = False) -> bool:
         """
         Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or by force. True: no arena is left.
+        """
+
+    def ask_for_arena(self) -> bool:
+        """
+        The arena that patterns need, now rather than at the next boundary. False: it is not so large.
+        """
+
+    def place_of(self, address: int) -> int | None:
+        """
+        Offset in the arena that the plan followed now has for a live buffer, or would have if there were an arena; None: none.
+        """
+
+    def place_next(self, place: int) -> None:
+        """
+        The next request inside of a dynamic scope gets this offset in the arena, if it is free there.
         """
 
     def wait_for_work(self, seconds: float, looks: float = 0.0, allocations: int = 18446744073709551615, misses: int = 18446744073709551615, spoilt: int = 18446744073709551615, around: int = 0, others_layouts: int = 18446744073709551615) -> tuple[bool, float]:

@@ -31,6 +31,7 @@ REFUSALS = {
     "capture": "a graph is being captured",
     "alive": "buffers are alive in the one there is, which cannot grow beside them; "
     'memory="growing" is for such programs',
+    "limit": "with what else is held it would be more than the limit",
     "memory": "there is too little memory; raise max_reserved or free memory elsewhere",
 }
 

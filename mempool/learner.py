@@ -372,11 +372,11 @@ class Learner:
         return done
 
     def _can_be_had(self, planned: Planned) -> bool:
-        """Whether the arena, and what is in use outside it now, is within the limit and the device."""
+        """Whether the arena, and what is in use outside it now, is within limit, budget and device."""
         managed = getattr(self._device, "kind", "") == "managed"  # which may be more than the device has
         stats, total = self._core.stats(), 0 if managed else self._device.memory()[1]
         outside = stats["reserved"]["current"] - stats["arena_bytes"] - stats["segment_free_bytes"]
-        most = min(stats["max_reserved_bytes"], total or stats["max_reserved_bytes"])
+        most = min(stats["max_reserved_bytes"], stats["budget_bytes"], total or stats["max_reserved_bytes"])
         return bool(planned.plan.arena_bytes + max(outside, 0) <= most)
 
     def plan_around(self) -> bool:
@@ -398,7 +398,7 @@ class Learner:
             assert known is not None
             around = sorted(stays - known.ranges() | stays.intersection(blockers))
             planned = self._make(known.pattern, around)
-            if planned is None:
+            if planned is None or not self._can_be_had(planned):
                 return False
             log.info("planning around %d buffers that stay in the arena", len(around))
             if self._install(planned, None, instead_of=known):

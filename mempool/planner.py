@@ -101,7 +101,7 @@ class Planner:
         self._looking = self._learns = False
         self._tell_at = self._trim_at = 0.0
         self._may_trim = False
-        self._told_refusals = {"", "capture"}  # that is soon over
+        self._told_refusals = {"", "capture", "limit"}  # the first is soon over, swapping tells of the last
         self._device = device
         self._process = PlanningProcess(interrupt=self._stop.is_set, wanted=process)
         self._budget = Budget(

@@ -60,6 +60,8 @@ _SWAPPING = (
     ("on_demand", "fetched on demand"),
     ("evicted", "evicted at once"),
     ("over", "operations over the limit"),
+    ("beyond", "times more was reserved than that"),
+    ("beyond_bytes", "more by at most"),
     ("diverged", "iterations off the plan"),
     ("plans", "plans"),
     ("changes", "changes by waits"),

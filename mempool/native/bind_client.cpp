@@ -203,6 +203,16 @@ void bind_client(nb::module_& m) {
       .def("give_back", &Client::give_back, released, "force"_a = false,
            "Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or "
            "by force. True: no arena is left.")
+      .def("ask_for_arena", &Client::ask_for_arena, released,
+           "The arena that patterns need, now rather than at the next boundary. False: it is not so large.")
+      .def("place_of",
+           [](Client& c, Address address) -> std::optional<Offset> {
+             const Offset place = patiently(c.pool(), [&] { return c.place_of(address); });
+             return place == kDynamic ? std::nullopt : std::make_optional(place);
+           }, "address"_a,
+           "Offset in the arena that the plan followed now has for a live buffer, or would have if there were an arena; None: none.")
+      .def("place_next", &Client::place_next, released, "place"_a,
+           "The next request inside of a dynamic scope gets this offset in the arena, if it is free there.")
       .def("wait_for_work", &wait_for_work, "seconds"_a, "looks"_a = 0.0, "allocations"_a = ~std::uint64_t{0},
            "misses"_a = ~std::uint64_t{0}, "spoilt"_a = ~std::uint64_t{0}, "around"_a = 0,
            "others_layouts"_a = ~std::uint64_t{0},

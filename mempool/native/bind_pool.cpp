@@ -65,6 +65,8 @@ class BorrowedDevice final : public Device {
 struct PoolStats {
   Gauge reserved, deferred;
   ArenaStats arena;
+  std::size_t idle, recent_reserved, budget;
+  std::uint64_t beyond_budget;
   std::size_t live, segments, segment_free, segment_free_blocks, segment_largest_free, live_blocks, graph_pools, table_bytes, limit;
   std::uint64_t device_calls, stream_waits;
 };
@@ -80,6 +82,10 @@ PoolStats taken(Pool& pool) {
   return {pool.source().reserved(),
           pool.deferred(),
           pool.arena_stats(),
+          pool.segments().retained(),
+          pool.source().recent_peak(),
+          pool.source().budget(),
+          pool.source().beyond_budget(),
           live_of_all(pool),
           pool.segments().segments(),
           pool.segments().free_bytes(),
@@ -103,6 +109,10 @@ nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
   d["arena_alive"] = s.arena.alive;
   d["arena_strangers"] = s.arena.strangers;
   d["arena_refused"] = s.arena.refused;
+  d["idle_bytes"] = s.idle;
+  d["recent_reserved_bytes"] = s.recent_reserved;
+  d["budget_bytes"] = s.budget;
+  d["beyond_budget"] = s.beyond_budget;
   d["live_bytes"] = s.live;
   d["segments"] = s.segments;
   d["segment_free_bytes"] = s.segment_free;
@@ -184,6 +194,18 @@ void bind_pool(nb::module_& m) {
            "bytes"_a, released, "Free memory beyond this goes back to the device at once.")
       .def("set_max_reserved",
            [](Pool& pool, std::size_t bytes) { const Guarded guard(pool.lock); pool.source().set_limit(bytes); }, "bytes"_a, released)
+      .def("set_budget",
+           [](Pool& pool, std::size_t bytes) { const Guarded guard(pool.lock); pool.set_budget(bytes); }, "bytes"_a, released,
+           "Before more than this is taken from the device, free memory goes back; what is taken beyond it all the same is counted.")
+      .def("room",
+           [](Pool& pool) {
+             return patiently(pool, [&] {
+               const Guarded guard(pool.lock);
+               return pool.room();
+             });
+           },
+           "Bytes that can be had at once within the budget when free memory has gone back, or else in the largest hole of the "
+           "arena; negative: so many are held beyond it.")
       .def("owns",
            [](Pool& pool, Address address) {
              return patiently(pool, [&] {

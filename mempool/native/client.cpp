@@ -171,11 +171,13 @@ void Client::note(const Follower& follower, std::size_t bytes, Outcome outcome) 
   }
 }
 
-Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome) {
+// `place`: where the plan has it, if all that is missing is the arena.
+Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome, Offset& place) {
   const Follower::Match match = sequence.follower.next(bytes, known_, marked_);
   outcome = match.outcome;
   if (match.boundary) boundary(sequence.follower.finished());
   if (!replaying_) {
+    if (match.slot != nullptr && match.size == bytes) place = match.slot->offset;
     outcome = refusal_ != Refusal::none ? Outcome::no_arena : Outcome::unplanned;
     return 0;
   }
@@ -213,8 +215,10 @@ void Client::look_ahead(Sequence& sequence) noexcept {
 Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream stream, Resized* resized) {
   Outcome outcome = Outcome::outside;
   Pool::Given given;
+  Offset place = kDynamic;
+  if (place_next_ != kDynamic && dynamic_ != 0) given = pool_->take_place(std::exchange(place_next_, kDynamic), bytes, stream);
   if (!outside() && !pool_->forked()) {
-    given.address = serve_planned(sequence, bytes, outcome);
+    given.address = serve_planned(sequence, bytes, outcome, place);
     given.rounded = pool_->round_up(bytes);
     if (given.address == 0 && replaying_ && outcome != Outcome::dynamic) note(sequence.follower, bytes, outcome);
   }
@@ -227,6 +231,7 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
                          std::any_of(sequences_.begin(), sequences_.end(),
                                      [&](const Sequence& other) { return &other != &sequence && other.follower.plays(); });
     given = pool_->allocate_dynamic(bytes, stream, (replaying_ && in_step) || pool_->anyone_plays(this));
+    if (place != kDynamic && given.address != 0) pool_->note_place(given.address, place);
   }
   if (given.address != 0) {
     ++stats_.outcomes[static_cast<std::size_t>(outcome)];

@@ -111,6 +111,13 @@ class Client : private Live<Client> {
   // call (so that a loop that asks each time does not thrash) or `force`, and by force as much of its end as can be where
   // something is alive and it has pages; the next boundary takes it again. True: no arena left.
   bool give_back(bool force) noexcept;
+  // The arena now, rather than at the next boundary, and whatever was refused before: room was made for it. Where there is a budget
+  // it comes only so. False: not as large as the patterns need it.
+  bool ask_for_arena() noexcept;
+  // Where the plan that is followed has the live buffer, or would have it if there were an arena; kDynamic: nowhere.
+  Offset place_of(Address address) noexcept;
+  // The next request inside of a dynamic scope gets this place in the arena if it is free: what was there before comes back.
+  void place_next(Offset place) noexcept;
   bool is_alone() const noexcept;  // no other client uses this memory
 
   // --- waiting for something to plan; the planner's thread
@@ -246,7 +253,7 @@ class Client : private Live<Client> {
   void ended(std::size_t requested, std::size_t rounded) noexcept;
   void freed(Address address, std::size_t requested, std::size_t rounded, Stream stream) noexcept;
   bool free_locked(Address address, Stream stream, bool* dead) noexcept;
-  Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome);
+  Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome, Offset& place);
   void look_ahead(Sequence& sequence) noexcept;
   bool outside() const noexcept { return dynamic_ != 0 || between_; }
   bool recorded() const noexcept { return ring_.on() | tape_.on() | history_.on(); }  // in one branch
@@ -265,6 +272,7 @@ class Client : private Live<Client> {
   Pattern* largest(std::size_t most = ~std::size_t{0}) const noexcept;
   void have_arena() noexcept;
   void take_arena() noexcept;
+  bool has_to_ask() const noexcept { return pool_->source().has_budget() && !asks_; }
   void refused(Pattern& pattern, Refusal why) noexcept;
   void have_arena_for_others() noexcept;
   void signal_work() noexcept;
@@ -309,6 +317,8 @@ class Client : private Live<Client> {
   std::deque<Divergence> divergences_;
   std::vector<Blocker> blockers_;     // alive at every boundary since they were first in the way
   unsigned dynamic_ = 0;              // depth of dynamic scopes
+  bool asks_ = false;                 // within ask_for_arena()
+  Offset place_next_ = kDynamic;      // see place_next()
   bool between_ = false;              // between the end of a marked region and the next one's beginning
   bool marked_ = false, replaying_ = false;
   bool hears_steps_ = true;

@@ -45,7 +45,7 @@ void Client::take_arena() noexcept {
   for (Pattern* one = largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;
        one = largest(one->arena_bytes - 1)) {
     if (iterations_ < one->retry_at) continue;
-    const Refusal why = pool_->take_arena(one->arena_bytes);
+    const Refusal why = has_to_ask() ? Refusal::budget : pool_->take_arena(one->arena_bytes);
     if (why == Refusal::none) {
       one->pause = one->retry_at = 0;
       return;
@@ -56,11 +56,30 @@ void Client::take_arena() noexcept {
 
 // To look at what there is costs little, to try in vain all free memory; a moment in which nothing is alive is soon over.
 void Client::refused(Pattern& pattern, Refusal why) noexcept {
-  const bool looked = why == Refusal::foreseen;
+  const bool looked = why == Refusal::foreseen || why == Refusal::budget;
   const std::uint64_t longest = why == Refusal::device ? kLongestPause : looked ? kLongestLook : kShortestPause;
   pattern.pause = std::clamp(2 * pattern.pause, kShortestPause, longest);
   pattern.retry_at = iterations_ + pattern.pause;
   if (&pattern == largest() && std::exchange(refusal_, why) != why) ++refusals_;
+}
+
+bool Client::ask_for_arena() noexcept {
+  const Guarded guard(pool_->lock);
+  for (Pattern* pattern : known_) pattern->retry_at = 0;
+  asks_ = true;
+  have_arena();
+  asks_ = false;
+  return pool_->arena_bytes() >= needed_bytes();
+}
+
+Offset Client::place_of(Address address) noexcept {
+  const Guarded guard(pool_->lock);
+  return pool_->place_of(address);
+}
+
+void Client::place_next(Offset place) noexcept {
+  const Guarded guard(pool_->lock);
+  place_next_ = place;
 }
 
 // An arena that cannot grow in place is replaced, in a moment when nothing in it is alive. At others' own boundaries there may
@@ -273,7 +292,7 @@ void Client::enter_dynamic() noexcept {
 
 void Client::leave_dynamic() noexcept {
   const Guarded guard(pool_->lock);
-  if (dynamic_ != 0) --dynamic_;
+  if (dynamic_ != 0 && --dynamic_ == 0) place_next_ = kDynamic;
 }
 
 }  // namespace mempool

@@ -1,5 +1,6 @@
 // The one place where a pool takes memory from its device and gives it back: it counts what is reserved and keeps
-// the limit (`max_reserved`), for arena, segments and small pages together.
+// the limit (`max_reserved`), for arena, segments and small pages together. A *budget* is a softer one: before more is taken than
+// that, what is idle goes back, and what is taken beyond it all the same is counted.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +14,16 @@
 
 namespace mempool {
 
+// Who keeps memory that nobody uses.
+class Idle {
+ public:
+  // What is idle for longest goes back. False: nothing is, or not now.
+  virtual bool give_back_oldest() noexcept = 0;
+
+ protected:
+  ~Idle() = default;
+};
+
 class MemorySource {
  public:
   explicit MemorySource(Device& device) : device_(device), traits_(device.traits()) {}
@@ -22,6 +33,7 @@ class MemorySource {
 
   // Address space; where the device has no pages this takes (and counts) the memory too.
   Address reserve(std::size_t bytes, std::size_t alignment) noexcept {
+    if (traits_.page == 0) keep_budget(bytes);
     if (traits_.page == 0 && !allowed(bytes)) return 0;
     const Address address = device_.reserve(bytes, alignment);
     ++calls_;
@@ -31,6 +43,7 @@ class MemorySource {
   }
   bool commit(Address address, std::size_t bytes) noexcept {
     if (traits_.page == 0 || bytes == 0) return true;
+    keep_budget(bytes);
     ++calls_;
     if (!allowed(bytes) || !device_.commit(address, bytes)) return false;
     took(RecordedEvent::segment_map, address, bytes);
@@ -47,6 +60,7 @@ class MemorySource {
   }
   // As Device::resize; `to` is a multiple of a page.
   Address resize(Address address, std::size_t from, std::size_t to) noexcept {
+    if (to > from) keep_budget(to - from);
     if (traits_.page == 0 || (to > from && !allowed(to - from))) return 0;
     ++calls_;
     if (!wait_for_users()) return 0;
@@ -108,6 +122,21 @@ class MemorySource {
   std::size_t limit() const noexcept { return limit_; }
   void set_limit(std::size_t bytes) noexcept { limit_ = bytes; }
 
+  static constexpr std::size_t kNoBudget = ~std::size_t{0};
+  void set_budget(std::size_t bytes, Idle* idle) noexcept { budget_ = bytes, idle_ = idle; }
+  std::size_t budget() const noexcept { return budget_; }
+  bool has_budget() const noexcept { return budget_ != kNoBudget; }
+  // Whether so much more is within it, once what is idle has gone back as far as that takes.
+  bool keep_budget(std::size_t bytes) noexcept {
+    while (exceeds(bytes) && idle_ != nullptr && idle_->give_back_oldest()) {
+    }
+    return !exceeds(bytes);
+  }
+  bool exceeds(std::size_t bytes) const noexcept {
+    return bytes > budget_ || reserved_.current > budget_ - bytes;
+  }
+  std::uint64_t beyond_budget() const noexcept { return beyond_; }  // times that memory was taken beyond it
+
  private:
   void let_go(Address address, std::size_t bytes, std::size_t committed) noexcept {
     ++calls_;
@@ -123,6 +152,7 @@ class MemorySource {
     reserved_.add(bytes);
     if (reserved_.current > recent_peak_) recent_peak_ = reserved_.current;
     ++took_;
+    if (reserved_.current > budget_) ++beyond_;
     log_.took(kind, address, bytes);
   }
   // Of these bytes so many were held.
@@ -143,6 +173,9 @@ class MemorySource {
   DeviceLog log_;
   unsigned holds_ = 0;
   std::size_t limit_ = ~std::size_t{0};
+  std::size_t budget_ = kNoBudget;
+  Idle* idle_ = nullptr;
+  std::uint64_t beyond_ = 0;
 };
 
 }  // namespace mempool

@@ -223,6 +223,16 @@ Offset Occupancy::find_hole(std::size_t bytes, std::size_t alignment, Offset lim
   return best;
 }
 
+Offset Occupancy::largest_hole(Offset limit) const noexcept {
+  Offset edge = 0, largest = 0;
+  walk(0, [&](Offset begin, Offset end) {
+    if (begin > edge) largest = std::max(largest, std::min(begin, limit) - std::min(edge, limit));
+    edge = std::max(edge, end);
+    return edge < limit;
+  });
+  return edge < limit ? std::max(largest, limit - edge) : largest;
+}
+
 Offset Occupancy::end_of_last() const noexcept {
   Offset end = strangers_.empty() ? 0 : strangers_.rbegin()->second.end;
   if (!cells_.empty()) {

@@ -104,6 +104,7 @@ class Occupancy {
   // Where more than kHolesLookedAt ranges are alive, the smallest of the next so many, and of what lies behind the last.
   Offset find_hole(std::size_t bytes, std::size_t alignment, Offset limit);
   static constexpr std::size_t kHolesLookedAt = 256;
+  Offset largest_hole(Offset limit) const noexcept;  // bytes of the largest free range below `limit`
   // A live range that intersects [begin, end); {0, 0} if none does.
   struct Range {
     Offset begin = 0, end = 0;

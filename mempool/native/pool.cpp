@@ -65,6 +65,7 @@ Refusal Pool::try_arena(std::size_t bytes) noexcept {
   collect();
   const bool in_place = arena_base_ != 0 && wanted <= arena_space_;
   if (arena_base_ != 0 && !in_place && occupancy_.alive() != 0) return Refusal::alive;
+  if (!within_budget(wanted, in_place)) return Refusal::budget;
   if (!may_be_had(wanted, in_place)) return Refusal::foreseen;
   trim();
   const std::size_t before = arena_bytes_;
@@ -77,6 +78,20 @@ Refusal Pool::try_arena(std::size_t bytes) noexcept {
   if (wanted > arena_bytes_ && !source_.commit(arena_base_ + arena_bytes_, wanted - arena_bytes_)) return Refusal::device;
   arena_bytes_ = std::max(arena_bytes_, wanted);
   return Refusal::none;
+}
+
+bool Pool::within_budget(std::size_t arena_bytes, bool in_place) const noexcept {
+  const std::size_t stays = source_.reserved().current - segments_.retained() - (in_place ? 0 : arena_bytes_);
+  const std::size_t more = arena_bytes - (in_place ? arena_bytes_ : 0);
+  return stays <= source_.budget() && more <= source_.budget() - stays;
+}
+
+std::ptrdiff_t Pool::room() const noexcept {
+  // What is taken begins and ends within a page.
+  const std::size_t held = source_.reserved().current - segments_.retained() + 2 * source_.traits().page;
+  const std::size_t budget = std::min(source_.budget(), std::size_t{1} << 62);
+  const auto left = static_cast<std::ptrdiff_t>(budget) - static_cast<std::ptrdiff_t>(held);
+  return arena_bytes_ == 0 ? left : std::max(left, static_cast<std::ptrdiff_t>(occupancy_.largest_hole(arena_bytes_)));
 }
 
 // Whether there is so much within the limit and on the device, as far as that is known, once all that is free has gone back.
@@ -190,6 +205,29 @@ Pool::Given Pool::from_hole(std::size_t bytes, Stream stream, bool anywhere) {
   return {arena_base_ + begin, round_up(bytes), false};
 }
 
+void Pool::note_place(Address address, Offset place) noexcept {
+  if (Block* const block = segments_.find(address)) block->place = place;
+}
+
+Offset Pool::place_of(Address address) noexcept {
+  if (arena_holds(address)) {
+    const Offset begin = address - arena_base_;
+    return occupancy_.cell_of(begin) == BitSet::kNone ? kDynamic : begin;
+  }
+  const Block* const block = segments_.find(address);
+  return block == nullptr ? kDynamic : block->place;
+}
+
+Pool::Given Pool::take_place(Offset begin, std::size_t bytes, Stream stream) {
+  const Offset end = begin + bytes;
+  if (begin > arena_bytes_ || end > arena_bytes_ || forked_) return {};
+  if (!occupancy_.is_free(begin, end, occupancy_.cells_before(end))) return {};
+  const Line line = streams_.enter(begin, end, stream);
+  if (line == ArenaStreams::kNone) return {};
+  occupancy_.take(begin, end, line);
+  return {arena_base_ + begin, round_up(bytes), false};
+}
+
 Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
   ++retries_;
   trim();
@@ -232,8 +270,10 @@ void Pool::take_over_idle(std::size_t bytes, Stream stream) {
 Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool in_step) noexcept {
   try {
     Given given = from_segments(bytes, stream, Segments::Effort::reuse);
-    if (given.address == 0 && !in_step && !holes_shut_) given = from_hole(bytes, stream, false);
+    const bool budget = source_.has_budget();  // then holes are the last that is within it: what stays for long does not belong there
+    if (given.address == 0 && !in_step && !holes_shut_ && !budget) given = from_hole(bytes, stream, false);
     if (given.address == 0) take_over_idle(bytes, stream);
+    if (given.address == 0 && budget && !source_.keep_budget(source_.round_to_page(bytes))) given = from_hole(bytes, stream, true);
     if (given.address == 0) given = from_segments(bytes, stream, Segments::Effort::normal);
     if (given.address == 0) given = last_resort(bytes, stream);
     return given;

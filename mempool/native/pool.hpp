@@ -44,9 +44,10 @@ enum class Refusal : std::uint8_t {
   captured,  // a graph is being captured
   alive,     // something lives in the one there is, which cannot grow in place
   foreseen,  // there is too little memory: nothing was tried
+  budget,    // with what else is held it would be beyond the budget: nothing was tried
   device     // it was tried
 };
-inline constexpr std::array<const char*, 5> kRefusalNames = {"", "capture", "alive", "memory", "memory"};
+inline constexpr std::array<const char*, 6> kRefusalNames = {"", "capture", "alive", "memory", "limit", "memory"};
 
 struct ArenaStats {
   std::size_t bytes = 0;      // committed
@@ -55,7 +56,7 @@ struct ArenaStats {
   std::uint64_t refused = 0;  // times that it could not be had
 };
 
-class Pool : private Live<Pool> {
+class Pool : private Live<Pool>, private Idle {
  public:
   using Live<Pool>::count;
   Pool(std::unique_ptr<Device> device, const PoolOptions& options);
@@ -102,6 +103,12 @@ class Pool : private Live<Pool> {
   Given allocate_small(std::size_t bytes, Stream stream) noexcept;
   // `in_step`: a sequence follows its plan, so the arena's holes are about to be used; keep out of them if possible.
   Given allocate_dynamic(std::size_t bytes, Stream stream, bool in_step) noexcept;
+
+  // Where the plan would have what is in the fallback for want of an arena, or has what lies in the arena; kDynamic: nowhere.
+  void note_place(Address address, Offset place) noexcept;
+  Offset place_of(Address address) noexcept;
+  // This place in the arena, whatever the plan has there next; address 0: it is not free.
+  Given take_place(Offset begin, std::size_t bytes, Stream stream);
 
   // The fallback's buffer `old` becomes one of `bytes` with its contents, without a copy, perhaps at another address.
   // Address 0: it cannot, and is as it was.
@@ -199,6 +206,12 @@ class Pool : private Live<Pool> {
   // The clock's, once for all clients.
   std::chrono::steady_clock::time_point idle_returned{};
 
+  // --- a budget for all that is held
+  void set_budget(std::size_t bytes) noexcept { source_.set_budget(bytes, this); }
+  // Bytes that can be had at once within it, when what is idle has gone back, or else in the largest hole of the arena. Negative: so
+  // much is held beyond it.
+  std::ptrdiff_t room() const noexcept;
+
   std::size_t round_up(std::size_t bytes) const noexcept {
     const std::size_t unit = source_.traits().alignment;
     return (bytes + unit - 1) & ~(unit - 1);  // a power of two
@@ -235,6 +248,8 @@ class Pool : private Live<Pool> {
   Refusal try_arena(std::size_t bytes) noexcept;
   bool reserve_arena(std::size_t bytes) noexcept;
   bool may_be_had(std::size_t arena_bytes, bool in_place) noexcept;
+  bool within_budget(std::size_t arena_bytes, bool in_place) const noexcept;
+  bool give_back_oldest() noexcept override { return segments_.give_back_oldest(); }
   Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);
   Given from_hole(std::size_t bytes, Stream stream, bool anywhere);
   Given last_resort(std::size_t bytes, Stream stream);

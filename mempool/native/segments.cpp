@@ -193,8 +193,9 @@ Block* Segments::reuse(std::size_t bytes, bool large, Stream stream, Effort effo
   if (!large) return block != nullptr && effort == Effort::reuse && !committed(*block, bytes) ? nullptr : block;
   if (block == nullptr || effort == Effort::last_resort) return block;
   // A much larger block is left for a larger request, unless the rest can be split off and used.
+  // Where there is a budget it goes back whole instead: what is split is of no use to others until all of it is free again.
   const std::size_t rest = block->size - bytes;
-  return rest > bytes / 8 && rest < source_.traits().large ? nullptr : block;
+  return rest > bytes / 8 && (rest < source_.traits().large || source_.has_budget()) ? nullptr : block;
 }
 
 void Segments::split(Block* block, std::size_t bytes) {
@@ -228,8 +229,10 @@ Block* Segments::allocate(std::size_t bytes, Stream stream, Effort effort) {
   const std::size_t rounded = round_up(bytes);
   const bool large = rounded >= source_.traits().large;
   Block* block = reuse(rounded, large, stream, effort);
-  const std::size_t size = large ? rounded : std::max(shared_, rounded);
-  if (block == nullptr && effort != Effort::reuse) block = take_segment(size, large, stream);
+  if (block == nullptr && effort == Effort::reuse) return nullptr;
+  const bool tight = block == nullptr && source_.traits().page == 0 && source_.has_budget() && !source_.keep_budget(shared_);
+  const std::size_t size = large || tight ? rounded : std::max(shared_, rounded);
+  if (block == nullptr) block = take_segment(size, large, stream);
   // Where a segment to share cannot be had, one for this alone may.
   if (block == nullptr && effort == Effort::last_resort && size > rounded) block = take_segment(rounded, large, stream);
   if (block == nullptr) return nullptr;
@@ -247,6 +250,7 @@ Block* Segments::allocate(std::size_t bytes, Stream stream, Effort effort) {
   }
   block->free = false;
   block->requested = bytes;
+  block->place = ~std::uint64_t{0};
   return block;
 }
 
@@ -360,7 +364,7 @@ void Segments::put_back(Block* block) noexcept {
     block = merge(before, block);
   }
   shelve(block);
-  while (idle_.bytes() > retained_limit_ && !source_.held()) {
+  while ((idle_.bytes() > retained_limit_ || (source_.exceeds(0) && idle_.bytes() != 0)) && !source_.held()) {
     if (!give_back(idle_.first())) return;
   }
 }
@@ -417,6 +421,10 @@ void Segments::trim(std::uint64_t idle_before) noexcept {
     block = next;
   }
   if (everything) forget_streams();
+}
+
+bool Segments::give_back_oldest() noexcept {
+  return idle_.bytes() != 0 && !source_.held() && give_back(idle_.first());
 }
 
 void Segments::give_free_blocks_to(Stream stream) {

@@ -52,6 +52,7 @@ class Segments {
   bool keeps(std::size_t bytes) const noexcept { return idle_.bytes() <= retained_limit_ && bytes <= retained_limit_ - idle_.bytes(); }
   // Gives back free segments, and free pages of shared ones. `idle_before`: only what is idle since an earlier epoch.
   void trim(std::uint64_t idle_before = ~std::uint64_t{0}) noexcept;
+  bool give_back_oldest() noexcept;  // false: nothing is idle, or it may not go back now
   void next_epoch() noexcept { ++epoch_; }
   std::uint64_t epoch() const noexcept { return epoch_; }
   void give_free_blocks_to(Stream stream);  // only after Device::synchronize()

@@ -252,10 +252,12 @@ void meddle(Setting& s, Random random) {
       case 10: {
         const Guarded guard(s.pool->lock);
         s.pool->source().set_limit(chance(random, 30) ? s.pool->source().reserved().current + below(random, 1 << 20) : ~0ull);
+        s.pool->set_budget(chance(random, 50) ? s.pool->source().reserved().current + below(random, 1 << 20) : ~0ull);
+        s.pool->room();
         break;
       }
       case 11: { const Guarded guard(s.pool->lock); s.pool->segments().set_retained_limit(below(random, 1 << 22)); break; }
-      case 12: client.stats(); client.state(); client.divergences(); client.blockers(); client.reset_peaks(); break;
+      case 12: client.ask_for_arena(); client.stats(); client.state(); client.divergences(); client.blockers(); client.reset_peaks(); break;
       case 15: client.set_history(chance(random, 60) ? 100 : 0); break;
       case 16: look_at(take_snapshot(*s.pool, &client)); take_usage(*s.pool); break;
       case 17: client.look(); client.wait_for_work({0.0005, 1.0, below(random, 10000), below(random, 10000), 12}); break;

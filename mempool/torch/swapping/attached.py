@@ -36,6 +36,7 @@ class Swapping:
             host_bytes=host_bytes,
             client=pool.client,
             ended=pool.mark_found_step,
+            anew=pool.begin_anew,
         )
         self._pid = os.getpid()
         self._ended = False

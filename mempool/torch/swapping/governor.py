@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from mempool.torch.swapping.mover import Mover
     from mempool.torch.swapping.report import SwapCounts
+    from mempool.torch.swapping.room import Room
     from mempool.torch.swapping.storages import Held, Storages
 
 #: Storages below this part of the limit leave last: copies have a price of their own.
@@ -34,6 +35,7 @@ class Governor:
         counts: SwapCounts,
         limit_bytes: int,
         until: Callable[[Held], int | None] = lambda _: None,
+        room: Room | None = None,
     ) -> None:
         """Keep the limit.
 
@@ -44,17 +46,21 @@ class Governor:
             limit_bytes: the most that may be here.
             until: how many operations later a storage is used next, None where nobody knows: then as many as
                 it was not used for. Training uses in its backward last what it used in its forward first.
+            room: that of the pool, if there is one.
         """
         self._storages = storages
         self._mover = mover
         self._counts = counts
         self._until = until
+        self._room = room
         self.limit_bytes = limit_bytes
 
     @property
     def spare(self) -> int:
         """Bytes for which there is room."""
-        return self.limit_bytes - self._storages.here_bytes
+        spare = self.limit_bytes - self._storages.here_bytes
+        room = self._room
+        return spare if room is None or not room.asks else min(spare, room.left())
 
     def make_room(self, need: int, keep: Container[int], now: int, *, ahead: bool = False) -> bool:
         """Let leave what it takes for so many bytes to fit, but none of these keys.
@@ -68,20 +74,20 @@ class Governor:
         Returns:
             Whether they fit.
         """
-        if need <= self.spare:
+        missing = need - self.spare
+        if missing <= 0:
             return True
         order = self._order(keep, now)
-        while order and need > self.spare:
-            leaving = _enough(order, need - self.spare)
+        while order and missing > 0:
+            leaving = _enough(order, missing)
             self._evict(leaving)
             gone = {held.key for held in leaving}
             order = [held for held in order if held.key not in gone]
+            missing = need - self.spare
         if ahead:
             self._copy_ahead(order)
-        if need > self.spare:
-            self._counts.over += 1
-            return False
-        return True
+        self._counts.over += missing > 0
+        return missing <= 0
 
     def clear(self, keep: Container[int], now: int) -> bool:
         """Let everything leave but these keys; whether anything did."""

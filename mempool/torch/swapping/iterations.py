@@ -8,6 +8,7 @@ from mempool.torch.swapping.patterns import Pattern, Patterns
 from mempool.torch.swapping.planning import Planning
 from mempool.torch.swapping.program import FETCH, Line, Program
 from mempool.torch.swapping.reserved import Settling
+from mempool.torch.swapping.storages import AWAY
 from mempool.torch.swapping.tape import Tape
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.mover import Mover
     from mempool.torch.swapping.needs import Need
     from mempool.torch.swapping.report import SwapCounts
+    from mempool.torch.swapping.room import Room
     from mempool.torch.swapping.storages import Held, Storages
 
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 _LONGEST = 1 << 19
 #: Operations of an iteration whose needs are remembered at most.
 _PLACES = 1 << 16
+#: How often moves are planned anew for less, and by what part of the limit: the pool holds more than lives.
+_MOST_LESS, _LESS = 4, 128
+#: How often they follow what was waited for until the pool learns them.
+_MOST_CHANGES = 4
 
 
 class Iterations:
@@ -48,6 +54,7 @@ class Iterations:
         limit_bytes: int,
         host_bytes: int | None = None,
         client: _core.Client | None = None,
+        room: Room | None = None,
     ) -> None:
         self._engine = engine
         self._storages = storages
@@ -55,6 +62,8 @@ class Iterations:
         self._counts = counts
         self._planning = Planning(engine, host_bytes, storages.alignment)
         self._settling = Settling(client)
+        self._room = room
+        self._evicted = 0  # when this iteration began
         self.limit_bytes = limit_bytes
         self.following = False
         self.needs: list[tuple[Any, Any, Need]] = []
@@ -79,6 +88,16 @@ class Iterations:
         """The limit, or the least that the plan can hold: to hold less beside the peak has no use."""
         return self.limit_bytes if self.plan is None else max(self.limit_bytes, self.plan.swap.limit_bytes)
 
+    @property
+    def kept_bytes(self) -> int:
+        """What may be here at once, whatever the pool says.
+
+        The same in all iterations where it takes more than the plan to hold it: what leaves then recurs.
+        """
+        if self._room is None or self._pattern is None:
+            return self.limit_bytes
+        return self._pattern.limit_bytes if not self._pattern.holds else self._room.limit_bytes
+
     # --- operations
 
     def line(self, func: Any, given: list[Held]) -> Line | None:
@@ -99,9 +118,18 @@ class Iterations:
             if action != FETCH:
                 if not any(held is one for one in given):
                     self._mover.release(held)
-            elif self._storages.here_bytes + held.room <= self.held_bytes:  # else when it is asked for
+            elif self._has_room(held):  # else when it is asked for
                 self._mover.fetch(held)
         return line
+
+    def _has_room(self, held: Held) -> bool:
+        if self._storages.here_bytes + held.room > self.held_bytes:
+            return False
+        if (room := self._room) is None or not room.asks or held.state != AWAY:
+            return True
+        has = held.room <= room.left()
+        self._counts.put_off += not has
+        return has
 
     def needed(self, func: Any, asked: Any, need: Need) -> None:
         """Remember what the next operation needs, which is this and is asked so: see `Pattern`."""
@@ -203,6 +231,8 @@ class Iterations:
     def _depart(self) -> None:
         """This is not the planned iteration: nobody would wait for what is on its way."""
         self.following = False
+        if self._room is not None:
+            self._room.asks = True
         self._mover.settle_all()
 
     # --- from one to the next
@@ -248,18 +278,64 @@ class Iterations:
         plan = pattern.program
         pattern.followed, before = True, pattern.arrived
         self._patterns.was(pattern)
-        self._planning.warn(plan, self.limit_bytes)
+        self._planning.warn(plan, pattern.limit_bytes)
         arrived, pattern.arrived = self._arrived, [*self._arrived]
         if self._engine.streams:  # the device is behind: it tells an iteration later
             arrived = before
             for _, transfer in arrived:
                 self._counts.waited(self._engine.waited(transfer))
-        if better := self._planning.changed(plan, arrived, self.limit_bytes):
-            pattern.program, pattern.arrived = better, []
-            self._settling.changed()
+        if self._room is not None and self._room.arena:
+            return  # what the pool has planned is for these moves
+        if self._disturbed() and self._for_less(pattern, 0):
+            return
+        if self._may_change(plan) and (better := self._planning.changed(plan, arrived, self._held(pattern))):
+            self._replace(pattern, better)
             self._counts.changes += 1
         else:
             self._settling.went_by_plan()
+
+    def _may_change(self, plan: Program) -> bool:
+        """Whether it may follow what was waited for: waits vary, and the pool needs moves that do not."""
+        return self._room is None or (plan.changes < _MOST_CHANGES and not self._settling.learns)
+
+    def _held(self, pattern: Pattern) -> int:
+        return self.limit_bytes if self._room is None else pattern.limit_bytes
+
+    def _replace(self, pattern: Pattern, program: Program) -> None:
+        pattern.program, pattern.arrived = program, []
+        self._settling.changed()
+
+    def _disturbed(self) -> bool:
+        """Whether more had to leave than was planned, since the pool held more than what lives."""
+        return self._room is not None and self._counts.evicted + self._counts.put_off > self._evicted
+
+    def _for_less(self, pattern: Pattern, less: int) -> bool:
+        """Have moves that leave less, by so many bytes at least; False: none, or it was done enough."""
+        if pattern.lessened >= _MOST_LESS or not pattern.holds:
+            return False
+        pattern.lessened += 1
+        limit = min(self.limit_bytes, pattern.limit_bytes - max(less, self.limit_bytes // _LESS))
+        made, before = self._planning.again(pattern.program, limit), pattern.program
+        if made is None or (made.swap.limit_bytes, self._planning.arena(made)) >= (
+            before.swap.limit_bytes,
+            self._planning.arena(before),
+        ):
+            return False
+        pattern.limit_bytes = max(limit, made.swap.limit_bytes)  # what is planned leaves by plan alone
+        self._counts.plans += 1
+        self._replace(pattern, made)
+        return True
+
+    def undisturbed(self) -> None:
+        """What has left until now in this iteration did so for another reason."""
+        self._evicted = self._counts.evicted + self._counts.put_off
+
+    def less(self, less: int) -> bool:
+        """At an iteration's beginning: have moves planned for so many bytes less; whether that is done."""
+        if self._pattern is None or not self._for_less(self._pattern, less):
+            return False
+        self._start(goes_on=False)
+        return True
 
     def _odd(self, tape: Tape) -> None:
         """One that is not as planned: two alike are worth a plan, and the first two get one anyway."""
@@ -270,6 +346,7 @@ class Iterations:
         worth = not len(self._patterns) or self._first is not None or self._patterns.recurs(tape)
         if worth and (program := self._made(tape)) is not None:
             made = self._patterns.add(program)
+            made.limit_bytes = self.limit_bytes
             if self._first is not None and not self._first.followed:
                 self._patterns.drop(self._first)
             self._first = made if self.plan is None else None
@@ -292,6 +369,9 @@ class Iterations:
         for held in self.tape.there:
             held.born = None
         self.following = self.plan is not None
+        self.undisturbed()
+        if self._room is not None:
+            self._room.begin(following=self.following)
         self._bind(self.plan)
         if self.plan is not None and not goes_on:
             self._catch_up(self.plan)
@@ -327,5 +407,5 @@ class Iterations:
         for row, held in sorted(self._rows.items(), key=lambda bound: plan.uses.until(bound[0], at)):
             if row in away:
                 self._mover.leave(held)
-            elif plan.rooms[row] and self._storages.here_bytes + held.room <= self.held_bytes:
+            elif plan.rooms[row] and self._has_room(held):
                 self._mover.fetch(held)

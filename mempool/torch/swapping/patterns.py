@@ -30,14 +30,23 @@ class Pattern:
         used: number of the last iteration that was of this kind.
         needs: of each operation, itself, bytes of the tensors that it was given, or where it takes none its
             arguments, and what it then needs.
+        limit_bytes: what its moves were planned for.
+        lessened: how often they were planned anew for less.
         arrived: of the last iteration that followed them, rows of the schedule and their copies back.
     """
 
     program: Program
     followed: bool = False
     used: int = 0
+    limit_bytes: int = 0
+    lessened: int = 0
     needs: list[tuple[Any, Any, Need]] = field(default_factory=list)
     arrived: list[tuple[int, Any]] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the moves hold what they were planned for; else more has to leave than they let leave."""
+        return self.program.swap.limit_bytes <= self.limit_bytes
 
 
 class Patterns:

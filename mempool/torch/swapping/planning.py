@@ -70,6 +70,17 @@ class Planning:
 
         return self._tried(make)
 
+    def again(self, plan: Program, limit: int) -> Program | None:
+        """Another program for the iteration of this one and another limit; None where it cannot be made."""
+
+        def make() -> Program:
+            step = plan.recorded.step
+            swap = self._fitting(self._planner(step, tries=0), step, limit)
+            self._engine.reserve(swap.replayed.host_bytes)
+            return program_of(plan.tape, plan.recorded, swap, plan.changes)
+
+        return self._tried(make)
+
     def _tried(self, make: Callable[[], Program | None]) -> Program | None:
         """What is made; None where that fails: whatever it is, nobody's training ends by it."""
         if self._failures >= _MOST_FAILURES:
@@ -89,32 +100,40 @@ class Planning:
                 exc_info=not isinstance(error, PlanError),
             )
 
-    def _planner(self, step: Step) -> SwapPlanner:
-        return SwapPlanner(step, self._engine.link(), host_limit=self._host_bytes)
+    def _planner(self, step: Step, tries: int | None = None) -> SwapPlanner:
+        return SwapPlanner(step, self._engine.link(), host_limit=self._host_bytes, tries=tries)
+
+    def arena(self, plan: Program) -> int:
+        """Bytes of an arena for all that a program leaves on the device."""
+        return self._arena(plan.recorded.step, plan.swap.schedule)
 
     def _fitting(self, planner: SwapPlanner, step: Step, limit: int) -> Swap:
         """Moves that leave so little that it is within the limit with the gaps between buffers.
 
-        Rather others that wait no longer and are easier to place than more of them.
+        Rather others that wait no longer and are easier to place than more of them. A little less may be
+        easier to place or not, by chance, so that several limits are tried, down to the least that can be
+        held: without a search for the least stall, which takes seconds there.
         """
 
         def arena(schedule: Schedule) -> int:
             return self._arena(step, schedule)
 
-        def packed_within(target: int) -> Swap:
+        def packed_within(planner: SwapPlanner, target: int) -> Swap:
             swap = planner.nearest(target)
             enough = max(limit, swap.limit_bytes)
             return packed(planner, swap, arena, variations=_VARIATIONS, enough=enough)
 
-        first = best = tried = packed_within(limit)
-        target = limit
-        for _ in range(_MOST_ROUNDS):
-            if arena(best.schedule) <= limit or first.limit_bytes > limit:
+        best = tried = packed_within(planner, limit)
+        if best.limit_bytes > limit:
+            return best
+        least = max(planner.lowest(), limit - limit // _MOST_PART)
+        quick, target = self._planner(step, tries=0), limit
+        for left in range(_MOST_ROUNDS, 0, -1):
+            if arena(best.schedule) <= limit or target <= least:
                 break
-            target -= max(arena(tried.schedule) - limit, limit // 64)
-            tried = packed_within(target)
-            if target < limit - limit // _MOST_PART or tried.limit_bytes > target:
-                break
+            step_down = max(arena(tried.schedule) - limit, limit // 64)
+            target = max(target - min(step_down, -(-(target - least) // left)), least)
+            tried = packed_within(quick, target)
             best = min(best, tried, key=lambda swap: arena(swap.schedule))
         return best
 

@@ -25,6 +25,7 @@ class SwapCounts:
         iteration_in_bytes: in the last iteration.
         on_demand: storages that an operation needed and no plan had brought.
         evicted: storages that left because room was needed at once.
+        put_off: copies back for which there was no room when the plan asked for them.
         over: operations that began with more than the limit, since all else was needed.
         diverged: iterations that did not follow the plan.
         host_full: copies for which the host's arena had no room.
@@ -44,6 +45,7 @@ class SwapCounts:
     iteration_in_bytes: int = 0
     on_demand: int = 0
     evicted: int = 0
+    put_off: int = 0
     over: int = 0
     diverged: int = 0
     host_full: int = 0

@@ -45,6 +45,11 @@ class Settling:
         self._dynamic = False
         self.changed()
 
+    @property
+    def learns(self) -> bool:
+        """Whether the pool does."""
+        return not self._dynamic
+
     def changed(self) -> None:
         """The moves are others from now on."""
         self._calm = 0

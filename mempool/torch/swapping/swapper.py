@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mempool.torch.optimizer_steps import Listener
+from mempool.torch.swapping.arrival import Arrival
 from mempool.torch.swapping.escapes import Escapes
 from mempool.torch.swapping.governor import Governor
 from mempool.torch.swapping.iterations import Iterations
@@ -21,6 +22,7 @@ from mempool.torch.swapping.mover import Mover
 from mempool.torch.swapping.needs import SAMPLES, Counters, Needs
 from mempool.torch.swapping.repeats import Repeats
 from mempool.torch.swapping.report import SwapCounts, said
+from mempool.torch.swapping.room import Room
 from mempool.torch.swapping.storages import AWAY, COMING, HERE, Held, Storages, bytes_of, storage_of
 from mempool.torch.swapping.threads import Threads, inside
 from traces.recorders.torch.storages import is_wrapper, storages_in
@@ -66,6 +68,7 @@ class Swapper(TorchDispatchMode):
         host_bytes: int | None = None,
         client: _core.Client | None = None,
         ended: Callable[[], None] | None = None,
+        anew: Callable[[], None] = lambda: None,
     ) -> None:
         """Make one; it works inside its ``with``.
 
@@ -78,6 +81,7 @@ class Swapper(TorchDispatchMode):
             client: of the pool that serves the device: what operations take for themselves while they run is
                 measured and counts, and what it serves that is no known storage leaves less of the limit.
             ended: called when an iteration ended that nobody marked.
+            anew: has the pool forget what it has planned.
         """
         super().__init__()
         self.engine = engine
@@ -87,10 +91,18 @@ class Swapper(TorchDispatchMode):
         self._client = client
         self._tell_ended = ended
         self.mover = Mover(engine, self.storages, self.counts)
+        self._room = None if client is None else Room(client, self.storages, limit_bytes)
         self.iterations = Iterations(
-            engine, self.storages, self.mover, self.counts, limit_bytes, host_bytes, client
+            engine, self.storages, self.mover, self.counts, limit_bytes, host_bytes, client, self._room
         )
-        self._governor = Governor(self.storages, self.mover, self.counts, limit_bytes, self.iterations.until)
+        self._governor = Governor(
+            self.storages, self.mover, self.counts, limit_bytes, self.iterations.until, self._room
+        )
+        self._arrival: Arrival | None = None
+        if client is not None and self._room is not None:
+            self._arrival = Arrival(
+                client, self._room, self.storages, self.iterations, self._governor, self.mover, anew
+            )
         self._known = self.storages.known
         self._kinds: dict[int, Kind] = {}
         self._wrappers: dict[Any, bool] = {}
@@ -130,10 +142,14 @@ class Swapper(TorchDispatchMode):
         self.iterations.close()
         self._threads.remove()
         self.escapes.remove()
+        if self._room is not None:
+            self._room.end()
 
     def stop(self) -> None:
         """Let nothing leave from now on; what is away comes when it is asked for."""
         self.limit_bytes = self._governor.limit_bytes = self.iterations.limit_bytes = 1 << 62
+        if self._room is not None:
+            self._room.end()
         self.iterations.forget()
 
     def _steps(self, _: torch.optim.Optimizer) -> None:
@@ -180,12 +196,17 @@ class Swapper(TorchDispatchMode):
         self._blank = {key: held for key, held in self._blank.items() if held() is not None}
         self.iterations.limit_bytes = self.limit_bytes - self._unseen()
         self.iterations.end()
-        self._governor.limit_bytes = self.iterations.limit_bytes  # a plan may hold only more
+        self._governor.limit_bytes = self.iterations.kept_bytes  # a plan may hold only more
+        if self._arrival is not None and self._room is not None:
+            self._arrival.look()
+            self._room.tell()
 
     def _unseen(self) -> int:
-        """Bytes that the pool serves to what is no known storage: of other threads, of libraries."""
+        """Bytes that the pool serves to no known storage, as to other threads and libraries, or holds."""
         if self._client is None:
             return 0
+        if self._room is not None and not self._room.holds_arena:
+            return self._room.beside_bytes
         served = int(self._client.stats()["live"]["current"])
         return max(served - (self.storages.here_bytes - self.storages.outside_bytes), 0)
 
@@ -195,7 +216,8 @@ class Swapper(TorchDispatchMode):
 
     def values(self) -> dict[str, Any]:
         """What there is to report, for JSON; sizes in bytes."""
-        return {"limit_bytes": self.limit_bytes, **said(self.counts, self.iterations.plan)}
+        beyond = {} if self._room is None else self._room.values()
+        return {"limit_bytes": self.limit_bytes, **said(self.counts, self.iterations.plan), **beyond}
 
     # --- operations
 
@@ -269,6 +291,8 @@ class Swapper(TorchDispatchMode):
         given, written = self._given(kind, args, kwargs)
         if self._blank:
             self._unblank(given)
+        if self._arrival is not None and self._arrival.due:
+            self._arrival.take({held.key for held in given}, self._clock)
         at = len(iterations.tape.functions)
         if iterations.following:
             lines = iterations.lines
@@ -290,8 +314,13 @@ class Swapper(TorchDispatchMode):
         if need is None:
             need = self._needs.of(func, args, kwargs, size, self._governor.spare)
             iterations.needed(func, asked, need)
-        if not here or storages.here_bytes + need.made + need.room > self._governor.limit_bytes:
-            self._bring(need.made + need.room, given)
+        more, room = need.made + need.room, self._room
+        if (
+            not here
+            or storages.here_bytes + more > self._governor.limit_bytes
+            or (room is not None and room.asks and more and more > room.left())
+        ):
+            self._bring(more, given)
         for held in written:  # also if it fails half-way
             held.clean = False
         iterations.begins()
@@ -367,7 +396,7 @@ class Swapper(TorchDispatchMode):
         keys = {held.key: held for held in given}
         absent = [held for held in keys.values() if held.state != HERE]
         need += sum(held.room for held in absent if held.state == AWAY)
-        if self.storages.here_bytes + need > self._governor.limit_bytes:
+        if need > self._governor.spare:
             self._governor.make_room(need, keys, self._clock, ahead=not self.iterations.following)
         if absent:
             self._bring_each(absent, keys)

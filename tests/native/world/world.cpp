@@ -444,6 +444,7 @@ class World {
         const Guarded guard(pool_->lock);
         limited_ = true;
         pool_->source().set_limit(choices.chance(40) ? pool_->source().reserved().current + choices.below(1 << 20) : ~std::size_t{0});
+        pool_->set_budget(choices.chance(40) ? pool_->source().reserved().current + choices.below(1 << 20) : ~std::size_t{0});
         break;
       }
       case Step::retain: { const Guarded guard(pool_->lock); pool_->segments().set_retained_limit(choices.below(1 << 22)); break; }

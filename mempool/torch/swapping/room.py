@@ -1,0 +1,85 @@
+"""How much more a pool can serve within a limit: it holds more than what lives, and all of that counts."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mempool import _core
+    from mempool.torch.swapping.storages import Storages
+
+#: No budget, as the core has it.
+_NONE = (1 << 64) - 1
+#: By what part of the limit more may be held before that is told.
+_TOLD = 50
+
+log = logging.getLogger("mempool")
+
+
+class Room:
+    """The pool's own word on what it holds, asked before an operation that takes memory.
+
+    Beside what lives that is pages of which a part is free, small blocks, what other threads and libraries
+    have, and an arena as a whole, however full: none of that can be given back.
+
+    Attributes:
+        arena: whether the pool has the arena of its plan, where all that is planned has its place.
+        limit_bytes: what the pool holds at most; more than was asked for where less cannot be held.
+        holds_arena: whether it has any.
+        asks: whether the pool is to be asked: not while an iteration goes by plan there.
+        beside_bytes: most that the pool held beside what swapping knows, since `begin`, if it had no arena.
+    """
+
+    def __init__(self, client: _core.Client, storages: Storages, limit_bytes: int) -> None:
+        """Have the pool of a client keep the limit as its budget."""
+        self._pool = client.pool
+        self._storages = storages
+        self.limit_bytes = self._asked_bytes = limit_bytes
+        self.arena = self.holds_arena = False
+        self.asks = True
+        self.beside_bytes = 0
+        self._pool.set_budget(limit_bytes)
+        self._told = False
+
+    def hold(self, least_bytes: int) -> None:
+        """Keep the limit, or where less than this cannot be held, this."""
+        self.limit_bytes = max(least_bytes, self._asked_bytes)
+        self._pool.set_budget(self.limit_bytes)
+
+    def begin(self, *, following: bool) -> None:
+        """An iteration begins, which follows a plan of moves or none."""
+        self.asks = not (self.arena and following)
+        self.beside_bytes = 0
+
+    def left(self) -> int:
+        """Bytes that operations may take."""
+        storages = self._storages
+        room: int = self._pool.room()
+        if not self.holds_arena:
+            beside = self.limit_bytes - room - storages.here_bytes + storages.outside_bytes
+            self.beside_bytes = max(self.beside_bytes, beside)
+        return room - storages.outside_bytes
+
+    def values(self) -> dict[str, Any]:
+        """What there is to report: how often the pool took more than the limit, and how much at most."""
+        stats = self._pool.stats()
+        more = max(stats["reserved"]["peak"] - self._asked_bytes, 0)
+        return {"beyond": stats["beyond_budget"], "beyond_bytes": more if stats["beyond_budget"] else 0}
+
+    def tell(self) -> None:
+        """Say once that the pool held clearly more than the limit."""
+        if self._told or (more := self.values()["beyond_bytes"]) <= self._asked_bytes // _TOLD:
+            return
+        self._told = True
+        log.warning(
+            "the pool held %s bytes more than the limit of %s: operations needed so much at once, or "
+            "took more for themselves than is known of them",
+            f"{more:,}",
+            f"{self._asked_bytes:,}",
+        )
+
+    def end(self) -> None:
+        """No limit any more."""
+        self.asks = False
+        self._pool.set_budget(_NONE)

@@ -1,0 +1,266 @@
+"""What the pool holds of the device under a limit, on small models on the CPU.
+
+    python tests/benchmarks/swapping_limit.py [--only MODEL ...] [--shares 0.9 0.6] [--steps 40] [--json FILE]
+
+Each run is a process of its own. The first of a model trains without a limit and tells its peak load and the
+floor, below which no schedule can hold a limit; then come shares of that peak, and a little more than the
+floor. *Reserved* is the most that the pool held at once, of the limit: of all steps, and of those since its
+arena came. *Beside* is from outside: how much more than the limit the process's resident set had grown in
+the last steps at most, without copies on the host; that is the heap of PyTorch and Python, about the same
+for each limit, if the pool holds what it says. The hit rate is that of the last steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import itertools
+import json
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHARES = (0.9, 0.75, 0.6)
+#: The lowest limit, times the floor.
+NEAR = 1.1
+#: The last steps, whose hits and resident set are told.
+LAST = 8
+BATCH = 8
+
+
+def models() -> dict[str, Any]:
+    """What makes each."""
+    import torch
+    from models import GPT, Images, ResNet, Seq2Seq, UNet
+
+    class Cnn(Images):
+        """Convolutions one after the other."""
+
+        def __init__(self, width: int = 32, layers: int = 6) -> None:
+            super().__init__()
+            widths = [3] + [width] * layers
+            self.layers = torch.nn.ModuleList(
+                torch.nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths)
+            )
+            self.head = torch.nn.Linear(width, self.classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = torch.relu(layer(x))
+            return self.head(x.mean((2, 3)))
+
+    return {"cnn": Cnn, "resnet": ResNet, "unet": UNet, "lstm": Seq2Seq, "gpt": GPT}
+
+
+class Warnings(logging.Handler):
+    """Keeps what was logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        self.told.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def planning() -> Iterator[list[float]]:
+    """Seconds of each time that moves are planned."""
+    from mempool.torch.swapping.planning import Planning
+
+    seconds: list[float] = []
+    made = Planning._tried
+
+    def timed(self: Planning, make: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return made(self, make)
+        finally:
+            seconds.append(time.perf_counter() - begin)
+
+    Planning._tried = timed  # type: ignore[method-assign]
+    try:
+        yield seconds
+    finally:
+        Planning._tried = made  # type: ignore[method-assign]
+
+
+def resident(field: str) -> int:
+    """Bytes of this process: "VmRSS", or "VmHWM", the most since it was last reset."""
+    line = next(one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith(field))
+    return int(line.split()[1]) << 10
+
+
+def train(name: str, limit: int | None, steps: int, *, background: bool) -> dict[str, Any]:
+    """Train in this process; what came out."""
+    import torch
+
+    import mempool.torch
+
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    warnings = Warnings()
+    logging.getLogger("mempool").addHandler(warnings)
+    _warm_up(name)
+    base = resident("VmRSS")
+    with planning() as seconds:
+        pool = mempool.torch.install(device="cpu", background=background, limit=limit or 1 << 40)
+        torch.manual_seed(0)
+        model = models()[name]()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=True)
+        losses, reserved, outcomes, arena = [], [], [], None
+        begin = time.perf_counter()
+        for step in range(steps):
+            if step == steps - LAST:
+                Path("/proc/self/clear_refs").write_text("5")
+            pool.client.reset_peaks()
+            optimizer.zero_grad()
+            loss = model.loss(*model.batch(step, BATCH))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            del loss
+            reserved.append(pool.core.stats()["recent_reserved_bytes"])
+            outcomes.append(pool.client.stats()["outcomes"])
+            if arena is None and pool.core.stats()["arena_bytes"]:
+                arena = step
+            if not background:
+                pool.plan_now()
+        took = time.perf_counter() - begin
+        values = pool.report().to_dict()
+        plan = pool._swapping.swapper.iterations.plan
+        told: dict[str, Any] = {
+            "limit": limit,
+            "reserved": max(reserved),
+            "reserved_after": None if arena is None else max(reserved[arena + 1 :], default=None),
+            "by_step": reserved,
+            "resident": resident("VmHWM") - base - values["swapping"]["host_bytes"],
+            "arena_at": arena,
+            "hit_rate": _hits(outcomes[-1], outcomes[-1 - LAST]),
+            "plan_seconds": sum(seconds),
+            "longest_plan": max(seconds, default=0.0),
+            "seconds": took,
+            "losses": hashlib.sha256(repr(losses).encode()).hexdigest()[:12],
+            "warnings": warnings.told,
+            "swapping": values["swapping"],
+            "live": values["live_peak_bytes"],
+        }
+        if limit is None and plan is not None:
+            told["floor"] = _floor(plan.recorded.step)
+        pool.close()
+    return told
+
+
+def _warm_up(name: str) -> None:
+    """What PyTorch has for itself from the first step on is none of the pool's."""
+    import gc
+
+    import torch
+
+    model = models()[name]()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=True)
+    model.loss(*model.batch(0, BATCH)).backward()
+    optimizer.step()
+    del model, optimizer
+    gc.collect()
+
+
+def _hits(now: dict[str, int], before: dict[str, int]) -> float | None:
+    from mempool.report import missed
+
+    hits, misses = now["hit"] - before["hit"], missed(now) - missed(before)
+    outside = now["outside"] - before["outside"]  # swapping has the pool wait
+    return hits / (hits + misses + outside) if hits + misses + outside else None
+
+
+def _floor(step: Any) -> int:
+    from solvers.swap import Link, SwapPlanner
+
+    return SwapPlanner(step, Link.of_rate(4e9)).lowest()
+
+
+def apart(name: str, limit: int | None, steps: int, *, background: bool) -> dict[str, Any]:
+    """The same in a process of its own."""
+    command = [sys.executable, __file__, "--one", json.dumps([name, limit, steps, background])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    if done.returncode != 0:
+        return {"error": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]}
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+HEADER = (
+    "| model | limit | KiB | reserved | with arena | beside MiB | arena at | hit rate | planned s | step ms "
+    "| beyond | losses | warnings |\n" + "| --- " * 13 + "|"
+)
+
+
+def row(name: str, share: str, told: dict[str, Any], plain: dict[str, Any], steps: int) -> str:
+    """One run as a line of the table."""
+    if "error" in told:
+        return f"| {name} | {share} | {told['error']} |"
+    limit = told["limit"]
+    after, rate = told["reserved_after"], told["hit_rate"]
+    cells = [
+        name,
+        share,
+        f"{limit >> 10:,}",
+        f"{told['reserved'] / limit:.3f}",
+        "-" if after is None else f"{after / limit:.3f}",
+        f"{(told['resident'] - limit) / 2**20:.1f}",
+        "-" if told["arena_at"] is None else str(told["arena_at"]),
+        "-" if rate is None else f"{rate:.3f}",
+        f"{told['plan_seconds']:.1f}",
+        f"{1e3 * (told['seconds'] - told['plan_seconds']) / steps:.0f}",
+        str(told["swapping"].get("beyond", "")),
+        "the same" if told["losses"] == plain["losses"] else "OTHERS",
+        str(len(told["warnings"])),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--shares", nargs="*", type=float, default=SHARES)
+    parser.add_argument("--no-floor", action="store_true")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--background", action="store_true", help="plan in a thread, as users do")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        name, limit, steps, background = json.loads(given.one)
+        print(json.dumps(train(name, limit, steps, background=background)))
+        return
+    found: dict[str, Any] = {}
+    print(HEADER, flush=True)
+    for name in given.only or models():
+        plain = found[name] = apart(name, None, LAST + 4, background=False)
+        whole = apart(name, 1 << 39, given.steps, background=given.background)
+        limits = {f"{share:.0%}": int(share * plain["live"]) for share in given.shares}
+        if not given.no_floor:
+            limits["floor"] = int(NEAR * plain["floor"])
+        for share, limit in limits.items():
+            told = found[f"{name} {share}"] = apart(name, limit, given.steps, background=given.background)
+            print(row(name, share, told, whole, given.steps), flush=True)
+            if given.verbose and "warnings" in told:
+                print(*told["warnings"], sep="\n")
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

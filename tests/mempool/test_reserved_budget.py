@@ -1,0 +1,134 @@
+"""A budget for what a pool holds of its device: what is idle goes back first, and the rest is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cores import Core, pattern
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+KIB, MIB, PAGE = 1 << 10, 1 << 20, 4096
+NONE = (1 << 64) - 1
+
+
+def reserved(core: Core) -> int:
+    return int(core.pool.stats()["reserved"]["current"])
+
+
+def beyond(core: Core) -> int:
+    return int(core.pool.stats()["beyond_budget"])
+
+
+def kept(core: Core) -> Core:
+    """Free memory stays, until somebody asks for it."""
+    core.client.set_retained_limit(NONE)
+    return core
+
+
+@pytest.mark.parametrize("page", [PAGE, 0])
+def test_what_is_idle_goes_back_before_more_is_taken_the_oldest_first(page: int) -> None:
+    core = kept(Core(page=page, large=64 * KIB))
+    core.pool.set_budget(3 * MIB // 2)
+    old, new = core.allocate(MIB), core.allocate(MIB // 2)
+    core.free(old)
+    core.free(new)
+    assert reserved(core) == 3 * MIB // 2
+    core.allocate(3 * MIB // 4)  # is not split off the one, and has no room in the other
+    assert reserved(core) == 5 * MIB // 4
+    assert core.allocate(MIB // 2) == new  # which is there still
+    assert beyond(core) == 0
+
+
+@pytest.mark.parametrize("page", [PAGE, 0])
+def test_without_room_it_goes_beyond_and_that_is_counted(page: int) -> None:
+    core = kept(Core(page=page, large=64 * KIB))
+    core.pool.set_budget(MIB)
+    core.allocate(MIB)
+    assert core.pool.room() <= 0
+    core.allocate(MIB)
+    assert beyond(core) == 1
+    assert core.pool.stats()["recent_reserved_bytes"] == 2 * MIB
+    core.pool.set_budget(NONE)
+    core.allocate(MIB)
+    assert beyond(core) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from([PAGE, 0]))
+def test_what_there_is_room_for_never_goes_beyond(data: st.DataObject, page: int) -> None:
+    """Small, shared and large blocks, frees in any order, an arena or none: the pool's own word is kept."""
+    core = kept(Core(page=page, large=64 * KIB, shared=256 * KIB))
+    core.pool.set_budget(MIB)
+    if data.draw(st.booleans()):
+        core.client.load(None, pattern([100 * KIB, 50 * KIB]))
+    for _ in range(data.draw(st.integers(1, 40))):
+        if core.live and data.draw(st.booleans()):
+            core.free(data.draw(st.sampled_from(sorted(core.live))))
+            continue
+        size = data.draw(st.sampled_from([700, 3000, 5000, 30 * KIB, 100 * KIB, 300 * KIB]))
+        room, before = core.pool.room(), beyond(core)
+        core.allocate(size)
+        if -(-size // 512) * 512 <= room:
+            assert beyond(core) == before
+            assert reserved(core) <= MIB
+
+
+def with_arena() -> Core:
+    """An arena of a MiB, of which nothing is alive."""
+    core = kept(Core(large=64 * KIB))
+    core.client.load(None, pattern([MIB // 2, MIB // 2]))
+    core.step()
+    assert core.run([MIB // 2, MIB // 2]) == 2
+    assert reserved(core) == MIB
+    return core
+
+
+def test_what_stays_lies_beside_the_arena_while_there_is_room_and_in_a_hole_rather_than_beyond() -> None:
+    core = with_arena()
+    core.pool.set_budget(3 * MIB // 2)
+    beside = core.allocate(300 * KIB)
+    assert core.pool.arena_ranges() == []
+    inside = core.allocate(300 * KIB)
+    assert len(core.pool.arena_ranges()) == 1
+    assert beyond(core) == 0
+    for address in (beside, inside):
+        core.free(address)
+
+
+def test_no_arena_comes_that_is_beyond_the_budget_until_room_was_made_for_it() -> None:
+    core = kept(Core(large=64 * KIB))
+    core.pool.set_budget(3 * MIB // 2)
+    stays, leaves = core.allocate(MIB // 4), core.allocate(MIB // 2)
+    core.client.install(pattern([MIB, 1024]), 3)
+    core.step()
+    assert core.client.state()["refusal"] == "limit"
+    assert not core.client.ask_for_arena()
+    core.free(leaves)
+    for _ in range(8):  # it is not asked for again at every boundary
+        core.step()
+    assert core.client.ask_for_arena()
+    assert core.client.state()["refusal"] == ""
+    assert reserved(core) == 5 * MIB // 4 + PAGE
+    assert core.run([MIB, 1024]) == 2
+    core.free(stays)
+    assert beyond(core) == 0
+
+
+@pytest.mark.parametrize(("budget", "stranded"), [(NONE, 924 * KIB), (4 * MIB, 0)])
+def test_large_free_memory_is_not_split_within_a_budget(budget: int, stranded: int) -> None:
+    """What is split is of no use to others before all of it is free again."""
+    core = kept(Core(page=0, large=64 * KIB))
+    core.pool.set_budget(budget)
+    core.free(core.allocate(MIB))
+    core.allocate(100 * KIB)
+    assert core.pool.stats()["segment_free_bytes"] == stranded
+
+
+def test_where_there_is_no_room_for_a_segment_to_share_there_may_be_for_one_block() -> None:
+    core: Any = kept(Core(page=0, large=MIB, shared=MIB))
+    core.pool.set_budget(MIB // 2)
+    core.allocate(64 * KIB)
+    assert reserved(core) == 64 * KIB
+    assert beyond(core) == 0
