@@ -210,13 +210,10 @@ class Pool:
         Raises:
             UsageError: inside `iteration`, which marks both.
         """
-        self._mark_step()
-        if self.settings.limit is None:  # swapping goes by the program's marks, or its own
-            self._marks.stepped()
-
-    def _mark_step(self) -> None:
         self._check_outside_iterations()
         self.client.mark(_core.Mark.STEP)
+        if self.settings.limit is None:  # swapping goes by the program's marks, or its own
+            self._marks.stepped()
 
     def _check_outside_iterations(self) -> None:
         with self._lock:

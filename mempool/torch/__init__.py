@@ -177,7 +177,7 @@ class TensorPool(Pool):
         with contextlib.suppress(
             UsageError
         ):  # inside of `iteration`, which has just begun for the first time
-            self._mark_step()
+            super().step()
 
     def _end_finding_steps(self) -> None:
         if self._found_steps is not None:
