@@ -13,7 +13,7 @@ import enum
 import logging
 from typing import TYPE_CHECKING
 
-from mempool.report import missed
+from mempool.report import NewOutcomes, missed
 
 if TYPE_CHECKING:
     from mempool import _core
@@ -29,8 +29,6 @@ LOOKS = 3
 MOST_LOOKS = 6
 #: A smaller share of misses is not worth learning everything anew.
 LEAST_MISSES = 0.01
-
-
 #: With a plan from a file that was made without them, more than this share of misses has them heard again.
 MOST_MISSES = 0.1
 
@@ -51,7 +49,7 @@ class Marks:
         self._state = _State.HEARD
         self._marks = self._looks = 0
         self._before = 1.0  # share of misses while they were heard
-        self._seen = 0, 0, 0
+        self._new = NewOutcomes()
 
     @property
     def are_heard(self) -> bool:
@@ -98,8 +96,7 @@ class Marks:
 
     def _shares(self) -> tuple[float, float]:
         """Of what could have hit since the last look: what missed, and for something that was alive there."""
-        outcomes = self._client.stats()["outcomes"]
-        now = outcomes["hit"], missed(outcomes), outcomes["occupied"]
-        hits, misses, occupied = (a - b for a, b in zip(now, self._seen, strict=True))
-        self._seen = now
-        return misses / max(hits + misses, 1), occupied / max(hits + misses, 1)
+        new = self._new.of(self._client.stats()["outcomes"])
+        misses = missed(new)
+        asked = max(new["hit"] + misses, 1)
+        return misses / asked, new["occupied"] / asked

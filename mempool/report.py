@@ -21,6 +21,20 @@ def missed(outcomes: dict[str, int]) -> int:
     return sum(count for outcome, count in outcomes.items() if outcome not in NOT_MISSES)
 
 
+class NewOutcomes:
+    """How many allocations had each outcome from one look to the next."""
+
+    def __init__(self) -> None:
+        """The first look is at all there were."""
+        self._before: dict[str, int] = {}
+
+    def of(self, outcomes: dict[str, int]) -> dict[str, int]:
+        """Of these, those that have come since the last call."""
+        new = {outcome: count - self._before.get(outcome, 0) for outcome, count in outcomes.items()}
+        self._before = outcomes
+        return new
+
+
 _TEXT = (
     ("state", "state"),
     ("shared_with", "shared with"),

@@ -28,7 +28,8 @@ struct Block : Live<Block> {
   std::uint64_t idle_since = 0;  // the epoch in which most of them were freed
   Stream stream = 0;
   Owner owner = 0;  // meaningful while in use
-  std::uint64_t place = ~std::uint64_t{0};  // offset in the arena that a plan has for it which has none yet; this one: none
+  static constexpr std::uint64_t kNoPlace = ~std::uint64_t{0};
+  std::uint64_t place = kNoPlace;  // offset in the arena that a plan has for it which has none yet
   bool free = false;
   bool fresh = false;  // never used since its pages were committed: reads as zeros where the device says so
 };

@@ -33,8 +33,7 @@ class MemorySource {
 
   // Address space; where the device has no pages this takes (and counts) the memory too.
   Address reserve(std::size_t bytes, std::size_t alignment) noexcept {
-    if (traits_.page == 0) keep_budget(bytes);
-    if (traits_.page == 0 && !allowed(bytes)) return 0;
+    if (traits_.page == 0 && !may_take(bytes)) return 0;
     const Address address = device_.reserve(bytes, alignment);
     ++calls_;
     if (address != 0) Reservation::made();
@@ -43,9 +42,8 @@ class MemorySource {
   }
   bool commit(Address address, std::size_t bytes) noexcept {
     if (traits_.page == 0 || bytes == 0) return true;
-    keep_budget(bytes);
     ++calls_;
-    if (!allowed(bytes) || !device_.commit(address, bytes)) return false;
+    if (!may_take(bytes) || !device_.commit(address, bytes)) return false;
     took(RecordedEvent::segment_map, address, bytes);
     return true;
   }
@@ -60,8 +58,7 @@ class MemorySource {
   }
   // As Device::resize; `to` is a multiple of a page.
   Address resize(Address address, std::size_t from, std::size_t to) noexcept {
-    if (to > from) keep_budget(to - from);
-    if (traits_.page == 0 || (to > from && !allowed(to - from))) return 0;
+    if (traits_.page == 0 || (to > from && !may_take(to - from))) return 0;
     ++calls_;
     if (!wait_for_users()) return 0;
     const Address resized = device_.resize(address, from, to);
@@ -161,7 +158,9 @@ class MemorySource {
     ++gave_;
     log_.gave(kind, address, bytes);
   }
-  bool allowed(std::size_t bytes) const noexcept {
+  // Whether the limit permits so much more; what is idle has gone back for it as far as the budget wants that.
+  bool may_take(std::size_t bytes) noexcept {
+    keep_budget(bytes);
     return bytes <= limit_ && reserved_.current <= limit_ - bytes;
   }
 

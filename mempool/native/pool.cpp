@@ -194,8 +194,11 @@ Pool::Given Pool::from_segments(std::size_t bytes, Stream stream, Segments::Effo
 Pool::Given Pool::from_hole(std::size_t bytes, Stream stream, bool anywhere) {
   if (arena_bytes_ == 0 || forked_) return {};
   const Offset begin = occupancy_.find_hole(bytes, source_.traits().alignment, arena_bytes_);
-  if (begin == arena_bytes_) return {};
-  // The same guard as for planned addresses: a hole is a claim like any other.
+  return begin == arena_bytes_ ? Given{} : claim(begin, bytes, stream, anywhere);
+}
+
+// The same guard as for planned addresses. `anywhere`: whether streams may share the memory that the plan has not share it.
+Pool::Given Pool::claim(Offset begin, std::size_t bytes, Stream stream, bool anywhere) {
   const Offset end = begin + std::max<std::size_t>(bytes, 1);
   const bool free = occupancy_.is_free(begin, end, occupancy_.cells_before(end)) || !MEMPOOL_GUARDED("hole");
   if (end > arena_bytes_ || !free || !(anywhere || streams_.plans(begin, end, stream))) return {};
@@ -214,18 +217,13 @@ Offset Pool::place_of(Address address) noexcept {
     const Offset begin = address - arena_base_;
     return occupancy_.cell_of(begin) == BitSet::kNone ? kDynamic : begin;
   }
+  static_assert(Block::kNoPlace == kDynamic);
   const Block* const block = segments_.find(address);
   return block == nullptr ? kDynamic : block->place;
 }
 
 Pool::Given Pool::take_place(Offset begin, std::size_t bytes, Stream stream) {
-  const Offset end = begin + bytes;
-  if (begin > arena_bytes_ || end > arena_bytes_ || forked_) return {};
-  if (!occupancy_.is_free(begin, end, occupancy_.cells_before(end))) return {};
-  const Line line = streams_.enter(begin, end, stream);
-  if (line == ArenaStreams::kNone) return {};
-  occupancy_.take(begin, end, line);
-  return {arena_base_ + begin, round_up(bytes), false};
+  return begin > arena_bytes_ || forked_ ? Given{} : claim(begin, bytes, stream, true);
 }
 
 Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {

@@ -252,6 +252,7 @@ class Pool : private Live<Pool>, private Idle {
   bool give_back_oldest() noexcept override { return segments_.give_back_oldest(); }
   Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);
   Given from_hole(std::size_t bytes, Stream stream, bool anywhere);
+  Given claim(Offset begin, std::size_t bytes, Stream stream, bool anywhere);
   Given last_resort(std::size_t bytes, Stream stream);
   void take_over_idle(std::size_t bytes, Stream stream);
   std::size_t planned_bytes() const noexcept;  // the largest arena any pattern needs that does not rest

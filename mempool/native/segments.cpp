@@ -250,7 +250,7 @@ Block* Segments::allocate(std::size_t bytes, Stream stream, Effort effort) {
   }
   block->free = false;
   block->requested = bytes;
-  block->place = ~std::uint64_t{0};
+  block->place = Block::kNoPlace;
   return block;
 }
 
@@ -364,8 +364,7 @@ void Segments::put_back(Block* block) noexcept {
     block = merge(before, block);
   }
   shelve(block);
-  while ((idle_.bytes() > retained_limit_ || (source_.exceeds(0) && idle_.bytes() != 0)) && !source_.held()) {
-    if (!give_back(idle_.first())) return;
+  while ((idle_.bytes() > retained_limit_ || source_.exceeds(0)) && give_back_oldest()) {
   }
 }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mempool.report import missed
+from mempool.report import NewOutcomes, missed
 from mempool.torch.optimizer_steps import Listener
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class FoundSteps:
         self._pool = weakref.ref(pool)
         self._optimizer: Any = None
         self._steps = self._in_vain = 0
-        self._hits = self._misses = 0
+        self._new = NewOutcomes()
         self._marks = False
         self._listener = Listener(after=self._stepped)
 
@@ -67,11 +67,9 @@ class FoundSteps:
 
     def _is_in_no_order(self, pool: TensorPool) -> bool:
         outcomes = pool.client.stats()["outcomes"]
-        hits = outcomes["hit"]
-        misses = missed(outcomes)
-        new_hits, new_misses = hits - self._hits, misses - self._misses
-        self._hits, self._misses = hits, misses
-        follows = new_hits >= LEAST_HITS * (new_hits + new_misses)
-        early = self._steps == STEPS_BETWEEN_LOOKS or (pool.plans == 0 and misses < LEAST_ALLOCATIONS)
+        new = self._new.of(outcomes)
+        follows = new["hit"] >= LEAST_HITS * (new["hit"] + missed(new))
+        unplanned = pool.plans == 0 and missed(outcomes) < LEAST_ALLOCATIONS
+        early = self._steps == STEPS_BETWEEN_LOOKS or unplanned
         self._in_vain = 0 if follows or early else self._in_vain + 1
         return self._in_vain >= LOOKS

@@ -15,11 +15,12 @@ import contextlib
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import own_process
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
 
@@ -221,12 +222,7 @@ def _peak(pool: Any) -> int:
 
 def apart(way: str, name: str, device: str, limit: int | None = None) -> dict[str, Any]:
     """The same in a process of its own; what went wrong, if anything did."""
-    command = [sys.executable, __file__, "--one", json.dumps([way, name, device, limit])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    if done.returncode != 0:
-        return {"error": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]}
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    return own_process.told(__file__, way, name, device, limit)
 
 
 def compare(name: str, device: str) -> dict[str, dict[str, Any]]:

@@ -15,14 +15,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import itertools
 import json
 import logging
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import own_process
+
+from mempool.demo.worker import forget_peak, resident_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
 
@@ -39,26 +41,9 @@ BATCH = 8
 
 def models() -> dict[str, Any]:
     """What makes each."""
-    import torch
-    from models import GPT, Images, ResNet, Seq2Seq, UNet
+    from models import CNN, GPT, ResNet, Seq2Seq, UNet
 
-    class Cnn(Images):
-        """Convolutions one after the other."""
-
-        def __init__(self, width: int = 32, layers: int = 6) -> None:
-            super().__init__()
-            widths = [3] + [width] * layers
-            self.layers = torch.nn.ModuleList(
-                torch.nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths)
-            )
-            self.head = torch.nn.Linear(width, self.classes)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in self.layers:
-                x = torch.relu(layer(x))
-            return self.head(x.mean((2, 3)))
-
-    return {"cnn": Cnn, "resnet": ResNet, "unet": UNet, "lstm": Seq2Seq, "gpt": GPT}
+    return {"cnn": CNN, "resnet": ResNet, "unet": UNet, "lstm": Seq2Seq, "gpt": GPT}
 
 
 class Warnings(logging.Handler):
@@ -95,12 +80,6 @@ def planning() -> Iterator[list[float]]:
         Planning._tried = made  # type: ignore[method-assign]
 
 
-def resident(field: str) -> int:
-    """Bytes of this process: "VmRSS", or "VmHWM", the most since it was last reset."""
-    line = next(one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith(field))
-    return int(line.split()[1]) << 10
-
-
 def train(name: str, limit: int | None, steps: int, *, background: bool) -> dict[str, Any]:
     """Train in this process; what came out."""
     import torch
@@ -112,7 +91,7 @@ def train(name: str, limit: int | None, steps: int, *, background: bool) -> dict
     warnings = Warnings()
     logging.getLogger("mempool").addHandler(warnings)
     _warm_up(name)
-    base = resident("VmRSS")
+    base = resident_bytes("VmRSS")
     with planning() as seconds:
         pool = mempool.torch.install(device="cpu", background=background, limit=limit or 1 << 40)
         torch.manual_seed(0)
@@ -122,7 +101,7 @@ def train(name: str, limit: int | None, steps: int, *, background: bool) -> dict
         begin = time.perf_counter()
         for step in range(steps):
             if step == steps - LAST:
-                Path("/proc/self/clear_refs").write_text("5")
+                forget_peak()
             pool.client.reset_peaks()
             optimizer.zero_grad()
             loss = model.loss(*model.batch(step, BATCH))
@@ -144,7 +123,7 @@ def train(name: str, limit: int | None, steps: int, *, background: bool) -> dict
             "reserved": max(reserved),
             "reserved_after": None if arena is None else max(reserved[arena + 1 :], default=None),
             "by_step": reserved,
-            "resident": resident("VmHWM") - base - values["swapping"]["host_bytes"],
+            "resident": resident_bytes("VmHWM") - base - values["swapping"]["host_bytes"],
             "arena_at": arena,
             "hit_rate": _hits(outcomes[-1], outcomes[-1 - LAST]),
             "plan_seconds": sum(seconds),
@@ -191,12 +170,7 @@ def _floor(step: Any) -> int:
 
 def apart(name: str, limit: int | None, steps: int, *, background: bool) -> dict[str, Any]:
     """The same in a process of its own."""
-    command = [sys.executable, __file__, "--one", json.dumps([name, limit, steps, background])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    if done.returncode != 0:
-        return {"error": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]}
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    return own_process.told(__file__, name, limit, steps, background)
 
 
 HEADER = (

@@ -13,11 +13,12 @@ import argparse
 import contextlib
 import hashlib
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import own_process
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
 
@@ -106,12 +107,7 @@ def train(way: str, name: str, device: str, limit: int | None) -> dict[str, Any]
 
 def apart(way: str, name: str, device: str, limit: int | None = None) -> dict[str, Any]:
     """The same in a process of its own; what went wrong, if anything did."""
-    command = [sys.executable, __file__, "--one", json.dumps([way, name, device, limit])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode != 0:
-        return {"error": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]}
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    return own_process.told(__file__, way, name, device, limit)
 
 
 def compare(name: str, device: str) -> dict[str, dict[str, Any]]:

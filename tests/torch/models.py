@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,6 +54,21 @@ class Images(Model):
 
     def loss(self, *batch: Tensor) -> Tensor:
         return F.cross_entropy(self(batch[0]).float(), batch[1])
+
+
+class CNN(Images):
+    """Convolutions one after the other."""
+
+    def __init__(self, width: int = 32, layers: int = 6) -> None:
+        super().__init__()
+        widths = [3] + [width] * layers
+        self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths))
+        self.head = nn.Linear(width, self.classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.head(x.mean((2, 3)))
 
 
 class _Residual(nn.Module):

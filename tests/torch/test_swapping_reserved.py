@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from models import MODELS, Images
+from models import CNN, MODELS
 
 import mempool.torch
 from mempool.report import missed
@@ -29,25 +28,8 @@ MOST = 1.02
 SHARES = (0.9, 0.75, 0.6)
 
 
-class Cnn(Images):
-    """Convolutions one after the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = [3] + [32] * 6
-        self.layers = torch.nn.ModuleList(
-            torch.nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths)
-        )
-        self.head = torch.nn.Linear(32, self.classes)
-
-    def forward(self, x: Any) -> Any:
-        for layer in self.layers:
-            x = torch.relu(layer(x))
-        return self.head(x.mean((2, 3)))
-
-
 NAMES: dict[str, Callable[[], Any]] = {
-    "cnn": Cnn, **{name: MODELS[name] for name in ("resnet", "unet", "seq2seq", "gpt")}
+    "cnn": CNN, **{name: MODELS[name] for name in ("resnet", "unet", "seq2seq", "gpt")}
 }  # fmt: skip
 
 

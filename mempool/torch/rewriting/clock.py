@@ -32,41 +32,43 @@ class Clock:
             backward: which graph of the step it is.
         """
         on_gpu = any(isinstance(one, torch.Tensor) and one.is_cuda for one in inputs)
-        begin, runs = _begun_on_gpu if on_gpu else _begun, self._runs[backward]
-
-        def timed(arguments: list[Any]) -> Any:
-            end = begin()
-            result = run(arguments)
-            runs.append(end())
-            return result
-
+        timed = (_timed_on_gpu if on_gpu else _timed)(run, self._runs[backward])
         timed._boxed_call = True  # type: ignore[attr-defined]
         return timed
 
     def seconds(self) -> float | None:
         """Of a forward and a backward pass, medians; None while one of them has not ended."""
-        passes = [[s for one in runs if (s := one()) is not None] for runs in self._runs.values()]
+        passes = [[s for one in runs if (s := _seconds(one)) is not None] for runs in self._runs.values()]
         return sum(map(median, passes)) if all(passes) else None
 
 
-def _begun() -> Callable[[], Callable[[], float | None]]:
-    begun = time.perf_counter()
+def _timed(run: Callable[..., Any], runs: deque[Any]) -> Callable[..., Any]:
+    def timed(arguments: list[Any]) -> Any:
+        begun = time.perf_counter()
+        result = run(arguments)
+        runs.append(time.perf_counter() - begun)
+        return result
 
-    def ended() -> Callable[[], float | None]:
-        seconds = time.perf_counter() - begun
-        return lambda: seconds
-
-    return ended
+    return timed
 
 
-def _begun_on_gpu() -> Callable[[], Callable[[], float | None]]:
-    if torch.cuda.is_current_stream_capturing():
-        return lambda: lambda: None
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-
-    def ended() -> Callable[[], float | None]:
+def _timed_on_gpu(run: Callable[..., Any], runs: deque[Any]) -> Callable[..., Any]:
+    def timed(arguments: list[Any]) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            return run(arguments)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        result = run(arguments)
         end.record()
-        return lambda: begin.elapsed_time(end) / 1e3 if end.query() else None
+        runs.append((begin, end))
+        return result
 
-    return ended
+    return timed
+
+
+def _seconds(run: Any) -> float | None:
+    """Of one run; None while the device has not come to its end."""
+    if isinstance(run, float):
+        return run
+    begin, end = run
+    return begin.elapsed_time(end) / 1e3 if end.query() else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from mempool.report import NewOutcomes
 from mempool.torch.swapping.storages import AWAY, address_of
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ log = logging.getLogger("mempool")
 
 #: Iterations, after which it is tried again at the latest.
 _LONGEST_PAUSE = 64
-#: By what part of the limit more may be held, rather than to have no arena.
+#: By what part of the limit more may be held, rather than to have no arena; less than `Room.tell` tells of.
 _LITTLE = 51
 
 
@@ -56,7 +57,7 @@ class Arrival:
         self._refused = 0  # bytes of the arena that cannot be had
         self._in_vain = False
         self._wanted = 0  # bytes of the arena that was missing when an iteration ended last
-        self._outcomes: dict[str, int] = {}  # of all allocations, when this iteration began
+        self._new = NewOutcomes()
         self._pause, self._until = 1, 0  # iterations, before which nothing is done
         self.due = False
 
@@ -75,10 +76,8 @@ class Arrival:
 
     def _misses(self) -> tuple[bool, bool]:
         """Whether something lay in the plan's places in this iteration, and whether the arena was missing."""
-        outcomes, before = self._client.stats()["outcomes"], self._outcomes
-        self._outcomes = outcomes
-        occupied, without = (outcomes[kind] > before.get(kind, 0) for kind in ("occupied", "no_arena"))
-        return occupied, without
+        new = self._new.of(self._client.stats()["outcomes"])
+        return new["occupied"] > 0, new["no_arena"] > 0
 
     def _needed(self) -> tuple[int, int]:
         return self._client.state()["needed_bytes"], self._pool.stats()["arena_bytes"]

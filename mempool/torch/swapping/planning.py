@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mempool.torch.swapping.engine import Engine
+    from mempool.torch.swapping.tape import Recorded
     from solvers.swap import Schedule, Step, Swap
 
 log = logging.getLogger("mempool")
@@ -64,22 +65,20 @@ class Planning:
 
         def make() -> Program:
             step = recorded(tape, tape.seconds(self._engine, before))
-            swap = self._fitting(self._planner(step.step), step.step, limit)
-            self._engine.reserve(swap.replayed.host_bytes)
-            return program_of(tape, step, swap)
+            return self._program(tape, step, limit)
 
         return self._tried(make)
 
     def again(self, plan: Program, limit: int) -> Program | None:
         """Another program for the iteration of this one and another limit; None where it cannot be made."""
+        return self._tried(lambda: self._program(plan.tape, plan.recorded, limit, plan.changes, tries=0))
 
-        def make() -> Program:
-            step = plan.recorded.step
-            swap = self._fitting(self._planner(step, tries=0), step, limit)
-            self._engine.reserve(swap.replayed.host_bytes)
-            return program_of(plan.tape, plan.recorded, swap, plan.changes)
-
-        return self._tried(make)
+    def _program(
+        self, tape: Tape, step: Recorded, limit: int, changes: int = 0, *, tries: int | None = None
+    ) -> Program:
+        swap = self._fitting(self._planner(step.step, tries), step.step, limit)
+        self._engine.reserve(swap.replayed.host_bytes)
+        return program_of(tape, step, swap, changes)
 
     def _tried(self, make: Callable[[], Program | None]) -> Program | None:
         """What is made; None where that fails: whatever it is, nobody's training ends by it."""

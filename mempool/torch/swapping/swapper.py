@@ -99,7 +99,7 @@ class Swapper(TorchDispatchMode):
             self.storages, self.mover, self.counts, limit_bytes, self.iterations.until, self._room
         )
         self._arrival: Arrival | None = None
-        if client is not None and self._room is not None:
+        if client is not None and self._room is not None:  # either has both
             self._arrival = Arrival(
                 client, self._room, self.storages, self.iterations, self._governor, self.mover, anew
             )
@@ -203,9 +203,9 @@ class Swapper(TorchDispatchMode):
 
     def _unseen(self) -> int:
         """Bytes that the pool serves to no known storage, as to other threads and libraries, or holds."""
-        if self._client is None:
+        if self._client is None or self._room is None:
             return 0
-        if self._room is not None and not self._room.holds_arena:
+        if not self._room.holds_arena:
             return self._room.beside_bytes
         served = int(self._client.stats()["live"]["current"])
         return max(served - (self.storages.here_bytes - self.storages.outside_bytes), 0)
