@@ -126,6 +126,7 @@ def test_below_the_floor_it_stays_within_the_limit_without_a_place_for_all(
         said = trained("seq2seq", limit, 24)
     assert said.losses == trained("seq2seq", 1 << 40, 24).losses
     assert max(said.reserved) <= MOST * limit
+    assert said.report["arena_bytes"] == 0
     assert sum("too few" in record.getMessage() for record in caplog.records) == 1
     assert len(caplog.records) <= 2
 

@@ -55,7 +55,7 @@ class Arrival:
         self._iterations, self._governor, self._mover = iterations, governor, mover
         self._anew = anew
         self._refused = 0  # bytes of the arena that cannot be had
-        self._in_vain = False
+        self._in_vain = self._told = False
         self._wanted = 0  # bytes of the arena that was missing when an iteration ended last
         self._new = NewOutcomes()
         self._pause, self._until = 1, 0  # iterations, before which nothing is done
@@ -72,7 +72,7 @@ class Arrival:
         self._wanted = needed
         self._until -= 1
         in_the_way = occupied and self._room.arena
-        self.due = self._until <= 0 and self._iterations.following and (in_the_way or missing)
+        self.due = self._until <= 0 and self._iterations.by_plan and (in_the_way or missing)
 
     def _misses(self) -> tuple[bool, bool]:
         """Whether something lay in the plan's places in this iteration, and whether the arena was missing."""
@@ -94,7 +94,7 @@ class Arrival:
             self._bring(stays if short <= 0 else [], places)
         elif self._had(short):
             self._room.arena = self._room.holds_arena = True
-            self._room.asks = False
+            self._room.begin(by_plan=self._iterations.by_plan)
             self._bring(stays, places)
         elif short <= 0 or not self._is_short(short):
             self._bring([*stays, *(held for held, _ in places)], [])  # all as it was
@@ -156,10 +156,13 @@ class Arrival:
         self._mover.settle_all()  # what is on its way does not end before, even if nobody needs it
 
     def _tell(self, short: int) -> None:
-        log.warning(
+        """Warn once: other moves are refused arenas of other sizes, for the same reason."""
+        log.log(
+            logging.INFO if self._told else logging.WARNING,
             "an arena of %s bytes cannot be had within the limit of %s, %s are missing: "
             "iterations go on without",
             f"{self._refused:,}",
             f"{self._room.limit_bytes:,}",
             f"{short:,}",
         )
+        self._told = True

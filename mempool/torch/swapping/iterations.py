@@ -89,6 +89,11 @@ class Iterations:
         return self.limit_bytes if self.plan is None else max(self.limit_bytes, self.plan.swap.limit_bytes)
 
     @property
+    def by_plan(self) -> bool:
+        """Whether what is here is so by plan alone: it is followed, and nothing more has to leave."""
+        return self.following and self._pattern is not None and self._pattern.holds
+
+    @property
     def kept_bytes(self) -> int:
         """What may be here at once, whatever the pool says.
 
@@ -371,7 +376,7 @@ class Iterations:
         self.following = self.plan is not None
         self.undisturbed()
         if self._room is not None:
-            self._room.begin(following=self.following)
+            self._room.begin(by_plan=self.by_plan)
         self._bind(self.plan)
         if self.plan is not None and not goes_on:
             self._catch_up(self.plan)

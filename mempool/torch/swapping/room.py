@@ -47,9 +47,9 @@ class Room:
         self.limit_bytes = max(least_bytes, self._asked_bytes)
         self._pool.set_budget(self.limit_bytes)
 
-    def begin(self, *, following: bool) -> None:
-        """An iteration begins, which follows a plan of moves or none."""
-        self.asks = not (self.arena and following)
+    def begin(self, *, by_plan: bool) -> None:
+        """An iteration begins, or its arena has come: is what is here by plan alone?"""
+        self.asks = not (self.arena and by_plan)
         self.beside_bytes = 0
 
     def left(self) -> int:
