@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "large_pages.hpp"
+
 template <class T>
 using In = nanobind::ndarray<const T, nanobind::numpy, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 template <class T>
@@ -15,7 +17,10 @@ using Out = nanobind::ndarray<nanobind::numpy, T, nanobind::ndim<1>>;
 
 template <class T>
 std::vector<T> vector_of(const In<T>& array) {
-  return {array.data(), array.data() + array.shape(0)};
+  std::vector<T> values;
+  packing::reserve(values, array.shape(0));
+  values.assign(array.data(), array.data() + array.shape(0));
+  return values;
 }
 
 template <class T>

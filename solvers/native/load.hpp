@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "large_pages.hpp"
+
 namespace packing {
 
 // Columns of `count` half-open times [start, end), none empty, each of the buffer `owner`.
@@ -29,8 +31,8 @@ class Changes {
   Changes(int64_t first, int64_t last, size_t most) : first_(first) {
     const auto span = static_cast<uint64_t>(last) - static_cast<uint64_t>(first);
     if (span >= dense * most) return;
-    bytes_.assign(span + 1, 0);
-    there_.assign(span + 1, 0);
+    bytes_ = filled(span + 1, int64_t{0});
+    there_ = filled(span + 1, uint8_t{0});
   }
 
   void add(int64_t moment, int64_t bytes) {
@@ -52,8 +54,8 @@ class Changes {
       result.loads.back() = load;
     }
     const auto moments = static_cast<size_t>(std::count(there_.begin(), there_.end(), 1));
-    result.times.reserve(result.times.size() + moments);
-    result.loads.reserve(result.loads.size() + moments);
+    reserve(result.times, result.times.size() + moments);
+    reserve(result.loads, result.loads.size() + moments);
     for (size_t k = 0; k < there_.size(); ++k) {
       load += bytes_[k];
       if (there_[k]) result.times.push_back(first_ + static_cast<int64_t>(k)), result.loads.push_back(load);
@@ -100,7 +102,7 @@ inline Curve load_curve(const Spells& spells, const int64_t* size, int64_t perio
 
 // The indices of the times in ascending order; alike ones stay in theirs.
 inline std::vector<int32_t> order_of_times(const int64_t* times, size_t count) {
-  std::vector<int32_t> order(count);
+  std::vector<int32_t> order = filled(count, 0);
   if (count == 0) return order;
   const int64_t first = *std::min_element(times, times + count);
   const auto span = static_cast<uint64_t>(*std::max_element(times, times + count)) - static_cast<uint64_t>(first);
@@ -109,7 +111,7 @@ inline std::vector<int32_t> order_of_times(const int64_t* times, size_t count) {
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return times[a] < times[b]; });
     return order;
   }
-  std::vector<int32_t> next(span + 2, 0);
+  std::vector<int32_t> next = filled(span + 2, 0);
   for (size_t k = 0; k < count; ++k) ++next[times[k] - first + 1];
   for (size_t t = 1; t < next.size(); ++t) next[t] += next[t - 1];
   for (size_t k = 0; k < count; ++k) order[next[times[k] - first]++] = static_cast<int32_t>(k);

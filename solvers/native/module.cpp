@@ -8,13 +8,13 @@
 
 #include "arrays.hpp"
 #include "branching.hpp"
+#include "earliest.hpp"
 #include "fullest.hpp"
 #include "load.hpp"
 #include "packer.hpp"
 #include "pairs.hpp"
 #include "repair.hpp"
 #include "search.hpp"
-#include "skyline.hpp"
 #include "stack.hpp"
 #include "stretches.hpp"
 #include "waits.hpp"
@@ -34,6 +34,8 @@ Jobs make_jobs(const In<int64_t>& pieces, const In<int64_t>& start, const In<int
   Jobs jobs;
   jobs.size = vector_of(size);
   jobs.fixed = vector_of(fixed);
+  packing::reserve(jobs.first, n + 1);
+  packing::reserve(jobs.mask, n);
   jobs.first.push_back(0);
   for (size_t j = 0; j < n; ++j) {
     const int64_t a = alignment.data()[j];
