@@ -12,6 +12,7 @@
 
 template <class T>
 using In = nanobind::ndarray<const T, nanobind::numpy, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using Into = nanobind::ndarray<int64_t, nanobind::numpy, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
 template <class T>
 using Out = nanobind::ndarray<nanobind::numpy, T, nanobind::ndim<1>>;
 
