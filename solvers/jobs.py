@@ -118,11 +118,16 @@ def jobs_of(
         start,
         end,
         buffers.size[row],
-        buffers.alignment[row],
-        buffers.offset[row],
+        _each(buffers.alignment, row),
+        _each(buffers.offset, row),
         bound,
     )
     return _without(jobs, np.asarray(taken, np.int64).reshape(-1, 2)) if taken else jobs
+
+
+def _each(column: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``column[row]``; where all are alike, as alignments mostly are, none is looked for."""
+    return np.full(len(row), column[0]) if (column == column[:1]).all() and len(column) else column[row]
 
 
 def _without(jobs: Jobs, taken: NDArray[np.int64]) -> Jobs:

@@ -220,6 +220,7 @@ class _Solve:
         # What is not packed: persistent buffers have no offset, those without memory keep theirs or take 0.
         self._offset = np.maximum(buffers.offset[:, None], np.zeros(columns, np.int64))
         self._offset[buffers.persistent] = -1
+        self._latest: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         self._groups = _groups(buffers, pieces)
         self._arena = 0
         self._refuted = False
@@ -239,7 +240,7 @@ class _Solve:
             self._work(task)
             if task.offsets is None:
                 return self._no_plan(Status.UNKNOWN, task.stopped_by, "stopped before there was a plan")
-            put(self._offset, rows, task.jobs.row, task.offsets)
+            self._offset = self._with(rows, task.jobs, task.offsets)
             self._arena = task.arena
             stopped_by = stopped_by if task.stopped_by == "bound" else task.stopped_by
             if len(self._groups) == 1:
@@ -262,9 +263,7 @@ class _Solve:
         def found(offsets: NDArray[np.int64], arena: int) -> None:
             if self._on_improvement is None or (self._capacity is not None and arena > self._capacity):
                 return
-            offset = self._offset.copy()
-            put(offset, rows, jobs.row, offsets)
-            self._on_improvement(self._plan(offset, arena, self._bound, ""))
+            self._on_improvement(self._plan(self._with(rows, jobs, offsets), arena, self._bound, ""))
 
         # Earlier groups leave the rest as much room as they can: only the last may stop at a target.
         target, capacity = (self._target, self._capacity) if last else (0, None)
@@ -289,6 +288,14 @@ class _Solve:
                 raise
             self._watch.interrupted = True
             task.stopped_by = "interrupt"
+
+    def _with(self, rows: NDArray[np.int64], jobs: Jobs, found: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The offsets so far with those of the jobs of a group in their places; made once for the latest."""
+        if self._latest is None or self._latest[0] is not found:
+            offset = self._offset.copy()
+            put(offset, rows, jobs.row, found)
+            self._latest = found, offset
+        return self._latest[1]
 
     def _judge(self, stopped_by: str) -> Plan:
         if self._capacity is not None and self._arena > self._capacity:

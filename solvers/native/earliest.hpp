@@ -2,6 +2,7 @@
 // time is that of the sections: where nothing begins, a valley holds nothing.
 #pragma once
 
+#include <cstring>
 #include <functional>
 
 #include "sections.hpp"
@@ -29,18 +30,17 @@ class StartOrder {
       for (size_t k = 0; k < above.size(); ++k) above[k] = least(levels_.back(), k);
       levels_.push_back(std::move(above));
     } while (levels_.back().size() > 1);
+    levels_.back().resize(width, none);
   }
 
   // Takes and returns the first with its start in [from, start_by) that ends by `to`; or -1.
   int32_t take(int32_t from, int32_t start_by, int32_t to) {
     const size_t found = find(first_from_[from], first_from_[start_by], to);
     if (found == nowhere) return -1;
+    const int32_t gone = levels_[0][found];
     levels_[0][found] = none;
-    for (size_t level = 1, k = found / width; level < levels_.size(); ++level, k /= width) {
-      const int32_t now = least(levels_[level - 1], k);
-      if (levels_[level][k] == now) break;
-      levels_[level][k] = now;
-    }
+    for (size_t level = 1, k = found / width; level < levels_.size() && levels_[level][k] == gone; ++level, k /= width)
+      levels_[level][k] = least(levels_[level - 1], k);
     return jobs_[found];
   }
 
@@ -55,16 +55,32 @@ class StartOrder {
     return result;
   }
 
+  // A bit for each of the 16 of a block: whether it ends by `by`. Without a branch, since which is the first that does is
+  // anyone's guess.
+  static uint32_t ending(const std::vector<int32_t>& level, size_t block, int32_t by) {
+    using Four = int32_t __attribute__((vector_size(16)));
+    Four bits = {};
+    for (int32_t k = 0; k < static_cast<int32_t>(width); k += 4) {
+      Four ends;
+      std::memcpy(&ends, level.data() + block * width + k, sizeof ends);
+      bits |= (ends <= by) & (Four{1, 2, 4, 8} << k);
+    }
+    return static_cast<uint32_t>(bits[0] | bits[1] | bits[2] | bits[3]);
+  }
+
   // The first of the leaves [low, high) that ends by `by`.
   size_t find(size_t low, size_t high, int32_t by) const {
     size_t level = 0, reach = 1;  // a node of the level stands for so many leaves
     for (size_t k = low; k * reach < high;) {
-      if (levels_[level][k] <= by) {
-        if (level == 0) return k;
-        --level, reach /= width, k *= width;
-      } else if (++k % width == 0 && level + 1 < levels_.size()) {
-        ++level, reach *= width, k /= width;
+      const uint32_t rest = ending(levels_[level], k / width, by) >> k % width;
+      if (rest == 0) {
+        if (++level == levels_.size()) return nowhere;
+        reach *= width, k = k / width + 1;
+        continue;
       }
+      k += __builtin_ctz(rest);
+      if (level == 0) return k < high ? k : nowhere;
+      --level, reach /= width, k *= width;
     }
     return nowhere;
   }
