@@ -288,8 +288,20 @@ def load_curve(owner: Annotated[NDArray[numpy.int64], dict(shape=(None,), order=
     Times at which something starts or ends, and the bytes alive from each; on a line where the period is 0.
     """
 
-def order_of_times(times: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
-    """The order in which they ascend; alike ones stay in theirs."""
+def load_extremes(owner: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], end: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], period: int) -> tuple[int, int]:
+    """
+    The highest load of that curve, and the first time of its lowest; zeros where it is empty.
+    """
+
+def on_line(owner: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], end: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], period: int, cut: int, by_start: bool) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+    """
+    Buffer and number of pieces of each job, and start and end of each piece on the line from `cut`. Pieces are sorted by (owner, start) on a circle, or with the period 0 on a line.
+    """
+
+def put(into: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], job: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """
+    Write offset[k] into column job[k] / len(rows) of row rows[job[k] % len(rows)], where job[k] is not negative.
+    """
 
 def skyline(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from solvers import _core
-from solvers.pieces import Pieces, pieces_of
+from solvers.pieces import Pieces, at, pieces_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,12 +26,12 @@ def load_curve(buffers: Buffers) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     it is 0. On a circle the curve covers one period from 0, and every instance alive counts. Alignment is not
     counted.
     """
-    return _curve(pieces_of(buffers), buffers.size, buffers.period)
+    return _curve(pieces_of(buffers))
 
 
 def peak_load(buffers: Buffers) -> int:
     """Most bytes alive at one time, persistent buffers excepted; on a circle every instance alive counts."""
-    return int(load_curve(buffers)[1].max(initial=0))
+    return pieces_of(buffers).load.peak
 
 
 def lower_bound(buffers: Buffers) -> int:
@@ -45,13 +46,14 @@ def lower_bound(buffers: Buffers) -> int:
 def bound_of(buffers: Buffers, pieces: Pieces) -> int:
     """`lower_bound` of buffers whose pieces are at hand."""
     taking = pieces.rows
-    fixed = taking[buffers.offset[taking] >= 0]
-    top = int((buffers.offset[fixed] + buffers.size[fixed]).max(initial=0))
     if len(taking) == 0:
         return 0
-    alignment = int(buffers.alignment[taking].min())
+    offset, size = at(buffers.offset, taking), at(buffers.size, taking)
+    fixed = np.flatnonzero(offset >= 0)
+    top = int((offset[fixed] + size[fixed]).max(initial=0))
+    alignment = int(at(buffers.alignment, taking).min())
     groups = _by_group(pieces, buffers.group)
-    plain = sum(int(_curve(part, buffers.size, buffers.period)[1].max()) for part in groups)
+    plain = sum(part.load.peak for part in groups)
     if alignment == 1:
         return max(top, plain)
     padded = -(-buffers.size // alignment) * alignment
@@ -59,17 +61,11 @@ def bound_of(buffers: Buffers, pieces: Pieces) -> int:
     if not padding[taking].any():
         return max(top, plain)
     if len(groups) == 1:
-        aligned = _padded_bound(pieces, padded, padding, buffers.period)
+        aligned = _padded_bound(dataclasses.replace(pieces, size=padded), padding)
     else:
-        peaks = [int(_curve(part, padded, buffers.period)[1].max()) for part in groups]
+        peaks = [dataclasses.replace(part, size=padded).load.peak for part in groups]
         aligned = sum(peaks) - int(padding[taking].max())
     return max(top, plain, aligned)
-
-
-def quietest(buffers: Buffers, pieces: Pieces) -> int:
-    """The time on the circle at which the fewest bytes are alive: where to cut it."""
-    times, loads = _curve(pieces, buffers.size, buffers.period)
-    return int(times[loads.argmin()]) if len(times) else 0
 
 
 def _by_group(pieces: Pieces, group: NDArray[np.int64]) -> list[Pieces]:
@@ -78,24 +74,25 @@ def _by_group(pieces: Pieces, group: NDArray[np.int64]) -> list[Pieces]:
     of = group[pieces.owner]
     order = np.argsort(of, kind="stable")
     ends = np.flatnonzero(np.diff(of[order])) + 1
-    return [Pieces(pieces.owner[k], pieces.start[k], pieces.end[k]) for k in np.split(order, ends)]
+    return [
+        dataclasses.replace(pieces, owner=pieces.owner[k], start=pieces.start[k], end=pieces.end[k])
+        for k in np.split(order, ends)
+    ]
 
 
-def _curve(
-    pieces: Pieces, size: NDArray[np.int64], period: int | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    return _core.load_curve(pieces.owner, pieces.start, pieces.end, size, period or 0)
+def _curve(pieces: Pieces) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    columns = pieces.owner, pieces.start, pieces.end, pieces.size
+    return _core.load_curve(*columns, pieces.period or 0)
 
 
-def _padded_bound(
-    pieces: Pieces, padded: NDArray[np.int64], padding: NDArray[np.int64], period: int | None
-) -> int:
+def _padded_bound(pieces: Pieces, padding: NDArray[np.int64]) -> int:
     """The largest, over times, of the padded load less the padding of the buffer alive then that has most.
 
     The buffers alive at one time lie above one another, each but the topmost with its padding. Only the times
     of highest load are looked at; leaving some out gives a weaker bound, not a wrong one.
     """
-    times, loads = _curve(pieces, padded, period)
+    times, loads = _curve(pieces)
+    period = pieces.period
     best = 0
     for k in np.argsort(-loads, kind="stable")[:_INSTANTS]:
         if loads[k] <= best:

@@ -10,8 +10,8 @@ import numpy as np
 
 from solvers import _core
 from solvers._core import Jobs as NativeJobs
-from solvers.bounds import bound_of, quietest
-from solvers.pieces import Pieces, on_line, pieces_of
+from solvers.bounds import bound_of
+from solvers.pieces import Pieces, pieces_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,35 +108,26 @@ def jobs_of(
     """
     pieces = pieces_of(buffers) if pieces is None else pieces
     bound = bound_of(buffers, pieces) if bound is None else bound
-    if buffers.period is not None:
-        pieces = on_line(pieces, buffers.period, quietest(buffers, pieces))
-    row, counts, start, end = _in_memory(pieces)
+    period, cut = (0, 0) if buffers.period is None else (buffers.period, pieces.load.quietest)
+    row, counts, start, end = _core.on_line(
+        pieces.owner, pieces.start, pieces.end, period, cut, by_start=len(pieces.rows) > _MANY
+    )
     jobs = Jobs(
         row,
         counts,
         start,
         end,
         buffers.size[row],
-        buffers.alignment[row],
-        buffers.offset[row],
+        _each(buffers.alignment, row),
+        _each(buffers.offset, row),
         bound,
     )
     return _without(jobs, np.asarray(taken, np.int64).reshape(-1, 2)) if taken else jobs
 
 
-def _in_memory(pieces: Pieces) -> tuple[NDArray[np.int64], ...]:
-    """Row and number of pieces of each job, start and end of each piece; in the order of the jobs."""
-    row, first = pieces.rows, np.flatnonzero(pieces.first)
-    counts = np.diff(first, append=len(pieces))
-    start = pieces.start[first]
-    if len(row) <= _MANY or (start[:-1] <= start[1:]).all():
-        return row, counts, pieces.start, pieces.end
-    order = _core.order_of_times(start)
-    row, counts, first = row[order], counts[order], first[order]
-    if pieces.single:
-        return row, counts, start[order], pieces.end[order]
-    each = np.arange(len(pieces)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-    return row, counts, pieces.start[each], pieces.end[each]
+def _each(column: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``column[row]``; where all are alike, as alignments mostly are, none is looked for."""
+    return np.full(len(row), column[0]) if (column == column[:1]).all() and len(column) else column[row]
 
 
 def _without(jobs: Jobs, taken: NDArray[np.int64]) -> Jobs:

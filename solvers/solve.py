@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers._core import clash
+from solvers._core import clash, put
 from solvers.arenas import WITH_ARENAS, Arenas, arenas_of, fill, least_load
 from solvers.bounds import bound_of
 from solvers.crew import cores
 from solvers.greedy import quick
 from solvers.jobs import Jobs, jobs_of
-from solvers.pieces import Pieces, pieces_of
+from solvers.pieces import Pieces, at, pieces_of
 from solvers.plan import Plan, Status, Stop
 from solvers.progress import Progress, Total
 from solvers.registry import FEW, SOLVERS, search
@@ -218,8 +218,9 @@ class _Solve:
         self._bound = bound
         self._target = max(stop.target_bytes or 0, capacity or 0)
         # What is not packed: persistent buffers have no offset, those without memory keep theirs or take 0.
-        start = np.where(buffers.persistent, -1, np.maximum(buffers.offset, 0))
-        self._offset = np.repeat(start[:, None], columns, axis=1)
+        self._offset = np.maximum(buffers.offset[:, None], np.zeros(columns, np.int64))
+        self._offset[buffers.persistent] = -1
+        self._latest: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         self._groups = _groups(buffers, pieces)
         self._arena = 0
         self._refuted = False
@@ -239,7 +240,7 @@ class _Solve:
             self._work(task)
             if task.offsets is None:
                 return self._no_plan(Status.UNKNOWN, task.stopped_by, "stopped before there was a plan")
-            self._put(rows, task.jobs, task.offsets, self._offset)
+            self._offset = self._with(rows, task.jobs, task.offsets)
             self._arena = task.arena
             stopped_by = stopped_by if task.stopped_by == "bound" else task.stopped_by
             if len(self._groups) == 1:
@@ -262,9 +263,7 @@ class _Solve:
         def found(offsets: NDArray[np.int64], arena: int) -> None:
             if self._on_improvement is None or (self._capacity is not None and arena > self._capacity):
                 return
-            offset = self._offset.copy()
-            self._put(rows, jobs, offsets, offset)
-            self._on_improvement(self._plan(offset, arena, self._bound, ""))
+            self._on_improvement(self._plan(self._with(rows, jobs, offsets), arena, self._bound, ""))
 
         # Earlier groups leave the rest as much room as they can: only the last may stop at a target.
         target, capacity = (self._target, self._capacity) if last else (0, None)
@@ -290,12 +289,13 @@ class _Solve:
             self._watch.interrupted = True
             task.stopped_by = "interrupt"
 
-    @staticmethod
-    def _put(rows: NDArray[np.int64], jobs: Jobs, found: NDArray[np.int64], into: NDArray[np.int64]) -> None:
-        """Write the offsets of a group's jobs where they belong; jobs are instance-major."""
-        real = jobs.row >= 0
-        column, row = (0, jobs.row[real]) if into.shape[1] == 1 else np.divmod(jobs.row[real], len(rows))
-        into[rows[row], column] = found[real]
+    def _with(self, rows: NDArray[np.int64], jobs: Jobs, found: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The offsets so far with those of the jobs of a group in their places; made once for the latest."""
+        if self._latest is None or self._latest[0] is not found:
+            offset = self._offset.copy()
+            put(offset, rows, jobs.row, found)
+            self._latest = found, offset
+        return self._latest[1]
 
     def _judge(self, stopped_by: str) -> Plan:
         if self._capacity is not None and self._arena > self._capacity:
@@ -361,7 +361,7 @@ def _groups(buffers: Buffers, pieces: Pieces) -> list[NDArray[np.int64]]:
     rows = pieces.rows
     if len(rows) == 0:
         return []
-    group = buffers.group[rows]
+    group = at(buffers.group, rows)
     if (group == group[0]).all():
         return [np.arange(len(buffers))]
     order = np.argsort(group, kind="stable")
@@ -395,11 +395,14 @@ def _taken(
 
 def _contradiction(buffers: Buffers, rows: NDArray[np.int64], jobs: Jobs) -> str:
     """Why the fixed offsets of a group cannot be, or ""."""
-    wrong = np.flatnonzero((jobs.fixed >= 0) & (jobs.fixed % jobs.alignment != 0))
+    fixed = np.flatnonzero(jobs.fixed >= 0)
+    if len(fixed) == 0:
+        return ""
+    wrong = fixed[jobs.fixed[fixed] % jobs.alignment[fixed] != 0]
     if len(wrong):
         row = rows[jobs.row[wrong[0]] % len(rows)]
         return f"the fixed offset of buffer {buffers.name(row)} is not a multiple of its alignment"
-    pair = clash(jobs.native()) if (jobs.fixed >= 0).any() else None
+    pair = clash(jobs.native())
     if pair is None:
         return ""
     first, second = (

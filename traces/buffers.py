@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -160,7 +161,7 @@ class Buffers:
             return np.ones(len(self), np.int64)
         return np.maximum(-(-self.lengths // self.period), 1)
 
-    @property
+    @cached_property
     def max_instances(self) -> int:
         """The largest of `instances` of the buffers that are planned; 1 where there are none."""
         if self.period is None:

@@ -8,14 +8,20 @@
 #include <utility>
 #include <vector>
 
+#include "large_pages.hpp"
+
 template <class T>
 using In = nanobind::ndarray<const T, nanobind::numpy, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using Into = nanobind::ndarray<int64_t, nanobind::numpy, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
 template <class T>
 using Out = nanobind::ndarray<nanobind::numpy, T, nanobind::ndim<1>>;
 
 template <class T>
 std::vector<T> vector_of(const In<T>& array) {
-  return {array.data(), array.data() + array.shape(0)};
+  std::vector<T> values;
+  packing::reserve(values, array.shape(0));
+  values.assign(array.data(), array.data() + array.shape(0));
+  return values;
 }
 
 template <class T>

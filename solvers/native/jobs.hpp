@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "large_pages.hpp"
+
 namespace packing {
 
 struct Piece {
@@ -30,12 +32,12 @@ struct Jobs {
 
 // Replaces times by their ranks, so that the kernels compare 32-bit numbers whatever the clock was.
 inline void rank_times(Jobs& jobs, const int64_t* start, const int64_t* end, size_t pieces) {
-  jobs.pieces.resize(pieces);
+  reserve(jobs.pieces, pieces), jobs.pieces.resize(pieces);
   if (pieces == 0) return;
   const int64_t first = *std::min_element(start, start + pieces);
   const auto span = static_cast<uint64_t>(*std::max_element(end, end + pieces)) - static_cast<uint64_t>(first);
   if (span <= 16 * pieces) {  // counted, which is quicker than sorted
-    std::vector<int32_t> rank(span + 2, 0);
+    std::vector<int32_t> rank = filled(span + 2, 0);
     for (size_t k = 0; k < pieces; ++k) rank[start[k] - first + 1] = rank[end[k] - first + 1] = 1;
     for (size_t t = 1; t < rank.size(); ++t) rank[t] += rank[t - 1];
     for (size_t k = 0; k < pieces; ++k) jobs.pieces[k] = {rank[start[k] - first], rank[end[k] - first]};

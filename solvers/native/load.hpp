@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
+
+#include "large_pages.hpp"
 
 namespace packing {
 
@@ -28,9 +31,7 @@ class Changes {
  public:
   Changes(int64_t first, int64_t last, size_t most) : first_(first) {
     const auto span = static_cast<uint64_t>(last) - static_cast<uint64_t>(first);
-    if (span >= dense * most) return;
-    bytes_.assign(span + 1, 0);
-    there_.assign(span + 1, 0);
+    if (span < dense * most) bytes_ = filled(span + 1, nothing);
   }
 
   void add(int64_t moment, int64_t bytes) {
@@ -38,41 +39,34 @@ class Changes {
       sparse_.emplace_back(moment, bytes);
       return;
     }
-    bytes_[moment - first_] += bytes;
-    there_[moment - first_] = 1;
+    int64_t& there = bytes_[moment - first_];
+    there = there == nothing ? bytes : there + bytes;
   }
 
-  Curve curve() {
-    Curve result;
+  // Calls see(moment, load) with each moment at which something changes, in order, and the bytes alive from then on.
+  template <class See>
+  void walk(See see) {
     int64_t load = 0;
     std::sort(sparse_.begin(), sparse_.end());
-    for (const auto& [moment, bytes] : sparse_) {
-      load += bytes;
-      if (result.times.empty() || result.times.back() != moment) result.times.push_back(moment), result.loads.push_back(0);
-      result.loads.back() = load;
+    for (size_t k = 0; k < sparse_.size(); ++k) {
+      load += sparse_[k].second;
+      if (k + 1 == sparse_.size() || sparse_[k + 1].first != sparse_[k].first) see(sparse_[k].first, load);
     }
-    const auto moments = static_cast<size_t>(std::count(there_.begin(), there_.end(), 1));
-    result.times.reserve(result.times.size() + moments);
-    result.loads.reserve(result.loads.size() + moments);
-    for (size_t k = 0; k < there_.size(); ++k) {
-      load += bytes_[k];
-      if (there_[k]) result.times.push_back(first_ + static_cast<int64_t>(k)), result.loads.push_back(load);
-    }
-    return result;
+    for (size_t k = 0; k < bytes_.size(); ++k)
+      if (bytes_[k] != nothing) see(first_ + static_cast<int64_t>(k), load += bytes_[k]);
   }
 
  private:
   static constexpr uint64_t dense = 8;  // as many moments for each that matters
+  static constexpr int64_t nothing = std::numeric_limits<int64_t>::min();
   const int64_t first_;
   std::vector<int64_t> bytes_;
-  std::vector<uint8_t> there_;
   std::vector<std::pair<int64_t, int64_t>> sparse_;  // moment, bytes; instead of the others
 };
 
 // Of buffers of these sizes; all that is alive at a time, together, must be less than 2^63 bytes. With a period, time is
-// a circle so long, and the curve goes round it once, from 0.
-inline Curve load_curve(const Spells& spells, const int64_t* size, int64_t period) {
-  if (spells.count == 0 && period == 0) return {};
+// a circle so long, and they go round it once, from 0. On a line there must be at least one.
+inline Changes changes_of(const Spells& spells, const int64_t* size, int64_t period) {
   if (period == 0) {
     Changes changes(*std::min_element(spells.start, spells.start + spells.count),
                     *std::max_element(spells.end, spells.end + spells.count), 2 * spells.count);
@@ -80,7 +74,7 @@ inline Curve load_curve(const Spells& spells, const int64_t* size, int64_t perio
       changes.add(spells.start[k], size[spells.owner[k]]);
       changes.add(spells.end[k], -size[spells.owner[k]]);
     }
-    return changes.curve();
+    return changes;
   }
   Changes changes(0, period - 1, 2 * spells.count + 1);
   const auto round = [&](int64_t time) { return time < period ? time : time % period; };
@@ -95,24 +89,52 @@ inline Curve load_curve(const Spells& spells, const int64_t* size, int64_t perio
     if (end < start) always += bytes;
   }
   changes.add(0, always);
-  return changes.curve();
+  return changes;
 }
 
-// The indices of the times in ascending order; alike ones stay in theirs.
-inline std::vector<int32_t> order_of_times(const int64_t* times, size_t count) {
-  std::vector<int32_t> order(count);
-  if (count == 0) return order;
-  const int64_t first = *std::min_element(times, times + count);
-  const auto span = static_cast<uint64_t>(*std::max_element(times, times + count)) - static_cast<uint64_t>(first);
-  if (span > 16 * count) {
+inline Curve load_curve(const Spells& spells, const int64_t* size, int64_t period) {
+  Curve curve;
+  if (spells.count == 0 && period == 0) return curve;
+  Changes changes = changes_of(spells, size, period);
+  size_t moments = 0;
+  changes.walk([&](int64_t, int64_t) { ++moments; });
+  reserve(curve.times, moments), reserve(curve.loads, moments);
+  changes.walk([&](int64_t time, int64_t load) { curve.times.push_back(time), curve.loads.push_back(load); });
+  return curve;
+}
+
+// What the curve comes to: its highest load, and the first time of its lowest. Zeros where it is empty.
+struct Extremes {
+  int64_t peak = 0, quietest = 0;
+};
+
+inline Extremes load_extremes(const Spells& spells, const int64_t* size, int64_t period) {
+  Extremes found;
+  if (spells.count == 0 && period == 0) return found;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  changes_of(spells, size, period).walk([&](int64_t time, int64_t load) {
+    found.peak = std::max(found.peak, load);
+    if (load < least) least = load, found.quietest = time;
+  });
+  return found;
+}
+
+// The indices of the times time(0), time(1), ... in ascending order; alike ones stay in theirs.
+template <class Time>
+std::vector<int32_t> order_of_times(size_t count, Time time) {
+  std::vector<int32_t> order = filled(count, 0);
+  int64_t first = std::numeric_limits<int64_t>::max(), last = std::numeric_limits<int64_t>::min();
+  for (size_t k = 0; k < count; ++k) first = std::min(first, time(k)), last = std::max(last, time(k));
+  const auto span = static_cast<uint64_t>(last) - static_cast<uint64_t>(first);
+  if (count == 0 || span > 16 * count) {
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return times[a] < times[b]; });
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return time(a) < time(b); });
     return order;
   }
-  std::vector<int32_t> next(span + 2, 0);
-  for (size_t k = 0; k < count; ++k) ++next[times[k] - first + 1];
+  std::vector<int32_t> next = filled(span + 2, 0);
+  for (size_t k = 0; k < count; ++k) ++next[time(k) - first + 1];
   for (size_t t = 1; t < next.size(); ++t) next[t] += next[t - 1];
-  for (size_t k = 0; k < count; ++k) order[next[times[k] - first]++] = static_cast<int32_t>(k);
+  for (size_t k = 0; k < count; ++k) order[next[time(k) - first]++] = static_cast<int32_t>(k);
   return order;
 }
 

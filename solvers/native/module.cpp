@@ -2,19 +2,21 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 
 #include <limits>
 #include <optional>
+#include <tuple>
 
 #include "arrays.hpp"
 #include "branching.hpp"
+#include "earliest.hpp"
 #include "fullest.hpp"
-#include "load.hpp"
+#include "line.hpp"
 #include "packer.hpp"
 #include "pairs.hpp"
 #include "repair.hpp"
 #include "search.hpp"
-#include "skyline.hpp"
 #include "stack.hpp"
 #include "stretches.hpp"
 #include "waits.hpp"
@@ -25,15 +27,29 @@ using packing::Jobs;
 
 namespace {
 
+// Columns of pieces of buffers, checked; `buffers` of them there are.
+packing::Spells spells_of(const In<int64_t>& owner, const In<int64_t>& start, const In<int64_t>& end, size_t buffers) {
+  const size_t n = owner.shape(0);
+  need(start.shape(0) == n && end.shape(0) == n, "columns of different lengths");
+  const packing::Spells spells{owner.data(), start.data(), end.data(), n};
+  for (size_t k = 0; k < n; ++k)
+    need(spells.owner[k] >= 0 && static_cast<size_t>(spells.owner[k]) < buffers && spells.start[k] < spells.end[k],
+         "not a piece of a buffer");
+  return spells;
+}
+
 Jobs make_jobs(const In<int64_t>& pieces, const In<int64_t>& start, const In<int64_t>& end, const In<int64_t>& size,
                const In<int64_t>& alignment, const In<int64_t>& fixed) {
   const size_t n = size.shape(0), k = start.shape(0);
   need(pieces.shape(0) == n && alignment.shape(0) == n && fixed.shape(0) == n && end.shape(0) == k,
        "columns of different lengths");
   need(k < (1u << 30), "too many pieces");
+  nb::gil_scoped_release release;
   Jobs jobs;
   jobs.size = vector_of(size);
   jobs.fixed = vector_of(fixed);
+  packing::reserve(jobs.first, n + 1);
+  packing::reserve(jobs.mask, n);
   jobs.first.push_back(0);
   for (size_t j = 0; j < n; ++j) {
     const int64_t a = alignment.data()[j];
@@ -46,12 +62,12 @@ Jobs make_jobs(const In<int64_t>& pieces, const In<int64_t>& start, const In<int
   }
   need(static_cast<size_t>(jobs.first.back()) == k, "counts of pieces do not add up");
   for (size_t p = 0; p < k; ++p) need(start.data()[p] < end.data()[p], "an empty piece");
-  nb::gil_scoped_release release;
   packing::rank_times(jobs, start.data(), end.data(), k);
   return jobs;
 }
 
 std::vector<int32_t> order_of(const Jobs& jobs, const In<int32_t>& order) {
+  nb::gil_scoped_release release;
   auto result = vector_of(order);
   std::vector<bool> seen(jobs.size.size(), false);
   need(result.size() == seen.size(), "the order is not a permutation");
@@ -81,7 +97,15 @@ NB_MODULE(_core, m) {
            "pieces"_a, "start"_a, "end"_a, "size"_a, "alignment"_a, "fixed"_a)
       .def("__len__", [](const Jobs& self) { return self.count(); })
       .def_prop_ro(
-          "earliest_first", [](const Jobs& self) { return array_of(packing::earliest_first(self)); },
+          "earliest_first",
+          [](const Jobs& self) {
+            std::vector<int32_t> order;
+            {
+              nb::gil_scoped_release release;
+              order = packing::earliest_first(self);
+            }
+            return array_of(std::move(order));
+          },
           nb::rv_policy::automatic, "The jobs by their starts, those across the cut of a circle first.");
 
   nb::class_<packing::Packer>(m, "Packer", "First or best fit in a given order.")
@@ -220,33 +244,63 @@ NB_MODULE(_core, m) {
   m.def("load_curve",
         [](const In<int64_t>& owner, const In<int64_t>& start, const In<int64_t>& end, const In<int64_t>& size,
            int64_t period) {
-          const size_t n = owner.shape(0);
-          need(start.shape(0) == n && end.shape(0) == n, "columns of different lengths");
-          for (size_t k = 0; k < n; ++k)
-            need(owner.data()[k] >= 0 && static_cast<size_t>(owner.data()[k]) < size.shape(0) &&
-                     start.data()[k] < end.data()[k],
-                 "not a piece of a buffer");
           packing::Curve curve;
           {
             nb::gil_scoped_release release;
-            curve = packing::load_curve({owner.data(), start.data(), end.data(), n}, size.data(), period);
+            curve = packing::load_curve(spells_of(owner, start, end, size.shape(0)), size.data(), period);
           }
           return std::pair(array_of(std::move(curve.times)), array_of(std::move(curve.loads)));
         },
         "owner"_a, "start"_a, "end"_a, "size"_a, "period"_a,
         "Times at which something starts or ends, and the bytes alive from each; on a line where the period is 0.");
 
-  m.def("order_of_times",
-        [](const In<int64_t>& times) {
-          std::vector<int32_t> order;
-          need(times.shape(0) < (1u << 31), "too many times");
+  m.def("load_extremes",
+        [](const In<int64_t>& owner, const In<int64_t>& start, const In<int64_t>& end, const In<int64_t>& size,
+           int64_t period) {
+          nb::gil_scoped_release release;
+          const auto found = packing::load_extremes(spells_of(owner, start, end, size.shape(0)), size.data(), period);
+          return std::pair(found.peak, found.quietest);
+        },
+        "owner"_a, "start"_a, "end"_a, "size"_a, "period"_a,
+        "The highest load of that curve, and the first time of its lowest; zeros where it is empty.");
+
+  m.def("on_line",
+        [](const In<int64_t>& owner, const In<int64_t>& start, const In<int64_t>& end, int64_t period, int64_t cut,
+           bool by_start) {
+          need(owner.shape(0) < (1u << 30), "too many pieces");
+          need(period >= 0, "a period below 0");
+          packing::Line line;
           {
             nb::gil_scoped_release release;
-            order = packing::order_of_times(times.data(), times.shape(0));
+            const auto spells = spells_of(owner, start, end, std::numeric_limits<size_t>::max());
+            for (size_t k = 0; k < spells.count; ++k)
+              need(period == 0 || spells.end[k] - spells.start[k] <= period, "a piece longer than the period");
+            line = packing::Cut(spells, period, cut).line(by_start);
           }
-          return array_of(std::move(order));
+          return std::tuple(array_of(std::move(line.row)), array_of(std::move(line.pieces)),
+                            array_of(std::move(line.start)), array_of(std::move(line.end)));
         },
-        "times"_a, "The order in which they ascend; alike ones stay in theirs.");
+        "owner"_a, "start"_a, "end"_a, "period"_a, "cut"_a, "by_start"_a,
+        "Buffer and number of pieces of each job, and start and end of each piece on the line from `cut`. Pieces are "
+        "sorted by (owner, start) on a circle, or with the period 0 on a line.");
+
+  m.def("put",
+        [](const Into& into, const In<int64_t>& rows, const In<int64_t>& job, const In<int64_t>& offset) {
+          need(job.shape(0) == offset.shape(0), "columns of different lengths");
+          const auto columns = static_cast<int64_t>(into.shape(1)), n = static_cast<int64_t>(rows.shape(0));
+          const auto table = static_cast<int64_t>(into.shape(0));
+          int64_t* const values = into.data();
+          const int64_t *const row_of = rows.data(), *const jobs = job.data(), *const offsets = offset.data();
+          nb::gil_scoped_release release;
+          for (size_t k = 0, count = job.shape(0); k < count; ++k) {
+            if (jobs[k] < 0) continue;
+            const int64_t turn = columns == 1 || n == 0 ? 0 : jobs[k] / n, row = jobs[k] - turn * n;
+            need(turn < columns && row < n && row_of[row] >= 0 && row_of[row] < table, "not a row of the table");
+            values[row_of[row] * columns + turn] = offsets[k];
+          }
+        },
+        "into"_a, "rows"_a, "job"_a, "offset"_a,
+        "Write offset[k] into column job[k] / len(rows) of row rows[job[k] % len(rows)], where job[k] is not negative.");
 
   m.def("skyline",
         [](const Jobs& jobs, const In<int32_t>& order, const packing::Cancel& cancel) {

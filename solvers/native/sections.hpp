@@ -10,16 +10,16 @@
 namespace packing {
 
 struct Sections {
-  std::vector<Piece> span;  // of each job, in sections [start, end); never empty
+  std::vector<Piece> span;  // of each piece, in sections [start, end); never empty
   int32_t count = 0;
 };
 
-// Of jobs of one piece each. Without `merge`, every instant at which a job begins is a section (for tests).
+// Without `merge`, every instant at which a piece begins is a section (for tests).
 inline Sections sections_of(const Jobs& jobs, bool merge) {
   std::vector<bool> begins(jobs.instants, false), ends(jobs.instants, false);
   for (const Piece& piece : jobs.pieces) begins[piece.start] = ends[piece.end] = true;
   // A section is a stretch of instants at which jobs begin, up to the first at which one ends.
-  std::vector<int32_t> of(jobs.instants, 0);  // the section that is open at, or opens last before, an instant
+  std::vector<int32_t> of = filled(jobs.instants, 0);  // the section that is open at, or opens last before, an instant
   int32_t current = -1;
   bool closed = true;
   for (int32_t t = 0; t < jobs.instants; ++t) {
@@ -29,6 +29,7 @@ inline Sections sections_of(const Jobs& jobs, bool merge) {
   }
   Sections result;
   result.count = current + 1;
+  reserve(result.span, jobs.pieces.size());
   for (const Piece& piece : jobs.pieces) result.span.push_back({of[piece.start], of[piece.end - 1] + 1});
   return result;
 }

@@ -17,13 +17,28 @@
 
 namespace packing {
 
-// The lifetime of a job as one arc on the circle of all instants; it may end beyond the circle's length.
-// start is -1 for a job that has gaps.
+// When the jobs live, in instants or in sections (sections.hpp): half-open, on a circle from 0 to `length`.
+struct Times {
+  const std::vector<Piece>& pieces;  // as Jobs::first counts them
+  int32_t length;
+};
+
+inline Times instants_of(const Jobs& jobs) { return {jobs.pieces, jobs.instants - 1}; }
+
+// The lifetime of a job that has no gaps as one arc on the circle; it may end beyond the circle's length.
+inline Piece arc_of(const Jobs& jobs, const Times& times, int32_t job) {
+  const Piece first = times.pieces[jobs.first[job]];
+  if (jobs.single(job)) return first;
+  return {times.pieces[jobs.first[job + 1] - 1].start, first.end + times.length};
+}
+
+// The same in instants; start is -1 for a job that has gaps.
 inline Piece arc(const Jobs& jobs, int32_t job) {
-  const Piece first = jobs.pieces[jobs.first[job]], last = jobs.pieces[jobs.first[job + 1] - 1];
-  const int32_t many = jobs.first[job + 1] - jobs.first[job], length = jobs.instants - 1;
-  if (many == 1) return first;
-  if (many == 2 && first.start == 0 && last.end == length) return {last.start, first.end + length};
+  const int32_t many = jobs.first[job + 1] - jobs.first[job];
+  const auto goes_round = [&] {
+    return jobs.pieces[jobs.first[job]].start == 0 && jobs.pieces[jobs.first[job + 1] - 1].end == jobs.instants - 1;
+  };
+  if (many == 1 || (many == 2 && goes_round())) return arc_of(jobs, instants_of(jobs), job);
   return {-1, -1};
 }
 
@@ -101,105 +116,6 @@ class JobTree {
   size_t leaves_ = 1;
 };
 
-// Jobs in the order of their starts: the first that lies within a run is found quickly.
-class StartOrder {
- public:
-  // `jobs_by_start` as arcs, in ascending order of their starts.
-  StartOrder(const Jobs& jobs, std::vector<int32_t> jobs_by_start) : jobs_(std::move(jobs_by_start)) {
-    first_from_.reserve(jobs.instants + 1);
-    levels_.emplace_back();
-    for (const int32_t job : jobs_) {
-      const Piece piece = arc(jobs, job);
-      first_from_.resize(piece.start + 1, static_cast<int32_t>(levels_[0].size()));
-      levels_[0].push_back(piece.end);
-    }
-    first_from_.resize(jobs.instants + 1, static_cast<int32_t>(levels_[0].size()));
-    do {
-      levels_.back().resize((levels_.back().size() + width - 1) / width * width, none);
-      std::vector<int32_t> above(levels_.back().size() / width);
-      for (size_t k = 0; k < above.size(); ++k) above[k] = least(levels_.back(), k);
-      levels_.push_back(std::move(above));
-    } while (levels_.back().size() > 1);
-  }
-
-  // Takes and returns the first with its start in [from, start_by) that ends by `to`; or -1.
-  int32_t take(int32_t from, int32_t start_by, int32_t to) {
-    const size_t found = find(first_from_[from], first_from_[start_by], to);
-    if (found == nowhere) return -1;
-    levels_[0][found] = none;
-    for (size_t level = 1, k = found / width; level < levels_.size(); ++level, k /= width) {
-      const int32_t now = least(levels_[level - 1], k);
-      if (levels_[level][k] == now) break;
-      levels_[level][k] = now;
-    }
-    return jobs_[found];
-  }
-
- private:
-  static constexpr size_t width = 16, nowhere = std::numeric_limits<size_t>::max();
-  static constexpr int32_t none = std::numeric_limits<int32_t>::max();
-
-  static int32_t least(const std::vector<int32_t>& level, size_t block) {
-    const int32_t* values = level.data() + block * width;
-    int32_t result = values[0];
-    for (size_t k = 1; k < width; ++k) result = std::min(result, values[k]);
-    return result;
-  }
-
-  // The first of the leaves [low, high) that ends by `by`.
-  size_t find(size_t low, size_t high, int32_t by) const {
-    size_t level = 0, reach = 1;  // a node of the level stands for so many leaves
-    for (size_t k = low; k * reach < high;) {
-      if (levels_[level][k] <= by) {
-        if (level == 0) return k;
-        --level, reach /= width, k *= width;
-      } else if (++k % width == 0 && level + 1 < levels_.size()) {
-        ++level, reach *= width, k /= width;
-      }
-    }
-    return nowhere;
-  }
-
-  std::vector<int32_t> jobs_;
-  std::vector<int32_t> first_from_;  // by instant: the first of the jobs that starts then or later
-  std::vector<std::vector<int32_t>> levels_;  // ends of the jobs that are left; above, the least of each 16
-};
-
-// Chooses as JobTree does where the order is that of the starts, those first that are across the cut of the circle.
-class EarliestFirst {
- public:
-  EarliestFirst(const Jobs& jobs, const std::vector<int32_t>& candidates)
-      : across_(jobs, only(jobs, candidates, true)), others_(jobs, only(jobs, candidates, false)),
-        length_(jobs.instants - 1) {}
-
-  // Whether that is the order of the candidates.
-  static bool is_order(const Jobs& jobs, const std::vector<int32_t>& candidates) {
-    const auto key = [&](int32_t job) { return std::pair(!across(jobs, job), arc(jobs, job).start); };
-    return std::is_sorted(candidates.begin(), candidates.end(), [&](int32_t a, int32_t b) { return key(a) < key(b); });
-  }
-
-  // The job for the run [from, to), where `to` may lie beyond the circle's length; or -1.
-  int32_t take(int32_t from, int32_t to) {
-    if (to - from == length_) from = 0, to = 2 * length_;
-    const bool round = to > length_;
-    int32_t job = round ? across_.take(from, length_, to) : -1;
-    if (job < 0 && round) job = others_.take(0, to - length_, to - length_);
-    return job < 0 ? others_.take(from, std::min(to, length_), to) : job;
-  }
-
- private:
-  static bool across(const Jobs& jobs, int32_t job) { return arc(jobs, job).end >= jobs.instants; }
-  static std::vector<int32_t> only(const Jobs& jobs, const std::vector<int32_t>& candidates, bool which) {
-    std::vector<int32_t> result;
-    for (const int32_t job : candidates)
-      if (across(jobs, job) == which) result.push_back(job);
-    return result;
-  }
-
-  StartOrder across_, others_;
-  int32_t length_;
-};
-
 // Tells a kernel on another thread to give up.
 class Cancel {
  public:
@@ -221,7 +137,7 @@ template <bool goes_back>
 class SkylineOf {
  public:
   // `floor[t]` is the height below which instant t is taken already.
-  explicit SkylineOf(const std::vector<int64_t>& floor) : runs_(floor.size()), length_(floor.size()) {
+  explicit SkylineOf(const std::vector<int64_t>& floor) : runs_(filled(floor.size(), Run{})), length_(floor.size()) {
     insert(0, floor[0], -1);
     for (int32_t t = 1; t < length_; ++t) {
       if (runs_[start_].height == floor[t]) continue;
@@ -234,8 +150,8 @@ class SkylineOf {
   // Places `left` jobs, those that take(valley) returns; -1 where none is to be placed in a valley. Where that has no
   // walls, nothing more is placed. Gives up (false) when a job ends above `limit`, or is told to.
   template <class Take>
-  bool fill(const Jobs& jobs, size_t left, int64_t limit, std::vector<int64_t>& offset, const Cancel& cancel,
-            Take take) {
+  bool fill(const Jobs& jobs, const Times& times, size_t left, int64_t limit, std::vector<int64_t>& offset,
+            const Cancel& cancel, Take take) {
     for (int32_t run = start_; left > 0;) {
       const Valley valley = valley_from(run);
       if (cancel.cancelled()) return false;
@@ -247,7 +163,7 @@ class SkylineOf {
       }
       offset[job] = jobs.aligned(job, valley.height);
       if (offset[job] + jobs.size[job] > limit) return false;
-      run = raise(run, arc(jobs, job), offset[job] + jobs.size[job]);
+      run = raise(run, arc_of(jobs, times, job), offset[job] + jobs.size[job]);
       --left;
     }
     return true;
@@ -353,18 +269,19 @@ class SkylineOf {
 
 using Skyline = SkylineOf<false>;
 
-// For each instant, the highest end of the jobs placed there; of those without an offset none is.
-inline std::vector<int64_t> floor_under(const Jobs& jobs, const std::vector<int32_t>& placed,
+// From each moment to the next, the highest end of the jobs placed there; of those without an offset none is.
+inline std::vector<int64_t> floor_under(const Jobs& jobs, const Times& times, const std::vector<int32_t>& placed,
                                         const std::vector<int64_t>& offset) {
   std::vector<std::tuple<int32_t, int32_t, int64_t>> pieces;  // start, end, height
   for (const int32_t job : placed)
     for (int32_t k = offset[job] < 0 ? jobs.first[job + 1] : jobs.first[job]; k < jobs.first[job + 1]; ++k)
-      pieces.emplace_back(jobs.pieces[k].start, jobs.pieces[k].end, offset[job] + jobs.size[job]);
+      pieces.emplace_back(times.pieces[k].start, times.pieces[k].end, offset[job] + jobs.size[job]);
   std::sort(pieces.begin(), pieces.end());
-  std::vector<int64_t> floor(jobs.instants - 1, 0);
+  std::vector<int64_t> floor = filled(times.length, int64_t{0});
+  if (pieces.empty()) return floor;
   std::priority_queue<std::pair<int64_t, int32_t>> alive;  // height, end
   size_t next = 0;
-  for (int32_t t = 0; t + 1 < jobs.instants; ++t) {
+  for (int32_t t = 0; t < times.length; ++t) {
     for (; next < pieces.size() && std::get<0>(pieces[next]) == t; ++next)
       alive.emplace(std::get<2>(pieces[next]), std::get<1>(pieces[next]));
     while (!alive.empty() && alive.top().second <= t) alive.pop();
@@ -378,12 +295,11 @@ inline std::vector<int64_t> floor_under(const Jobs& jobs, const std::vector<int3
 class ValleyPacker {
  public:
   explicit ValleyPacker(const Jobs& jobs)
-      : jobs_(jobs), candidates_(of(jobs, true)), others_(of(jobs, false)), offset_(jobs.count(), 0),
-        priority_(jobs.count(), 0) {}
+      : jobs_(jobs), candidates_(of(jobs, true)), others_(of(jobs, false)), offset_(filled(jobs.count(), int64_t{0})) {}
 
   // The arena, or -1 when it would be above `limit`, or when told to give up.
   int64_t pack(const std::vector<int32_t>& order, int64_t limit, const Cancel& cancel = Cancel()) {
-    for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
+    prioritize(order);
     if (!tree_) tree_.emplace(jobs_, candidates_);
     tree_->fill(priority_);
     const auto take = [&](const Valley& valley) { return tree_->take(valley.from, valley.to); };
@@ -392,10 +308,15 @@ class ValleyPacker {
 
   template <class Take>
   int64_t pack(const std::vector<int32_t>& order, int64_t limit, const Cancel& cancel, Take take) {
-    for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
-    if (!place_others(cancel)) return -1;
-    Skyline skyline(floor_under(jobs_, others_, offset_));
-    if (!skyline.fill(jobs_, candidates_.size(), limit, offset_, cancel, take)) return -1;
+    return pack(order, limit, cancel, take, instants_of(jobs_));
+  }
+
+  // The valleys that take(valley) gets are in these times.
+  template <class Take>
+  int64_t pack(const std::vector<int32_t>& order, int64_t limit, const Cancel& cancel, Take take, const Times& times) {
+    if (!place_others(order, cancel)) return -1;
+    Skyline skyline(floor_under(jobs_, times, others_, offset_));
+    if (!skyline.fill(jobs_, times, candidates_.size(), limit, offset_, cancel, take)) return -1;
     int64_t arena = 0;
     for (int32_t j = 0; j < jobs_.count(); ++j) arena = std::max(arena, offset_[j] + jobs_.size[j]);
     return arena <= limit ? arena : -1;
@@ -405,28 +326,44 @@ class ValleyPacker {
   // fit there. False when told to give up.
   template <class Take>
   bool pack_below(const std::vector<int32_t>& order, int64_t ceiling, const Cancel& cancel, Take take) {
-    for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
     offset_.assign(jobs_.count(), -1);
-    if (!place_others(cancel, ceiling)) return false;
-    Skyline skyline(floor_under(jobs_, others_, offset_));
-    return skyline.fill(jobs_, candidates_.size(), ceiling, offset_, cancel, take);
+    if (!place_others(order, cancel, ceiling)) return false;
+    const Times times = instants_of(jobs_);
+    Skyline skyline(floor_under(jobs_, times, others_, offset_));
+    return skyline.fill(jobs_, times, candidates_.size(), ceiling, offset_, cancel, take);
   }
 
-  const std::vector<int64_t>& offsets() const { return offset_; }
+  const std::vector<int64_t>& offsets() const& { return offset_; }
+  std::vector<int64_t> offsets() && { return std::move(offset_); }
   const std::vector<int32_t>& candidates() const { return candidates_; }
-  bool is_candidate(int32_t job) const { return is_candidate(jobs_, job); }
+  std::vector<int32_t> candidates_in(const std::vector<int32_t>& order) const {
+    std::vector<int32_t> result;
+    reserve(result, candidates_.size());
+    std::copy_if(order.begin(), order.end(), std::back_inserter(result),
+                 [&](int32_t job) { return is_candidate(jobs_, job); });
+    return result;
+  }
 
  private:
   static bool is_candidate(const Jobs& jobs, int32_t job) { return jobs.fixed[job] < 0 && arc(jobs, job).start >= 0; }
   static std::vector<int32_t> of(const Jobs& jobs, bool candidate) {
     std::vector<int32_t> result;
+    if (candidate) reserve(result, jobs.count());
     for (int32_t j = 0; j < jobs.count(); ++j)
       if (is_candidate(jobs, j) == candidate) result.push_back(j);
     return result;
   }
 
+  void prioritize(const std::vector<int32_t>& order) {
+    priority_.resize(jobs_.count());
+    for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
+  }
+
   // Whether it came to its end. In order of their starts, what has ended by then is in nobody's way any more.
-  bool place_others(const Cancel& cancel, int64_t ceiling = std::numeric_limits<int64_t>::max()) {
+  bool place_others(const std::vector<int32_t>& order, const Cancel& cancel,
+                    int64_t ceiling = std::numeric_limits<int64_t>::max()) {
+    if (others_.empty()) return true;
+    prioritize(order);
     std::sort(others_.begin(), others_.end(), [&](int32_t a, int32_t b) {
       return std::pair(jobs_.fixed[a] < 0, priority_[a]) < std::pair(jobs_.fixed[b] < 0, priority_[b]);
     });
@@ -460,40 +397,5 @@ class ValleyPacker {
   std::vector<int64_t> offset_;
   std::vector<int32_t> priority_;  // place in the order
 };
-
-// All jobs by their starts, those first that are across the cut of the circle; alike ones the longest first, then the
-// largest.
-inline std::vector<int32_t> earliest_first(const Jobs& jobs) {
-  std::vector<int32_t> next(jobs.instants + 1, 0), order(jobs.count());
-  const auto across = [&](int32_t job) { return arc(jobs, job).end >= jobs.instants; };
-  const auto first = [&](int32_t job) { return jobs.pieces[jobs.first[job]].start; };  // 0 if it is across the cut
-  for (int32_t j = 0; j < jobs.count(); ++j) ++next[first(j) + 1];
-  for (int32_t t = 1; t <= jobs.instants; ++t) next[t] += next[t - 1];
-  for (int32_t j = 0; j < jobs.count(); ++j) order[next[first(j)]++] = j;
-  const auto key = [&](int32_t job) {
-    const Piece piece = arc(jobs, job);
-    return std::tuple(!across(job), piece.start, -piece.end, -jobs.size[job]);
-  };
-  const auto before = [&](int32_t a, int32_t b) { return key(a) < key(b); };
-  for (int32_t t = 0, from = 0; t < jobs.instants; from = next[t++])
-    if (next[t] - from > 1) std::stable_sort(order.begin() + from, order.begin() + next[t], before);
-  return order;
-}
-
-// Lowest valley first in this order. No offsets when told to give up.
-inline std::vector<int64_t> pack_in_order(const Jobs& jobs, const std::vector<int32_t>& order,
-                                          const Cancel& cancel = Cancel()) {
-  constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
-  ValleyPacker packer(jobs);
-  std::vector<int32_t> candidates;
-  candidates.reserve(order.size());
-  for (const int32_t job : order)
-    if (packer.is_candidate(job)) candidates.push_back(job);
-  if (!EarliestFirst::is_order(jobs, candidates))
-    return packer.pack(order, no_limit, cancel) < 0 ? std::vector<int64_t>() : packer.offsets();
-  EarliestFirst chooser(jobs, candidates);
-  const auto take = [&](const Valley& valley) { return chooser.take(valley.from, valley.to); };
-  return packer.pack(order, no_limit, cancel, take) < 0 ? std::vector<int64_t>() : packer.offsets();
-}
 
 }  // namespace packing

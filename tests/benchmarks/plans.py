@@ -10,7 +10,7 @@ Each row ends with what the goal was and whether it is met. Every plan passes th
 from __future__ import annotations
 
 import argparse
-import resource
+import json
 import statistics
 import sys
 import time
@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import own_process
 from test_proofs import problem
 
+from mempool.demo.worker import resident_bytes
 from solvers import SOLVERS, Plan, Status, Stop, check, lower_bound, solve
 from solvers.plan import DEFAULT_NODES
 from traces import workload
@@ -39,12 +41,16 @@ PATIENCE = 20.0
 
 @dataclass(frozen=True)
 class Run:
-    """One call of `solve`; ``reached`` is when the arena was first within the wanted ratio, or None."""
+    """One call of `solve`; ``reached`` is when the arena was first within the wanted ratio, or None.
+
+    ``resident_bytes`` is of the process until it had the plan: the checker comes later.
+    """
 
     plan: Plan
     ratio: float
     seconds: float
     reached: float | None
+    resident_bytes: int
 
 
 def run(buffers: Buffers, within: float = 1.0, limit: float = PATIENCE, **how: Any) -> Run:
@@ -59,11 +65,11 @@ def run(buffers: Buffers, within: float = 1.0, limit: float = PATIENCE, **how: A
 
     stop = Stop(nodes=how.pop("nodes", DEFAULT_NODES), interrupt=lambda: spent() > limit)
     plan = solve(buffers, stop=stop, threads=1, on_improvement=better, **how)
-    seconds = spent()
+    seconds, resident = spent(), resident_bytes("VmHWM")
     if plan.offset is None:
-        return Run(plan, float("inf"), seconds, None)
+        return Run(plan, float("inf"), seconds, None, resident)
     check(plan, buffers)
-    return Run(plan, plan.arena_bytes / bound, seconds, min(reached, default=None))
+    return Run(plan, plan.arena_bytes / bound, seconds, min(reached, default=None), resident)
 
 
 def public() -> Iterator[tuple[str, Buffers]]:
@@ -140,14 +146,27 @@ def large(_: range, __: int) -> None:
 
 
 def millions(_: range, __: int) -> None:
-    """Seed 0, training-shaped; resident is all of the process, from when the buffers are being made."""
+    """Seed 0, training-shaped, each in a process of its own.
+
+    Resident is the most that all of the process had, from its start to the plan: the buffers are made in it.
+    """
     head("buffers", "s until 1.0005", "s to the end", "ratio", "resident GB", "goal")
     for n, limit in ((10**6, 0.5), (2 * 10**6, None), (4 * 10**6, None), (10**7, 8.0)):
-        r = run(workload.buffers(n, 0), within=1.0005)
-        soon = r.reached is not None and limit is not None and r.reached <= limit
-        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-        goal = "-" if limit is None else f"{limit} s, 4 GB: {met(soon and resident < 4)}"
-        row(f"{n:,}", seconds(r.reached), seconds(r.seconds), f"{r.ratio:.5f}", f"{resident:.1f}", goal)
+        said = own_process.told(__file__, n)
+        if "error" in said:
+            row(f"{n:,}", said["error"], "-", "-", "-", "-")
+            continue
+        reached, gigabytes = said["reached"], said["resident_bytes"] / 1e9
+        good = limit is not None and reached is not None and reached <= limit and gigabytes < 4
+        goal = "-" if limit is None else f"{limit} s, 4 GB: {met(good)}"
+        times = seconds(reached), seconds(said["seconds"])
+        row(f"{n:,}", *times, f"{said['ratio']:.5f}", f"{gigabytes:.1f}", goal)
+
+
+def one_of_millions(n: int) -> dict[str, float | None]:
+    """So many buffers, in this process."""
+    r = run(workload.buffers(n, 0), within=1.0005)
+    return {name: getattr(r, name) for name in ("reached", "seconds", "ratio", "resident_bytes")}
 
 
 def everyday(seeds: range, _: int) -> None:
@@ -212,7 +231,11 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--problems", type=int, default=1000, help="of each kind, to prove")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=USUAL, help="all but millions")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(None if arguments is None else list(arguments))
+    if options.one:
+        print(json.dumps(one_of_millions(*json.loads(options.one))))
+        return
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     for part in options.only:
         PARTS[part](seeds, options.problems)

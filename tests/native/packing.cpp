@@ -15,7 +15,7 @@
 #include "pairs.hpp"
 #include "repair.hpp"
 #include "search.hpp"
-#include "skyline.hpp"
+#include "earliest.hpp"
 #include "stack.hpp"
 #include "stretches.hpp"
 

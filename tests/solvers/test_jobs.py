@@ -1,0 +1,105 @@
+"""What the native passes before packing make of buffers, against the same in a few lines of Python."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from solvers import _core, load_curve
+from solvers.jobs import jobs_of
+from solvers.pieces import pieces_of
+from traces.buffers import Buffers
+
+
+def on_line(buffers: Buffers, cut: int) -> dict[int, list[tuple[int, int]]]:
+    """The times of each buffer, in order, on the line that begins at ``cut``."""
+    pieces, line = pieces_of(buffers), dict[int, list[tuple[int, int]]]()
+    for row, start, end in zip(*(x.tolist() for x in (pieces.owner, pieces.start, pieces.end)), strict=True):
+        parts = [(start, end)]
+        if buffers.period is not None:
+            start, end = (start - cut) % buffers.period, (start - cut) % buffers.period + end - start
+            parts = [(start, min(end, buffers.period)), (0, end - buffers.period)]
+        line.setdefault(row, []).extend(part for part in parts if part[0] < part[1])
+    return {row: sorted(parts) for row, parts in line.items()}
+
+
+@pytest.mark.parametrize("many", [0, 1000])
+@given(st.data())
+def test_jobs_are_the_pieces_of_each_buffer_from_where_fewest_bytes_are_alive(
+    many: int, data: st.DataObject
+) -> None:
+    """In the order of their buffers, and very many of them in that of their first pieces."""
+    buffers = data.draw(st.from_type(Buffers))
+    buffers = buffers.unrolled(buffers.max_instances)
+    times, loads = load_curve(buffers)
+    cut = int(times[loads.argmin()]) if len(times) else 0
+    expected = on_line(buffers, cut)
+    rows = list(expected) if many else sorted(expected, key=lambda row: expected[row][0][0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("solvers.jobs._MANY", many)
+        jobs = jobs_of(buffers)
+    assert jobs.row.tolist() == rows
+    assert jobs.pieces.tolist() == [len(expected[row]) for row in rows]
+    pieces = list(zip(jobs.start.tolist(), jobs.end.tolist(), strict=True))
+    assert pieces == [piece for row in rows for piece in expected[row]]
+    for name, of in (("size", "size"), ("alignment", "alignment"), ("fixed", "offset")):
+        np.testing.assert_array_equal(getattr(jobs, name), getattr(buffers, of)[rows])
+
+
+@given(st.from_type(Buffers), st.integers(1, 10**9))
+def test_the_extremes_of_the_load_are_those_of_its_curve(buffers: Buffers, unit: int) -> None:
+    """Where moments are near to each other and where they are far apart."""
+    wide = Buffers.of(
+        buffers.start * unit,
+        buffers.end * unit,
+        buffers.size,
+        period=None if buffers.period is None else buffers.period * unit,
+    )
+    times, loads = load_curve(wide)
+    load = pieces_of(wide).load
+    assert load.peak == loads.max(initial=0)
+    assert load.quietest == (times[loads.argmin()] if len(times) else 0)
+
+
+@given(st.data())
+def test_offsets_of_instances_are_put_where_their_buffers_are(data: st.DataObject) -> None:
+    n, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 3))
+    rows = np.array(data.draw(st.permutations(range(7)))[:n])
+    jobs = np.array(data.draw(st.lists(st.integers(-1, n * columns - 1), unique=True)), np.int64)
+    offsets = 100 + np.arange(len(jobs))
+    into = np.zeros((7, columns), np.int64)
+    _core.put(into, rows, jobs, offsets)
+    expected = np.zeros_like(into)
+    for job, offset in zip(jobs, offsets, strict=True):
+        if job >= 0:
+            expected[rows[job % n], job // n] = offset
+    np.testing.assert_array_equal(into, expected)
+
+
+def test_bad_columns_are_refused() -> None:
+    one, none = np.ones(1, np.int64), np.zeros(0, np.int64)
+    with pytest.raises(ValueError, match="different lengths"):
+        _core.on_line(one, none, one, 0, 0, by_start=True)
+    with pytest.raises(ValueError, match="not a piece"):
+        _core.load_extremes(one, one * 0, one, one, 0)
+    with pytest.raises(ValueError, match="not a piece"):
+        _core.on_line(one, one, one, 0, 0, by_start=False)
+    with pytest.raises(ValueError, match="longer than the period"):
+        _core.on_line(one, one * 0, one * 3, 2, 0, by_start=False)
+    with pytest.raises(ValueError, match="a period below 0"):
+        _core.on_line(one, one * 0, one, -1, 0, by_start=False)
+    table = np.zeros((1, 2), np.int64)
+    for rows, jobs in ((one * 0, one * 2), (one, one * 0), (none, one * 0), (-one, one * 0)):
+        with pytest.raises(ValueError, match="not a row of the table"):
+            _core.put(table, rows, jobs, one)
+    with pytest.raises(ValueError, match="different lengths"):
+        _core.put(table, one, one, none)
+
+
+@pytest.mark.parametrize("alignment", [1, 2**62])
+def test_absurdly_many_bytes_are_refused(alignment: int) -> None:
+    """Also where a size and an alignment together are more than 64 bits hold."""
+    with pytest.raises(ValueError, match=r"2\*\*62"):
+        pieces_of(Buffers.of([0, 0], [1, 1], 2**62, alignment=alignment))
