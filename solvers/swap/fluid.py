@@ -97,10 +97,13 @@ class _Fluid:
             key = -1 - int(self._a.buffer[row]) if never_copied else root
             chains.setdefault(key, []).append((row, since))
         for root, members in chains.items():
-            copied = self._copied(root, members) if root >= 0 else None
+            if root < 0:
+                for row, _ in members:
+                    self._absence(row, None)
+                continue
+            copied, first = self._copied(root, members), int(self._a.last[root])
             for row, since in members:
-                skip = self._group(int(self._a.last[root]) + since) - self._group(int(self._a.last[root]))
-                self._absence(row, None if copied is None else copied[skip:])
+                self._absence(row, copied[self._group(first + since) - self._group(first) :])
 
     def _copied(self, root: int, members: list[tuple[int, int]]) -> list[Any]:
         """The part of the buffer that the host has by the end of each stretch from ``last`` on."""

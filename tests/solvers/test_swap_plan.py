@@ -106,6 +106,16 @@ def test_no_schedule_beats_the_link_bound(data: st.DataObject, seed: int) -> Non
             assert bound.peak_bytes() <= found.peak_bytes
 
 
+def test_the_link_bound_takes_what_is_only_read_for_ever_among_many_buffers() -> None:
+    """Its copy on the host is as old as the step: no absence of the buffer is the first of a chain."""
+    once = [(1, [(op, False)]) for op in (0, 1, 1, 1)]
+    step = step_from([0.5] * 4, [*once, (1, [(0, False), (2, False)])], circular=True, persistent={4})
+    link = Link(out_fixed=0, out_per_byte=1 / 16, in_fixed=0, in_per_byte=1 / 16, duplex=False)
+    made = planner(step, link)
+    for limit in range(made.floor()[0], step.peak_bytes + 1):
+        assert LinkBound(step, link).stall_seconds(limit) <= made.hold(limit).stall_seconds + 1e-9
+
+
 @pytest.mark.parametrize("rate", [0.25, 0.375, 0.5])
 def test_what_is_waited_on_a_circle_counts_once_for_both_directions(rate: float) -> None:
     """All but what operation 5 touches is away at it: out since any time of the turn, and back by any."""
