@@ -119,6 +119,12 @@ def test_a_table_that_would_have_to_be_copied_is_refused(table: NDArray[np.int64
         _core.put(table, np.arange(2), np.arange(1), np.ones(1, np.int64))
 
 
+def test_no_jobs_have_no_offsets() -> None:
+    none = np.zeros(0, np.int64)
+    jobs = _core.Jobs(none, none, none, none, none, none)
+    assert len(_core.skyline(jobs, none.astype(np.int32), _core.Cancel())) == 0
+
+
 @pytest.mark.parametrize("alignment", [1, 2**62])
 def test_absurdly_many_bytes_are_refused(alignment: int) -> None:
     """Also where a size and an alignment together are more than 64 bits hold."""
