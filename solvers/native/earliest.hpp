@@ -151,6 +151,7 @@ inline std::vector<int32_t> earliest_first(const Jobs& jobs) {
 // Lowest valley first in this order. No offsets when told to give up.
 inline std::vector<int64_t> pack_in_order(const Jobs& jobs, const std::vector<int32_t>& order,
                                           const Cancel& cancel = Cancel()) {
+  if (jobs.count() == 0) return {};  // no time either, in which there could be a skyline
   constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
   ValleyPacker packer(jobs);
   const Sections sections = sections_of(jobs, true);

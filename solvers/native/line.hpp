@@ -13,7 +13,7 @@ struct Line {
 // Jobs in the order of their buffers, on the line [0, period) that begins at `cut`; with no period, time is one already.
 class Cut {
  public:
-  // Spells sorted by (owner, start), none longer than the period.
+  // Spells sorted by (owner, start), on a circle from 0 on and none longer than the period; the cut lies within it.
   Cut(const Spells& spells, int64_t period, int64_t cut) {
     reserve(jobs_, spells.count + 1), reserve(pieces_, spells.count);
     for (size_t k = 0; k < spells.count;) {

@@ -27,13 +27,16 @@ using packing::Jobs;
 
 namespace {
 
-// Columns of pieces of buffers, checked; `buffers` of them there are.
-packing::Spells spells_of(const In<int64_t>& owner, const In<int64_t>& start, const In<int64_t>& end, size_t buffers) {
+// Columns of pieces of buffers, checked; `buffers` of them there are. With a period, time is a circle so long.
+packing::Spells spells_of(const In<int64_t>& owner, const In<int64_t>& start, const In<int64_t>& end, size_t buffers,
+                          int64_t period) {
   const size_t n = owner.shape(0);
   need(start.shape(0) == n && end.shape(0) == n, "columns of different lengths");
+  need(period >= 0, "a period below 0");
   const packing::Spells spells{owner.data(), start.data(), end.data(), n};
   for (size_t k = 0; k < n; ++k)
-    need(spells.owner[k] >= 0 && static_cast<size_t>(spells.owner[k]) < buffers && spells.start[k] < spells.end[k],
+    need(spells.owner[k] >= 0 && static_cast<size_t>(spells.owner[k]) < buffers && spells.start[k] < spells.end[k] &&
+             (period == 0 || spells.start[k] >= 0),
          "not a piece of a buffer");
   return spells;
 }
@@ -247,7 +250,7 @@ NB_MODULE(_core, m) {
           packing::Curve curve;
           {
             nb::gil_scoped_release release;
-            curve = packing::load_curve(spells_of(owner, start, end, size.shape(0)), size.data(), period);
+            curve = packing::load_curve(spells_of(owner, start, end, size.shape(0), period), size.data(), period);
           }
           return std::pair(array_of(std::move(curve.times)), array_of(std::move(curve.loads)));
         },
@@ -258,7 +261,8 @@ NB_MODULE(_core, m) {
         [](const In<int64_t>& owner, const In<int64_t>& start, const In<int64_t>& end, const In<int64_t>& size,
            int64_t period) {
           nb::gil_scoped_release release;
-          const auto found = packing::load_extremes(spells_of(owner, start, end, size.shape(0)), size.data(), period);
+          const auto spells = spells_of(owner, start, end, size.shape(0), period);
+          const auto found = packing::load_extremes(spells, size.data(), period);
           return std::pair(found.peak, found.quietest);
         },
         "owner"_a, "start"_a, "end"_a, "size"_a, "period"_a,
@@ -268,11 +272,11 @@ NB_MODULE(_core, m) {
         [](const In<int64_t>& owner, const In<int64_t>& start, const In<int64_t>& end, int64_t period, int64_t cut,
            bool by_start) {
           need(owner.shape(0) < (1u << 30), "too many pieces");
-          need(period >= 0, "a period below 0");
           packing::Line line;
           {
             nb::gil_scoped_release release;
-            const auto spells = spells_of(owner, start, end, std::numeric_limits<size_t>::max());
+            const auto spells = spells_of(owner, start, end, std::numeric_limits<size_t>::max(), period);
+            need(period == 0 || (cut >= 0 && cut < period), "a cut outside the period");
             for (size_t k = 0; k < spells.count; ++k)
               need(period == 0 || spells.end[k] - spells.start[k] <= period, "a piece longer than the period");
             line = packing::Cut(spells, period, cut).line(by_start);
@@ -299,7 +303,7 @@ NB_MODULE(_core, m) {
             values[row_of[row] * columns + turn] = offsets[k];
           }
         },
-        "into"_a, "rows"_a, "job"_a, "offset"_a,
+        "into"_a.noconvert(), "rows"_a, "job"_a, "offset"_a,  // what is converted is a copy, which nobody would see
         "Write offset[k] into column job[k] / len(rows) of row rows[job[k] % len(rows)], where job[k] is not negative.");
 
   m.def("skyline",

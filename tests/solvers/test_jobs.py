@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +13,9 @@ from solvers import _core, load_curve
 from solvers.jobs import jobs_of
 from solvers.pieces import pieces_of
 from traces.buffers import Buffers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def on_line(buffers: Buffers, cut: int) -> dict[int, list[tuple[int, int]]]:
@@ -90,12 +95,34 @@ def test_bad_columns_are_refused() -> None:
         _core.on_line(one, one * 0, one * 3, 2, 0, by_start=False)
     with pytest.raises(ValueError, match="a period below 0"):
         _core.on_line(one, one * 0, one, -1, 0, by_start=False)
+    with pytest.raises(ValueError, match="outside the period"):
+        _core.on_line(one, one, one * 2, 2, 2, by_start=False)
+    for measure in (_core.load_curve, _core.load_extremes):
+        with pytest.raises(ValueError, match="a period below 0"):
+            measure(one * 0, one, one * 2, one, -1)
+        with pytest.raises(ValueError, match="not a piece"):  # on a circle there is no time before 0
+            measure(one * 0, one * -(10**7), one, one, 10)
     table = np.zeros((1, 2), np.int64)
     for rows, jobs in ((one * 0, one * 2), (one, one * 0), (none, one * 0), (-one, one * 0)):
         with pytest.raises(ValueError, match="not a row of the table"):
             _core.put(table, rows, jobs, one)
     with pytest.raises(ValueError, match="different lengths"):
         _core.put(table, one, one, none)
+
+
+@pytest.mark.parametrize(
+    "table", [np.zeros((2, 2), np.int32), np.zeros((2, 2), np.int64, "F"), np.zeros((2, 4), np.int64)[:, ::2]]
+)
+def test_a_table_that_would_have_to_be_copied_is_refused(table: NDArray[np.int64]) -> None:
+    """The offsets would be written into the copy."""
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        _core.put(table, np.arange(2), np.arange(1), np.ones(1, np.int64))
+
+
+def test_no_jobs_have_no_offsets() -> None:
+    none = np.zeros(0, np.int64)
+    jobs = _core.Jobs(none, none, none, none, none, none)
+    assert len(_core.skyline(jobs, none.astype(np.int32), _core.Cancel())) == 0
 
 
 @pytest.mark.parametrize("alignment", [1, 2**62])
