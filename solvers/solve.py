@@ -294,6 +294,7 @@ class _Solve:
         if self._latest is None or self._latest[0] is not found:
             offset = self._offset.copy()
             put(offset, rows, jobs.row, found)
+            offset.flags.writeable = False  # several plans share it, and callers have some of them
             self._latest = found, offset
         return self._latest[1]
 

@@ -364,3 +364,17 @@ def test_what_comes_quickly_to_the_bound_spares_the_proof_of_other_numbers_of_co
     plan = solve(buffers)
     assert proofs == []
     assert plan.arena_bytes == lower_bound(buffers)
+
+
+def test_a_plan_that_was_told_of_cannot_be_made_to_change_the_last_one() -> None:
+    """They share their offsets."""
+    told = list[Plan]()
+
+    def change(plan: Plan) -> None:
+        assert plan.offset is not None
+        told.append(plan)
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            plan.offset.flags.writeable = True
+
+    solve(Buffers.of([0, 1], [2, 3], 8), on_improvement=change)
+    assert told
