@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstring>
-#include <functional>
 
 #include "sections.hpp"
 #include "skyline.hpp"
@@ -121,8 +120,8 @@ class EarliestFirst {
     return arc_of(jobs, times, job).end > times.length;
   }
   static size_t first_within(const Jobs& jobs, const Times& times, const std::vector<int32_t>& candidates) {
-    const auto within = [&](int32_t job) { return !across(jobs, times, job); };
-    return std::partition_point(candidates.begin(), candidates.end(), std::not_fn(within)) - candidates.begin();
+    const auto is_across = [&](int32_t job) { return across(jobs, times, job); };
+    return std::partition_point(candidates.begin(), candidates.end(), is_across) - candidates.begin();
   }
 
   StartOrder across_, others_;

@@ -92,15 +92,12 @@ class _Fluid:
             root, seen = row, {row}
             while (source := int(self._a.source[root])) >= 0 and source not in seen:
                 seen.add(root := source)
-            never_copied = source >= 0
-            since = int(self._a.last[row] - self._a.last[root]) % len(self._step)
-            key = -1 - int(self._a.buffer[row]) if never_copied else root
-            chains.setdefault(key, []).append((row, since))
-        for root, members in chains.items():
-            if root < 0:
-                for row, _ in members:
-                    self._absence(row, None)
+            if source >= 0:  # round the circle: nothing ever writes, so that no copy is made again
+                self._absence(row, None)
                 continue
+            since = int(self._a.last[row] - self._a.last[root]) % len(self._step)
+            chains.setdefault(root, []).append((row, since))
+        for root, members in chains.items():
             copied, first = self._copied(root, members), int(self._a.last[root])
             for row, since in members:
                 self._absence(row, copied[self._group(first + since) - self._group(first) :])
