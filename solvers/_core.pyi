@@ -213,6 +213,31 @@ class Stretches:
     @property
     def looks(self) -> int: ...
 
+class Halves:
+    """
+    Packs what is alive at the peak, then what is left on either side of it.
+    """
+
+    def __init__(self, jobs: Jobs, goal: int, seed: int) -> None: ...
+
+    def advance(self, budget: int) -> bool:
+        """
+        Go on for about `budget` looks; whether there is a plan within the goal.
+        """
+
+    @property
+    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def arena(self) -> int: ...
+
+    @property
+    def at_peak(self) -> int:
+        """Jobs that are alive there."""
+
+    @property
+    def looks(self) -> int: ...
+
 class Branching:
     """Complete search for offsets within a capacity; one piece a job."""
 

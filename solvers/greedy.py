@@ -33,6 +33,8 @@ _HUGE = 400_000
 _LOOKS_IN_ORDER, _LOOKS_BY_FULLEST = 50, 500
 #: Looks for mending stretches of time at most, before anything else is tried; about a second.
 _LOOKS_OF_STRETCHES = 2**28
+#: Part of all that must be alive at the peak for it to come first; looks a job that this may take. Measured.
+_MUCH, _LOOKS_OF_HALVES = 0.125, 1_500
 #: A gap, as a part of the bound, above which filling all of it by what is alive may come lower.
 _FAR = 0.01
 #: The kernels add up sizes with their padding.
@@ -72,6 +74,8 @@ def valleys(task: Task) -> Order | None:
     if not in_order(task, best()) or _near_enough(task):
         return None
     arena = task.arena
+    if not _by_halves(task):
+        return None
     many = len(task.jobs) > _FEW
     if not (_of_many if many else _by_fullest)(task, best()):
         return None
@@ -105,6 +109,28 @@ def in_order(task: Task, order: NDArray[np.int32]) -> bool:
     """Lowest valley first, by an order; whether there is a reason to go on."""
     native = task.jobs.native()
     return _tried(task, aside(task, lambda cancel: _core.skyline(native, order, cancel)), _LOOKS_IN_ORDER)
+
+
+def _by_halves(task: Task) -> bool:
+    """What is alive at the peak, if that is much, and what is left on either side; whether to go on."""
+    jobs = task.jobs
+    if not can_halve(jobs):
+        return True
+    native, goal, seed = jobs.native(), task.target, task.seed % 2**64
+    work = aside(task, lambda _: _core.Halves(native, goal, seed))
+    if work is None:
+        return False
+    if work.at_peak < _MUCH * len(jobs):
+        return True
+    left = task.watch.nodes_left
+    budget = _LOOKS_OF_HALVES * len(jobs)
+    budget = budget if left is None else min(budget, left // 2)
+    for nodes in _slices(task, work):
+        if work.looks >= budget:
+            return True
+        if work.advance(min(nodes, budget - work.looks)):
+            task.offer(work.offsets, work.arena)
+    return False
 
 
 def _by_fullest(task: Task, order: NDArray[np.int32]) -> bool:
@@ -143,6 +169,12 @@ def can_repair(jobs: Jobs) -> bool:
 def can_stretch(jobs: Jobs) -> bool:
     """Whether stretches of time are worth filling anew: what cannot move there may be what is highest."""
     return len(jobs.start) == len(jobs) and not (jobs.fixed >= 0).any() and can_repair(jobs)
+
+
+def can_halve(jobs: Jobs) -> bool:
+    """Whether what is alive at the peak can be stacked without a gap."""
+    coarsest = int(jobs.alignment.max(initial=1))
+    return can_stretch(jobs) and not (jobs.size % coarsest).any()
 
 
 def _tried(task: Task, offsets: NDArray[np.int64] | None, looks: int) -> bool:
@@ -247,7 +279,7 @@ def _search(task: Task, native: _core.Jobs, order: NDArray[np.int32]) -> None:
 
 
 def _slices(
-    task: Task, work: _core.Packer | _core.Search | _core.Stretches, *, of_nodes: bool = True
+    task: Task, work: _core.Packer | _core.Search | _core.Stretches | _core.Halves, *, of_nodes: bool = True
 ) -> Iterator[int]:
     """Yield nodes to spend until a limit is reached, charging the work done in between to the watch.
 

@@ -108,6 +108,17 @@ def flat(n: int, seed: int, *, mean_live: float = 300) -> Buffers:
     return Buffers.of(start, end, np.exp2(random.uniform(6, 22, n)).astype(np.int64))
 
 
+def scattered(n: int, seed: int) -> Buffers:
+    """Any two times are the ends of a lifetime; sizes as `flat` has them; for any ``n``.
+
+    The load rises to one peak, at which half of all buffers are alive, and falls again.
+    """
+    random = np.random.default_rng(seed)
+    times = random.integers(0, max(2 * n, 1), (n, 2))
+    size = np.exp2(random.uniform(6, 22, n)).astype(np.int64)
+    return Buffers.of(times.min(axis=1, initial=2 * n), times.max(axis=1, initial=0) + 1, size)
+
+
 GENERATORS: Mapping[str, Callable[[int, int], Buffers]] = types.MappingProxyType(
     {"loose": loose, "tight": tight, "aligned": aligned, "circular": circular, "pinned": pinned}
 )

@@ -152,7 +152,13 @@ class Spans {
   // The longest with start in [from, start_by] and end in [end_from, to], of at most `most` bytes; if longer than
   // `found`.
   void longest(int32_t from, int32_t start_by, int32_t end_from, int32_t to, int64_t most, Found& found) const {
-    find(1, {from, start_by, end_from, to, most}, found);
+    find(1, {from, start_by, end_from, to, most, most}, [most](int32_t, int32_t) { return most; }, found);
+  }
+
+  // Of at most room(start, end) bytes, too, which is no less for a part of the time.
+  template <class Room>
+  void longest(int32_t from, int32_t start_by, int32_t end_from, int32_t to, int64_t most, Room room, Found& found) const {
+    find(1, {from, start_by, end_from, to, most, std::min(most, room(from, to))}, room, found);
   }
 
   // Whether it is alive at an instant of a circle so long; the instant may be one turn ahead.
@@ -164,7 +170,7 @@ class Spans {
 
   // Whether those within [from, to] that are alive at an instant are so many bytes, each with so much padding.
   bool have(int32_t from, int32_t to, int32_t instant, int64_t bytes, int64_t padding) const {
-    return lack(1, {from, instant, instant + 1, to, 0}, padding, bytes) <= 0;
+    return lack(1, {from, instant, instant + 1, to, 0, 0}, padding, bytes) <= 0;
   }
 
   // Takes out what was found.
@@ -202,7 +208,7 @@ class Spans {
   };
   struct Wanted {
     int32_t from, start_by, end_from, to;
-    int64_t most;
+    int64_t most, anywhere;  // bytes at most, and bytes for which there is room wherever it lies
   };
 
   static uint64_t spread(int32_t value) {
@@ -241,7 +247,8 @@ class Spans {
       return 0;
     return std::min(box.last_end, w.to) - std::max(box.first_start, w.from);
   }
-  void find(size_t node, const Wanted& wanted, Found& found) const {
+  template <class Room>
+  void find(size_t node, const Wanted& wanted, Room room, Found& found) const {
     if (node >= leaves_) {
       for (size_t k = (node - leaves_) * bucket; k < std::min((node - leaves_ + 1) * bucket, entries_.size()); ++k) {
         const Entry& e = entries_[k];
@@ -249,7 +256,8 @@ class Spans {
         if (e.job < 0 || e.start < wanted.from || e.start > wanted.start_by || e.end < wanted.end_from ||
             e.end > wanted.to || e.size > wanted.most)
           continue;
-        if (length > found.length || (length == found.length && e.size > found.size))
+        if (length < found.length || (length == found.length && e.size <= found.size)) continue;
+        if (e.size <= wanted.anywhere || e.size <= room(e.start, e.end))
           found = {static_cast<int32_t>(k), length, e.size};
       }
       return;
@@ -257,8 +265,11 @@ class Spans {
     const int32_t left = promise(boxes_[2 * node], wanted), right = promise(boxes_[2 * node + 1], wanted);
     const bool right_first = right > left;
     for (const bool second : {right_first, !right_first})
-      if (const int32_t most = second ? right : left; most - most / good_enough > found.length)
-        find(2 * node + second, wanted, found);
+      if (const int32_t most = second ? right : left; most - most / good_enough > found.length) {
+        const Box& box = boxes_[2 * node + second];
+        if (box.least <= wanted.anywhere || box.least <= room(box.last_start, box.first_end))
+          find(2 * node + second, wanted, room, found);
+      }
   }
 
   // What is missing of so many bytes, or at most 0. Of any size.

@@ -12,6 +12,7 @@
 #include "branching.hpp"
 #include "earliest.hpp"
 #include "fullest.hpp"
+#include "halves.hpp"
 #include "line.hpp"
 #include "packer.hpp"
 #include "pairs.hpp"
@@ -168,6 +169,24 @@ NB_MODULE(_core, m) {
       .def_prop_ro("offsets", [](const packing::Stretches& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
       .def_prop_ro("arena", &packing::Stretches::arena)
       .def_prop_ro("looks", &packing::Stretches::looks);
+
+  nb::class_<packing::Halves>(m, "Halves", "Packs what is alive at the peak, then what is left on either side of it.")
+      .def("__init__",
+           [](packing::Halves* self, const Jobs& jobs, int64_t goal, uint64_t seed) {
+             need(jobs.count() > 0 && jobs.pieces.size() == jobs.size.size(), "there are none, or with gaps");
+             const int64_t coarsest = packing::Halves::coarsest(jobs);
+             for (int32_t j = 0; j < jobs.count(); ++j)
+               need(jobs.fixed[j] < 0 && (jobs.size[j] & coarsest) == 0, "fixed offsets, or sizes that are not aligned");
+             nb::gil_scoped_release release;
+             new (self) packing::Halves(jobs, goal, seed);
+           },
+           "jobs"_a, "goal"_a, "seed"_a, nb::keep_alive<1, 2>())
+      .def("advance", &packing::Halves::advance, "budget"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Go on for about `budget` looks; whether there is a plan within the goal.")
+      .def_prop_ro("offsets", [](const packing::Halves& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
+      .def_prop_ro("arena", &packing::Halves::arena)
+      .def_prop_ro("at_peak", &packing::Halves::at_peak, "Jobs that are alive there.")
+      .def_prop_ro("looks", &packing::Halves::looks);
 
   nb::class_<packing::Branching>(m, "Branching", "Complete search for offsets within a capacity; one piece a job.")
       .def("__init__",

@@ -30,30 +30,23 @@ struct Stretch {
 // The jobs that stay, of one end of a stretch: each touches it, so they hang one above the other.
 class Hanging {
  public:
-  struct Limit {
-    int32_t edge;  // a job that begins no sooner (at the right end: ends no later) than this
-    int64_t top;   // must end no higher than this
-  };
-
   Hanging(const Stretch& stretch, bool left) : left_(left) {
     for (int32_t j = stretch.free; j < stretch.jobs.count(); ++j) {
       const Piece piece = stretch.jobs.pieces[j];
-      if ((piece.start == 0) == left) jobs_.push_back({stretch.jobs.fixed[j], left ? piece.end : piece.start, j});
+      if ((piece.start == 0) == left) jobs_.push_back({stretch.jobs.fixed[j], left ? piece.end : -piece.start, j});
     }
     std::sort(jobs_.begin(), jobs_.end(), [](const Job& a, const Job& b) { return a.base < b.base; });
+    while (leaves_ < jobs_.size()) leaves_ *= 2;
+    reach_.assign(2 * leaves_, none);
+    for (size_t k = 0; k < jobs_.size(); ++k) reach_[leaves_ + k] = jobs_[k].reach;
+    for (size_t k = leaves_; k-- > 1;) reach_[k] = std::max(reach_[2 * k], reach_[2 * k + 1]);
   }
 
-  // What a valley's jobs must keep below, the least of it first; the last limit is none.
-  void limits(const Valley& valley, std::vector<Limit>& limits) const {
-    limits.clear();
-    int32_t edge = left_ ? valley.from : valley.to;
-    const int32_t end = left_ ? valley.to : valley.from;
-    for (size_t k = next_; k < jobs_.size() && before(edge, end); ++k) {
-      if (!before(edge, jobs_[k].edge)) continue;
-      limits.push_back({edge, jobs_[k].base});
-      edge = jobs_[k].edge;
-    }
-    if (before(edge, end)) limits.push_back({edge, std::numeric_limits<int64_t>::max()});
+  // What lies within [from, to), and begins with it at the left end's side or ends with it at the right one's, must end no
+  // higher than this.
+  int64_t above(int32_t from, int32_t to) const {
+    const size_t k = next_reaching_beyond(left_ ? from : -to);
+    return k < jobs_.size() ? jobs_[k].base : std::numeric_limits<int64_t>::max();
   }
 
   // The job on which the skyline has come, or -1.
@@ -65,16 +58,30 @@ class Hanging {
   void pass_back() { --next_; }
 
  private:
+  static constexpr int32_t none = std::numeric_limits<int32_t>::min();
   struct Job {
     int64_t base;
-    int32_t edge;
+    int32_t reach;  // how far it reaches: its end at the left end; its start, negative, at the right one
     int32_t job;
   };
-  bool before(int32_t a, int32_t b) const { return left_ ? a < b : a > b; }
+
+  // The lowest that still hangs and reaches beyond an instant, or one after the last.
+  size_t next_reaching_beyond(int32_t instant) const {
+    size_t k = leaves_ + next_;
+    if (next_ >= jobs_.size()) return next_;
+    while (reach_[k] <= instant) {
+      while (k % 2 == 1) k /= 2;  // the last of those above
+      if (k == 0) return jobs_.size();
+      ++k;
+    }
+    while (k < leaves_) k = 2 * k + (reach_[2 * k] <= instant);
+    return k - leaves_;
+  }
 
   bool left_;
-  std::vector<Job> jobs_;  // lowest first
-  size_t next_ = 0;        // the lowest that still hangs
+  std::vector<Job> jobs_;       // lowest first
+  std::vector<int32_t> reach_;  // a tree of maxima above them
+  size_t leaves_ = 1, next_ = 0;  // the lowest that still hangs
 };
 
 class Refill {
@@ -159,8 +166,6 @@ class Refill {
     step.from = valley.from, step.to = valley.to;
     if (const int32_t job = left_end_.reached(valley, width_); job >= 0) return left_end_.pass(), place(step, job, valley);
     if (const int32_t job = right_end_.reached(valley, width_); job >= 0) return right_end_.pass(), place(step, job, valley);
-    left_end_.limits(valley, left_);
-    right_end_.limits(valley, right_);
     if (!fill(step, valley)) rise(step, valley);
     for (; !rejected_.empty(); rejected_.pop_back()) spans_.put_back(rejected_.back().slot, rejected_.back().job);
   }
@@ -182,7 +187,7 @@ class Refill {
   }
 
   void rise(Step step, const Valley& valley) {
-    const int64_t height = std::min({valley.before, valley.after, left_[0].top, right_[0].top});
+    const int64_t height = std::min({valley.before, valley.after, above(valley.from, valley.to)});
     if ((failed_ = height == no_limit)) return;  // all that is left leaves slits
     step.slot = -1;
     step.lost = height - valley.height;
@@ -208,11 +213,11 @@ class Refill {
     const int32_t fullest = load_.fullest(valley.from, valley.to);
     const int64_t missing = wall - valley.height - (goal_ - load_[fullest]);
     if (missing <= 0 || spans_.have(valley.from, valley.to, fullest, missing, coarsest_)) return false;
-    left_end_.limits(valley, over_);  // it need not rise to its wall where something hangs lower
-    const int64_t left = over_[0].top;
-    right_end_.limits(valley, over_);
-    return std::min(left, over_[0].top) >= wall;
+    return above(valley.from, valley.to) >= wall;  // it need not rise to its wall where something hangs lower
   }
+
+  // What hangs over any of [from, to), lowest.
+  int64_t above(int32_t from, int32_t to) const { return std::min(left_end_.above(from, to), right_end_.above(from, to)); }
 
   // Where the load is highest and something is still to be placed; nowhere special if that is not very high.
   int32_t run_to_raise() {
@@ -294,14 +299,8 @@ class Refill {
   Spans::Found longest(const Valley& valley, const Window& window, int32_t start_by, int32_t end_from) const {
     const int64_t from_height = (valley.height + coarsest_) & ~coarsest_;
     Spans::Found found;
-    for (const auto& left : left_)
-      for (const auto& right : right_) {
-        const int32_t from = std::max(window.from, left.edge), to = std::min(window.to, right.edge);
-        if (from > start_by || to < end_from || to - from <= found.length) continue;
-        const int64_t top = std::min(left.top, right.top);
-        const int64_t most = top == no_limit ? window.most : std::min(window.most, top - from_height);
-        if (most > 0) spans_.longest(from, start_by, end_from, to, most, found);
-      }
+    const auto room = [&](int32_t from, int32_t to) { return above(from, to) - from_height; };
+    spans_.longest(window.from, start_by, end_from, window.to, window.most, room, found);
     return found;
   }
   Spans::Found longest(const Valley& valley, const Window& window) const {
@@ -328,8 +327,6 @@ class Refill {
   };
   std::vector<Rejected> rejected_;
   size_t deepest_ = 0;  // steps before it ever went back
-  std::vector<Hanging::Limit> left_, right_;  // of the valley
-  std::vector<Hanging::Limit> over_;  // scratch
   int64_t looks_ = 0;
 };
 

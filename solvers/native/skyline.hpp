@@ -126,6 +126,50 @@ class Cancel {
   std::atomic<bool> told_{false};
 };
 
+// A set of instants that finds the last one up to another: bits, and above each word of them one that tells if any is set.
+class Instants {
+ public:
+  explicit Instants(int32_t length) {
+    for (size_t bits = length; levels_.empty() || bits > 1; bits = (bits + 63) / 64) levels_.emplace_back((bits + 63) / 64, 0);
+  }
+
+  void insert(int32_t instant) {
+    auto k = static_cast<uint32_t>(instant);
+    for (auto& level : levels_) {
+      level[k / 64] |= bit(k);
+      k /= 64;
+    }
+  }
+
+  void erase(int32_t instant) {
+    auto k = static_cast<uint32_t>(instant);
+    for (auto& level : levels_) {
+      if ((level[k / 64] &= ~bit(k)) != 0) return;
+      k /= 64;
+    }
+  }
+
+  // There must be one.
+  int32_t last_until(int32_t instant) const {
+    auto k = static_cast<uint32_t>(instant);
+    size_t at = 0;
+    uint64_t here = levels_[0][k / 64] & (bit(k) | (bit(k) - 1));
+    while (here == 0) {
+      k /= 64;
+      here = levels_[++at][k / 64] & (bit(k) - 1);
+    }
+    k = k / 64 * 64 + last(here);
+    while (at > 0) k = k * 64 + last(levels_[--at][k]);
+    return static_cast<int32_t>(k);
+  }
+
+ private:
+  static uint64_t bit(uint32_t k) { return uint64_t{1} << k % 64; }
+  static uint32_t last(uint64_t word) { return 63 - static_cast<uint32_t>(__builtin_clzll(word)); }
+
+  std::vector<std::vector<uint64_t>> levels_;
+};
+
 struct Valley {
   int32_t from, to;        // instants; `to` may lie beyond the circle's length
   int64_t height;
@@ -137,7 +181,8 @@ template <bool goes_back>
 class SkylineOf {
  public:
   // `floor[t]` is the height below which instant t is taken already.
-  explicit SkylineOf(const std::vector<int64_t>& floor) : runs_(filled(floor.size(), Run{})), length_(floor.size()) {
+  explicit SkylineOf(const std::vector<int64_t>& floor)
+      : runs_(filled(floor.size(), Run{})), starts_(goes_back ? floor.size() : 1), length_(floor.size()) {
     insert(0, floor[0], -1);
     for (int32_t t = 1; t < length_; ++t) {
       if (runs_[start_].height == floor[t]) continue;
@@ -174,10 +219,10 @@ class SkylineOf {
   int32_t before(int32_t run) const { return runs_[run].before; }
   int32_t after(int32_t run) const { return runs_[run].after; }
 
-  // That an instant belongs to, looked for backwards; not across the cut of the circle.
+  // That an instant belongs to; not across the cut of the circle.
   int32_t run_at(int32_t instant) const {
-    while (runs_[instant].height < 0) --instant;
-    return instant;
+    static_assert(goes_back);
+    return starts_.last_until(instant);
   }
 
   // Lower than both neighbours.
@@ -209,7 +254,7 @@ class SkylineOf {
   int32_t raise(int32_t run, Piece piece, int64_t height) {
     const int64_t below = runs_[run].height;
     if (runs_[run].after == run && piece.start != run) {  // one run all round may as well begin here
-      change(run).height = -1;
+      close(run);
       insert(piece.start, below, -1);
       run = piece.start;
     }
@@ -224,7 +269,11 @@ class SkylineOf {
   // How it stands, for undo().
   size_t mark() const { return trail_.size(); }
   void undo(size_t mark) {
-    for (; trail_.size() > mark; trail_.pop_back()) runs_[trail_.back().first] = trail_.back().second;
+    for (; trail_.size() > mark; trail_.pop_back()) {
+      const auto& [run, was] = trail_.back();
+      if ((runs_[run].height < 0) != (was.height < 0)) was.height < 0 ? starts_.erase(run) : starts_.insert(run);
+      runs_[run] = was;
+    }
   }
 
  private:
@@ -248,6 +297,7 @@ class SkylineOf {
   void insert(int32_t start, int64_t height, int32_t before) {
     const int32_t after = before < 0 ? start : runs_[before].after;
     change(start) = {height, before < 0 ? start : before, after};
+    if constexpr (goes_back) starts_.insert(start);
     change(runs_[start].before).after = start;
     change(after).before = start;
   }
@@ -258,11 +308,17 @@ class SkylineOf {
     if (next == run || runs_[next].height != runs_[run].height) return false;
     change(run).after = runs_[next].after;
     change(runs_[next].after).before = run;
-    change(next).height = -1;
+    close(next);
     return true;
   }
 
+  void close(int32_t run) {
+    change(run).height = -1;
+    if constexpr (goes_back) starts_.erase(run);
+  }
+
   std::vector<Run> runs_;  // by first instant
+  Instants starts_;        // of runs, where it goes back
   std::vector<std::pair<int32_t, Run>> trail_;  // what changed, as it was before
   int32_t length_, start_ = 0;
 };

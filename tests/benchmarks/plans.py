@@ -27,7 +27,7 @@ from solvers import SOLVERS, Plan, Status, Stop, check, lower_bound, solve
 from solvers.plan import DEFAULT_NODES
 from traces import workload
 from traces.buffers import Buffers
-from traces.instances import GENERATORS, flat
+from traces.instances import GENERATORS, flat, scattered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -133,11 +133,13 @@ LARGE: list[tuple[str, Callable[[], Buffers], float, float]] = [
     ("training 10^6", lambda: workload.buffers(10**6, 0), 1.0005, 0.5),
     ("flat 10^5", lambda: flat(10**5, 0), 1.0005, 1.0),
     ("flat 10^6", lambda: flat(10**6, 0), 1.002, 3.0),
+    ("scattered 10^5", lambda: scattered(10**5, 0), 1.0005, 1.0),
+    ("scattered 10^6", lambda: scattered(10**6, 0), 1.002, 3.0),
 ]
 
 
 def large(_: range, __: int) -> None:
-    """Seed 0; training-shaped, and flat random."""
+    """Seed 0; training-shaped, and random."""
     head("instance", "ratio", "s to the end", "ratio wanted", "s until then", "goal")
     for name, make, ratio, limit in LARGE:
         r = run(make(), within=ratio)

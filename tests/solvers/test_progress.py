@@ -24,11 +24,11 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "PAUSE", 0.0)
 
 
-def hard(n: int = 120, seed: int = 5, **columns: Any) -> Buffers:
+def hard(n: int = 120, seed: int = 2, **columns: Any) -> Buffers:
     """No order finds the bound at once."""
     random = np.random.default_rng(seed)
-    start = random.integers(0, 60, n)
-    return Buffers.of(start, start + random.integers(1, 30, n), random.integers(1, 50, n), **columns)
+    start = random.integers(0, 5 * n // 6, n)
+    return Buffers.of(start, start + random.integers(1, 60, n), random.integers(1, 50, n), **columns)
 
 
 def rotating() -> Buffers:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from solvers import load_curve, peak_load, solve
 from traces import instances
 from traces.buffers import COLUMNS
-from traces.instances import GENERATORS, aligned, circular, flat, pinned, tight
+from traces.instances import GENERATORS, aligned, circular, flat, pinned, scattered, tight
 
 if TYPE_CHECKING:
     from traces import Buffers
@@ -98,6 +98,15 @@ def test_flat_buffers_have_the_same_load_at_all_times(mean_live: int) -> None:
     assert 2**21 < buffers.size.max() < 2**22
     assert same(flat(1000, 5), flat(1000, 5))
     assert [len(flat(n, 0)) for n in (0, 1, 10)] == [0, 1, 10]
+
+
+def test_half_of_scattered_buffers_are_alive_at_the_peak() -> None:
+    buffers = scattered(10_000, 1)
+    alive = ((buffers.start <= 10_000) & (buffers.end > 10_000)).sum()
+    assert alive == pytest.approx(5_000, rel=0.05)
+    assert (buffers.start < buffers.end).all()
+    assert same(scattered(1000, 5), scattered(1000, 5))
+    assert [len(scattered(n, 0)) for n in (0, 1, 10)] == [0, 1, 10]
 
 
 def test_a_million_flat_buffers_take_a_second() -> None:

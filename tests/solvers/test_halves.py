@@ -1,0 +1,145 @@
+"""What is alive at the peak first, then either side of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from solvers import Plan, Status, Stop, _core, check, greedy, solve
+from solvers.jobs import jobs_of
+from traces.buffers import Buffers
+from traces.instances import flat, scattered
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def offsets_within(buffers: Buffers, goal: int, seed: int) -> NDArray[np.int64] | None:
+    """Of the buffers in their order, all of which take memory; None where they are not found soon."""
+    jobs = jobs_of(buffers)
+    work = _core.Halves(jobs.native(), goal, seed)
+    if not work.advance(greedy._LOOKS_OF_HALVES * len(jobs)):
+        return None
+    assert work.arena == (work.offsets + jobs.size).max()
+    offsets = np.empty(len(jobs), np.int64)
+    offsets[jobs.row] = work.offsets
+    return offsets
+
+
+def checked(buffers: Buffers, offsets: NDArray[np.int64], goal: int) -> None:
+    plan = solve(buffers, solver="first_fit")
+    assert plan.offset is not None
+    arena = int((offsets + buffers.size).max())
+    assert arena <= goal
+    check(
+        dataclasses.replace(plan, offset=offsets[:, None], arena_bytes=arena, status=Status.FEASIBLE), buffers
+    )
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_what_is_found_is_a_plan_within_the_goal(data: st.DataObject) -> None:
+    times = data.draw(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), min_size=1, max_size=40))
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=len(times), max_size=len(times)))
+    alignment = data.draw(st.sampled_from([1, 2, 8]))
+    start, length = np.array(times).T
+    buffers = Buffers.of(start, start + length, alignment * np.array(sizes), alignment=alignment)
+    goal = jobs_of(buffers).lower_bound + data.draw(st.integers(0, 20))
+    offsets = offsets_within(buffers, goal, data.draw(st.integers(0, 3)))
+    assume(offsets is not None)
+    assert offsets is not None
+    checked(buffers, offsets, goal)
+
+
+@pytest.mark.parametrize("n", [1_000, 10_000])
+def test_most_scattered_lifetimes_are_at_the_load_after_one_pass(n: int) -> None:
+    seeds, found = range(10_000 // n + 9), 0
+    for seed in seeds:
+        buffers = scattered(n, seed)
+        bound = jobs_of(buffers).lower_bound
+        offsets = offsets_within(buffers, bound, 0)
+        if offsets is None:
+            continue
+        found += 1
+        checked(buffers, offsets, bound)
+        plan = solve(buffers, stop=Stop(nodes=4_000 * n))
+        assert plan.status is Status.OPTIMAL
+        check(plan, buffers)
+    assert found > len(seeds) / 2
+
+
+def test_below_the_load_there_is_nothing() -> None:
+    buffers = scattered(100, 0)
+    assert offsets_within(buffers, jobs_of(buffers).lower_bound - 1, 0) is None
+
+
+def test_a_goal_between_two_alignments_keeps_both_sides_aligned() -> None:
+    buffers = scattered(1_000, 4)
+    aligned = Buffers.of(buffers.start, buffers.end, -(-buffers.size // 64) * 64, alignment=64)
+    goal = jobs_of(aligned).lower_bound + 63
+    offsets = offsets_within(aligned, goal, 0)
+    assert offsets is not None
+    assert not (offsets % 64).any()
+    checked(aligned, offsets, goal)
+
+
+def test_the_same_seed_gives_the_same_offsets() -> None:
+    buffers = scattered(1_000, 4)
+    bound = jobs_of(buffers).lower_bound
+    first, second = (offsets_within(buffers, bound, 7) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert first.tolist() == second.tolist()
+
+
+def test_a_part_of_the_budget_at_a_time_comes_to_the_same() -> None:
+    jobs = jobs_of(scattered(1_000, 4))
+    whole, parts = (_core.Halves(jobs.native(), jobs.lower_bound, 0) for _ in range(2))
+    assert whole.advance(3_000 * len(jobs))
+    for _ in range(3_000):
+        if parts.advance(2_000):
+            break
+    assert parts.offsets.tolist() == whole.offsets.tolist()
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        Buffers.of([0, 1], [2, 3], 8, offset=[0, -1]),
+        Buffers.of([0, 1], [2, 3], [8, 4], alignment=8),
+        Buffers.of([0, 2, 4], [3, 5, 7], 8, period=6),
+    ],
+    ids=["pinned", "padded", "round the circle"],
+)
+def test_what_it_does_not_take_is_refused_and_left_to_the_others(buffers: Buffers) -> None:
+    jobs = jobs_of(buffers)
+    assert not greedy.can_halve(jobs)
+    with pytest.raises(ValueError, match=r"gaps|fixed offsets, or sizes that are not aligned"):
+        _core.Halves(jobs.native(), 1 << 20, 0)
+    plan = solve(buffers)
+    check(plan, buffers)
+    assert isinstance(plan, Plan)
+
+
+def test_where_little_is_alive_at_the_peak_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    advanced, halves = list[int](), _core.Halves
+
+    class Watched:
+        def __init__(self, jobs: _core.Jobs, goal: int, seed: int) -> None:
+            self.at_peak, self.looks = halves(jobs, goal, seed).at_peak, 0
+
+        def advance(self, budget: int) -> bool:
+            advanced.append(budget)
+            self.looks += budget
+            return False
+
+    monkeypatch.setattr(greedy._core, "Halves", Watched)
+    solve(flat(1_000, 0, mean_live=30), stop=Stop(nodes=10**6))
+    assert not advanced
+    solve(scattered(1_000, 0), stop=Stop(nodes=10**6))
+    assert 0 < sum(advanced) <= greedy._LOOKS_OF_HALVES * 1_000
