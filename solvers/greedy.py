@@ -125,10 +125,17 @@ def _by_halves(task: Task) -> bool:
     left = task.watch.nodes_left
     budget = _LOOKS_OF_HALVES * len(jobs)
     budget = budget if left is None else min(budget, left // 2)
+
+    def advance(looks: int) -> bool | None:
+        return aside(task, lambda _: work.advance(looks))
+
     for nodes in _slices(task, work):
         if work.looks >= budget:
             return True
-        if work.advance(min(nodes, budget - work.looks)):
+        found = advance(min(nodes, budget - work.looks))
+        if found is None:
+            return False
+        if found:
             task.offer(work.offsets, work.arena)
     return False
 
@@ -174,7 +181,7 @@ def can_stretch(jobs: Jobs) -> bool:
 def can_halve(jobs: Jobs) -> bool:
     """Whether what is alive at the peak can be stacked without a gap."""
     coarsest = int(jobs.alignment.max(initial=1))
-    return can_stretch(jobs) and not (jobs.size % coarsest).any()
+    return can_stretch(jobs) and (coarsest == 1 or not (jobs.size % coarsest).any())
 
 
 def _tried(task: Task, offsets: NDArray[np.int64] | None, looks: int) -> bool:
