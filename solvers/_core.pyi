@@ -222,7 +222,7 @@ class Halves:
 
     def advance(self, budget: int) -> bool:
         """
-        Go on for about `budget` looks; whether there is a plan within the goal.
+        Go on for about `budget` looks, or until it is given up; whether there is a plan within the goal.
         """
 
     @property
@@ -230,6 +230,9 @@ class Halves:
 
     @property
     def arena(self) -> int: ...
+
+    @property
+    def given_up(self) -> bool: ...
 
     @property
     def at_peak(self) -> int:

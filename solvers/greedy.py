@@ -130,7 +130,7 @@ def _by_halves(task: Task) -> bool:
         return aside(task, lambda _: work.advance(looks))
 
     for nodes in _slices(task, work):
-        if work.looks >= budget:
+        if work.looks >= budget or work.given_up:
             return True
         found = advance(min(nodes, budget - work.looks))
         if found is None:

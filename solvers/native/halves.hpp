@@ -31,23 +31,29 @@ class Halves {
     return mask;
   }
 
-  // Goes on until all is placed within the goal or about so many looks are spent; whether it is.
+  // Goes on until all is placed within the goal, it is given up or about so many looks are spent; whether all is placed.
   bool advance(int64_t budget) {
     const int64_t until = looks_ + budget;
-    if (load_ > goal_) {
-      looks_ = until;
-      return false;
-    }
+    if (given_up()) return false;
     for (const bool right : {false, true}) {
       Half& half = right ? right_ : left_;
       if (!half.refill) begin(half, right);
-      const int64_t before = half.refill->looks();
-      const bool found = half.refill->found() || half.refill->advance(until - looks_);
-      looks_ += half.refill->looks() - before;
-      if (!found) return false;
+      while (!half.refill->found()) {
+        if (given_up() || looks_ >= until) return false;
+        const int64_t before = half.refill->looks();
+        half.refill->advance(std::min(until - looks_, looks_a_glance));
+        looks_ += half.refill->looks() - before;
+      }
     }
     settle();
     return true;
+  }
+
+  // Where too many tries have failed, or more is alive at the peak than the goal.
+  bool given_up() const {
+    int64_t failures = 0;
+    for (const Half* half : {&left_, &right_}) failures += half->refill ? half->refill->failures() : 0;
+    return load_ > goal_ || failures > most_failures;
   }
 
   int64_t looks() const { return looks_; }
@@ -61,6 +67,7 @@ class Halves {
   int32_t at_peak() const { return at_peak_; }  // jobs alive there
 
  private:
+  static constexpr int64_t most_failures = 1'000, looks_a_glance = 300'000;  // measured
   static constexpr int64_t looks_to_stack = 5, looks_to_begin = 50;  // a job
   struct Half {
     Stretch stretch;

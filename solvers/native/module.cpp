@@ -182,9 +182,10 @@ NB_MODULE(_core, m) {
            },
            "jobs"_a, "goal"_a, "seed"_a, nb::keep_alive<1, 2>())
       .def("advance", &packing::Halves::advance, "budget"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Go on for about `budget` looks; whether there is a plan within the goal.")
+           "Go on for about `budget` looks, or until it is given up; whether there is a plan within the goal.")
       .def_prop_ro("offsets", [](const packing::Halves& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
       .def_prop_ro("arena", &packing::Halves::arena)
+      .def_prop_ro("given_up", &packing::Halves::given_up)
       .def_prop_ro("at_peak", &packing::Halves::at_peak, "Jobs that are alive there.")
       .def_prop_ro("looks", &packing::Halves::looks);
 

@@ -100,6 +100,7 @@ class Refill {
       step();
       if (load_.most() <= goal_ && !failed_) continue;
       failed_ = false;
+      ++failures_;
       deepest_ = std::max(deepest_, steps_.size());
       const auto back = static_cast<size_t>(1 + few / (random_.unit() + 1e-3));
       for (size_t k = std::min(back, steps_.size()); k > 0; --k) undo();
@@ -109,6 +110,7 @@ class Refill {
 
   bool found() const { return placed_ == jobs_.count() && load_.most() <= goal_; }
   int64_t looks() const { return looks_; }
+  int64_t failures() const { return failures_; }  // after each, steps were taken back
   // Of all jobs, those that stay among them.
   const std::vector<int64_t>& offsets() const { return offset_; }
 
@@ -327,7 +329,7 @@ class Refill {
   };
   std::vector<Rejected> rejected_;
   size_t deepest_ = 0;  // steps before it ever went back
-  int64_t looks_ = 0;
+  int64_t looks_ = 0, failures_ = 0;
 };
 
 }  // namespace packing

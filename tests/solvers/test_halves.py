@@ -74,8 +74,20 @@ def test_most_scattered_lifetimes_are_at_the_load_after_one_pass(n: int) -> None
 
 
 def test_below_the_load_there_is_nothing() -> None:
-    buffers = scattered(100, 0)
-    assert offsets_within(buffers, jobs_of(buffers).lower_bound - 1, 0) is None
+    jobs = jobs_of(scattered(100, 0))
+    work = _core.Halves(jobs.native(), jobs.lower_bound - 1, 0)
+    assert work.given_up
+    looks = work.looks
+    assert not work.advance(10**6)
+    assert work.looks == looks
+
+
+def test_after_many_failures_it_is_given_up() -> None:
+    jobs = jobs_of(flat(5_000, 0, mean_live=1_500))
+    work = _core.Halves(jobs.native(), jobs.lower_bound, 0)
+    assert not work.given_up
+    assert not work.advance(10**12)
+    assert work.given_up
 
 
 def test_a_goal_between_two_alignments_keeps_both_sides_aligned() -> None:
@@ -131,7 +143,7 @@ def test_where_little_is_alive_at_the_peak_it_is_left_out(monkeypatch: pytest.Mo
 
     class Watched:
         def __init__(self, jobs: _core.Jobs, goal: int, seed: int) -> None:
-            self.at_peak, self.looks = halves(jobs, goal, seed).at_peak, 0
+            self.at_peak, self.looks, self.given_up = halves(jobs, goal, seed).at_peak, 0, False
 
         def advance(self, budget: int) -> bool:
             advanced.append(budget)
