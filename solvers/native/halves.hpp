@@ -67,7 +67,7 @@ class Halves {
   int32_t at_peak() const { return at_peak_; }  // jobs alive there
 
  private:
-  static constexpr int64_t most_failures = 1'000, looks_a_glance = 300'000;  // measured
+  static constexpr int64_t most_failures = 3'000, looks_a_glance = 300'000;  // measured
   static constexpr int64_t looks_to_stack = 5, looks_to_begin = 50;  // a job
   struct Half {
     Stretch stretch;
