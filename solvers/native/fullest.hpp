@@ -305,7 +305,7 @@ class FullestFirst {
  public:
   FullestFirst(const Jobs& jobs, const std::vector<int32_t>& candidates, int64_t goal, double doubt, Random& random,
                int64_t ceiling = no_limit)
-      : goal_(goal), ceiling_(ceiling), length_(jobs.instants - 1), load_(load_of(jobs, doubt * static_cast<double>(goal), random)),
+      : goal_(goal), ceiling_(ceiling), length_(jobs.instants - 1), load_(doubted(load_of(jobs), doubt * static_cast<double>(goal), random)),
         spans_(jobs, candidates) {}
 
   // The job for a valley, or -1 where it had better rise.
@@ -341,21 +341,12 @@ class FullestFirst {
  private:
   static constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
 
-  static std::vector<int64_t> load_of(const Jobs& jobs, double doubt, Random& random) {
-    std::vector<int64_t> load(jobs.instants, 0);
-    for (int32_t j = 0; j < jobs.count(); ++j)
-      for (int32_t k = jobs.first[j]; k < jobs.first[j + 1]; ++k) {
-        load[jobs.pieces[k].start] += jobs.size[j];
-        load[jobs.pieces[k].end] -= jobs.size[j];
-      }
-    for (int32_t t = 1; t < jobs.instants; ++t) load[t] += load[t - 1];
-    load.pop_back();
-    if (doubt > 0) {
-      const auto count = static_cast<int32_t>(load.size());
-      for (int32_t t = 0; t < count;) {
-        const auto more = static_cast<int64_t>(doubt * random.unit());
-        for (const int32_t until = std::min(count, t + 1 + random.below(1 + count / 8)); t < until; ++t) load[t] += more;
-      }
+  static std::vector<int64_t> doubted(std::vector<int64_t> load, double doubt, Random& random) {
+    if (doubt <= 0) return load;
+    const auto count = static_cast<int32_t>(load.size());
+    for (int32_t t = 0; t < count;) {
+      const auto more = static_cast<int64_t>(doubt * random.unit());
+      for (const int32_t until = std::min(count, t + 1 + random.below(1 + count / 8)); t < until; ++t) load[t] += more;
     }
     return load;
   }

@@ -21,14 +21,8 @@ class Halves {
   // Of jobs of one piece each, without fixed offsets, which stay where they are in memory; their sizes are multiples of the
   // coarsest alignment. `goal` is an arena.
   Halves(const Jobs& jobs, int64_t goal, uint64_t seed)
-      : jobs_(jobs), goal_(goal & ~coarsest(jobs)), random_(seed), offset_(jobs.count(), -1) {
+      : jobs_(jobs), goal_(goal & ~coarsest_alignment(jobs, jobs.count())), random_(seed), offset_(jobs.count(), -1) {
     stack(peak());
-  }
-
-  static int64_t coarsest(const Jobs& jobs) {  // alignment, as a mask
-    int64_t mask = 0;
-    for (const int64_t of_job : jobs.mask) mask |= of_job;
-    return mask;
   }
 
   // Goes on until all is placed within the goal, it is given up or about so many looks are spent; whether all is placed.
@@ -59,18 +53,14 @@ class Halves {
   int64_t looks() const { return looks_; }
   // When all is placed.
   const std::vector<int64_t>& offsets() const { return offset_; }
-  int64_t arena() const {
-    int64_t arena = 0;
-    for (int32_t j = 0; j < jobs_.count(); ++j) arena = std::max(arena, offset_[j] + jobs_.size[j]);
-    return arena;
-  }
+  int64_t arena() const { return arena_of(jobs_, offset_); }
   int32_t at_peak() const { return at_peak_; }  // jobs alive there
 
  private:
   static constexpr int64_t most_failures = 3'000, looks_a_glance = 300'000;  // measured
   static constexpr int64_t looks_to_stack = 5, looks_to_begin = 50;  // a job
   struct Half {
-    Stretch stretch;
+    Stretch stretch{{0, 0}};
     std::vector<int32_t> whose;  // jobs of the stretch
     std::unique_ptr<Refill> refill;
   };
@@ -79,9 +69,7 @@ class Halves {
   bool alive(int32_t job) const { return piece(job).start <= peak_ && piece(job).end > peak_; }
 
   int32_t peak() const {
-    std::vector<int64_t> load(jobs_.instants, 0);
-    for (int32_t j = 0; j < jobs_.count(); ++j) load[piece(j).start] += jobs_.size[j], load[piece(j).end] -= jobs_.size[j];
-    for (int32_t t = 1; t < jobs_.instants; ++t) load[t] += load[t - 1];
+    const std::vector<int64_t> load = load_of(jobs_);
     return static_cast<int32_t>(std::max_element(load.begin(), load.end()) - load.begin());
   }
 
@@ -100,33 +88,24 @@ class Halves {
   }
 
   void begin(Half& half, bool right) {
-    half.stretch = side(right, half.whose);
+    fill_in(half, right);
     half.refill = std::make_unique<Refill>(half.stretch, goal_, random_.next());
     looks_ += looks_to_begin * half.stretch.jobs.count();
   }
 
   // Instants [0, peak), or those after the peak with all upside down.
-  Stretch side(bool right, std::vector<int32_t>& whose) const {
+  void fill_in(Half& half, bool right) const {
     const Piece part = right ? Piece{peak_ + 1, jobs_.instants - 1} : Piece{0, peak_};
-    Stretch stretch;
-    Jobs& jobs = stretch.jobs;
-    stretch.width = part.end - part.start;
-    jobs.first.push_back(0);
+    half.stretch = Stretch(part);
     for (const bool staying : {false, true}) {
       for (int32_t j = 0; j < jobs_.count(); ++j) {
         if (alive(j) != staying || piece(j).end <= part.start || piece(j).start >= part.end) continue;
-        jobs.pieces.push_back(
-            {std::max(piece(j).start, part.start) - part.start, std::min(piece(j).end, part.end) - part.start});
-        jobs.first.push_back(static_cast<int32_t>(jobs.pieces.size()));
-        jobs.size.push_back(jobs_.size[j]);
-        jobs.mask.push_back(0);
-        jobs.fixed.push_back(!staying ? -1 : right ? turned(j, offset_[j]) : offset_[j]);
-        whose.push_back(j);
+        half.stretch.add(jobs_, j, piece(j), !staying ? -1 : right ? turned(j, offset_[j]) : offset_[j]);
+        half.whose.push_back(j);
       }
-      if (!staying) stretch.free = jobs.count();
+      if (!staying) half.stretch.free = half.stretch.jobs.count();
     }
-    jobs.instants = stretch.width + 2;  // one more closes the ring
-    return stretch;
+    std::fill(half.stretch.jobs.mask.begin(), half.stretch.jobs.mask.end(), 0);  // none lies elsewhere: no size is in between
   }
 
   int64_t turned(int32_t job, int64_t offset) const { return goal_ - offset - jobs_.size[job]; }

@@ -28,7 +28,42 @@ struct Jobs {
   int32_t count() const { return static_cast<int32_t>(size.size()); }
   int64_t aligned(int32_t job, int64_t offset) const { return (offset + mask[job]) & ~mask[job]; }
   bool single(int32_t job) const { return first[job + 1] - first[job] == 1; }
+
+  // One more, of one piece.
+  void add(Piece piece, int64_t bytes, int64_t alignment_mask, int64_t fixed_at) {
+    if (first.empty()) first.push_back(0);
+    pieces.push_back(piece);
+    first.push_back(static_cast<int32_t>(pieces.size()));
+    size.push_back(bytes), mask.push_back(alignment_mask), fixed.push_back(fixed_at);
+  }
 };
+
+// Bytes alive at each instant but the last, when all have ended.
+inline std::vector<int64_t> load_of(const Jobs& jobs) {
+  std::vector<int64_t> load(std::max(jobs.instants, 1), 0);
+  for (int32_t j = 0; j < jobs.count(); ++j)
+    for (int32_t k = jobs.first[j]; k < jobs.first[j + 1]; ++k) {
+      load[jobs.pieces[k].start] += jobs.size[j];
+      load[jobs.pieces[k].end] -= jobs.size[j];
+    }
+  for (int32_t t = 1; t < jobs.instants; ++t) load[t] += load[t - 1];
+  load.pop_back();
+  return load;
+}
+
+// As a mask, of the first `count` jobs.
+inline int64_t coarsest_alignment(const Jobs& jobs, int32_t count) {
+  int64_t mask = 0;
+  for (int32_t j = 0; j < count; ++j) mask |= jobs.mask[j];
+  return mask;
+}
+
+// That holds all jobs at their offsets.
+inline int64_t arena_of(const Jobs& jobs, const std::vector<int64_t>& offset) {
+  int64_t arena = 0;
+  for (int32_t j = 0; j < jobs.count(); ++j) arena = std::max(arena, offset[j] + jobs.size[j]);
+  return arena;
+}
 
 // Replaces times by their ranks, so that the kernels compare 32-bit numbers whatever the clock was.
 inline void rank_times(Jobs& jobs, const int64_t* start, const int64_t* end, size_t pieces) {

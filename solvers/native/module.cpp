@@ -174,7 +174,7 @@ NB_MODULE(_core, m) {
       .def("__init__",
            [](packing::Halves* self, const Jobs& jobs, int64_t goal, uint64_t seed) {
              need(jobs.count() > 0 && jobs.pieces.size() == jobs.size.size(), "there are none, or with gaps");
-             const int64_t coarsest = packing::Halves::coarsest(jobs);
+             const int64_t coarsest = packing::coarsest_alignment(jobs, jobs.count());
              for (int32_t j = 0; j < jobs.count(); ++j)
                need(jobs.fixed[j] < 0 && (jobs.size[j] & coarsest) == 0, "fixed offsets, or sizes that are not aligned");
              nb::gil_scoped_release release;

@@ -17,14 +17,15 @@ namespace packing {
 // Jobs of one piece each, in instants [0, width): first those to place, `free` of them, then those that stay, each
 // touching an end of the stretch.
 struct Stretch {
-  Jobs jobs;
-  int32_t free = 0, width = 0;
+  explicit Stretch(Piece part) : from(part.start), width(part.end - part.start) { jobs.instants = width + 2; }
 
-  int64_t mask() const {  // of the coarsest alignment
-    int64_t mask = 0;
-    for (int32_t j = 0; j < free; ++j) mask |= jobs.mask[j];
-    return mask;
+  // That part of a piece of another's job which is within.
+  void add(const Jobs& whole, int32_t job, Piece piece, int64_t fixed) {
+    jobs.add({std::max(piece.start - from, 0), std::min(piece.end - from, width)}, whole.size[job], whole.mask[job], fixed);
   }
+
+  Jobs jobs;  // one more instant closes the ring
+  int32_t free = 0, from = 0, width = 0;
 };
 
 // The jobs that stay, of one end of a stretch: each touches it, so they hang one above the other.
@@ -42,8 +43,8 @@ class Hanging {
     for (size_t k = leaves_; k-- > 1;) reach_[k] = std::max(reach_[2 * k], reach_[2 * k + 1]);
   }
 
-  // What lies within [from, to), and begins with it at the left end's side or ends with it at the right one's, must end no
-  // higher than this.
+  // The lowest base over any of [from, to), which lies above all that hangs lower: at the left end, what hangs over a later
+  // instant hangs over `from` too. What is placed there must end no higher.
   int64_t above(int32_t from, int32_t to) const {
     const size_t k = next_reaching_beyond(left_ ? from : -to);
     return k < jobs_.size() ? jobs_[k].base : std::numeric_limits<int64_t>::max();
@@ -88,8 +89,8 @@ class Refill {
  public:
   // `goal` is an arena; whatever stays ends within it.
   Refill(const Stretch& stretch, int64_t goal, uint64_t seed)
-      : jobs_(stretch.jobs), goal_(goal), width_(stretch.width), coarsest_(stretch.mask()),
-        random_(seed), load_(load_of(stretch)), spans_(jobs_, those_to_place(stretch)), left_end_(stretch, true),
+      : jobs_(stretch.jobs), goal_(goal), width_(stretch.width), coarsest_(coarsest_alignment(jobs_, stretch.free)),
+        random_(seed), load_(load_of(jobs_)), spans_(jobs_, those_to_place(stretch)), left_end_(stretch, true),
         right_end_(stretch, false), skyline_(ground(stretch)), run_(skyline_.start()), offset_(jobs_.count(), -1) {
     list_summits();
   }
@@ -140,16 +141,6 @@ class Refill {
     std::vector<int32_t> jobs(stretch.free);
     std::iota(jobs.begin(), jobs.end(), 0);
     return jobs;
-  }
-  static std::vector<int64_t> load_of(const Stretch& stretch) {
-    std::vector<int64_t> load(stretch.width + 1, 0);
-    for (int32_t j = 0; j < stretch.jobs.count(); ++j) {
-      load[stretch.jobs.pieces[j].start] += stretch.jobs.size[j];
-      load[stretch.jobs.pieces[j].end] -= stretch.jobs.size[j];
-    }
-    for (int32_t t = 1; t < stretch.width; ++t) load[t] += load[t - 1];
-    load[stretch.width] = 0;
-    return load;
   }
   // One more instant closes the ring: a wall without end.
   static std::vector<int64_t> ground(const Stretch& stretch) {

@@ -21,7 +21,7 @@ class Repair {
     for (int32_t j = 0; j < jobs.count(); ++j) {
       first_.push_back(jobs_.count());
       for (int32_t k = jobs.first[j]; k < jobs.first[j + 1]; ++k) {
-        add(jobs_, jobs.pieces[k], jobs.size[j], jobs.mask[j], jobs.single(j) ? jobs.fixed[j] : offsets[j]);
+        jobs_.add(jobs.pieces[k], jobs.size[j], jobs.mask[j], jobs.single(j) ? jobs.fixed[j] : offsets[j]);
         offset_.push_back(offsets[j]);
       }
     }
@@ -167,7 +167,7 @@ class Repair {
     const auto put_in = [&](int32_t job, int64_t fixed) {
       const int32_t from = std::max(span(job).start, hull.start) - hull.start;
       const int32_t to = std::min(span(job).end, hull.end) - hull.start;
-      add(small, {from, to}, jobs_.size[job], jobs_.mask[job], fixed);
+      small.add({from, to}, jobs_.size[job], jobs_.mask[job], fixed);
       load[from] += jobs_.size[job], load[to] -= jobs_.size[job];
     };
     for (const int32_t job : cone) put_in(job, -1);
@@ -196,7 +196,7 @@ class Repair {
     if (!fits) return {};
     for (int32_t from = 0, t = 0; t < width; ++t) {
       if (t + 1 < width && ground[t + 1] == ground[t]) continue;
-      if (ground[t] > 0) add(small, {from, t + 1}, ground[t], 0, 0);
+      if (ground[t] > 0) small.add({from, t + 1}, ground[t], 0, 0);
       from = t + 1;
     }
     small.instants = width + 1;
@@ -205,13 +205,6 @@ class Repair {
     for (int32_t j = 0; j < small.count(); ++j)
       bytes += static_cast<double>(small.size[j]) + static_cast<double>(small.mask[j]);
     return bytes < 0x1p61 ? small : Jobs();
-  }
-
-  static void add(Jobs& jobs, Piece piece, int64_t size, int64_t mask, int64_t fixed) {
-    if (jobs.first.empty()) jobs.first.push_back(0);
-    jobs.first.push_back(jobs.first.back() + 1);
-    jobs.pieces.push_back(piece);
-    jobs.size.push_back(size), jobs.mask.push_back(mask), jobs.fixed.push_back(fixed);
   }
 
   Piece span(int32_t job) const { return jobs_.pieces[jobs_.first[job]]; }

@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "fit.hpp"
+#include "instants.hpp"
 
 namespace packing {
 
@@ -124,50 +125,6 @@ class Cancel {
 
  private:
   std::atomic<bool> told_{false};
-};
-
-// A set of instants that finds the last one up to another: bits, and above each word of them one that tells if any is set.
-class Instants {
- public:
-  explicit Instants(int32_t length) {
-    for (size_t bits = length; levels_.empty() || bits > 1; bits = (bits + 63) / 64) levels_.emplace_back((bits + 63) / 64, 0);
-  }
-
-  void insert(int32_t instant) {
-    auto k = static_cast<uint32_t>(instant);
-    for (auto& level : levels_) {
-      level[k / 64] |= bit(k);
-      k /= 64;
-    }
-  }
-
-  void erase(int32_t instant) {
-    auto k = static_cast<uint32_t>(instant);
-    for (auto& level : levels_) {
-      if ((level[k / 64] &= ~bit(k)) != 0) return;
-      k /= 64;
-    }
-  }
-
-  // There must be one.
-  int32_t last_until(int32_t instant) const {
-    auto k = static_cast<uint32_t>(instant);
-    size_t at = 0;
-    uint64_t here = levels_[0][k / 64] & (bit(k) | (bit(k) - 1));
-    while (here == 0) {
-      k /= 64;
-      here = levels_[++at][k / 64] & (bit(k) - 1);
-    }
-    k = k / 64 * 64 + last(here);
-    while (at > 0) k = k * 64 + last(levels_[--at][k]);
-    return static_cast<int32_t>(k);
-  }
-
- private:
-  static uint64_t bit(uint32_t k) { return uint64_t{1} << k % 64; }
-  static uint32_t last(uint64_t word) { return 63 - static_cast<uint32_t>(__builtin_clzll(word)); }
-
-  std::vector<std::vector<uint64_t>> levels_;
 };
 
 struct Valley {
@@ -373,8 +330,7 @@ class ValleyPacker {
     if (!place_others(order, cancel)) return -1;
     Skyline skyline(floor_under(jobs_, times, others_, offset_));
     if (!skyline.fill(jobs_, times, candidates_.size(), limit, offset_, cancel, take)) return -1;
-    int64_t arena = 0;
-    for (int32_t j = 0; j < jobs_.count(); ++j) arena = std::max(arena, offset_[j] + jobs_.size[j]);
+    const int64_t arena = arena_of(jobs_, offset_);
     return arena <= limit ? arena : -1;
   }
 

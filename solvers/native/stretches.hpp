@@ -129,16 +129,14 @@ class Stretches {
 
   // The stretch; false if something stays that touches neither end, or is too high.
   bool cut(Piece part) {
-    stretch_ = Stretch();
-    stretch_.width = part.end - part.start;
-    stretch_.jobs.first.push_back(0);
+    stretch_ = Stretch(part);
     whose_.clear();
     std::vector<std::pair<int32_t, int32_t>> staying;
     for (const auto& [job, k] : inside_) {
       const Piece piece = jobs_.pieces[k];
       if (piece.end <= part.start || piece.start >= part.end) continue;
       const bool within = piece.start >= part.start && piece.end <= part.end;
-      if (within && jobs_.single(job) && jobs_.fixed[job] < 0) add(job, piece, part, -1);
+      if (within && jobs_.single(job) && jobs_.fixed[job] < 0) add(job, piece, -1);
       else staying.emplace_back(job, k);
     }
     stretch_.free = stretch_.jobs.count();
@@ -146,19 +144,13 @@ class Stretches {
       const Piece piece = jobs_.pieces[k];
       if (piece.start > part.start && piece.end < part.end) return false;
       if (offset_[job] + jobs_.size[job] > goal_) return false;
-      add(job, piece, part, offset_[job]);
+      add(job, piece, offset_[job]);
     }
     return true;
   }
 
-  void add(int32_t job, Piece piece, Piece part, int64_t fixed) {
-    Jobs& jobs = stretch_.jobs;
-    jobs.pieces.push_back({std::max(piece.start, part.start) - part.start, std::min(piece.end, part.end) - part.start});
-    jobs.first.push_back(static_cast<int32_t>(jobs.pieces.size()));
-    jobs.size.push_back(jobs_.size[job]);
-    jobs.mask.push_back(jobs_.mask[job]);
-    jobs.fixed.push_back(fixed);
-    jobs.instants = stretch_.width + 2;  // one more closes the ring
+  void add(int32_t job, Piece piece, int64_t fixed) {
+    stretch_.add(jobs_, job, piece, fixed);
     whose_.push_back(job);
   }
 
@@ -179,7 +171,7 @@ class Stretches {
   double span_ = first_span;    // instants of a stretch on either side, about
   // The attempt that is under way.
   std::vector<std::pair<int32_t, int32_t>> inside_;  // jobs and pieces around the highest
-  Stretch stretch_;
+  Stretch stretch_{{0, 0}};
   std::vector<int32_t> whose_;  // jobs of the stretch
   int64_t goal_ = 0, patience_ = 0;
   std::unique_ptr<Refill> refill_;
