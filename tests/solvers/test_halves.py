@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from solvers import Plan, Status, Stop, _core, check, greedy, solve
+from solvers import Status, Stop, _core, check, greedy, solve
 from solvers.jobs import jobs_of
 from traces.buffers import Buffers
 from traces.instances import flat, scattered
@@ -135,7 +135,7 @@ def test_what_it_does_not_take_is_refused_and_left_to_the_others(buffers: Buffer
         _core.Halves(jobs.native(), 1 << 20, 0)
     plan = solve(buffers)
     check(plan, buffers)
-    assert isinstance(plan, Plan)
+    assert plan.offset is not None
 
 
 def test_where_little_is_alive_at_the_peak_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

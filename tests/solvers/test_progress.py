@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
-from instances import crossing
+from instances import crossing, hard
 
 from solvers import SOLVERS, Plan, Progress, Status, Stop, check, lower_bound, solve, task
 from solvers.rotation import columns_to_try
@@ -22,13 +21,6 @@ FEW = Stop(nodes=300_000)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever the limits are looked at."""
     monkeypatch.setattr(task, "PAUSE", 0.0)
-
-
-def hard(n: int = 120, seed: int = 2, **columns: Any) -> Buffers:
-    """No order finds the bound at once."""
-    random = np.random.default_rng(seed)
-    start = random.integers(0, 5 * n // 6, n)
-    return Buffers.of(start, start + random.integers(1, 60, n), random.integers(1, 50, n), **columns)
 
 
 def rotating() -> Buffers:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
-from instances import timed
+from instances import hard, timed
 
 from solvers import Plan, Status, Stop, check, lower_bound, peak_load, registry, solve
 from solvers.baselines import BASELINES
@@ -124,13 +124,6 @@ def test_a_capacity_below_the_bound_is_infeasible_and_one_not_reached_is_unknown
     missed = solve(buffers, capacity=lower_bound(buffers), solver="first_fit")
     assert missed.status is Status.UNKNOWN
     assert "smallest arena found" in missed.reason
-
-
-def hard(n: int = 120, seed: int = 2) -> Buffers:
-    """Irregular enough that no heuristic finds the peak load at once."""
-    random = np.random.default_rng(seed)
-    start = random.integers(0, 5 * n // 6, n)
-    return Buffers.of(start, start + random.integers(1, 60, n), random.integers(1, 50, n))
 
 
 def training(n: int, *, circle: bool, seed: int = 0) -> Buffers:

@@ -14,6 +14,13 @@ def crossing(**columns: Any) -> Buffers:
     return Buffers.of([1, 4, 0, 1, 3, 5, 0], [2, 5, 4, 5, 7, 8, 1], [3, 3, 2, 3, 2, 4, 4], **columns)
 
 
+def hard(n: int = 120, seed: int = 2, **columns: Any) -> Buffers:
+    """Irregular enough that no order of placement finds the peak load at once."""
+    random = np.random.default_rng(seed)
+    start = random.integers(0, 5 * n // 6, n)
+    return Buffers.of(start, start + random.integers(1, 60, n), random.integers(1, 50, n), **columns)
+
+
 def timed(buffers: Buffers) -> list[tuple[set[int], int, int, int]]:
     """Of each instance that takes memory: when it is alive, its size, its alignment, its offset or -1."""
     columns = buffers.max_instances
