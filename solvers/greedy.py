@@ -122,9 +122,7 @@ def _by_halves(task: Task) -> bool:
         return False
     if work.at_peak < _MUCH * len(jobs):
         return True
-    left = task.watch.nodes_left
-    budget = _LOOKS_OF_HALVES * len(jobs)
-    budget = budget if left is None else min(budget, left // 2)
+    budget = task.watch.at_most_half(_LOOKS_OF_HALVES * len(jobs))
 
     def advance(looks: int) -> bool | None:
         return aside(task, lambda _: work.advance(looks))
@@ -157,8 +155,7 @@ def _by_stretches(task: Task) -> bool:
     work = aside(task, lambda _: _core.Stretches(native, offsets, seed))
     if work is None:
         return False
-    left = task.watch.nodes_left
-    budget = _LOOKS_OF_STRETCHES if left is None else min(_LOOKS_OF_STRETCHES, left // 2)
+    budget = task.watch.at_most_half(_LOOKS_OF_STRETCHES)
     for nodes in _slices(task, work):
         if work.looks >= budget:
             return True
@@ -185,15 +182,11 @@ def can_halve(jobs: Jobs) -> bool:
 
 
 def _tried(task: Task, offsets: NDArray[np.int64] | None, looks: int) -> bool:
-    """Offer what came of it, if anything, and charge it; whether there is a reason to go on.
-
-    It takes at most half of what is left of the budget, so that what comes next has its turn.
-    """
+    """Offer what came of it, if anything, and charge it; whether there is a reason to go on."""
     if offsets is None:
         return False
     task.offer(offsets, int((offsets + task.jobs.size).max()))
-    cost, left = looks * len(task.jobs), task.watch.nodes_left
-    task.watch.nodes += cost if left is None else min(cost, left // 2)
+    task.watch.nodes += task.watch.at_most_half(looks * len(task.jobs))
     return not task.done(of_nodes=False)
 
 

@@ -54,6 +54,11 @@ class Watch:
         """Nodes until this task's limit, or None for no limit."""
         return None if self._last_node is None else max(self._last_node - self.nodes, 0)
 
+    def at_most_half(self, nodes: int) -> int:
+        """So many nodes, or half of what is left if that is less, so that what comes next has its turn."""
+        left = self.nodes_left
+        return nodes if left is None else min(nodes, left // 2)
+
     def share(self, tasks: int) -> None:
         """Leave the next task its share of what is left for ``tasks`` tasks."""
         if self.stop.node_budget is not None:
