@@ -172,6 +172,13 @@ def test_the_same_seed_and_nodes_give_the_same_plan() -> None:
     assert again.arena_bytes == seen[-1].arena_bytes == first.arena_bytes
 
 
+@pytest.mark.parametrize("solver", ["greedy", "search"])
+@pytest.mark.parametrize("seed", [-1, 2**64 + 1])
+def test_any_number_is_a_seed(solver: str, seed: int) -> None:
+    """Also one that the kernels do not hold, where all of them have their turn."""
+    check(solve(hard(), seed=seed, stop=Stop(nodes=3_000_000), solver=solver), hard())
+
+
 def test_nodes_of_all_numbers_of_columns_are_counted() -> None:
     start = np.arange(3)
     buffers = Buffers.of(start, start + 4, np.array([100, 130, 170]), period=3, alignment=np.full(3, 64))
