@@ -6,11 +6,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <optional>
+#include <set>
 
 #include "branching.hpp"
 #include "fullest.hpp"
+#include "halves.hpp"
+#include "instants.hpp"
 #include "packer.hpp"
 #include "pairs.hpp"
 #include "repair.hpp"
@@ -28,7 +32,7 @@ constexpr int64_t kMost = int64_t{1} << 62;  // sizes, alignments and fixed offs
 
 struct Counts {
   unsigned long long jobs = 0, clashes = 0, plans = 0, given_up = 0, improved = 0, repaired = 0, found = 0, refuted = 0, open = 0,
-                     refused = 0, left_out = 0;
+                     refused = 0, left_out = 0, halved = 0, chosen = 0;
 } counts;
 
 uint64_t seed_now = 0;
@@ -352,6 +356,133 @@ void spans(const Problem& problem, Random& random) {
   }
 }
 
+// Room that is no less for a part of the time: no more than at the start, and no more than at the end.
+struct Room {
+  std::vector<int64_t> from_start, to_end;  // rising, and falling
+
+  Room(Random& random, int32_t length, int64_t most) : from_start(length + 1), to_end(length + 1) {
+    for (auto* row : {&from_start, &to_end}) {
+      for (int64_t& room : *row) room = up_to(random, most) - 1;
+      std::sort(row->begin(), row->end());
+    }
+    std::reverse(to_end.begin(), to_end.end());
+  }
+  int64_t operator()(int32_t from, int32_t to) const { return std::min(from_start[from], to_end[to]); }
+};
+
+// The longest for which there is room is found where there is one, and none that is too large for its own time.
+void roomy(const Problem& problem, Random& random) {
+  const Jobs& jobs = problem.jobs;
+  const std::vector<int32_t> candidates = packing::ValleyPacker(jobs).candidates();
+  packing::Spans spans(jobs, candidates);
+  std::vector<char> there(jobs.size.size(), 0);
+  for (const int32_t job : candidates) there[job] = 1;
+  const int32_t length = 2 * jobs.instants;
+  const int64_t largest = *std::max_element(jobs.size.begin(), jobs.size.end());
+  for (int32_t k = 0; k < 30; ++k) {
+    const Room room(random, length, largest + largest / 2 + 1);
+    const int32_t from = random.below(length), to = from + 1 + random.below(length - from);
+    const bool anywhere = random.below(2) == 0;
+    const int32_t instant = from + random.below(to - from), start_by = anywhere ? to : instant, end_from = anywhere ? from : instant + 1;
+    const int64_t most = random.below(2) == 0 ? kMost : up_to(random, largest);
+    const auto wanted = [&](int32_t job) {
+      const packing::Piece arc = packing::arc(jobs, job);
+      return there[job] && arc.start >= from && arc.start <= start_by && arc.end >= end_from && arc.end <= to &&
+             jobs.size[job] <= most && jobs.size[job] <= room(arc.start, arc.end);
+    };
+    int32_t longest = 0;
+    for (const int32_t job : candidates)
+      if (wanted(job)) longest = std::max(longest, packing::arc(jobs, job).end - packing::arc(jobs, job).start);
+    packing::Spans::Found found;
+    spans.longest(from, start_by, end_from, to, most, room, found);
+    if ((found.slot < 0) != (longest == 0)) fail("spans", "one for which there is room, or none, was overlooked");
+    if (found.slot < 0) continue;
+    if (found.length > longest || found.length < longest - longest / 32) fail("spans", "not the longest for which there is room");
+    const int32_t job = spans.take(found);
+    if (!wanted(job)) fail("spans", "there is no room for it");
+    ++counts.chosen;
+    if (random.below(3) == 0) there[job] = 0;
+    else spans.put_back(found.slot, job);
+  }
+}
+
+// What stays at the ends of a stretch, one above the other, and how high anything may be below it.
+void hanging(Random& random) {
+  const int32_t width = 1 + random.below(20);
+  packing::Stretch stretch({0, width});
+  int64_t base = 0;
+  for (int32_t k = random.below(20); k > 0; --k) {
+    base += random.below(3);
+    const packing::Piece pieces[] = {{0, 1 + random.below(width)}, {random.below(width), width}, {0, width}};
+    stretch.jobs.add(pieces[random.below(3)], 1 + random.below(4), 0, base);
+    base += stretch.jobs.size.back();
+  }
+  Jobs& jobs = stretch.jobs;
+  for (const bool left : {true, false}) {
+    std::vector<int32_t> order;
+    for (int32_t j = 0; j < jobs.count(); ++j)
+      if ((jobs.pieces[j].start == 0) == left) order.push_back(j);
+    packing::Hanging hanging(stretch, left);
+    size_t next = 0;
+    for (int32_t k = 0; k < 60; ++k) {
+      if (random.below(2) == 0 && next < order.size()) hanging.pass(), ++next;
+      else if (random.below(3) == 0 && next > 0) hanging.pass_back(), --next;
+      const int32_t from = random.below(width), to = from + 1 + random.below(width - from);
+      int64_t lowest = std::numeric_limits<int64_t>::max();
+      for (size_t n = next; n < order.size(); ++n)
+        if (left ? jobs.pieces[order[n]].end > from : jobs.pieces[order[n]].start < to) lowest = std::min(lowest, jobs.fixed[order[n]]);
+      if (hanging.above(from, to) != lowest) fail("hanging", "what hangs lowest is another");
+      const int64_t height = next < order.size() && random.below(4) != 0 ? jobs.fixed[order[next]] : random.below(60);
+      const bool on_it = next < order.size() && height == jobs.fixed[order[next]] && (left ? from == 0 : to == width);
+      if (hanging.reached({from, to, height, height + 1, height + 1}, width) != (on_it ? order[next] : -1))
+        fail("hanging", "the skyline has come to another, or to none");
+    }
+  }
+}
+
+void instants(Random& random) {
+  const int32_t lengths[] = {1, 64, 65, 4096, 4097, 20000}, length = lengths[random.below(6)];
+  packing::Instants instants(length);
+  std::set<int32_t> set;
+  for (int32_t k = 0; k < 100; ++k) {
+    const int32_t instant = random.below(length);
+    const auto after = set.upper_bound(instant);
+    if (after != set.begin() && instants.last_until(instant) != *std::prev(after)) fail("instants", "not the last one");
+    if (random.below(2) == 0) {
+      instants.insert(instant), set.insert(instant);
+    } else if (after != set.begin()) {
+      instants.erase(*std::prev(after)), set.erase(std::prev(after));
+    }
+  }
+}
+
+// With sizes that are multiples of the coarsest alignment, within any goal.
+void halves(Problem problem, Random& random) {
+  Jobs& jobs = problem.jobs;
+  const int64_t coarsest = packing::coarsest_alignment(jobs, jobs.count());
+  for (int64_t& size : jobs.size) size = (size + coarsest) & ~coarsest;
+  if (!problem.single() || bytes(jobs) > 0x1p61) return;
+  jobs.fixed.assign(jobs.size.size(), -1);
+  const std::vector<int64_t> load = packing::load_of(jobs);
+  const int64_t peak = *std::max_element(load.begin(), load.end());
+  Judge judge(problem, false);
+  for (const int64_t above : {int64_t{0}, up_to(random, 4 * (coarsest + 1)), up_to(random, peak), -up_to(random, peak)}) {
+    packing::Halves halves(jobs, peak + above, random.next());
+    bool found = false;
+    for (int32_t k = 0; k < 6 && !found; ++k) {
+      const int64_t looks = halves.looks(), budget = 1 + random.below(30000);
+      found = halves.advance(budget);
+      if (halves.looks() > looks + budget + 100 * jobs.count() + 10000) fail("halves", "many more looks than it may spend");
+    }
+    if ((above < 0) != halves.given_up()) fail("halves", "given up, or not, wrongly");
+    if (!found) continue;
+    ++counts.halved;
+    const int64_t arena = judge.plan("halves", halves.offsets());
+    if (arena > peak + above) fail("halves", "above the goal");
+    if (arena != halves.arena()) fail("halves", "a wrong arena");
+  }
+}
+
 void stacks(const Problem& problem, Random& random, Judge& judge) {
   const int64_t bound = packing::Stacks(problem.jobs, up_to(random, 1 << 16)).bound();
   judge.refuted("stacks", bound - 1);
@@ -437,6 +568,10 @@ void run(uint64_t seed, bool spoil) {
   mend<packing::Repair>("repair", problem, random, judge);
   mend<packing::Stretches>("stretches", problem, random, judge);
   spans(problem, random);
+  roomy(problem, random);
+  hanging(random);
+  instants(random);
+  halves(problem, random);
   stacks(problem, random, judge);
   for (int32_t k = 0; k < 6; ++k) complete(problem, random, judge);
 }
@@ -453,6 +588,6 @@ int main(int argc, char** argv) {
   print("jobs", counts.jobs), print("clashes", counts.clashes), print("plans", counts.plans);
   print("given up", counts.given_up), print("improved", counts.improved), print("repaired", counts.repaired), print("found", counts.found);
   print("refuted", counts.refuted), print("open", counts.open), print("refused", counts.refused);
-  print("left out", counts.left_out);
+  print("left out", counts.left_out), print("halved", counts.halved), print("chosen", counts.chosen);
   std::printf("\"seeds\": %llu}\n", static_cast<unsigned long long>(seeds));
 }
