@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from solvers import Status, Stop, _core, check, greedy, solve
+from solvers import Status, Stop, _core, aside, check, greedy, solve
 from solvers.jobs import jobs_of
 from traces.buffers import Buffers
 from traces.instances import flat, scattered
@@ -90,6 +91,15 @@ def test_after_many_failures_it_is_given_up() -> None:
     assert work.given_up
 
 
+def test_what_it_takes_to_begin_is_counted() -> None:
+    jobs = jobs_of(scattered(1_000, 0))
+    work = _core.Halves(jobs.native(), jobs.lower_bound, 0)
+    stacked = work.looks
+    assert stacked >= len(jobs)
+    assert not work.advance(1)
+    assert work.looks >= stacked + 10 * len(jobs)
+
+
 def test_a_goal_between_two_alignments_keeps_both_sides_aligned() -> None:
     buffers = scattered(1_000, 4)
     aligned = Buffers.of(buffers.start, buffers.end, -(-buffers.size // 64) * 64, alignment=64)
@@ -154,4 +164,65 @@ def test_where_little_is_alive_at_the_peak_it_is_left_out(monkeypatch: pytest.Mo
     solve(flat(1_000, 0, mean_live=30), stop=Stop(nodes=10**6))
     assert not advanced
     solve(scattered(1_000, 0), stop=Stop(nodes=10**6))
-    assert 0 < sum(advanced) <= greedy._LOOKS_OF_HALVES * 1_000
+    assert 0 < sum(advanced) <= 10**6 // 2, "half of the budget is left to the others"
+    advanced.clear()
+    solve(scattered(1_000, 0), stop=Stop(nodes=10**8))
+    assert sum(advanced) == greedy._LOOKS_OF_HALVES * 1_000
+
+
+def test_once_given_up_it_is_left_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on it spends nothing, so nobody would ever come to the end of a budget."""
+    advanced, asked = list[int](), list[tuple[int, int]]()
+
+    class GivenUp:
+        looks, given_up = 0, False
+
+        def __init__(self, jobs: _core.Jobs, goal: int, seed: int) -> None:
+            self.at_peak = len(jobs)
+            asked.append((goal, seed))
+
+        def advance(self, budget: int) -> bool:
+            advanced.append(budget)
+            self.looks, self.given_up = self.looks + 10_000, True
+            return False
+
+    monkeypatch.setattr(greedy._core, "Halves", GivenUp)
+    buffers = scattered(1_000, 0)
+    enough = jobs_of(buffers).lower_bound + 5
+    plan = solve(buffers, stop=Stop(nodes=10**6, target_bytes=enough), seed=-3)
+    check(plan, buffers)
+    assert asked == [(enough, 2**64 - 3)]
+    assert len(advanced) == 1
+    assert plan.nodes > 10_000
+
+
+@pytest.mark.parametrize("where", ["begin", "advance"])
+def test_a_limit_is_obeyed_in_the_middle_of_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many, it works on a thread of its own, which is left to itself."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Stuck:
+        looks, given_up = 0, False
+
+        def __init__(self, jobs: _core.Jobs, goal: int, seed: int) -> None:
+            self.at_peak = len(jobs)
+            self.work("begin")
+
+        def work(self, now: str) -> None:
+            if now == where:
+                begun.set()
+                assert go_on.wait(10), "it was waited for"
+
+        def advance(self, budget: int) -> bool:
+            self.work("advance")
+            return False
+
+    monkeypatch.setattr(aside, "_SOON", 10)
+    monkeypatch.setattr(greedy._core, "Halves", Stuck)
+    buffers = scattered(1_000, 0)
+    try:
+        plan = solve(buffers, stop=Stop(interrupt=begun.is_set), threads=1)
+    finally:
+        go_on.set()
+    assert plan.stopped_by == "interrupt"
+    check(plan, buffers)
