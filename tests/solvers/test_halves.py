@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,28 @@ def test_most_scattered_lifetimes_are_at_the_load_after_one_pass(n: int) -> None
         assert plan.status is Status.OPTIMAL
         check(plan, buffers)
     assert found > len(seeds) / 2
+
+
+@pytest.mark.parametrize(
+    ("seed", "small"),
+    [
+        (368, [(5, 10, 6), (3, 9, 5), (3, 7, 2), (1, 5, 6), (2, 12, 5), (8, 9, 6)]),
+        (271, [(3, 12, 6), (11, 14, 6), (0, 3, 6), (0, 6, 4), (1, 6, 5), (9, 13, 3), (12, 14, 2)]),
+        (0, [(5, 9, 1), (1, 7, 5), (2, 3, 1), (1, 11, 3), (2, 11, 3), (0, 8, 4)]),
+        (6, [(1, 10, 4), (4, 10, 2), (1, 4, 2), (0, 11, 3), (1, 3, 4), (0, 4, 2)]),
+    ],
+    ids=["a slit", "another slit", "hangs", "hangs too"],
+)
+def test_what_was_rejected_comes_back_and_nothing_rises_over_what_hangs(
+    seed: int, small: list[tuple[int, int, int]]
+) -> None:
+    """Few, for which the load can be reached, and is only after steps have been taken back."""
+    start, end, size = np.array(small).T
+    buffers = Buffers.of(start, end, size)
+    jobs = jobs_of(buffers)
+    work = _core.Halves(jobs.native(), jobs.lower_bound, seed)
+    assert work.advance(200_000)
+    checked(buffers, work.offsets, jobs.lower_bound)
 
 
 def test_below_the_load_there_is_nothing() -> None:
@@ -146,6 +169,20 @@ def test_what_it_does_not_take_is_refused_and_left_to_the_others(buffers: Buffer
     plan = solve(buffers)
     check(plan, buffers)
     assert plan.offset is not None
+
+
+def test_of_no_jobs_there_is_no_peak() -> None:
+    with pytest.raises(ValueError, match="there are none"):
+        _core.Halves(jobs_of(Buffers.of([], [], [])).native(), 1, 0)
+
+
+def test_the_jobs_live_as_long_as_what_packs_them() -> None:
+    native = jobs_of(scattered(100, 0)).native()
+    before = sys.getrefcount(native)
+    work = _core.Halves(native, 1, 0)
+    assert sys.getrefcount(native) == before + 1
+    del work
+    assert sys.getrefcount(native) == before
 
 
 def test_where_little_is_alive_at_the_peak_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
