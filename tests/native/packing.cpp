@@ -456,6 +456,41 @@ void instants(Random& random) {
   }
 }
 
+// A skyline that goes back is as it was, and knows which run each instant belongs to.
+void going_back(Random& random) {
+  const int32_t width = 1 + random.below(100);
+  const int64_t wall = std::numeric_limits<int64_t>::max();
+  std::vector<int64_t> height(width + 1, 0);
+  height[width] = wall;
+  packing::SkylineOf<true> skyline(height);
+  std::vector<std::pair<size_t, std::vector<int64_t>>> before;
+  for (int32_t k = 0; k < 60; ++k) {
+    if (random.below(3) == 0 && !before.empty()) {
+      const size_t back = random.below(static_cast<int32_t>(before.size()));
+      skyline.undo(before[back].first), height = before[back].second;
+      before.resize(back);
+    } else {
+      before.emplace_back(skyline.mark(), height);
+      int32_t run = skyline.run_at(random.below(width));
+      const packing::Valley valley = skyline.valley_from(run);
+      const int64_t lower = std::min(valley.before, valley.after);
+      packing::Piece piece{valley.from, valley.to};
+      int64_t top = valley.height + 1 + random.below(3);
+      if (random.below(3) == 0 && lower < wall) {
+        skyline.rise(run, top = lower);
+      } else {
+        piece.start += random.below(piece.end - piece.start), piece.end -= random.below(piece.end - piece.start);
+        skyline.raise(run, piece, top);
+      }
+      std::fill(height.begin() + piece.start, height.begin() + piece.end, top);
+    }
+    for (int32_t t = 0, start = 0; t <= width; ++t) {
+      if (height[t] != height[start]) start = t;
+      if (skyline.run_at(t) != start || skyline.height(start) != height[t]) fail("skyline", "another run is at an instant");
+    }
+  }
+}
+
 // With sizes that are multiples of the coarsest alignment, within any goal.
 void halves(Problem problem, Random& random) {
   Jobs& jobs = problem.jobs;
@@ -571,6 +606,7 @@ void run(uint64_t seed, bool spoil) {
   roomy(problem, random);
   hanging(random);
   instants(random);
+  going_back(random);
   halves(problem, random);
   stacks(problem, random, judge);
   for (int32_t k = 0; k < 6; ++k) complete(problem, random, judge);
