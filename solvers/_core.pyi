@@ -140,6 +140,10 @@ class Jobs:
     def __len__(self) -> int: ...
 
     @property
+    def at_peak(self) -> int:
+        """Jobs that are alive where most bytes are, first."""
+
+    @property
     def earliest_first(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
         """The jobs by their starts, those across the cut of a circle first."""
 
@@ -233,10 +237,6 @@ class Halves:
 
     @property
     def given_up(self) -> bool: ...
-
-    @property
-    def at_peak(self) -> int:
-        """Jobs that are alive there."""
 
     @property
     def looks(self) -> int: ...

@@ -13,7 +13,7 @@ import numpy as np
 
 from solvers import _core
 from solvers.aside import aside
-from solvers.crew import Crew
+from solvers.crew import Crew, repair, repair_and_search
 from solvers.greedy import can_repair, can_stretch, fits
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ class _Turns:
             return
         others = self._task.threads - 1 if len(self._task.jobs) <= _MOST_ORDERED else 0
         if others > 0 and self._repair in turns:
-            self._crew = Crew(self._task, others, branch=self._target in turns)
+            work = repair_and_search if self._target in turns else repair
+            self._crew = Crew(self._task, [work] * others)
         try:
             self._in_turn(turns, until)
         finally:

@@ -1,18 +1,24 @@
-"""The other cores: each repairs and searches with a seed of its own, until one is good enough."""
+"""The other cores: each looks for better offsets with a seed of its own, until one is good enough."""
 
 from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from solvers import _core
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
     from solvers.task import Task
+
+    #: What one of them does with a seed, until the crew is over or there is nothing left to do.
+    Work: TypeAlias = Callable[["Crew", int], None]
+    _Looking: TypeAlias = _core.Repair | _core.Branching | _core.Stretches | _core.Halves
 
 #: Looks between two glances at what the others have found; up to some ten milliseconds.
 _SLICE = 2_000_000
@@ -30,26 +36,35 @@ class Crew:
 
     What they find depends on how fast they are. They never touch the task.
 
+    Args:
+        task: what to pack; it has offsets.
+        work: what each does.
+
     Attributes:
         size: number of threads.
+        jobs: what to pack.
+        best: int64[n], the best offsets that are known.
+        arena: their arena.
+        target: an arena that is small enough.
+        over: whether to end.
     """
 
-    def __init__(self, task: Task, size: int, *, branch: bool) -> None:
+    def __init__(self, task: Task, work: Sequence[Work]) -> None:
         assert task.offsets is not None
-        self.size = size
-        self._native, self._size, self._branch = task.jobs.native(), task.jobs.size, branch
+        self.size, self.jobs, self.over = len(work), task.jobs.native(), False
+        self.best, self.arena, self.target = task.offsets, task.arena, task.target
         self._lock = threading.Lock()
-        self._best, self._arena, self._target = task.offsets, task.arena, task.target
-        self._refuted, self._looks, self._over = -1, 0, False
-        self._ended = [threading.Event() for _ in range(size)]  # Ctrl-C does harm in Thread.join()
-        for k, ended in enumerate(self._ended):
+        self._size = task.jobs.size
+        self._refuted, self._looks = -1, 0
+        self._ended = [threading.Event() for _ in work]  # Ctrl-C does harm in Thread.join()
+        for k, (one, ended) in enumerate(zip(work, self._ended, strict=True)):
             seed = (task.seed + (k + 1) * 2**48) % 2**64
-            threading.Thread(target=self._run, args=(seed, ended), name=f"packing {k}").start()
+            threading.Thread(target=self._run, args=(one, seed, ended), name=f"packing {k}").start()
 
     def share(self, task: Task) -> None:
         """Give the task what the crew has found, and the crew what is known of the task; count their work."""
         with self._lock:
-            best, arena, refuted = self._best, self._arena, self._refuted
+            best, arena, refuted = self.best, self.arena, self._refuted
             looks, self._looks = self._looks, 0
         task.watch.nodes += looks
         task.offer(best, arena)
@@ -57,52 +72,102 @@ class Crew:
             task.refute(refuted)
         with self._lock:
             self._keep(task.offsets, task.arena)
-            self._target = task.target
+            self.target = task.target
 
-    def end(self) -> None:
-        """Stop and wait for the threads; some ten milliseconds."""
-        self._over = True
-        for ended in self._ended:
+    def end(self, *, wait: bool = True) -> None:
+        """Stop and wait for the threads; some ten milliseconds, of very many jobs some hundred."""
+        self.over = True
+        for ended in self._ended if wait else []:
             ended.wait()
 
-    def _keep(self, offsets: NDArray[np.int64] | None, arena: int) -> None:
-        if offsets is not None and arena < self._arena:
-            self._best, self._arena = offsets, arena
+    def slices(self, work: _Looking) -> Iterator[int]:
+        """Yield looks to spend until the crew is over, counting those that are spent."""
+        while not self.over:
+            before = work.looks
+            try:
+                yield _SLICE
+            finally:  # also where the caller leaves its loop
+                with self._lock:
+                    self._looks += work.looks - before
 
-    def _run(self, seed: int, ended: threading.Event) -> None:
+    def found(self, offsets: NDArray[np.int64]) -> None:
+        """Offsets that may be better."""
+        arena = int((offsets + self._size).max())
+        with self._lock:
+            self._keep(offsets, arena)
+
+    def refuted(self, capacity: int) -> None:
+        """There is no plan with an arena of this size."""
+        with self._lock:
+            self._refuted = max(self._refuted, capacity)
+
+    def _keep(self, offsets: NDArray[np.int64] | None, arena: int) -> None:
+        if offsets is not None and arena < self.arena:
+            self.best, self.arena = offsets, arena
+
+    def _run(self, work: Work, seed: int, ended: threading.Event) -> None:
         try:
-            self._work(seed)
+            work(self, seed)
         finally:
             ended.set()
 
-    def _work(self, seed: int) -> None:
-        while not self._over:
-            self._repair(seed)
-            if self._branch:
-                self._search(seed)
-            seed = (seed + 1) % 2**64
 
-    def _repair(self, seed: int) -> None:
-        repair = _core.Repair(self._native, self._best, seed)
-        while not self._over and repair.looks < _TURN and self._target < repair.arena <= self._arena:
-            before = repair.looks
-            better = repair.advance(_SLICE, self._target)
-            with self._lock:
-                self._looks += repair.looks - before
-                if better:
-                    self._keep(repair.offsets, repair.arena)
+def repair(crew: Crew, seed: int) -> None:
+    """Make the best plan lower, place by place."""
+    while not crew.over:
+        _repair(crew, seed)
+        seed = (seed + 1) % 2**64
 
-    def _search(self, seed: int) -> None:
-        capacity = self._target
-        search = _core.Branching(self._native, capacity, seed)
-        ended = False
-        while not (self._over or ended) and search.looks < _TURN and self._target == capacity:
-            before = search.looks
-            ended = search.advance(_SLICE)
-            with self._lock:
-                self._looks += search.looks - before
-                if search.infeasible:
-                    self._refuted = max(self._refuted, capacity)
-                elif search.found:
-                    offsets = search.offsets
-                    self._keep(offsets, int((offsets + self._size).max()))
+
+def repair_and_search(crew: Crew, seed: int) -> None:
+    """The same, in turns with the complete search for the target."""
+    while not crew.over:
+        _repair(crew, seed)
+        _search(crew, seed)
+        seed = (seed + 1) % 2**64
+
+
+def fill_sides(crew: Crew, seed: int) -> None:
+    """What is alive at the peak, and what is left on either side of it; then stretch by stretch."""
+    halves = _core.Halves(crew.jobs, crew.target, seed)
+    for looks in crew.slices(halves):
+        if halves.given_up:
+            break
+        if halves.advance(looks):
+            crew.found(halves.offsets)
+            return
+    while not crew.over:
+        _stretch(crew, seed)
+        seed = (seed + 1) % 2**64
+
+
+def _repair(crew: Crew, seed: int) -> None:
+    work = _core.Repair(crew.jobs, crew.best, seed)
+    for looks in crew.slices(work):
+        if work.looks >= _TURN or not crew.target < work.arena <= crew.arena:
+            return
+        if work.advance(looks, crew.target):
+            crew.found(work.offsets)
+
+
+def _stretch(crew: Crew, seed: int) -> None:
+    work = _core.Stretches(crew.jobs, crew.best, seed)
+    for looks in crew.slices(work):
+        if not crew.target < work.arena <= crew.arena:
+            return
+        if work.advance(looks, crew.target):
+            crew.found(work.offsets)
+
+
+def _search(crew: Crew, seed: int) -> None:
+    capacity = crew.target
+    work = _core.Branching(crew.jobs, capacity, seed)
+    for looks in crew.slices(work):
+        if work.looks >= _TURN or crew.target != capacity:
+            return
+        if work.advance(looks):
+            if work.infeasible:
+                crew.refuted(capacity)
+            else:
+                crew.found(work.offsets)
+            return

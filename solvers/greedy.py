@@ -9,6 +9,7 @@ import numpy as np
 
 from solvers import _core
 from solvers.aside import aside
+from solvers.crew import Crew, fill_sides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,10 +32,12 @@ _FEW = 50_000
 _HUGE = 400_000
 #: Looks a job of filling by one order, and by what is alive; measured.
 _LOOKS_IN_ORDER, _LOOKS_BY_FULLEST = 50, 500
-#: Looks for mending stretches of time at most, before anything else is tried; about a second.
-_LOOKS_OF_STRETCHES = 2**28
-#: Part of all that must be alive at the peak for it to come first; looks a job that this may take. Measured.
-_MUCH, _LOOKS_OF_HALVES = 0.125, 1_500
+#: Looks for mending stretches of time at most, before anything else is tried, about a second; and at first.
+_LOOKS_OF_STRETCHES, _LOOKS_OF_SOME = 2**28, 2**25
+#: Part of all that must be alive at the peak for what is alive there to come before all else; measured.
+_MUCH = 0.125
+#: Looks that this may take, and looks a job besides; measured.
+_LOOKS_OF_TRIES, _LOOKS_OF_HALVES = 10_000_000, 1_500
 #: A gap, as a part of the bound, above which filling all of it by what is alive may come lower.
 _FAR = 0.01
 #: The kernels add up sizes with their padding.
@@ -74,10 +77,10 @@ def valleys(task: Task) -> Order | None:
     if not in_order(task, best()) or _near_enough(task):
         return None
     arena = task.arena
-    if not _by_halves(task):
+    if _is_crowded(task.jobs) and not _by_halves(task):
         return None
     many = len(task.jobs) > _FEW
-    if not (_of_many if many else _by_fullest)(task, best()):
+    if not (_of_many if many else _of_few)(task, best()):
         return None
     if many:
         task.by_what_is_alive = task.offsets
@@ -94,15 +97,32 @@ def valleys(task: Task) -> Order | None:
     return best
 
 
+def _of_few(task: Task, order: NDArray[np.int32]) -> bool:
+    """By what is alive, then from the peak to either side; whether to go on."""
+    return _by_fullest(task, order) and (_is_crowded(task.jobs) or _by_halves(task))
+
+
 def _of_many(task: Task, order: NDArray[np.int32]) -> bool:
-    """By what is alive and stretch by stretch, which of very many comes first; whether to go on."""
+    """By what is alive and stretch by stretch, which of very many comes first; whether to go on.
+
+    From the peak to either side on another core, or in between: stretches come to the bound soon or seldom.
+    """
     if not can_stretch(task.jobs):
         return _by_fullest(task, order)
-    if len(task.jobs) <= _HUGE:
+    if len(task.jobs) > _HUGE:
+        if not _by_stretches(task):
+            return False
+        return task.arena <= task.target * (1 + _FAR) or _by_fullest(task, order)
+    if _is_crowded(task.jobs) or not can_halve(task.jobs):
         return _by_fullest(task, order) and _by_stretches(task)
-    if not _by_stretches(task):
-        return False
-    return task.arena <= task.target * (1 + _FAR) or _by_fullest(task, order)
+    if task.threads == 1:
+        soon = _by_fullest(task, order) and _by_stretches(task, _LOOKS_OF_SOME)
+        return soon and _by_halves(task) and _by_stretches(task)
+    crew = Crew(task, [fill_sides])
+    try:
+        return _by_fullest(task, order) and _by_stretches(task, crew=crew)
+    finally:
+        crew.end(wait=False)
 
 
 def in_order(task: Task, order: NDArray[np.int32]) -> bool:
@@ -111,8 +131,13 @@ def in_order(task: Task, order: NDArray[np.int32]) -> bool:
     return _tried(task, aside(task, lambda cancel: _core.skyline(native, order, cancel)), _LOOKS_IN_ORDER)
 
 
+def _is_crowded(jobs: Jobs) -> bool:
+    """Whether so much is alive at the peak that it comes before all else."""
+    return can_halve(jobs) and jobs.native().at_peak >= _MUCH * len(jobs)
+
+
 def _by_halves(task: Task) -> bool:
-    """What is alive at the peak, if that is much, and what is left on either side; whether to go on."""
+    """What is alive at the peak, and what is left on either side; whether to go on."""
     jobs = task.jobs
     if not can_halve(jobs):
         return True
@@ -120,9 +145,7 @@ def _by_halves(task: Task) -> bool:
     work = aside(task, lambda _: _core.Halves(native, goal, seed))
     if work is None:
         return False
-    if work.at_peak < _MUCH * len(jobs):
-        return True
-    budget = task.watch.at_most_half(_LOOKS_OF_HALVES * len(jobs))
+    budget = task.watch.at_most_half(_LOOKS_OF_TRIES + _LOOKS_OF_HALVES * len(jobs))
 
     def advance(looks: int) -> bool | None:
         return aside(task, lambda _: work.advance(looks))
@@ -148,19 +171,21 @@ def _by_fullest(task: Task, order: NDArray[np.int32]) -> bool:
     )
 
 
-def _by_stretches(task: Task) -> bool:
+def _by_stretches(task: Task, looks: int = _LOOKS_OF_STRETCHES, *, crew: Crew | None = None) -> bool:
     """The best so far with stretches of time filled anew where it is highest; whether to go on."""
     native, offsets, seed = task.jobs.native(), task.offsets, task.seed % 2**64
     assert offsets is not None
     work = aside(task, lambda _: _core.Stretches(native, offsets, seed))
     if work is None:
         return False
-    budget = task.watch.at_most_half(_LOOKS_OF_STRETCHES)
+    budget = task.watch.at_most_half(looks)
     for nodes in _slices(task, work):
         if work.looks >= budget:
             return True
         if work.advance(min(nodes, budget - work.looks), task.target):
             task.offer(work.offsets, work.arena)
+        if crew is not None:
+            crew.share(task)
     return False
 
 

@@ -6,9 +6,11 @@
 // it; and the others reach far on that side. The sides have nothing to do with each other any more. Each is filled as a
 // stretch is (see refill.hpp) in which the jobs of the peak stay, the right one upside down.
 //
-// Where much of all is alive at the peak, the rest fits into what is left on either side, mostly at once.
+// Where the load falls soon and far from its peak, the rest fits into what is left on either side, mostly at once. Where
+// one side cannot be filled, more of the stack is ordered for that side, a few times.
 #pragma once
 
+#include <cmath>
 #include <memory>
 #include <tuple>
 
@@ -21,43 +23,32 @@ class Halves {
   // Of jobs of one piece each, without fixed offsets, which stay where they are in memory; their sizes are multiples of the
   // coarsest alignment. `goal` is an arena.
   Halves(const Jobs& jobs, int64_t goal, uint64_t seed)
-      : jobs_(jobs), goal_(goal & ~coarsest_alignment(jobs, jobs.count())), random_(seed), offset_(jobs.count(), -1) {
-    stack(peak());
+      : jobs_(jobs), goal_(goal & ~coarsest_alignment(jobs, jobs.count())), random_(seed), peak_(peak_of(jobs)),
+        offset_(jobs.count(), -1) {
+    stack();
   }
 
   // Goes on until all is placed within the goal, it is given up or about so many looks are spent; whether all is placed.
   bool advance(int64_t budget) {
-    const int64_t until = looks_ + budget;
-    if (given_up()) return false;
-    for (const bool right : {false, true}) {
-      Half& half = right ? right_ : left_;
-      if (!half.refill) begin(half, right);
-      while (!half.refill->found()) {
-        if (given_up() || looks_ >= until) return false;
-        const int64_t before = half.refill->looks();
-        half.refill->advance(std::min(until - looks_, looks_a_glance));
-        looks_ += half.refill->looks() - before;
-      }
+    for (const int64_t until = looks_ + budget; !given_up() && looks_ < until;) {
+      const bool right = harder_is_right_ != is_filled(harder_is_right_);
+      if (is_filled(right)) return settle(), true;
+      fill(right, until - looks_);
     }
-    settle();
-    return true;
+    return false;
   }
 
   // Where too many tries have failed, or more is alive at the peak than the goal.
-  bool given_up() const {
-    int64_t failures = 0;
-    for (const Half* half : {&left_, &right_}) failures += half->refill ? half->refill->failures() : 0;
-    return load_ > goal_ || failures > most_failures;
-  }
+  bool given_up() const { return load_ > goal_ || tries_ == most_tries; }
 
   int64_t looks() const { return looks_; }
   // When all is placed.
   const std::vector<int64_t>& offsets() const { return offset_; }
   int64_t arena() const { return arena_of(jobs_, offset_); }
-  int32_t at_peak() const { return at_peak_; }  // jobs alive there
 
  private:
-  static constexpr int64_t most_failures = 3'000, looks_a_glance = 300'000;  // measured
+  static constexpr int64_t most_failures = 500, looks_a_glance = 300'000;  // of a try; measured
+  static constexpr int most_tries = 6;                                     // more find little; measured
   static constexpr int64_t looks_to_stack = 5, looks_to_begin = 50;  // a job
   struct Half {
     Stretch stretch{{0, 0}};
@@ -68,29 +59,48 @@ class Halves {
   const Piece& piece(int32_t job) const { return jobs_.pieces[job]; }
   bool alive(int32_t job) const { return piece(job).start <= peak_ && piece(job).end > peak_; }
 
-  int32_t peak() const {
-    const std::vector<int64_t> load = load_of(jobs_);
-    return static_cast<int32_t>(std::max_element(load.begin(), load.end()) - load.begin());
-  }
-
-  void stack(int32_t peak) {
-    peak_ = peak;
+  void stack() {
     std::vector<std::tuple<bool, int32_t, int32_t>> order;  // the lowest first
     for (int32_t j = 0; j < jobs_.count(); ++j) {
       if (!alive(j)) continue;
-      const int32_t left = peak - piece(j).start, right = piece(j).end - 1 - peak;
-      order.emplace_back(right > left, right > left ? -left : right, j);
+      const int32_t left = peak_ - piece(j).start, right = piece(j).end - 1 - peak_;
+      const bool above = right > tilt_ * left;
+      order.emplace_back(above, above ? -left : right, j);
     }
     std::sort(order.begin(), order.end());
-    at_peak_ = static_cast<int32_t>(order.size());
+    load_ = 0;
     for (const auto& [above, reach, job] : order) offset_[job] = load_, load_ += jobs_.size[job];
     looks_ += looks_to_stack * jobs_.count();
   }
 
-  void begin(Half& half, bool right) {
-    fill_in(half, right);
-    half.refill = std::make_unique<Refill>(half.stretch, goal_, random_.next());
-    looks_ += looks_to_begin * half.stretch.jobs.count();
+  Half& half(bool right) { return right ? right_ : left_; }
+  bool is_filled(bool right) const {
+    const Half& half = right ? right_ : left_;
+    return half.refill && half.refill->found();
+  }
+
+  void fill(bool right, int64_t budget) {
+    if (!half(right).refill) begin(right);
+    Refill& refill = *half(right).refill;
+    const int64_t before = refill.looks();
+    refill.advance(std::min(budget, looks_a_glance));
+    looks_ += refill.looks() - before;
+    if (!refill.found() && refill.failures() > most_failures) tilt(right);
+  }
+
+  void begin(bool right) {
+    fill_in(half(right), right);
+    half(right).refill = std::make_unique<Refill>(half(right).stretch, goal_, random_.next());
+    looks_ += looks_to_begin * half(right).stretch.jobs.count();
+  }
+
+  // All anew, with a stack that is better for the side that has failed, halfway to one that was not for the other.
+  void tilt(bool right) {
+    (right ? least_tilt_ : most_tilt_) = tilt_;
+    tilt_ = std::sqrt(least_tilt_ * most_tilt_);
+    harder_is_right_ = right;
+    left_ = Half(), right_ = Half();
+    if (++tries_ < most_tries) stack();
   }
 
   // Instants [0, peak), or those after the peak with all upside down.
@@ -122,10 +132,14 @@ class Halves {
   const Jobs& jobs_;
   const int64_t goal_;
   Random random_;
-  int32_t peak_ = 0, at_peak_ = 0;
+  const int32_t peak_;
   std::vector<int64_t> offset_;
   Half left_, right_;
   int64_t load_ = 0;  // at the peak
+  // How many times as far as to the left what stands above reaches to the right, at least.
+  double tilt_ = 1, least_tilt_ = 0x1p-4, most_tilt_ = 0x1p4;
+  bool harder_is_right_ = false;  // that side is filled first
+  int tries_ = 0;
   int64_t looks_ = 0;
 };
 

@@ -51,6 +51,18 @@ inline std::vector<int64_t> load_of(const Jobs& jobs) {
   return load;
 }
 
+// The first instant at which most bytes are alive.
+inline int32_t peak_of(const Jobs& jobs) {
+  const std::vector<int64_t> load = load_of(jobs);
+  return static_cast<int32_t>(std::max_element(load.begin(), load.end()) - load.begin());
+}
+
+inline int32_t count_alive(const Jobs& jobs, int32_t instant) {
+  int32_t count = 0;
+  for (const Piece& piece : jobs.pieces) count += piece.start <= instant && piece.end > instant;
+  return count;
+}
+
 // As a mask, of the first `count` jobs.
 inline int64_t coarsest_alignment(const Jobs& jobs, int32_t count) {
   int64_t mask = 0;

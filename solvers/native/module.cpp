@@ -100,6 +100,8 @@ NB_MODULE(_core, m) {
            },
            "pieces"_a, "start"_a, "end"_a, "size"_a, "alignment"_a, "fixed"_a)
       .def("__len__", [](const Jobs& self) { return self.count(); })
+      .def_prop_ro("at_peak", [](const Jobs& self) { return packing::count_alive(self, packing::peak_of(self)); },
+                   "Jobs that are alive where most bytes are, first.")
       .def_prop_ro(
           "earliest_first",
           [](const Jobs& self) {
@@ -186,7 +188,6 @@ NB_MODULE(_core, m) {
       .def_prop_ro("offsets", [](const packing::Halves& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
       .def_prop_ro("arena", &packing::Halves::arena)
       .def_prop_ro("given_up", &packing::Halves::given_up)
-      .def_prop_ro("at_peak", &packing::Halves::at_peak, "Jobs that are alive there.")
       .def_prop_ro("looks", &packing::Halves::looks);
 
   nb::class_<packing::Branching>(m, "Branching", "Complete search for offsets within a capacity; one piece a job.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from instances import padded
 
 from solvers import SOLVERS, Plan, Status, Stop, check, solve
 from traces.buffers import Buffers
@@ -156,7 +157,7 @@ def test_a_limit_ends_the_making_of_an_exact_model(monkeypatch: pytest.MonkeyPat
         return original(self, start, size, name)
 
     monkeypatch.setattr(cp_model.CpModel, "new_fixed_size_interval_var", counted)
-    buffers = flat(3000, 1, mean_live=100)
+    buffers = padded(flat(3000, 1, mean_live=100))
     plan = solve(buffers, solver="exact", stop=Stop(interrupt=lambda: len(made) > 600))
     check(plan, buffers)
     assert plan.stopped_by == "interrupt"
@@ -188,7 +189,7 @@ def solve_and_press_ctrl_c(after: float, solve_it: Callable[[], Plan]) -> Plan:
 
 @pytest.mark.parametrize("solver", ["auto", "greedy"])
 def test_ctrl_c_ends_a_search_with_the_best_plan(solver: str) -> None:
-    buffers = flat(15_000, 1)
+    buffers = padded(flat(15_000, 1))
     plan = solve_and_press_ctrl_c(0.3, lambda: solve(buffers, solver=solver, stop=Stop(nodes=2**60)))
     check(plan, buffers)
     assert plan.stopped_by == "interrupt"

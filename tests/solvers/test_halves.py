@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 import threading
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from solvers import Status, Stop, _core, aside, check, greedy, solve
 from solvers.jobs import jobs_of
+from solvers.task import Task, Watch
 from traces.buffers import Buffers
 from traces.instances import flat, scattered
 
@@ -95,6 +97,23 @@ def test_what_was_rejected_comes_back_and_nothing_rises_over_what_hangs(
     work = _core.Halves(jobs.native(), jobs.lower_bound, seed)
     assert work.advance(200_000)
     checked(buffers, work.offsets, jobs.lower_bound)
+
+
+def test_a_stack_that_leans_to_the_harder_side_is_good_where_an_even_one_is_not() -> None:
+    """With the first try alone these are 11."""
+    found = 0
+    for seed in range(20):
+        buffers = flat(1_000, seed, mean_live=100)
+        jobs = jobs_of(buffers)
+        work = _core.Halves(jobs.native(), jobs.lower_bound, 0)
+        while not work.given_up:
+            if work.advance(10**6):
+                found += 1
+                offsets = np.empty(len(jobs), np.int64)
+                offsets[jobs.row] = work.offsets
+                checked(buffers, offsets, jobs.lower_bound)
+                break
+    assert found > 14
 
 
 def test_below_the_load_there_is_nothing() -> None:
@@ -185,26 +204,101 @@ def test_the_jobs_live_as_long_as_what_packs_them() -> None:
     assert sys.getrefcount(native) == before
 
 
-def test_where_little_is_alive_at_the_peak_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    advanced, halves = list[int](), _core.Halves
+def test_where_little_is_alive_at_the_peak_what_is_alive_comes_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advanced, fullest, order = list[int](), _core.fullest, list[str]()
+
+    def filled(*args: Any) -> NDArray[np.int64]:
+        order.append("fullest")
+        return fullest(*args)
 
     class Watched:
         def __init__(self, jobs: _core.Jobs, goal: int, seed: int) -> None:
-            self.at_peak, self.looks, self.given_up = halves(jobs, goal, seed).at_peak, 0, False
+            self.looks, self.given_up = 0, False
 
         def advance(self, budget: int) -> bool:
+            order.append("halves")
             advanced.append(budget)
             self.looks += budget
             return False
 
     monkeypatch.setattr(greedy._core, "Halves", Watched)
-    solve(flat(1_000, 0, mean_live=30), stop=Stop(nodes=10**6))
-    assert not advanced
+    monkeypatch.setattr(greedy._core, "fullest", filled)
+    solve(flat(1_000, 0, mean_live=100), stop=Stop(nodes=10**7))
+    assert order[:2] == ["fullest", "halves"]
+    order.clear()
     solve(scattered(1_000, 0), stop=Stop(nodes=10**6))
-    assert 0 < sum(advanced) <= 10**6 // 2, "half of the budget is left to the others"
+    assert order[0] == "halves"
+    assert sum(advanced[-order.count("halves") :]) <= 10**6 // 2, "half of the budget is left to the others"
     advanced.clear()
-    solve(scattered(1_000, 0), stop=Stop(nodes=10**8))
-    assert sum(advanced) == greedy._LOOKS_OF_HALVES * 1_000
+    solve(scattered(1_000, 0), stop=Stop(nodes=10**9))
+    assert sum(advanced) == greedy._LOOKS_OF_TRIES + greedy._LOOKS_OF_HALVES * 1_000
+
+
+def test_of_many_it_comes_where_stretches_did_not_come_to_the_bound_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order = list[str]()
+
+    def watched(name: str) -> type:
+        original = getattr(_core, name)
+
+        class Watched:
+            arena = 2**62
+
+            def __init__(self, *args: Any) -> None:
+                original(*args)
+                order.append(name)
+                self.looks, self.given_up = 0, False
+
+            def advance(self, budget: int, *_: int) -> bool:
+                self.looks += budget
+                return False
+
+        return Watched
+
+    for name in ("Halves", "Stretches"):
+        monkeypatch.setattr(greedy._core, name, watched(name))
+    monkeypatch.setattr(greedy, "_FEW", 100)
+    jobs = jobs_of(flat(1_000, 0, mean_live=100))
+    task = Task(jobs, Watch(Stop(nodes=2**40)))
+    assert greedy.valleys(task) is not None
+    assert order == ["Stretches", "Halves", "Stretches"]
+    order.clear()
+    monkeypatch.setattr(greedy, "_MUCH", 0.01)  # what comes first does not come again
+    assert greedy.valleys(Task(jobs, Watch(Stop(nodes=2**40)))) is not None
+    assert order == ["Halves", "Stretches"]
+
+
+def test_with_two_threads_it_works_beside_the_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it finds is the plan, though the stretches find nothing."""
+
+    class Idle:
+        arena = 2**62
+
+        def __init__(self, *_: Any) -> None:
+            self.looks = 0
+
+        def advance(self, *_: int) -> bool:
+            time.sleep(0.001)
+            return False
+
+    monkeypatch.setattr(greedy._core, "Stretches", Idle)
+    monkeypatch.setattr(greedy, "_FEW", 100)
+    buffers = next(b for b in (flat(1_000, seed, mean_live=60) for seed in range(50)) if soon(b))
+    task = Task(jobs_of(buffers), Watch(Stop()), threads=2)
+    assert greedy.valleys(task) is None
+    assert (task.arena, task.stopped_by) == (task.lower_bound, "bound")
+    assert task.offsets is not None
+
+
+def soon(buffers: Buffers) -> bool:
+    """Whether it is found, whatever the seed, and by no order."""
+    jobs = jobs_of(buffers)
+    if solve(buffers, solver="skyline_area").arena_bytes == jobs.lower_bound:
+        return False
+    return all(offsets_within(buffers, jobs.lower_bound, seed) is not None for seed in range(3))
 
 
 def test_once_given_up_it_is_left_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +309,6 @@ def test_once_given_up_it_is_left_to_the_others(monkeypatch: pytest.MonkeyPatch)
         looks, given_up = 0, False
 
         def __init__(self, jobs: _core.Jobs, goal: int, seed: int) -> None:
-            self.at_peak = len(jobs)
             asked.append((goal, seed))
 
         def advance(self, budget: int) -> bool:
@@ -242,7 +335,6 @@ def test_a_limit_is_obeyed_in_the_middle_of_it(where: str, monkeypatch: pytest.M
         looks, given_up = 0, False
 
         def __init__(self, jobs: _core.Jobs, goal: int, seed: int) -> None:
-            self.at_peak = len(jobs)
             self.work("begin")
 
         def work(self, now: str) -> None:

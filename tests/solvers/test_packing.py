@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import crossing
+from instances import crossing, padded
 
 from solvers import (
     Plan,
@@ -27,7 +27,7 @@ from solvers import (
     peak_load,
     solve,
 )
-from solvers.crew import Crew
+from solvers.crew import Crew, fill_sides, repair_and_search
 from solvers.jobs import jobs_of
 from solvers.task import Task, Watch
 from traces import instances
@@ -367,7 +367,7 @@ def none_is_left() -> None:
 
 def test_several_threads_search_and_end() -> None:
     """Where one alone goes on for long."""
-    buffers, seen = instances.flat(10_000, 0), list[int]()
+    buffers, seen = padded(instances.flat(10_000, 0)), list[int]()
 
     def enough() -> bool:
         seen.append(packing_threads())
@@ -417,7 +417,7 @@ def test_what_the_crew_finds_is_the_tasks() -> None:
     task = Task(jobs_of(buffers), Watch(Stop()))
     first = np.cumsum(buffers.size) - buffers.size
     task.offer(first, int(buffers.size.sum()))
-    crew = Crew(task, 2, branch=True)
+    crew = Crew(task, [repair_and_search] * 2)
     try:
         while task.arena > 1.2 * task.lower_bound:
             crew.share(task)
@@ -429,10 +429,28 @@ def test_what_the_crew_finds_is_the_tasks() -> None:
     check(plan_of(buffers, task.offsets), buffers)
 
 
+def test_a_crew_fills_the_sides_of_the_peak_and_then_stretches() -> None:
+    """The second has a target that no plan has, so that the sides are given up."""
+    for buffers, enough in ((instances.scattered(1_000, 4), 1.0), (instances.flat(3_000, 0), 0.5)):
+        task = Task(jobs_of(buffers), Watch(Stop()))
+        task.offer(np.cumsum(buffers.size) - buffers.size, int(buffers.size.sum()))
+        task.target = int(task.lower_bound * enough)
+        crew = Crew(task, [fill_sides])
+        try:
+            while task.arena > 1.05 * task.lower_bound:
+                crew.share(task)
+        finally:
+            crew.end(wait=False)
+        none_is_left()
+        assert task.watch.nodes > 0
+        assert task.offsets is not None
+        check(plan_of(buffers, task.offsets), buffers)
+
+
 def test_what_the_crew_refutes_raises_the_bound() -> None:
     task = Task(jobs_of(crossing()), Watch(Stop()))
     task.offer(np.array([0, 3, 8, 10, 13, 16, 18]), 22)
-    crew = Crew(task, 1, branch=True)
+    crew = Crew(task, [repair_and_search])
     try:
         while not task.done():
             crew.share(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,18 @@ def crossing(**columns: Any) -> Buffers:
     return Buffers.of([1, 4, 0, 1, 3, 5, 0], [2, 5, 4, 5, 7, 8, 1], [3, 3, 2, 3, 2, 4, 4], **columns)
 
 
-def hard(n: int = 120, seed: int = 2, **columns: Any) -> Buffers:
-    """Irregular enough that no order of placement finds the peak load at once."""
+def hard(n: int = 120, seed: int = 5, **columns: Any) -> Buffers:
+    """Irregular enough that no quick rule finds the peak load at once."""
     random = np.random.default_rng(seed)
     start = random.integers(0, 5 * n // 6, n)
-    return Buffers.of(start, start + random.integers(1, 60, n), random.integers(1, 50, n), **columns)
+    return padded(Buffers.of(start, start + random.integers(1, 60, n), random.integers(1, 50, n), **columns))
+
+
+def padded(buffers: Buffers) -> Buffers:
+    """With a size that is no multiple of its alignment: nothing is packed from the peak to either side then."""
+    size, alignment = buffers.size.copy(), buffers.alignment.copy()
+    size[0], alignment[0] = size[0] | 1, 2
+    return dataclasses.replace(buffers, size=size, alignment=alignment)
 
 
 def timed(buffers: Buffers) -> list[tuple[set[int], int, int, int]]:
