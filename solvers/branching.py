@@ -14,7 +14,7 @@ import numpy as np
 from solvers import _core
 from solvers.aside import aside
 from solvers.crew import Crew, repair, repair_and_search
-from solvers.greedy import can_repair, can_stretch, fits
+from solvers.greedy import LOOKS_OF_HALVES, can_halve, can_repair, can_stretch, fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +85,7 @@ class _Turns:
         self._own: _core.Repair | None = None  # which began by what is alive
         self._others: _core.Repair | None = None  # which mends what others found
         self._stretches: _core.Stretches | None = None
+        self._halves: _core.Halves | None = None
         self._crew: Crew | None = None
 
     def run(self, nodes: int | None) -> None:
@@ -120,6 +121,8 @@ class _Turns:
         repair = [self._repair] if can_repair(jobs) else []
         if len(jobs) > _MANY and can_stretch(jobs):
             repair.insert(0, self._stretch)
+        if can_halve(jobs):
+            repair.insert(0, self._sides)
         pairs = [self._pairs_below] if can_pair(jobs) else []
         if can_branch(jobs):
             below = [self._below] if pairs else []
@@ -134,6 +137,8 @@ class _Turns:
             self._repair(max(_FIRST // 4, _LOCALLY * len(jobs)))
         if self._target in turns:
             self._target(_FIRST)
+        if self._sides in turns and not self._task.done():
+            self._sides(LOOKS_OF_HALVES * len(jobs))
 
     def _target(self, budget: int) -> None:
         """A plan as small as it need be; where there is none, the target rises."""
@@ -204,6 +209,17 @@ class _Turns:
         if self._stretches is not None:
             self._mend(self._stretches, _LONGER * budget)
 
+    def _sides(self, budget: int) -> None:
+        """From the peak to either side, until that is given up."""
+        task = self._task
+        if self._halves is None:
+            goal, seed = task.target, self._next_seed()
+            self._halves = aside(task, lambda _: _core.Halves(self._native, goal, seed))
+        halves = self._halves
+        if halves is not None and self._spend(halves, halves.advance, budget):
+            task.offer(halves.offsets, halves.arena)
+            task.done()
+
     def _by_what_is_alive(self) -> NDArray[np.int64] | None:
         task, order = self._task, np.arange(len(self._task.jobs), dtype=np.int32)
         if len(order) > _MOST_ORDERED:  # it would take long again
@@ -262,7 +278,9 @@ class _Turns:
         """Whether something was found; None where a limit was reached meanwhile."""
         return aside(self._task, lambda _: advance(looks))
 
-    def _spend(self, work: _Complete | _Mending, advance: Callable[[int], bool], budget: int) -> bool:
+    def _spend(
+        self, work: _Complete | _Mending | _core.Halves, advance: Callable[[int], bool], budget: int
+    ) -> bool:
         """Advance in slices until something is found; False when the budget is spent or a limit is reached.
 
         A slice's length does not depend on the clock, so that a budget of nodes gives the same plan
@@ -276,8 +294,8 @@ class _Turns:
             if event is None:
                 return False
             task.watch.nodes += work.looks - before
-            if event:
-                return True
+            if event or work.looks == before:  # what is given up spends nothing
+                return event
             if self._crew is not None:
                 self._crew.share(task)
             if task.done():

@@ -36,8 +36,8 @@ _LOOKS_IN_ORDER, _LOOKS_BY_FULLEST = 50, 500
 _LOOKS_OF_STRETCHES, _LOOKS_OF_SOME = 2**28, 2**25
 #: Part of all that must be alive at the peak for what is alive there to come before all else; measured.
 _MUCH = 0.125
-#: Looks that this may take, and looks a job besides; measured.
-_LOOKS_OF_TRIES, _LOOKS_OF_HALVES = 10_000_000, 1_500
+#: Looks a job that this may take; measured.
+LOOKS_OF_HALVES = 1_500
 #: A gap, as a part of the bound, above which filling all of it by what is alive may come lower.
 _FAR = 0.01
 #: The kernels add up sizes with their padding.
@@ -80,7 +80,7 @@ def valleys(task: Task) -> Order | None:
     if _is_crowded(task.jobs) and not _by_halves(task):
         return None
     many = len(task.jobs) > _FEW
-    if not (_of_many if many else _of_few)(task, best()):
+    if not (_of_many if many else _by_fullest)(task, best()):
         return None
     if many:
         task.by_what_is_alive = task.offsets
@@ -95,11 +95,6 @@ def valleys(task: Task) -> Order | None:
         if task.arena < arena:
             best = order
     return best
-
-
-def _of_few(task: Task, order: NDArray[np.int32]) -> bool:
-    """By what is alive, then from the peak to either side; whether to go on."""
-    return _by_fullest(task, order) and (_is_crowded(task.jobs) or _by_halves(task))
 
 
 def _of_many(task: Task, order: NDArray[np.int32]) -> bool:
@@ -145,7 +140,7 @@ def _by_halves(task: Task) -> bool:
     work = aside(task, lambda _: _core.Halves(native, goal, seed))
     if work is None:
         return False
-    budget = task.watch.at_most_half(_LOOKS_OF_TRIES + _LOOKS_OF_HALVES * len(jobs))
+    budget = task.watch.at_most_half(LOOKS_OF_HALVES * len(jobs))
 
     def advance(looks: int) -> bool | None:
         return aside(task, lambda _: work.advance(looks))

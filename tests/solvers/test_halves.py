@@ -27,7 +27,7 @@ def offsets_within(buffers: Buffers, goal: int, seed: int) -> NDArray[np.int64] 
     """Of the buffers in their order, all of which take memory; None where they are not found soon."""
     jobs = jobs_of(buffers)
     work = _core.Halves(jobs.native(), goal, seed)
-    if not work.advance(greedy._LOOKS_OF_HALVES * len(jobs)):
+    if not work.advance(greedy.LOOKS_OF_HALVES * len(jobs)):
         return None
     assert work.arena == (work.offsets + jobs.size).max()
     offsets = np.empty(len(jobs), np.int64)
@@ -225,15 +225,19 @@ def test_where_little_is_alive_at_the_peak_what_is_alive_comes_before(
 
     monkeypatch.setattr(greedy._core, "Halves", Watched)
     monkeypatch.setattr(greedy._core, "fullest", filled)
-    solve(flat(1_000, 0, mean_live=100), stop=Stop(nodes=10**7))
-    assert order[:2] == ["fullest", "halves"]
+    solve(flat(1_000, 0, mean_live=100), solver="greedy", stop=Stop(nodes=10**7))
+    assert not advanced
+    solve(flat(1_000, 0, mean_live=100), stop=Stop(nodes=10**8))
+    assert advanced
+    assert order[0] == "fullest"
     order.clear()
-    solve(scattered(1_000, 0), stop=Stop(nodes=10**6))
-    assert order[0] == "halves"
-    assert sum(advanced[-order.count("halves") :]) <= 10**6 // 2, "half of the budget is left to the others"
     advanced.clear()
-    solve(scattered(1_000, 0), stop=Stop(nodes=10**9))
-    assert sum(advanced) == greedy._LOOKS_OF_TRIES + greedy._LOOKS_OF_HALVES * 1_000
+    solve(scattered(1_000, 0), solver="greedy", stop=Stop(nodes=10**6))
+    assert order[0] == "halves"
+    assert 0 < sum(advanced) <= 10**6 // 2, "half of the budget is left to the others"
+    advanced.clear()
+    solve(scattered(1_000, 0), solver="greedy", stop=Stop(nodes=10**9))
+    assert sum(advanced) == greedy.LOOKS_OF_HALVES * 1_000
 
 
 def test_of_many_it_comes_where_stretches_did_not_come_to_the_bound_soon(
@@ -324,6 +328,29 @@ def test_once_given_up_it_is_left_to_the_others(monkeypatch: pytest.MonkeyPatch)
     assert asked == [(enough, 2**64 - 3)]
     assert len(advanced) == 1
     assert plan.nodes > 10_000
+
+
+def test_a_turn_of_what_was_given_up_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turn of a search that is not given up ends with its budget."""
+    advanced = list[int]()
+
+    class GivenUp:
+        looks, given_up = 0, False
+
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def advance(self, budget: int) -> bool:
+            advanced.append(budget)
+            assert len(advanced) < 1_000
+            self.looks += 0 if self.given_up else 10_000
+            self.given_up = True
+            return False
+
+    monkeypatch.setattr(greedy._core, "Halves", GivenUp)
+    buffers = flat(1_000, 0, mean_live=300)
+    check(solve(buffers, stop=Stop(nodes=10**8)), buffers)
+    assert len(advanced) > 1
 
 
 @pytest.mark.parametrize("where", ["begin", "advance"])

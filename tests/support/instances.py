@@ -23,7 +23,7 @@ def hard(n: int = 120, seed: int = 5, **columns: Any) -> Buffers:
 
 
 def padded(buffers: Buffers) -> Buffers:
-    """With a size that is no multiple of its alignment: nothing is packed from the peak to either side then."""
+    """With a size that is no multiple of its alignment: nothing is packed from the peak to either side."""
     size, alignment = buffers.size.copy(), buffers.alignment.copy()
     size[0], alignment[0] = size[0] | 1, 2
     return dataclasses.replace(buffers, size=size, alignment=alignment)
