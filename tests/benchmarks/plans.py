@@ -1,7 +1,7 @@
 """How small arenas become and how soon, beside what others do: the tables of docs/benchmarks.md, in Markdown.
 
 ``python tests/benchmarks/plans.py [--seeds N] [--problems N] [--only PART ...]`` prints them in the
-order of `PARTS`; `millions` only when it is asked for.
+order of `PARTS`; `kinds` and `millions` only when they are asked for.
 
 Times are processor seconds of this process, of one thread, so that other work on the machine counts little.
 Each row ends with what the goal was and whether it is met. Every plan passes the checker, outside the time.
@@ -31,6 +31,8 @@ from traces.instances import GENERATORS, flat, scattered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
 
 BENCH = Path(__file__).parents[3] / "shared" / "bench" / "minimalloc"
 CAPACITY = 1_048_576
@@ -147,6 +149,50 @@ def large(_: range, __: int) -> None:
         row(name, f"{r.ratio:.5f}", seconds(r.seconds), ratio, seconds(r.reached), f"{limit} s: {met(good)}")
 
 
+LIFETIMES: dict[str, Callable[[np.random.Generator, int], NDArray[np.float64]]] = {
+    "uniform": lambda random, n: random.uniform(0, 2, n),
+    "exponential": lambda random, n: random.exponential(1, n),
+    "lognormal": lambda random, n: random.lognormal(-0.5, 1, n),
+}
+SIZES: dict[str, Callable[[np.random.Generator, int], NDArray[np.float64]]] = {
+    "uniform": lambda random, n: random.uniform(1, 2**20, n),
+    "multiples of 512 B": lambda random, n: 512 * np.ceil(random.lognormal(5, 2, n)),
+    "exponential": lambda random, n: 1 + random.exponential(2**18, n),
+    "log-uniform": lambda random, n: np.exp2(random.uniform(6, 22, n)),
+}
+ALIVE = (10, 30, 100, 300, 1_000)
+
+
+def kind(lifetimes: str, sizes: str, alive: int, seed: int, n: int = 10**5) -> Buffers:
+    """Random starts; so many are alive in the mean."""
+    random = np.random.default_rng(seed)
+    start = random.integers(0, 10 * n, n)
+    length = 1 + (10 * alive * LIFETIMES[lifetimes](random, n)).astype(np.int64)
+    return Buffers.of(start, start + length, SIZES[sizes](random, n).astype(np.int64))
+
+
+def kinds(seeds: range, _: int) -> None:
+    """How many flat instances of 10^5 are within 1.0005 in a second: processor, one thread; clock, all cores.
+
+    Each of `LIFETIMES` with each of `SIZES`, the first four seeds.
+    """
+    head("sizes", "alive in the mean", "one thread", "all cores", "of", "the others after a second")
+    for sizes in SIZES:
+        for alive in ALIVE:
+            runs = list[tuple[bool, bool, float]]()
+            for lifetimes in LIFETIMES:
+                for seed in seeds[:4]:
+                    buffers = kind(lifetimes, sizes, alive, seed)
+                    alone = run(buffers, 1.0005, limit=1.0, nodes=None)
+                    plan = solve(buffers, stop=Stop(seconds=1.0))
+                    ratio = plan.arena_bytes / lower_bound(buffers)
+                    runs.append((alone.reached is not None, ratio <= 1.0005, ratio))
+            left = [ratio for _, good, ratio in runs if not good]
+            rest = f"{min(left):.4f} to {max(left):.4f}" if left else "-"
+            counts = sum(one for one, _, _ in runs), sum(good for _, good, _ in runs)
+            row(sizes, f"{alive:,}", *counts, len(runs), rest)
+
+
 def millions(_: range, __: int) -> None:
     """Seed 0, training-shaped, each in a process of its own.
 
@@ -218,13 +264,14 @@ PARTS: dict[str, Callable[[range, int], None]] = {
     "capacity": by_capacity,
     "load": by_load,
     "large": large,
+    "kinds": kinds,
     "millions": millions,
     "everyday": everyday,
     "proofs": proofs,
     "others": others,
 }
-#: Without those that take minutes and gigabytes.
-USUAL = [name for name in PARTS if name != "millions"]
+#: Without those that take many minutes or gigabytes.
+USUAL = [name for name in PARTS if name not in ("kinds", "millions")]
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
@@ -232,7 +279,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=20, help="how many")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--problems", type=int, default=1000, help="of each kind, to prove")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=USUAL, help="all but millions")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=USUAL, help="all but kinds and millions")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(None if arguments is None else list(arguments))
     if options.one:
