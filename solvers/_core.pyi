@@ -222,7 +222,7 @@ class Halves:
     Packs what is alive at the peak, then what is left on either side of it.
     """
 
-    def __init__(self, jobs: Jobs, goal: int, seed: int) -> None: ...
+    def __init__(self, jobs: Jobs, goal: int, seed: int, tries: int = 6) -> None: ...
 
     def advance(self, budget: int) -> bool:
         """

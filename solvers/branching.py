@@ -13,14 +13,16 @@ import numpy as np
 
 from solvers import _core
 from solvers.aside import aside
-from solvers.crew import Crew, repair, repair_and_search
+from solvers.crew import Crew, fill_sides, repair, repair_and_search
 from solvers.greedy import LOOKS_OF_HALVES, can_halve, can_repair, can_stretch, fits
+from solvers.sides import Sides
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
+    from solvers.crew import Work
     from solvers.greedy import Order
     from solvers.jobs import Jobs
     from solvers.task import Task
@@ -85,24 +87,38 @@ class _Turns:
         self._own: _core.Repair | None = None  # which began by what is alive
         self._others: _core.Repair | None = None  # which mends what others found
         self._stretches: _core.Stretches | None = None
-        self._halves: _core.Halves | None = None
+        self._lower: Sides | None = None
         self._crew: Crew | None = None
 
     def run(self, nodes: int | None) -> None:
         until = None if nodes is None else self._task.watch.nodes + nodes
         turns = self._turns()
-        self._begin(turns)
-        if self._task.done() or not fits(self._task):
-            return
-        others = self._task.threads - 1 if len(self._task.jobs) <= _MOST_ORDERED else 0
-        if others > 0 and self._repair in turns:
-            work = repair_and_search if self._target in turns else repair
-            self._crew = Crew(self._task, [work] * others)
+        early, late = self._work_of_others(turns)
         try:
+            self._share(early)
+            self._begin(turns)
+            if self._task.done() or not fits(self._task):
+                return
+            self._share(late)
             self._in_turn(turns, until)
         finally:
             if self._crew is not None:
-                self._crew.end()
+                self._crew.end(wait=not early)
+
+    def _share(self, work: list[Work]) -> None:
+        if work:
+            self._crew = Crew(self._task, work)
+
+    def _work_of_others(self, turns: list[Callable[[int], None]]) -> tuple[list[Work], list[Work]]:
+        """What the other cores do from the beginning, or where the first turn is often the last, after it."""
+        jobs, others = self._task.jobs, self._task.threads - 1
+        work: list[Work] = []
+        early = len(jobs) > _MANY and self._sides in turns
+        if early:
+            work.append(fill_sides)
+        if len(jobs) <= _MOST_ORDERED and self._repair in turns:
+            work += [repair_and_search if self._target in turns else repair] * others
+        return (work[:others], []) if early else ([], work[:others])
 
     def _in_turn(self, turns: list[Callable[[int], None]], until: int | None) -> None:
         budget = _FIRST
@@ -210,15 +226,19 @@ class _Turns:
             self._mend(self._stretches, _LONGER * budget)
 
     def _sides(self, budget: int) -> None:
-        """From the peak to either side, until that is given up."""
+        """From the peak to either side."""
         task = self._task
-        if self._halves is None:
-            goal, seed = task.target, self._next_seed()
-            self._halves = aside(task, lambda _: _core.Halves(self._native, goal, seed))
-        halves = self._halves
-        if halves is not None and self._spend(halves, halves.advance, budget):
-            task.offer(halves.offsets, halves.arena)
-            task.done()
+        if self._lower is None:
+            self._lower = Sides(self._native, self._next_seed())
+        work = self._lower
+        until = work.looks + budget
+        while not task.stopped_by and work.looks < until:
+            if self._spend(
+                work, lambda looks: work.advance(looks, task.target, task.arena), until - work.looks
+            ):
+                assert work.offsets is not None
+                task.offer(work.offsets, int((work.offsets + task.jobs.size).max()))
+                task.done()
 
     def _by_what_is_alive(self) -> NDArray[np.int64] | None:
         task, order = self._task, np.arange(len(self._task.jobs), dtype=np.int32)
@@ -278,9 +298,7 @@ class _Turns:
         """Whether something was found; None where a limit was reached meanwhile."""
         return aside(self._task, lambda _: advance(looks))
 
-    def _spend(
-        self, work: _Complete | _Mending | _core.Halves, advance: Callable[[int], bool], budget: int
-    ) -> bool:
+    def _spend(self, work: _Complete | _Mending | Sides, advance: Callable[[int], bool], budget: int) -> bool:
         """Advance in slices until something is found; False when the budget is spent or a limit is reached.
 
         A slice's length does not depend on the clock, so that a budget of nodes gives the same plan
@@ -294,8 +312,8 @@ class _Turns:
             if event is None:
                 return False
             task.watch.nodes += work.looks - before
-            if event or work.looks == before:  # what is given up spends nothing
-                return event
+            if event:
+                return True
             if self._crew is not None:
                 self._crew.share(task)
             if task.done():

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, TypeAlias
 
 from solvers import _core
+from solvers.sides import Sides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     #: What one of them does with a seed, until the crew is over or there is nothing left to do.
     Work: TypeAlias = Callable[["Crew", int], None]
-    _Looking: TypeAlias = _core.Repair | _core.Branching | _core.Stretches | _core.Halves
+    _Looking: TypeAlias = _core.Repair | _core.Branching | Sides
 
 #: Looks between two glances at what the others have found; up to some ten milliseconds.
 _SLICE = 2_000_000
@@ -128,32 +129,23 @@ def repair_and_search(crew: Crew, seed: int) -> None:
 
 
 def fill_sides(crew: Crew, seed: int) -> None:
-    """What is alive at the peak, and what is left on either side of it; then stretch by stretch."""
-    halves = _core.Halves(crew.jobs, crew.target, seed)
-    for looks in crew.slices(halves):
-        if halves.given_up:
-            break
-        if halves.advance(looks):
-            crew.found(halves.offsets)
-            return
+    """From the peak to either side, and each time that has come to its end, place by place."""
+    work = Sides(crew.jobs, seed)
     while not crew.over:
-        _stretch(crew, seed)
+        rounds = work.rounds
+        for looks in crew.slices(work):
+            if work.rounds > rounds:
+                break
+            if work.advance(looks, crew.target, crew.arena) and work.offsets is not None:
+                crew.found(work.offsets)
         seed = (seed + 1) % 2**64
+        _repair(crew, seed)
 
 
 def _repair(crew: Crew, seed: int) -> None:
     work = _core.Repair(crew.jobs, crew.best, seed)
     for looks in crew.slices(work):
         if work.looks >= _TURN or not crew.target < work.arena <= crew.arena:
-            return
-        if work.advance(looks, crew.target):
-            crew.found(work.offsets)
-
-
-def _stretch(crew: Crew, seed: int) -> None:
-    work = _core.Stretches(crew.jobs, crew.best, seed)
-    for looks in crew.slices(work):
-        if not crew.target < work.arena <= crew.arena:
             return
         if work.advance(looks, crew.target):
             crew.found(work.offsets)

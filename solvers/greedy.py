@@ -37,7 +37,7 @@ _LOOKS_OF_STRETCHES, _LOOKS_OF_SOME = 2**28, 2**26
 #: Part of all that must be alive at the peak for what is alive there to come before all else; measured.
 _MUCH = 0.125
 #: Looks a job that this may take; measured.
-LOOKS_OF_HALVES = 1_000
+LOOKS_OF_HALVES = 1_500
 #: A gap, as a part of the bound, above which filling all of it by what is alive may come lower.
 _FAR = 0.01
 #: The kernels add up sizes with their padding.

@@ -21,9 +21,9 @@ namespace packing {
 class Halves {
  public:
   // Of jobs of one piece each, without fixed offsets, which stay where they are in memory; their sizes are multiples of the
-  // coarsest alignment. `goal` is an arena.
-  Halves(const Jobs& jobs, int64_t goal, uint64_t seed)
-      : jobs_(jobs), goal_(goal & ~coarsest_alignment(jobs, jobs.count())), random_(seed), peak_(peak_of(jobs)),
+  // coarsest alignment. `goal` is an arena; after so many tries it is given up.
+  Halves(const Jobs& jobs, int64_t goal, uint64_t seed, int32_t tries)
+      : jobs_(jobs), tries_(tries), goal_(goal & ~coarsest_alignment(jobs, jobs.count())), random_(seed), peak_(peak_of(jobs)),
         offset_(jobs.count(), -1) {
     stack();
   }
@@ -39,7 +39,7 @@ class Halves {
   }
 
   // Where too many tries have failed, or more is alive at the peak than the goal.
-  bool given_up() const { return load_ > goal_ || tries_ == most_tries; }
+  bool given_up() const { return load_ > goal_ || tries_ <= 0; }
 
   int64_t looks() const { return looks_; }
   // When all is placed.
@@ -48,7 +48,6 @@ class Halves {
 
  private:
   static constexpr int64_t most_failures = 500, looks_a_glance = 300'000;  // of a try; measured
-  static constexpr int most_tries = 6;                                     // more find little; measured
   static constexpr int64_t looks_to_stack = 5, looks_to_begin = 50;  // a job
   struct Half {
     Stretch stretch{{0, 0}};
@@ -100,7 +99,7 @@ class Halves {
     tilt_ = std::sqrt(least_tilt_ * most_tilt_);
     harder_is_right_ = right;
     left_ = Half(), right_ = Half();
-    if (++tries_ < most_tries) stack();
+    if (--tries_ > 0) stack();
   }
 
   // Instants [0, peak), or those after the peak with all upside down.
@@ -130,6 +129,7 @@ class Halves {
   }
 
   const Jobs& jobs_;
+  int32_t tries_;  // that are left
   const int64_t goal_;
   Random random_;
   const int32_t peak_;
@@ -139,7 +139,6 @@ class Halves {
   // How many times as far as to the left what stands above reaches to the right, at least.
   double tilt_ = 1, least_tilt_ = 0x1p-4, most_tilt_ = 0x1p4;
   bool harder_is_right_ = false;  // that side is filled first
-  int tries_ = 0;
   int64_t looks_ = 0;
 };
 

@@ -174,15 +174,15 @@ NB_MODULE(_core, m) {
 
   nb::class_<packing::Halves>(m, "Halves", "Packs what is alive at the peak, then what is left on either side of it.")
       .def("__init__",
-           [](packing::Halves* self, const Jobs& jobs, int64_t goal, uint64_t seed) {
+           [](packing::Halves* self, const Jobs& jobs, int64_t goal, uint64_t seed, int32_t tries) {
              need(jobs.count() > 0 && jobs.pieces.size() == jobs.size.size(), "there are none, or with gaps");
              const int64_t coarsest = packing::coarsest_alignment(jobs, jobs.count());
              for (int32_t j = 0; j < jobs.count(); ++j)
                need(jobs.fixed[j] < 0 && (jobs.size[j] & coarsest) == 0, "fixed offsets, or sizes that are not aligned");
              nb::gil_scoped_release release;
-             new (self) packing::Halves(jobs, goal, seed);
+             new (self) packing::Halves(jobs, goal, seed, tries);
            },
-           "jobs"_a, "goal"_a, "seed"_a, nb::keep_alive<1, 2>())
+           "jobs"_a, "goal"_a, "seed"_a, "tries"_a = 6, nb::keep_alive<1, 2>())
       .def("advance", &packing::Halves::advance, "budget"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Go on for about `budget` looks, or until it is given up; whether there is a plan within the goal.")
       .def_prop_ro("offsets", [](const packing::Halves& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)

@@ -502,7 +502,7 @@ void halves(Problem problem, Random& random) {
   const int64_t peak = *std::max_element(load.begin(), load.end());
   Judge judge(problem, false);
   for (const int64_t above : {int64_t{0}, up_to(random, 4 * (coarsest + 1)), up_to(random, peak), -up_to(random, peak)}) {
-    packing::Halves halves(jobs, peak + above, random.next());
+    packing::Halves halves(jobs, peak + above, random.next(), 1 + random.below(6));
     bool found = false;
     for (int32_t k = 0; k < 6 && !found; ++k) {
       const int64_t looks = halves.looks(), budget = 1 + random.below(30000);

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from solvers import Status, Stop, _core, aside, check, greedy, solve
+from solvers import Status, Stop, _core, aside, check, greedy, sides, solve
 from solvers.jobs import jobs_of
+from solvers.sides import Sides
 from solvers.task import Task, Watch
 from traces.buffers import Buffers
 from traces.instances import flat, scattered
@@ -214,7 +215,7 @@ def test_where_little_is_alive_at_the_peak_what_is_alive_comes_before(
         return fullest(*args)
 
     class Watched:
-        def __init__(self, jobs: _core.Jobs, goal: int, seed: int) -> None:
+        def __init__(self, *_: Any) -> None:
             self.looks, self.given_up = 0, False
 
         def advance(self, budget: int) -> bool:
@@ -330,27 +331,61 @@ def test_once_given_up_it_is_left_to_the_others(monkeypatch: pytest.MonkeyPatch)
     assert plan.nodes > 10_000
 
 
-def test_a_turn_of_what_was_given_up_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The turn of a search that is not given up ends with its budget."""
-    advanced = list[int]()
+def test_an_arena_that_is_given_up_is_followed_by_one_halfway_to_the_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And what is found by one halfway to the target."""
+    asked, fits = list[tuple[int, int]](), 1_600
 
-    class GivenUp:
-        looks, given_up = 0, False
+    class Deciding:
+        def __init__(self, jobs: _core.Jobs, goal: int, seed: int, tries: int) -> None:
+            asked.append((goal, tries))
+            self.looks, self.given_up = 1, False
+            self.arena = goal
+            self.offsets = np.array([goal])
 
-        def __init__(self, *_: Any) -> None:
-            pass
+        def advance(self, looks: int) -> bool:
+            self.looks += looks
+            self.given_up = self.arena < fits
+            return not self.given_up
 
-        def advance(self, budget: int) -> bool:
-            advanced.append(budget)
-            assert len(advanced) < 1_000
-            self.looks += 0 if self.given_up else 10_000
-            self.given_up = True
-            return False
+    monkeypatch.setattr(sides._core, "Halves", Deciding)
+    work, arena, found = Sides(jobs_of(flat(10, 0)).native(), 0), 2_000, list[int]()
+    while not work.rounds:
+        if work.advance(10, 1_000, arena):
+            assert work.offsets is not None
+            arena = int(work.offsets[0])
+            found.append(arena)
+    assert [goal for goal, _ in asked] == [1_000, 1_500, 1_750, 1_375, 1_562]
+    assert found == [1_750]
+    assert work.looks == 11 * len(asked)
+    work.advance(10, 1_000, arena)
+    assert asked[-1][0] == 1_000
+    assert asked[-1][1] > asked[0][1], "more tries in later rounds"
 
-    monkeypatch.setattr(greedy._core, "Halves", GivenUp)
-    buffers = flat(1_000, 0, mean_live=300)
-    check(solve(buffers, stop=Stop(nodes=10**8)), buffers)
-    assert len(advanced) > 1
+
+def test_what_comes_no_lower_is_not_offered() -> None:
+    """Others may have found better meanwhile."""
+    jobs = jobs_of(scattered(1_000, 4))
+    work = Sides(jobs.native(), 0)
+    while work.offsets is None:
+        assert not work.advance(10**6, jobs.lower_bound, jobs.lower_bound)
+
+
+def test_where_the_bound_is_not_reached_lower_plans_are_found_one_after_the_other() -> None:
+    buffers = flat(2_000, 0, mean_live=300)
+    jobs = jobs_of(buffers)
+    work, arenas = Sides(jobs.native(), 0), [int(1.2 * jobs.lower_bound)]
+    while not work.rounds:
+        if work.advance(10**6, jobs.lower_bound, arenas[-1]):
+            assert work.offsets is not None
+            offsets = np.empty(len(jobs), np.int64)
+            offsets[jobs.row] = work.offsets
+            arenas.append(int((offsets + buffers.size).max()))
+            checked(buffers, offsets, arenas[-2] - 1)
+    assert len(arenas) > 2
+    assert arenas[-1] > jobs.lower_bound, "else this instance is too easy"
+    assert arenas[-1] <= 1.05 * jobs.lower_bound
 
 
 @pytest.mark.parametrize("where", ["begin", "advance"])

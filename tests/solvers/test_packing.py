@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from solvers.crew import Work
+
 
 def plan_of(buffers: Buffers, offsets: NDArray[np.int64]) -> Plan:
     """As a plan of buffers that all take memory, with one job each."""
@@ -377,6 +379,27 @@ def test_several_threads_search_and_end() -> None:
     check(plan, buffers)
     assert plan.stopped_by == "interrupt"
     assert max(seen) == 2
+    none_is_left()
+
+
+def test_of_many_buffers_the_others_begin_with_the_sides_of_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them; the rest repair and search."""
+    begun, fill, search = list[str](), branching.fill_sides, branching.repair_and_search
+
+    def watched(name: str, work: Work) -> Work:
+        def run(crew: Crew, seed: int) -> None:
+            begun.append(name)
+            work(crew, seed)
+
+        return run
+
+    monkeypatch.setattr(branching, "fill_sides", watched("fill", fill))
+    monkeypatch.setattr(branching, "repair_and_search", watched("search", search))
+    buffers = instances.flat(2_000, 0, mean_live=300)
+    plan = solve(buffers, stop=Stop(interrupt=lambda: len(begun) == 3), threads=4)
+    check(plan, buffers)
+    assert plan.stopped_by == "interrupt"
+    assert sorted(begun) == ["fill", "search", "search"]
     none_is_left()
 
 
