@@ -41,6 +41,8 @@ _ENOUGH, _LOCALLY = 4_000, 200
 _FEW, _MOST_PAIRED = 60, 300
 #: Of more, repair makes more in a turn than the complete search, and has turns so many times as long.
 _MANY, _LONGER = 1_000, 4
+#: Of no more, so many rounds from the peak to either side are enough.
+_ROUNDS = 2
 #: Of more, a try of the search over orders, which is one pass over all, takes too long.
 _MOST_ORDERED = 20_000
 #: The search lists fixed offsets section by section.
@@ -226,11 +228,13 @@ class _Turns:
             self._mend(self._stretches, _LONGER * budget)
 
     def _sides(self, budget: int) -> None:
-        """From the peak to either side."""
+        """From the peak to either side; of few jobs, which others search better, some rounds only."""
         task = self._task
         if self._lower is None:
             self._lower = Sides(self._native, self._next_seed())
         work = self._lower
+        if len(task.jobs) <= _MANY and work.rounds >= _ROUNDS:
+            return
         until = work.looks + budget
         while not task.stopped_by and work.looks < until:
             if self._spend(

@@ -434,6 +434,22 @@ def test_a_search_among_very_many_jobs_is_not_waited_for_when_a_limit_is_reached
         none_is_left()
 
 
+def test_the_sides_of_few_jobs_are_left_to_the_other_searches_after_some_rounds() -> None:
+    task = Task(jobs_of(instances.flat(300, 0, mean_live=100)), Watch(Stop()))
+    task.offer(np.cumsum(task.jobs.size) - task.jobs.size, int(task.jobs.size.sum()))
+    turns = branching._Turns(task, lambda: np.zeros(0, np.int32))
+    turns._sides(1)
+    work = turns._lower
+    assert work is not None
+    assert (before := work.looks) > 0
+    work.rounds = branching._ROUNDS
+    turns._sides(10**6)
+    assert work.looks == before
+    work.rounds -= 1
+    turns._sides(10**6)
+    assert work.looks > before
+
+
 def test_what_the_crew_finds_is_the_tasks() -> None:
     """Nobody else searches here."""
     buffers = hard()
