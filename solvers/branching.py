@@ -13,7 +13,7 @@ import numpy as np
 
 from solvers import _core
 from solvers.aside import aside
-from solvers.crew import Crew, fill_sides, repair, repair_and_search
+from solvers.crew import Crew, end_crew, fill_sides, repair, repair_and_search
 from solvers.greedy import LOOKS_OF_HALVES, can_halve, can_repair, can_stretch, fits
 from solvers.sides import Sides
 
@@ -90,7 +90,6 @@ class _Turns:
         self._others: _core.Repair | None = None  # which mends what others found
         self._stretches: _core.Stretches | None = None
         self._lower: Sides | None = None
-        self._crew: Crew | None = None
 
     def run(self, nodes: int | None) -> None:
         until = None if nodes is None else self._task.watch.nodes + nodes
@@ -104,12 +103,11 @@ class _Turns:
             self._share(late)
             self._in_turn(turns, until)
         finally:
-            if self._crew is not None:
-                self._crew.end(wait=not early)
+            end_crew(self._task, wait=not early)
 
     def _share(self, work: list[Work]) -> None:
         if work:
-            self._crew = Crew(self._task, work)
+            Crew(self._task, work)
 
     def _work_of_others(self, turns: list[Callable[[int], None]]) -> tuple[list[Work], list[Work]]:
         """What the other cores do from the beginning, or where the first turn is often the last, after it."""
@@ -318,8 +316,6 @@ class _Turns:
             task.watch.nodes += work.looks - before
             if event:
                 return True
-            if self._crew is not None:
-                self._crew.share(task)
             if task.done():
                 return False
         return False

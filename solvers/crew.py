@@ -35,10 +35,11 @@ def cores() -> int:
 class Crew:
     """Threads that look for better offsets of a task; their native work does without the interpreter's lock.
 
-    What they find depends on how fast they are. They never touch the task.
+    What they find depends on how fast they are. They never touch the task: it takes what they have found when
+    it is asked whether to stop. Whoever begins a crew calls `end_crew`, also if that was interrupted.
 
     Args:
-        task: what to pack; it has offsets.
+        task: what to pack; it has offsets, and these are its others from now on.
         work: what each does.
 
     Attributes:
@@ -57,10 +58,12 @@ class Crew:
         self._lock = threading.Lock()
         self._size = task.jobs.size
         self._refuted, self._looks = -1, 0
-        self._ended = [threading.Event() for _ in work]  # Ctrl-C does harm in Thread.join()
-        for k, (one, ended) in enumerate(zip(work, self._ended, strict=True)):
-            seed = (task.seed + (k + 1) * 2**48) % 2**64
+        self._ended = list[threading.Event]()  # of those that began; Ctrl-C does harm in Thread.join()
+        task.others = self
+        for k, one in enumerate(work):
+            seed, ended = (task.seed + (k + 1) * 2**48) % 2**64, threading.Event()
             threading.Thread(target=self._run, args=(one, seed, ended), name=f"packing {k}").start()
+            self._ended.append(ended)
 
     def share(self, task: Task) -> None:
         """Give the task what the crew has found, and the crew what is known of the task; count their work."""
@@ -111,6 +114,13 @@ class Crew:
             work(self, seed)
         finally:
             ended.set()
+
+
+def end_crew(task: Task, *, wait: bool) -> None:
+    """End the task's others, if there are any."""
+    if task.others is not None:
+        task.others.end(wait=wait)
+        task.others = None
 
 
 def repair(crew: Crew, seed: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from solvers import _core
 from solvers.aside import aside
-from solvers.crew import Crew, fill_sides
+from solvers.crew import Crew, end_crew, fill_sides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,11 +113,11 @@ def _of_many(task: Task, order: NDArray[np.int32]) -> bool:
     if task.threads == 1:
         soon = _by_fullest(task, order) and _by_stretches(task, _LOOKS_OF_SOME)
         return soon and _by_halves(task) and _by_stretches(task)
-    crew = Crew(task, [fill_sides])
     try:
-        return _by_fullest(task, order) and _by_stretches(task, crew=crew)
+        Crew(task, [fill_sides])
+        return _by_fullest(task, order) and _by_stretches(task)
     finally:
-        crew.end(wait=False)
+        end_crew(task, wait=False)
 
 
 def in_order(task: Task, order: NDArray[np.int32]) -> bool:
@@ -166,7 +166,7 @@ def _by_fullest(task: Task, order: NDArray[np.int32]) -> bool:
     )
 
 
-def _by_stretches(task: Task, looks: int = _LOOKS_OF_STRETCHES, *, crew: Crew | None = None) -> bool:
+def _by_stretches(task: Task, looks: int = _LOOKS_OF_STRETCHES) -> bool:
     """The best so far with stretches of time filled anew where it is highest; whether to go on."""
     native, offsets, seed = task.jobs.native(), task.offsets, task.seed % 2**64
     assert offsets is not None
@@ -179,8 +179,6 @@ def _by_stretches(task: Task, looks: int = _LOOKS_OF_STRETCHES, *, crew: Crew | 
             return True
         if work.advance(min(nodes, budget - work.looks), task.target):
             task.offer(work.offsets, work.arena)
-        if crew is not None:
-            crew.share(task)
     return False
 
 

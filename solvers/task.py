@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from solvers.crew import Crew
     from solvers.jobs import Jobs
     from solvers.plan import Stop
 
@@ -93,6 +94,7 @@ class Task:
         found: called with (offsets, arena) whenever a smaller arena was found.
         offsets: int64[len(jobs)], the best so far, or None.
         arena: its size.
+        others: who else looks for offsets meanwhile, if anyone.
         by_what_is_alive: int64[len(jobs)], the best before other orders, where it is dear to make again.
         lower_bound: the best bound known, that of the jobs or one that a solver has proven.
         stopped_by: why the solver stopped.
@@ -107,6 +109,7 @@ class Task:
     found: Callable[[NDArray[np.int64], int], None] | None = None
     offsets: NDArray[np.int64] | None = None
     arena: int = 0
+    others: Crew | None = None
     by_what_is_alive: NDArray[np.int64] | None = None
     lower_bound: int = field(init=False)
     stopped_by: str = ""
@@ -135,7 +138,12 @@ class Task:
         self._refuted = True
 
     def done(self, *, of_nodes: bool = True) -> bool:
-        """Whether to stop; `stopped_by` then says why. Work done so far must have been told to the watch."""
+        """Whether to stop; `stopped_by` then says why. Work done so far must have been told to the watch.
+
+        What others have found meanwhile is the task's first, so that none of it is lost at a limit.
+        """
+        if self.others is not None:
+            self.others.share(self)
         limit = self.watch.reason(of_nodes=of_nodes)  # first: it tells how far the search has come
         self.stopped_by = self._good_enough() or limit
         return self.stopped_by != ""

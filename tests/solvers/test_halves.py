@@ -298,6 +298,28 @@ def test_with_two_threads_it_works_beside_the_stretches(monkeypatch: pytest.Monk
     assert task.offsets is not None
 
 
+def test_what_it_finds_beside_work_that_takes_long_is_the_plan_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So it is not lost either when a limit is reached in the middle of that."""
+    go_on = threading.Event()
+
+    def fullest(*_: Any) -> None:
+        assert go_on.wait(60), "it was waited for"
+
+    monkeypatch.setattr(greedy._core, "fullest", fullest)
+    monkeypatch.setattr(greedy, "_FEW", 100)
+    monkeypatch.setattr(aside, "_SOON", 100)
+    buffers = next(b for b in (flat(1_000, seed, mean_live=60) for seed in range(50)) if soon(b))
+    task = Task(jobs_of(buffers), Watch(Stop()), threads=2)
+    try:
+        assert greedy.valleys(task) is None
+    finally:
+        go_on.set()
+    assert (task.arena, task.stopped_by) == (task.lower_bound, "bound")
+    assert task.others is None
+
+
 def soon(buffers: Buffers) -> bool:
     """Whether it is found, whatever the seed, and by no order."""
     jobs = jobs_of(buffers)

@@ -403,6 +403,30 @@ def test_of_many_buffers_the_others_begin_with_the_sides_of_the_peak(monkeypatch
     none_is_left()
 
 
+@pytest.mark.parametrize(
+    "buffers",
+    [padded(instances.flat(10_000, 0)), *(instances.flat(n, 0) for n in (10_000, 60_000))],
+    ids=["after the first turn", "before it", "beside stretches"],
+)
+def test_a_crew_ends_also_where_its_beginning_is_interrupted(
+    buffers: Buffers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With those that had begun; nobody waits for one that had not."""
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name.startswith("packing "):
+            start(thread)
+            raise KeyboardInterrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    plan = solve(buffers, stop=Stop(interrupt=lambda: False), threads=3)
+    check(plan, buffers)
+    assert plan.stopped_by == "interrupt"
+    none_is_left()
+
+
 class Slow:
     """Work on very many jobs whose smallest part goes on until it is let go."""
 
