@@ -30,12 +30,12 @@ class Halves {
 
   // Goes on until all is placed within the goal, it is given up or about so many looks are spent; whether all is placed.
   bool advance(int64_t budget) {
-    for (const int64_t until = looks_ + budget; !given_up() && looks_ < until;) {
+    for (const int64_t until = looks_ + budget;;) {
       const bool right = harder_is_right_ != is_filled(harder_is_right_);
       if (is_filled(right)) return settle(), true;
+      if (given_up() || looks_ >= until) return false;
       fill(right, until - looks_);
     }
-    return false;
   }
 
   // Where too many tries have failed, or more is alive at the peak than the goal.

@@ -134,6 +134,15 @@ def test_after_many_failures_it_is_given_up() -> None:
     assert work.given_up
 
 
+def test_what_is_filled_with_the_last_look_of_a_budget_is_found() -> None:
+    jobs = jobs_of(scattered(1_000, 0))
+    whole, work = (_core.Halves(jobs.native(), jobs.lower_bound, 0) for _ in range(2))
+    assert whole.advance(10**9)
+    assert work.advance(whole.looks - work.looks)
+    assert work.looks == whole.looks
+    assert (work.offsets == whole.offsets).all()
+
+
 def test_what_it_takes_to_begin_is_counted() -> None:
     jobs = jobs_of(scattered(1_000, 0))
     work = _core.Halves(jobs.native(), jobs.lower_bound, 0)
