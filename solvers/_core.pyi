@@ -336,6 +336,11 @@ def skyline(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,
     Offsets by lowest valley first, none when cancelled; `order` decides where several jobs fit.
     """
 
+def peak_first(jobs: Jobs, cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    """
+    Offsets of what is alive at the peak first, then either side by lowest valley first; none when cancelled.
+    """
+
 def fullest(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], goal: int, cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """
     Offsets by what is alive, none when cancelled, for an arena of `goal` bytes; `order` is that of the jobs that have gaps.

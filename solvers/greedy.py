@@ -77,7 +77,7 @@ def valleys(task: Task) -> Order | None:
     if not in_order(task, best()) or _near_enough(task):
         return None
     arena = task.arena
-    if _is_crowded(task.jobs) and not _by_halves(task):
+    if _is_crowded(task.jobs) and not (_peak_first(task) and _by_halves(task)):
         return None
     many = len(task.jobs) > _FEW
     if not (_of_many if many else _by_fullest)(task, best()):
@@ -129,6 +129,12 @@ def in_order(task: Task, order: NDArray[np.int32]) -> bool:
 def _is_crowded(jobs: Jobs) -> bool:
     """Whether so much is alive at the peak that it comes before all else."""
     return can_halve(jobs) and jobs.native().at_peak >= _MUCH * len(jobs)
+
+
+def _peak_first(task: Task) -> bool:
+    """What is alive at the peak, then either side in order; whether there is a reason to go on."""
+    native = task.jobs.native()
+    return _tried(task, aside(task, lambda cancel: _core.peak_first(native, cancel)), 2 * _LOOKS_IN_ORDER)
 
 
 def _by_halves(task: Task) -> bool:

@@ -12,9 +12,9 @@
 
 #include <cmath>
 #include <memory>
-#include <tuple>
 
 #include "refill.hpp"
+#include "staircase.hpp"
 
 namespace packing {
 
@@ -59,16 +59,8 @@ class Halves {
   bool alive(int32_t job) const { return piece(job).start <= peak_ && piece(job).end > peak_; }
 
   void stack() {
-    std::vector<std::tuple<bool, int32_t, int32_t>> order;  // the lowest first
-    for (int32_t j = 0; j < jobs_.count(); ++j) {
-      if (!alive(j)) continue;
-      const int32_t left = peak_ - piece(j).start, right = piece(j).end - 1 - peak_;
-      const bool above = right > tilt_ * left;
-      order.emplace_back(above, above ? -left : right, j);
-    }
-    std::sort(order.begin(), order.end());
     load_ = 0;
-    for (const auto& [above, reach, job] : order) offset_[job] = load_, load_ += jobs_.size[job];
+    for (const int32_t job : staircase(jobs_, peak_, tilt_)) offset_[job] = load_, load_ += jobs_.size[job];
     looks_ += looks_to_stack * jobs_.count();
   }
 

@@ -19,6 +19,7 @@
 #include "repair.hpp"
 #include "search.hpp"
 #include "stack.hpp"
+#include "staircase.hpp"
 #include "stretches.hpp"
 #include "waits.hpp"
 
@@ -68,6 +69,14 @@ Jobs make_jobs(const In<int64_t>& pieces, const In<int64_t>& start, const In<int
   for (size_t p = 0; p < k; ++p) need(start.data()[p] < end.data()[p], "an empty piece");
   packing::rank_times(jobs, start.data(), end.data(), k);
   return jobs;
+}
+
+// What is alive at an instant can be stacked without a gap.
+void need_stackable(const Jobs& jobs) {
+  need(jobs.count() > 0 && jobs.pieces.size() == jobs.size.size(), "there are none, or with gaps");
+  const int64_t coarsest = packing::coarsest_alignment(jobs, jobs.count());
+  for (int32_t j = 0; j < jobs.count(); ++j)
+    need(jobs.fixed[j] < 0 && (jobs.size[j] & coarsest) == 0, "fixed offsets, or sizes that are not aligned");
 }
 
 std::vector<int32_t> order_of(const Jobs& jobs, const In<int32_t>& order) {
@@ -175,10 +184,7 @@ NB_MODULE(_core, m) {
   nb::class_<packing::Halves>(m, "Halves", "Packs what is alive at the peak, then what is left on either side of it.")
       .def("__init__",
            [](packing::Halves* self, const Jobs& jobs, int64_t goal, uint64_t seed, int32_t tries) {
-             need(jobs.count() > 0 && jobs.pieces.size() == jobs.size.size(), "there are none, or with gaps");
-             const int64_t coarsest = packing::coarsest_alignment(jobs, jobs.count());
-             for (int32_t j = 0; j < jobs.count(); ++j)
-               need(jobs.fixed[j] < 0 && (jobs.size[j] & coarsest) == 0, "fixed offsets, or sizes that are not aligned");
+             need_stackable(jobs);
              nb::gil_scoped_release release;
              new (self) packing::Halves(jobs, goal, seed, tries);
            },
@@ -339,6 +345,19 @@ NB_MODULE(_core, m) {
         },
         "jobs"_a, "order"_a, "cancel"_a,
         "Offsets by lowest valley first, none when cancelled; `order` decides where several jobs fit.");
+
+  m.def("peak_first",
+        [](const Jobs& jobs, const packing::Cancel& cancel) {
+          need_stackable(jobs);
+          std::vector<int64_t> offsets;
+          {
+            nb::gil_scoped_release release;
+            offsets = packing::pack_peak_first(jobs, cancel);
+          }
+          return array_of(std::move(offsets));
+        },
+        "jobs"_a, "cancel"_a,
+        "Offsets of what is alive at the peak first, then either side by lowest valley first; none when cancelled.");
 
   m.def("fullest",
         [](const Jobs& jobs, const In<int32_t>& order, int64_t goal, const packing::Cancel& cancel) {

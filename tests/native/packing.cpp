@@ -501,6 +501,7 @@ void halves(Problem problem, Random& random) {
   const std::vector<int64_t> load = packing::load_of(jobs);
   const int64_t peak = *std::max_element(load.begin(), load.end());
   Judge judge(problem, false);
+  if (judge.plan("peak first", packing::pack_peak_first(jobs, packing::Cancel())) < peak) fail("peak first", "below the load");
   for (const int64_t above : {int64_t{0}, up_to(random, 4 * (coarsest + 1)), up_to(random, peak), -up_to(random, peak)}) {
     packing::Halves halves(jobs, peak + above, random.next(), 1 + random.below(6));
     bool found = false;
