@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MOST_INSTANCES = 64
 #: For a first glance at each number of columns; some milliseconds.
 _NODES_AT_FIRST = 4_000_000
+#: To put the plan together after the last look at the clock; measured.
+_SECONDS_A_BUFFER = 5e-8
 #: Solvers that try several numbers of columns.
 ROTATING = ("auto", "search", "greedy")
 
@@ -214,7 +216,7 @@ class _Solve:
         self._pieces = pieces
         self._on_improvement, self._on_progress = on_improvement, on_progress
         self._threads = threads
-        self._watch = Watch(stop)
+        self._watch = Watch(stop, _SECONDS_A_BUFFER * len(buffers) * columns)
         self._bound = bound
         self._target = max(stop.target_bytes or 0, capacity or 0)
         # What is not packed: persistent buffers have no offset, those without memory keep theirs or take 0.

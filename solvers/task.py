@@ -29,10 +29,14 @@ class Watch:
         nodes: work so far.
         interrupted: whether the caller or the user wants it to end.
         tell: reports progress; called now and then when a limit is asked for.
+
+    Args:
+        stop: the limits.
+        ahead: seconds before the limit of the clock at which it counts as reached.
     """
 
-    def __init__(self, stop: Stop) -> None:
-        self.stop = stop
+    def __init__(self, stop: Stop, ahead: float = 0.0) -> None:
+        self.stop, self._ahead = stop, ahead
         self.nodes = 0
         self.interrupted = False
         self.tell: Callable[[], None] | None = None
@@ -48,7 +52,8 @@ class Watch:
     @property
     def seconds_left(self) -> float | None:
         """Wall clock until this task's limit, or None for no limit."""
-        return None if self._last_second is None else max(self._last_second - self.seconds, 0.0)
+        last = self._last_second
+        return None if last is None else max(last - self._ahead - self.seconds, 0.0)
 
     @property
     def nodes_left(self) -> int | None:

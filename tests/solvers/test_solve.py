@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -210,6 +211,17 @@ def test_every_improvement_is_a_plan_that_holds_and_is_better() -> None:
     arenas = [better.arena_bytes for better in seen]
     assert arenas == sorted(set(arenas), reverse=True)
     assert plan.arena_bytes == arenas[-1]
+
+
+def test_the_clock_stops_it_early_enough_to_put_the_plan_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The more buffers the earlier."""
+    buffers = hard()
+    monkeypatch.setattr(sys.modules["solvers.solve"], "_SECONDS_A_BUFFER", 60 / (len(buffers) - 1))
+    plan = solve(buffers, stop=Stop(seconds=60))
+    check(plan, buffers)
+    assert plan.stopped_by == "time"
+    assert plan.seconds < 30
+    assert solve(buffers.select(np.arange(20)), stop=Stop(seconds=60)).stopped_by != "time"
 
 
 def test_the_clock_the_target_and_the_interrupt_stop_it_and_it_says_so() -> None:
