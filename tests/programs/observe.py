@@ -18,7 +18,7 @@ KEYS = ("state", "reserved_bytes", "persistent_bytes", "peak_load_bytes", "plann
 def watch(samples: list[dict[str, object]], stop: threading.Event) -> None:
     import mempool.numpy
 
-    while not stop.wait(0.02):
+    while not stop.wait(0.002):
         if (pool := mempool.numpy.installed()) is not None:
             report = pool.report().to_dict()
             samples.append({"second": time.monotonic(), **{key: report[key] for key in KEYS}})
