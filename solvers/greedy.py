@@ -69,8 +69,9 @@ def quick(task: Task) -> Order | None:
 def valleys(task: Task) -> Order | None:
     """Valley by valley: the best order to fill them in, or None when there is no reason to go on.
 
-    Earlier starts first, which is quick; by what is alive, nearly always the best; stretches of time where
-    there are many jobs; then other orders, where there are not very many.
+    Earlier starts first, which is quick; from the peak to either side, where much is alive there; by what is
+    alive, nearly always the best; stretches of time where there are many jobs; then other orders, where there
+    are not very many.
     """
     others = orders(task.jobs)
     best = others.pop("start")
