@@ -233,14 +233,7 @@ class _Turns:
         work = self._lower
         if len(task.jobs) <= _MANY and work.rounds >= _ROUNDS:
             return
-        until = work.looks + budget
-        while not task.stopped_by and work.looks < until:
-            if self._spend(
-                work, lambda looks: work.advance(looks, task.target, task.arena), until - work.looks
-            ):
-                assert work.offsets is not None
-                task.offer(work.offsets, int((work.offsets + task.jobs.size).max()))
-                task.done()
+        self._improve(work, lambda looks: work.advance(looks, task.target, task.arena), budget)
 
     def _by_what_is_alive(self) -> NDArray[np.int64] | None:
         task, order = self._task, np.arange(len(self._task.jobs), dtype=np.int32)
@@ -255,11 +248,16 @@ class _Turns:
         return aside(task, lambda _: _core.Repair(self._native, offsets, seed))
 
     def _mend(self, work: _Mending, budget: int) -> None:
-        task = self._task
-        until = work.looks + budget
+        self._improve(work, lambda looks: work.advance(looks, self._task.target), budget)
+
+    def _improve(self, work: _Mending | Sides, advance: Callable[[int], bool], budget: int) -> None:
+        """Take what is found, again and again, until the budget is spent."""
+        task, until = self._task, work.looks + budget
         while not task.stopped_by and work.looks < until:
-            if self._spend(work, lambda looks: work.advance(looks, task.target), until - work.looks):
-                task.offer(work.offsets, work.arena)
+            if self._spend(work, advance, until - work.looks):
+                offsets = work.offsets
+                assert offsets is not None
+                task.offer(offsets, work.arena)
                 task.done()
 
     def _order(self, budget: int) -> None:

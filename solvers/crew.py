@@ -43,7 +43,6 @@ class Crew:
         work: what each does.
 
     Attributes:
-        size: number of threads.
         jobs: what to pack.
         best: int64[n], the best offsets that are known.
         arena: their arena.
@@ -53,7 +52,7 @@ class Crew:
 
     def __init__(self, task: Task, work: Sequence[Work]) -> None:
         assert task.offsets is not None
-        self.size, self.jobs, self.over = len(work), task.jobs.native(), False
+        self.jobs, self.over = task.jobs.native(), False
         self.best, self.arena, self.target = task.offsets, task.arena, task.target
         self._lock = threading.Lock()
         self._size = task.jobs.size

@@ -141,8 +141,6 @@ def _peak_first(task: Task) -> bool:
 def _by_halves(task: Task) -> bool:
     """What is alive at the peak, and what is left on either side; whether to go on."""
     jobs = task.jobs
-    if not can_halve(jobs):
-        return True
     native, goal, seed = jobs.native(), task.target, task.seed % 2**64
     work = aside(task, lambda _: _core.Halves(native, goal, seed))
     if work is None:

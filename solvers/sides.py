@@ -27,10 +27,11 @@ class Sides:
         looks: work so far.
         rounds: how often it has come to the end.
         offsets: int64[n], what was found last, or None.
+        arena: bytes, of those offsets; 0 before.
     """
 
     def __init__(self, native: _core.Jobs, seed: int) -> None:
-        self.looks, self.rounds = 0, 0
+        self.looks, self.rounds, self.arena = 0, 0, 0
         self.offsets: NDArray[np.int64] | None = None
         self._native, self._seed, self._part = native, seed, 0.0
         self._halves: _core.Halves | None = None
@@ -55,8 +56,9 @@ class Sides:
         found = halves.advance(looks)
         self.looks += halves.looks - before
         if found:
-            self.offsets, self._part, self._halves = halves.offsets, 0.5, None
-            return halves.arena < arena
+            self.offsets, self.arena = halves.offsets, halves.arena
+            self._part, self._halves = 0.5, None
+            return self.arena < arena
         if halves.given_up:
             self._part, self._halves = (1 + self._part) / 2, None
             if self._part > _NEAR:

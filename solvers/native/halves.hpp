@@ -56,7 +56,7 @@ class Halves {
   };
 
   const Piece& piece(int32_t job) const { return jobs_.pieces[job]; }
-  bool alive(int32_t job) const { return piece(job).start <= peak_ && piece(job).end > peak_; }
+  bool alive(int32_t job) const { return piece(job).covers(peak_); }
 
   void stack() {
     load_ = 0;

@@ -15,6 +15,8 @@ namespace packing {
 struct Piece {
   int32_t start;  // rank of the first instant among all instants that matter
   int32_t end;    // rank of the first instant after it; start < end
+
+  bool covers(int32_t instant) const { return start <= instant && instant < end; }
 };
 
 struct Jobs {
@@ -59,7 +61,7 @@ inline int32_t peak_of(const Jobs& jobs) {
 
 inline int32_t count_alive(const Jobs& jobs, int32_t instant) {
   int32_t count = 0;
-  for (const Piece& piece : jobs.pieces) count += piece.start <= instant && piece.end > instant;
+  for (const Piece& piece : jobs.pieces) count += piece.covers(instant);
   return count;
 }
 

@@ -15,7 +15,7 @@ inline std::vector<int32_t> staircase(const Jobs& jobs, int32_t peak, double til
   std::vector<std::tuple<bool, int32_t, int32_t>> order;
   for (int32_t j = 0; j < jobs.count(); ++j) {
     const Piece piece = jobs.pieces[j];
-    if (piece.start > peak || piece.end <= peak) continue;
+    if (!piece.covers(peak)) continue;
     const int32_t left = peak - piece.start, right = piece.end - 1 - peak;
     const bool above = right > tilt * left;
     order.emplace_back(above, above ? -left : right, j);

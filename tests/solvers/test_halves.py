@@ -33,9 +33,24 @@ def offsets_within(buffers: Buffers, goal: int, seed: int) -> NDArray[np.int64] 
     if not work.advance(greedy.LOOKS_OF_HALVES * len(jobs)):
         return None
     assert work.arena == (work.offsets + jobs.size).max()
-    offsets = np.empty(len(jobs), np.int64)
-    offsets[jobs.row] = work.offsets
-    return offsets
+    return of_buffers(jobs, work.offsets)
+
+
+def of_buffers(jobs: Jobs, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The offsets of the jobs as those of the buffers, which all take memory."""
+    result = np.empty(len(jobs), np.int64)
+    result[jobs.row] = offsets
+    return result
+
+
+@st.composite
+def stackable(draw: st.DrawFn) -> Buffers:
+    """Few buffers whose sizes are multiples of their alignment."""
+    times = draw(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), min_size=1, max_size=40))
+    sizes = draw(st.lists(st.integers(1, 9), min_size=len(times), max_size=len(times)))
+    alignment = draw(st.sampled_from([1, 2, 8]))
+    start, length = np.array(times).T
+    return Buffers.of(start, start + length, alignment * np.array(sizes), alignment=alignment)
 
 
 def checked(buffers: Buffers, offsets: NDArray[np.int64], goal: int) -> None:
@@ -51,11 +66,7 @@ def checked(buffers: Buffers, offsets: NDArray[np.int64], goal: int) -> None:
 @given(st.data())
 @settings(max_examples=300)
 def test_what_is_found_is_a_plan_within_the_goal(data: st.DataObject) -> None:
-    times = data.draw(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), min_size=1, max_size=40))
-    sizes = data.draw(st.lists(st.integers(1, 9), min_size=len(times), max_size=len(times)))
-    alignment = data.draw(st.sampled_from([1, 2, 8]))
-    start, length = np.array(times).T
-    buffers = Buffers.of(start, start + length, alignment * np.array(sizes), alignment=alignment)
+    buffers = data.draw(stackable())
     goal = jobs_of(buffers).lower_bound + data.draw(st.integers(0, 20))
     offsets = offsets_within(buffers, goal, data.draw(st.integers(0, 3)))
     assume(offsets is not None)
@@ -66,14 +77,9 @@ def test_what_is_found_is_a_plan_within_the_goal(data: st.DataObject) -> None:
 @given(st.data())
 @settings(max_examples=300)
 def test_the_peak_first_and_either_side_in_order_make_a_plan(data: st.DataObject) -> None:
-    times = data.draw(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), min_size=1, max_size=40))
-    sizes = data.draw(st.lists(st.integers(1, 9), min_size=len(times), max_size=len(times)))
-    alignment = data.draw(st.sampled_from([1, 2, 8]))
-    start, length = np.array(times).T
-    buffers = Buffers.of(start, start + length, alignment * np.array(sizes), alignment=alignment)
+    buffers = data.draw(stackable())
     jobs = jobs_of(buffers)
-    offsets = np.empty(len(jobs), np.int64)
-    offsets[jobs.row] = _core.peak_first(jobs.native(), _core.Cancel())
+    offsets = of_buffers(jobs, _core.peak_first(jobs.native(), _core.Cancel()))
     checked(buffers, offsets, int(buffers.size.sum()))
 
 
@@ -148,9 +154,7 @@ def test_a_stack_that_leans_to_the_harder_side_is_good_where_an_even_one_is_not(
         while not work.given_up:
             if work.advance(10**6):
                 found += 1
-                offsets = np.empty(len(jobs), np.int64)
-                offsets[jobs.row] = work.offsets
-                checked(buffers, offsets, jobs.lower_bound)
+                checked(buffers, of_buffers(jobs, work.offsets), jobs.lower_bound)
                 break
     assert found > 14
 
@@ -450,8 +454,7 @@ def test_where_the_bound_is_not_reached_lower_plans_are_found_one_after_the_othe
     while not work.rounds:
         if work.advance(10**6, jobs.lower_bound, arenas[-1]):
             assert work.offsets is not None
-            offsets = np.empty(len(jobs), np.int64)
-            offsets[jobs.row] = work.offsets
+            offsets = of_buffers(jobs, work.offsets)
             arenas.append(int((offsets + buffers.size).max()))
             checked(buffers, offsets, arenas[-2] - 1)
     assert len(arenas) > 2

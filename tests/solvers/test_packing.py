@@ -492,7 +492,7 @@ def test_what_the_crew_finds_is_the_tasks() -> None:
     check(plan_of(buffers, task.offsets), buffers)
 
 
-def test_a_crew_fills_the_sides_of_the_peak_and_then_stretches() -> None:
+def test_a_crew_fills_the_sides_of_the_peak_and_then_repairs() -> None:
     """The second has a target that no plan has, so that the sides are given up."""
     for buffers, enough in ((instances.scattered(1_000, 4), 1.0), (instances.flat(3_000, 0), 0.5)):
         task = Task(jobs_of(buffers), Watch(Stop()))
