@@ -13,7 +13,7 @@ import numpy as np
 
 from solvers import _core
 from solvers.aside import aside
-from solvers.crew import Crew, end_crew, fill_sides, repair, repair_and_search
+from solvers.crew import Crew, end_crew, fill_sides, repair, repair_and_pair, repair_and_search
 from solvers.greedy import LOOKS_OF_HALVES, can_halve, can_repair, can_stretch, fits
 from solvers.sides import Sides
 
@@ -117,8 +117,13 @@ class _Turns:
         if early:
             work.append(fill_sides)
         if len(jobs) <= _MOST_ORDERED and self._repair in turns:
-            work += [repair_and_search if self._target in turns else repair] * others
+            work += [self._of_others(turns)] * others
         return (work[:others], []) if early else ([], work[:others])
+
+    def _of_others(self, turns: list[Callable[[int], None]]) -> Work:
+        if self._target in turns:
+            return repair_and_search
+        return repair_and_pair if self._pairs in turns else repair
 
     def _in_turn(self, turns: list[Callable[[int], None]], until: int | None) -> None:
         budget = _FIRST

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     #: What one of them does with a seed, until the crew is over or there is nothing left to do.
     Work: TypeAlias = Callable[["Crew", int], None]
-    _Looking: TypeAlias = _core.Repair | _core.Branching | Sides
+    _Complete: TypeAlias = _core.Branching | _core.Pairs
+    _Looking: TypeAlias = _core.Repair | _Complete | Sides
 
 #: Looks between two glances at what the others have found; up to some ten milliseconds.
 _SLICE = 2_000_000
@@ -133,8 +134,17 @@ def repair_and_search(crew: Crew, seed: int) -> None:
     """The same, in turns with the complete search for the target."""
     while not crew.over:
         _repair(crew, seed)
-        _search(crew, seed)
+        _search(crew, _core.Branching, seed, _TURN)
         seed = (seed + 1) % 2**64
+
+
+def repair_and_pair(crew: Crew, seed: int) -> None:
+    """The same, with the search pair by pair, which has more time at each turn."""
+    turn = _TURN
+    while not crew.over:
+        _repair(crew, seed)
+        _search(crew, _core.Pairs, seed, turn)
+        seed, turn = (seed + 1) % 2**64, 2 * turn
 
 
 def fill_sides(crew: Crew, seed: int) -> None:
@@ -160,11 +170,11 @@ def _repair(crew: Crew, seed: int) -> None:
             crew.found(work.offsets)
 
 
-def _search(crew: Crew, seed: int) -> None:
+def _search(crew: Crew, kind: type[_Complete], seed: int, turn: int) -> None:
     capacity = crew.target
-    work = _core.Branching(crew.jobs, capacity, seed)
+    work = kind(crew.jobs, capacity, seed)
     for looks in crew.slices(work):
-        if work.looks >= _TURN or crew.target != capacity:
+        if work.looks >= turn or crew.target != capacity:
             return
         if work.advance(looks):
             if work.infeasible:

@@ -7,13 +7,11 @@ addresses repeat after k + 1 iterations. With two columns the same buffers need 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from solvers.plan import Stop
     from traces.buffers import Buffers
 
 #: Rows of an unrolled problem that are still quick to pack.
@@ -38,13 +36,3 @@ def columns_to_try(buffers: Buffers) -> list[int]:
     tried = [columns for columns in [*tried, least, least + 1, least + 2] if columns <= most]
     chosen = list(dict.fromkeys([*tried, least]))[:_MOST_TRIED]
     return chosen if least in chosen else [*chosen[:-1], least]
-
-
-def part_of(stop: Stop, seconds: float, left: int) -> Stop:
-    """The share of a stop criterion for the next of so many attempts, after some seconds."""
-    nodes = stop.node_budget
-    return dataclasses.replace(
-        stop,
-        nodes=None if nodes is None else nodes // max(left, 1),
-        seconds=None if stop.seconds is None else max(stop.seconds - seconds, 0.0) / max(left, 1),
-    )

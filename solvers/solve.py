@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from solvers._core import clash, put
 from solvers.arenas import WITH_ARENAS, Arenas, arenas_of, fill, least_load
+from solvers.attempts import Attempts
 from solvers.bounds import bound_of
 from solvers.crew import cores
 from solvers.greedy import quick
@@ -18,7 +18,7 @@ from solvers.pieces import Pieces, at, pieces_of
 from solvers.plan import Plan, Status, Stop
 from solvers.progress import Progress, Total
 from solvers.registry import FEW, SOLVERS, search
-from solvers.rotation import columns_to_try, part_of
+from solvers.rotation import columns_to_try
 from solvers.task import Task, Watch
 
 if TYPE_CHECKING:
@@ -119,39 +119,34 @@ def _solve_each(
     on_improvement: Callable[[Plan], None] | None,
     total: Total,
 ) -> Plan:
-    """The best of the plans with these numbers of columns; the first that is good enough ends the search.
-
-    What is proven for one number of columns says nothing of another: optimal is what none tried can beat.
-    """
-    best: Plan | None = None
+    """The best of the plans with these numbers of columns; the first that is good enough ends the search."""
+    pieces = pieces_of(buffers)
+    bound = bound_of(buffers, pieces) if arenas is None else least_load(buffers)
+    enough = max(stop.target_bytes or 0, capacity or 0, bound)
+    several = len(tried) > 1
+    tell = total.teller(lambda of_one: bound if several else of_one)
+    proofs = several and solver in ("auto", "search") and len(buffers) <= FEW
+    if proofs:
+        tried = sorted(tried, key=lambda columns: _quickly(buffers, columns))
+    attempts = Attempts(tried, stop, total, rounds=proofs)
 
     def better(plan: Plan) -> None:
+        best = attempts.best
         if on_improvement is not None and (best is None or plan.arena_bytes < best.arena_bytes):
             on_improvement(plan)
 
-    pieces = pieces_of(buffers)
-    bound = bound_of(buffers, pieces) if arenas is None else least_load(buffers)
-    bounds = list[int]()
-    enough = max(stop.target_bytes or 0, capacity or 0, bound)
-    tell = total.teller(lambda of_one: of_one if len(tried) == 1 else bound)
-    if len(tried) > 1 and solver in ("auto", "search") and len(buffers) <= FEW:
-        tried = sorted(tried, key=lambda columns: _quickly(buffers, columns))
-    for k, columns in enumerate(tried):
-        part = stop if len(tried) == 1 else part_of(stop, total.seconds, len(tried) - k)
+    for columns, part in attempts:
         try:
             found = None if on_improvement is None else better
             plan = _Solve(
                 buffers, pieces, bound, capacity, arenas, part, seed, solver, threads, found, tell, columns
             ).run()
         except KeyboardInterrupt:
-            if best is None:
+            if attempts.best is None:
                 raise
-            best = dataclasses.replace(best, stopped_by="interrupt")
-            break
+            return attempts.together(bound, "interrupt")
         total.add(plan)
-        bounds.append(plan.lower_bound_bytes)
-        if best is None or _is_better(plan, best):
-            best = plan
+        attempts.add(columns, plan)
         done = plan.offset is not None and plan.arena_bytes <= enough
         if (
             done
@@ -159,9 +154,7 @@ def _solve_each(
             or (plan.status is Status.INFEASIBLE and plan.stopped_by == "bound")
         ):
             break
-    assert best is not None
-    best = dataclasses.replace(best, seconds=total.seconds, nodes=total.nodes)
-    return _of_all(best, min(bounds) if len(bounds) == len(tried) else bound)
+    return attempts.together(bound)
 
 
 def _quickly(buffers: Buffers, columns: int) -> int:
@@ -172,25 +165,6 @@ def _quickly(buffers: Buffers, columns: int) -> int:
         search(task)
         arena += task.arena
     return arena
-
-
-def _is_better(plan: Plan, than: Plan) -> bool:
-    if than.offset is None:  # that there is none with one number of columns does not settle it
-        return plan.offset is not None or plan.status is Status.UNKNOWN
-    return plan.offset is not None and plan.arena_bytes < than.arena_bytes
-
-
-def _of_all(best: Plan, bound: int) -> Plan:
-    """The best of several plans, judged by the bound that holds for all of them."""
-    if best.offset is None or best.lower_bound_bytes <= bound:
-        return dataclasses.replace(best, lower_bound_bytes=min(best.lower_bound_bytes, bound))
-    proven = best.arena_bytes <= bound
-    return dataclasses.replace(
-        best,
-        lower_bound_bytes=bound,
-        status=Status.OPTIMAL if proven else Status.FEASIBLE,
-        stopped_by="finished" if best.stopped_by in ("bound", "proof") and not proven else best.stopped_by,
-    )
 
 
 class _Solve:

@@ -16,7 +16,6 @@ from instances import hard, timed
 from solvers import Plan, Status, Stop, check, lower_bound, peak_load, registry, solve
 from solvers.baselines import BASELINES
 from solvers.jobs import Jobs, jobs_of
-from solvers.rotation import columns_to_try, part_of
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:
@@ -178,20 +177,6 @@ def test_the_same_seed_and_nodes_give_the_same_plan() -> None:
 def test_any_number_is_a_seed(solver: str, seed: int) -> None:
     """Also one that the kernels do not hold, where all of them have their turn."""
     check(solve(hard(), seed=seed, stop=Stop(nodes=3_000_000), solver=solver), hard())
-
-
-def test_nodes_of_all_numbers_of_columns_are_counted() -> None:
-    start = np.arange(3)
-    buffers = Buffers.of(start, start + 4, np.array([100, 130, 170]), period=3, alignment=np.full(3, 64))
-    tried = columns_to_try(buffers)
-    stop = Stop(nodes=1000 * len(tried))
-    alone = [
-        solve(buffers, columns=columns, stop=part_of(stop, 0, len(tried) - k), solver="greedy")
-        for k, columns in enumerate(tried)
-    ]
-    together = solve(buffers, stop=stop, solver="greedy")
-    assert together.stopped_by == "nodes"
-    assert together.nodes == sum(plan.nodes for plan in alone) >= 1000 * len(tried) > 1000
 
 
 def test_more_nodes_never_give_a_larger_arena() -> None:

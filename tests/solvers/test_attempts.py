@@ -1,0 +1,167 @@
+"""Several numbers of columns share one limit, and what is claimed holds for all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from solvers import Plan, Status, Stop, check, solve
+from solvers.attempts import Attempts
+from solvers.progress import Total
+from solvers.rotation import columns_to_try
+from traces.buffers import Buffers
+from traces.instances import GENERATORS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def plan(
+    arena: int, bound: int, nodes: int = 0, stopped_by: str = "bound", status: Status | None = None
+) -> Plan:
+    status = status or (Status.OPTIMAL if arena <= bound else Status.FEASIBLE)
+    offset = None if status in (Status.UNKNOWN, Status.INFEASIBLE) else np.zeros((1, 1), np.int64)
+    return Plan(offset, arena, bound, status, "auto", 0, 0.0, stopped_by, nodes=nodes)
+
+
+def run(attempts: Attempts, total: Total, work: Callable[[int, Stop], Plan]) -> list[tuple[int, Stop]]:
+    seen = []
+    for columns, part in attempts:
+        seen.append((columns, part))
+        made = work(columns, part)
+        total.add(made)
+        attempts.add(columns, made)
+    return seen
+
+
+def rotating() -> Buffers:
+    start = np.arange(3)
+    return Buffers.of(start, start + 4, np.array([100, 130, 170]), period=3, alignment=np.full(3, 64))
+
+
+needs = st.lists(st.integers(0, 3000), min_size=1, max_size=4)
+
+
+@given(needs=needs, budget=st.integers(0, 5000), rounds=st.booleans())
+def test_all_together_spend_no_more_than_there_is(needs: list[int], budget: int, rounds: bool) -> None:
+    total = Total()
+    attempts = Attempts(range(len(needs)), Stop(nodes=budget), total, rounds=rounds)
+
+    def work(columns: int, part: Stop) -> Plan:
+        assert part.nodes is not None
+        left = part.nodes < needs[columns]
+        return plan(9, 5, min(needs[columns], part.nodes), "nodes" if left else "proof")
+
+    seen = run(attempts, total, work)
+    assert total.nodes <= budget
+    assert {columns for columns, _ in seen} == set(range(len(needs)))
+    assert len(seen) <= (2 if rounds else 1) * len(needs)
+
+
+@pytest.mark.parametrize("slow", range(4))
+def test_what_is_soon_done_leaves_its_share_to_what_is_not(slow: int) -> None:
+    """Wherever in the row the slow one is: less than a sixteenth is lost to its first attempt."""
+    total, most = Total(), list[int]()
+
+    def work(columns: int, part: Stop) -> Plan:
+        assert part.nodes is not None
+        if columns != slow:
+            return plan(9, 9)
+        most.append(part.nodes)
+        return plan(9, 5, part.nodes, "nodes")
+
+    run(Attempts(range(4), Stop(nodes=16_000), total, rounds=True), total, work)
+    assert len(most) == 2
+    assert most[1] > 15_000
+
+
+def test_seconds_are_shared_as_nodes_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("solvers.progress.time.perf_counter", lambda: now)
+    total = Total()
+
+    def work(_: int, part: Stop) -> Plan:
+        nonlocal now
+        assert part.seconds is not None
+        now += part.seconds
+        return plan(9, 5, stopped_by="time")
+
+    seen = run(Attempts(range(3), Stop(seconds=8.0), total, rounds=True), total, work)
+    assert [columns for columns, _ in seen] == [0, 1, 2] * 2
+    assert now == pytest.approx(8.0)
+
+
+def test_what_was_proven_is_not_tried_again() -> None:
+    seen = run(
+        Attempts(range(3), Stop(nodes=100), total := Total(), rounds=True),
+        total,
+        lambda columns, part: plan(9, 5, part.nodes or 0, "nodes") if columns == 1 else plan(9, 9),
+    )
+    assert [columns for columns, _ in seen] == [0, 1, 2, 1]
+
+
+def test_a_smaller_arena_of_an_earlier_attempt_is_kept() -> None:
+    attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
+    attempts.add(2, plan(8, 5, stopped_by="nodes"))
+    attempts.add(2, plan(9, 5, stopped_by="nodes"))
+    attempts.add(3, plan(10, 10))
+    best = attempts.best
+    assert best is not None
+    assert best.arena_bytes == 8
+    assert attempts.together(5).status is Status.FEASIBLE
+
+
+def test_a_later_proof_of_the_same_arena_counts() -> None:
+    attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
+    attempts.add(2, plan(8, 5, stopped_by="nodes"))
+    attempts.add(3, plan(10, 10))
+    attempts.add(2, plan(8, 8, stopped_by="proof"))
+    together = attempts.together(5)
+    assert together.status is Status.OPTIMAL
+    assert (together.lower_bound_bytes, together.stopped_by) == (8, "proof")
+
+
+def test_what_is_proven_of_one_says_nothing_of_those_not_tried() -> None:
+    attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
+    attempts.add(2, plan(8, 8))
+    together = attempts.together(5)
+    assert together.status is Status.FEASIBLE
+    assert (together.lower_bound_bytes, together.stopped_by) == (5, "finished")
+
+
+def test_none_with_one_number_of_columns_does_not_mean_that_there_is_none() -> None:
+    attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
+    attempts.add(2, plan(0, 5, status=Status.INFEASIBLE, stopped_by="proof"))
+    attempts.add(3, plan(0, 5, status=Status.UNKNOWN, stopped_by="nodes"))
+    assert attempts.together(5).status is Status.UNKNOWN
+    attempts.add(3, plan(0, 5, status=Status.INFEASIBLE, stopped_by="proof"))
+    assert attempts.together(5).status is Status.INFEASIBLE
+
+
+def test_nodes_of_all_numbers_of_columns_are_counted() -> None:
+    buffers = rotating()
+    tried = columns_to_try(buffers)
+    assert len(tried) > 1
+    total = Total()
+    run(
+        Attempts(tried, Stop(nodes=1000 * len(tried)), total, rounds=False),
+        total,
+        lambda columns, part: solve(buffers, columns=columns, stop=part, solver="greedy"),
+    )
+    together = solve(buffers, stop=Stop(nodes=1000 * len(tried)), solver="greedy")
+    assert together.stopped_by == "nodes"
+    assert together.nodes == total.nodes >= 1000 * len(tried)
+
+
+def test_a_number_of_columns_that_takes_long_is_proven() -> None:
+    """Four columns take 0.7 of the budget; two and three are done with at once, and had half of it."""
+    buffers = GENERATORS["circular"](19, 315)
+    budget = 1_000_000_000
+    proven = solve(buffers, seed=4, stop=Stop(nodes=budget))
+    check(proven, buffers)
+    assert proven.status is Status.OPTIMAL
+    assert budget // 2 < proven.nodes <= budget
