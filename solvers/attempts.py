@@ -56,7 +56,7 @@ class Attempts:
         )
 
     def add(self, columns: int, plan: Plan) -> None:
-        """An attempt has ended; it says the last word of its number of columns, unless its arena is larger."""
+        """An attempt has ended: the last word on its number of columns, unless its arena is larger."""
         earlier = self._plans.get(columns)
         if earlier is None or _arena(plan) <= _arena(earlier):
             self._plans[columns] = plan
