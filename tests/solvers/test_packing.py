@@ -27,11 +27,12 @@ from solvers import (
     peak_load,
     solve,
 )
-from solvers.crew import Crew, fill_sides, repair_and_search
+from solvers.crew import Crew, fill_sides, repair_and_pair, repair_and_search
 from solvers.jobs import jobs_of
 from solvers.task import Task, Watch
 from traces import instances
 from traces.buffers import Buffers
+from traces.instances import GENERATORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -510,10 +511,24 @@ def test_a_crew_fills_the_sides_of_the_peak_and_then_repairs() -> None:
         check(plan_of(buffers, task.offsets), buffers)
 
 
-def test_what_the_crew_refutes_raises_the_bound() -> None:
+def test_where_pairs_decide_the_others_search_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Across the cut of a circle; where the search in valleys takes all, that does."""
+    many = padded(instances.flat(2_000, 0, mean_live=300))
+    for buffers, chosen in ((GENERATORS["circular"](19, 315), "pairs"), (many, "valleys")):
+        begun = list[str]()
+        monkeypatch.setattr(branching, "repair_and_pair", lambda *_, begun=begun: begun.append("pairs"))
+        monkeypatch.setattr(branching, "repair_and_search", lambda *_, begun=begun: begun.append("valleys"))
+        columns = 4 if chosen == "pairs" else None
+        stop = Stop(interrupt=lambda begun=begun: len(begun) == 2)
+        assert solve(buffers, columns=columns, stop=stop, threads=3).stopped_by == "interrupt"
+        assert begun == [chosen] * 2
+
+
+@pytest.mark.parametrize("work", [repair_and_search, repair_and_pair])
+def test_what_the_crew_refutes_raises_the_bound(work: Work) -> None:
     task = Task(jobs_of(crossing()), Watch(Stop()))
     task.offer(np.array([0, 3, 8, 10, 13, 16, 18]), 22)
-    crew = Crew(task, [repair_and_search])
+    crew = Crew(task, [work])
     try:
         while not task.done():
             crew.share(task)
