@@ -217,16 +217,14 @@ class Stretches:
     @property
     def looks(self) -> int: ...
 
-class Halves:
-    """
-    Packs what is alive at the peak, then what is left on either side of it.
-    """
+class Outward:
+    """Packs what is alive at the peak, then what is near it, then the rest."""
 
     def __init__(self, jobs: Jobs, goal: int, seed: int, tries: int = 6) -> None: ...
 
     def advance(self, budget: int) -> bool:
         """
-        Go on for about `budget` looks, or until it is given up; whether there is a plan within the goal.
+        Go on for about `budget` looks, or until it is given up; whether all is placed: near the peak within the goal.
         """
 
     @property

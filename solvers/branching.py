@@ -14,7 +14,7 @@ import numpy as np
 from solvers import _core
 from solvers.aside import aside
 from solvers.crew import Crew, end_crew, fill_sides, repair, repair_and_pair, repair_and_search
-from solvers.greedy import LOOKS_OF_HALVES, can_halve, can_repair, can_stretch, fits
+from solvers.greedy import LOOKS_OF_SIDES, can_halve, can_repair, can_stretch, fits
 from solvers.sides import Sides
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class _Turns:
         if self._target in turns:
             self._target(_FIRST)
         if self._sides in turns and not self._task.done():
-            self._sides(LOOKS_OF_HALVES * len(jobs))
+            self._sides(LOOKS_OF_SIDES * len(jobs))
 
     def _target(self, budget: int) -> None:
         """A plan as small as it need be; where there is none, the target rises."""

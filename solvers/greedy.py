@@ -10,6 +10,7 @@ import numpy as np
 from solvers import _core
 from solvers.aside import aside
 from solvers.crew import Crew, end_crew, fill_sides
+from solvers.sides import Sides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ _LOOKS_OF_STRETCHES, _LOOKS_OF_SOME = 2**28, 2**26
 #: Part of all that must be alive at the peak for what is alive there to come before all else; measured.
 _MUCH = 0.125
 #: Looks a job that this may take; measured.
-LOOKS_OF_HALVES = 1_500
+LOOKS_OF_SIDES = 1_500
 #: A gap, as a part of the bound, above which filling all of it by what is alive may come lower.
 _FAR = 0.01
 #: The kernels add up sizes with their padding.
@@ -78,7 +79,7 @@ def valleys(task: Task) -> Order | None:
     if not in_order(task, best()) or _near_enough(task):
         return None
     arena = task.arena
-    if _is_crowded(task.jobs) and not (_peak_first(task) and _by_halves(task)):
+    if _is_crowded(task.jobs) and not (_peak_first(task) and _by_sides(task)):
         return None
     many = len(task.jobs) > _FEW
     if not (_of_many if many else _by_fullest)(task, best()):
@@ -113,7 +114,7 @@ def _of_many(task: Task, order: NDArray[np.int32]) -> bool:
         return _by_fullest(task, order) and _by_stretches(task)
     if task.threads == 1:
         soon = _by_fullest(task, order) and _by_stretches(task, _LOOKS_OF_SOME)
-        return soon and _by_halves(task) and _by_stretches(task)
+        return soon and _by_sides(task) and _by_stretches(task)
     try:
         Crew(task, [fill_sides])
         return _by_fullest(task, order) and _by_stretches(task)
@@ -138,25 +139,21 @@ def _peak_first(task: Task) -> bool:
     return _tried(task, aside(task, lambda cancel: _core.peak_first(native, cancel)), 2 * _LOOKS_IN_ORDER)
 
 
-def _by_halves(task: Task) -> bool:
+def _by_sides(task: Task) -> bool:
     """What is alive at the peak, and what is left on either side; whether to go on."""
-    jobs = task.jobs
-    native, goal, seed = jobs.native(), task.target, task.seed % 2**64
-    work = aside(task, lambda _: _core.Halves(native, goal, seed))
-    if work is None:
-        return False
-    budget = task.watch.at_most_half(LOOKS_OF_HALVES * len(jobs))
+    work = Sides(task.jobs.native(), task.seed % 2**64)
+    budget = task.watch.at_most_half(LOOKS_OF_SIDES * len(task.jobs))
 
     def advance(looks: int) -> bool | None:
-        return aside(task, lambda _: work.advance(looks))
+        return aside(task, lambda _: work.advance(looks, task.target, task.arena))
 
     for nodes in _slices(task, work):
-        if work.looks >= budget or work.given_up:
+        if work.looks >= budget or work.rounds:
             return True
         found = advance(min(nodes, budget - work.looks))
         if found is None:
             return False
-        if found:
+        if found and work.offsets is not None:
             task.offer(work.offsets, work.arena)
     return False
 
@@ -302,7 +299,7 @@ def _search(task: Task, native: _core.Jobs, order: NDArray[np.int32]) -> None:
 
 
 def _slices(
-    task: Task, work: _core.Packer | _core.Search | _core.Stretches | _core.Halves, *, of_nodes: bool = True
+    task: Task, work: _core.Packer | _core.Search | _core.Stretches | Sides, *, of_nodes: bool = True
 ) -> Iterator[int]:
     """Yield nodes to spend until a limit is reached, charging the work done in between to the watch.
 

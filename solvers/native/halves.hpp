@@ -21,9 +21,10 @@ namespace packing {
 class Halves {
  public:
   // Of jobs of one piece each, without fixed offsets, which stay where they are in memory; their sizes are multiples of the
-  // coarsest alignment. `goal` is an arena; after so many tries it is given up.
-  Halves(const Jobs& jobs, int64_t goal, uint64_t seed, int32_t tries)
-      : jobs_(jobs), tries_(tries), goal_(goal & ~coarsest_alignment(jobs, jobs.count())), random_(seed), peak_(peak_of(jobs)),
+  // coarsest alignment. Only those that are alive in `part`, which has the peak in it, are placed. `goal` is an arena; after
+  // so many tries it is given up.
+  Halves(const Jobs& jobs, Piece part, int32_t peak, int64_t goal, uint64_t seed, int32_t tries)
+      : jobs_(jobs), part_(part), tries_(tries), goal_(goal & ~coarsest_alignment(jobs, jobs.count())), random_(seed), peak_(peak),
         offset_(jobs.count(), -1) {
     stack();
   }
@@ -42,17 +43,16 @@ class Halves {
   bool given_up() const { return load_ > goal_ || tries_ <= 0; }
 
   int64_t looks() const { return looks_; }
-  // When all is placed.
+  // When all is placed; -1 for the others.
   const std::vector<int64_t>& offsets() const { return offset_; }
-  int64_t arena() const { return arena_of(jobs_, offset_); }
 
  private:
   static constexpr int64_t most_failures = 500, looks_a_glance = 300'000;  // of a try; measured
   static constexpr int64_t looks_to_stack = 5, looks_to_begin = 50;  // a job
   struct Half {
-    Stretch stretch{{0, 0}};
-    std::vector<int32_t> whose;  // jobs of the stretch
-    std::unique_ptr<Refill> refill;
+    Half(Excerpt side, int64_t goal, uint64_t seed) : excerpt(std::move(side)), refill(excerpt.stretch, goal, seed) {}
+    const Excerpt excerpt;
+    Refill refill;
   };
 
   const Piece& piece(int32_t job) const { return jobs_.pieces[job]; }
@@ -64,25 +64,29 @@ class Halves {
     looks_ += looks_to_stack * jobs_.count();
   }
 
-  Half& half(bool right) { return right ? right_ : left_; }
+  std::unique_ptr<Half>& half(bool right) { return right ? right_ : left_; }
   bool is_filled(bool right) const {
-    const Half& half = right ? right_ : left_;
-    return half.refill && half.refill->found();
+    const auto& half = right ? right_ : left_;
+    return half && half->refill.found();
   }
 
   void fill(bool right, int64_t budget) {
-    if (!half(right).refill) begin(right);
-    Refill& refill = *half(right).refill;
+    if (!half(right)) begin(right);
+    Refill& refill = half(right)->refill;
     const int64_t before = refill.looks();
     refill.advance(std::min(budget, looks_a_glance));
     looks_ += refill.looks() - before;
     if (!refill.found() && refill.failures() > most_failures) tilt(right);
   }
 
+  // Instants up to the peak, or those after it with all upside down.
   void begin(bool right) {
-    fill_in(half(right), right);
-    half(right).refill = std::make_unique<Refill>(half(right).stretch, goal_, random_.next());
-    looks_ += looks_to_begin * half(right).stretch.jobs.count();
+    const Piece side = right ? Piece{peak_ + 1, part_.end} : Piece{part_.start, peak_};
+    Excerpt excerpt(jobs_, side, [&](int32_t job) -> int64_t {
+      return !alive(job) ? -1 : right ? turned(job, offset_[job]) : offset_[job];
+    });
+    looks_ += looks_to_begin * excerpt.stretch.jobs.count();
+    half(right) = std::make_unique<Half>(std::move(excerpt), goal_, random_.next());
   }
 
   // All anew, with a stack that is better for the side that has failed, halfway to one that was not for the other.
@@ -90,43 +94,31 @@ class Halves {
     (right ? least_tilt_ : most_tilt_) = tilt_;
     tilt_ = std::sqrt(least_tilt_ * most_tilt_);
     harder_is_right_ = right;
-    left_ = Half(), right_ = Half();
+    left_.reset(), right_.reset();
     if (--tries_ > 0) stack();
-  }
-
-  // Instants [0, peak), or those after the peak with all upside down.
-  void fill_in(Half& half, bool right) const {
-    const Piece part = right ? Piece{peak_ + 1, jobs_.instants - 1} : Piece{0, peak_};
-    half.stretch = Stretch(part);
-    for (const bool staying : {false, true}) {
-      for (int32_t j = 0; j < jobs_.count(); ++j) {
-        if (alive(j) != staying || piece(j).end <= part.start || piece(j).start >= part.end) continue;
-        half.stretch.add(jobs_, j, piece(j), !staying ? -1 : right ? turned(j, offset_[j]) : offset_[j]);
-        half.whose.push_back(j);
-      }
-      if (!staying) half.stretch.free = half.stretch.jobs.count();
-    }
-    std::fill(half.stretch.jobs.mask.begin(), half.stretch.jobs.mask.end(), 0);  // none lies elsewhere: no size is in between
   }
 
   int64_t turned(int32_t job, int64_t offset) const { return goal_ - offset - jobs_.size[job]; }
 
   void settle() {
-    for (const Half* half : {&left_, &right_})
-      for (int32_t k = 0; k < half->stretch.free; ++k) {
-        const int32_t job = half->whose[k];
-        const int64_t offset = half->refill->offsets()[k];
-        offset_[job] = half == &right_ ? turned(job, offset) : offset;
+    for (const bool right : {false, true}) {
+      const Half& side = *half(right);
+      for (int32_t k = 0; k < side.excerpt.stretch.free; ++k) {
+        const int32_t job = side.excerpt.whose[k];
+        const int64_t offset = side.refill.offsets()[k];
+        offset_[job] = right ? turned(job, offset) : offset;
       }
+    }
   }
 
   const Jobs& jobs_;
+  const Piece part_;
   int32_t tries_;  // that are left
   const int64_t goal_;
   Random random_;
   const int32_t peak_;
   std::vector<int64_t> offset_;
-  Half left_, right_;
+  std::unique_ptr<Half> left_, right_;
   int64_t load_ = 0;  // at the peak
   // How many times as far as to the left what stands above reaches to the right, at least.
   double tilt_ = 1, least_tilt_ = 0x1p-4, most_tilt_ = 0x1p4;

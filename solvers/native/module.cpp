@@ -12,8 +12,8 @@
 #include "branching.hpp"
 #include "earliest.hpp"
 #include "fullest.hpp"
-#include "halves.hpp"
 #include "line.hpp"
+#include "outward.hpp"
 #include "packer.hpp"
 #include "pairs.hpp"
 #include "repair.hpp"
@@ -181,20 +181,20 @@ NB_MODULE(_core, m) {
       .def_prop_ro("arena", &packing::Stretches::arena)
       .def_prop_ro("looks", &packing::Stretches::looks);
 
-  nb::class_<packing::Halves>(m, "Halves", "Packs what is alive at the peak, then what is left on either side of it.")
+  nb::class_<packing::Outward>(m, "Outward", "Packs what is alive at the peak, then what is near it, then the rest.")
       .def("__init__",
-           [](packing::Halves* self, const Jobs& jobs, int64_t goal, uint64_t seed, int32_t tries) {
+           [](packing::Outward* self, const Jobs& jobs, int64_t goal, uint64_t seed, int32_t tries) {
              need_stackable(jobs);
              nb::gil_scoped_release release;
-             new (self) packing::Halves(jobs, goal, seed, tries);
+             new (self) packing::Outward(jobs, goal, seed, tries);
            },
            "jobs"_a, "goal"_a, "seed"_a, "tries"_a = 6, nb::keep_alive<1, 2>())
-      .def("advance", &packing::Halves::advance, "budget"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Go on for about `budget` looks, or until it is given up; whether there is a plan within the goal.")
-      .def_prop_ro("offsets", [](const packing::Halves& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
-      .def_prop_ro("arena", &packing::Halves::arena)
-      .def_prop_ro("given_up", &packing::Halves::given_up)
-      .def_prop_ro("looks", &packing::Halves::looks);
+      .def("advance", &packing::Outward::advance, "budget"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Go on for about `budget` looks, or until it is given up; whether all is placed: near the peak within the goal.")
+      .def_prop_ro("offsets", [](const packing::Outward& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
+      .def_prop_ro("arena", &packing::Outward::arena)
+      .def_prop_ro("given_up", &packing::Outward::given_up)
+      .def_prop_ro("looks", &packing::Outward::looks);
 
   nb::class_<packing::Branching>(m, "Branching", "Complete search for offsets within a capacity; one piece a job.")
       .def("__init__",

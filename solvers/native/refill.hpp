@@ -28,6 +28,29 @@ struct Stretch {
   int32_t free = 0, from = 0, width = 0;
 };
 
+// What is alive in a part of the time, as a stretch.
+struct Excerpt {
+  // Of jobs of one piece each. `fixed` tells the offset of one that stays; -1: it is to be placed. All sizes are multiples
+  // of the coarsest alignment, so none lies elsewhere.
+  template <class Fixed>
+  Excerpt(const Jobs& jobs, Piece part, Fixed fixed) : stretch(part) {
+    for (const bool staying : {false, true}) {
+      for (int32_t j = 0; j < jobs.count(); ++j) {
+        if (jobs.pieces[j].end <= part.start || jobs.pieces[j].start >= part.end) continue;
+        const int64_t offset = fixed(j);
+        if ((offset >= 0) != staying) continue;
+        stretch.add(jobs, j, jobs.pieces[j], offset);
+        whose.push_back(j);
+      }
+      if (!staying) stretch.free = stretch.jobs.count();
+    }
+    std::fill(stretch.jobs.mask.begin(), stretch.jobs.mask.end(), 0);
+  }
+
+  Stretch stretch;
+  std::vector<int32_t> whose;  // jobs of the stretch
+};
+
 // The jobs that stay, of one end of a stretch: each touches it, so they hang one above the other.
 class Hanging {
  public:
@@ -108,6 +131,10 @@ class Refill {
     }
     return found();
   }
+
+  // A larger arena is good enough, too.
+  void relax(int64_t goal) { goal_ = std::max(goal_, goal); }
+  int64_t goal() const { return goal_; }
 
   bool found() const { return placed_ == jobs_.count() && load_.most() <= goal_; }
   int64_t looks() const { return looks_; }

@@ -13,9 +13,9 @@
 
 #include "branching.hpp"
 #include "fullest.hpp"
-#include "halves.hpp"
 #include "instants.hpp"
 #include "packer.hpp"
+#include "outward.hpp"
 #include "pairs.hpp"
 #include "repair.hpp"
 #include "search.hpp"
@@ -26,13 +26,14 @@
 namespace {
 
 using packing::Jobs;
+using packing::Piece;
 using packing::Random;
 
 constexpr int64_t kMost = int64_t{1} << 62;  // sizes, alignments and fixed offsets of a problem together
 
 struct Counts {
   unsigned long long jobs = 0, clashes = 0, plans = 0, given_up = 0, improved = 0, repaired = 0, found = 0, refuted = 0, open = 0,
-                     refused = 0, left_out = 0, halved = 0, chosen = 0;
+                     refused = 0, left_out = 0, halved = 0, far = 0, chosen = 0;
 } counts;
 
 uint64_t seed_now = 0;
@@ -138,6 +139,21 @@ Problem any_problem(Random& random) {
   }
   packing::rank_times(jobs, start.data(), end.data(), start.size());
   counts.jobs += static_cast<unsigned long long>(n);
+  return problem;
+}
+
+// Many jobs of one piece and of short lives.
+Problem long_problem(Random& random) {
+  const int32_t n = 100 + random.below(200), longest = 2 + random.below(20);
+  Problem problem;
+  std::vector<int64_t> start, end;
+  for (int32_t j = 0; j < n; ++j) {
+    start.push_back(random.below(n)), end.push_back(start.back() + 1 + random.below(longest));
+    problem.lives.push_back({{start.back(), end.back()}});
+    problem.alignment.push_back(1);
+    problem.jobs.add({0, 1}, up_to(random, 1000), 0, -1);
+  }
+  packing::rank_times(problem.jobs, start.data(), end.data(), start.size());
   return problem;
 }
 
@@ -341,7 +357,7 @@ void spans(const Problem& problem, Random& random) {
     const int64_t padding = random.below(2) * random.below(16);
     int64_t sum = 0;
     for (const int32_t job : candidates) {
-      const packing::Piece arc = packing::arc(jobs, job);
+      const Piece arc = packing::arc(jobs, job);
       const bool within = arc.start >= from && arc.end <= to && arc.start <= instant && arc.end > instant;
       if (there[job] && within) sum += jobs.size[job] + padding;
     }
@@ -386,7 +402,7 @@ void roomy(const Problem& problem, Random& random) {
     const int32_t instant = from + random.below(to - from), start_by = anywhere ? to : instant, end_from = anywhere ? from : instant + 1;
     const int64_t most = random.below(2) == 0 ? kMost : up_to(random, largest);
     const auto wanted = [&](int32_t job) {
-      const packing::Piece arc = packing::arc(jobs, job);
+      const Piece arc = packing::arc(jobs, job);
       return there[job] && arc.start >= from && arc.start <= start_by && arc.end >= end_from && arc.end <= to &&
              jobs.size[job] <= most && jobs.size[job] <= room(arc.start, arc.end);
     };
@@ -413,7 +429,7 @@ void hanging(Random& random) {
   int64_t base = 0;
   for (int32_t k = random.below(20); k > 0; --k) {
     base += random.below(3);
-    const packing::Piece pieces[] = {{0, 1 + random.below(width)}, {random.below(width), width}, {0, width}};
+    const Piece pieces[] = {{0, 1 + random.below(width)}, {random.below(width), width}, {0, width}};
     stretch.jobs.add(pieces[random.below(3)], 1 + random.below(4), 0, base);
     base += stretch.jobs.size.back();
   }
@@ -474,7 +490,7 @@ void going_back(Random& random) {
       int32_t run = skyline.run_at(random.below(width));
       const packing::Valley valley = skyline.valley_from(run);
       const int64_t lower = std::min(valley.before, valley.after);
-      packing::Piece piece{valley.from, valley.to};
+      Piece piece{valley.from, valley.to};
       int64_t top = valley.height + 1 + random.below(3);
       if (random.below(3) == 0 && lower < wall) {
         skyline.rise(run, top = lower);
@@ -491,8 +507,8 @@ void going_back(Random& random) {
   }
 }
 
-// With sizes that are multiples of the coarsest alignment, within any goal.
-void halves(Problem problem, Random& random) {
+// With sizes that are multiples of the coarsest alignment, near the peak within any goal.
+void outward(Problem problem, Random& random) {
   Jobs& jobs = problem.jobs;
   const int64_t coarsest = packing::coarsest_alignment(jobs, jobs.count());
   for (int64_t& size : jobs.size) size = (size + coarsest) & ~coarsest;
@@ -503,19 +519,23 @@ void halves(Problem problem, Random& random) {
   Judge judge(problem, false);
   if (judge.plan("peak first", packing::pack_peak_first(jobs, packing::Cancel())) < peak) fail("peak first", "below the load");
   for (const int64_t above : {int64_t{0}, up_to(random, 4 * (coarsest + 1)), up_to(random, peak), -up_to(random, peak)}) {
-    packing::Halves halves(jobs, peak + above, random.next(), 1 + random.below(6));
+    packing::Outward outward(jobs, peak + above, random.next(), 1 + random.below(6));
     bool found = false;
     for (int32_t k = 0; k < 6 && !found; ++k) {
-      const int64_t looks = halves.looks(), budget = 1 + random.below(30000);
-      found = halves.advance(budget);
-      if (halves.looks() > looks + budget + 100 * jobs.count() + 10000) fail("halves", "many more looks than it may spend");
+      const int64_t looks = outward.looks(), budget = 1 + random.below(30000 + 2000 * jobs.count());
+      found = outward.advance(budget);
+      if (outward.looks() > looks + budget + 100 * jobs.count() + 10000) fail("outward", "many more looks than it may spend");
     }
-    if ((above < 0) != halves.given_up()) fail("halves", "given up, or not, wrongly");
+    if (above < 0 ? !outward.given_up() : found && outward.given_up()) fail("outward", "given up, or not, wrongly");
     if (!found) continue;
     ++counts.halved;
-    const int64_t arena = judge.plan("halves", halves.offsets());
-    if (arena > peak + above) fail("halves", "above the goal");
-    if (arena != halves.arena()) fail("halves", "a wrong arena");
+    const int64_t arena = judge.plan("outward", outward.offsets());
+    const Piece near = outward.near();
+    if (near.start > 0 || near.end < jobs.instants - 1) ++counts.far;
+    for (int32_t j = 0; j < jobs.count(); ++j)
+      if (jobs.pieces[j].start < near.end && jobs.pieces[j].end > near.start && outward.offsets()[j] + jobs.size[j] > peak + above)
+        fail("outward", "above the goal near the peak");
+    if (arena != outward.arena()) fail("outward", "a wrong arena");
   }
 }
 
@@ -608,7 +628,8 @@ void run(uint64_t seed, bool spoil) {
   hanging(random);
   instants(random);
   going_back(random);
-  halves(problem, random);
+  outward(problem, random);
+  if (random.below(4) == 0) outward(long_problem(random), random);
   stacks(problem, random, judge);
   for (int32_t k = 0; k < 6; ++k) complete(problem, random, judge);
 }
@@ -625,6 +646,6 @@ int main(int argc, char** argv) {
   print("jobs", counts.jobs), print("clashes", counts.clashes), print("plans", counts.plans);
   print("given up", counts.given_up), print("improved", counts.improved), print("repaired", counts.repaired), print("found", counts.found);
   print("refuted", counts.refuted), print("open", counts.open), print("refused", counts.refused);
-  print("left out", counts.left_out), print("halved", counts.halved), print("chosen", counts.chosen);
+  print("left out", counts.left_out), print("halved", counts.halved), print("with jobs far from the peak", counts.far), print("chosen", counts.chosen);
   std::printf("\"seeds\": %llu}\n", static_cast<unsigned long long>(seeds));
 }

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def offsets_within(buffers: Buffers, goal: int, seed: int) -> NDArray[np.int64] | None:
     """Of the buffers in their order, all of which take memory; None where they are not found soon."""
     jobs = jobs_of(buffers)
-    work = _core.Halves(jobs.native(), goal, seed)
-    if not work.advance(greedy.LOOKS_OF_HALVES * len(jobs)):
+    work = _core.Outward(jobs.native(), goal, seed)
+    if not work.advance(greedy.LOOKS_OF_SIDES * len(jobs)):
         return None
     assert work.arena == (work.offsets + jobs.size).max()
     return of_buffers(jobs, work.offsets)
@@ -65,13 +65,38 @@ def checked(buffers: Buffers, offsets: NDArray[np.int64], goal: int) -> None:
 
 @given(st.data())
 @settings(max_examples=300)
-def test_what_is_found_is_a_plan_within_the_goal(data: st.DataObject) -> None:
+def test_what_is_found_is_a_plan_near_the_peak_within_the_goal(data: st.DataObject) -> None:
     buffers = data.draw(stackable())
-    goal = jobs_of(buffers).lower_bound + data.draw(st.integers(0, 20))
+    bound = jobs_of(buffers).lower_bound
+    goal = bound + data.draw(st.integers(0, 20))
     offsets = offsets_within(buffers, goal, data.draw(st.integers(0, 3)))
     assume(offsets is not None)
     assert offsets is not None
-    checked(buffers, offsets, goal)
+    checked(buffers, offsets, 2**62)
+    tops, times = offsets + buffers.size, np.arange(60)[:, None]
+    alive = (buffers.start <= times) & (times < buffers.end)
+    peak = int((alive * buffers.size).sum(axis=1).argmax())
+    assert tops[alive[peak]].max() <= goal
+
+
+def test_what_is_far_from_the_peak_never_makes_it_begin_anew() -> None:
+    """Some of it is above the goal at first, and no longer after stretches of time have been filled anew."""
+    above = 0
+    for seed in range(10):
+        buffers = flat(5_000, seed, mean_live=100)
+        jobs = jobs_of(buffers)
+        native, bound = jobs.native(), jobs.lower_bound
+        work = _core.Outward(native, bound, 0)
+        assert work.advance(10**9)
+        checked(buffers, of_buffers(jobs, work.offsets), work.arena)
+        above += work.arena > bound
+        together = Sides(native, 0)
+        while together.arena != bound and together.looks < 10**9:
+            together.advance(10**6, bound, 2 * bound)
+        assert together.offsets is not None
+        checked(buffers, of_buffers(jobs, together.offsets), bound)
+        assert not together.rounds
+    assert above
 
 
 @given(st.data())
@@ -139,7 +164,7 @@ def test_what_was_rejected_comes_back_and_nothing_rises_over_what_hangs(
     start, end, size = np.array(small).T
     buffers = Buffers.of(start, end, size)
     jobs = jobs_of(buffers)
-    work = _core.Halves(jobs.native(), jobs.lower_bound, seed)
+    work = _core.Outward(jobs.native(), jobs.lower_bound, seed)
     assert work.advance(200_000)
     checked(buffers, work.offsets, jobs.lower_bound)
 
@@ -150,7 +175,7 @@ def test_a_stack_that_leans_to_the_harder_side_is_good_where_an_even_one_is_not(
     for seed in range(20):
         buffers = flat(1_000, seed, mean_live=100)
         jobs = jobs_of(buffers)
-        work = _core.Halves(jobs.native(), jobs.lower_bound, 0)
+        work = _core.Outward(jobs.native(), jobs.lower_bound, 0)
         while not work.given_up:
             if work.advance(10**6):
                 found += 1
@@ -161,7 +186,7 @@ def test_a_stack_that_leans_to_the_harder_side_is_good_where_an_even_one_is_not(
 
 def test_below_the_load_there_is_nothing() -> None:
     jobs = jobs_of(scattered(100, 0))
-    work = _core.Halves(jobs.native(), jobs.lower_bound - 1, 0)
+    work = _core.Outward(jobs.native(), jobs.lower_bound - 1, 0)
     assert work.given_up
     looks = work.looks
     assert not work.advance(10**6)
@@ -170,7 +195,7 @@ def test_below_the_load_there_is_nothing() -> None:
 
 def test_after_many_failures_it_is_given_up() -> None:
     jobs = jobs_of(flat(5_000, 0, mean_live=1_500))
-    work = _core.Halves(jobs.native(), jobs.lower_bound, 0)
+    work = _core.Outward(jobs.native(), jobs.lower_bound, 0)
     assert not work.given_up
     assert not work.advance(10**12)
     assert work.given_up
@@ -178,7 +203,7 @@ def test_after_many_failures_it_is_given_up() -> None:
 
 def test_what_is_filled_with_the_last_look_of_a_budget_is_found() -> None:
     jobs = jobs_of(scattered(1_000, 0))
-    whole, work = (_core.Halves(jobs.native(), jobs.lower_bound, 0) for _ in range(2))
+    whole, work = (_core.Outward(jobs.native(), jobs.lower_bound, 0) for _ in range(2))
     assert whole.advance(10**9)
     assert work.advance(whole.looks - work.looks)
     assert work.looks == whole.looks
@@ -187,7 +212,7 @@ def test_what_is_filled_with_the_last_look_of_a_budget_is_found() -> None:
 
 def test_what_it_takes_to_begin_is_counted() -> None:
     jobs = jobs_of(scattered(1_000, 0))
-    work = _core.Halves(jobs.native(), jobs.lower_bound, 0)
+    work = _core.Outward(jobs.native(), jobs.lower_bound, 0)
     stacked = work.looks
     assert stacked >= len(jobs)
     assert not work.advance(1)
@@ -215,7 +240,7 @@ def test_the_same_seed_gives_the_same_offsets() -> None:
 
 def test_a_part_of_the_budget_at_a_time_comes_to_the_same() -> None:
     jobs = jobs_of(scattered(1_000, 4))
-    whole, parts = (_core.Halves(jobs.native(), jobs.lower_bound, 0) for _ in range(2))
+    whole, parts = (_core.Outward(jobs.native(), jobs.lower_bound, 0) for _ in range(2))
     assert whole.advance(3_000 * len(jobs))
     for _ in range(3_000):
         if parts.advance(2_000):
@@ -236,7 +261,7 @@ def test_what_it_does_not_take_is_refused_and_left_to_the_others(buffers: Buffer
     jobs = jobs_of(buffers)
     assert not greedy.can_halve(jobs)
     with pytest.raises(ValueError, match=r"gaps|fixed offsets, or sizes that are not aligned"):
-        _core.Halves(jobs.native(), 1 << 20, 0)
+        _core.Outward(jobs.native(), 1 << 20, 0)
     with pytest.raises(ValueError, match=r"gaps|fixed offsets, or sizes that are not aligned"):
         _core.peak_first(jobs.native(), _core.Cancel())
     plan = solve(buffers)
@@ -246,13 +271,13 @@ def test_what_it_does_not_take_is_refused_and_left_to_the_others(buffers: Buffer
 
 def test_of_no_jobs_there_is_no_peak() -> None:
     with pytest.raises(ValueError, match="there are none"):
-        _core.Halves(jobs_of(Buffers.of([], [], [])).native(), 1, 0)
+        _core.Outward(jobs_of(Buffers.of([], [], [])).native(), 1, 0)
 
 
 def test_the_jobs_live_as_long_as_what_packs_them() -> None:
     native = jobs_of(scattered(100, 0)).native()
     before = sys.getrefcount(native)
-    work = _core.Halves(native, 1, 0)
+    work = _core.Outward(native, 1, 0)
     assert sys.getrefcount(native) == before + 1
     del work
     assert sys.getrefcount(native) == before
@@ -277,7 +302,7 @@ def test_where_little_is_alive_at_the_peak_what_is_alive_comes_before(
             self.looks += budget
             return False
 
-    monkeypatch.setattr(greedy._core, "Halves", Watched)
+    monkeypatch.setattr(greedy._core, "Outward", Watched)
     monkeypatch.setattr(greedy._core, "fullest", filled)
     solve(flat(1_000, 0, mean_live=100), solver="greedy", stop=Stop(nodes=10**7))
     assert not advanced
@@ -291,7 +316,7 @@ def test_where_little_is_alive_at_the_peak_what_is_alive_comes_before(
     assert 0 < sum(advanced) <= 10**6 // 2, "half of the budget is left to the others"
     advanced.clear()
     solve(scattered(1_000, 0), solver="greedy", stop=Stop(nodes=10**9))
-    assert sum(advanced) == greedy.LOOKS_OF_HALVES * 1_000
+    assert sum(advanced) == greedy.LOOKS_OF_SIDES * 1_000
 
 
 def test_of_many_it_comes_where_stretches_did_not_come_to_the_bound_soon(
@@ -316,17 +341,17 @@ def test_of_many_it_comes_where_stretches_did_not_come_to_the_bound_soon(
 
         return Watched
 
-    for name in ("Halves", "Stretches"):
+    for name in ("Outward", "Stretches"):
         monkeypatch.setattr(greedy._core, name, watched(name))
     monkeypatch.setattr(greedy, "_FEW", 100)
     jobs = jobs_of(flat(1_000, 0, mean_live=100))
     task = Task(jobs, Watch(Stop(nodes=2**40)))
     assert greedy.valleys(task) is not None
-    assert order == ["Stretches", "Halves", "Stretches"]
+    assert order == ["Stretches", "Outward", "Stretches"]
     order.clear()
     monkeypatch.setattr(greedy, "_MUCH", 0.01)  # what comes first does not come again
     assert greedy.valleys(Task(jobs, Watch(Stop(nodes=2**40)))) is not None
-    assert order == ["Halves", "Stretches"]
+    assert order == ["Outward", "Stretches"]
 
 
 def test_with_two_threads_it_works_beside_the_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,14 +406,14 @@ def soon(buffers: Buffers) -> bool:
     return all(offsets_within(buffers, jobs.lower_bound, seed) is not None for seed in range(3))
 
 
-def test_once_given_up_it_is_left_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From then on it spends nothing, so nobody would ever come to the end of a budget."""
+def test_once_a_round_has_been_given_up_it_is_left_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on it would spend nothing, so nobody would ever come to the end of a budget."""
     advanced, asked = list[int](), list[tuple[int, int]]()
 
     class GivenUp:
         looks, given_up = 0, False
 
-        def __init__(self, jobs: _core.Jobs, goal: int, seed: int) -> None:
+        def __init__(self, jobs: _core.Jobs, goal: int, seed: int, tries: int) -> None:
             asked.append((goal, seed))
 
         def advance(self, budget: int) -> bool:
@@ -396,14 +421,15 @@ def test_once_given_up_it_is_left_to_the_others(monkeypatch: pytest.MonkeyPatch)
             self.looks, self.given_up = self.looks + 10_000, True
             return False
 
-    monkeypatch.setattr(greedy._core, "Halves", GivenUp)
+    monkeypatch.setattr(sides._core, "Outward", GivenUp)
     buffers = scattered(1_000, 0)
     enough = jobs_of(buffers).lower_bound + 5
-    plan = solve(buffers, stop=Stop(nodes=10**6, target_bytes=enough), seed=-3)
+    plan = solve(buffers, stop=Stop(nodes=10**6, target_bytes=enough), seed=-3, solver="greedy")
     check(plan, buffers)
-    assert asked == [(enough, 2**64 - 3)]
-    assert len(advanced) == 1
-    assert plan.nodes > 10_000
+    assert asked[0] == (enough, 2**64 - 3)
+    assert [goal > enough for goal, _ in asked] == [False, True, True]
+    assert len(advanced) == len(asked)
+    assert plan.nodes > 30_000
 
 
 def test_an_arena_that_is_given_up_is_followed_by_one_halfway_to_the_best(
@@ -424,7 +450,7 @@ def test_an_arena_that_is_given_up_is_followed_by_one_halfway_to_the_best(
             self.given_up = self.arena < fits
             return not self.given_up
 
-    monkeypatch.setattr(sides._core, "Halves", Deciding)
+    monkeypatch.setattr(sides._core, "Outward", Deciding)
     work, arena, found = Sides(jobs_of(flat(10, 0)).native(), 0), 2_000, list[int]()
     while not work.rounds:
         if work.advance(10, 1_000, arena):
@@ -437,6 +463,65 @@ def test_an_arena_that_is_given_up_is_followed_by_one_halfway_to_the_best(
     work.advance(10, 1_000, arena)
     assert asked[-1][0] == 1_000
     assert asked[-1][1] > asked[0][1], "more tries in later rounds"
+
+
+class Outward:
+    """Too high far from the peak, whatever is asked for."""
+
+    goals: list[int]
+
+    def __init__(self, jobs: _core.Jobs, goal: int, seed: int, tries: int) -> None:
+        self.goals.append(goal)
+        self.looks, self.given_up, self.arena, self.offsets = 1, False, goal + 300, np.array([goal + 300])
+
+    def advance(self, looks: int) -> bool:
+        self.looks += 1
+        return True
+
+
+class Stretches:
+    """So much lower at each look, down to `least`."""
+
+    least: int
+
+    def __init__(self, jobs: _core.Jobs, offsets: NDArray[np.int64], seed: int) -> None:
+        self.looks, self.arena = 0, int(offsets[0])
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        return np.array([self.arena])
+
+    def advance(self, looks: int, target: int) -> bool:
+        self.looks += looks
+        before, self.arena = self.arena, max(self.arena - 100, self.least, target)
+        return self.arena < before
+
+
+@pytest.mark.parametrize(
+    ("least", "goals", "found"),
+    [
+        (0, [1_000, 1_000], [1_200, 1_100, 1_000]),
+        (1_250, [1_000, 1_125, 1_187, 1_000], [1_250]),
+    ],
+    ids=["to the target", "until nothing becomes lower"],
+)
+def test_stretches_far_from_the_peak_are_filled_anew(
+    least: int, goals: list[int], found: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is above the goal is offered only where it is lower than the best."""
+    Outward.goals, Stretches.least = [], least
+    monkeypatch.setattr(sides._core, "Outward", Outward)
+    monkeypatch.setattr(sides._core, "Stretches", Stretches)
+    monkeypatch.setattr(sides, "_PATIENCE", 25)
+    work, arena, offered = Sides(jobs_of(flat(10, 0)).native(), 0), 1_300, list[int]()
+    while len(Outward.goals) < len(goals):
+        if work.advance(10, 1_000, arena):
+            assert work.offsets is not None
+            arena = work.arena
+            assert int(work.offsets[0]) == arena
+            offered.append(arena)
+    assert Outward.goals == goals
+    assert offered == found
 
 
 def test_what_comes_no_lower_is_not_offered() -> None:
@@ -470,7 +555,7 @@ def test_a_limit_is_obeyed_in_the_middle_of_it(where: str, monkeypatch: pytest.M
     class Stuck:
         looks, given_up = 0, False
 
-        def __init__(self, jobs: _core.Jobs, goal: int, seed: int) -> None:
+        def __init__(self, jobs: _core.Jobs, goal: int, seed: int, tries: int) -> None:
             self.work("begin")
 
         def work(self, now: str) -> None:
@@ -483,7 +568,7 @@ def test_a_limit_is_obeyed_in_the_middle_of_it(where: str, monkeypatch: pytest.M
             return False
 
     monkeypatch.setattr(aside, "_SOON", 10)
-    monkeypatch.setattr(greedy._core, "Halves", Stuck)
+    monkeypatch.setattr(greedy._core, "Outward", Stuck)
     buffers = scattered(1_000, 0)
     try:
         plan = solve(buffers, stop=Stop(interrupt=begun.is_set), threads=1)
