@@ -11,6 +11,7 @@ from halves import Read, parted
 from rewritten import PLAIN, compiled
 from torch import nn
 
+from mempool.torch.rewriting import calls
 from mempool.torch.rewriting.applied import apply
 from mempool.torch.rewriting.budget import BUDGETS
 from mempool.torch.rewriting.calls import calls_of
@@ -94,3 +95,25 @@ def test_asking_for_copies_is_measured_and_counts_nowhere() -> None:
     assert measured.own_seconds + measured.own_per_byte > 0
     assert RUNTIME.moved == Moved(outs=7)
     assert RUNTIME.away == 0
+
+
+@pytest.mark.parametrize(("own_bytes", "seconds"), [(256 << 10, 1.0), (1 << 62, 4.0)])
+def test_what_a_byte_takes_is_measured_on_copies_as_large_as_the_program_makes(
+    own_bytes: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large ones are not in the cache: here they take four times as long, by the byte."""
+
+    def best(device: object, size: int, *_: object) -> float:
+        return 1e6 + size * (4.0 if size >= 1 << 20 else 1.0)
+
+    monkeypatch.setattr(calls, "_best", best)
+    engine = RUNTIME.engine(torch.device("cpu"))
+    assert engine.own is not None
+    monkeypatch.setattr(engine.own, "own_bytes", own_bytes)
+    calls_of.cache_clear()
+    try:
+        measured = calls_of(torch.device("cpu"))
+    finally:
+        calls_of.cache_clear()
+    assert measured.own_bytes == own_bytes
+    assert measured.own_per_byte == pytest.approx(seconds, rel=0.4)

@@ -18,21 +18,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _COPIES, _ROUNDS, _BYTES = 16, 7, 4096
-#: Of copies that the program makes itself.
-_OWN = (_BYTES, 64 << 10, 256 << 10)
+#: Of copies that the program makes itself: where these are the small ones only, and where they are all.
+_OWN_SMALL, _OWN_ALL = (_BYTES, 64 << 10, 256 << 10), (_BYTES, 256 << 10, 4 << 20)
 
 
 @functools.cache
 def calls_of(device: torch.device, host_limit: int = 0) -> Calls:
     """What copies take of the program on a device, the best of some rounds."""
     own = RUNTIME.engine(device, host_limit).own
+    sizes = _OWN_SMALL if own is None or own.own_bytes < _OWN_ALL[-1] else _OWN_ALL
     counted = RUNTIME.moved
     try:
         asked = _best(device, _BYTES, host_limit, _asked)
-        times = [_best(device, size, host_limit, _own) for size in _OWN] if own else []
+        times = [_best(device, size, host_limit, _own) for size in sizes] if own else []
     finally:
         RUNTIME.moved = counted
-    return Calls(asked, own.own_bytes, *fitted(_OWN, times)) if own else Calls(asked)
+    return Calls(asked, own.own_bytes, *fitted(sizes, times)) if own else Calls(asked)
 
 
 def _best(
