@@ -33,7 +33,7 @@ class Outward {
   bool given_up() const { return halves_.given_up(); }
 
   int64_t looks() const { return halves_.looks() + looks_; }
-  // When all is placed. The arena may be larger than the goal.
+  // When all is placed; -1 for what is not. The arena may be larger than the goal.
   const std::vector<int64_t>& offsets() const { return offset_; }
   int64_t arena() const { return arena_of(jobs_, offset_); }
 
@@ -55,7 +55,7 @@ class Outward {
   Outward(const Jobs& jobs, const std::vector<int64_t>& load, int64_t goal, uint64_t seed, int32_t tries)
       : jobs_(jobs), goal_(goal), random_(~seed),
         peak_(static_cast<int32_t>(std::max_element(load.begin(), load.end()) - load.begin())), near_(around_peak(load)),
-        halves_(jobs, near_, peak_, goal, seed, tries * times()) {
+        halves_(jobs, near_, peak_, goal, seed, tries * times()), offset_(jobs.count(), -1) {
     if (near_.start > 0) far_.push_back({0, near_.start});
     if (near_.end < length()) far_.push_back({near_.end, length()});
   }

@@ -193,6 +193,13 @@ def test_below_the_load_there_is_nothing() -> None:
     assert work.looks == looks
 
 
+def test_before_all_is_placed_nothing_has_an_offset() -> None:
+    jobs = jobs_of(scattered(100, 0))
+    work = _core.Outward(jobs.native(), jobs.lower_bound, 0)
+    assert work.offsets.tolist() == [-1] * len(jobs)
+    assert work.arena == jobs.size.max() - 1
+
+
 def test_after_many_failures_it_is_given_up() -> None:
     jobs = jobs_of(flat(5_000, 0, mean_live=1_500))
     work = _core.Outward(jobs.native(), jobs.lower_bound, 0)
