@@ -132,7 +132,9 @@ def _solve_each(
 
     def better(plan: Plan) -> None:
         best = attempts.best
-        if on_improvement is not None and (best is None or plan.arena_bytes < best.arena_bytes):
+        if on_improvement is None:
+            return
+        if best is None or best.offset is None or plan.arena_bytes < best.arena_bytes:
             on_improvement(plan)
 
     for columns, part in attempts:

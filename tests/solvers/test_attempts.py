@@ -142,6 +142,17 @@ def test_none_with_one_number_of_columns_does_not_mean_that_there_is_none() -> N
     assert attempts.together(5).status is Status.INFEASIBLE
 
 
+def test_a_plan_is_told_of_where_another_number_of_columns_had_none() -> None:
+    """With three columns, which are tried first, they need more than the capacity."""
+    buffers = Buffers.of([0, 0], [3, 3], 4, period=2)
+    assert columns_to_try(buffers)[:2] == [3, 2]
+    assert solve(buffers, columns=3).arena_bytes > 16
+    told = list[Plan]()
+    made = solve(buffers, capacity=16, stop=Stop(nodes=10**6), solver="greedy", on_improvement=told.append)
+    check(made, buffers)
+    assert [one.arena_bytes for one in told] == [made.arena_bytes] == [16]
+
+
 def test_nodes_of_all_numbers_of_columns_are_counted() -> None:
     buffers = rotating()
     tried = columns_to_try(buffers)
