@@ -75,12 +75,15 @@ class Attempts:
         """
         best = self.best
         assert best is not None
-        if len(self._plans) == len(self._columns):
+        all_tried = len(self._plans) == len(self._columns)
+        if best.status is Status.INFEASIBLE and best.stopped_by == "proof" and not all_tried:
+            best = dataclasses.replace(best, status=Status.UNKNOWN, reason="stopped before there was a plan")
+        if all_tried:
             bound = min(plan.lower_bound_bytes for plan in self._plans.values())
         stopped_by = stopped_by or best.stopped_by
         proven = best.offset is not None and best.arena_bytes <= bound
         if best.status is Status.OPTIMAL and not proven and stopped_by in ("bound", "proof"):
-            stopped_by = "finished"
+            stopped_by = self._limit or "finished"
         return dataclasses.replace(
             best,
             lower_bound_bytes=min(best.lower_bound_bytes, bound),
@@ -89,6 +92,12 @@ class Attempts:
             seconds=self._total.seconds,
             nodes=self._total.nodes,
         )
+
+    @property
+    def _limit(self) -> str:
+        """Which limit some number of columns has reached; "" if none has."""
+        reached = {plan.stopped_by for plan in self._plans.values()}
+        return next((limit for limit in ("interrupt", "time", "nodes") if limit in reached), "")
 
 
 def _arena(plan: Plan) -> tuple[bool, int]:

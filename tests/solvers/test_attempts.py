@@ -142,6 +142,27 @@ def test_none_with_one_number_of_columns_does_not_mean_that_there_is_none() -> N
     assert attempts.together(5).status is Status.INFEASIBLE
 
 
+def test_none_with_those_that_were_tried_does_not_mean_that_there_is_none() -> None:
+    """So it is after Ctrl-C; what a bound says holds for the others, too."""
+    attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
+    attempts.add(2, plan(0, 5, status=Status.INFEASIBLE, stopped_by="proof"))
+    together = attempts.together(4, "interrupt")
+    assert (together.status, together.stopped_by) == (Status.UNKNOWN, "interrupt")
+    assert together.reason
+    attempts.add(2, plan(0, 5, status=Status.INFEASIBLE, stopped_by="bound"))
+    assert attempts.together(5).status is Status.INFEASIBLE
+
+
+def test_what_a_limit_has_left_open_with_another_number_of_columns_is_said() -> None:
+    """What the clock stopped cannot be made again, whatever is proven of the best."""
+    for limit in ("nodes", "time", "interrupt"):
+        attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
+        attempts.add(2, plan(8, 8, stopped_by="proof"))
+        attempts.add(3, plan(9, 5, stopped_by=limit))
+        together = attempts.together(5)
+        assert (together.status, together.stopped_by) == (Status.FEASIBLE, limit)
+
+
 def test_a_plan_is_told_of_where_another_number_of_columns_had_none() -> None:
     """With three columns, which are tried first, they need more than the capacity."""
     buffers = Buffers.of([0, 0], [3, 3], 4, period=2)
