@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MOST_INSTANCES = 64
 #: For a first glance at each number of columns; some milliseconds.
 _NODES_AT_FIRST = 4_000_000
+#: Of a budget of nodes no more than one in so many is spent on that.
+_PART_AT_FIRST = 50
 #: To put the plan together after the last look at the clock; measured.
 _SECONDS_A_BUFFER = 5e-8
 #: Solvers that try several numbers of columns.
@@ -127,7 +129,7 @@ def _solve_each(
     tell = total.teller(lambda of_one: bound if several else of_one)
     proofs = several and solver in ("auto", "search") and len(buffers) <= FEW
     if proofs:
-        tried = sorted(tried, key=lambda columns: _quickly(buffers, columns))
+        tried = sorted(tried, key=lambda columns: _quickly(buffers, columns, stop, total))
     attempts = Attempts(tried, stop, total, rounds=proofs)
 
     def better(plan: Plan) -> None:
@@ -159,13 +161,15 @@ def _solve_each(
     return attempts.together(bound)
 
 
-def _quickly(buffers: Buffers, columns: int) -> int:
+def _quickly(buffers: Buffers, columns: int, stop: Stop, total: Total) -> int:
     """The arena that is found in no time, so that no other number is proven useless first."""
-    arena = 0
+    budget, arena = stop.node_budget, 0
+    nodes = _NODES_AT_FIRST if budget is None else min(_NODES_AT_FIRST, budget // _PART_AT_FIRST)
     for rows in _groups(buffers, pieces_of(buffers)):
-        task = Task(jobs_of(buffers.select(rows).unrolled(columns)), Watch(Stop(nodes=_NODES_AT_FIRST)))
+        task = Task(jobs_of(buffers.select(rows).unrolled(columns)), Watch(Stop(nodes=nodes)))
         search(task)
         arena += task.arena
+        total.nodes += task.watch.nodes
     return arena
 
 

@@ -19,6 +19,8 @@ from traces.instances import GENERATORS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from solvers.task import Task
+
 
 def plan(
     arena: int, bound: int, nodes: int = 0, stopped_by: str = "bound", status: Status | None = None
@@ -197,3 +199,18 @@ def test_a_number_of_columns_that_takes_long_is_proven() -> None:
     check(proven, buffers)
     assert proven.status is Status.OPTIMAL
     assert budget // 2 < proven.nodes <= budget
+
+
+def test_the_first_glance_at_each_number_of_columns_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers, search, asked = GENERATORS["circular"](19, 315), solve.__globals__["search"], list[int | None]()
+
+    def glance(task: Task) -> None:
+        asked.append(task.watch.stop.nodes)
+        search(task)
+        task.watch.nodes += 10**5
+
+    monkeypatch.setitem(solve.__globals__, "search", glance)
+    columns = len(columns_to_try(buffers))
+    assert solve(buffers, stop=Stop(nodes=0)).nodes == columns * 10**5
+    assert solve(buffers, stop=Stop(nodes=10**6)).nodes < 2 * 10**6
+    assert asked == [0] * columns + [20_000] * columns
