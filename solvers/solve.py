@@ -9,7 +9,6 @@ import numpy as np
 
 from solvers._core import clash, put
 from solvers.arenas import WITH_ARENAS, Arenas, arenas_of, fill, least_load
-from solvers.attempts import Attempts
 from solvers.bounds import bound_of
 from solvers.crew import cores
 from solvers.greedy import quick
@@ -18,7 +17,7 @@ from solvers.pieces import Pieces, at, pieces_of
 from solvers.plan import Plan, Status, Stop
 from solvers.progress import Progress, Total
 from solvers.registry import FEW, SOLVERS, search
-from solvers.rotation import columns_to_try
+from solvers.rotation import Attempts, columns_to_try
 from solvers.task import Task, Watch
 
 if TYPE_CHECKING:

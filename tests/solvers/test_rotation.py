@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from solvers import Plan, Status, Stop, check, solve
-from solvers.attempts import Attempts
 from solvers.progress import Total
-from solvers.rotation import columns_to_try
+from solvers.rotation import Attempts, columns_to_try
 from traces.buffers import Buffers
 from traces.instances import GENERATORS
 
