@@ -128,7 +128,7 @@ def _solve_each(
     tell = total.teller(lambda of_one: bound if several else of_one)
     proofs = several and solver in ("auto", "search") and len(buffers) <= FEW
     if proofs:
-        tried = sorted(tried, key=lambda columns: _quickly(buffers, columns, stop, total))
+        tried = sorted(tried, key=lambda columns: _quickly(buffers, pieces, columns, stop, total))
     attempts = Attempts(tried, stop, total, rounds=proofs)
 
     def better(plan: Plan) -> None:
@@ -160,11 +160,11 @@ def _solve_each(
     return attempts.together(bound)
 
 
-def _quickly(buffers: Buffers, columns: int, stop: Stop, total: Total) -> int:
+def _quickly(buffers: Buffers, pieces: Pieces, columns: int, stop: Stop, total: Total) -> int:
     """The arena that is found in no time, so that no other number is proven useless first."""
     budget, arena = stop.node_budget, 0
     nodes = _NODES_AT_FIRST if budget is None else min(_NODES_AT_FIRST, budget // _PART_AT_FIRST)
-    for rows in _groups(buffers, pieces_of(buffers)):
+    for rows in _groups(buffers, pieces):
         task = Task(jobs_of(buffers.select(rows).unrolled(columns)), Watch(Stop(nodes=nodes)))
         search(task)
         arena += task.arena
