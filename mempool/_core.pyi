@@ -284,7 +284,7 @@ class Client:
 
     def mark(self, mark: Mark) -> None: ...
 
-    def hear_steps(self, hear: bool) -> None:
+    def hear_marks(self, hear: bool) -> None:
         """
         Whether marks of steps begin iterations, as at first; else what recurs does.
         """

@@ -1,4 +1,4 @@
-"""Whether it helps that the program marks its steps: where kinds of iterations take turns, it may hinder.
+"""Whether it helps that the program marks its iterations: where kinds of them take turns, it may hinder.
 
 With marks each kind of iteration has a plan of its own, made as if it followed itself. What is still alive
 when the next kind begins, gradients and the last outputs, may lie where that one's plan has something else.
@@ -41,7 +41,7 @@ class _State(enum.Enum):
 
 
 class Marks:
-    """Looks at one client's misses as its program marks steps."""
+    """Looks at one client's misses as its program marks iterations."""
 
     def __init__(self, client: _core.Client, planner: Planner) -> None:
         """They are heard."""
@@ -59,10 +59,10 @@ class Marks:
     def go_unheard(self) -> None:
         """A plan that was made so is about to be followed."""
         self._state, self._before = _State.UNHEARD, MOST_MISSES
-        self._client.hear_steps(hear=False)
+        self._client.hear_marks(hear=False)
 
-    def stepped(self) -> None:
-        """A step was marked."""
+    def came(self) -> None:
+        """A step, or the end of an iteration, was marked."""
         self._marks += 1
         if self._marks % MARKS_BETWEEN_LOOKS == 0 and self._state is not _State.FOR_GOOD:
             self._look()
@@ -89,9 +89,9 @@ class Marks:
 
     def _hear(self, state: _State) -> None:
         heard = state is not _State.TRYING
-        log.info("marks of steps are %s", "heard again" if heard else "not heard, to see whether they hinder")
+        log.info("marks of iterations are %s", "heard again" if heard else "not heard, to see whether they hinder")
         self._state, self._looks = state, 0
-        self._client.hear_steps(hear=heard)
+        self._client.hear_marks(hear=heard)
         self._planner.begin_anew()
 
     def _shares(self) -> tuple[float, float]:

@@ -41,7 +41,7 @@ class Planned:
 
     ``made_with`` is the framework and its version, as "torch 2.13.0", or empty; it is for people.
     ``around_bytes`` of its arena belong to something else, kept or another client's; it was made around them.
-    ``hears_steps``: whether marks of steps begin its iterations, where there are any: see `mempool.marks`.
+    ``hears_marks``: whether marks begin its iterations, where there are any: see `mempool.marks`.
     """
 
     pattern: Pattern
@@ -49,7 +49,7 @@ class Planned:
     plan: Plan
     made_with: str = ""
     around_bytes: int = 0
-    hears_steps: bool = True
+    hears_marks: bool = True
 
     @property
     def fragmentation(self) -> float:

@@ -149,7 +149,7 @@ class Pool:
                 self.client.load(self._loaded.native_warm_up(), self._loaded.native())
             except ValueError as error:
                 raise UsageError(f"{self.settings.plan}: {error}: the plan is of another device") from None
-            if not self._loaded.hears_steps:
+            if not self._loaded.hears_marks:
                 self._marks.go_unheard()
         if self.settings.mode == "replay":
             if self.settings.background:
@@ -203,6 +203,7 @@ class Pool:
                 self.client.mark(_core.Mark.END)
                 with self._lock:
                     self._in_iteration = None
+                self._watch_marks()
 
     def step(self) -> None:
         """Mark the end of one iteration and the beginning of the next.
@@ -212,8 +213,11 @@ class Pool:
         """
         self._check_outside_iterations()
         self.client.mark(_core.Mark.STEP)
+        self._watch_marks()
+
+    def _watch_marks(self) -> None:
         if self.settings.limit is None:  # swapping goes by the program's marks, or its own
-            self._marks.stepped()
+            self._marks.came()
 
     def _check_outside_iterations(self) -> None:
         with self._lock:
@@ -338,7 +342,7 @@ class Pool:
 
             whose = self.framework or self.name
             own = own_file(os.fspath(path))
-            planned = dataclasses.replace(self.planned, hears_steps=self._marks.are_heard)
+            planned = dataclasses.replace(self.planned, hears_marks=self._marks.are_heard)
             write_planned_apart(planned, own, client=whose, made_with=made_with(self.framework))
 
     # --- planning and the end

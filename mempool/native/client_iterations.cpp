@@ -267,9 +267,9 @@ void Client::mark(Mark kind) {
                                                           : RecordedEvent::end;
   if (tape_.on()) tape_.add(event, 0, 0, 0, mine.follower.sequence());
   pool_->collect();
-  if (kind == Mark::step && !hears_steps_) return;
+  if (kind != Mark::step || hears_marks_) between_ = kind == Mark::end;  // what lies outside a region stays outside
+  if (!hears_marks_) return;
   marked_ = true;
-  between_ = kind == Mark::end;
   if (ring_.on()) ring_.add(event, 0, 0, 0, mine.follower.sequence());
   if (kind != Mark::end) {
     boundary(followed());
@@ -279,9 +279,9 @@ void Client::mark(Mark kind) {
   if (ring_.on() && kind != Mark::begin && (first || ring_.seen() >= check_at_)) signal_work();
 }
 
-void Client::hear_steps(bool hear) {
+void Client::hear_marks(bool hear) {
   const Guarded guard(pool_->lock);
-  hears_steps_ = hear;
+  hears_marks_ = hear;
   if (!hear) marked_ = false;
 }
 

@@ -1,4 +1,4 @@
-"""Marks of steps that hinder go unheard, and come back where it is no better without them."""
+"""Marks that hinder go unheard, and come back where it is no better without them."""
 
 from __future__ import annotations
 
@@ -59,6 +59,30 @@ def test_kinds_in_turn_have_no_misses_though_they_are_marked(pool: Pool, scales:
     assert with_marks > 0
     assert misses(pool, lambda: run(pool, iteration, 60, marks=True, first=DECIDED)) == 0
     assert not pool._marks.are_heard
+    memory.free_all()
+
+
+def in_regions(pool: Pool, iteration: Callable[[int], None], count: int, *, first: int = 0) -> None:
+    """As `run`, in regions, and between them something of another size each time."""
+    for number in range(first, first + count):
+        with pool.iteration():
+            iteration(number)
+        pool.free(pool.allocate(5000 + 64 * (number * number % 101)))
+        pool.plan_now()
+
+
+@pytest.mark.parametrize("scales", [(1024, 1700), (1024, 1024, 1500)], ids=str)
+def test_kinds_of_regions_in_turn_have_no_misses(pool: Pool, scales: tuple[int, ...]) -> None:
+    memory = programs.Watched(pool)
+    iteration = kinds(memory, lambda number: scales[number % len(scales)])
+    in_regions(pool, iteration, 40)
+    with_marks = misses(pool, lambda: in_regions(pool, iteration, 20, first=40))
+    in_regions(pool, iteration, DECIDED - 60, first=60)
+    assert with_marks > 0
+    outside = pool.client.stats()["outcomes"]["outside"]
+    assert misses(pool, lambda: in_regions(pool, iteration, 60, first=DECIDED)) == 0
+    assert not pool._marks.are_heard
+    assert pool.client.stats()["outcomes"]["outside"] - outside == 60  # what lies between them
     memory.free_all()
 
 
