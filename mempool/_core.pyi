@@ -284,11 +284,6 @@ class Client:
 
     def mark(self, mark: Mark) -> None: ...
 
-    def hear_marks(self, hear: bool) -> None:
-        """
-        Whether marks of steps begin iterations, as at first; else what recurs does.
-        """
-
     def enter_dynamic(self) -> None: ...
 
     def leave_dynamic(self) -> None: ...

@@ -23,7 +23,7 @@ MOST_STRAYS, LEAST_HITS = 1 << 14, 0.01
 LEAST_TO_JUDGE = 64
 STRAYS = ("other_size", "occupied", "exhausted", "lost")
 #: Plans remembered, as many as the core keeps.
-MOST_KNOWN = 8
+MOST_KNOWN = 16
 
 
 class KnownPlans:
@@ -85,6 +85,11 @@ class KnownPlans:
         self._client.drop_patterns()
         self.latest, self._plans = None, []
         self._dropped_at = self._followed()
+
+    def marks_have_come(self) -> None:
+        """Forget what was found without them: what recurs within an iteration, or across several."""
+        if self._loaded is None and self.latest is not None:
+            self.drop()
 
     def alike(self, pattern: Pattern) -> Planned | None:
         """The plan of this pattern, or else of this one begun at another place; None: there is none."""

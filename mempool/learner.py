@@ -14,6 +14,7 @@ from mempool.beside import Beside, joined
 from mempool.known_plans import MOST_KNOWN, KnownPlans
 from mempool.report import missed
 from mempool.rest import NEVER, SPOILT, Counts, Due, Rarely, Rest
+from mempool.together import Together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,13 +82,15 @@ class Learner:
         self._dropped = 0
         self._misses_seen = -1
         self._around = Rarely()  # to plan again around what stays
-        self._longer: dict[int, Rarely] = {}  # and for longer lifetimes; by the plan's key
+        self._longer: dict[bytes, Rarely] = {}  # and for longer lifetimes; by the plan's key
         self._seen_alive: set[tuple[int, int]] | None = None  # ranges of the arena, some iterations ago
-        self._stays: dict[int, set[tuple[int, int]]] = {}  # what plans were made around; by the plan's key
-        self._improvable: set[int] = set()  # keys of plans that may be for more than is needed
+        self._stays: dict[bytes, set[tuple[int, int]]] = {}  # what plans were made around; by the plan's key
+        self._improvable: set[bytes] = set()  # keys of plans that may be for more than is needed
         self._improving = False  # that is what the recording is for
-        self._hard: set[int] = set()  # keys of plans that a longer search might make good
+        self._hard: set[bytes] = set()  # keys of plans that a longer search might make good
         self._recorded_at = 0  # iteration when recording began
+        self._marked = False  # there was a mark when recording was looked at last
+        self._together = Together()
         self._beside = Beside(client)
 
     def begin(self, loaded: Planned | None = None) -> None:
@@ -110,6 +113,7 @@ class Learner:
     def _forget(self) -> None:
         self.known.drop()
         self._improvable = set()
+        self._together = Together()
 
     def _record(self) -> None:
         self._client.set_recording(True)
@@ -148,6 +152,9 @@ class Learner:
         """Look at what recurs; True if that gave a plan."""
         state = self._client.state()
         self._misses_seen = self._misses()
+        if state["marked"] and not self._marked:
+            self._marked = True
+            self.known.marks_have_come()
         patterns, counts = self._patterns()
         if not patterns:
             self._nothing_found()
@@ -157,14 +164,23 @@ class Learner:
             if self._rest.share_of_misses(self._counts()) == 0:
                 self._settle()
                 return False
+        if (fresh := next((p for p in patterns if self._is_worth_planning(p, state)), None)) is not None:
+            return self._plan(fresh, counts)
+        if self._is_together_due(patterns, state) and self._plan_together():
+            return True
         for pattern in patterns:
-            if chosen := self._worth_planning(pattern, state):
-                return self._plan(chosen, counts)
+            if longer := self._longer_lived(pattern, state):
+                return self._plan(longer, counts)
+        self._nothing_new(patterns, state)
+        return False
+
+    def _nothing_new(self, patterns: list[Pattern], state: dict[str, Any]) -> None:
+        """When to look again."""
         if state["events_dropped"] > self._dropped:
             # The ring has wrapped and shows nothing new: stop paying for it, and try again much later.
             self._dropped = state["events_dropped"]
             if not self.known and self._client.grow_recording():
-                return False
+                return
             self._client.set_recording(False)
             self._rest.since_vain(self._counts(), replaying=state["replaying"])
         elif patterns:
@@ -174,7 +190,6 @@ class Learner:
             self._client.check_again_after(
                 max(LEAST_NEWS, 2 * len(patterns[0].buffers), kept // 8 if known else 0)
             )
-        return False
 
     def _settle(self) -> None:
         """All follows the plan: recording ends, for good unless a plan may be improved one day."""
@@ -188,6 +203,10 @@ class Learner:
 
     def _counts(self) -> Counts:
         return Counts(self._client.state()["allocations"], self._misses())
+
+    def _occupied(self) -> int:
+        """How often something else was alive where an allocation should have been, ever."""
+        return int(self._client.stats()["outcomes"]["occupied"])
 
     def _misses(self) -> int:
         """How often an allocation found no plan or did not follow it, ever."""
@@ -213,10 +232,21 @@ class Learner:
         )
         return patterns, counts
 
-    def _worth_planning(self, pattern: Pattern, state: dict[str, Any]) -> Pattern | None:
-        """The pattern to plan: this one, or with longer lifetimes; None if it is planned or too young."""
-        if self._is_young(pattern):
+    def _longer_lived(self, pattern: Pattern, state: dict[str, Any]) -> Pattern | None:
+        """What is planned, with the longer lifetimes of this pattern; None: it is not, or they are none."""
+        known = next((known for known in self.known if known.same_sequence(pattern)), None)
+        if known is None or self._together.have(known) or self._is_young(pattern):
+            return None  # how long buffers of several kinds live is a matter of what follows
+        longer = self._longer.setdefault(known.key, Rarely())
+        if not known.outlived_by(pattern) or not longer.may_be_done(state["iterations"]):
             return None
+        longer.is_done(state["iterations"])
+        return known.extended(pattern)
+
+    def _is_worth_planning(self, pattern: Pattern, state: dict[str, Any]) -> bool:
+        """Whether to plan this pattern, which is not planned yet."""
+        if self._is_young(pattern) or any(known.same_sequence(pattern) for known in self.known):
+            return False
         cannot_be_had = state["refusal"] == "memory" and not state["replaying"]  # what is known: it is no use
         spoilt = state["spoilt"] >= SPOILT or cannot_be_had
         comes_rarely = (
@@ -224,20 +254,13 @@ class Learner:
         )  # one size of many, as data are
         astray = self._rest.share_of_misses(self._counts()) > MOST_ASTRAY
         for known in self.known:
-            if known.same_sequence(pattern):
-                # The same allocations: plan them again only if something now lives longer.
-                longer = self._longer.setdefault(known.key, Rarely())
-                if not known.outlived_by(pattern) or not longer.may_be_done(state["iterations"]):
-                    return None
-                longer.is_done(state["iterations"])
-                return known.extended(pattern)
             if not spoilt and known.rotates_to(pattern):
-                return None
-            if (not spoilt or comes_rarely) and known.is_close_to(pattern):
-                return None
+                return False
+            if (comes_rarely or not (spoilt or state["marked"])) and known.is_close_to(pattern):
+                return False
             if not spoilt and not astray and self._is_completed(known, state) and known.repeats(pattern):
-                return None
-        return pattern
+                return False
+        return True
 
     def _is_young(self, pattern: Pattern) -> bool:
         """Whether the frees of buffers that outlive their iteration may still come."""
@@ -259,6 +282,34 @@ class Learner:
         self._client.check_again_after(max(64, 4 * len(pattern.buffers)))
         return True
 
+    def _is_together_due(self, patterns: list[Pattern], state: dict[str, Any]) -> bool:
+        """Whether what one kind of iteration leaves alive is in the way of others' plans."""
+        if not state["replaying"] or not self._together.collide(self._counts(), self._occupied()):
+            return False
+        seen = [pattern for pattern in patterns if not self._is_young(pattern)]
+        return self._together.are_due(list(self.known), seen, state["iterations"])
+
+    def _plan_together(self, around: Sequence[tuple[int, int]] = ()) -> bool:
+        """Plan all that is known anew, so that each may follow any other; True if that gave plans."""
+        from mempool.kinds import make_plans
+
+        known = list(self.known)
+        stays = set(around).union(*(self._stays.get(planned.key, ()) for planned in known))
+        around = sorted(stays.intersection(self._core.arena_ranges()))
+        made = self._together.make(
+            known,
+            self._client.state()["iterations"],
+            lambda *kinds: self._made(make_plans, *kinds, around=around),
+        )
+        if made is None:
+            return False
+        log.info("%d kinds of iterations are planned together", len(made))
+        for before, planned in zip(known, made, strict=True):
+            if self._install(planned, None, instead_of=before):
+                self._stays[planned.key] = set(around)
+                self._improvable.discard(planned.key)
+        return True
+
     def may_polish(self) -> bool:
         """Whether all has long followed a plan that was made in haste."""
         latest, state = self.known.latest, self._client.state()
@@ -266,6 +317,7 @@ class Learner:
             latest is not None
             and latest.key in self._hard
             and latest.key not in self._stays
+            and not self._together.have(latest)
             and state["replaying"]
             and not state["recording"]
             and not self._beside.reaches()
@@ -308,23 +360,37 @@ class Learner:
         """None: interrupted."""
         from mempool.planned import make_plan
 
+        how = {} if patient is None else {"patient": patient}
+        planned: Planned | None = self._made(make_plan, pattern, around=around, interrupt=interrupt, **how)
+        return planned
+
+    def _made(
+        self,
+        make: Callable[..., Any],
+        *what: object,
+        around: Sequence[tuple[int, int]] = (),
+        interrupt: Callable[[], bool] | None = None,
+        **how: object,
+    ) -> Any:
+        """What a function of planning makes; None: interrupted."""
         interrupt = interrupt or self._interrupt
-        planned: Planned | None = self._ask(
-            make_plan,
-            pattern,
+        made = self._ask(
+            make,
+            *what,
             alignment=self._device.alignment,
             around=joined([*around, *self._beside.reaches()]),
             wait_bytes=self._wait_bytes,
-            patient=self._patient if patient is None else patient,
             interrupt=interrupt,
+            **{"patient": self._patient, **how},
         )
-        return None if interrupt() else planned
+        return None if interrupt() else made
 
     def _install(
         self, planned: Planned, counts: list[int] | None, *, instead_of: Planned | None = None
     ) -> bool:
         """False: there is no plan any more that it was to replace."""
         pattern = planned.pattern
+        self._together.planned(self._counts(), self._occupied())
         longer = any(known.same_sequence(pattern) for known in self.known)
         if not self.known.install(planned, counts, instead_of=instead_of):
             return False
@@ -394,6 +460,11 @@ class Learner:
         if stays is None:
             return False
         self._around.is_done(iteration)  # also where that fails
+        if self._together:
+            mine = set[tuple[int, int]]().union(*(known.ranges() for known in self.known))
+            return bool(blocked) and self._plan_together(
+                sorted((stays - mine) | stays.intersection(blockers))
+            )
         for known in [self.known.latest] if self.known.latest in blocked else blocked:
             assert known is not None
             around = sorted(stays - known.ranges() | stays.intersection(blockers))

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from traces.buffers import Buffers
 
 T = TypeVar("T")
-#: Of a file's "steps": marks do not begin iterations.
-_UNHEARD = "unheard"
 
 
 def write_planned(planned: Planned, path: str | Path, *, client: str = "", made_with: str = "") -> None:
@@ -40,8 +38,6 @@ def write_planned(planned: Planned, path: str | Path, *, client: str = "", made_
         if warm_up is None
         else json.dumps({name: column.tolist() for name, column in vars(warm_up).items()}),
     }
-    if not planned.hears_marks:
-        extra["steps"] = _UNHEARD
     columns = {"sequence": planned.pattern.sequence}
     write_plan(planned.plan, planned.buffers, path, extra=extra, extra_columns=columns)
 
@@ -92,8 +88,7 @@ def read_planned(path: str | Path) -> Planned:
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise TraceError(f"damaged plan: {type(error).__name__}: {error}", file=str(path)) from None
-    hears_marks = extra.get("steps") != _UNHEARD
-    return Planned(pattern, buffers, plan, extra.get("made_with", ""), hears_marks=hears_marks)
+    return Planned(pattern, buffers, plan, extra.get("made_with", ""))
 
 
 def read_planned_apart(path: str) -> Planned:

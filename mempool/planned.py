@@ -41,7 +41,6 @@ class Planned:
 
     ``made_with`` is the framework and its version, as "torch 2.13.0", or empty; it is for people.
     ``around_bytes`` of its arena belong to something else, kept or another client's; it was made around them.
-    ``hears_marks``: whether marks begin its iterations, where there are any: see `mempool.marks`.
     """
 
     pattern: Pattern
@@ -49,7 +48,6 @@ class Planned:
     plan: Plan
     made_with: str = ""
     around_bytes: int = 0
-    hears_marks: bool = True
 
     @property
     def fragmentation(self) -> float:
@@ -64,9 +62,9 @@ class Planned:
         return peak_load(self.buffers)
 
     @property
-    def key(self) -> int:
-        """The same for plans of the same sequence, in this process."""
-        return hash((self.buffers.size.tobytes(), self.pattern.sequence.tobytes()))
+    def key(self) -> bytes:
+        """The same for plans of the same sequence: `traces.pattern.Pattern.key`."""
+        return self.pattern.key
 
     def same_sequence(self, pattern: Pattern) -> bool:
         """Whether the other pattern allocates the same sizes in the same order."""
@@ -145,9 +143,7 @@ class Planned:
 
         Where streams share, what is best is larger than the bound for its price.
         """
-        shared = wait_bytes < NEVER and len(distinct(self.buffers.stream)) > 1
-        plan = self.plan
-        return plan.stopped_by == "nodes" and plan.arena_bytes > GOOD * plan.lower_bound_bytes and not shared
+        return _is_hard(self.plan, self.buffers, wait_bytes)
 
     def ranges(self) -> set[tuple[int, int]]:
         """(begin, end) offsets of everything planned."""
@@ -265,45 +261,29 @@ def make_plan(
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
         patient: whether a plan that is not good is worth a second of search.
     """
-    from solvers import Stop, check, lower_bound
-    from solvers.streams import solve_streams
+    from solvers import check, lower_bound
 
     rows = pattern.buffers
     buffers = dataclasses.replace(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
     )
-
-    def solved(buffers: Buffers, nodes: int, close_enough: float = CLOSE_ENOUGH) -> Plan:
-        stop = Stop(nodes=nodes, interrupt=interrupt)
-        return solve_streams(
-            buffers, stop=stop, wait_bytes=wait_bytes, close_enough=close_enough, seed=seed, solver="search"
-        )
-
-    if not around:
-        plan = solved(buffers, POOL_NODES)
-        if plan.offset is None:
-            return None
-        planned = Planned(pattern, buffers, plan)
-        if patient and planned.is_hard(wait_bytes=wait_bytes):
-            longer = solved(buffers, HARD_NODES, GOOD)
-            if longer.offset is not None and longer.arena_bytes < plan.arena_bytes:
-                planned = dataclasses.replace(planned, plan=longer)
-        check(planned.plan, buffers)
-        return planned
-    everything, bound = _with_kept(buffers, around), lower_bound(buffers)
-    plan = solved(everything, AROUND_NODES)
+    search = Search(wait_bytes=wait_bytes, patient=patient, interrupt=interrupt, seed=seed)
+    everything, bound = with_kept(buffers, around), lower_bound(buffers)
+    plan = search.alone(buffers) if not around else search.around(everything)
     if plan.offset is None:
         return None
     check(plan, everything)
-    plan = _as_if_alone(dataclasses.replace(plan, offset=plan.offset[: len(rows)]), buffers, bound)
+    if not around:
+        return Planned(pattern, buffers, plan)
+    plan = as_if_alone(dataclasses.replace(plan, offset=plan.offset[: len(rows)]), buffers, bound)
     if plan.arena_bytes > LESS * bound:  # what lies below such a range is hard to use for many buffers
-        apart = solved(buffers, AROUND_NODES)
+        apart = search.around(buffers)
         if apart.offset is None:
             return None
         base = _first_gap(apart.arena_bytes, around, alignment)
         if base + apart.arena_bytes < plan.arena_bytes:
             moved = np.where(apart.offset >= 0, apart.offset + base, apart.offset)
-            plan = _as_if_alone(dataclasses.replace(apart, offset=moved), buffers, bound)
+            plan = as_if_alone(dataclasses.replace(apart, offset=moved), buffers, bound)
     check(plan, buffers)
     within = sum(max(min(end, plan.arena_bytes) - begin, 0) for begin, end in around)
     planned = Planned(pattern, buffers, plan, around_bytes=within)
@@ -311,7 +291,50 @@ def make_plan(
     return planned
 
 
-def _as_if_alone(plan: Plan, buffers: Buffers, bound: int) -> Plan:
+@dataclass(frozen=True)
+class Search:
+    """The pool's own searches.
+
+    Attributes:
+        wait_bytes: bytes that a plan must save for each wait of one stream for another.
+        patient: whether a plan that is not good is worth a second of search.
+        interrupt: asked now and then whether to stop.
+        seed: of the search.
+    """
+
+    wait_bytes: int
+    patient: bool
+    interrupt: Callable[[], bool] | None
+    seed: int = 0
+
+    def alone(self, buffers: Buffers) -> Plan:
+        """With nothing in the way."""
+        plan = self._searched(buffers, POOL_NODES, CLOSE_ENOUGH)
+        if self.patient and plan.offset is not None and _is_hard(plan, buffers, self.wait_bytes):
+            longer = self._searched(buffers, HARD_NODES, GOOD)
+            if longer.offset is not None and longer.arena_bytes < plan.arena_bytes:
+                return longer
+        return plan
+
+    def around(self, buffers: Buffers) -> Plan:
+        """With something in the way, which is among them."""
+        return self._searched(buffers, AROUND_NODES, CLOSE_ENOUGH)
+
+    def _searched(self, buffers: Buffers, nodes: int, close_enough: float) -> Plan:
+        from solvers import Stop
+        from solvers.streams import solve_streams
+
+        stop = Stop(nodes=nodes, interrupt=self.interrupt)
+        how: dict[str, Any] = {"seed": self.seed, "solver": "search"}
+        return solve_streams(buffers, stop=stop, wait_bytes=self.wait_bytes, close_enough=close_enough, **how)
+
+
+def _is_hard(plan: Plan, buffers: Buffers, wait_bytes: int) -> bool:
+    shared = wait_bytes < NEVER and len(distinct(buffers.stream)) > 1
+    return plan.stopped_by == "nodes" and plan.arena_bytes > GOOD * plan.lower_bound_bytes and not shared
+
+
+def as_if_alone(plan: Plan, buffers: Buffers, bound: int) -> Plan:
     """What is proven of it holds beside some ranges only, which need not be in its arena."""
     from solvers import Status
 
@@ -330,17 +353,19 @@ def _first_gap(size: int, around: Sequence[tuple[int, int]], alignment: int) -> 
     return base
 
 
-def _with_kept(buffers: Buffers, around: Sequence[tuple[int, int]]) -> Buffers:
+def with_kept(buffers: Buffers, around: Sequence[tuple[int, int]]) -> Buffers:
     """The buffers, and behind them one for each range, which lives for ever where it is."""
     from traces.buffers import COLUMNS, Buffers
 
     if not around:
         return buffers
     begin, end = np.array(around, np.int64).T
-    kept: dict[str, Any] = {"start": 0, "end": buffers.period or 0, "size": end - begin, "alignment": 1}
+    ever = buffers.period or int(buffers.end.max(initial=0))
+    kept: dict[str, Any] = {"start": 0, "end": ever, "size": end - begin, "alignment": 1}
     kept |= {"offset": begin, "group": 0, "stream": buffers.stream[0], "persistent": False}
     table: dict[str, Any] = {
         name: np.concatenate([getattr(buffers, name), np.broadcast_to(kept[name], len(begin))])
         for name in COLUMNS
     }
-    return Buffers.of(**table, period=buffers.period)
+    gaps = np.stack([buffers.gap_buffer, buffers.gap_start, buffers.gap_end], axis=1)
+    return Buffers.of(**table, gaps=gaps, period=buffers.period)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from mempool import _core
 from mempool.budget import Budget
-from mempool.known_plans import MOST_KNOWN
 from mempool.learner import Learner
 from mempool.planning_process import NEEDED, PlanningProcess
 from mempool.settings import EVERYTHING, NEVER
@@ -30,6 +29,9 @@ log = logging.getLogger("mempool")
 MOST_LINES = 8
 SECONDS_BETWEEN_LINES = 5.0
 _FOR_EVER = 1e9  # seconds
+#: So many plans cost what they cost while the program follows what was planned: each kind of iteration's that
+#: is remembered, and as often all of them together.
+MOST_LEARNED = 32
 #: What looking and planning may cost: seconds of processor time at once, enough for a program that repeats,
 #: then this share of the time that passes. One long solve counts as so many seconds at most.
 ALLOWANCE_SECONDS = 0.1
@@ -108,6 +110,7 @@ class Planner:
             allowance=ALLOWANCE_SECONDS, share=SHARE, most_debt=MOST_DEBT_SECONDS, spent=self._process.cost
         )
         self._work_left = self._anew = False
+        self._learned = 0  # times that looking gave plans
         self._learner = Learner(
             core,
             client,
@@ -283,7 +286,8 @@ class Planner:
         follows = self._learner.known.are_followed()
         with self._charged() as forgive:
             learned = self._learner.learn()
-            if learned and follows and self.plans <= MOST_KNOWN:
+            self._learned += learned
+            if learned and follows and self._learned <= MOST_LEARNED:
                 forgive()
 
     @contextlib.contextmanager

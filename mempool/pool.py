@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mempool import _core, sharing
 from mempool.errors import OutOfMemoryError, UsageError
-from mempool.marks import Marks
 from mempool.planner import Planner, first_cache_bytes
 from mempool.ranks import file_to_read, own_file
 from mempool.settings import NEVER, Settings, check_swapping, settings
@@ -110,7 +109,6 @@ class Pool:
             process=self.settings.planning_process,
             patient=not self.settings.background,
         )
-        self._marks = Marks(self.client, self._planner)
         try:
             self._begin()
         except BaseException:
@@ -149,8 +147,6 @@ class Pool:
                 self.client.load(self._loaded.native_warm_up(), self._loaded.native())
             except ValueError as error:
                 raise UsageError(f"{self.settings.plan}: {error}: the plan is of another device") from None
-            if not self._loaded.hears_marks:
-                self._marks.go_unheard()
         if self.settings.mode == "replay":
             if self.settings.background:
                 self._planner.start(self._loaded)
@@ -203,7 +199,6 @@ class Pool:
                 self.client.mark(_core.Mark.END)
                 with self._lock:
                     self._in_iteration = None
-                self._watch_marks()
 
     def step(self) -> None:
         """Mark the end of one iteration and the beginning of the next.
@@ -213,11 +208,6 @@ class Pool:
         """
         self._check_outside_iterations()
         self.client.mark(_core.Mark.STEP)
-        self._watch_marks()
-
-    def _watch_marks(self) -> None:
-        if self.settings.limit is None:  # swapping goes by the program's marks, or its own
-            self._marks.came()
 
     def _check_outside_iterations(self) -> None:
         with self._lock:
@@ -342,8 +332,7 @@ class Pool:
 
             whose = self.framework or self.name
             own = own_file(os.fspath(path))
-            planned = dataclasses.replace(self.planned, hears_marks=self._marks.are_heard)
-            write_planned_apart(planned, own, client=whose, made_with=made_with(self.framework))
+            write_planned_apart(self.planned, own, client=whose, made_with=made_with(self.framework))
 
     # --- planning and the end
 

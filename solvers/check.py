@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from solvers.errors import PlanError
+from traces.buffers import Buffers
 from traces.columns import distinct
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
+    from solvers.kinds import Kind
     from solvers.plan import Plan
-    from traces.buffers import Buffers
 
 
 #: A plan may not be asked to hold buffers that live longer; unrolling them would take for ever.
@@ -40,6 +44,43 @@ def check(plan: Plan, buffers: Buffers) -> None:
     _claims(plan)
     _groups(buffers, offset, rows)
     _overlaps(buffers, offset, rows)
+
+
+def check_kinds(kinds: Sequence[Kind], plans: Sequence[Plan]) -> None:
+    """Accept plans for iterations of several kinds, any of which may follow any other.
+
+    Each buffer lives for so long as the iteration's follower has it; three iterations in a row are looked at
+    where something outlives the second, else two. The plans have the same columns, one iteration's after the
+    last one's.
+
+    Raises:
+        PlanError: naming the buffers as rows of the kinds, one behind the other.
+    """
+    deep = any((kind.reach[:, j] > len(other)).any() for kind in kinds for j, other in enumerate(kinds))
+    columns = {plan.columns for plan in plans}
+    if len(columns) != 1:
+        raise PlanError(f"plans with {sorted(columns)} columns follow upon each other")
+    for line in itertools.product(range(len(kinds)), repeat=3 if deep else 2):
+        for column in range(next(iter(columns))):
+            _check_line([(kinds[k], plans[k]) for k in line], line, column)
+
+
+def _check_line(iterations: Sequence[tuple[Kind, Plan]], line: Sequence[int], column: int) -> None:
+    """Iterations in a row, the first of which allocates from this column."""
+    parts, offset, begun = [], [], 0
+    for nth, (kind, plan) in enumerate(iterations):
+        assert plan.offset is not None
+        n = len(kind)
+        end = np.minimum(kind.buffers.end, n)
+        if nth + 1 < len(iterations):
+            reach = kind.reach[:, line[nth + 1]]
+            end = np.where((kind.reach > 0).any(axis=1), n + reach, end)
+        parts.append((begun + np.arange(n), begun + end, kind.buffers.size, kind.buffers.persistent))
+        offset.append(plan.offset[:, (column + nth) % plan.columns])
+        begun += n
+    start, end, size, persistent = (np.concatenate(part) for part in zip(*parts, strict=True))
+    rows = np.flatnonzero((size > 0) & (start < end) & ~persistent)
+    _overlaps(Buffers.of(start, end, size, persistent=persistent), np.concatenate(offset)[:, None], rows)
 
 
 def _shape(plan: Plan, buffers: Buffers) -> NDArray[np.int64]:

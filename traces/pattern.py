@@ -7,7 +7,7 @@ free of each position is taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,9 +15,12 @@ import numpy as np
 from traces.buffers import Buffers
 from traces.columns import distinct
 from traces.cycles import MOST_ITERATIONS_ALIVE
+from traces.followers import reaches, sequence_key
 from traces.windows import Windows, find_windows
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from traces.trace import Trace
@@ -63,6 +66,9 @@ class Pattern:
         unresolved: positions whose free was not seen, too young to say that they stay.
         coverage: planned bytes / bytes of all buffers that come and go, at the peak of the last iteration.
         warm_up: what came before, or None if the recording does not go back to the beginning.
+        reach: by the `key` of each pattern that was seen to follow this one, int64[n]: how many of the
+            allocations from that one's beginning on came before a buffer's free, at most. Only of iterations
+            that are marked.
     """
 
     buffers: Buffers
@@ -75,6 +81,12 @@ class Pattern:
     unresolved: int
     coverage: float
     warm_up: WarmUp | None
+    reach: Mapping[bytes, NDArray[np.int64]] = field(default_factory=dict)
+
+    @property
+    def key(self) -> bytes:
+        """The same for patterns of the same sizes in the same order, in any process."""
+        return sequence_key(self.buffers.size, self.sequence)
 
 
 def find_patterns(
@@ -95,9 +107,10 @@ def find_patterns(
     Raises:
         TraceError: the trace contradicts itself.
     """
+    windows = find_windows(trace, small_bytes, anywhere=anywhere)
     found = [
-        _Builder(windows).pattern(whole_recording=whole_recording)
-        for windows in find_windows(trace, small_bytes, anywhere=anywhere)
+        _Builder(kind).pattern(reach, whole_recording=whole_recording)
+        for kind, reach in zip(windows, reaches(windows), strict=True)
     ]
     return [pattern for pattern in found if pattern is not None]
 
@@ -129,7 +142,7 @@ class _Builder:
         self._group = self._groups[self._rows]
         self._strange: list[int] = []  # allocations in the windows that were made to stay
 
-    def pattern(self, *, whole_recording: bool) -> Pattern | None:
+    def pattern(self, reach: Mapping[bytes, NDArray[np.int64]], *, whole_recording: bool) -> Pattern | None:
         n = len(self._rows)
         end = np.zeros(n, np.int64)
         stays = np.zeros(n, np.bool_)
@@ -163,6 +176,7 @@ class _Builder:
             unresolved=unresolved,
             coverage=self._coverage(stays),
             warm_up=self._warm_up(buffers) if whole_recording else None,
+            reach=reach,
         )
 
     def _lifetimes(self, group: int, count: int) -> _Lifetimes:

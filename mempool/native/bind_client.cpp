@@ -165,8 +165,6 @@ void bind_client(nb::module_& m) {
              return nb::make_tuple(moved, foreign);
            }, "address"_a, "bytes"_a, "stream"_a = 0, "(new address or 0, whether the old one is not ours).")
       .def("mark", &Client::mark, released, "mark"_a)
-      .def("hear_marks", &Client::hear_marks, released, "hear"_a,
-           "Whether marks begin iterations, as at first; else what recurs does.")
       .def("enter_dynamic", &Client::enter_dynamic, released)
       .def("leave_dynamic", &Client::leave_dynamic, released)
       .def("set_recording", [](Client& c, bool on) { patiently(c.pool(), [&] { c.set_recording(on); }); }, "on"_a)

@@ -72,9 +72,6 @@ class Client : private Live<Client> {
 
   // --- marks and scopes; any thread
   void mark(Mark mark);
-  // Whether marks begin iterations, as at first; else what recurs does, as where nothing is marked. What lies outside marked
-  // regions is not planned in either case.
-  void hear_marks(bool hear);
   void enter_dynamic() noexcept;  // until leave_dynamic(), nothing is planned or recorded
   void leave_dynamic() noexcept;
 
@@ -322,7 +319,6 @@ class Client : private Live<Client> {
   Offset place_next_ = kDynamic;      // see place_next()
   bool between_ = false;              // between the end of a marked region and the next one's beginning
   bool marked_ = false, replaying_ = false;
-  bool hears_marks_ = true;
   std::uint64_t iterations_ = 0, marks_ = 0, active_at_ = 0, latest_at_ = 0, spoilt_ = 0;
   std::uint64_t clean_ = 0;           // iterations in a row without a miss, since the latest plan took effect
   std::uint64_t longest_clean_ = 0;   // of those before a miss

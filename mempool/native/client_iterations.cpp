@@ -267,9 +267,8 @@ void Client::mark(Mark kind) {
                                                           : RecordedEvent::end;
   if (tape_.on()) tape_.add(event, 0, 0, 0, mine.follower.sequence());
   pool_->collect();
-  if (kind != Mark::step || hears_marks_) between_ = kind == Mark::end;  // what lies outside a region stays outside
-  if (!hears_marks_) return;
   marked_ = true;
+  between_ = kind == Mark::end;
   if (ring_.on()) ring_.add(event, 0, 0, 0, mine.follower.sequence());
   if (kind != Mark::end) {
     boundary(followed());
@@ -277,12 +276,6 @@ void Client::mark(Mark kind) {
   }
   const bool first = ring_.kept() < kFewEvents;
   if (ring_.on() && kind != Mark::begin && (first || ring_.seen() >= check_at_)) signal_work();
-}
-
-void Client::hear_marks(bool hear) {
-  const Guarded guard(pool_->lock);
-  hears_marks_ = hear;
-  if (!hear) marked_ = false;
 }
 
 void Client::enter_dynamic() noexcept {

@@ -8,7 +8,7 @@
 namespace mempool {
 namespace {
 
-constexpr std::size_t kMostPatterns = 8;
+constexpr std::size_t kMostPatterns = 16;
 constexpr unsigned kRestAfter = 10;  // rounds without use
 
 }  // namespace

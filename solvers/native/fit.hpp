@@ -47,7 +47,9 @@ class Placed {
   // The offset for `job`; `looks` grows by the number of placed pieces looked at.
   int64_t find(int32_t job, Rule rule, int64_t& looks) const {
     if (rule != Rule::first_fit) return best_gap(job, rule, looks);
-    return jobs_.single(job) ? first_gap<true>(job, looks) : first_gap<false>(job, looks);
+    if (jobs_.single(job)) return first_gap(job, looks, [&](Piece placed) { return meets<true>(placed, job); });
+    if (!lay_out(job)) return first_gap(job, looks, [&](Piece placed) { return meets<false>(placed, job); });
+    return first_gap(job, looks, [&](Piece placed) { return meets_laid_out(placed); });
   }
 
   // A placed job that keeps `job` from standing at `offset`, or -1.
@@ -68,8 +70,31 @@ class Placed {
     return false;
   }
 
-  template <bool Single>
-  int64_t first_gap(int32_t job, int64_t& looks) const {
+  // Of a job of many pieces, when it lives next at each instant: whether it meets a piece is one look then. Only where that
+  // costs less than to compare all pieces with all.
+  bool lay_out(int32_t job) const {
+    const auto first = static_cast<size_t>(jobs_.first[job]), last = static_cast<size_t>(jobs_.first[job + 1]) - 1;
+    const Piece* const pieces = jobs_.pieces.data();
+    const auto length = static_cast<size_t>(pieces[last].end - pieces[first].start);
+    if (length > (last - first) * piece_.size()) return false;
+    begun_ = pieces[first].start;
+    next_.resize(length + 1);
+    int32_t t = begun_;
+    for (size_t k = first; k <= last; ++k) {
+      for (; t < pieces[k].start; ++t) next_[t - begun_] = pieces[k].start;
+      for (; t < pieces[k].end; ++t) next_[t - begun_] = t;
+    }
+    next_[length] = std::numeric_limits<int32_t>::max();
+    return true;
+  }
+
+  bool meets_laid_out(Piece placed) const {
+    const auto length = static_cast<int32_t>(next_.size()) - 1;
+    return next_[std::clamp(placed.start - begun_, 0, length)] < placed.end;
+  }
+
+  template <class Meets>
+  int64_t first_gap(int32_t job, int64_t& looks, Meets meets) const {
     const int64_t size = jobs_.size[job];
     const size_t n = low_.size();
     int64_t at = 0;
@@ -77,7 +102,7 @@ class Placed {
     // Without branches on `meets`: whether two lifetimes meet is a coin toss to the branch predictor.
     for (; k < n && low_[k] < at + size; ++k) {
       const int64_t above = jobs_.aligned(job, high_[k]);
-      at = meets<Single>(piece_[k], job) ? std::max(at, above) : at;
+      at = meets(piece_[k]) ? std::max(at, above) : at;
     }
     looks += static_cast<int64_t>(k) + 1;
     return at;
@@ -104,6 +129,8 @@ class Placed {
   std::vector<int64_t> low_, high_;  // addresses [low, high) of each placed piece; low ascends
   std::vector<Piece> piece_;
   std::vector<int32_t> job_;
+  mutable std::vector<int32_t> next_;  // by instant since `begun_`: of the job that was laid out last
+  mutable int32_t begun_ = 0;
 };
 
 // Two jobs whose fixed offsets contradict each other, or {-1, -1}.

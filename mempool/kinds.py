@@ -1,0 +1,196 @@
+"""Marked iterations of several kinds: how they follow upon each other, and one plan for all of them.
+
+A plan that is made for a kind as if it followed itself says nothing of what another kind has left alive.
+Where that is in the way, all kinds that are known are planned together: see `solvers.kinds`; and when, see
+`mempool.together`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mempool.planned import Planned, Search, as_if_alone, with_kept
+from solvers.kinds import Joint, Kind, agreeing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from traces.buffers import Buffers
+    from traces.pattern import Pattern
+
+#: What there is to pack, in pieces of lifetime; more than this would take seconds.
+MOST_PIECES = 1 << 18
+
+
+class Kinds:
+    """How long the buffers of each kind live, at most, by what follows: as far as has been seen."""
+
+    def __init__(self) -> None:
+        """Nothing has been seen yet."""
+        self._ends: dict[bytes, NDArray[np.int64]] = {}
+        self._stays: dict[bytes, NDArray[np.bool_]] = {}
+        self._reach: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}
+        self._planned: dict[bytes, Kind] = {}  # as they were planned together
+        self._order: list[bytes] = []  # of these
+
+    def note(self, patterns: Sequence[Pattern], known: Iterable[Planned]) -> None:
+        """Take up what was seen of these; what was seen of others that are not known is forgotten."""
+        keys = {pattern.key for pattern in patterns} | {planned.key for planned in known}
+        self._ends = {key: ends for key, ends in self._ends.items() if key in keys}
+        self._stays = {key: stays for key, stays in self._stays.items() if key in keys}
+        self._reach = {pair: reach for pair, reach in self._reach.items() if keys.issuperset(pair)}
+        for pattern in patterns:
+            key, rows = pattern.key, pattern.buffers
+            self._ends[key] = _larger(self._ends.get(key), rows.end)
+            self._stays[key] = self._stays.get(key, rows.persistent) | rows.persistent
+            for follower, reach in pattern.reach.items():
+                self._reach[key, follower] = _larger(self._reach.get((key, follower)), reach)
+
+    def outgrew(self, known: Sequence[Planned]) -> bool:
+        """Whether what was planned together is no longer what is known, or lives longer than planned."""
+        if {planned.key for planned in known} != set(self._planned):
+            return True
+        for key, kind in self._planned.items():
+            rows, n = kind.buffers, len(kind)
+            ends, stays = self._ends.get(key, rows.end), self._stays.get(key, rows.persistent)
+            longer = (np.minimum(ends, n) > np.minimum(rows.end, n)) & ~kind.outlives
+            if ((longer | stays) & ~rows.persistent).any():
+                return True
+            for number, follower in enumerate(self._order):
+                seen = self._reach.get((key, follower))
+                if seen is not None and ((seen > kind.reach[:, number]) & ~rows.persistent).any():
+                    return True
+        return False
+
+    def of(self, known: Sequence[Planned]) -> list[Kind] | None:
+        """These, with how far each reaches into each; None: nobody knows.
+
+        What was never seen to follow is taken for what did: as far into it where that is as long, else the
+        same share of it, and no less.
+        """
+        keys, lengths = [planned.key for planned in known], [len(planned.buffers) for planned in known]
+        kinds = []
+        for planned, key, n in zip(known, keys, lengths, strict=True):
+            seen = {
+                follower: reach
+                for (whose, follower), reach in self._reach.items()
+                if whose == key and len(reach) == n
+            }
+            if not seen or planned.buffers.group.any():
+                return None
+            long = dict(zip(keys, lengths, strict=True))
+            reach = np.stack(
+                [
+                    seen[other] if other in seen else _guessed(seen, long, length)
+                    for other, length in zip(keys, lengths, strict=True)
+                ],
+                axis=1,
+            )
+            rows = planned.buffers
+            end = np.maximum(self._ends.get(key, rows.end), rows.end)
+            never_seen = (end > n) & ~reach.any(axis=1)  # who follows was never seen then
+            reach = np.where(never_seen[:, None], np.minimum((end - n)[:, None], lengths), reach)
+            stays = rows.persistent | self._stays.get(key, rows.persistent)
+            stays |= (reach > _most(lengths)).any(axis=1)  # nobody knows for how many iterations it will be
+            buffers = dataclasses.replace(rows, end=end, persistent=stays)
+            kinds.append(Kind(buffers, reach, planned.pattern.sequence.astype(np.int64)))
+        return agreeing(kinds)
+
+    def are_planned(self, known: Sequence[Planned], kinds: Sequence[Kind]) -> None:
+        """They are, together."""
+        self._order = [planned.key for planned in known]
+        self._planned = dict(zip(self._order, kinds, strict=True))
+
+
+def _most(lengths: Sequence[int]) -> NDArray[np.int64]:
+    """How far into each kind anything is planned to reach: to the end of the iteration after that."""
+    return np.array(lengths) + min(lengths)
+
+
+def _larger(one: NDArray[np.int64] | None, other: NDArray[np.int64]) -> NDArray[np.int64]:
+    return other if one is None else np.maximum(one, other)
+
+
+def _guessed(seen: dict[bytes, NDArray[np.int64]], long: dict[bytes, int], length: int) -> NDArray[np.int64]:
+    """How far a kind's buffers reach into one of so many allocations that was never seen to follow it."""
+    guesses = []
+    for follower, reach in seen.items():
+        share = -(-reach * length // long.get(follower, length))
+        guesses.append(np.maximum(np.minimum(reach, length), share))
+    guess: NDArray[np.int64] = np.max(guesses, axis=0)
+    return guess
+
+
+def make_plans(
+    known: Sequence[Planned],
+    kinds: Sequence[Kind],
+    *,
+    alignment: int,
+    wait_bytes: int,
+    patient: bool,
+    around: Sequence[tuple[int, int]] = (),
+    interrupt: Callable[[], bool] | None = None,
+) -> list[Planned] | None:
+    """Plan them together, and check that the plans are right in any succession.
+
+    Args:
+        known: plans of the same patterns, to be replaced.
+        kinds: of each.
+        alignment: of every offset, in bytes.
+        wait_bytes: bytes that a plan must save for each wait of one stream for another.
+        patient: whether a plan that is not good is worth a second of search.
+        around: (begin, end) offsets of ranges that the plans must not use; they do not overlap.
+        interrupt: asked now and then whether to stop.
+
+    Returns:
+        One for each, or None: interrupted before there was any, or there is too much to pack.
+    """
+    from solvers import check, lower_bound
+    from solvers.check import check_kinds
+
+    if 2 * len(kinds) * sum(map(len, kinds)) > MOST_PIECES:
+        return None
+    kinds = [_aligned(kind, alignment) for kind in kinds]
+    joint = Joint(kinds)
+    everything = with_kept(joint.buffers, around)
+    search = Search(wait_bytes=wait_bytes, patient=patient, interrupt=interrupt)
+    plan = search.around(everything) if around else search.alone(everything)
+    if plan.offset is None:
+        return None
+    check(plan, everything)
+    offsets = joint.offsets(plan.offset[: len(joint.buffers), 0])
+    made = []
+    for number, (before, kind, offset) in enumerate(zip(known, kinds, offsets, strict=True)):
+        own = kind.following_itself(number)
+        mine = dataclasses.replace(plan, offset=offset, period=len(kind))
+        mine = as_if_alone(mine, own, lower_bound(own))
+        check(mine, own)
+        within = sum(max(min(end, mine.arena_bytes) - begin, 0) for begin, end in around)
+        made.append(Planned(_as_planned(before.pattern, own), own, mine, around_bytes=within))
+    check_kinds(kinds, [planned.plan for planned in made])
+    return made
+
+
+def _as_planned(pattern: Pattern, planned: Buffers) -> Pattern:
+    """The pattern without what is left out of its plan now, which covers so much less of the peak."""
+    from solvers import peak_load
+
+    left = planned.persistent & ~pattern.buffers.persistent
+    if not left.any():
+        return pattern
+    end = np.where(left, len(planned), planned.end)
+    everything = dataclasses.replace(planned, end=end, persistent=pattern.buffers.persistent)
+    coverage = pattern.coverage * peak_load(planned) / peak_load(everything)
+    rows = dataclasses.replace(pattern.buffers, persistent=planned.persistent)
+    return dataclasses.replace(pattern, buffers=rows, coverage=coverage)
+
+
+def _aligned(kind: Kind, alignment: int) -> Kind:
+    rows = kind.buffers
+    column = np.full(len(rows), alignment, np.int64)
+    return dataclasses.replace(kind, buffers=dataclasses.replace(rows, alignment=column))

@@ -1,0 +1,258 @@
+"""Marked iterations of several kinds, any of which may follow any other, have one plan together."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import programs
+import pytest
+from pools import run, simulated
+
+from mempool import Pool, together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+#: Iterations within which everything is learned, by a planner that looks after each.
+LEARNED = 120
+
+
+def kinds(
+    memory: programs.Watched, scale_of: Callable[[int], int], *, late: bool = False, long: bool = False
+) -> Callable[[int], None]:
+    """Gradients that the next one frees first, or ``late``, and an output that it frees when it has its own.
+
+    Args:
+        memory: where they are made.
+        scale_of: what tells kinds apart, of each iteration.
+        late: gradients go only when the next iteration has made half of what it makes.
+        long: larger ones allocate more often, too.
+    """
+    gradients: list[int] = []
+    outputs: list[int] = []
+
+    def iteration(number: int) -> None:
+        scale = scale_of(number)
+        count = scale // 100 if long else 20
+        first = memory.allocate(3 * scale)
+        if late:
+            programs.layers(memory, count, scale=scale)
+        while gradients:
+            memory.free(gradients.pop())
+        programs.layers(memory, count, scale=scale)
+        outputs.append(memory.allocate(20 * scale))
+        if len(outputs) > 1:
+            memory.free(outputs.pop(0))
+        gradients.extend(memory.allocate(scale * part) for part in (3, 7, 5))
+        memory.free(first)
+
+    return iteration
+
+
+def in_regions(pool: Pool, iteration: Callable[[int], None], count: int, *, first: int = 0) -> None:
+    """As `run`, in regions, and between them something of another size each time."""
+    for number in range(first, first + count):
+        with pool.iteration():
+            iteration(number)
+        pool.free(pool.allocate(5000 + 64 * (number * number % 101)))
+        pool.plan_now()
+
+
+def in_steps(pool: Pool, iteration: Callable[[int], None], count: int, *, first: int = 0) -> None:
+    run(pool, iteration, count, marks=True, first=first)
+
+
+def misses(pool: Pool, work: Callable[[], None]) -> int:
+    """Of so much work."""
+
+    def so_far() -> int:
+        outcomes = pool.client.stats()["outcomes"]
+        return int(pool.report().to_dict()["misses_total"] + outcomes["unplanned"])
+
+    before = so_far()
+    work()
+    return so_far() - before
+
+
+def in_turn(scales: tuple[int, ...]) -> Callable[[int], int]:
+    return lambda number: scales[number % len(scales)]
+
+
+def at_random(scales: tuple[int, ...]) -> Callable[[int], int]:
+    chance = random.Random(1)
+    drawn = [chance.choice(scales) for _ in range(1000)]
+    return drawn.__getitem__
+
+
+@pytest.mark.parametrize("work", [in_steps, in_regions])
+@pytest.mark.parametrize("order", [in_turn, at_random])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("scales", [(1024, 1700), (1024, 1024, 1500), (900, 1300, 1900, 2500)], ids=str)
+def test_kinds_in_any_order_have_no_misses(
+    pool: Pool,
+    scales: tuple[int, ...],
+    late: bool,
+    order: Callable[[tuple[int, ...]], Callable[[int], int]],
+    work: Callable[..., None],
+) -> None:
+    memory = programs.Watched(pool)
+    iteration = kinds(memory, order(scales), late=late)
+    work(pool, iteration, LEARNED)
+    assert misses(pool, lambda: work(pool, iteration, 200, first=LEARNED)) == 0
+    assert len(pool._planner._learner.known) == len(set(scales))
+    memory.free_all()
+
+
+@pytest.mark.parametrize("order", [in_turn, at_random])
+@pytest.mark.parametrize("late", [False, True])
+def test_kinds_of_different_lengths_have_none_and_are_not_planned_time_and_again(
+    pool: Pool, late: bool, order: Callable[[tuple[int, ...]], Callable[[int], int]]
+) -> None:
+    memory = programs.Watched(pool)
+    iteration = kinds(memory, order((1000, 1300, 2600)), late=late, long=True)
+    in_steps(pool, iteration, 2 * LEARNED)
+    plans = pool.plans
+    assert misses(pool, lambda: in_steps(pool, iteration, 400, first=2 * LEARNED)) == 0
+    assert pool.plans == plans <= 15
+    memory.free_all()
+
+
+def test_apart_they_would_miss(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the tests above show something."""
+    monkeypatch.setattr(together, "LEAST_COLLISIONS", 1 << 60)
+    memory = programs.Watched(pool)
+    iteration = kinds(memory, at_random((900, 1300, 1900)))
+    in_steps(pool, iteration, LEARNED)
+    assert misses(pool, lambda: in_steps(pool, iteration, 200, first=LEARNED)) > 200
+    memory.free_all()
+
+
+def test_the_arena_is_hardly_larger_than_the_largest_kind_needs(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    iteration = kinds(memory, at_random((900, 1300, 1900, 2500)), late=True)
+    in_steps(pool, iteration, LEARNED)
+    assert pool.report().to_dict()["arena_bytes"] <= 1.02 * memory.peak
+    memory.free_all()
+
+
+def test_a_kind_that_comes_later_is_planned_with_the_others(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    first, all_of_them = at_random((900, 1300)), at_random((900, 1300, 1900))
+    iteration = kinds(memory, lambda number: (first if number < LEARNED else all_of_them)(number))
+    in_steps(pool, iteration, 3 * LEARNED)
+    assert misses(pool, lambda: in_steps(pool, iteration, 200, first=3 * LEARNED)) == 0
+    memory.free_all()
+
+
+def test_what_is_kept_for_longer_from_then_on_is_planned_for(pool: Pool) -> None:
+    """Two outputs instead of one, so that some reach into the iteration after the next."""
+    memory = programs.Watched(pool)
+    order, kept = at_random((900, 1300, 1900)), list[int]()
+    iteration = kinds(memory, order)
+
+    def keeping(number: int) -> None:
+        iteration(number)
+        if number >= LEARNED:
+            kept.append(memory.allocate(11 * order(number)))
+            if len(kept) > 2:
+                memory.free(kept.pop(0))
+
+    in_steps(pool, keeping, 4 * LEARNED)
+    assert misses(pool, lambda: in_steps(pool, keeping, 200, first=4 * LEARNED)) == 0
+    memory.free_all()
+
+
+def test_what_lives_for_a_random_number_of_iterations_is_left_out(pool: Pool) -> None:
+    """Gradients that are accumulated for a while: what else there is hits."""
+    memory, chance = programs.Watched(pool), random.Random(2)
+    order, gathered = at_random((900, 1300)), list[int]()
+
+    def iteration(number: int) -> None:
+        programs.layers(memory, scale=order(number))
+        gradients = [memory.allocate(part * order(number)) for part in (31, 47)]
+        if not gathered:
+            gathered.extend(gradients)
+        else:
+            for gradient in gradients:
+                memory.free(gradient)
+        fresh = memory.allocate(5000)
+        if chance.random() < 0.2:  # the optimizer's step; without it all is the same up to here
+            for _ in range(3):
+                memory.free(memory.allocate(7 * order(number)))
+            while gathered:
+                memory.free(gathered.pop())
+        memory.free(fresh)
+
+    in_steps(pool, iteration, 3 * LEARNED)
+    assert misses(pool, lambda: in_steps(pool, iteration, 200, first=3 * LEARNED)) == 0
+    assert pool.report().to_dict()["coverage"] < 0.99  # and it says so
+    assert pool.client.stats()["outcomes"]["hit"] > 100 * 200
+    memory.free_all()
+
+
+def test_what_stays_in_the_arena_is_planned_around(pool: Pool) -> None:
+    """Also when one more kind has come."""
+    memory = programs.Watched(pool)
+    first, all_of_them = at_random((900, 1300)), at_random((900, 1300, 1900))
+    iteration = kinds(memory, lambda number: (first if number < 5 * LEARNED else all_of_them)(number))
+    kept = list[int]()
+
+    def keeping(number: int) -> None:
+        iteration(number)
+        if number in range(2 * LEARNED, 2 * LEARNED + 8):  # in the place of what is planned
+            kept.append(memory.allocate(3000 * (1 + number % 8)))
+
+    in_steps(pool, keeping, 5 * LEARNED)
+    assert misses(pool, lambda: in_steps(pool, keeping, 100, first=5 * LEARNED - 100)) == 0
+    plans = pool.plans
+    in_steps(pool, keeping, LEARNED, first=5 * LEARNED)
+    assert misses(pool, lambda: in_steps(pool, keeping, 200, first=6 * LEARNED)) == 0
+    assert pool.plans <= plans + 4  # the new one, and the three of them
+    memory.free_all()
+
+
+def test_marks_win_over_what_was_found_before_them(pool: Pool) -> None:
+    """A short loop within the first iteration is no kind of iteration."""
+    memory, order = programs.Watched(pool), at_random((900, 1300, 1900))
+    iteration = kinds(memory, order)
+
+    def looping(number: int) -> None:
+        for _ in range(12):
+            held = [memory.allocate(600 + 64 * part) for part in range(8)]
+            for one in held:
+                memory.free(one)
+            if number == 0:
+                pool.plan_now()
+        iteration(number)
+
+    looping(0)
+    assert pool.plans > 0
+    in_steps(pool, looping, LEARNED, first=1)
+    assert misses(pool, lambda: in_steps(pool, looping, 200, first=LEARNED)) == 0
+    assert len({len(known.buffers) for known in pool._planner._learner.known}) == 1
+    memory.free_all()
+
+
+def test_one_kind_has_a_plan_of_its_own(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    iteration = kinds(memory, lambda _: 1024)
+    in_steps(pool, iteration, LEARNED)
+    assert not pool._planner._learner._together
+    memory.free_all()
+
+
+def test_a_saved_plan_of_several_kinds_begins_with_one_of_them(tmp_path: Path) -> None:
+    path, order = tmp_path / "plan", at_random((900, 1300, 1900))
+    with Pool(simulated(), background=False) as pool:
+        memory = programs.Watched(pool)
+        in_steps(pool, kinds(memory, order), LEARNED)
+        pool.save(path)
+        memory.free_all()
+    with Pool(simulated(), background=False, plan=path) as pool:
+        memory = programs.Watched(pool)
+        iteration = kinds(memory, order)
+        in_steps(pool, iteration, 2 * LEARNED)
+        assert misses(pool, lambda: in_steps(pool, iteration, 200, first=2 * LEARNED)) == 0
+        memory.free_all()
