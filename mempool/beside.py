@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from traces import ranges as ranges_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -78,12 +80,7 @@ def joined(ranges: Sequence[tuple[int, int]], most: int = MOST_RANGES) -> list[t
 
     Where there are more, the narrowest gaps between them are taken for places too.
     """
-    whole: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
-        if whole and begin <= whole[-1][1]:
-            whole[-1] = whole[-1][0], max(whole[-1][1], end)
-        else:
-            whole.append((begin, end))
+    whole = ranges_of.joined(ranges)
     if len(whole) <= most:
         return whole
     gaps = range(1, len(whole))

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mempool.planned import Planned, Search, as_if_alone, with_kept
+from mempool.planned import GOOD, Planned, Search, as_if_alone, with_kept
+from solvers.bounds import peak_load
+from solvers.coupled import pack_coupled
 from solvers.kinds import Joint, Kind, agreeing
 
 if TYPE_CHECKING:
@@ -20,11 +22,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from solvers import Plan
     from traces.buffers import Buffers
     from traces.pattern import Pattern
 
+#: What is guessed may add so much to the load.
+MOST_GUESSED = 1.05
 #: What there is to pack, in pieces of lifetime; more than this would take seconds.
 MOST_PIECES = 1 << 18
+#: With more than this, all are not packed at once where that could be done one after the other.
+FEW_PIECES = 1 << 15
 
 
 class Kinds:
@@ -71,45 +78,46 @@ class Kinds:
         """These, with how far each reaches into each; None: nobody knows.
 
         What was never seen to follow is taken for what did: as far into it where that is as long, else the
-        same share of it, and no less.
+        same share of it, and no less. Where that makes for a clearly larger load, as of kinds that come in
+        turn and so never follow themselves, it is taken never to follow.
         """
-        keys, lengths = [planned.key for planned in known], [len(planned.buffers) for planned in known]
-        kinds = []
-        for planned, key, n in zip(known, keys, lengths, strict=True):
-            seen = {
-                follower: reach
-                for (whose, follower), reach in self._reach.items()
-                if whose == key and len(reach) == n
-            }
-            if not seen or planned.buffers.group.any():
-                return None
-            long = dict(zip(keys, lengths, strict=True))
-            reach = np.stack(
-                [
-                    seen[other] if other in seen else _guessed(seen, long, length)
-                    for other, length in zip(keys, lengths, strict=True)
-                ],
-                axis=1,
-            )
-            rows = planned.buffers
-            end = np.maximum(self._ends.get(key, rows.end), rows.end)
-            never_seen = (end > n) & ~reach.any(axis=1)  # who follows was never seen then
-            reach = np.where(never_seen[:, None], np.minimum((end - n)[:, None], lengths), reach)
-            stays = rows.persistent | self._stays.get(key, rows.persistent)
-            stays |= (reach > _most(lengths)).any(axis=1)  # nobody knows for how many iterations it will be
-            buffers = dataclasses.replace(rows, end=end, persistent=stays)
-            kinds.append(Kind(buffers, reach, planned.pattern.sequence.astype(np.int64)))
-        return agreeing(kinds)
+        whole = [self._kind(planned, known, guesses=True) for planned in known]
+        if any(kind is None for kind in whole):
+            return None
+        guessed = agreeing([kind for kind in whole if kind is not None])
+        if not any((planned.key, other.key) not in self._reach for planned in known for other in known):
+            return guessed
+        seen = [self._kind(planned, known, guesses=False) for planned in known]
+        as_seen = agreeing([kind for kind in seen if kind is not None])
+        most = MOST_GUESSED * peak_load(Joint(as_seen).buffers)
+        return guessed if peak_load(Joint(guessed).buffers) <= most else as_seen
+
+    def _kind(self, planned: Planned, known: Sequence[Planned], *, guesses: bool) -> Kind | None:
+        rows, key, n = planned.buffers, planned.key, len(planned.buffers)
+        seen = {follower: reach for (whose, follower), reach in self._reach.items() if whose == key}
+        if not seen or rows.group.any():
+            return None
+        lengths = {other.key: len(other.buffers) for other in known}
+        never = np.zeros(n, np.int64)
+        columns = [
+            seen[other] if other in seen else _guessed(seen, lengths, length) if guesses else never
+            for other, length in lengths.items()
+        ]
+        reach, length = np.stack(columns, axis=1), np.array(list(lengths.values()))
+        end = np.maximum(self._ends.get(key, rows.end), rows.end)
+        unseen = (end > n) & ~reach.any(axis=1)  # who followed then was never seen
+        reach = np.where(unseen[:, None], np.minimum((end - n)[:, None], length), reach)
+        stays = rows.persistent | self._stays.get(key, rows.persistent)
+        stays |= (reach > length + length.min()).any(
+            axis=1
+        )  # nobody knows for how many iterations it will be
+        buffers = dataclasses.replace(rows, end=end, persistent=stays)
+        return Kind(buffers, reach, planned.pattern.sequence.astype(np.int64))
 
     def are_planned(self, known: Sequence[Planned], kinds: Sequence[Kind]) -> None:
         """They are, together."""
         self._order = [planned.key for planned in known]
         self._planned = dict(zip(self._order, kinds, strict=True))
-
-
-def _most(lengths: Sequence[int]) -> NDArray[np.int64]:
-    """How far into each kind anything is planned to reach: to the end of the iteration after that."""
-    return np.array(lengths) + min(lengths)
 
 
 def _larger(one: NDArray[np.int64] | None, other: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -157,12 +165,11 @@ def make_plans(
         return None
     kinds = [_aligned(kind, alignment) for kind in kinds]
     joint = Joint(kinds)
-    everything = with_kept(joint.buffers, around)
     search = Search(wait_bytes=wait_bytes, patient=patient, interrupt=interrupt)
-    plan = search.around(everything) if around else search.alone(everything)
-    if plan.offset is None:
+    plan = _packed(joint, search, around)
+    if plan is None or plan.offset is None:
         return None
-    check(plan, everything)
+    check(plan, with_kept(joint.buffers, around))
     offsets = joint.offsets(plan.offset[: len(joint.buffers), 0])
     made = []
     for number, (before, kind, offset) in enumerate(zip(known, kinds, offsets, strict=True)):
@@ -176,10 +183,28 @@ def make_plans(
     return made
 
 
+def _packed(joint: Joint, search: Search, around: Sequence[tuple[int, int]]) -> Plan | None:
+    """The better of two plans, with what is kept behind the buffers; None: interrupted before any."""
+    from solvers import Plan, Status, lower_bound
+
+    everything = with_kept(joint.buffers, around)
+    bound, best = lower_bound(everything), None
+    quick = dataclasses.replace(search, patient=False)
+    offset = pack_coupled(joint, quick.alone, around=around)
+    if offset is not None:
+        offset = np.concatenate([offset, everything.offset[len(offset) :]])
+        arena = int((offset + everything.size)[offset >= 0].max(initial=0))
+        best = Plan(offset[:, None], arena, min(bound, arena), Status.FEASIBLE, "search", 0, 0.0, "finished")
+        if arena <= GOOD * bound or len(everything) + len(everything.gap_buffer) > FEW_PIECES:
+            return best
+    plan = search.around(everything) if around else search.alone(everything)
+    if best is None or (plan.offset is not None and plan.arena_bytes < best.arena_bytes):
+        return plan
+    return best
+
+
 def _as_planned(pattern: Pattern, planned: Buffers) -> Pattern:
     """The pattern without what is left out of its plan now, which covers so much less of the peak."""
-    from solvers import peak_load
-
     left = planned.persistent & ~pattern.buffers.persistent
     if not left.any():
         return pattern

@@ -19,9 +19,11 @@ import numpy as np
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    Pieces = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +66,11 @@ class Joint:
     Attributes:
         buffers: each buffer of each kind, once for each of the `columns`; where kinds begin alike, of one.
         columns: iterations after which addresses repeat.
+        couples: bool of each of `buffers`: it is more than one kind's, or alive while another one's are. All
+            others meet those of their own kind and these only.
     """
+
+    couples: NDArray[np.bool_]
 
     def __init__(self, kinds: Sequence[Kind]) -> None:
         """Lay them out.
@@ -106,28 +112,56 @@ class Joint:
         return int((column % self.columns) * self._span + self._begin[kind] + before * self._head[kind])
 
     def _lay_out(self) -> Buffers:
-        pieces: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
-        for number, kind in enumerate(self._kinds):
-            for column in range(self.columns):
-                owner = self._node[number] * self.columns + column
-                pieces += [
-                    (owner[keep], start[keep], end[keep])
-                    for start, end in self._pieces(kind, number, column)
-                    for keep in [(start < end) & ~kind.buffers.persistent]
-                ]
-        owner, start, end = (np.concatenate(part) for part in zip(*pieces, strict=True))
         size = np.zeros((max(int(node.max()) for node in self._node) + 1) * self.columns, np.int64)
         alignment, stream = np.ones_like(size), np.zeros_like(size)
-        for kind, node in zip(self._kinds, self._node, strict=True):
+        uses, couples = np.zeros_like(size), np.zeros(len(size), np.bool_)
+        pieces = []
+        for number, (kind, node) in enumerate(zip(self._kinds, self._node, strict=True)):
             for column in range(self.columns):
-                at = node * self.columns + column
-                size[at], alignment[at] = kind.buffers.size, kind.buffers.alignment
-                stream[at] = kind.buffers.stream
-        return _with_pieces(owner, start, end, size, alignment=alignment, stream=stream)
+                owner = node * self.columns + column
+                size[owner], alignment[owner] = kind.buffers.size, kind.buffers.alignment
+                stream[owner] = kind.buffers.stream
+                uses[owner] += 1
+                couples[owner[kind.outlives]] = True
+                for start, end in self._pieces(kind, number, column):
+                    keep = (start < end) & ~kind.buffers.persistent
+                    pieces.append((owner[keep], start[keep], end[keep]))
+        self.couples = couples | (uses > 1)
+        self._owner, self._start, self._end = (np.concatenate(part) for part in zip(*pieces, strict=True))
+        return _with_pieces(self._owner, self._start, self._end, size, alignment=alignment, stream=stream)
 
-    def _pieces(
-        self, kind: Kind, number: int, column: int
-    ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    def apart(self) -> Iterator[tuple[NDArray[np.int64], Buffers, NDArray[np.int64], Pieces]]:
+        """What each kind has by itself, once for each column, and what that couples is alive meanwhile.
+
+        Yields:
+            Rows of `buffers`; the same on a line of the kind's allocations; rows of those that couple, with
+            repetitions; and their pieces of lifetime on that line, (start, end). Whatever kind came before is
+            there, so what two of these leave alive may overlap.
+        """
+        for number, kind in enumerate(self._kinds):
+            n, head, count = len(kind), int(self._head[number]), len(self._kinds)
+            end = np.minimum(kind.buffers.end, n)
+            for column in range(self.columns):
+                row = self._node[number] * self.columns + column
+                own = np.flatnonzero(~self.couples[row] & ~kind.buffers.persistent)
+                line = Buffers.of(
+                    own,
+                    end[own],
+                    kind.buffers.size[own],
+                    alignment=kind.buffers.alignment[own],
+                    stream=kind.buffers.stream[own],
+                )
+                since = self._start - self._at(0, number, column)
+                here = np.flatnonzero(
+                    self.couples[self._owner] & (since >= 0) & (since < count * head + n - head)
+                )
+                # The last of the repeated beginnings goes on.
+                begin = np.minimum(since[here] // max(head, 1), count - 1) * head
+                start = since[here] - begin
+                length = self._end[here] - self._start[here]
+                yield row[own], line, self._owner[here], (start, start + length)
+
+    def _pieces(self, kind: Kind, number: int, column: int) -> list[Pieces]:
         """(start, end) of every buffer of one column, several times; empty ones among them."""
         born, end, head = (
             np.arange(len(kind)),

@@ -1,0 +1,100 @@
+"""Offsets for kinds of iterations: what couples them first, then each kind's own buffers beside that.
+
+All kinds on one line (`solvers.kinds`) are buffers with many gaps, in which search is slow and comes less
+far. Only few of them couple the kinds: what outlives its iteration, and what kinds that begin alike share.
+With these in their places, what is left falls apart into one problem without gaps for each kind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traces.buffers import Buffers
+from traces.ranges import joined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from solvers.kinds import Joint
+    from solvers.plan import Plan
+
+#: Where more than this share of all buffers couple kinds, nothing much falls apart.
+MOST_COUPLING = 0.25
+#: What was left alive is kept out of as so many rectangles at most; there are few.
+MOST_RECTANGLES = 4096
+
+
+def pack_coupled(
+    joint: Joint, solve: Callable[[Buffers], Plan], *, around: Sequence[tuple[int, int]] = ()
+) -> NDArray[np.int64] | None:
+    """Offsets of all of ``joint.buffers``, int64; None: interrupted, or it is no use.
+
+    Args:
+        joint: the kinds.
+        solve: makes a plan of buffers on a line, some of which have an offset that they keep.
+        around: (begin, end) offsets of ranges that nothing may use; they do not overlap.
+    """
+    rows = np.flatnonzero(joint.couples)
+    if len(rows) > MOST_COUPLING * len(joint.buffers) or len(set(joint.buffers.stream.tolist())) > 1:
+        return None
+    offset = np.full(len(joint.buffers), -1, np.int64)
+    length = int(joint.buffers.end.max(initial=0))
+    kept = [(0, length, begin, end) for begin, end in around]
+    found = _beside(joint.buffers.select(rows), kept, solve)
+    if found is None:
+        return None
+    offset[rows] = found
+    for own, line, owner, (start, end) in joint.apart():
+        low = offset[owner]
+        boxes = list(_disjoint(start, end, low, low + joint.buffers.size[owner]))
+        if len(boxes) > MOST_RECTANGLES:
+            return None
+        found = _beside(line, boxes + [(0, length, *box[2:]) for box in kept], solve)
+        if found is None:
+            return None
+        offset[own] = found
+    return offset
+
+
+def _beside(
+    buffers: Buffers, boxes: Sequence[tuple[int, int, int, int]], solve: Callable[[Buffers], Plan]
+) -> NDArray[np.int64] | None:
+    """Offsets of buffers beside boxes of (start, end, begin, end): times and addresses that are taken."""
+    n = len(buffers)
+    if n == 0:
+        return np.zeros(0, np.int64)
+    start, end, low, high = np.array(boxes, np.int64).reshape(-1, 4).T
+    free = np.ones(len(boxes), np.int64)
+    gaps = np.stack([buffers.gap_buffer, buffers.gap_start, buffers.gap_end], axis=1)
+    plan = solve(
+        Buffers.of(
+            np.concatenate([buffers.start, start]),
+            np.concatenate([buffers.end, end]),
+            np.concatenate([buffers.size, high - low]),
+            alignment=np.concatenate([buffers.alignment, free]),
+            offset=np.concatenate([np.full(n, -1), low]),
+            gaps=gaps,
+        )
+    )
+    return None if plan.offset is None else plan.offset[:n, 0]
+
+
+def _disjoint(
+    start: NDArray[np.int64], end: NDArray[np.int64], low: NDArray[np.int64], high: NDArray[np.int64]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Rectangles (start, end, low, high) that cover the same as these, and do not overlap."""
+    times = np.unique(np.concatenate([start, end])).tolist()
+    open_: dict[tuple[int, int], int] = {}  # range of addresses -> since when
+    for time in times:
+        alive = (start <= time) & (time < end)
+        now = dict.fromkeys(joined(zip(low[alive].tolist(), high[alive].tolist(), strict=True)), time)
+        for place, since in open_.items():
+            if place in now:
+                now[place] = since
+            else:
+                yield since, time, *place
+        open_ = now
