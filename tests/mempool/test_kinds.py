@@ -200,16 +200,21 @@ def test_what_stays_in_the_arena_is_planned_around(pool: Pool) -> None:
     kept = list[int]()
 
     def keeping(number: int) -> None:
+        held = memory.allocate(9000)  # which has a place in each plan
         iteration(number)
-        if number in range(2 * LEARNED, 2 * LEARNED + 8):  # in the place of what is planned
-            kept.append(memory.allocate(3000 * (1 + number % 8)))
+        if number in (2 * LEARNED, 2 * LEARNED + 20):
+            kept.append(held)
+        else:
+            memory.free(held)
 
     in_steps(pool, keeping, 5 * LEARNED)
     assert misses(pool, lambda: in_steps(pool, keeping, 100, first=5 * LEARNED - 100)) == 0
     known = pool._planner._learner.known
     beside = [place for place in pool.core.arena_ranges() if not any(k.is_blocked_by([place]) for k in known)]
-    assert len(beside) > 2  # of what is kept, what lies in the arena
+    assert beside  # what is kept
+    plans = pool.plans
     in_steps(pool, keeping, LEARNED, first=5 * LEARNED)
+    assert pool.plans == plans + 4  # the new one's, and once more those of the three together
     assert len(known) == 3
     assert not any(planned.is_blocked_by(beside) for planned in known)
     assert misses(pool, lambda: in_steps(pool, keeping, 200, first=6 * LEARNED)) == 0
