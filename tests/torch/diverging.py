@@ -10,6 +10,7 @@ import contextlib
 import io
 import itertools
 import json
+import random
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Steps, and the one after which nothing out of the ordinary happens any more.
 STEPS, CALM = 48, 36
+#: Steps of scenarios in which there is more to learn.
+LONG = 96
 
 
 class Loop:
@@ -34,15 +37,19 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3, foreach=True)
         self.losses: list[str] = []
         self.kept: list[Any] = []
+        self.last: torch.Tensor | None = None
 
     def data(self, number: int, size: int = 4, length: int = GPT.length) -> torch.Tensor:
         return self.model.batch(number, size)[0][:, : length + 1]
 
-    def loss(self, words: torch.Tensor) -> torch.Tensor:
+    def outputs(self, words: torch.Tensor) -> torch.Tensor:
         x = self.model.embed(words[:, :-1]) + self.model.place.weight[: words.shape[1] - 1]
         for layer in self.model.layers:
             x = layer(x)
-        return F.cross_entropy(self.model.head(self.model.norm(x)).flatten(0, 1), words[:, 1:].flatten())
+        return self.model.head(self.model.norm(x))
+
+    def loss(self, words: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.outputs(words).flatten(0, 1), words[:, 1:].flatten())
 
     def step(self, number: int, **shape: int) -> None:
         self.optimizer.zero_grad()
@@ -84,6 +91,29 @@ def last_batch(loop: Loop, number: int) -> None:
 def lengths(loop: Loop, number: int) -> None:
     """Two lengths take turns."""
     loop.step(number, length=GPT.length if number % 2 else GPT.length // 2)
+
+
+def random_lengths(loop: Loop, number: int) -> None:
+    """Four lengths in no order; the outputs are kept until there are new ones."""
+    length = random.Random(number).choice([GPT.length // 4 * quarter for quarter in (1, 2, 3, 4)])
+    words = loop.data(number, length=length)
+    outputs = loop.outputs(words)
+    loss = F.cross_entropy(outputs.flatten(0, 1), words[:, 1:].flatten())
+    loop.optimizer.zero_grad()  # so late that the last gradients are alive until here
+    loss.backward()
+    loop.optimizer.step()
+    loop.losses.append(loss.item().hex())
+    loop.last = outputs
+
+
+def gathered(loop: Loop, number: int) -> None:
+    """The optimizer steps after some of the batches, nobody knows which."""
+    loss = loop.loss(loop.data(number))
+    loss.backward()
+    if random.Random(number).random() < 0.4:
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+    loop.losses.append(loss.item().hex())
 
 
 def exception(loop: Loop, number: int) -> None:
@@ -147,15 +177,15 @@ def scheduled(loop: Loop, number: int) -> None:
 SCENARIOS: dict[str, Callable[[Loop, int], None]] = {
     scenario.__name__: scenario
     for scenario in (
-        extra_tensor, logged_clones, evaluation, last_batch, lengths, exception, out_of_memory, second_model,
-        saved, frozen, scheduled,
+        extra_tensor, logged_clones, evaluation, last_batch, lengths, random_lengths, gathered, exception,
+        out_of_memory, second_model, saved, frozen, scheduled,
     )
 }  # fmt: skip
 
 
-def numbers(pool: Any, *, marks: bool) -> Iterator[int]:
+def numbers(name: str, pool: Any, *, marks: bool) -> Iterator[int]:
     """The steps; the planner gets time, as in a longer run."""
-    for number in range(STEPS):
+    for number in range(LONG if name in ("random_lengths", "gathered") else STEPS):
         yield number
         if marks:
             pool.step()
@@ -167,7 +197,7 @@ def results(name: str, pool: Any = None, *, marks: bool = False) -> dict[str, An
     """What a scenario comes to; with a pool, also the misses until the end of each step."""
     torch.manual_seed(0)
     loop, misses = Loop(pool), []
-    for number in numbers(pool, marks=marks):
+    for number in numbers(name, pool, marks=marks):
         SCENARIOS[name](loop, number)
         if pool is not None:
             misses.append(pool.report().to_dict()["misses"])

@@ -1,0 +1,225 @@
+"""Training whose steps are of several kinds, in no order: how much of it the pool's plans serve.
+
+    python tests/benchmarks/kinds.py [--only PROGRAM ...] [--steps 400] [--json FILE]
+
+Each program runs in two processes of its own: with all kinds planned together, and with each kind planned as
+if it followed itself. *Hits* are of the last 50 steps, of what could have hit; *dynamic* is what the plan leaves
+to the fallback, of all. *Arena* and *peak* are in MB: the pool's arena, and the largest load of one kind. Each
+step ends with a short pause, so that there is time for the planner in programs as quick as these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import own_process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+LAST = 50
+PAUSE_SECONDS = 0.02
+
+
+def transformer(lengths: tuple[int, ...]) -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
+    """Batches of any of these lengths; the outputs are kept until the next."""
+    import torch
+
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    body, head = torch.nn.TransformerEncoder(layer, 3), torch.nn.Linear(64, 2000)
+    words = torch.nn.Embedding(2000, 64)
+    optimizer = torch.optim.AdamW([*body.parameters(), *head.parameters(), *words.parameters()])
+
+    def step() -> object:
+        batch = torch.randint(2000, (8, random.choice(lengths)))
+        out = head(body(words(batch)))
+        loss = torch.nn.functional.cross_entropy(out.flatten(0, 1), batch.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return out
+
+    return step, [optimizer]
+
+
+def recurrent(lengths: tuple[int, ...]) -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
+    """An LSTM word by word, which allocates more often the longer a batch is."""
+    import torch
+
+    cell, head = torch.nn.LSTMCell(32, 64), torch.nn.Linear(64, 100)
+    words = torch.nn.Embedding(100, 32)
+    parameters = [*cell.parameters(), *head.parameters(), *words.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    def step() -> object:
+        batch = torch.randint(100, (16, random.choice(lengths)))
+        state = torch.zeros(16, 64), torch.zeros(16, 64)
+        outputs = []
+        for word in batch.T:
+            state = cell(words(word), state)
+            outputs.append(head(state[0]))
+        out = torch.stack(outputs, 1)
+        loss = torch.nn.functional.cross_entropy(out.flatten(0, 1), batch.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return out
+
+    return step, [optimizer]
+
+
+def pictures() -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
+    """Pictures of five sizes."""
+    import torch
+
+    layers: list[torch.nn.Module] = []
+    for before, after in itertools.pairwise((3, 16, 32, 64)):
+        layers += [
+            torch.nn.Conv2d(before, after, 3, 2, 1),
+            torch.nn.BatchNorm2d(after),
+            torch.nn.ReLU(),
+        ]
+    body, head = torch.nn.Sequential(*layers), torch.nn.Linear(64, 10)
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.01, momentum=0.9)
+
+    def step() -> object:
+        size = random.choice((32, 40, 48, 56, 64))
+        out = head(body(torch.randn(8, 3, size, size)).mean((2, 3)))
+        loss = torch.nn.functional.cross_entropy(out, torch.randint(10, (8,)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return out
+
+    return step, [optimizer]
+
+
+def gathered() -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
+    """Gradients of as many batches as it happens, until a step of the optimizer."""
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.GELU(), torch.nn.Linear(512, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> object:
+        out = model(torch.randn(32, 64))
+        out.square().mean().backward()
+        if random.random() < 0.3:
+            optimizer.step()
+            optimizer.zero_grad()
+        return out
+
+    return step, [optimizer]
+
+
+def adversarial() -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
+    """A discriminator that steps once, twice or three times before the generator does."""
+    import torch
+
+    generator = torch.nn.Sequential(torch.nn.Linear(16, 256), torch.nn.ReLU(), torch.nn.Linear(256, 784))
+    discriminator = torch.nn.Sequential(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+    first, second = (torch.optim.Adam(model.parameters()) for model in (generator, discriminator))
+    judge = torch.nn.functional.binary_cross_entropy_with_logits
+
+    def step() -> object:
+        for _ in range(random.choice((1, 2, 3))):
+            second.zero_grad()
+            made = generator(torch.randn(64, 16)).detach()
+            loss = judge(discriminator(torch.randn(64, 784)), torch.ones(64, 1))
+            (loss + judge(discriminator(made), torch.zeros(64, 1))).backward()
+            second.step()
+        first.zero_grad()
+        made = generator(torch.randn(64, 16))
+        judge(discriminator(made), torch.ones(64, 1)).backward()
+        first.step()
+        return made
+
+    return step, [first, second]
+
+
+PROGRAMS: dict[str, Callable[[], tuple[Callable[[], object], list[Any]]]] = {
+    "transformer, 4 lengths": functools.partial(transformer, (24, 32, 40, 56)),
+    "transformer, 12 lengths": functools.partial(transformer, tuple(range(16, 64, 4))),
+    "LSTM, 4 lengths": functools.partial(recurrent, (10, 14, 17, 22)),
+    "LSTM, 12 lengths": functools.partial(recurrent, tuple(range(8, 20))),
+    "pictures, 5 sizes": pictures,
+    "gathered gradients": gathered,
+    "GAN": adversarial,
+}
+
+
+def measured(name: str, steps: int, apart: bool) -> dict[str, Any]:
+    """In this process: what the pool says at the end."""
+    import torch
+
+    import mempool.torch
+    from mempool import together
+    from mempool.report import missed
+
+    if apart:
+        together.LEAST_COLLISIONS = sys.maxsize
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    random.seed(0)
+    with mempool.torch.install(device="cpu") as pool:
+        step, _ = PROGRAMS[name]()
+        kept, before = None, {}
+        for number in range(steps):
+            if number == steps - LAST:
+                before = dict(pool.client.stats()["outcomes"])
+            with pool.iteration():
+                kept = step()
+            time.sleep(PAUSE_SECONDS)
+        del kept
+        now = pool.client.stats()["outcomes"]
+        new = {kind: count - before[kind] for kind, count in now.items()}
+        known = list(pool._planner._learner.known)
+        return {
+            "program": name,
+            "apart": apart,
+            "kinds": len(known),
+            "hits": new["hit"] / max(new["hit"] + missed(new) + new["unplanned"], 1),
+            "dynamic": new["dynamic"] / max(sum(new.values()) - new["outside"], 1),
+            "arena_bytes": pool.report().to_dict()["arena_bytes"],
+            "peak_bytes": max((planned.peak_load_bytes for planned in known), default=0),
+        }
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.one:
+        print(json.dumps(measured(*chosen.one)))
+        return
+    rows = []
+    for name in chosen.only:
+        for apart in (True, False):
+            row = own_process.told(__file__, name, chosen.steps, apart)
+            rows.append(row)
+            print(
+                f"{row['program']:24} {'apart' if apart else 'together':9} {row['kinds']:3} kinds"
+                f" {row['hits']:8.2%} hits {row['dynamic']:6.1%} dynamic"
+                f" arena {row['arena_bytes'] / 1e6:7.2f} peak {row['peak_bytes'] / 1e6:7.2f}",
+                flush=True,
+            )
+    if chosen.json:
+        chosen.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
