@@ -3,9 +3,9 @@
     python tests/benchmarks/kinds.py [--only PROGRAM ...] [--steps 400] [--json FILE]
 
 Each program runs in two processes of its own: with all kinds planned together, and with each kind planned as
-if it followed itself. *Hits* are of the last 50 steps, of what could have hit; *dynamic* is what the plan leaves
-to the fallback, of all. *Arena* and *peak* are in MB: the pool's arena, and the largest load of one kind. Each
-step ends with a short pause, so that there is time for the planner in programs as quick as these.
+if it followed itself. *Hits* are of the last 50 steps, of what could have hit; *dynamic* is what the plan
+leaves to the fallback, of all. *Arena* and *peak* are in MB: the pool's arena, and the largest load of one
+kind. Each step ends with a short pause, so that there is time for the planner in programs as quick as these.
 """
 
 from __future__ import annotations

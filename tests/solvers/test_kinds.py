@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kinds_of_iterations import kinds_of, replayed
 
 from solvers import Plan, PlanError, Status, Stop, check, peak_load
 from solvers.check import check_kinds
@@ -19,28 +20,6 @@ from traces.buffers import Buffers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-def kinds_of(seed: int, count: int, *, deep: bool, alike: int = 0) -> list[Kind]:
-    """At random; ``alike``: so many allocations at the beginning are the same in all."""
-    rng = np.random.default_rng(seed)
-    beginning = rng.integers(1, 40, alike) * 64
-    kinds = []
-    lengths = rng.integers(1, 14, count)
-    for n in lengths.tolist():
-        end = np.arange(n) + rng.integers(1, max(n // 2, 2), n)
-        size = rng.integers(1, 40, n) * 64
-        size[: min(alike, n)] = beginning[: min(alike, n)]
-        reach = rng.integers(0, lengths + 1, (n, count))
-        if deep:
-            reach += (rng.random((n, count)) < 0.1) * rng.integers(0, lengths.min() + 1, (n, count))
-        outlives = (end >= n) | (rng.random(n) < 0.2)
-        reach = np.where(outlives[:, None], reach, 0)
-        end = np.where(outlives, n + 1, end)
-        persistent = rng.random(n) < 0.1
-        buffers = Buffers.of(np.arange(n), end, size, alignment=64, persistent=persistent, period=n)
-        kinds.append(Kind(buffers, reach, np.zeros(n, np.int64)))
-    return kinds
 
 
 def planned(kinds: Sequence[Kind]) -> tuple[Joint, Plan, list[Plan]]:
@@ -53,33 +32,6 @@ def planned(kinds: Sequence[Kind]) -> tuple[Joint, Plan, list[Plan]]:
         for kind, offset in zip(kinds, joint.offsets(plan.offset[:, 0]), strict=True)
     ]
     return joint, plan, plans
-
-
-def replayed(kinds: Sequence[Kind], plans: Sequence[Plan], order: Sequence[int]) -> int:
-    """The most bytes alive at once in this succession, in which no two live buffers may overlap."""
-    live: dict[tuple[int, int], tuple[int, int, int]] = {}  # (iteration, row) -> begin, end, when it is freed
-    most = 0
-    begins = np.append(0, np.cumsum([len(kinds[k]) for k in order]))
-    for iteration, (k, follower) in enumerate(zip(order, [*order[1:], order[-1]], strict=True)):
-        kind, offset = kinds[k], plans[k].offset
-        assert offset is not None
-        for row in range(len(kind)):
-            now = int(begins[iteration]) + row
-            live = {key: value for key, value in live.items() if value[2] > now}
-            if kind.buffers.persistent[row]:
-                continue
-            over = int(begins[iteration]) + min(int(kind.buffers.end[row]), len(kind))
-            if kind.reach[row].any():
-                over = int(begins[iteration + 1]) + int(kind.reach[row, follower])
-            if over <= now:
-                continue
-            begin = int(offset[row, iteration % plans[k].columns])
-            end = begin + int(kind.buffers.size[row])
-            for other, (low, high, _) in live.items():
-                assert end <= low or high <= begin, f"{iteration}:{row} overlaps {other}"
-            live[iteration, row] = begin, end, over
-            most = max(most, sum(high - low for low, high, _ in live.values()))
-    return most
 
 
 @given(
