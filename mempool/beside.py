@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from traces import ranges as ranges_of
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -80,6 +78,8 @@ def joined(ranges: Sequence[tuple[int, int]], most: int = MOST_RANGES) -> list[t
 
     Where there are more, the narrowest gaps between them are taken for places too.
     """
+    from traces import ranges as ranges_of  # with NumPy
+
     whole = ranges_of.joined(ranges)
     if len(whole) <= most:
         return whole

@@ -32,8 +32,10 @@ LOOKS_BEFORE_CACHING = 6
 PATIENT_ITERATIONS = 5
 #: Events that must have come before another look at iterations that are known.
 LEAST_NEWS = 16
+#: Of iterations with one size of many, less than this share is not worth a plan.
+SELDOM = 1 / 8
 #: Of a plan of epochs, its steps hit; where more miss, it is by chance that they look like them.
-MOST_ASTRAY = 1 / 16
+MOST_ASTRAY = 1 / 64
 #: A longer warm-up, in allocations, is not learned: looking at it again and again would cost too much.
 MOST_WARM_UP = 1 << 13
 #: Iterations that a buffer is alive at least before it is planned around though it is not in the way yet.
@@ -249,18 +251,25 @@ class Learner:
             return False
         cannot_be_had = state["refusal"] == "memory" and not state["replaying"]  # what is known: it is no use
         spoilt = state["spoilt"] >= SPOILT or cannot_be_had
-        comes_rarely = (
-            MOST_KNOWN * pattern.iterations < pattern.iterations_seen
-        )  # one size of many, as data are
         astray = self._rest.share_of_misses(self._counts()) > MOST_ASTRAY
         for known in self.known:
             if not spoilt and known.rotates_to(pattern):
                 return False
-            if (comes_rarely or not (spoilt or state["marked"])) and known.is_close_to(pattern):
+            if known.is_close_to(pattern) and not self._deserves_its_own(pattern, known, state, helps=spoilt):
                 return False
             if not spoilt and not astray and self._is_completed(known, state) and known.repeats(pattern):
                 return False
         return True
+
+    def _deserves_its_own(
+        self, pattern: Pattern, known: Planned, state: dict[str, Any], *, helps: bool
+    ) -> bool:
+        """Whether to plan this, though it is close to what is known: it comes often, and that may help."""
+        # Of one length are iterations with one size of many, as data are; of several, sequences of words.
+        marked = bool(state["marked"])
+        one_length = not marked or len(pattern.buffers) == len(known.buffers)
+        share = SELDOM if one_length else 1 / MOST_KNOWN
+        return pattern.iterations >= share * pattern.iterations_seen and (helps or marked)
 
     def _is_young(self, pattern: Pattern) -> bool:
         """Whether the frees of buffers that outlive their iteration may still come."""
