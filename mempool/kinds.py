@@ -58,6 +58,18 @@ class Kinds:
             for follower, reach in pattern.reach.items():
                 self._reach[key, follower] = _larger(self._reach.get((key, follower)), reach)
 
+    def can_be_joined(self, planned: Planned) -> bool:
+        """Whether it is known what follows this kind, and what of it is alive then."""
+        return bool(self._seen(planned)) and not planned.buffers.group.any()
+
+    def _seen(self, planned: Planned) -> dict[bytes, NDArray[np.int64]]:
+        """How far into what, when it was planned and since."""
+        seen = dict(planned.pattern.reach)
+        for (key, follower), reach in self._reach.items():
+            if key == planned.key:
+                seen[follower] = _larger(seen.get(follower), reach)
+        return seen
+
     def outgrew(self, known: Sequence[Planned]) -> bool:
         """Whether what was planned together is no longer what is known, or lives longer than planned."""
         if {planned.key for planned in known} != set(self._planned):
@@ -75,28 +87,25 @@ class Kinds:
         return False
 
     def of(self, known: Sequence[Planned]) -> list[Kind] | None:
-        """These, with how far each reaches into each; None: nobody knows.
+        """These, with how far each reaches into each; None: there is too much to pack.
 
         What was never seen to follow is taken for what did: as far into it where that is as long, else the
         same share of it, and no less. Where that makes for a clearly larger load, as of kinds that come in
         turn and so never follow themselves, it is taken never to follow.
         """
-        whole = [self._kind(planned, known, guesses=True) for planned in known]
-        if any(kind is None for kind in whole):
+        if 2 * len(known) * sum(len(planned.buffers) for planned in known) > MOST_PIECES:
             return None
-        guessed = agreeing([kind for kind in whole if kind is not None])
-        if not any((planned.key, other.key) not in self._reach for planned in known for other in known):
+        guessed = agreeing([self._kind(planned, known, guesses=True) for planned in known])
+        keys = {planned.key for planned in known}
+        if all(keys.issubset(self._seen(planned)) for planned in known):
             return guessed
-        seen = [self._kind(planned, known, guesses=False) for planned in known]
-        as_seen = agreeing([kind for kind in seen if kind is not None])
+        as_seen = agreeing([self._kind(planned, known, guesses=False) for planned in known])
         most = MOST_GUESSED * peak_load(Joint(as_seen).buffers)
         return guessed if peak_load(Joint(guessed).buffers) <= most else as_seen
 
-    def _kind(self, planned: Planned, known: Sequence[Planned], *, guesses: bool) -> Kind | None:
+    def _kind(self, planned: Planned, known: Sequence[Planned], *, guesses: bool) -> Kind:
         rows, key, n = planned.buffers, planned.key, len(planned.buffers)
-        seen = {follower: reach for (whose, follower), reach in self._reach.items() if whose == key}
-        if not seen or rows.group.any():
-            return None
+        seen = self._seen(planned)
         lengths = {other.key: len(other.buffers) for other in known}
         never = np.zeros(n, np.int64)
         columns = [
@@ -108,11 +117,14 @@ class Kinds:
         unseen = (end > n) & ~reach.any(axis=1)  # who followed then was never seen
         reach = np.where(unseen[:, None], np.minimum((end - n)[:, None], length), reach)
         stays = rows.persistent | self._stays.get(key, rows.persistent)
-        stays |= (reach > length + length.min()).any(
-            axis=1
-        )  # nobody knows for how many iterations it will be
+        # Nobody knows for how many iterations that will be.
+        stays |= (reach > length + length.min()).any(axis=1)
         buffers = dataclasses.replace(rows, end=end, persistent=stays)
-        return Kind(buffers, reach, planned.pattern.sequence.astype(np.int64))
+        return Kind(buffers, np.where(stays[:, None], 0, reach), planned.pattern.sequence.astype(np.int64))
+
+    def load(self, kinds: Sequence[Kind]) -> int:
+        """Most bytes alive in any succession of them."""
+        return peak_load(Joint(kinds).buffers)
 
     def are_planned(self, known: Sequence[Planned], kinds: Sequence[Kind]) -> None:
         """They are, together."""
@@ -156,16 +168,17 @@ def make_plans(
         interrupt: asked now and then whether to stop.
 
     Returns:
-        One for each, or None: interrupted before there was any, or there is too much to pack.
+        One for each, or None: interrupted before there was any.
     """
     from solvers import check, lower_bound
     from solvers.check import check_kinds
 
-    if 2 * len(kinds) * sum(map(len, kinds)) > MOST_PIECES:
-        return None
     kinds = [_aligned(kind, alignment) for kind in kinds]
     joint = Joint(kinds)
-    search = Search(wait_bytes=wait_bytes, patient=patient, interrupt=interrupt)
+    # A patient search would take long among so many gaps.
+    search = Search(
+        wait_bytes=wait_bytes, patient=patient and len(joint.buffers.gap_buffer) == 0, interrupt=interrupt
+    )
     plan = _packed(joint, search, around)
     if plan is None or plan.offset is None:
         return None

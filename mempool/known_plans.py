@@ -86,10 +86,9 @@ class KnownPlans:
         self.latest, self._plans = None, []
         self._dropped_at = self._followed()
 
-    def marks_have_come(self) -> None:
-        """Forget what was found without them: what recurs within an iteration, or across several."""
-        if self._loaded is None and self.latest is not None:
-            self.drop()
+    def are_found(self) -> bool:
+        """Whether there are any, and none is from a file."""
+        return self._loaded is None and self.latest is not None
 
     def alike(self, pattern: Pattern) -> Planned | None:
         """The plan of this pattern, or else of this one begun at another place; None: there is none."""

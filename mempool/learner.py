@@ -154,9 +154,7 @@ class Learner:
         """Look at what recurs; True if that gave a plan."""
         state = self._client.state()
         self._misses_seen = self._misses()
-        if state["marked"] and not self._marked:
-            self._marked = True
-            self.known.marks_have_come()
+        self._perhaps_marked(state)
         patterns, counts = self._patterns()
         if not patterns:
             self._nothing_found()
@@ -166,7 +164,7 @@ class Learner:
             if self._rest.share_of_misses(self._counts()) == 0:
                 self._settle()
                 return False
-        if (fresh := next((p for p in patterns if self._is_worth_planning(p, state)), None)) is not None:
+        if (fresh := self._fresh(patterns, state)) is not None:
             return self._plan(fresh, counts)
         if self._is_together_due(patterns, state) and self._plan_together():
             return True
@@ -175,6 +173,20 @@ class Learner:
                 return self._plan(longer, counts)
         self._nothing_new(patterns, state)
         return False
+
+    def _perhaps_marked(self, state: dict[str, Any]) -> None:
+        """With the first mark, forget what was found without it: parts of iterations, or several in a row."""
+        if state["marked"] and not self._marked:
+            self._marked = True
+            if self.known.are_found():
+                self._forget()
+
+    def _fresh(self, patterns: list[Pattern], state: dict[str, Any]) -> Pattern | None:
+        """The first that is worth planning, unless as many come all the time as can be known."""
+        come = sum(any(known.same_sequence(pattern) for pattern in patterns) for known in self.known)
+        if state["marked"] and come >= MOST_KNOWN:
+            return None
+        return next((pattern for pattern in patterns if self._is_worth_planning(pattern, state)), None)
 
     def _nothing_new(self, patterns: list[Pattern], state: dict[str, Any]) -> None:
         """When to look again."""
@@ -295,14 +307,18 @@ class Learner:
         """Whether what one kind of iteration leaves alive is in the way of others' plans."""
         if not state["replaying"] or not self._together.collide(self._counts(), self._occupied()):
             return False
+        if self.shares() and not self._together:
+            return False  # others' buffers may be what is in the way
         seen = [pattern for pattern in patterns if not self._is_young(pattern)]
         return self._together.are_due(list(self.known), seen, state["iterations"])
 
-    def _plan_together(self, around: Sequence[tuple[int, int]] = ()) -> bool:
+    def _plan_together(self, around: Sequence[tuple[int, int]] = (), *, if_smaller: bool = False) -> bool:
         """Plan all that is known anew, so that each may follow any other; True if that gave plans."""
         from mempool.kinds import make_plans
 
-        known = list(self.known)
+        known = self._together.joined(self.known)
+        if len(known) < 2:
+            return False
         stays = set(around).union(*(self._stays.get(planned.key, ()) for planned in known))
         around = sorted(stays.intersection(self._core.arena_ranges()))
         made = self._together.make(
@@ -312,11 +328,18 @@ class Learner:
         )
         if made is None:
             return False
+        largest = max(made, key=lambda planned: planned.plan.arena_bytes)
+        if if_smaller and not largest.improves(max(known, key=lambda planned: planned.plan.arena_bytes)):
+            return False
+        in_the_way = bool(around or self._beside.reaches())
+        if not (self._can_be_had(largest) if in_the_way else self._together.are_worth_it(made, known)):
+            return False
         log.info("%d kinds of iterations are planned together", len(made))
-        for before, planned in zip(known, made, strict=True):
-            if self._install(planned, None, instead_of=before):
+        for instead, planned in zip(known, made, strict=True):
+            if self._install(planned, None, instead_of=instead):
                 self._stays[planned.key] = set(around)
                 self._improvable.discard(planned.key)
+        self._together.are(made)
         return True
 
     def may_polish(self) -> bool:
@@ -432,6 +455,12 @@ class Learner:
             return False
         self._beside.begin()
         others = self._beside.reaches()
+        if self._together:
+            blocked = collides and any(known.is_blocked_by(others) for known in self.known)
+            done = self._plan_together(if_smaller=not blocked)
+            if blocked and not done:
+                self._beside.give_up()
+            return done
         done = False
         for known in list(self.known):
             blocked = collides and known.is_blocked_by(others)
@@ -469,21 +498,21 @@ class Learner:
         if stays is None:
             return False
         self._around.is_done(iteration)  # also where that fails
-        if self._together:
+        done = False
+        if any(map(self._together.have, blocked)):
             mine = set[tuple[int, int]]().union(*(known.ranges() for known in self.known))
-            return bool(blocked) and self._plan_together(
-                sorted((stays - mine) | stays.intersection(blockers))
-            )
+            done = self._plan_together(sorted((stays - mine) | stays.intersection(blockers)))
+            blocked = [known for known in self.known if known in blocked and not self._together.have(known)]
         for known in [self.known.latest] if self.known.latest in blocked else blocked:
             assert known is not None
             around = sorted(stays - known.ranges() | stays.intersection(blockers))
             planned = self._make(known.pattern, around)
             if planned is None or not self._can_be_had(planned):
-                return False
+                return done
             log.info("planning around %d buffers that stay in the arena", len(around))
             if self._install(planned, None, instead_of=known):
                 self._stays[planned.key] = set(around)
-        return bool(blocked)
+        return done or bool(blocked)
 
     def _improve(self, pattern: Pattern, counts: list[int]) -> bool:
         """Plan again what was planned for more than there is by now; True if that gave a better plan.

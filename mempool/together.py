@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mempool.rest import Rarely
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mempool.kinds import Kinds
     from mempool.planned import Planned
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Since the last plan, so many allocations at least, and this share of all, found their places taken: a kept
 #: tensor may do that, too.
 LEAST_COLLISIONS, MOST_COLLIDING = 16, 1 / 512
-#: Plans that are made together may need so many times as much as the largest of those that were not.
+#: Plans that are made together may need so many times as much as the largest apart did, or as is alive.
 MOST_TOGETHER = 1.25
 
 
@@ -30,17 +30,19 @@ class Together:
 
     def __init__(self) -> None:
         """None were."""
-        self._keys: set[bytes] = set()
+        self._plans: list[Planned] = []
         self._again = Rarely()
         self._allocations = self._occupied = 0  # when the last plan was made
-        self._most = 0  # kinds that were known when that was looked at
+        self._lately: set[bytes] = set()  # keys of kinds that were seen when that was looked at
+        self._need = 0  # bytes alive at a time, of what was planned last
+        self._most = 0  # kinds that could be joined when that was looked at
 
     def __bool__(self) -> bool:
-        return bool(self._keys)
+        return bool(self._plans)
 
     def have(self, planned: Planned) -> bool:
         """Whether this plan is one of several that were made together."""
-        return planned.key in self._keys
+        return any(planned is one for one in self._plans)
 
     @cached_property
     def _kinds(self) -> Kinds:
@@ -55,37 +57,53 @@ class Together:
     def collide(self, now: Counts, occupied: int) -> bool:
         """Whether that is why much was missed since the last plan; or anything, where they are together."""
         collisions, passed = occupied - self._occupied, now.allocations - self._allocations
-        return collisions >= (1 if self._keys else max(LEAST_COLLISIONS, MOST_COLLIDING * passed))
+        return collisions >= (1 if self._plans else max(LEAST_COLLISIONS, MOST_COLLIDING * passed))
+
+    def joined(self, known: Iterable[Planned]) -> list[Planned]:
+        """Of these, those to be made together: of kinds that came lately, or that are together already."""
+        may = [planned for planned in known if self._kinds.can_be_joined(planned)]
+        return [planned for planned in may if planned.key in self._lately or self.have(planned)]
 
     def are_due(self, known: Sequence[Planned], seen: Sequence[Pattern], iteration: int) -> bool:
         """Whether to plan these together, or again since one more is known or something lives longer."""
-        if len(known) < 2:
-            return False
-        if len(known) > self._most:
-            self._most, self._again = len(known), Rarely()
         self._kinds.note(seen, known)
-        return self._again.may_be_done(iteration) and self._kinds.outgrew(known)
+        self._lately = {pattern.key for pattern in seen}
+        joined = self.joined(known)
+        if len(joined) < 2:
+            return False
+        if len(joined) > self._most:
+            self._most, self._again = len(joined), Rarely()
+        if not self._again.may_be_done(iteration):
+            return False
+        apart = bool(self._plans) and not all(map(self.have, joined))
+        return apart or self._kinds.outgrew(joined)
 
     def make(
         self, known: Sequence[Planned], iteration: int, make_plans: Callable[..., list[Planned] | None]
     ) -> list[Planned] | None:
-        """Plans to replace these, one each; None: nobody knows how they follow, or it is of no use.
+        """Plans to replace these, one each; None: there is too much to pack, or it was interrupted.
 
         Args:
-            known: plans of each kind.
+            known: plans of kinds that can be planned together.
             iteration: now.
             make_plans: `mempool.kinds.make_plans` of these and what is known of them.
         """
-        kinds = self._kinds.of(known)
-        if kinds is None:
-            return None
         self._again.is_done(iteration)
-        made = make_plans(known, kinds)
-        if made is None:
+        kinds = self._kinds.of(known)
+        made = None if kinds is None else make_plans(known, kinds)
+        if kinds is None or made is None:
             return None
-        self._kinds.are_planned(known, kinds)  # also where that is of no use
-        most = MOST_TOGETHER * max(planned.plan.arena_bytes for planned in known)
-        if max(planned.plan.arena_bytes for planned in made) > most:
-            return None
-        self._keys = {planned.key for planned in known}
+        self._kinds.are_planned(known, kinds)  # also where they are of no use
+        self._need = self._kinds.load(kinds)
         return made
+
+    def are_worth_it(self, made: Sequence[Planned], known: Sequence[Planned]) -> bool:
+        """Whether plans just made need not much more memory than these, or than is alive at a time."""
+        apart = max(planned.plan.arena_bytes for planned in known)
+        return max(one.plan.arena_bytes for one in made) <= max(
+            apart, MOST_TOGETHER * max(self._need, 0 if self else apart)
+        )
+
+    def are(self, made: Sequence[Planned]) -> None:
+        """These are in effect."""
+        self._plans = list(made)

@@ -49,38 +49,59 @@ def check(plan: Plan, buffers: Buffers) -> None:
 def check_kinds(kinds: Sequence[Kind], plans: Sequence[Plan]) -> None:
     """Accept plans for iterations of several kinds, any of which may follow any other.
 
-    Each buffer lives for so long as the iteration's follower has it; three iterations in a row are looked at
-    where something outlives the second, else two. The plans have the same columns, one iteration's after the
-    last one's.
+    Each buffer lives for so long as the iteration's follower has it. Any two iterations in a row are looked
+    at, and, for what outlives the second, the one after it. The plans have the same columns, one iteration's
+    after the last one's.
 
     Raises:
-        PlanError: naming the buffers as rows of the kinds, one behind the other.
+        PlanError: naming the buffers as rows of the two kinds, one behind the other.
     """
-    deep = any((kind.reach[:, j] > len(other)).any() for kind in kinds for j, other in enumerate(kinds))
     columns = {plan.columns for plan in plans}
     if len(columns) != 1:
         raise PlanError(f"plans with {sorted(columns)} columns follow upon each other")
-    for line in itertools.product(range(len(kinds)), repeat=3 if deep else 2):
-        for column in range(next(iter(columns))):
-            _check_line([(kinds[k], plans[k]) for k in line], line, column)
+    count = next(iter(columns))
+    numbered = list(enumerate(zip(kinds, plans, strict=True)))
+    for (_, (first, plan)), (number, (second, other)) in itertools.product(numbered, repeat=2):
+        n, m = len(first), len(second)
+        outlives = (first.reach > 0).any(axis=1)
+        until = np.where(outlives, n + first.reach[:, number], np.minimum(first.buffers.end, n))
+        for column in range(count):
+            _check_line((first, plan, column), np.arange(n), until, (second, other, column + 1), n)
+        # In time since the third begins, where they are all alive.
+        deep = np.flatnonzero(first.reach[:, number] > m)
+        beyond = until - (n + m)
+        for third, last in zip(kinds, plans, strict=True) if len(deep) else ():
+            for column in range(count):
+                _check_line((first, plan, column), deep, beyond, (third, last, column + 2), 0)
 
 
-def _check_line(iterations: Sequence[tuple[Kind, Plan]], line: Sequence[int], column: int) -> None:
-    """Iterations in a row, the first of which allocates from this column."""
-    parts, offset, begun = [], [], 0
-    for nth, (kind, plan) in enumerate(iterations):
-        assert plan.offset is not None
-        n = len(kind)
-        end = np.minimum(kind.buffers.end, n)
-        if nth + 1 < len(iterations):
-            reach = kind.reach[:, line[nth + 1]]
-            end = np.where((kind.reach > 0).any(axis=1), n + reach, end)
-        parts.append((begun + np.arange(n), begun + end, kind.buffers.size, kind.buffers.persistent))
-        offset.append(plan.offset[:, (column + nth) % plan.columns])
-        begun += n
-    start, end, size, persistent = (np.concatenate(part) for part in zip(*parts, strict=True))
-    rows = np.flatnonzero((size > 0) & (start < end) & ~persistent)
-    _overlaps(Buffers.of(start, end, size, persistent=persistent), np.concatenate(offset)[:, None], rows)
+def _check_line(
+    first: tuple[Kind, Plan, int],
+    rows: NDArray[np.int64],
+    until: NDArray[np.int64],
+    second: tuple[Kind, Plan, int],
+    begun: int,
+) -> None:
+    """These rows of one iteration, alive until then, and another one that begins at a time."""
+    (kind, plan, column), (other, others_plan, others_column) = first, second
+    assert plan.offset is not None and others_plan.offset is not None  # noqa: PT018
+    there = np.arange(
+        min(len(other), max(int(until[rows].max(initial=0)) - begun, 0)) if begun == 0 else len(other)
+    )
+    ends = np.where((other.reach > 0).any(axis=1), len(other), np.minimum(other.buffers.end, len(other)))
+    start = np.concatenate([np.minimum(rows, begun), begun + there])
+    end = np.concatenate([until[rows], begun + ends[there]])
+    size = np.concatenate([kind.buffers.size[rows], other.buffers.size[there]])
+    persistent = np.concatenate([kind.buffers.persistent[rows], other.buffers.persistent[there]])
+    offset = np.concatenate(
+        [
+            plan.offset[rows, column % plan.columns],
+            others_plan.offset[there, others_column % plan.columns],
+        ]
+    )
+    taking = np.flatnonzero((size > 0) & (start < end) & ~persistent)
+    buffers = Buffers.of(start, np.maximum(start, end), size, persistent=persistent)
+    _overlaps(buffers, offset[:, None], taking)
 
 
 def _shape(plan: Plan, buffers: Buffers) -> NDArray[np.int64]:

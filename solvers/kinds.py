@@ -195,7 +195,11 @@ def agreeing(kinds: Sequence[Kind]) -> list[Kind]:
     for kind, node in zip(kinds, nodes, strict=True):
         left[node[kind.buffers.persistent]] = True
     return [
-        dataclasses.replace(kind, buffers=dataclasses.replace(kind.buffers, persistent=left[node]))
+        dataclasses.replace(
+            kind,
+            buffers=dataclasses.replace(kind.buffers, persistent=left[node]),
+            reach=np.where(left[node][:, None], 0, kind.reach),
+        )
         for kind, node in zip(kinds, nodes, strict=True)
     ]
 

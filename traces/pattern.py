@@ -8,6 +8,7 @@ free of each position is taken.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,7 +84,7 @@ class Pattern:
     warm_up: WarmUp | None
     reach: Mapping[bytes, NDArray[np.int64]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def key(self) -> bytes:
         """The same for patterns of the same sizes in the same order, in any process."""
         return sequence_key(self.buffers.size, self.sequence)

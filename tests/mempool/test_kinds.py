@@ -264,3 +264,44 @@ def test_a_saved_plan_of_several_kinds_begins_with_one_of_them(tmp_path: Path) -
         in_steps(pool, iteration, 2 * LEARNED)
         assert misses(pool, lambda: in_steps(pool, iteration, 200, first=2 * LEARNED)) == 0
         memory.free_all()
+
+
+def test_a_kind_that_came_long_ago_is_in_nobodys_way(pool: Pool) -> None:
+    """The recording no longer shows what followed it."""
+    memory = programs.Watched(pool)
+    order = at_random((900, 1300, 1900))
+    iteration = kinds(memory, lambda number: 700 if number < 200 else order(number))
+    in_steps(pool, iteration, 200 + 2 * LEARNED)
+    assert misses(pool, lambda: in_steps(pool, iteration, 200, first=200 + 2 * LEARNED)) == 0
+    memory.free_all()
+
+
+def test_another_client_of_the_memory_leaves_them_together(pool: Pool) -> None:
+    """Beside its plans they are made anew, all of them."""
+    memory = programs.Watched(pool)
+    iteration = kinds(memory, at_random((900, 1300, 1900)))
+    in_steps(pool, iteration, LEARNED)
+    with Pool(name="other", share=pool, background=False) as other:
+
+        def both(number: int) -> None:
+            other.step()
+            held = [other.allocate(size) for size in (30_000, 50_000, 20_000)]
+            iteration(number)
+            for address in held:
+                other.free(address)
+            other.plan_now()
+
+        in_steps(pool, both, 3 * LEARNED, first=LEARNED)
+        assert misses(pool, lambda: in_steps(pool, both, 100, first=4 * LEARNED)) == 0
+        assert pool._planner._learner._together
+    memory.free_all()
+
+
+def test_more_kinds_than_can_be_known_are_not_planned_over_and_over(pool: Pool) -> None:
+    memory = programs.Watched(pool)
+    iteration = kinds(memory, at_random(tuple(range(800, 800 + 20 * 100, 100))))
+    in_steps(pool, iteration, 600)
+    plans = pool.plans
+    in_steps(pool, iteration, 300, first=600)
+    assert pool.plans <= plans + 32
+    memory.free_all()

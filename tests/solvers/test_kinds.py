@@ -91,5 +91,20 @@ def test_the_judge_finds_what_overlaps_in_some_succession() -> None:
     check_kinds(kinds, [apart, apart])
     with pytest.raises(PlanError, match="overlap"):
         check_kinds(kinds, [apart, other])
+    deep = none.copy()
+    deep[2] = 4  # it outlives the next iteration, by one allocation
+    kinds = [Kind(buffers, deep, np.zeros(n, np.int64)), Kind(buffers, none, np.ones(n, np.int64))]
+    keeps = Plan(
+        np.array([[0, 64], [0, 64], [128, 192]]), 256, 0, Status.FEASIBLE, "search", 0, 0.0, "nodes", n
+    )
+    beside = dataclasses.replace(keeps, offset=np.array([[0, 64], [0, 64], [0, 64]]))
+    check_kinds(kinds, [keeps, beside])
+    over = dataclasses.replace(keeps, offset=np.array([[128, 64], [0, 64], [0, 64]]))
+    for pair in (
+        [keeps, dataclasses.replace(over, offset=np.roll(np.asarray(over.offset), 1, axis=1))],
+        [keeps, over],
+    ):
+        with pytest.raises(PlanError, match="overlap"):
+            check_kinds(kinds, pair)
     with pytest.raises(PlanError, match="columns"):
         check_kinds(kinds, [apart, dataclasses.replace(other, offset=np.zeros((n, 2), np.int64))])
