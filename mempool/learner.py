@@ -91,7 +91,7 @@ class Learner:
         self._improving = False  # that is what the recording is for
         self._hard: set[bytes] = set()  # keys of plans that a longer search might make good
         self._recorded_at = 0  # iteration when recording began
-        self._marked = False  # there was a mark when recording was looked at last
+        self._marked = False  # there was a mark when something was recorded
         self._together = Together()
         self._beside = Beside(client)
 
