@@ -34,6 +34,8 @@ PATIENT_ITERATIONS = 5
 LEAST_NEWS = 16
 #: Of iterations with one size of many, less than this share is not worth a plan.
 SELDOM = 1 / 8
+#: So many times the allocations of all kinds tell what follows what, and how long buffers live then.
+ENOUGH_OF_EACH = 8
 #: Of a plan of epochs, its steps hit; where more miss, it is by chance that they look like them.
 MOST_ASTRAY = 1 / 64
 #: A longer warm-up, in allocations, is not learned: looking at it again and again would cost too much.
@@ -158,8 +160,8 @@ class Learner:
         patterns, counts = self._patterns()
         if not patterns:
             self._nothing_found()
-        if self._improving and patterns and not self._is_young(patterns[0]):
-            if self._improve(patterns[0], counts):
+        if self._improving and patterns and self._shows_enough(patterns[0], state):
+            if self._improve(patterns[0], counts) or self._improve_together(patterns):
                 return True
             if self._rest.share_of_misses(self._counts()) == 0:
                 self._settle()
@@ -208,7 +210,7 @@ class Learner:
     def _settle(self) -> None:
         """All follows the plan: recording ends, for good unless a plan may be improved one day."""
         self._client.set_recording(False)
-        self._rest.since_settled(self._counts(), improvable=bool(self._improvable))
+        self._rest.since_settled(self._counts(), improvable=self._may_be_improved())
 
     def rest(self) -> None:
         """Something failed that may not fail again: no more of it for long."""
@@ -312,11 +314,26 @@ class Learner:
         seen = [pattern for pattern in patterns if not self._is_young(pattern)]
         return self._together.are_due(list(self.known), seen, state["iterations"])
 
-    def _plan_together(self, around: Sequence[tuple[int, int]] = (), *, if_smaller: bool = False) -> bool:
-        """Plan all that is known anew, so that each may follow any other; True if that gave plans."""
+    def _plan_together(
+        self,
+        around: Sequence[tuple[int, int]] = (),
+        *,
+        if_smaller: bool = False,
+        known: list[Planned] | None = None,
+    ) -> bool:
+        """Plan all kinds that are known anew, so that each may follow any other; True if that gave plans.
+
+        Args:
+            around: ranges of offsets that they keep out of, beside those that they kept out of before.
+            if_smaller: only if they need clearly less than before, or leave less unplanned.
+            known: these instead, with the same sequences as what is known, and then if smaller.
+        """
         from mempool.kinds import make_plans
 
-        known = self._together.joined(self.known)
+        if known is not None:
+            if_smaller = True
+        else:
+            known = self._together.joined(self.known)
         if len(known) < 2:
             return False
         stays = set(around).union(*(self._stays.get(planned.key, ()) for planned in known))
@@ -329,14 +346,15 @@ class Learner:
         if made is None:
             return False
         largest = max(made, key=lambda planned: planned.plan.arena_bytes)
-        if if_smaller and not largest.improves(max(known, key=lambda planned: planned.plan.arena_bytes)):
+        instead = [next(k for k in self.known if k.same_sequence(each.pattern)) for each in made]
+        if if_smaller and not _improves(made, instead):
             return False
         in_the_way = bool(around or self._beside.reaches())
         if not (self._can_be_had(largest) if in_the_way else self._together.are_worth_it(made, known)):
             return False
         log.info("%d kinds of iterations are planned together", len(made))
-        for instead, planned in zip(known, made, strict=True):
-            if self._install(planned, None, instead_of=instead):
+        for before, planned in zip(instead, made, strict=True):
+            if self._install(planned, None, instead_of=before):
                 self._stays[planned.key] = set(around)
                 self._improvable.discard(planned.key)
         self._together.are(made)
@@ -514,6 +532,32 @@ class Learner:
                 self._stays[planned.key] = set(around)
         return done or bool(blocked)
 
+    def _may_be_improved(self) -> bool:
+        """Whether some plan may be for more than is needed, now or one day."""
+        return bool(self._improvable or self._together)
+
+    def _shows_enough(self, pattern: Pattern, state: dict[str, Any]) -> bool:
+        """Whether the recording tells how long buffers live; of several kinds, in whatever follows them."""
+        if self._is_young(pattern):
+            return False
+        together = sum(len(known.buffers) for known in self.known if self._together.have(known))
+        return bool(state["allocations"] - self._rest.began >= ENOUGH_OF_EACH * together)
+
+    def _improve_together(self, patterns: list[Pattern]) -> bool:
+        """The same of all kinds that are planned together and in the recording; the others no longer are."""
+        shown = {
+            pattern.key: pattern for pattern in patterns if pattern.reach and not self._is_young(pattern)
+        }
+        known = [known for known in self.known if self._together.have(known) and known.key in shown]
+        if len(known) < 2:
+            return False
+        with self._together.anew(shown.values()) as confirm:
+            if self._plan_together(known=[each.shown_as(shown[each.key]) for each in known]):
+                log.info("planned for less than before")
+                confirm()
+                return True
+        return False
+
     def _improve(self, pattern: Pattern, counts: list[int]) -> bool:
         """Plan again what was planned for more than there is by now; True if that gave a better plan.
 
@@ -582,7 +626,7 @@ class Learner:
             return
         if self._has_changed():
             log.info("recording again")
-            self._improving = bool(self._improvable) and state["replaying"]
+            self._improving = self._may_be_improved() and state["replaying"]
             self._seen_alive = set(self._core.arena_ranges()) if self._improving else None
             self._record()
 
@@ -597,3 +641,14 @@ class Learner:
             log.info("nothing follows the plan")
             self._forget()
             self._rest.since_deserted(self._counts(), recording=self._client.state()["recording"])
+
+
+def _improves(made: Sequence[Planned], known: Sequence[Planned]) -> bool:
+    """Whether plans need clearly less than others of the same kinds, or leave less of some kind unplanned."""
+    from mempool.planned import LESS
+
+    now, before = (max(each.plan.arena_bytes for each in plans) for plans in (made, known))
+    more = any(
+        each.pattern.coverage > old.pattern.coverage + 0.01 for each, old in zip(made, known, strict=True)
+    )
+    return more or now * LESS < before

@@ -126,6 +126,14 @@ class Planned:
             warm_up=pattern.warm_up or self.pattern.warm_up,
         )
 
+    def shown_as(self, pattern: Pattern) -> Planned:
+        """This plan, which is another one's before long, with the same sequence as it was seen lately."""
+        rows = dataclasses.replace(
+            pattern.buffers, alignment=self.buffers.alignment, offset=self.buffers.offset
+        )
+        warm_up = pattern.warm_up or self.pattern.warm_up
+        return dataclasses.replace(self, pattern=dataclasses.replace(pattern, warm_up=warm_up), buffers=rows)
+
     def may_be_improved_by(self, pattern: Pattern) -> bool:
         """Whether the other pattern of the same sequence needs clearly less, or leaves less unplanned."""
         from solvers import peak_load

@@ -5,13 +5,14 @@ What is known of them, and the plans, are `mempool.kinds`'.
 
 from __future__ import annotations
 
+import contextlib
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mempool.rest import Rarely
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mempool.kinds import Kinds
     from mempool.planned import Planned
@@ -49,6 +50,20 @@ class Together:
         from mempool.kinds import Kinds  # which few programs need
 
         return Kinds()
+
+    @contextlib.contextmanager
+    def anew(self, seen: Iterable[Pattern]) -> Iterator[Callable[[], None]]:
+        """Meanwhile only this was ever seen, and from then on if what it gives is called."""
+        from mempool.kinds import Kinds
+
+        before, kept = self._kinds, []
+        self.__dict__["_kinds"] = Kinds()
+        self._kinds.note(list(seen), ())
+        try:
+            yield lambda: kept.append(True)
+        finally:
+            if not kept:
+                self.__dict__["_kinds"] = before
 
     def planned(self, now: Counts, occupied: int) -> None:
         """There is another plan; ``occupied``: allocations that found something in their place, ever."""

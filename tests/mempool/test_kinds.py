@@ -305,3 +305,27 @@ def test_more_kinds_than_can_be_known_are_not_planned_over_and_over(pool: Pool) 
     in_steps(pool, iteration, 300, first=600)
     assert pool.plans <= plans + 32
     memory.free_all()
+
+
+def test_what_was_kept_longer_for_a_while_is_no_longer_planned_for(pool: Pool) -> None:
+    """Plans that were made together for that give way to smaller ones, and nothing stays unplanned for it."""
+    memory = programs.Watched(pool)
+    order, kept = at_random((900, 1300, 1900)), list[int]()
+    iteration = kinds(memory, lambda number: order(number % 1000))
+
+    def keeping(number: int) -> None:
+        first = memory.allocate(40 * order(number % 1000))
+        iteration(number)
+        kept.append(first)
+        while len(kept) > (3 if 40 < number < 2 * LEARNED else 0):
+            memory.free(kept.pop(0))
+
+    in_steps(pool, keeping, 2 * LEARNED)
+    before = pool.report().to_dict()["arena_bytes"]
+    in_steps(pool, keeping, 3000, first=2 * LEARNED)
+    pool.client.rest_unused()
+    assert pool._planner._learner._together
+    assert pool.report().to_dict()["arena_bytes"] < before
+    assert pool.report().to_dict()["coverage"] > 0.99
+    assert misses(pool, lambda: in_steps(pool, keeping, 200, first=4000)) == 0
+    memory.free_all()
