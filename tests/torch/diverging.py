@@ -211,7 +211,8 @@ def pooled(way: str, name: str, library: str) -> dict[str, Any]:
     observer = observed(library)
     pool = mempool.torch.install(background=False)
     said = results(name, pool, marks=way == "marked")
-    return said | {"overlaps": observer.overlaps(), "report": pool.report().to_dict()}
+    known = pool._planner.known
+    return said | {"overlaps": observer.overlaps(), "known": known, "report": pool.report().to_dict()}
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ DEPARTURES: dict[str, Iterable[int]] = {
     "scheduled": (),
 }
 #: How many patterns recur, each of which has a plan.
-PATTERNS = {"evaluation": 2, "last_batch": 2, "lengths": 2, "scheduled": 1}
+PATTERNS = {"evaluation": 2, "last_batch": 2, "lengths": 2, "random_lengths": 4, "scheduled": 1}
 
 
 @functools.cache
@@ -62,4 +62,5 @@ def test_results_are_the_same_and_the_plan_is_followed_again_at_once(
     assert [(step, count) for step, count in enumerate(misses) if count and step not in apart] == []
     assert sum(misses) == report["misses"]
     if way == "marked" and scenario in PATTERNS:
-        assert report["plans"] == PATTERNS[scenario]
+        assert pooled["known"] == PATTERNS[scenario]
+        assert report["plans"] <= 2 * PATTERNS[scenario]  # each, and all of them together

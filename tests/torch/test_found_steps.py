@@ -180,13 +180,3 @@ def test_what_a_hook_of_the_program_calls_disturbs_no_other_hook(what: str) -> N
             hook.remove()
         if what != "close":
             pool.close()
-
-
-def test_steps_that_were_found_may_hinder_too(
-    pool: mempool.torch.TensorPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Detection may have failed for something that is over by now, such as a plan of another program."""
-    stepped: list[int] = []
-    monkeypatch.setattr(pool._marks, "stepped", lambda: stepped.append(1))
-    pool.mark_found_step()
-    assert stepped == [1]
