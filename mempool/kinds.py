@@ -122,9 +122,9 @@ class Kinds:
         buffers = dataclasses.replace(rows, end=end, persistent=stays)
         return Kind(buffers, np.where(stays[:, None], 0, reach), planned.pattern.sequence.astype(np.int64))
 
-    def load(self, kinds: Sequence[Kind]) -> int:
-        """Most bytes alive in any succession of them."""
-        return peak_load(Joint(kinds).buffers)
+    def load(self) -> int:
+        """Most bytes alive in any succession of those that were planned together last."""
+        return peak_load(Joint(list(self._planned.values())).buffers)
 
     def are_planned(self, known: Sequence[Planned], kinds: Sequence[Kind]) -> None:
         """They are, together."""
@@ -179,10 +179,11 @@ def make_plans(
     search = Search(
         wait_bytes=wait_bytes, patient=patient and len(joint.buffers.gap_buffer) == 0, interrupt=interrupt
     )
-    plan = _packed(joint, search, around)
+    everything = with_kept(joint.buffers, around)
+    plan = _packed(joint, everything, search, around)
     if plan is None or plan.offset is None:
         return None
-    check(plan, with_kept(joint.buffers, around))
+    check(plan, everything)
     offsets = joint.offsets(plan.offset[: len(joint.buffers), 0])
     made = []
     for number, (before, kind, offset) in enumerate(zip(known, kinds, offsets, strict=True)):
@@ -196,11 +197,12 @@ def make_plans(
     return made
 
 
-def _packed(joint: Joint, search: Search, around: Sequence[tuple[int, int]]) -> Plan | None:
-    """The better of two plans, with what is kept behind the buffers; None: interrupted before any."""
+def _packed(
+    joint: Joint, everything: Buffers, search: Search, around: Sequence[tuple[int, int]]
+) -> Plan | None:
+    """The better of two plans of ``everything``: all kinds and what is kept; None: interrupted before any."""
     from solvers import Plan, Status, lower_bound
 
-    everything = with_kept(joint.buffers, around)
     bound, best = lower_bound(everything), None
     quick = dataclasses.replace(search, patient=False)
     offset = pack_coupled(joint, quick.alone, around=around)

@@ -326,14 +326,11 @@ class Learner:
         Args:
             around: ranges of offsets that they keep out of, beside those that they kept out of before.
             if_smaller: only if they need clearly less than before, or leave less unplanned.
-            known: these instead, with the same sequences as what is known, and then if smaller.
+            known: these instead, with the same sequences as what is known.
         """
         from mempool.kinds import make_plans
 
-        if known is not None:
-            if_smaller = True
-        else:
-            known = self._together.joined(self.known)
+        known = self._together.joined(self.known) if known is None else known
         if len(known) < 2:
             return False
         stays = set(around).union(*(self._stays.get(planned.key, ()) for planned in known))
@@ -552,7 +549,7 @@ class Learner:
         if len(known) < 2:
             return False
         with self._together.anew(shown.values()) as confirm:
-            if self._plan_together(known=[each.shown_as(shown[each.key]) for each in known]):
+            if self._plan_together(if_smaller=True, known=[each.shown_as(shown[each.key]) for each in known]):
                 log.info("planned for less than before")
                 confirm()
                 return True

@@ -35,7 +35,6 @@ class Together:
         self._again = Rarely()
         self._allocations = self._occupied = 0  # when the last plan was made
         self._lately: set[bytes] = set()  # keys of kinds that were seen when that was looked at
-        self._need = 0  # bytes alive at a time, of what was planned last
         self._most = 0  # kinds that could be joined when that was looked at
 
     def __bool__(self) -> bool:
@@ -109,15 +108,12 @@ class Together:
         if kinds is None or made is None:
             return None
         self._kinds.are_planned(known, kinds)  # also where they are of no use
-        self._need = self._kinds.load(kinds)
         return made
 
     def are_worth_it(self, made: Sequence[Planned], known: Sequence[Planned]) -> bool:
         """Whether plans just made need not much more memory than these, or than is alive at a time."""
-        apart = max(planned.plan.arena_bytes for planned in known)
-        return max(one.plan.arena_bytes for one in made) <= max(
-            apart, MOST_TOGETHER * max(self._need, 0 if self else apart)
-        )
+        now, before = (max(one.plan.arena_bytes for one in plans) for plans in (made, known))
+        return now <= before or now <= MOST_TOGETHER * max(self._kinds.load(), 0 if self else before)
 
     def are(self, made: Sequence[Planned]) -> None:
         """These are in effect."""

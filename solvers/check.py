@@ -85,9 +85,8 @@ def _check_line(
     """These rows of one iteration, alive until then, and another one that begins at a time."""
     (kind, plan, column), (other, others_plan, others_column) = first, second
     assert plan.offset is not None and others_plan.offset is not None  # noqa: PT018
-    there = np.arange(
-        min(len(other), max(int(until[rows].max(initial=0)) - begun, 0)) if begun == 0 else len(other)
-    )
+    # Its later rows meet none of these, and each other when it is the first.
+    there = np.arange(np.clip(until[rows].max(initial=0) - begun, 0, len(other)))
     ends = np.where((other.reach > 0).any(axis=1), len(other), np.minimum(other.buffers.end, len(other)))
     start = np.concatenate([np.minimum(rows, begun), begun + there])
     end = np.concatenate([until[rows], begun + ends[there]])
