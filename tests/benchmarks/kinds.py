@@ -31,6 +31,17 @@ LAST = 50
 PAUSE_SECONDS = 0.02
 
 
+def learned(optimizer: torch.optim.Optimizer, out: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """One step towards what would have been right; the outputs, which the program keeps."""
+    import torch
+
+    loss = torch.nn.functional.cross_entropy(out.flatten(0, -2), right.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return out
+
+
 def transformer(lengths: tuple[int, ...]) -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
     """Batches of any of these lengths; the outputs are kept until the next."""
     import torch
@@ -43,11 +54,7 @@ def transformer(lengths: tuple[int, ...]) -> tuple[Callable[[], object], list[to
     def step() -> object:
         batch = torch.randint(2000, (8, random.choice(lengths)))
         out = head(body(words(batch)))
-        loss = torch.nn.functional.cross_entropy(out.flatten(0, 1), batch.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return out
+        return learned(optimizer, out, batch)
 
     return step, [optimizer]
 
@@ -69,11 +76,7 @@ def recurrent(lengths: tuple[int, ...]) -> tuple[Callable[[], object], list[torc
             state = cell(words(word), state)
             outputs.append(head(state[0]))
         out = torch.stack(outputs, 1)
-        loss = torch.nn.functional.cross_entropy(out.flatten(0, 1), batch.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return out
+        return learned(optimizer, out, batch)
 
     return step, [optimizer]
 
@@ -95,11 +98,7 @@ def pictures() -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
     def step() -> object:
         size = random.choice((32, 40, 48, 56, 64))
         out = head(body(torch.randn(8, 3, size, size)).mean((2, 3)))
-        loss = torch.nn.functional.cross_entropy(out, torch.randint(10, (8,)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return out
+        return learned(optimizer, out, torch.randint(10, (8,)))
 
     return step, [optimizer]
 
