@@ -18,7 +18,7 @@ from solvers.coupled import pack_coupled
 from solvers.kinds import Joint, Kind, agreeing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -37,8 +37,9 @@ FEW_PIECES = 1 << 15
 class Kinds:
     """How long the buffers of each kind live, at most, by what follows: as far as has been seen."""
 
-    def __init__(self) -> None:
-        """Nothing has been seen yet."""
+    def __init__(self, before: Kinds | None = None) -> None:
+        """Nothing has been seen yet; or no more than what followed what, ``before``."""
+        self._followed: set[tuple[bytes, bytes]] = set() if before is None else set(before._followed)
         self._ends: dict[bytes, NDArray[np.int64]] = {}
         self._stays: dict[bytes, NDArray[np.bool_]] = {}
         self._reach: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}
@@ -51,12 +52,14 @@ class Kinds:
         self._ends = {key: ends for key, ends in self._ends.items() if key in keys}
         self._stays = {key: stays for key, stays in self._stays.items() if key in keys}
         self._reach = {pair: reach for pair, reach in self._reach.items() if keys.issuperset(pair)}
+        self._followed = {pair for pair in self._followed if keys.issuperset(pair)}
         for pattern in patterns:
             key, rows = pattern.key, pattern.buffers
             self._ends[key] = _larger(self._ends.get(key), rows.end)
             self._stays[key] = self._stays.get(key, rows.persistent) | rows.persistent
             for follower, reach in pattern.reach.items():
                 self._reach[key, follower] = _larger(self._reach.get((key, follower)), reach)
+                self._followed.add((key, follower))
 
     def can_be_joined(self, planned: Planned) -> bool:
         """Whether it is known what follows this kind, and what of it is alive then."""
@@ -89,9 +92,9 @@ class Kinds:
     def of(self, known: Sequence[Planned]) -> list[Kind] | None:
         """These, with how far each reaches into each; None: there is too much to pack.
 
-        What was never seen to follow is taken for what did: as far into it where that is as long, else the
+        What was not seen to follow is taken for what did: as far into it where that is as long, else the
         same share of it, and no less. Where that makes for a clearly larger load, as of kinds that come in
-        turn and so never follow themselves, it is taken never to follow.
+        turn and so never follow themselves, it is taken never to follow, unless it once did.
         """
         if 2 * len(known) * sum(len(planned.buffers) for planned in known) > MOST_PIECES:
             return None
@@ -109,7 +112,11 @@ class Kinds:
         lengths = {other.key: len(other.buffers) for other in known}
         never = np.zeros(n, np.int64)
         columns = [
-            seen[other] if other in seen else _guessed(seen, lengths, length) if guesses else never
+            seen[other]
+            if other in seen
+            else _guessed(seen, lengths, length)
+            if guesses or (key, other) in self._followed
+            else never
             for other, length in lengths.items()
         ]
         reach, length = np.stack(columns, axis=1), np.array(list(lengths.values()))
@@ -130,6 +137,24 @@ class Kinds:
         """They are, together."""
         self._order = [planned.key for planned in known]
         self._planned = dict(zip(self._order, kinds, strict=True))
+
+    def among(self, keys: Collection[bytes]) -> list[tuple[bytes, Kind]]:
+        """Those of these that were planned together last, in their order, with no others behind them."""
+        columns = [number for number, key in enumerate(self._order) if key in keys]
+        return [
+            (key, dataclasses.replace(self._planned[key], reach=self._planned[key].reach[:, columns]))
+            for key in self._order
+            if key in keys
+        ]
+
+    def take_up(self, known: Sequence[Planned], kinds: Sequence[Kind]) -> None:
+        """They were planned together by somebody who had seen as much."""
+        self.are_planned(known, kinds)
+        for key, kind in self._planned.items():
+            self._ends[key], self._stays[key] = kind.buffers.end, kind.buffers.persistent
+            for follower, reach in zip(self._order, kind.reach.T, strict=True):
+                self._reach[key, follower] = reach
+                self._followed.add((key, follower))
 
 
 def _larger(one: NDArray[np.int64] | None, other: NDArray[np.int64]) -> NDArray[np.int64]:

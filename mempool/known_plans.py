@@ -9,7 +9,7 @@ from mempool.rest import NEVER
 from mempool.versions import made_with
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from mempool import _core
     from mempool.planned import Planned
@@ -51,10 +51,10 @@ class KnownPlans:
     def __len__(self) -> int:
         return len(self._plans)
 
-    def load(self, planned: Planned) -> None:
-        """A plan from a file, which replays already."""
-        self.latest = self._loaded = planned
-        self._plans = [planned]
+    def load(self, plans: Sequence[Planned]) -> None:
+        """Plans from a file, which replay already, the latest first."""
+        self.latest = self._loaded = plans[0]
+        self._plans = list(plans)
 
     def install(self, planned: Planned, counts: list[int] | None, *, instead_of: Planned | None) -> bool:
         """Hand a plan to the core; as a new one, or instead of another of the same sequence.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mempool import _core
+    from mempool.plan_files import Saved
     from mempool.planned import Planned
     from traces.pattern import Pattern
 
@@ -97,16 +98,28 @@ class Learner:
         self._together = Together()
         self._beside = Beside(client)
 
-    def begin(self, loaded: Planned | None = None) -> None:
-        """Begin recording; a loaded plan replays already."""
+    def begin(self, loaded: Saved | None = None) -> None:
+        """Begin recording; loaded plans replay already."""
         if loaded is not None:
-            self.known.load(loaded)
-            self._keep_beside(loaded)
+            self.known.load(loaded.plans)
+            self._together.load(loaded.plans, loaded.kinds)
+            largest = max(loaded.plans, key=lambda planned: planned.plan.arena_bytes)
+            self._keep_beside(largest)
             from mempool.planned import LESS
 
-            if loaded.plan.arena_bytes > LESS * loaded.plan.lower_bound_bytes:
+            if largest.plan.arena_bytes > LESS * largest.plan.lower_bound_bytes:
                 self._beside.begin_anew()
         self._record()
+
+    def saved(self) -> Saved | None:
+        """What is known, for `begin` in another process; None: nothing is."""
+        from mempool.plan_files import Saved
+
+        latest = self.known.latest
+        if latest is None:
+            return None
+        plans = [latest, *(known for known in self.known if known is not latest)]
+        return Saved(plans, self._together.kinds(plans))
 
     def begin_anew(self) -> None:
         """Forget all plans and record again."""

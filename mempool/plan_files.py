@@ -1,63 +1,148 @@
-"""A planned pattern as a file: the plan, the sequence of each buffer, and how the program gets there."""
+"""Planned patterns as a file: plans, the sequence of each buffer, and how the program gets there.
+
+A pool may have several plans. The file is that of the latest, for which every tool takes it; it has the
+others as files within it, and, where kinds of iterations were planned together, how far each reaches into
+which.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
 from mempool.apart import apart
+from mempool.known_plans import MOST_KNOWN
 from mempool.planned import Planned
 from traces.columns import LARGEST, MOST_THREADS
 from traces.errors import TraceError
 from traces.pattern import Pattern, WarmUp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from solvers.kinds import Kind
     from traces.buffers import Buffers
 
 T = TypeVar("T")
+_OTHER = "other."
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a pool knows.
+
+    Attributes:
+        plans: the latest first.
+        kinds: of those that were planned together, by their number in ``plans``, in the order of the columns
+            of `solvers.kinds.Kind.reach`.
+    """
+
+    plans: Sequence[Planned]
+    kinds: Mapping[int, Kind] = field(default_factory=dict)
 
 
 def write_planned(planned: Planned, path: str | Path, *, client: str = "", made_with: str = "") -> None:
-    """Write a plan file; ``client`` says whose it is: "numpy", "torch"."""
+    """Write a file of one plan; ``client`` says whose it is: "numpy", "torch"."""
+    write_saved(Saved([planned]), path, client=client, made_with=made_with)
+
+
+def write_saved(saved: Saved, path: str | Path, *, client: str = "", made_with: str = "") -> None:
+    """Write all that a pool knows; ``client`` says whose it is: "numpy", "torch"."""
+    extra = {"client": client, "made_with": made_with or saved.plans[0].made_with}
+    others = {}
+    for number in range(1, len(saved.plans)):
+        file = BytesIO()
+        _write_one(saved, number, file, extra, {})
+        others[f"{_OTHER}{number}"] = np.frombuffer(file.getbuffer(), np.uint8)
+    _write_one(saved, 0, path, extra, others)
+
+
+def _write_one(
+    saved: Saved,
+    number: int,
+    path: str | Path | BinaryIO,
+    extra: Mapping[str, str],
+    columns: dict[str, NDArray[Any]],
+) -> None:
     from solvers import write_plan
 
-    warm_up = planned.pattern.warm_up
+    planned, kind = saved.plans[number], saved.kinds.get(number)
+    pattern, warm_up = planned.pattern, planned.pattern.warm_up
+    columns = {"sequence": pattern.sequence, **columns}
     extra = {
-        "client": client,
-        "made_with": made_with or planned.made_with,
-        "iterations": str(planned.pattern.iterations),
-        "coverage": repr(planned.pattern.coverage),
+        **extra,
+        "iterations": str(pattern.iterations),
+        "coverage": repr(pattern.coverage),
         "warm_up": ""
         if warm_up is None
         else json.dumps({name: column.tolist() for name, column in vars(warm_up).items()}),
     }
-    columns = {"sequence": planned.pattern.sequence}
+    if kind is not None:
+        extra["kind"] = str(list(saved.kinds).index(number))
+        columns |= {"kind.end": kind.buffers.end, "kind.reach": kind.reach.ravel()}
     write_plan(planned.plan, planned.buffers, path, extra=extra, extra_columns=columns)
 
 
 def read_planned(path: str | Path) -> Planned:
-    """Read a plan file, and check the plan before it is used.
+    """Read the latest plan of a file, and check the plan before it is used.
 
     Raises:
         solvers.PlanError: the file is no plan of an iteration, or its plan is wrong.
         traces.TraceError: the file is damaged.
     """
-    from solvers import PlanError, check, read_plan
-    from solvers.store import read_plan_columns
+    return read_saved(path).plans[0]
 
-    plan, buffers, extra = read_plan(path)
-    columns = read_plan_columns(path)
+
+def read_saved(path: str | Path) -> Saved:
+    """Read all plans of a file, and check them before they are used.
+
+    Raises:
+        solvers.PlanError: the file is no plan of an iteration, or a plan is wrong.
+        traces.TraceError: the file is damaged.
+    """
+    from solvers import PlanError
+
+    one = _read_one(path, path)
+    columns, ones = one.columns, [one]
+    count = sum(name.startswith(_OTHER) for name in columns)
+    if count >= MOST_KNOWN:
+        raise PlanError(f"{path}: {count + 1} plans are more than {MOST_KNOWN}")
+    for number in range(1, count + 1):
+        column = columns.get(f"{_OTHER}{number}")
+        if column is None or column.dtype != np.uint8:
+            raise TraceError(f"damaged plan: its other plans are not 1 to {count}", file=str(path))
+        ones.append(_read_one(BytesIO(column.tobytes()), path))
+    with _damage(path):
+        kinds = _kinds(ones)
+    return Saved([one.planned for one in ones], kinds)
+
+
+class _One(NamedTuple):
+    planned: Planned
+    extra: dict[str, str]
+    columns: dict[str, NDArray[Any]]
+
+
+def _read_one(file: str | Path | BinaryIO, path: str | Path) -> _One:
+    """One plan with what belongs to it; ``path``: what errors are to name."""
+    from solvers import PlanError, check, read_plan, read_plan_columns
+
     try:
+        plan, buffers, extra = read_plan(file)
+        columns = read_plan_columns(file)
+    except TraceError as error:
+        raise error.within(path) from None
+    with _damage(path):
         check(plan, buffers)
-    except PlanError as error:
-        raise PlanError(f"{path}: {error}") from None
     if not len(buffers):
         raise PlanError(f"{path}: a plan of nothing")
     if plan.arenas:
@@ -71,12 +156,11 @@ def read_planned(path: str | Path) -> Planned:
         raise PlanError(f"{path}: a buffer without a size")
     if len(buffers.gap_buffer) or bool(((plan.offset < 0) & ~buffers.persistent[:, None]).any()):
         raise PlanError(f"{path}: a pool replays no gaps, and no buffers without an offset")
-    try:
+    with _damage(path):
+        sequence = _numbers(columns["sequence"], "sequence", len(buffers), 0, MOST_THREADS)
         pattern = Pattern(
             buffers=buffers,
-            sequence=_numbers(columns["sequence"], "sequence", len(buffers), 0, MOST_THREADS).astype(
-                np.int32
-            ),
+            sequence=sequence.astype(np.int32),
             since={},
             iterations_seen=0,
             iterations=int(extra.get("iterations", "2")),
@@ -86,19 +170,53 @@ def read_planned(path: str | Path) -> Planned:
             coverage=float(extra.get("coverage", "1")),
             warm_up=_warm_up(extra.get("warm_up", ""), buffers),
         )
+    return _One(Planned(pattern, buffers, plan, extra.get("made_with", "")), extra, columns)
+
+
+@contextlib.contextmanager
+def _damage(path: str | Path) -> Iterator[None]:
+    """What cannot be read is the file's fault."""
+    from solvers import PlanError
+
+    try:
+        yield
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise TraceError(f"damaged plan: {type(error).__name__}: {error}", file=str(path)) from None
-    return Planned(pattern, buffers, plan, extra.get("made_with", ""))
 
 
-def read_planned_apart(path: str) -> Planned:
-    """As `read_planned`, for a program that has no other use for Arrow."""
-    return _apart(path, read_planned, path)
+def _kinds(ones: Sequence[_One]) -> dict[int, Kind]:
+    """Those that were planned together, which are right in any succession."""
+    from solvers.check import check_kinds
+    from solvers.kinds import Kind
+
+    places = {number: int(one.extra["kind"]) for number, one in enumerate(ones) if "kind" in one.extra}
+    if not places:
+        return {}
+    numbers = sorted(places, key=places.__getitem__)
+    if [places[number] for number in numbers] != list(range(len(numbers))) or len(numbers) == 1:
+        raise ValueError("kinds are missing")
+    kinds = {}
+    for number in numbers:
+        planned, columns = ones[number].planned, ones[number].columns
+        rows, count = planned.buffers, len(numbers)
+        end = _numbers(columns["kind.end"], "a kind's end", len(rows), 0, LARGEST)
+        reach = _numbers(columns["kind.reach"], "a kind's reach", len(rows) * count, 0, LARGEST)
+        buffers = dataclasses.replace(rows, end=end)
+        kinds[number] = Kind(buffers, reach.reshape(-1, count), planned.pattern.sequence.astype(np.int64))
+    check_kinds(list(kinds.values()), [ones[number].planned.plan for number in numbers])
+    return kinds
 
 
-def write_planned_apart(planned: Planned, path: str, *, client: str, made_with: str) -> None:
-    """As `write_planned`, for a program that has no other use for Arrow."""
-    _apart(path, write_planned, planned, path, client=client, made_with=made_with)
+def read_saved_apart(path: str) -> Saved:
+    """As `read_saved`, for a program that has no other use for Arrow."""
+    return _apart(path, read_saved, path)
+
+
+def write_saved_apart(saved: Saved, path: str, *, client: str, made_with: str) -> None:
+    """As `write_saved`, for a program that has no other use for Arrow."""
+    _apart(path, write_saved, saved, path, client=client, made_with=made_with)
 
 
 def _apart(path: str, call: Callable[..., T], *arguments: Any, **options: Any) -> T:

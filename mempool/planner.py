@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
+    from mempool.plan_files import Saved
     from mempool.planned import Planned
 
 log = logging.getLogger("mempool")
@@ -138,8 +139,8 @@ class Planner:
         """How many patterns have one now."""
         return len(self._learner.known)
 
-    def begin(self, loaded: Planned | None = None) -> None:
-        """Begin recording; whoever calls `look` plans. A loaded plan replays already."""
+    def begin(self, loaded: Saved | None = None) -> None:
+        """Begin recording; whoever calls `look` plans. Loaded plans replay already."""
         self._learner.begin(loaded)
 
     def look(self) -> bool:
@@ -166,7 +167,14 @@ class Planner:
             self._anew = False
             self._learner.begin_anew()
 
-    def start(self, loaded: Planned | None = None) -> None:
+    def saved(self) -> Saved | None:
+        """What is known, for `begin` in another process; None: nothing is."""
+        if self._pid != os.getpid():
+            return self._learner.saved()  # whoever held the lock is not in a forked child
+        with self._learning:
+            return self._learner.saved()
+
+    def start(self, loaded: Saved | None = None) -> None:
         """Begin recording, and plan in a thread of low priority."""
         # What planning needs is imported before the program is at work: a thread beside it would take turns
         # with it hundreds of times for that, and the first plan would wait.

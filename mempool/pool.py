@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from mempool.checking import Checking
     from mempool.faults import Fault
+    from mempool.plan_files import Saved
     from mempool.planned import Planned
     from mempool.report import Report
     from mempool.tape import Tape
@@ -97,7 +98,7 @@ class Pool:
         self._pid = os.getpid()
         self._closed = False
         self._tape: Tape | None = None
-        self._loaded: Planned | None = None
+        self._loaded: Saved | None = None
         self._planner = Planner(
             self.core,
             self.client,
@@ -143,8 +144,11 @@ class Pool:
         with _core.Bypass():
             self._load_files()
         if self._loaded is not None and self.settings.mode == "replay":
+            latest, *others = self._loaded.plans
             try:
-                self.client.load(self._loaded.native_warm_up(), self._loaded.native())
+                for planned in others:
+                    self.client.install(planned.native(), planned.pattern.iterations_seen)
+                self.client.load(latest.native_warm_up(), latest.native())
             except ValueError as error:
                 raise UsageError(f"{self.settings.plan}: {error}: the plan is of another device") from None
         if self.settings.mode == "replay":
@@ -164,9 +168,9 @@ class Pool:
 
     def _load_files(self) -> None:
         if self.settings.plan is not None:
-            from mempool.plan_files import read_planned_apart
+            from mempool.plan_files import read_saved_apart
 
-            self._loaded = read_planned_apart(self.settings.plan)
+            self._loaded = read_saved_apart(self.settings.plan)
         if self.settings.record is not None:
             from mempool.tape import Tape
 
@@ -271,7 +275,9 @@ class Pool:
     @property
     def planned(self) -> Planned | None:
         """The plan in use or made last, with its pattern."""
-        return self._planner.planned or self._loaded
+        if self._planner.planned is None and self._loaded is not None:
+            return self._loaded.plans[0]
+        return self._planner.planned
 
     @property
     def plans(self) -> int:
@@ -318,21 +324,22 @@ class Pool:
             return explain(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan; ``Pool(plan=path)`` in a later process replays from its first iteration.
+        """Write the plans that are in use; ``Pool(plan=path)`` later replays them from its first iteration.
 
         Of processes that train together each writes, and later reads, one of its own: see `mempool.ranks`.
 
         Raises:
             UsageError: there is no plan yet.
         """
-        if self.planned is None:
-            raise UsageError("there is no plan yet: no iteration has been seen to repeat")
         with _core.Bypass():
-            from mempool.plan_files import write_planned_apart
+            from mempool.plan_files import write_saved_apart
 
+            saved = self._planner.saved() or self._loaded
+            if saved is None:
+                raise UsageError("there is no plan yet: no iteration has been seen to repeat")
             whose = self.framework or self.name
             own = own_file(os.fspath(path))
-            write_planned_apart(self.planned, own, client=whose, made_with=made_with(self.framework))
+            write_saved_apart(saved, own, client=whose, made_with=made_with(self.framework))
 
     # --- planning and the end
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from mempool.rest import Rarely
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from mempool.kinds import Kinds
     from mempool.planned import Planned
     from mempool.rest import Counts
+    from solvers.kinds import Kind
     from traces.pattern import Pattern
 
 #: Since the last plan, so many allocations at least, and this share of all, found their places taken: a kept
@@ -52,11 +53,11 @@ class Together:
 
     @contextlib.contextmanager
     def anew(self, seen: Iterable[Pattern]) -> Iterator[Callable[[], None]]:
-        """Meanwhile only this was ever seen, and from then on if what it gives is called."""
+        """Meanwhile lifetimes are known from this only, and from then on if what it gives is called."""
         from mempool.kinds import Kinds
 
         before, kept = self._kinds, []
-        self.__dict__["_kinds"] = Kinds()
+        self.__dict__["_kinds"] = Kinds(before)
         self._kinds.note(list(seen), ())
         try:
             yield lambda: kept.append(True)
@@ -118,3 +119,14 @@ class Together:
     def are(self, made: Sequence[Planned]) -> None:
         """These are in effect."""
         self._plans = list(made)
+
+    def kinds(self, known: Sequence[Planned]) -> dict[int, Kind]:
+        """Of these, those that are together, as they were planned; by their number."""
+        numbers = {planned.key: number for number, planned in enumerate(known) if self.have(planned)}
+        return {numbers[key]: kind for key, kind in self._kinds.among(numbers)} if numbers else {}
+
+    def load(self, known: Sequence[Planned], kinds: Mapping[int, Kind]) -> None:
+        """These are in effect; some were made together in another process, where `kinds` gave this."""
+        if kinds:
+            self._plans = [known[number] for number in kinds]
+            self._kinds.take_up(self._plans, list(kinds.values()))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,10 +23,11 @@ from solvers.solve import MOST_INSTANCES
 from traces.arrow import from_numpy, from_texts, to_numpy
 from traces.buffers import Buffers
 from traces.errors import TraceError
-from traces.files import KIND_KEY, VERSION_KEY, atomic, expect, one_line, read_schema, string_metadata
+from traces.files import KIND_KEY, VERSION_KEY, atomic, expect, one_line, string_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from typing import BinaryIO
 
     from _typeshed import StrPath
     from numpy.typing import NDArray
@@ -43,7 +45,7 @@ _DTYPES = ("bool", "uint8", "int32", "int64", "uint64", "float64")
 def write_plan(
     plan: Plan,
     buffers: Buffers,
-    path: StrPath,
+    path: StrPath | BinaryIO,
     *,
     extra: Mapping[str, str] | None = None,
     extra_columns: Mapping[str, NDArray[Any]] | None = None,
@@ -53,7 +55,7 @@ def write_plan(
     Args:
         plan: with offsets.
         buffers: as many.
-        path: the file.
+        path: the file, or one that is open for writing.
         extra: anything else, as text; `read_plan` gives it back.
         extra_columns: one-dimensional arrays of any length, of bool, uint8, int32, int64, uint64 or float64;
             `read_plan_columns` gives them back.
@@ -71,14 +73,14 @@ def write_plan(
     metadata |= {_EXTRA + key: value for key, value in (extra or {}).items()}
     metadata |= {_ARRAY + key: _text_of(key, value) for key, value in (extra_columns or {}).items()}
     table = _table(plan.offset, buffers).replace_schema_metadata(metadata)
-    with atomic(path) as beside, beside.open("wb") as file:  # not by name: see `traces.parquet.TraceWriter`
+    with _opened_for_writing(path) as file:
         pq.write_table(table, file, compression="zstd")
 
 
-def read_plan(path: StrPath) -> tuple[Plan, Buffers, dict[str, str]]:
+def read_plan(path: StrPath | BinaryIO) -> tuple[Plan, Buffers, dict[str, str]]:
     """Read a plan, the buffers it is for, and the ``extra`` text stored with it.
 
-    The file is from outside: whether the plan holds, only `check` says.
+    The file, named or open, is from outside: whether the plan holds, only `check` says.
 
     Raises:
         PlanError: naming the file: what it says about the plan makes no sense.
@@ -108,7 +110,7 @@ def read_plan(path: StrPath) -> tuple[Plan, Buffers, dict[str, str]]:
         return plan, buffers, {k.removeprefix(_EXTRA): v for k, v in metadata.items() if k.startswith(_EXTRA)}
 
 
-def read_plan_columns(path: StrPath) -> dict[str, NDArray[Any]]:
+def read_plan_columns(path: StrPath | BinaryIO) -> dict[str, NDArray[Any]]:
     """The arrays that were stored with a plan as ``extra_columns``.
 
     Raises:
@@ -162,23 +164,34 @@ def _table(offset: NDArray[np.int64], buffers: Buffers) -> Any:
 
 
 @contextlib.contextmanager
-def _opened(path: StrPath) -> Iterator[tuple[Any, dict[str, str]]]:
-    """The open Parquet file and its metadata; errors inside the block name the file."""
+def _opened_for_writing(path: StrPath | BinaryIO) -> Iterator[BinaryIO]:
+    if not isinstance(path, str | os.PathLike):
+        yield path
+        return
+    with atomic(path) as beside, beside.open("wb") as file:  # not by name: see `traces.parquet.TraceWriter`
+        yield file
+
+
+@contextlib.contextmanager
+def _opened(path: StrPath | BinaryIO) -> Iterator[tuple[Any, dict[str, str]]]:
+    """The open Parquet file and its metadata; errors inside the block name the file, if it has a name."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    metadata = string_metadata(read_schema(path), path)
-    several = metadata.get(VERSION_KEY) == VERSION_OF_SEVERAL_ARENAS
-    expect(metadata, "plan", VERSION_OF_SEVERAL_ARENAS if several else VERSION, path)
-    with Path(path).open("rb") as raw:
+    named = path if isinstance(path, str | os.PathLike) else None
+    with contextlib.nullcontext(path) if named is None else Path(named).open("rb") as raw:
         try:
-            yield pq.ParquetFile(raw), metadata
+            file = pq.ParquetFile(raw)
+            metadata = string_metadata(file.schema_arrow, named)
+            several = metadata.get(VERSION_KEY) == VERSION_OF_SEVERAL_ARENAS
+            expect(metadata, "plan", VERSION_OF_SEVERAL_ARENAS if several else VERSION, named)
+            yield file, metadata
         except TraceError as error:
-            raise error.within(path) from None
+            raise error if named is None else error.within(named) from None
         except PlanError as error:
-            raise PlanError(f"{Path(path)}: {error}") from None
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise TraceError(f"not a whole Parquet file ({one_line(error)})", file=path) from None
+            raise error if named is None else PlanError(f"{Path(named)}: {error}") from None
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise TraceError(f"not a whole Parquet file ({one_line(error)})", file=named) from None
 
 
 def _read(file: Any) -> Any:

@@ -94,7 +94,7 @@ def read_schema(path: StrPath) -> Any:
             raise TraceError(f"not a whole Parquet file ({one_line(error)})", file=path) from None
 
 
-def string_metadata(schema: Any, path: StrPath) -> dict[str, str]:
+def string_metadata(schema: Any, path: StrPath | None) -> dict[str, str]:
     """The key-value metadata of a schema as text, without Arrow's own.
 
     Raises:
@@ -106,7 +106,7 @@ def string_metadata(schema: Any, path: StrPath) -> dict[str, str]:
         raise TraceError("metadata is not UTF-8 text", file=path) from None
 
 
-def expect(metadata: Mapping[str, str], kind: str, version: str, path: StrPath) -> None:
+def expect(metadata: Mapping[str, str], kind: str, version: str, path: StrPath | None) -> None:
     """Check that the metadata of a Parquet file is that of a ``kind`` of ours, in the ``version`` read here.
 
     Raises:

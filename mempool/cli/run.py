@@ -155,13 +155,14 @@ def _plan(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
     from mempool import _core
-    from mempool.plan_files import read_planned
+    from mempool.plan_files import read_saved
     from mempool.ranks import file_to_read
     from solvers import read_plan
 
     own = file_to_read(str(path))
-    offset, alignment = read_planned(own).plan.offset, _core.HostDevice().alignment
-    if offset is not None and bool((offset[offset >= 0] % alignment).any()):
+    alignment = _core.HostDevice().alignment
+    offsets = [planned.plan.offset for planned in read_saved(own).plans]
+    if any(bool((offset[offset >= 0] % alignment).any()) for offset in offsets if offset is not None):
         why = (
             f"its offsets are not multiples of {alignment}; make it by `mempool plan --alignment {alignment}`"
         )

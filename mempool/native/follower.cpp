@@ -49,6 +49,7 @@ void Follower::begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iterati
   }
   const bool warming = !pattern->cyclic && mark < table->marks.size();
   enter(pattern, table, warming ? table->marks[mark] : 0);
+  begun_at_ = position_;
   clean_ = true;
 }
 
@@ -129,6 +130,17 @@ bool Follower::switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& 
     if (table->prefixes[position_] != table_->prefixes[position_]) continue;
     if (!next_begins_with(pattern, size)) continue;
     enter(pattern, table, position_);
+    return true;
+  }
+  return false;
+}
+
+// The first iteration may be of another kind than when that was recorded.
+bool Follower::switch_to_steady(std::uint64_t size, const std::vector<Pattern*>& known) noexcept {
+  for (Pattern* pattern : known) {
+    const Table* table = own_table(pattern);
+    if (table == nullptr || !pattern->cyclic || table->sizes[0] != size || played(*table)) continue;
+    enter(pattern, table, 0);
     return true;
   }
   return false;
@@ -222,6 +234,8 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
   }
   if (table_ != nullptr) {
     if (strays_ == 0 && clean_ && switch_table(size, known)) return matched();
+    const bool warms_up = marked && !pattern_->cyclic && position_ == begun_at_;
+    if (strays_ == 0 && clean_ && warms_up && switch_to_steady(size, known)) return matched();
     if (strays_ == 0 && clean_ && !marked && switch_to_ended(size, known)) {
       begin_next();
       if (played(*table_)) return yield_part(size, known);

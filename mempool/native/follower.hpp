@@ -5,7 +5,7 @@
 // * Another size: an extra allocation (stay: the pattern goes on where it was) or one with a changed shape (step over it:
 //   the pattern goes on behind it). Which of the two is told by the next size that matches either.
 // * At the first difference in an iteration: another known pattern, or the part of another thread, that shares the prefix
-//   and expects this size, or that has ended here.
+//   and expects this size, or that has ended here; in a marked iteration of a warm-up, one that begins with it.
 // * From the second stray on, and where one came a short while ago: the place near by that most of the last sizes lead to;
 //   something was left out, or is done again.
 // * After kWindow strays in a row, or in short succession: the one place in any known pattern that follows the last kWindow
@@ -119,6 +119,7 @@ class Follower {
   Match diverged(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept;
   bool switch_table(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
   bool switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
+  bool switch_to_steady(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
   bool resynchronise(const std::vector<Pattern*>& known) noexcept;
   bool step_near(bool marked, std::uint32_t reach) noexcept;
   std::uint32_t agreement(std::uint32_t position) const noexcept;
@@ -140,6 +141,7 @@ class Follower {
   Pattern* upcoming_ = nullptr;
   const Table* table_ = nullptr;
   std::uint32_t position_ = 0;   // the next expected
+  std::uint32_t begun_at_ = 0;   // the first of this iteration
   std::uint32_t column_ = 0;     // iteration_ % unroll
   std::uint32_t strays_ = 0;     // allocations since the last match, or since leaving
   std::uint32_t beyond_ = 0;     // allocations behind the iteration's last, before the mark

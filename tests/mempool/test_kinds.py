@@ -10,6 +10,7 @@ import pytest
 from pools import run, simulated
 
 from mempool import Pool, together
+from mempool.plan_files import read_saved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -251,19 +252,87 @@ def test_one_kind_has_a_plan_of_its_own(pool: Pool) -> None:
     memory.free_all()
 
 
-def test_a_saved_plan_of_several_kinds_begins_with_one_of_them(tmp_path: Path) -> None:
-    path, order = tmp_path / "plan", at_random((900, 1300, 1900))
+def saved(path: Path, order: Callable[[int], int], **how: bool) -> None:
+    """What was learned of these kinds, as a file."""
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
-        in_steps(pool, kinds(memory, order), LEARNED)
+        in_steps(pool, kinds(memory, order, **how), 2 * LEARNED)
+        assert pool._planner._learner._together
         pool.save(path)
         memory.free_all()
-    with Pool(simulated(), background=False, plan=path) as pool:
+
+
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("first", [0, 1, 3])  # of each kind
+def test_saved_plans_of_all_kinds_are_followed_from_the_first_iteration(
+    tmp_path: Path, first: int, late: bool, long: bool
+) -> None:
+    order = at_random((900, 1300, 1900))
+    saved(tmp_path / "plan", order, late=late, long=long)
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
+        memory = programs.Watched(pool)
+        iteration = kinds(memory, order, late=late, long=long)
+        assert misses(pool, lambda: in_steps(pool, iteration, 3 * LEARNED, first=first)) == 0
+        assert pool.plans == 0
+        assert pool.client.stats()["outcomes"]["hit"] > 0
+        memory.free_all()
+
+
+def test_saved_plans_are_made_anew_with_one_more_kind(tmp_path: Path) -> None:
+    saved(tmp_path / "plan", at_random((900, 1300)))
+    order = at_random((900, 1300, 1900))
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
         memory = programs.Watched(pool)
         iteration = kinds(memory, order)
         in_steps(pool, iteration, 2 * LEARNED)
         assert misses(pool, lambda: in_steps(pool, iteration, 200, first=2 * LEARNED)) == 0
+        assert len(pool._planner._learner._together._plans) == 3
         memory.free_all()
+
+
+def test_saved_plans_are_made_anew_where_buffers_live_longer(tmp_path: Path) -> None:
+    """Another program of the same sizes."""
+    order = at_random((900, 1300, 1900))
+    saved(tmp_path / "plan", order)
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
+        memory = programs.Watched(pool)
+        iteration = kinds(memory, order)
+
+        def later(number: int) -> None:
+            held = memory.allocate(3 * order(number))  # the first of the iteration, kept to its end
+            memory.free(held)
+            iteration(number)
+
+        in_steps(pool, later, 3 * LEARNED)
+        assert misses(pool, lambda: in_steps(pool, later, 200, first=3 * LEARNED)) == 0
+        memory.free_all()
+
+
+def test_a_succession_that_is_rare_is_not_forgotten(tmp_path: Path) -> None:
+    """The recording of some iterations need not show it, and planning for less without it would miss."""
+    order = at_random((900, 1300, 1900))
+    saved(tmp_path / "plan", order, late=True, long=True)
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
+        memory = programs.Watched(pool)
+        iteration = kinds(memory, order, late=True, long=True)
+        assert misses(pool, lambda: in_steps(pool, iteration, 600, first=17)) == 0
+        memory.free_all()
+
+
+def test_what_is_saved_again_is_the_same(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    saved(first, at_random((900, 1300, 1900)))
+    with Pool(simulated(), background=False, plan=first) as pool:
+        pool.save(second)
+    before, after = read_saved(first), read_saved(second)
+    assert [one.key for one in after.plans] == [one.key for one in before.plans]
+    assert list(after.kinds) == list(before.kinds)
+    for number, kind in before.kinds.items():
+        again = after.kinds[number]
+        assert (again.reach == kind.reach).all()
+        assert (again.buffers.end == kind.buffers.end).all()
+        assert (after.plans[number].plan.offset == before.plans[number].plan.offset).all()
 
 
 def test_a_kind_that_came_long_ago_is_in_nobodys_way(pool: Pool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from pools import run, simulated
 
 from mempool import Pool
-from mempool.plan_files import read_planned
+from mempool.plan_files import read_planned, read_saved
 from solvers import PlanError, read_plan, solve, write_plan
 from solvers.store import read_plan_columns
 from traces import TraceError
@@ -87,6 +88,85 @@ def test_a_damaged_warm_up(whole: Path, tmp_path: Path, text: str, says: str) ->
     write_plan(plan, buffers, path, extra={**extra, "warm_up": text}, extra_columns=read_plan_columns(whole))
     with pytest.raises(TraceError, match=f"damaged.plan: .*{says}"):
         read_planned(path)
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Plans of two kinds of iterations, made together."""
+    path = tmp_path_factory.mktemp("plans") / "several.plan"
+    with Pool(simulated(), background=False) as pool:
+        memory = programs.Watched(pool)
+        kept: list[int] = []
+
+        def iteration(number: int) -> None:
+            scale = (1000, 1700)[number * number % 7 % 2]
+            programs.layers(memory, 8, scale=scale)
+            while kept:
+                memory.free(kept.pop())
+            kept.extend(memory.allocate(scale * part) for part in range(1, 8))
+
+        run(pool, iteration, 120, marks=True)
+        pool.save(path)
+        memory.free_all()
+    return path
+
+
+def test_all_plans_are_read_as_they_were_written(several: Path) -> None:
+    saved = read_saved(several)
+    assert list(saved.kinds) == [0, 1]
+    assert read_planned(several).key == saved.plans[0].key
+    assert all(kind.reach.any() for kind in saved.kinds.values())
+
+
+def as_bytes(write: Any) -> Any:
+    """What is written to a file, as the column that it is in another one."""
+    file = BytesIO()
+    write(file)
+    return np.frombuffer(file.getbuffer(), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda columns: {"other.1": columns["other.1"][:-9]}, "not a whole Parquet file"),
+        (lambda columns: {"other.1": columns["other.1"].astype(np.int32)}, "its other plans are not 1 to 1"),
+        (lambda columns: {"other.1": None, "other.2": columns["other.1"]}, "its other plans are not 1 to 1"),
+        (lambda columns: {f"other.{n}": columns["other.1"] for n in range(1, 17)}, "17 plans are more than"),
+        (lambda columns: {"kind.reach": columns["kind.reach"][1:]}, "a kind's reach is not a column of"),
+        (lambda columns: {"kind.reach": 0 * columns["kind.reach"] - 1}, "a kind's reach is out of range"),
+        (lambda columns: {"kind.end": columns["kind.end"][:0]}, "a kind's end is not a column of"),
+        (lambda columns: {"kind.reach": columns["kind.reach"] + 40}, "several.plan: .*overlap"),
+        (lambda columns: {"other.1": None}, "kinds are missing"),
+    ],
+)
+def test_damaged_other_plans(several: Path, tmp_path: Path, change: Any, says: str) -> None:
+    plan, buffers, extra = read_plan(several)
+    columns = read_plan_columns(several)
+    changed = {name: column for name, column in {**columns, **change(columns)}.items() if column is not None}
+    path = tmp_path / "several.plan"
+    write_plan(plan, buffers, path, extra=extra, extra_columns=changed)
+    with pytest.raises((PlanError, TraceError), match=says) as error:
+        read_saved(path)
+    assert str(error.value).startswith(str(path))
+
+
+def test_another_plan_that_does_not_hold(several: Path, tmp_path: Path) -> None:
+    """The plans of a file are checked, each of them."""
+    plan, buffers, extra = read_plan(several)
+    columns = read_plan_columns(several)
+    inner, rows, inner_extra = read_plan(BytesIO(columns["other.1"].tobytes()))
+    assert inner.offset is not None
+    wrong = dataclasses.replace(inner, offset=0 * inner.offset)
+    inner_columns = read_plan_columns(BytesIO(columns["other.1"].tobytes()))
+    columns["other.1"] = as_bytes(
+        lambda file: write_plan(wrong, rows, file, extra=inner_extra, extra_columns=inner_columns)
+    )
+    path = tmp_path / "wrong.plan"
+    write_plan(plan, buffers, path, extra=extra, extra_columns=columns)
+    with pytest.raises(PlanError, match=r"wrong.plan: .*overlap"):
+        read_saved(path)
+    with pytest.raises(PlanError, match="overlap"):
+        Pool(simulated(), background=False, plan=path)
 
 
 def test_a_plan_for_several_arenas_is_not_replayed(whole: Path, tmp_path: Path) -> None:

@@ -48,6 +48,26 @@ def test_a_saved_plan_without_marks_hits_from_the_first_iteration(tmp_path: Path
     assert late["misses"] == early["misses"]
 
 
+def test_all_saved_plans_replay_where_iterations_are_not_marked(tmp_path: Path) -> None:
+    """Phases of two kinds."""
+
+    def phases(pool: Pool, memory: programs.Watched, count: int) -> int:
+        before = pool.report().to_dict()["misses"]
+        for number in range(count):
+            scale = 1000 if number // 60 % 2 == 0 else 1600
+            programs.layers(memory, 20, scale=scale)
+            pool.plan_now()
+        return int(pool.report().to_dict()["misses"] - before)
+
+    with Pool(simulated(), background=False) as first:
+        phases(first, programs.Watched(first), 240)
+        assert len(first._planner._learner.known) == 2
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
+        assert phases(second, programs.Watched(second), 240) <= 20
+        assert second.plans == 0
+
+
 @pytest.mark.parametrize(
     ("buffers", "offset", "says"),
     [
