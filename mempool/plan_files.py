@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
@@ -48,6 +49,15 @@ class Saved:
 
     plans: Sequence[Planned]
     kinds: Mapping[int, Kind] = field(default_factory=dict)
+
+    def from_the_beginning(self) -> list[Planned]:
+        """The plans; first the one that the program came to first, whose warm-up is the shortest."""
+
+        def since(planned: Planned) -> float:
+            warm_up = planned.pattern.warm_up
+            return math.inf if warm_up is None else len(warm_up.size)
+
+        return sorted(self.plans, key=since)
 
 
 def write_planned(planned: Planned, path: str | Path, *, client: str = "", made_with: str = "") -> None:

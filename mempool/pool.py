@@ -144,11 +144,11 @@ class Pool:
         with _core.Bypass():
             self._load_files()
         if self._loaded is not None and self.settings.mode == "replay":
-            latest, *others = self._loaded.plans
+            first, *others = self._loaded.from_the_beginning()
             try:
                 for planned in others:
                     self.client.install(planned.native(), planned.pattern.iterations_seen)
-                self.client.load(latest.native_warm_up(), latest.native())
+                self.client.load(first.native_warm_up(), first.native())
             except ValueError as error:
                 raise UsageError(f"{self.settings.plan}: {error}: the plan is of another device") from None
         if self.settings.mode == "replay":

@@ -47,8 +47,9 @@ Client::~Client() {
 // --- beside other clients
 
 bool Client::plays() const noexcept {
-  return replaying_ && std::any_of(sequences_.begin(), sequences_.end(),
-                                   [](const Sequence& one) { return one.follower.plays() && one.follower.expected() != 0; });
+  return replaying_ && std::any_of(sequences_.begin(), sequences_.end(), [](const Sequence& one) {
+           return (one.follower.plays() && one.follower.expected() != 0) || one.follower.warms_up();
+         });
 }
 
 bool Client::is_alone() const noexcept {
@@ -228,8 +229,9 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
   }
   if (given.address == 0) {
     const bool in_step = sequence.follower.in_step() ||
-                         std::any_of(sequences_.begin(), sequences_.end(),
-                                     [&](const Sequence& other) { return &other != &sequence && other.follower.plays(); });
+                         std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& other) {
+                           return other.follower.warms_up() || (&other != &sequence && other.follower.plays());
+                         });
     given = pool_->allocate_dynamic(bytes, stream, (replaying_ && in_step) || pool_->anyone_plays(this));
     if (place != kDynamic && given.address != 0) pool_->note_place(given.address, place);
   }

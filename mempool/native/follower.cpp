@@ -40,6 +40,7 @@ void Follower::begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iterati
   iteration_ = iteration;
   finished_ = pattern_;
   upcoming_ = nullptr;
+  warm_at_ = 0;
   const Table* table = pattern == nullptr ? nullptr : own_table(pattern);
   if (table == nullptr) {
     table_ = nullptr;
@@ -49,7 +50,7 @@ void Follower::begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iterati
   }
   const bool warming = !pattern->cyclic && mark < table->marks.size();
   enter(pattern, table, warming ? table->marks[mark] : 0);
-  begun_at_ = position_;
+  if (!pattern->cyclic) warm_at_ = count_ + 2 * std::uint64_t{table->length()};
   clean_ = true;
 }
 
@@ -135,23 +136,14 @@ bool Follower::switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& 
   return false;
 }
 
-// The first iteration may be of another kind than when that was recorded.
-bool Follower::switch_to_steady(std::uint64_t size, const std::vector<Pattern*>& known) noexcept {
-  for (Pattern* pattern : known) {
-    const Table* table = own_table(pattern);
-    if (table == nullptr || !pattern->cyclic || table->sizes[0] != size || played(*table)) continue;
-    enter(pattern, table, 0);
-    return true;
-  }
-  return false;
-}
-
+// What has the sizes of a steady iteration may be made to stay while the program warms up, such as an optimizer's state.
 bool Follower::resynchronise(const std::vector<Pattern*>& known) noexcept {
   if (count_ < kWindow) return false;
   std::uint64_t window[kWindow];
   for (std::uint32_t i = 0; i < kWindow; ++i) window[i] = recent_[(count_ + i) % kWindow];
   for (const bool own : {true, false}) {
     for (Pattern* pattern : known) {
+      if (warms_up() && pattern->cyclic) continue;
       for (const Table& table : pattern->tables) {
         if (table.stream != stream_ || (table.sequence == role_) != own) continue;
         const std::uint32_t position = table.place_after(window);
@@ -234,8 +226,6 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
   }
   if (table_ != nullptr) {
     if (strays_ == 0 && clean_ && switch_table(size, known)) return matched();
-    const bool warms_up = marked && !pattern_->cyclic && position_ == begun_at_;
-    if (strays_ == 0 && clean_ && warms_up && switch_to_steady(size, known)) return matched();
     if (strays_ == 0 && clean_ && !marked && switch_to_ended(size, known)) {
       begin_next();
       if (played(*table_)) return yield_part(size, known);

@@ -5,11 +5,11 @@
 // * Another size: an extra allocation (stay: the pattern goes on where it was) or one with a changed shape (step over it:
 //   the pattern goes on behind it). Which of the two is told by the next size that matches either.
 // * At the first difference in an iteration: another known pattern, or the part of another thread, that shares the prefix
-//   and expects this size, or that has ended here; in a marked iteration of a warm-up, one that begins with it.
+//   and expects this size, or that has ended here.
 // * From the second stray on, and where one came a short while ago: the place near by that most of the last sizes lead to;
 //   something was left out, or is done again.
 // * After kWindow strays in a row, or in short succession: the one place in any known pattern that follows the last kWindow
-//   sizes.
+//   sizes; while a warm-up may last, in that only.
 //
 // A part has one player at a time: of several threads that do the same work, one replays and the others do not disturb it.
 #pragma once
@@ -95,6 +95,8 @@ class Follower {
   void set_idle(bool idle) noexcept { idle_ = idle; }
   // It has begun its part, so that the places it is about to use should stay free.
   bool plays() const noexcept { return table_ != nullptr && plays(*table_); }
+  // What is made to stay is made now, wherever that finds room.
+  bool warms_up() const noexcept { return count_ < warm_at_; }
   bool follows(const Table& table) const noexcept { return table_ == &table; }
   bool in_step() const noexcept { return table_ != nullptr && strays_ < kWindow && beyond_ < kWindow; }
 
@@ -119,7 +121,6 @@ class Follower {
   Match diverged(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept;
   bool switch_table(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
   bool switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
-  bool switch_to_steady(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
   bool resynchronise(const std::vector<Pattern*>& known) noexcept;
   bool step_near(bool marked, std::uint32_t reach) noexcept;
   std::uint32_t agreement(std::uint32_t position) const noexcept;
@@ -141,7 +142,6 @@ class Follower {
   Pattern* upcoming_ = nullptr;
   const Table* table_ = nullptr;
   std::uint32_t position_ = 0;   // the next expected
-  std::uint32_t begun_at_ = 0;   // the first of this iteration
   std::uint32_t column_ = 0;     // iteration_ % unroll
   std::uint32_t strays_ = 0;     // allocations since the last match, or since leaving
   std::uint32_t beyond_ = 0;     // allocations behind the iteration's last, before the mark
@@ -152,6 +152,7 @@ class Follower {
   bool idle_ = false;
   std::uint64_t iteration_ = 0;
   std::uint64_t count_ = 0;      // allocations ever
+  std::uint64_t warm_at_ = 0;    // the count at which a warm-up is over, though it was of a shorter kind; 0 if it is
   std::uint64_t recent_[kWindow] = {};
   // Another one that plays a part which this one would take, how far it was, and this one's count then.
   const Follower* rival_ = nullptr;

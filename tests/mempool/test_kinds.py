@@ -65,6 +65,14 @@ def in_steps(pool: Pool, iteration: Callable[[int], None], count: int, *, first:
     run(pool, iteration, count, marks=True, first=first)
 
 
+def marking_last(pool: Pool, iteration: Callable[[int], None], count: int, *, first: int = 0) -> None:
+    """As an optimizer's hook does."""
+    for number in range(first, first + count):
+        iteration(number)
+        pool.step()
+        pool.plan_now()
+
+
 def misses(pool: Pool, work: Callable[[], None]) -> int:
     """Of so much work."""
 
@@ -262,18 +270,46 @@ def saved(path: Path, order: Callable[[int], int], **how: bool) -> None:
         memory.free_all()
 
 
+def with_states(memory: programs.Watched, iteration: Callable[[int], None]) -> Callable[[int], None]:
+    """And temporaries of an optimizer, whose states are made behind the first of these, and stay."""
+    states: list[int] = []
+
+    def whole(number: int) -> None:
+        iteration(number)
+        for made_first in (False, True):
+            for size in range(10_000, 12_000, 64):
+                if not made_first:
+                    memory.free(memory.allocate(size))
+                elif len(states) < 32:
+                    states.append(memory.allocate(size))
+
+    return whole
+
+
 @pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("first", [0, 1, 3])  # of each kind
-def test_saved_plans_of_all_kinds_are_followed_from_the_first_iteration(
-    tmp_path: Path, first: int, late: bool, long: bool
+@pytest.mark.parametrize("work", [in_steps, marking_last])
+def test_saved_plans_of_all_kinds_are_followed_from_the_beginning(
+    tmp_path: Path, work: Callable[..., None], first: int, late: bool, long: bool
 ) -> None:
+    """From the first iteration, if that is of the same kind as when it was recorded; else from the second."""
     order = at_random((900, 1300, 1900))
-    saved(tmp_path / "plan", order, late=late, long=long)
-    with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
+
+    def program(pool: Pool) -> tuple[programs.Watched, Callable[[int], None]]:
         memory = programs.Watched(pool)
-        iteration = kinds(memory, order, late=late, long=long)
-        assert misses(pool, lambda: in_steps(pool, iteration, 3 * LEARNED, first=first)) == 0
+        return memory, with_states(memory, kinds(memory, order, late=late, long=long))
+
+    with Pool(simulated(), background=False) as pool:
+        memory, iteration = program(pool)
+        work(pool, iteration, 2 * LEARNED)
+        pool.save(tmp_path / "plan")
+        memory.free_all()
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
+        memory, iteration = program(pool)
+        warm_up = misses(pool, lambda: work(pool, iteration, 1, first=first))
+        assert (warm_up == 0) == (first == 0)
+        assert misses(pool, lambda: work(pool, iteration, 3 * LEARNED, first=first + 1)) == 0
         assert pool.plans == 0
         assert pool.client.stats()["outcomes"]["hit"] > 0
         memory.free_all()
