@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from fake_streams import FakeRuntime
 from rewritten import ALL, compiled
 
-from mempool.torch.rewriting.runtime import RUNTIME
+from mempool.torch.rewriting.runtime import RUNTIME, room
 from mempool.torch.swapping.cuda_engine import CudaEngine
 
 if TYPE_CHECKING:
@@ -70,3 +70,20 @@ def test_a_host_that_cannot_be_locked_costs_memory_not_correctness(
     compiled(waves, {**ALL, "link": "pcie3"})(x).sum().backward()
     assert RUNTIME.moved.host_full > 0
     assert torch.equal(x.grad, torch.autograd.grad(waves(y).sum(), y)[0])
+
+
+@pytest.mark.parametrize("size", [(4, 3), (0, 5), (1,), ()], ids=str)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_what_comes_back_is_not_filled_before(size: tuple[int, ...], deterministic: bool) -> None:
+    """PyTorch fills what nobody has written yet where it is to be deterministic."""
+    stride = (1, size[0])[: len(size)] if size else ()
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        with torch.profiler.profile(record_shapes=True) as watched:
+            made = room(size, stride, torch.float64, CPU)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    filled = [event.input_shapes[0] for event in watched.events() if "fill" in event.name]
+    assert filled == ([[0]] if deterministic else [])
+    assert (made.shape, made.stride(), made.dtype) == (size, stride, torch.float64)
+    assert made.untyped_storage().nbytes() == 8 * made.numel()

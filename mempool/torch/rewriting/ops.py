@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mempool.torch.rewriting.runtime import RUNTIME
+from mempool.torch.rewriting.runtime import RUNTIME, room
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ def _swap_in(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    return RUNTIME.back(ticket, torch.empty_strided(size, stride, dtype=dtype, device=device))
+    return RUNTIME.back(ticket, room(size, stride, dtype, device))
 
 
 def _swapped_in(
@@ -66,7 +66,7 @@ def _fetched(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    return RUNTIME.fetched(ticket, torch.empty_strided(size, stride, dtype=dtype, device=device))
+    return RUNTIME.fetched(ticket, room(size, stride, dtype, device))
 
 
 def _fake_ticket(*_: object) -> torch.Tensor:

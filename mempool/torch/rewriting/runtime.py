@@ -21,6 +21,8 @@ from mempool.torch.swapping.engine import HostFullError
 from mempool.torch.swapping.host_memory import default_host_limit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mempool.torch.swapping.engine import Engine, HostCopy, Transfer
 
 
@@ -200,7 +202,8 @@ class Runtime:
         A compiler of graphs may have chosen other strides for what left than the graph says.
         """
         held: Away = self._of(ticket, Away)
-        source = tensor if _lie_alike(held.form, tensor) else tensor.new_empty_strided(*held.form)
+        alike = _lie_alike(held.form, tensor)
+        source = tensor if alike else room(*held.form, tensor.dtype, tensor.device)
         data = flat(source)
         with self._lock:
             transfer = None
@@ -252,12 +255,28 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
+def room(
+    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A tensor that is about to be filled, as PyTorch would before, where it is to be deterministic."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
+    storage = torch.UntypedStorage(dtype.itemsize * _elements(size, stride), device=device)
+    return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, size, stride)
+
+
 def _extent(tensor: torch.Tensor) -> int:
     """Bytes from a tensor's first to its last element."""
     if tensor.is_contiguous():
         return int(tensor.nbytes)
-    extent = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(extent * tensor.element_size())
+    return int(_elements(tensor.shape, tensor.stride()) * tensor.element_size())
+
+
+def _elements(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Places from the first to the last of a tensor's elements."""
+    if 0 in size:
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
 
 
 #: Of this process.
