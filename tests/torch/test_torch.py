@@ -7,6 +7,7 @@ import ctypes
 import gc
 import json
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -261,6 +262,42 @@ class TestIterations:
         report = second.report().to_dict()
         assert report["misses"] <= 2
         assert report["hits"] >= 30
+
+    def test_saved_plans_of_all_lengths_replay_in_any_order(self, tmp_path: Path) -> None:
+        """Hits from the first step on if that is as when recorded, else from the third at the latest."""
+
+        def trained(seed: int, count: int, pool: mempool.torch.TensorPool | None = None) -> list[str]:
+            torch.manual_seed(0)
+            cell = torch.nn.GRU(32, 48, batch_first=True)
+            optimizer = torch.optim.AdamW(cell.parameters())
+            handle = None if pool is None else pool.watch(optimizer)
+            chance, losses, output = random.Random(seed), [], None
+            for _ in range(count):
+                output, _ = cell(torch.ones(8, chance.choice([8, 12, 20]), 32))  # the last one is still alive
+                optimizer.zero_grad()
+                output.square().mean().backward()
+                optimizer.step()
+                losses.append(output.sum().item().hex())
+                if pool is not None:
+                    pool.plan_now()
+                    after.append(pool.report().to_dict()["misses_total"])
+            if handle is not None:
+                handle.remove()
+            return losses
+
+        after: list[int] = []
+        with mempool.torch.install(device="cpu", background=False) as first:
+            trained(0, 120, first)
+            assert after[-1] == after[-30]
+            first.save(tmp_path / "plan")
+        for seed in (0, 1, 2, 3):
+            plain = trained(seed, 40)
+            after.clear()
+            with mempool.torch.install(device="cpu", background=False, plan=tmp_path / "plan") as second:
+                assert trained(seed, 40, second) == plain
+                assert second.plans == 0
+            assert after[-1] == after[0 if seed == 0 else 1]
+            assert after[0] == 0 or seed != 0
 
 
 class TestProfiler:
