@@ -16,6 +16,8 @@ from rewritten import ALL, PLAIN, gradients, same
 from torch.nn import functional as F
 
 from mempool.torch.rewriting import decide
+from mempool.torch.rewriting.joint import joint_of
+from mempool.torch.rewriting.partition import compute_once
 from mempool.torch.rewriting.runtime import RUNTIME
 
 if TYPE_CHECKING:
@@ -29,6 +31,17 @@ LINK = {"link": "pcie4"}
 
 #: Each example is compiled: it takes too long to look for a smaller one.
 UNSHRUNK: dict[str, Any] = {"phases": [Phase.generate], "suppress_health_check": list(HealthCheck)}
+
+
+class Called(torch.nn.Module):
+    """A function as a module with a parameter, without which there is nothing to train."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function, self.scale = function, torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x * self.scale)
 
 
 def random(*shape: int, grad: bool = True, seed: int = 0) -> torch.Tensor:
@@ -67,6 +80,11 @@ def dropped(x: torch.Tensor) -> torch.Tensor:
     for _ in range(3):
         x = F.dropout(x.exp().tanh(), 0.5)
     return x
+
+
+def drawn_twice(x: torch.Tensor) -> torch.Tensor:
+    one, other = (torch.empty_like(x).exponential_() for _ in range(2))
+    return (x.exp() * one).tanh() + (x.exp() * other).sin()
 
 
 def integers(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
@@ -121,6 +139,7 @@ PROGRAMS: dict[Callable[..., Any], tuple[Any, ...]] = {
     views_of_saved: (random(8, 8), random(4, 8, seed=1)),
     expanded: (random(8, 8),),
     dropped: (random(32, 32),),
+    drawn_twice: (random(8, 8),),
     integers: (random(8, 8), torch.arange(5)),
     empty: (random(8, 8),),
     complexes: (random(8, 8),),
@@ -146,6 +165,21 @@ def test_the_same_bits(program: Callable[..., Any], copied: dict[str, str]) -> N
     assert RUNTIME.moved.ins > 0
     assert same(got, plain)
     assert RUNTIME.away == 0
+
+
+def test_what_is_computed_several_times_is_computed_once() -> None:
+    """Unless it may differ each time."""
+
+    def calls(program: Callable[..., Any], operation: Any) -> int:
+        joint = joint_of(Called(program), (random(8, 8),), torch.sum).module
+        compute_once(joint)
+        return len(joint.graph.find_nodes(op="call_function", target=operation))
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x.exp().sin() * x.exp().cos()
+
+    assert calls(twice, torch.ops.aten.exp.default) == 1
+    assert calls(drawn_twice, torch.ops.aten.exponential.default) == 2
 
 
 def check_any_decision(data: st.DataObject, program: Callable[..., Any]) -> None:

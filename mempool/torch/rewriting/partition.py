@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch._functorch import config
+from torch._functorch.compile_utils import fx_graph_cse, get_aten_target, rand_ops
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
 from mempool.torch.rewriting.applied import apply
 from mempool.torch.rewriting.budget import Part
 from mempool.torch.rewriting.clock import Clock
 from mempool.torch.rewriting.decide import decided
+from mempool.torch.rewriting.effects import is_ordered
 from mempool.torch.rewriting.joined import Halves, join
 from solvers.errors import PlanError
 
@@ -50,6 +53,8 @@ class Partition:
         options = self.options
         if options.inner == "eager":
             divide: Any = default_partition
+            if options.limit is not None or options.threshold is not None:
+                compute_once(joint)
         else:
             divide, others["compiler"] = min_cut_rematerialization_partition, "inductor"
         forward, backward = divide(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
@@ -72,3 +77,13 @@ class Partition:
         )
         self.budget.add(Part(self.frame, self.more, options, made, self.clock))
         return forward, backward
+
+
+def compute_once(joint: fx.GraphModule) -> None:
+    """Compute once what is computed several times, as PyTorch's other partitioner does.
+
+    Not where that might take two draws, or two calls of somebody's operator, for the same.
+    """
+    ordered = (node for node in joint.graph.nodes if is_ordered(node))
+    if config.cse and all(get_aten_target(node) in rand_ops for node in ordered):
+        joint.graph = fx_graph_cse(joint.graph)
