@@ -1,11 +1,12 @@
 """Rewriting beside what PyTorch has today, on the same models and budgets: peak, seconds, losses.
 
-    python tests/benchmarks/rewriting_peers.py [--device cuda] [--only MODEL ...] [--json FILE]
+    python tests/benchmarks/rewriting_peers.py [--device cuda] [--inner inductor] [--only MODEL ...]
 
 Each run is a process of its own with the pool, which counts the peak load; on CUDA PyTorch's own allocator
 does. First come the peers, then ours within the peak of each of them. Compiled graphs run operation by
-operation (``inner`` is "eager"), so that what differs is what is kept, moved and made again. Of a step the
-best time is told: on a CPU the processor's, of one core that does all; on CUDA the clock's.
+operation (``inner`` is "eager"), so that what differs is what is kept, moved and made again; or by inductor,
+beside its own budgets. Of a step the best time is told: on a CPU the processor's, of one core that does all;
+on CUDA the clock's.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ PEERS = (
     "offloading",
     *(f"budget {one}" for one in BUDGETS),
 )
+#: Who is compared with us where inductor compiles; a run takes minutes.
+PEERS_OF = {"eager": PEERS, "inductor": ("plain", "compiled", *(f"budget {one}" for one in BUDGETS))}
 STEPS, TIMED = 9, 6
 
 
@@ -141,8 +144,13 @@ def _backend(partition: Any) -> Any:
     return aot_autograd(fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partition)
 
 
-def compiled(way: str, device: str, limit: int | None, beside: int) -> Any:
+def compiled(way: str, device: str, limit: int | None, beside: int, inner: str) -> Any:
     """Which backend of `torch.compile`, with which options; none to run the program as it is."""
+    if way.startswith("budget") and inner == "inductor":
+        from torch._functorch import config
+
+        config.activation_memory_budget = float(way.split()[1])
+        return {"backend": inner}
     if way.startswith("budget"):
         return {"backend": budgeted(float(way.split()[1]))}
     if way == "offloading":
@@ -151,7 +159,7 @@ def compiled(way: str, device: str, limit: int | None, beside: int) -> Any:
         from mempool.torch.rewriting import backend
 
         backend.register()
-        options = {"inner": "eager"}
+        options = {"inner": inner}
         return {
             "backend": "mempool",
             "options": options if limit is None else {**options, "limit": limit, "beside": beside},
@@ -159,7 +167,7 @@ def compiled(way: str, device: str, limit: int | None, beside: int) -> Any:
     return None
 
 
-def train(way: str, name: str, device: str, limit: int | None) -> dict[str, Any]:
+def train(way: str, name: str, device: str, limit: int | None, inner: str) -> dict[str, Any]:
     """Train in this process; what it took."""
     import torch
     from offloading import saved_on_host
@@ -177,7 +185,7 @@ def train(way: str, name: str, device: str, limit: int | None) -> dict[str, Any]
     model.checkpointing = way == "checkpoint"
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=True)
     state = 2 * sum(one.nbytes for one in model.parameters())
-    asked = compiled(way, device, limit, state)
+    asked = compiled(way, device, limit, state, inner)
     loss_of = model.loss if asked is None else torch.compile(model.loss, **asked)
     clock = time.perf_counter if device == "cuda" else time.process_time
     losses, seconds, peaks = [], [], []
@@ -220,19 +228,14 @@ def _peak(pool: Any) -> int:
     return int(torch.cuda.max_memory_allocated() if pool is None else pool.client.stats()["live"]["peak"])
 
 
-def apart(way: str, name: str, device: str, limit: int | None = None) -> dict[str, Any]:
-    """The same in a process of its own; what went wrong, if anything did."""
-    return own_process.told(__file__, way, name, device, limit)
-
-
-def compare(name: str, device: str) -> dict[str, dict[str, Any]]:
+def compare(name: str, device: str, inner: str = "eager") -> dict[str, dict[str, Any]]:
     """All ways of one model; the table is printed as it grows."""
     print(f"\n### {name}\n\n| way | limit MB | peak MB | of plain | ms a step | slower | losses |")
     print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     rows: dict[str, dict[str, Any]] = {}
 
     def measure(label: str, way: str, limit: int | None = None) -> None:
-        rows[label] = one = apart(way, name, device, limit)
+        rows[label] = one = own_process.told(__file__, way, name, device, limit, inner)
         if "error" in one:
             print(f"| {label} | {one['error']} |", flush=True)
             return
@@ -248,9 +251,10 @@ def compare(name: str, device: str) -> dict[str, dict[str, Any]]:
         ]
         print("|", " | ".join(cells), "|", flush=True)
 
-    for way in PEERS:
+    peers = PEERS_OF[inner]
+    for way in peers:
         measure(way, way)
-    for way in PEERS[2:]:
+    for way in peers[2:]:
         if "error" not in rows[way]:
             measure(f"ours, in the peak of {way}", "ours", rows[way]["peak_bytes"])
     return rows
@@ -260,6 +264,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Compare; the rows of each model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--inner", choices=list(PEERS_OF), default="eager")
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -267,7 +272,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if chosen.one:
         print(json.dumps(train(*json.loads(chosen.one))))
         return {}
-    results = {name: compare(name, chosen.device) for name in chosen.only or models(chosen.device)}
+    names = chosen.only or models(chosen.device)
+    results = {name: compare(name, chosen.device, chosen.inner) for name in names}
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(results, indent=1) + "\n")
     return results
