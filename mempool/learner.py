@@ -129,7 +129,8 @@ class Learner:
 
     def _forget(self) -> None:
         self.known.drop()
-        self._improvable = set()
+        self._improvable, self._hard = set(), set()
+        self._stays, self._longer = {}, {}
         self._together = Together()
 
     def _record(self) -> None:
@@ -342,6 +343,7 @@ class Learner:
             known: these instead, with the same sequences as what is known.
         """
         from mempool.kinds import make_plans
+        from mempool.planned import are_better
 
         known = self._together.joined(self.known) if known is None else known
         if len(known) < 2:
@@ -357,7 +359,7 @@ class Learner:
             return False
         largest = max(made, key=lambda planned: planned.plan.arena_bytes)
         instead = [next(k for k in self.known if k.same_sequence(each.pattern)) for each in made]
-        if if_smaller and not _improves(made, instead):
+        if if_smaller and not are_better(made, instead):
             return False
         in_the_way = bool(around or self._beside.reaches())
         if not (self._can_be_had(largest) if in_the_way else self._together.are_worth_it(made, known)):
@@ -481,6 +483,8 @@ class Learner:
         collides = self._beside.collides(self.known)
         if not collides and not self._beside.may_come_closer():
             return False
+        from mempool.planned import are_better
+
         self._beside.begin()
         others = self._beside.reaches()
         if self._together:
@@ -497,7 +501,7 @@ class Learner:
             if planned is None or (blocked and not self._can_be_had(planned)):
                 self._beside.give_up()
                 return done
-            if blocked or planned.improves(known):
+            if blocked or are_better([planned], [known]):
                 done = self._install(planned, None, instead_of=known) or done
         if done:
             log.info("planning beside others on the same memory")
@@ -573,6 +577,8 @@ class Learner:
 
         Lifetimes that were longer for a while, buffers that stayed in the way, or that piled up.
         """
+        from mempool.planned import are_better
+
         self._improving = False
         stays = set(self._core.arena_ranges()) & (self._seen_alive or set())
         self._seen_alive = None
@@ -584,7 +590,7 @@ class Learner:
         if same and pattern.warm_up is None:
             pattern = dataclasses.replace(pattern, warm_up=known.pattern.warm_up)
         planned = self._make(pattern, around)
-        if planned is None or not planned.improves(known):
+        if planned is None or not are_better([planned], [known]):
             return False
         log.info("planned for less than before")
         if same:
@@ -651,14 +657,3 @@ class Learner:
             log.info("nothing follows the plan")
             self._forget()
             self._rest.since_deserted(self._counts(), recording=self._client.state()["recording"])
-
-
-def _improves(made: Sequence[Planned], known: Sequence[Planned]) -> bool:
-    """Whether plans need clearly less than others of the same kinds, or leave less of some kind unplanned."""
-    from mempool.planned import LESS
-
-    now, before = (max(each.plan.arena_bytes for each in plans) for plans in (made, known))
-    more = any(
-        each.pattern.coverage > old.pattern.coverage + 0.01 for each, old in zip(made, known, strict=True)
-    )
-    return more or now * LESS < before

@@ -33,6 +33,8 @@ CLOSE = 0.9
 CLOSE_ENOUGH = 1.001
 #: A plan is worth another one if that needs so many times less.
 LESS = 1.1
+#: Or if it covers so much more of the peak.
+MORE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,12 +141,7 @@ class Planned:
         from solvers import peak_load
 
         less = peak_load(pattern.buffers) * LESS < self.plan.arena_bytes
-        return less or pattern.coverage > self.pattern.coverage + 0.01
-
-    def improves(self, other: Planned) -> bool:
-        """Whether this plan needs clearly less than the other, or leaves less unplanned."""
-        less = self.plan.arena_bytes * LESS < other.plan.arena_bytes
-        return less or self.pattern.coverage > other.pattern.coverage + 0.01
+        return less or pattern.coverage > self.pattern.coverage + MORE
 
     def is_hard(self, *, wait_bytes: int) -> bool:
         """Whether a search stopped before the plan was good, which more of it might make it.
@@ -243,6 +240,13 @@ class Planned:
         weight = np.bincount(main, weights=self.buffers.size[group == 0].astype(np.float64))
         first = int(weight.argmax())
         return [first, *(s for s in distinct(self.pattern.sequence).tolist() if s != first)]
+
+
+def are_better(made: Sequence[Planned], known: Sequence[Planned]) -> bool:
+    """Whether plans need clearly less than others of the same patterns, or leave less of some unplanned."""
+    now, before = (max(each.plan.arena_bytes for each in plans) for plans in (made, known))
+    gained = (each.pattern.coverage - old.pattern.coverage for each, old in zip(made, known, strict=True))
+    return now * LESS < before or max(gained) > MORE
 
 
 def make_plan(
