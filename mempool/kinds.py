@@ -18,7 +18,7 @@ from solvers.coupled import pack_coupled
 from solvers.kinds import Joint, Kind, agreeing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -138,14 +138,9 @@ class Kinds:
         self._order = [planned.key for planned in known]
         self._planned = dict(zip(self._order, kinds, strict=True))
 
-    def among(self, keys: Collection[bytes]) -> list[tuple[bytes, Kind]]:
-        """Those of these that were planned together last, in their order, with no others behind them."""
-        columns = [number for number, key in enumerate(self._order) if key in keys]
-        return [
-            (key, dataclasses.replace(self._planned[key], reach=self._planned[key].reach[:, columns]))
-            for key in self._order
-            if key in keys
-        ]
+    def planned(self) -> dict[bytes, Kind]:
+        """Those that were planned together last, by their keys, in their order."""
+        return {key: self._planned[key] for key in self._order}
 
     def take_up(self, known: Sequence[Planned], kinds: Sequence[Kind]) -> None:
         """They were planned together by somebody who had seen as much."""

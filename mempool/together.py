@@ -6,6 +6,7 @@ What is known of them, and the plans, are `mempool.kinds`'.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ class Together:
     def __init__(self) -> None:
         """None were."""
         self._plans: list[Planned] = []
+        self._made_of: dict[bytes, Kind] = {}  # what these were made of, while others may have been tried since
         self._again = Rarely()
         self._allocations = self._occupied = 0  # when the last plan was made
         self._lately: set[bytes] = set()  # keys of kinds that were seen when that was looked at
@@ -117,16 +119,25 @@ class Together:
         return now <= before or now <= MOST_TOGETHER * max(self._kinds.load(), 0 if self else before)
 
     def are(self, made: Sequence[Planned]) -> None:
-        """These are in effect."""
+        """These, which were made last, are in effect."""
         self._plans = list(made)
+        self._made_of = self._kinds.planned()
 
     def kinds(self, known: Sequence[Planned]) -> dict[int, Kind]:
         """Of these, those that are together, as they were planned; by their number."""
         numbers = {planned.key: number for number, planned in enumerate(known) if self.have(planned)}
-        return {numbers[key]: kind for key, kind in self._kinds.among(numbers)} if numbers else {}
+        columns = [column for column, key in enumerate(self._made_of) if key in numbers]
+        if len(columns) < 2:  # the others are no longer known
+            return {}
+        return {
+            numbers[key]: dataclasses.replace(kind, reach=kind.reach[:, columns])
+            for key, kind in self._made_of.items()
+            if key in numbers
+        }
 
     def load(self, known: Sequence[Planned], kinds: Mapping[int, Kind]) -> None:
         """These are in effect; some were made together in another process, where `kinds` gave this."""
         if kinds:
-            self._plans = [known[number] for number in kinds]
-            self._kinds.take_up(self._plans, list(kinds.values()))
+            plans = [known[number] for number in kinds]
+            self._kinds.take_up(plans, list(kinds.values()))
+            self.are(plans)

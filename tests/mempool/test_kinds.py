@@ -371,6 +371,46 @@ def test_what_is_saved_again_is_the_same(tmp_path: Path) -> None:
         assert (after.plans[number].plan.offset == before.plans[number].plan.offset).all()
 
 
+def test_what_is_saved_is_what_is_in_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what it was tried to replace that by; the gradients go later from some iteration on."""
+    order, gradients = at_random((900, 1300, 1900)), list[int]()
+    with Pool(simulated(), background=False) as pool:
+        memory = programs.Watched(pool)
+
+        def iteration(number: int) -> None:
+            first = memory.allocate(3 * order(number))
+            for late in (False, True):
+                if late:
+                    programs.layers(memory, scale=order(number))
+                while gradients and late == (number >= 2 * LEARNED):
+                    memory.free(gradients.pop())
+            gradients.extend(memory.allocate(order(number) * part) for part in (3, 7, 5))
+            memory.free(first)
+
+        in_steps(pool, iteration, 2 * LEARNED)
+        in_effect = list(pool._planner._learner.known)
+        tried = []
+        monkeypatch.setattr(together.Together, "are_worth_it", lambda *made: tried.append(made))
+        in_steps(pool, iteration, 30, first=2 * LEARNED)
+        assert tried
+        pool.save(tmp_path / "plan")
+        memory.free_all()
+    again = read_saved(tmp_path / "plan")
+    assert {one.key for one in again.plans} == {one.key for one in in_effect}
+    assert len(again.kinds) == 3
+
+
+def test_one_that_is_left_of_several_is_saved_by_itself(tmp_path: Path) -> None:
+    saved(tmp_path / "first", at_random((900, 1300)))
+    with Pool(simulated(), background=False, plan=tmp_path / "first") as pool:
+        learner = pool._planner._learner
+        del learner.known._plans[1]  # as where many more have come since
+        pool.save(tmp_path / "second")
+    again = read_saved(tmp_path / "second")
+    assert len(again.plans) == 1
+    assert not again.kinds
+
+
 def test_a_kind_that_came_long_ago_is_in_nobodys_way(pool: Pool) -> None:
     """The recording no longer shows what followed it."""
     memory = programs.Watched(pool)
