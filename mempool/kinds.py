@@ -96,7 +96,7 @@ class Kinds:
         same share of it, and no less. Where that makes for a clearly larger load, as of kinds that come in
         turn and so never follow themselves, it is taken never to follow, unless it once did.
         """
-        if 2 * len(known) * sum(len(planned.buffers) for planned in known) > MOST_PIECES:
+        if pieces(known) > MOST_PIECES:
             return None
         guessed = agreeing([self._kind(planned, known, guesses=True) for planned in known])
         keys = {planned.key for planned in known}
@@ -150,6 +150,11 @@ class Kinds:
             for follower, reach in zip(self._order, kind.reach.T, strict=True):
                 self._reach[key, follower] = reach
                 self._followed.add((key, follower))
+
+
+def pieces(known: Sequence[Planned]) -> int:
+    """Of lifetime, at most, where these are planned together."""
+    return 2 * len(known) * sum(len(planned.buffers) for planned in known)
 
 
 def _larger(one: NDArray[np.int64] | None, other: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -131,6 +131,8 @@ def read_saved(path: str | Path) -> Saved:
         if column is None or column.dtype != np.uint8:
             raise TraceError(f"damaged plan: its other plans are not 1 to {count}", file=str(path))
         ones.append(_read_one(BytesIO(column.tobytes()), path))
+    if len({one.planned.key for one in ones}) != len(ones):
+        raise PlanError(f"{path}: two plans of the same sequence")
     with _damage(path):
         kinds = _kinds(ones)
     return Saved([one.planned for one in ones], kinds)
@@ -198,8 +200,10 @@ def _damage(path: str | Path) -> Iterator[None]:
 
 def _kinds(ones: Sequence[_One]) -> dict[int, Kind]:
     """Those that were planned together, which are right in any succession."""
+    from mempool.kinds import MOST_PIECES, pieces
+    from solvers import PlanError
     from solvers.check import check_kinds
-    from solvers.kinds import Kind
+    from solvers.kinds import MOST_COLUMNS, Kind
 
     places = {number: int(one.extra["kind"]) for number, one in enumerate(ones) if "kind" in one.extra}
     if not places:
@@ -207,6 +211,12 @@ def _kinds(ones: Sequence[_One]) -> dict[int, Kind]:
     numbers = sorted(places, key=places.__getitem__)
     if [places[number] for number in numbers] != list(range(len(numbers))) or len(numbers) == 1:
         raise ValueError("kinds are missing")
+    together = [ones[number].planned for number in numbers]
+    most = max(planned.plan.columns for planned in together)
+    if pieces(together) > MOST_PIECES or most > MOST_COLUMNS:  # to check them would take long
+        rows = sum(len(planned.buffers) for planned in together)
+        what = f"{len(together)} kinds of {rows} buffers in up to {most} columns"
+        raise PlanError(f"{what} are more than are planned together")
     kinds = {}
     for number in numbers:
         planned, columns = ones[number].planned, ones[number].columns
@@ -215,7 +225,7 @@ def _kinds(ones: Sequence[_One]) -> dict[int, Kind]:
         reach = _numbers(columns["kind.reach"], "a kind's reach", len(rows) * count, 0, LARGEST)
         buffers = dataclasses.replace(rows, end=end)
         kinds[number] = Kind(buffers, reach.reshape(-1, count), planned.pattern.sequence.astype(np.int64))
-    check_kinds(list(kinds.values()), [ones[number].planned.plan for number in numbers])
+    check_kinds(list(kinds.values()), [planned.plan for planned in together])
     return kinds
 
 

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     Pieces = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
+#: Iterations after which addresses repeat: a buffer lives in its own one and at most two more.
+MOST_COLUMNS = 3
+
+
 @dataclass(frozen=True, eq=False)
 class Kind:
     """One kind of iteration.

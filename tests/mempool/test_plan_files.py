@@ -13,7 +13,7 @@ import pytest
 from pools import run, simulated
 
 from mempool import Pool
-from mempool.plan_files import read_planned, read_saved
+from mempool.plan_files import Saved, read_planned, read_saved, write_saved
 from solvers import PlanError, read_plan, solve, write_plan
 from solvers.store import read_plan_columns
 from traces import TraceError
@@ -148,6 +148,39 @@ def test_damaged_other_plans(several: Path, tmp_path: Path, change: Any, says: s
     with pytest.raises((PlanError, TraceError), match=says) as error:
         read_saved(path)
     assert str(error.value).startswith(str(path))
+
+
+def changed(path: Path, number: int, **extra: str) -> Any:
+    """Another plan of the file, as the column that it is, with other things said of it."""
+    file = BytesIO(read_plan_columns(path)[f"other.{number}"].tobytes())
+    plan, buffers, before = read_plan(file)
+    columns = read_plan_columns(file)
+    return as_bytes(
+        lambda out: write_plan(plan, buffers, out, extra={**before, **extra}, extra_columns=columns)
+    )
+
+
+def test_the_same_plan_twice(several: Path, tmp_path: Path) -> None:
+    plan, buffers, extra = read_plan(several)
+    columns = read_plan_columns(several)
+    path = tmp_path / "twice.plan"
+    columns["other.2"] = changed(several, 1, kind="2")
+    write_plan(plan, buffers, path, extra=extra, extra_columns=columns)
+    with pytest.raises((PlanError, TraceError), match=r"twice.plan: two plans of the same sequence"):
+        read_saved(path)
+
+
+def test_kinds_that_would_take_long_to_check(several: Path, tmp_path: Path) -> None:
+    """Nobody plans so many columns."""
+    saved, path = read_saved(several), tmp_path / "long.plan"
+    plans = []
+    for one in saved.plans:
+        assert one.plan.offset is not None
+        offset = np.tile(one.plan.offset, 32)
+        plans.append(dataclasses.replace(one, plan=dataclasses.replace(one.plan, offset=offset)))
+    write_saved(Saved(plans, saved.kinds), path)
+    with pytest.raises(PlanError, match=r"long.plan: 2 kinds of \d+ buffers in up to \d+ columns are"):
+        read_saved(path)
 
 
 def test_another_plan_that_does_not_hold(several: Path, tmp_path: Path) -> None:
