@@ -96,7 +96,7 @@ class Follower {
   // It has begun its part, so that the places it is about to use should stay free.
   bool plays() const noexcept { return table_ != nullptr && plays(*table_); }
   // What is made to stay is made now, wherever that finds room.
-  bool warms_up() const noexcept { return count_ < warm_at_; }
+  bool warms_up() const noexcept { return count_ < warm_at_ && !idle_; }
   bool follows(const Table& table) const noexcept { return table_ == &table; }
   bool in_step() const noexcept { return table_ != nullptr && strays_ < kWindow && beyond_ < kWindow; }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +18,6 @@ from traces import Buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def test_a_saved_plan_hits_from_the_first_iteration(tmp_path: Path) -> None:
@@ -46,6 +48,34 @@ def test_a_saved_plan_without_marks_hits_from_the_first_iteration(tmp_path: Path
         late = second.report().to_dict()
     assert early["hits"] >= 60
     assert late["misses"] == early["misses"]
+
+
+def test_a_thread_that_has_ended_does_not_warm_up(tmp_path: Path) -> None:
+    """It loaded something in the beginning; what follows no plan later may use the arena's holes."""
+
+    def program(pool: Pool) -> programs.Watched:
+        memory = programs.Watched(pool)
+        memory.allocate(8000)
+        loader = threading.Thread(target=memory.allocate, args=(9000,))
+        loader.start()
+        loader.join()
+        while Path(f"/proc/self/task/{loader.native_id}").exists():  # its end is told by itself
+            time.sleep(0.001)
+        run(pool, lambda _: programs.layers(memory), 20, marks=False)
+        return memory
+
+    with Pool(simulated(), background=False) as first:
+        program(first)
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
+        memory = program(second)
+        assert second.plans == 0
+        reserved = second.core.stats()["reserved"]["current"]
+        for size in range(7000, 7000 + 200 * 64, 64):
+            memory.free(memory.allocate(size))
+        memory.allocate(30_000)
+        assert second.core.stats()["reserved"]["current"] <= reserved + 4096
+        memory.free_all()
 
 
 def test_all_saved_plans_replay_where_iterations_are_not_marked(tmp_path: Path) -> None:
