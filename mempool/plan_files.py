@@ -55,7 +55,7 @@ class Saved:
 
         def since(planned: Planned) -> float:
             warm_up = planned.pattern.warm_up
-            return math.inf if warm_up is None else len(warm_up.size)
+            return math.inf if warm_up is None or planned.native_warm_up() is None else len(warm_up.size)
 
         return sorted(self.plans, key=since)
 
@@ -214,8 +214,8 @@ def _kinds(ones: Sequence[_One]) -> dict[int, Kind]:
     together = [ones[number].planned for number in numbers]
     most = max(planned.plan.columns for planned in together)
     if pieces(together) > MOST_PIECES or most > MOST_COLUMNS:  # to check them would take long
-        rows = sum(len(planned.buffers) for planned in together)
-        what = f"{len(together)} kinds of {rows} buffers in up to {most} columns"
+        size = sum(len(planned.buffers) for planned in together)
+        what = f"{len(together)} kinds of {size} buffers in up to {most} columns"
         raise PlanError(f"{what} are more than are planned together")
     kinds = {}
     for number in numbers:

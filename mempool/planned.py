@@ -191,7 +191,12 @@ class Planned:
         if warm_up is None or len(warm_up.size) == 0:
             return None
         assert self.plan.offset is not None
-        native = _core.Pattern(cyclic=False, unroll=self.plan.columns, arena_bytes=self.plan.arena_bytes)
+        native = _core.Pattern(
+            cyclic=False,
+            marked=len(warm_up.marks) > 0,
+            unroll=self.plan.columns,
+            arena_bytes=self.plan.arena_bytes,
+        )
         offset = self._warm_up_offsets(warm_up)
         first = self._sequences()[0]
         for sequence in [first, *(s for s in distinct(warm_up.sequence).tolist() if s != first)]:

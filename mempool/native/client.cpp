@@ -229,8 +229,8 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
   }
   if (given.address == 0) {
     const bool in_step = sequence.follower.in_step() ||
-                         std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& other) {
-                           return other.follower.warms_up() || (&other != &sequence && other.follower.plays());
+                         std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& one) {
+                           return one.follower.warms_up() || (&one != &sequence && one.follower.plays());
                          });
     given = pool_->allocate_dynamic(bytes, stream, (replaying_ && in_step) || pool_->anyone_plays(this));
     if (place != kDynamic && given.address != 0) pool_->note_place(given.address, place);

@@ -50,7 +50,7 @@ void Follower::begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iterati
   }
   const bool warming = !pattern->cyclic && mark < table->marks.size();
   enter(pattern, table, warming ? table->marks[mark] : 0);
-  if (!pattern->cyclic) warm_at_ = count_ + 2 * std::uint64_t{table->length()};
+  if (!pattern->cyclic && pattern->marked) warm_at_ = count_ + 2 * std::uint64_t{table->length()};
   clean_ = true;
 }
 

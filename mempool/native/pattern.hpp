@@ -56,6 +56,7 @@ struct Table {
 struct Pattern : Live<Pattern> {
   std::uint64_t id = 0;
   bool cyclic = true;          // false: a warm-up, which `next` follows
+  bool marked = false;         // of a warm-up: the program marks its iterations
   std::uint32_t unroll = 1;    // iterations after which addresses repeat
   std::size_t arena_bytes = 0;
   std::vector<Table> tables;   // the first is the one whose end is the iteration's end

@@ -98,6 +98,36 @@ def test_all_saved_plans_replay_where_iterations_are_not_marked(tmp_path: Path) 
         assert second.plans == 0
 
 
+def test_a_program_that_marks_nothing_may_begin_with_another_kind(tmp_path: Path) -> None:
+    """It need not wait for a mark that says that it has warmed up."""
+
+    def prepared(pool: Pool) -> programs.Watched:
+        memory = programs.Watched(pool)
+        for number in range(300):
+            memory.allocate(2000 + 64 * (number % 50))
+        return memory
+
+    def evaluation(memory: programs.Watched) -> None:
+        programs.layers(memory, 14, scale=1300)
+
+    with Pool(simulated(), background=False) as first:
+        memory = prepared(first)
+        iteration = programs.training(memory)
+        for number in range(200):
+            iteration(number) if number % 20 < 15 else evaluation(memory)
+            first.plan_now()
+        first.save(tmp_path / "plan")
+        memory.free_all()
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
+        memory = prepared(second)
+        for _ in range(40):
+            evaluation(memory)
+            second.plan_now()
+        assert second.report().to_dict()["misses"] <= 16
+        assert second.plans == 0
+        memory.free_all()
+
+
 @pytest.mark.parametrize(
     ("buffers", "offset", "says"),
     [
