@@ -39,12 +39,14 @@ class Kinds:
 
     def __init__(self, before: Kinds | None = None) -> None:
         """Nothing has been seen yet; or no more than what followed what, ``before``."""
-        self._followed: set[tuple[bytes, bytes]] = set() if before is None else set(before._followed)
+        #: (who, follower) of what was seen to follow before all that is known here.
+        self._followed: set[tuple[bytes, bytes]] = (
+            set() if before is None else before._followed | before._reach.keys()
+        )
         self._ends: dict[bytes, NDArray[np.int64]] = {}
         self._stays: dict[bytes, NDArray[np.bool_]] = {}
         self._reach: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}
-        self._planned: dict[bytes, Kind] = {}  # as they were planned together
-        self._order: list[bytes] = []  # of these
+        self._planned: dict[bytes, Kind] = {}  # as they were planned together, in the order of their columns
 
     def note(self, patterns: Sequence[Pattern], known: Iterable[Planned]) -> None:
         """Take up what was seen of these; what was seen of others that are not known is forgotten."""
@@ -59,7 +61,6 @@ class Kinds:
             self._stays[key] = self._stays.get(key, rows.persistent) | rows.persistent
             for follower, reach in pattern.reach.items():
                 self._reach[key, follower] = _larger(self._reach.get((key, follower)), reach)
-                self._followed.add((key, follower))
 
     def can_be_joined(self, planned: Planned) -> bool:
         """Whether it is known what follows this kind, and what of it is alive then."""
@@ -83,7 +84,7 @@ class Kinds:
             longer = (np.minimum(ends, n) > np.minimum(rows.end, n)) & ~kind.outlives
             if ((longer | stays) & ~rows.persistent).any():
                 return True
-            for number, follower in enumerate(self._order):
+            for number, follower in enumerate(self._planned):
                 seen = self._reach.get((key, follower))
                 if seen is not None and ((seen > kind.reach[:, number]) & ~rows.persistent).any():
                     return True
@@ -135,21 +136,19 @@ class Kinds:
 
     def are_planned(self, known: Sequence[Planned], kinds: Sequence[Kind]) -> None:
         """They are, together."""
-        self._order = [planned.key for planned in known]
-        self._planned = dict(zip(self._order, kinds, strict=True))
+        self._planned = {planned.key: kind for planned, kind in zip(known, kinds, strict=True)}
 
     def planned(self) -> dict[bytes, Kind]:
         """Those that were planned together last, by their keys, in their order."""
-        return {key: self._planned[key] for key in self._order}
+        return self._planned
 
     def take_up(self, known: Sequence[Planned], kinds: Sequence[Kind]) -> None:
         """They were planned together by somebody who had seen as much."""
         self.are_planned(known, kinds)
         for key, kind in self._planned.items():
             self._ends[key], self._stays[key] = kind.buffers.end, kind.buffers.persistent
-            for follower, reach in zip(self._order, kind.reach.T, strict=True):
+            for follower, reach in zip(self._planned, kind.reach.T, strict=True):
                 self._reach[key, follower] = reach
-                self._followed.add((key, follower))
 
 
 def pieces(known: Sequence[Planned]) -> int:

@@ -115,11 +115,8 @@ class Learner:
         """What is known, for `begin` in another process; None: nothing is."""
         from mempool.plan_files import Saved
 
-        latest = self.known.latest
-        if latest is None:
-            return None
-        plans = [latest, *(known for known in self.known if known is not latest)]
-        return Saved(plans, self._together.kinds(plans))
+        plans = list(self.known)
+        return Saved(plans, self._together.kinds(plans)) if plans else None
 
     def begin_anew(self) -> None:
         """Forget all plans and record again."""

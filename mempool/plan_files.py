@@ -55,9 +55,11 @@ class Saved:
 
         def since(planned: Planned) -> float:
             warm_up = planned.pattern.warm_up
-            return math.inf if warm_up is None or planned.native_warm_up() is None else len(warm_up.size)
+            return math.inf if warm_up is None else len(warm_up.size)
 
-        return sorted(self.plans, key=since)
+        plans = sorted(self.plans, key=since)
+        first = next((one for one in plans if one.native_warm_up() is not None), self.plans[0])
+        return [first, *(one for one in plans if one is not first)]
 
 
 def write_planned(planned: Planned, path: str | Path, *, client: str = "", made_with: str = "") -> None:

@@ -275,9 +275,7 @@ class Pool:
     @property
     def planned(self) -> Planned | None:
         """The plan in use or made last, with its pattern."""
-        if self._planner.planned is None and self._loaded is not None:
-            return self._loaded.plans[0]
-        return self._planner.planned
+        return self._planner.planned or (None if self._loaded is None else self._loaded.plans[0])
 
     @property
     def plans(self) -> int:

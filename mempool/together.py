@@ -34,9 +34,8 @@ class Together:
     def __init__(self) -> None:
         """None were."""
         self._plans: list[Planned] = []
-        self._made_of: dict[
-            bytes, Kind
-        ] = {}  # what these were made of, while others may have been tried since
+        #: By key, what these were made of; others may have been tried since.
+        self._made_of: dict[bytes, Kind] = {}
         self._again = Rarely()
         self._allocations = self._occupied = 0  # when the last plan was made
         self._lately: set[bytes] = set()  # keys of kinds that were seen when that was looked at

@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from models import Model
     from torch import fx
 
-BUDGETS = (0.5, 0.3, 0.1)
+BUDGETED = tuple(f"budget {share}" for share in (0.5, 0.3, 0.1))
 PEERS = (
     "plain",
     "compiled",
     "save_on_cpu",
     "checkpoint",
     "offloading",
-    *(f"budget {one}" for one in BUDGETS),
+    *BUDGETED,
 )
 #: Who is compared with us where inductor compiles; a run takes minutes.
-PEERS_OF = {"eager": PEERS, "inductor": ("plain", "compiled", *(f"budget {one}" for one in BUDGETS))}
+PEERS_OF = {"eager": PEERS, "inductor": ("plain", "compiled", *BUDGETED)}
 STEPS, TIMED = 9, 6
 
 

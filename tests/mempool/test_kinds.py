@@ -52,6 +52,26 @@ def kinds(
     return iteration
 
 
+def letting_go(
+    memory: programs.Watched, scale_of: Callable[[int], int], late: Callable[[int], bool]
+) -> Callable[[int], None]:
+    """Gradients that the next iteration frees first or, where it is ``late``, last: the same sizes anyway."""
+    gradients: list[int] = []
+
+    def iteration(number: int) -> None:
+        scale = scale_of(number)
+        first = memory.allocate(3 * scale)
+        for at_last in (False, True):
+            if at_last:
+                programs.layers(memory, scale=scale)
+            while gradients and at_last == late(number):
+                memory.free(gradients.pop())
+        gradients.extend(memory.allocate(scale * part) for part in (3, 7, 5))
+        memory.free(first)
+
+    return iteration
+
+
 def in_regions(pool: Pool, iteration: Callable[[int], None], count: int, *, first: int = 0) -> None:
     """As `run`, in regions, and between them something of another size each time."""
     for number in range(first, first + count):
@@ -330,18 +350,18 @@ def test_saved_plans_are_made_anew_with_one_more_kind(tmp_path: Path) -> None:
 def test_saved_plans_are_made_anew_where_buffers_live_longer(tmp_path: Path) -> None:
     """Another program of the same sizes."""
     order = at_random((900, 1300, 1900))
-    saved(tmp_path / "plan", order)
+    with Pool(simulated(), background=False) as pool:
+        memory = programs.Watched(pool)
+        in_steps(pool, letting_go(memory, order, lambda _: False), 2 * LEARNED)
+        assert pool._planner._learner._together
+        pool.save(tmp_path / "plan")
+        memory.free_all()
     with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
         memory = programs.Watched(pool)
-        iteration = kinds(memory, order)
-
-        def later(number: int) -> None:
-            held = memory.allocate(3 * order(number))  # the first of the iteration, kept to its end
-            memory.free(held)
-            iteration(number)
-
-        in_steps(pool, later, 3 * LEARNED)
-        assert misses(pool, lambda: in_steps(pool, later, 200, first=3 * LEARNED)) == 0
+        iteration = letting_go(memory, order, lambda _: True)
+        in_steps(pool, iteration, 3 * LEARNED)
+        assert misses(pool, lambda: in_steps(pool, iteration, 200, first=3 * LEARNED)) == 0
+        assert pool.plans > 0
         memory.free_all()
 
 
@@ -373,20 +393,10 @@ def test_what_is_saved_again_is_the_same(tmp_path: Path) -> None:
 
 def test_what_is_saved_is_what_is_in_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what it was tried to replace that by; the gradients go later from some iteration on."""
-    order, gradients = at_random((900, 1300, 1900)), list[int]()
+    order = at_random((900, 1300, 1900))
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
-
-        def iteration(number: int) -> None:
-            first = memory.allocate(3 * order(number))
-            for late in (False, True):
-                if late:
-                    programs.layers(memory, scale=order(number))
-                while gradients and late == (number >= 2 * LEARNED):
-                    memory.free(gradients.pop())
-            gradients.extend(memory.allocate(order(number) * part) for part in (3, 7, 5))
-            memory.free(first)
-
+        iteration = letting_go(memory, order, lambda number: number >= 2 * LEARNED)
         in_steps(pool, iteration, 2 * LEARNED)
         in_effect = list(pool._planner._learner.known)
         tried = []
