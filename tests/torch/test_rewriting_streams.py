@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from fake_streams import FakeRuntime
 from rewritten import ALL, compiled
 
+import mempool.torch
 from mempool.torch.rewriting.runtime import RUNTIME, room
 from mempool.torch.swapping.cuda_engine import CudaEngine
 
@@ -87,3 +88,16 @@ def test_what_comes_back_is_not_filled_before(size: tuple[int, ...], determinist
     assert filled == ([[0]] if deterministic else [])
     assert (made.shape, made.stride(), made.dtype) == (size, stride, torch.float64)
     assert made.untyped_storage().nbytes() == 8 * made.numel()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_what_comes_back_is_in_the_pool(deterministic: bool) -> None:
+    """So that it is counted, and planned."""
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        with mempool.torch.install(device="cpu", mode="record") as pool:
+            before = pool.client.stats()["requested"]["current"]
+            made = room((64, 3), (3, 1), torch.float64, CPU)
+            assert pool.client.stats()["requested"]["current"] - before == made.nbytes
+    finally:
+        torch.use_deterministic_algorithms(False)

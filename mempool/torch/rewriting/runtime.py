@@ -261,8 +261,10 @@ def room(
     """A tensor that is about to be filled, as PyTorch would before, where it is to be deterministic."""
     if not torch.are_deterministic_algorithms_enabled():
         return torch.empty_strided(size, stride, dtype=dtype, device=device)
-    storage = torch.UntypedStorage(dtype.itemsize * _elements(size, stride), device=device)
-    return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, size, stride)
+    tensor = torch.empty(0, dtype=dtype, device=device)
+    storage = tensor.untyped_storage()  # a new one on the CPU would not be the allocator's that is set
+    storage.resize_(dtype.itemsize * _elements(size, stride))
+    return tensor.set_(storage, 0, size, stride)
 
 
 def _extent(tensor: torch.Tensor) -> int:
