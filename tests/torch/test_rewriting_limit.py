@@ -71,14 +71,17 @@ def least_of(options: dict[str, Any]) -> int:
     return int(least.replace(",", ""))
 
 
-def test_a_limit_is_held_to_the_byte_with_the_same_bits(pool: TensorPool) -> None:
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_a_limit_is_held_to_the_byte_with_the_same_bits(inner: str, pool: TensorPool) -> None:
     """From 95 % of what a step needs without a limit down to the least possible."""
-    plain, peak = step_of(pool, PLAIN)
+    options = {"inner": inner}
+    plain, peak = step_of(pool, options)
     torch.manual_seed(0)
-    least = least_of({**PLAIN, "limit": 1000})
+    least = least_of({**options, "limit": 1000})
     assert least < 0.8 * peak
     for limit in (int(0.95 * peak), least):
-        got, taken = step_of(pool, {**PLAIN, "limit": limit, "link": "pcie3"})
+        got, taken = step_of(pool, {**options, "limit": limit, "link": "pcie3"})
         assert same(got, plain)
         assert taken <= limit
         assert RUNTIME.moved.outs > 0

@@ -85,13 +85,16 @@ def _eager(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -
 
 def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
     """Compile graphs with PyTorch's own compiler."""
-    from torch._functorch import config
+    from torch._functorch import config as functions
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     def compile_with(graph: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
-        made = compile_fx_inner(graph, inputs, **given)
+        backward = bool(given.get("is_backward"))
+        kernels = partition.passes.get(backward)
+        with config.patch({} if kernels is None else kernels.settings()):
+            made = compile_fx_inner(graph, inputs, **given)
         if (run := getattr(made, "current_callable", None)) is not None:  # else it is not measured
-            backward = bool(given.get("is_backward"))
             made.current_callable = partition.clock.around(run, inputs, backward=backward)
         return made
 
@@ -104,7 +107,7 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
         "fx_graph_cache": False,
         "layout_optimization": False,
     }
-    with config.patch(enable_autograd_cache=False):
+    with functions.patch(enable_autograd_cache=False):
         compiled: Callable[..., Any] = compile_fx(graph, inputs, compile_with, changes)
     return compiled
 

@@ -103,8 +103,11 @@ class Measured:
         return self._known(node)[0]
 
     def workspace(self, node: fx.Node) -> int:
-        """Bytes that a node has for itself while it runs; 0 of what cannot be run."""
-        return self._known(node)[1]
+        """Bytes that a node has for itself while it runs; 0 of what cannot be run.
+
+        Of what only a compiler puts into a graph, also 0: by itself it is a program of several operations.
+        """
+        return 0 if getattr(node.target, "namespace", None) == "prims" else self._known(node)[1]
 
     def _known(self, node: fx.Node) -> tuple[float, int]:
         if not is_pytorchs_own(node):

@@ -26,12 +26,13 @@ from solvers.rewriting.timed import Timed, simulate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import fx
 
     from mempool.torch.rewriting.capture import Captured
+    from mempool.torch.rewriting.fused import Needed
     from mempool.torch.rewriting.joined import Joined
     from mempool.torch.rewriting.options import Options
     from solvers.rewriting import Graph
-    from solvers.swap import Link
 
 #: Bytes of tickets on the way, for each value that may leave.
 _TICKETS = 16
@@ -51,6 +52,7 @@ class Decided:
         timed: the step with them.
         outside_bytes: what lies on the device beside it.
         own_bytes: copies of at most so many bytes the program makes itself.
+        needed: what it needs once its operations are fused; None: they are not.
     """
 
     captured: Captured
@@ -60,62 +62,105 @@ class Decided:
     timed: Timed
     outside_bytes: int
     own_bytes: int = 0
+    needed: Needed | None = None
+
+    @property
+    def moves(self) -> bool:
+        """Whether anything leaves or is made again."""
+        return bool(self.rewriting.swaps or self.rewriting.recomputed)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes on the device, as predicted."""
+        return self.timed.peak_bytes if self.needed is None else self.needed.peak_bytes
 
 
-def decided(joined: Joined, options: Options, outside_bytes: int = 0, *, least: bool = False) -> Decided:
-    """Which values leave, and which are made again.
+class Deciding:
+    """About one step: what its operations and copies take is measured once, for any number of limits."""
 
-    Operations are timed on the device, each kind of call once, and so are copies where no link is given.
+    def __init__(
+        self, joined: Joined, options: Options, outside_bytes: int = 0, *, least: bool = False
+    ) -> None:
+        """Measure: operations on the device, each kind of call once, and copies where no link is given.
 
-    Args:
-        joined: the graphs.
-        options: of the backend.
-        outside_bytes: what lies on the device beside what the graphs see.
-        least: keep no more from the forward to the backward pass than must be.
+        Args:
+            joined: the graphs.
+            options: of the backend.
+            outside_bytes: what lies on the device beside what the graphs see.
+            least: keep no more from the forward to the backward pass than must be.
+        """
+        self.options, self._outside_bytes, self._keep_little = options, outside_bytes, least
+        device = device_of(joined.module)
+        devices = [device] if device.type == "cuda" else []
+        self._clock = Measured(device)
+        with _disable_current_modes(), torch.random.fork_rng(devices):
+            self._captured = _measured(joined, self._clock)
+            link, self._calls = options.link, Calls()
+            if link is None:
+                self._calls = calls_of(device, options.host_limit)
+                link = self._calls.beside(RUNTIME.engine(device, options.host_limit).link())
+        self._link = link
+        self._graph = decidable(self._captured)
+        self._choosers: dict[int, Chooser] = {}
 
-    Raises:
-        PlanError: the limit cannot be held.
-    """
-    device = device_of(joined.module)
-    devices = [device] if device.type == "cuda" else []
-    with _disable_current_modes(), torch.random.fork_rng(devices):
-        captured = _measured(joined, Measured(device))
-        link, calls = options.link, Calls()
-        if link is None:
-            calls = calls_of(device, options.host_limit)
-            link = calls.beside(RUNTIME.engine(device, options.host_limit).link())
-    graph = decidable(captured)
-    if options.limit is None:
-        rewriting = _beyond(graph, options)
-    else:
-        rewriting = _within(graph, options, (link, calls), outside_bytes, least=least)
-    rewritten = calls.within(rewrite(graph, by_pass(graph, rewriting)))  # as the two graphs carry it out
-    plain, timed = (simulate(one, link, outside_bytes=outside_bytes) for one in (graph, rewritten))
-    return Decided(captured, rewriting, rewritten, plain, timed, outside_bytes, calls.own_bytes)
+    def workspace(self, node: fx.Node) -> int:
+        """Bytes that an operation of the graphs has for itself while it runs."""
+        return self._clock.workspace(node)
 
+    def least(self) -> int:
+        """The lowest limit that can be held."""
+        return self._chooser(0).least()[0]
 
-def _within(
-    graph: Graph, options: Options, copies: tuple[Link, Calls], outside: int, *, least: bool
-) -> Rewriting:
-    limit = options.limit or 0
+    def decide(self) -> Decided:
+        """By the options.
 
-    def chooser(beside_backward: int) -> Chooser:
+        Raises:
+            PlanError: the limit cannot be held.
+        """
+        limit = self.options.limit
+        return self._decided(_beyond(self._graph, self.options)) if limit is None else self.within(limit)
+
+    def within(self, limit: int) -> Decided:
+        """By the options, but for another limit.
+
+        Raises:
+            PlanError: it cannot be held.
+        """
+        graph = self._graph
+        if self._keep_little and graph.backward.any():
+            kept = self._chooser(limit).least()[0] - limit
+            if kept < limit:
+                with contextlib.suppress(PlanError):
+                    return self._decided(self._chooser(limit - kept).decide(limit).rewriting)
+        return self._decided(self._chooser(0).decide(limit).rewriting)
+
+    def plain(self) -> Decided:
+        """That nothing moves and nothing is made again."""
+        return self._decided(Rewriting())
+
+    def _chooser(self, beside_backward: int) -> Chooser:
         """Decides as if so much more were there when the backward pass begins."""
-        workspace = graph.workspace.copy()
-        workspace[np.argmax(graph.backward)] += beside_backward
-        return Chooser(
-            graph.with_columns(workspace=workspace),
-            copies[0],
-            calls=copies[1],
-            outside_bytes=outside + _TICKETS * int(graph.movable.sum()),
-            host_limit=options.host_limit or default_host_limit(),
-            movable=_chosen(graph, options),
-        )
+        if beside_backward not in self._choosers:
+            graph, options = self._graph, self.options
+            workspace = graph.workspace.copy()
+            if beside_backward:
+                workspace[np.argmax(graph.backward)] += beside_backward
+            self._choosers[beside_backward] = Chooser(
+                graph.with_columns(workspace=workspace),
+                self._link,
+                calls=self._calls,
+                outside_bytes=self._outside_bytes + _TICKETS * int(graph.movable.sum()),
+                host_limit=options.host_limit or default_host_limit(),
+                movable=_chosen(graph, options),
+            )
+        return self._choosers[beside_backward]
 
-    if least and graph.backward.any() and (kept := chooser(limit).least()[0] - limit) < limit:
-        with contextlib.suppress(PlanError):
-            return chooser(limit - kept).decide(limit).rewriting
-    return chooser(0).decide(limit).rewriting
+    def _decided(self, rewriting: Rewriting) -> Decided:
+        graph, outside = self._graph, self._outside_bytes
+        # As the two graphs carry it out.
+        rewritten = self._calls.within(rewrite(graph, by_pass(graph, rewriting)))
+        plain, timed = (simulate(one, self._link, outside_bytes=outside) for one in (graph, rewritten))
+        return Decided(self._captured, rewriting, rewritten, plain, timed, outside, self._calls.own_bytes)
 
 
 def _measured(joined: Joined, clock: Measured) -> Captured:

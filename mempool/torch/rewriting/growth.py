@@ -38,7 +38,7 @@ def hold_up_to(inputs: Sequence[Any], part: Part) -> None:
 def _factor(part: Part, hints: Mapping[Any, int]) -> float:
     """The largest by which all sizes may grow with nothing moved; 1 where something moves."""
     made, limit = part.decided, part.options.limit or 0
-    if made.rewriting.swaps or made.rewriting.recomputed or made.plain.peak_bytes > limit:
+    if made.moves or made.peak_bytes > limit:
         return 1.0
 
     def fits(factor: float) -> bool:
@@ -71,7 +71,8 @@ def _peak(part: Part, sizes: Mapping[Any, int], factor: float) -> int:
     grown[unknown] *= most
     outside = beside + int((made.outside_bytes - beside) * most)
     larger = graph.with_columns(size=np.ceil(grown), workspace=np.ceil(graph.workspace * most))
-    return simulate(larger, Link.of_rate(1.0), outside_bytes=outside).peak_bytes
+    more = max(made.peak_bytes - made.timed.peak_bytes, 0)  # that fusing takes
+    return simulate(larger, Link.of_rate(1.0), outside_bytes=outside).peak_bytes + int(more * most)
 
 
 def _changes(held: Any) -> bool:

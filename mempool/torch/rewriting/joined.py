@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,18 @@ class Joined:
     module: fx.GraphModule
     halves: Halves
     source: dict[fx.Node, fx.Node]
+
+    def copied(self) -> Joined:
+        """The same with two graphs of its own."""
+        made: dict[fx.Node, fx.Node] = {}
+
+        def copy(module: fx.GraphModule) -> fx.GraphModule:
+            graph = deepcopy(module.graph)
+            made.update(zip(module.graph.nodes, graph.nodes, strict=True))
+            return fx.GraphModule(module, graph)
+
+        halves = Halves(copy(self.halves.forward), copy(self.halves.backward), self.halves.outputs)
+        return Joined(self.module, halves, {one: made[node] for one, node in self.source.items()})
 
 
 def output_of(module: fx.GraphModule) -> fx.Node:

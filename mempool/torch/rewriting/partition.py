@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from torch._functorch.partitioners import default_partition, min_cut_remateriali
 from mempool.torch.rewriting.applied import apply
 from mempool.torch.rewriting.budget import Part
 from mempool.torch.rewriting.clock import Clock
-from mempool.torch.rewriting.decide import decided
+from mempool.torch.rewriting.decide import Deciding
 from mempool.torch.rewriting.effects import is_ordered
 from mempool.torch.rewriting.joined import Halves, join
 from solvers.errors import PlanError
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from torch import fx
 
     from mempool.torch.rewriting.budget import Budget
+    from mempool.torch.rewriting.decide import Decided
+    from mempool.torch.rewriting.joined import Joined
+    from mempool.torch.rewriting.kernels import Kernels
     from mempool.torch.rewriting.options import Options
 
 
@@ -38,6 +42,7 @@ class Partition:
         frame: of the graph that is compiled.
         more: whether its function goes on after it.
         clock: of its two graphs.
+        passes: over the kernels of the forward and, under True, of the backward graph, where they are fused.
     """
 
     options: Options
@@ -45,6 +50,7 @@ class Partition:
     frame: int = 0
     more: bool = False
     clock: Clock = field(default_factory=Clock)
+    passes: dict[bool, Kernels] = field(default_factory=dict)
 
     def __call__(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **others: Any
@@ -60,10 +66,12 @@ class Partition:
         forward, backward = divide(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
         if options.limit is None and options.threshold is None:
             return forward, backward
-        joined = join(Halves(forward, backward, num_fwd_outputs), stale=options.inner != "eager")
+        fused = options.inner != "eager"
+        joined = join(Halves(forward, backward, num_fwd_outputs), stale=fused)
         kept = self.budget.kept_before(self.frame)
+        deciding = Deciding(joined, options, options.beside + kept, least=self.more)
         try:
-            made = decided(joined, options, options.beside + kept, least=self.more)
+            made = self._fitted(joined, deciding) if fused else deciding.decide()
         except PlanError as error:
             before = f"; of that, graphs before it keep {kept} bytes" if kept else ""
             beside = f"; of that, {options.beside} bytes lie beside" if options.beside else ""
@@ -75,8 +83,31 @@ class Partition:
             host_limit=options.host_limit,
             own_bytes=made.own_bytes,
         )
+        if made.needed is not None:
+            from mempool.torch.rewriting.kernels import passes_of
+
+            small = made.needed.small
+            self.passes.update(passes_of(joined, made, deciding.workspace, options.limit or 0, small=small))
         self.budget.add(Part(self.frame, self.more, options, made, self.clock))
         return forward, backward
+
+    def _fitted(self, joined: Joined, deciding: Deciding) -> Decided:
+        """A decision about graphs whose operations are fused."""
+        limit = self.options.limit
+        if limit is None:
+            return deciding.decide()
+        try:
+            from mempool.torch.rewriting.fused import fitted
+
+            return fitted(joined, deciding, limit)
+        except PlanError:
+            raise
+        except Exception as error:  # it goes deep into a compiler that is somebody else's
+            warnings.warn(
+                f"what fused operations need is not found, and the limit counts each by itself: {error}",
+                stacklevel=2,
+            )
+            return deciding.decide()
 
 
 def compute_once(joint: fx.GraphModule) -> None:

@@ -80,7 +80,7 @@ def _graph(part: Part) -> dict[str, Any]:
         "limit_bytes": part.options.limit,
         "outside_bytes": made.outside_bytes,
         "plain_peak_bytes": plain.peak_bytes,
-        "predicted_peak_bytes": timed.peak_bytes,
+        "predicted_peak_bytes": made.peak_bytes,
         "plain_seconds": plain.seconds,
         "predicted_seconds": timed.seconds,
         "measured_seconds": part.clock.seconds(),

@@ -1,0 +1,111 @@
+"""What graphs need once inductor has fused their operations, and decisions by which that is within a limit.
+
+Inductor makes kernels of many operations each. What is made and read inside of one never lies in memory, and
+what a kernel reads stays until it ends, so a step needs other bytes than its operations tell. Here graphs are
+lowered as far as kernels and their order are known, and bytes are counted of these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch._inductor import config
+from torch._inductor.compile_fx import compile_fx_inner
+
+from mempool.torch.rewriting.applied import apply
+from mempool.torch.rewriting.asking import Look, ask
+from mempool.torch.rewriting.joined import output_of
+from mempool.torch.rewriting.kernels import passes_of
+from solvers.errors import PlanError
+
+if TYPE_CHECKING:
+    from mempool.torch.rewriting.decide import Decided, Deciding
+    from mempool.torch.rewriting.joined import Joined
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Bytes on the device of a step whose operations are fused.
+
+    Attributes:
+        peak_bytes: most at any time.
+        kept_bytes: while the backward pass's first kernel runs.
+        kernel: the operations of the kernel that has the most.
+        small: whether kernels are kept small.
+    """
+
+    peak_bytes: int
+    kept_bytes: int
+    kernel: str
+    small: bool
+
+
+def fitted(joined: Joined, deciding: Deciding, limit: int) -> Decided:
+    """The decision by which the kernels' bytes are within a limit.
+
+    A decision speaks of operations. So it is asked for other limits than this one, until it fits.
+
+    Args:
+        joined: the graphs, which stay as they are.
+        deciding: about them.
+        limit: bytes.
+
+    Raises:
+        PlanError: not even what has the fewest bytes by its operations fits.
+    """
+    least = deciding.least()
+
+    def look(asked: int | None, *, small: bool) -> Look[Decided]:
+        made = deciding.plain() if asked is None else deciding.within(asked)
+        need = needed(joined, deciding, made, limit, small=small, whole=asked in (None, least))
+        loss = made.timed.seconds / made.plain.seconds - 1 if made.plain.seconds else 0.0
+        return Look(need.peak_bytes, made.timed.peak_bytes, loss, replace(made, needed=need))
+
+    found, holds = ask(limit, least, look)
+    need = found.told.needed
+    if not holds and need is not None:
+        raise PlanError(
+            f"no step fits in {limit} bytes: a kernel of fused operations ({need.kernel[:200]}) "
+            f"needs {need.peak_bytes}"
+        )
+    return found.told
+
+
+def needed(
+    joined: Joined, deciding: Deciding, made: Decided, limit: int, *, small: bool, whole: bool
+) -> Needed:
+    """What both graphs need with a decision carried out when they run as inductor compiles them.
+
+    Args:
+        joined: the graphs, which stay as they are.
+        deciding: about them.
+        made: what was decided.
+        limit: bytes.
+        small: whether kernels are kept small.
+        whole: whether to look at the forward pass even where the backward pass needs more than the limit.
+    """
+    tried, options = joined.copied(), deciding.options
+    apply(tried, made.captured, made.rewriting, host_limit=options.host_limit, own_bytes=made.own_bytes)
+    passes = passes_of(tried, made, deciding.workspace, limit, small=small, only_look=True)
+    halves = tried.halves
+    for backward, module in ((True, halves.backward), (False, halves.forward)):
+        output = output_of(module)
+        results = output.args[0] if backward else output.args[0][: halves.outputs]
+        output.meta["user_visible_output_idxs"] = [
+            i for i, n in enumerate(results) if isinstance(n, torch.fx.Node)
+        ]
+        inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+        try:
+            with config.patch(passes[backward].settings()):
+                compile_fx_inner(module, inputs, is_backward=backward)
+        except Exception:
+            if not passes[backward].known:
+                raise
+        if passes[backward].loads.max() > limit and not whole:
+            break
+    peaks = {backward: int(one.loads.max()) for backward, one in passes.items()}
+    worst = passes[peaks[True] >= peaks[False]]
+    kernel = worst.names[int(worst.loads.argmax())]
+    return Needed(max(peaks.values()), int(passes[True].loads[0]), kernel, small)

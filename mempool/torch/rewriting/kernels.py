@@ -1,0 +1,228 @@
+"""The kernels that inductor makes of a graph: their order, and the bytes that each needs while it runs."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch._inductor import config, ir, memory
+from torch._inductor.scheduler import FusedSchedulerNode
+from torch._inductor.virtualized import V
+from torch.utils._ordered_set import OrderedSet
+
+from mempool.torch.rewriting.kernel_orders import coming, delayed, grouped, late
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+    from torch import fx
+
+    from mempool.torch.rewriting.decide import Decided
+    from mempool.torch.rewriting.joined import Joined
+
+
+#: By which inductor makes kernels that read and write few tensors each; a sum of many is added up by parts.
+_SMALL = {"max_fusion_unique_io_buffers": 8, "realize_acc_reads_threshold": 3}
+
+
+class Kernels:
+    """A pass of inductor's over the kernels of a graph: it chooses their order, and counts what they need.
+
+    Inductor's own choice among orders counts only what it allocates itself, and not what a copy back fills
+    before anybody waits for it, nor what kernels take for themselves.
+
+    Attributes:
+        stays: bytes that are there all the time.
+        given: of each input that goes when its last reader ends, by its name, the memory that it is in, and
+            the bytes of that.
+        workspace: bytes that an operation has for itself, by the name of its node.
+        limit: bytes that no kernel should need more than.
+        small: whether kernels read and write few tensors each.
+        only_look: whether to stop when the kernels are known.
+        known: whether they are; if so, `loads` and `names` are of them.
+        loads: bytes while each kernel runs: int64[kernels]; of no kernel, one for what is given.
+        names: the operations of each kernel.
+    """
+
+    def __init__(
+        self,
+        stays: int,
+        given: Mapping[str, tuple[int, int]],
+        workspace: Callable[[str], int],
+        *,
+        limit: int,
+        small: bool = False,
+        only_look: bool = False,
+    ) -> None:
+        self.stays, self.workspace = stays, workspace
+        self.limit, self.small, self.only_look = limit, small, only_look
+        self.given = given
+        self.loads = np.array([stays + sum(dict(given.values()).values())])
+        self.names = [""]
+        self.known = False
+
+    def settings(self) -> dict[str, Any]:
+        """What inductor must be told."""
+        # Buffers that are kept to be reused would stay past where they are counted.
+        told = {
+            "_post_fusion_custom_pass": self,
+            "reorder_for_peak_memory": False,
+            "allow_buffer_reuse": False,
+        }
+        return told | {name: most for name, most in _SMALL.items() if self.small and hasattr(config, name)}
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        """The kernels in their order."""
+        scheduler = V.graph.scheduler
+        known = scheduler.name_to_buf, scheduler.name_to_fused_node, OrderedSet(V.graph.graph_inputs)
+        outputs = OrderedSet(V.graph.get_output_names())
+        _, inputs = memory.prepare_planning_info(nodes, *known, outputs)
+
+        def counted(order: list[Any]) -> tuple[list[Any], NDArray[np.int64], set[Any]]:
+            loads, made = self._loads(order, inputs, outputs)
+            return order, *grouped(order, loads, made, self.limit)
+
+        found = [counted(late(nodes))]
+        if found[-1][1].max() > self.limit:
+            found += [
+                counted(nodes),
+                counted(memory.reorder_for_peak_memory(nodes, *known, outputs)),
+            ]
+            found += [counted(delayed(order, loads, self.limit)) for order, loads, _ in found]
+        order, self.loads, ends = next(
+            (one for one in found if one[1].max() <= self.limit), min(found, key=lambda one: one[1].max())
+        )
+        self.names, self.known = [*map(_named, order)], True
+        if self.only_look:
+            raise EnoughError
+        if ends:
+            _end_after(ends, scheduler)
+        return order
+
+    def _loads(
+        self, order: Sequence[Any], inputs: Any, outputs: Any
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Bytes while each kernel runs, in an order, and of these what it makes."""
+        buffers, place, _ = memory.compute_memory_timeline(order, inputs, outputs)
+        made, gone = np.zeros(len(order) + 1, np.int64), np.zeros(len(order) + 1, np.int64)
+        ends: dict[int, int] = {}
+        begins = _pieces(buffers)
+        for one in buffers:
+            last = len(order) - 1 if one.end_step < 0 else one.end_step
+            if not isinstance(one.buffer, memory.FreeableInputBuffer):
+                if _has_memory(one, order[one.start_step]):
+                    begin = begins.get(one.buffer.get_name(), one.start_step)
+                    made[min(begin, one.start_step)] += one.size_alloc
+                    gone[last + 1] += one.size_free
+            elif one.buffer.get_name() in self.given:
+                base, _ = self.given[one.buffer.get_name()]
+                ends[base] = max(ends.get(base, 0), last)
+        held = self.stays
+        for base, size in dict(self.given.values()).items():
+            held += size
+            gone[ends.get(base, len(order) - 1) + 1] += size  # what no kernel reads goes last
+        load: NDArray[np.int64] = held + np.cumsum(made - gone)[:-1]
+        for one in coming(order):
+            load[place[one.kernels[0]] : place[one.awaited]] += one.size
+        load += np.array([self._workspace(node) for node in order], np.int64)
+        return load, made[:-1]
+
+    def _workspace(self, kernel: Any) -> int:
+        """Bytes that a kernel has for itself, where it is one of PyTorch's operations."""
+        return max(
+            (self.workspace(name) for part in kernel.get_nodes() for name in _operation(part)), default=0
+        )
+
+
+def _pieces(buffers: Sequence[Any]) -> dict[str, int]:
+    """Of each buffer that is put together of others, which are made in it, the step of the first of these."""
+    begins: dict[str, int] = {}
+    for one in buffers:
+        if (whole := _whole(one.buffer)) is not None:
+            begins[whole] = min(begins.get(whole, one.start_step), one.start_step)
+    return begins
+
+
+def _whole(buffer: Any) -> str | None:
+    """The name of the buffer that one is made in; None: it has memory of its own."""
+    layout = getattr(getattr(buffer, "node", None), "layout", None)
+    return layout.view.get_name() if isinstance(layout, ir.NonOwningLayout) else None
+
+
+def _has_memory(one: Any, kernel: Any) -> bool:
+    """Whether a buffer is more than a value inside of a kernel, or a piece of another buffer."""
+    if type(kernel) is not FusedSchedulerNode:
+        return _whole(one.buffer) is None
+    own = OrderedSet(part.get_name() for part in kernel.get_nodes())
+    inside = V.graph.scheduler.can_buffer_be_removed_through_fusion(one.buffer.get_name(), own)
+    return not inside and _whole(one.buffer) is None
+
+
+def _end_after(ends: set[Any], scheduler: Any) -> None:
+    """Have groups of kernels on the CPU end after these."""
+    backend = scheduler.get_backend(next(iter(ends)).get_device())
+    full = backend.ready_to_flush
+    backend.ready_to_flush = lambda: full() or scheduler.current_node in ends
+
+
+class EnoughError(Exception):
+    """The kernels are known, and nothing needs to be compiled."""
+
+
+def _operation(part: Any) -> list[str]:
+    """The operation that a part of a kernel calls, if it does."""
+    if not part.is_extern() or isinstance(part.node, ir.MultiOutput):  # one of the results of another
+        return []
+    return [one.name for one in itertools.islice(part.node.get_origins(), 1)]  # then what it is given
+
+
+def _named(kernel: Any) -> str:
+    names = [one.name for part in kernel.get_nodes() if part.node for one in part.node.get_origins()]
+    return " ".join(dict.fromkeys(names))
+
+
+def passes_of(
+    joined: Joined,
+    made: Decided,
+    workspace: Callable[[fx.Node], int],
+    limit: int,
+    *,
+    small: bool,
+    only_look: bool = False,
+) -> dict[bool, Kernels]:
+    """Passes over the kernels of a step's forward and, under True, of its backward graph.
+
+    Args:
+        joined: the graphs, changed as was decided.
+        made: what was decided.
+        workspace: bytes that an operation has for itself.
+        limit: bytes that no kernel should need more than.
+        small: whether kernels are kept small.
+        only_look: whether to stop when the kernels are known.
+    """
+    graph, halves = made.captured.graph, joined.halves
+    inside = {joined.source[node]: value for node, value in made.captured.value_of.items()}
+    value_of = {node.name: value for node, value in inside.items() if node.graph is halves.forward.graph}
+    given: dict[str, tuple[int, int]] = {}
+    for i, (name, node) in enumerate(halves.handed.items()):
+        base = int(graph.base[value_of[name]]) if name in value_of else -1
+        if base < 0 and isinstance(node.meta["val"], torch.Tensor):  # a ticket
+            given[name] = -1 - i, node.meta["val"].nbytes
+        elif base >= 0 and not graph.lasting[base] and not graph.host[base]:
+            given[name] = base, int(graph.size[base])
+    here, is_input = ~graph.host, graph.producer < 0
+    inputs, results = here & is_input, here & ~is_input & ~graph.backward[graph.producer] & graph.lasting
+    stays = made.outside_bytes + int(graph.size[inputs & graph.lasting].sum())
+    more = int(graph.size[results].sum()) + int(graph.size[inputs & ~graph.lasting].sum())
+
+    def kernels(module: fx.GraphModule, stays: int, given: Mapping[str, tuple[int, int]]) -> Kernels:
+        nodes = {node.name: node for node in module.graph.nodes if node.op == "call_function"}
+        own = {name: workspace(node) for name, node in nodes.items()}
+        return Kernels(
+            stays, given, lambda name: own.get(name, 0), limit=limit, small=small, only_look=only_look
+        )
+
+    return {False: kernels(halves.forward, stays, {}), True: kernels(halves.backward, stays + more, given)}
