@@ -19,6 +19,8 @@ import mempool.torch
 from mempool.torch.rewriting import ops, partition
 from mempool.torch.rewriting.asking import Look, ask
 from mempool.torch.rewriting.budget import BUDGETS
+from mempool.torch.rewriting.costs import INSIDE, in_kernels
+from mempool.torch.rewriting.joint import joint_of
 from mempool.torch.rewriting.kernel_orders import coming, delayed, late
 
 if TYPE_CHECKING:
@@ -232,6 +234,21 @@ def test_what_is_predicted_of_kernels_is_what_they_take(
     measured, predicted = peak(limit)
     assert measured <= predicted <= limit
     assert predicted <= 1.3 * measured
+
+
+def test_what_is_inside_of_a_kernel_takes_less_than_by_itself() -> None:
+    """Not so what a product reads, what is returned, and products themselves."""
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        y = (x.sin() * 2).cos()
+        return (y @ y).exp().sum()
+
+    joint = joint_of(nn.Identity(), (torch.randn(8, 8, requires_grad=True),), loss)
+    seconds = in_kernels(lambda _: 1.0)
+    nodes = [node for node in joint.module.graph.nodes if node.op == "call_function"]
+    told = {str(node.target).removesuffix(".default"): seconds(node) for node in reversed(nodes)}
+    assert told["aten.mm"] == told["aten.sum"] == told["aten.cos"] == 1.0
+    assert told["aten.sin"] == told["aten.exp"] == told["aten.neg"] == INSIDE
 
 
 def test_a_compiler_that_tells_nothing_of_its_kernels_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,11 +99,14 @@ class Broken(Net):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-def test_graphs_of_one_function_share_a_limit(pool: TensorPool) -> None:
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_graphs_of_one_function_share_a_limit(inner: str, pool: TensorPool) -> None:
     """The first one leaves what it can to the second, and both together hold the limit."""
-    plain, peak = step_of(pool, PLAIN, Broken)
+    options = {"inner": inner}
+    plain, peak = step_of(pool, options, Broken)
     limit = int(0.8 * peak)
-    got, taken = step_of(pool, {**PLAIN, "limit": limit, "link": "pcie3"}, Broken)
+    got, taken = step_of(pool, {**options, "limit": limit, "link": "pcie3"}, Broken)
     assert same(got, plain)
     assert taken <= limit
     said = mempool.torch.rewriting.report()

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: Of the way from the least possible limit to what a step needs without one.
-SHARES = (0.95, 0.5, 0.05)
+SHARES = {"eager": (0.95, 0.5, 0.05), "inductor": (0.5,)}
 
 
-def least_and_plain(model: str, *, checkpointing: bool) -> tuple[int, int]:
+def least_and_plain(model: str, inner: str, *, checkpointing: bool) -> tuple[int, int]:
     """What a step needs at least, and without a limit."""
     from rewritten import compiled
 
@@ -31,29 +31,30 @@ def least_and_plain(model: str, *, checkpointing: bool) -> tuple[int, int]:
     limit = 1000
     for _ in range(10):  # a function of several graphs is refused for one after the other
         try:
-            compiled(made.loss, {"inner": "eager", "limit": limit})(*made.batch(0, 2))
+            compiled(made.loss, {"inner": inner, "limit": limit})(*made.batch(0, 2))
             break
         except BackendCompilerFailed as refused:
             (limit,) = map(int, re.findall(r"no step fits .* needs (\d+)", str(refused)))
-    compiled(made.loss, {"inner": "eager", "limit": 1 << 40})(*made.batch(0, 2))
+    compiled(made.loss, {"inner": inner, "limit": 1 << 40})(*made.batch(0, 2))
     return limit, mempool.torch.rewriting.report().graphs[-1]["plain_peak_bytes"]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
 @pytest.mark.full
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("inner", "checkpointing"), [("eager", False), ("eager", True), ("inductor", False)])
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "seq2seq"])  # Dynamo traces no LSTM
 def test_training_within_limits(
-    model: str, checkpointing: bool, trained: Callable[..., dict[str, Any]]
+    model: str, inner: str, checkpointing: bool, trained: Callable[..., dict[str, Any]]
 ) -> None:
     """From nearly what it needs down to nearly the least there is."""
     needs({"model": model})
-    least, plain = least_and_plain(model, checkpointing=checkpointing)
+    least, plain = least_and_plain(model, inner, checkpointing=checkpointing)
     setup: dict[str, Any] = {"model": model, "size": 2, "steps": 3, "checkpointing": checkpointing}
-    expected = trained("plain", **setup, rewriting={"inner": "eager"})
-    for share in SHARES:
-        limit = int(least + share * (plain - least))
-        got = trained("plain", **setup, rewriting={"inner": "eager", "limit": limit})
+    expected = trained("plain", **setup, rewriting={"inner": inner})
+    for share in SHARES[inner]:
+        limit = int(least + share * max(plain - least, 0))
+        got = trained("plain", **setup, rewriting={"inner": inner, "limit": limit})
         assert got["losses"] == expected["losses"]
         assert got["parameters"] == expected["parameters"]

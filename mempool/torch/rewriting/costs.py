@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -162,3 +163,34 @@ def _form(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return tuple(map(number, value.shape)), tuple(map(number, value.stride())), value.dtype
     return value
+
+
+#: Of what an operation takes by itself, the share that it adds to a kernel of many, where it does not read
+#: from memory what it is given, nor write what it makes.
+INSIDE = 0.2
+
+
+def in_kernels(seconds: Callable[[fx.Node], float]) -> Callable[[fx.Node], float]:
+    """What operations take where a compiler makes kernels of many, of what each takes by itself.
+
+    Only what somebody else's operation reads, such as a product of matrices, is written by itself.
+    """
+    from torch._functorch.partitioners import get_default_op_list
+
+    known = get_default_op_list()
+
+    @functools.cache
+    def is_fused(node: fx.Node) -> bool:
+        if node.op == "output" or node.target is operator.getitem:
+            return node.target is operator.getitem and all(map(is_fused, node.users))
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return False
+        pointwise = torch.Tag.pointwise in node.target.tags
+        detached = node.target is torch.ops.aten.detach.default
+        return pointwise or detached or known.is_fusible(node) or known.is_view(node)
+
+    def told(node: fx.Node) -> float:
+        inside = is_fused(node) and bool(node.users) and all(map(is_fused, node.users))
+        return INSIDE * seconds(node) if inside else seconds(node)
+
+    return told

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool.torch.rewriting.calls import calls_of
 from mempool.torch.rewriting.capture import capture
-from mempool.torch.rewriting.costs import Measured, number
+from mempool.torch.rewriting.costs import Measured, in_kernels, number
 from mempool.torch.rewriting.runtime import RUNTIME
 from mempool.torch.swapping.host_memory import default_host_limit
 from solvers.errors import PlanError
@@ -94,7 +94,7 @@ class Deciding:
         devices = [device] if device.type == "cuda" else []
         self._clock = Measured(device)
         with _disable_current_modes(), torch.random.fork_rng(devices):
-            self._captured = _measured(joined, self._clock)
+            self._captured = _measured(joined, self._clock, fused=options.inner != "eager")
             link, self._calls = options.link, Calls()
             if link is None:
                 self._calls = calls_of(device, options.host_limit)
@@ -163,8 +163,9 @@ class Deciding:
         return Decided(self._captured, rewriting, rewritten, plain, timed, outside, self._calls.own_bytes)
 
 
-def _measured(joined: Joined, clock: Measured) -> Captured:
-    captured = capture(joined.module, joined.halves.outputs, seconds=clock)
+def _measured(joined: Joined, clock: Measured, *, fused: bool) -> Captured:
+    seconds = in_kernels(clock) if fused else clock
+    captured = capture(joined.module, joined.halves.outputs, seconds=seconds)
     workspace = [clock.workspace(node) for node in captured.operations]
     return replace(captured, graph=captured.graph.with_columns(workspace=workspace))
 

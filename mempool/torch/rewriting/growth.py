@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,8 +72,11 @@ def _peak(part: Part, sizes: Mapping[Any, int], factor: float) -> int:
     grown[unknown] *= most
     outside = beside + int((made.outside_bytes - beside) * most)
     larger = graph.with_columns(size=np.ceil(grown), workspace=np.ceil(graph.workspace * most))
-    more = max(made.peak_bytes - made.timed.peak_bytes, 0)  # that fusing takes
-    return simulate(larger, Link.of_rate(1.0), outside_bytes=outside).peak_bytes + int(more * most)
+    needs = simulate(larger, Link.of_rate(1.0), outside_bytes=outside).peak_bytes
+    more = made.peak_bytes - made.timed.peak_bytes  # what kernels need beyond their operations
+    return (
+        needs + int(more * most) if more > 0 else math.ceil(needs * made.peak_bytes / made.timed.peak_bytes)
+    )
 
 
 def _changes(held: Any) -> bool:
