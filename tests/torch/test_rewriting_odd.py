@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rewriting_graphs import rewritings
 from rewritten import ALL, PLAIN, gradients, same
+from torch._inductor import config as inductor
 from torch.nn import functional as F
 
 from mempool.torch.rewriting import decide
@@ -132,6 +133,16 @@ def depends_on_data(x: torch.Tensor) -> torch.Tensor:
     return y.exp() * y.tanh()
 
 
+def attention(x: torch.Tensor) -> torch.Tensor:
+    y = x.exp().view(1, 2, 4, 8)
+    return F.scaled_dot_product_attention(y.sin(), y.tanh(), y.cos(), dropout_p=0.3).exp()
+
+
+def ordered(x: torch.Tensor) -> torch.Tensor:
+    y, order = x.exp().sort(1)
+    return y.sin() * torch.zeros_like(x).scatter(1, order, x.cos()).exp()
+
+
 PROGRAMS: dict[Callable[..., Any], tuple[Any, ...]] = {
     in_place: (random(8, 8),),
     input_written: (random(8, 8), torch.arange(8.0)),
@@ -147,6 +158,8 @@ PROGRAMS: dict[Callable[..., Any], tuple[Any, ...]] = {
     channels_last: (random(8, 8),),
     checkpointed: (random(8, 8),),
     depends_on_data: (random(8, 8),),
+    attention: (random(8, 8),),
+    ordered: (random(8, 8),),
 }
 
 
@@ -165,6 +178,20 @@ def test_the_same_bits(program: Callable[..., Any], copied: dict[str, str]) -> N
     assert RUNTIME.moved.ins > 0
     assert same(got, plain)
     assert RUNTIME.away == 0
+
+
+@pytest.mark.full  # compiled by inductor
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_without_vectors_inductor_changes_no_bit(program: Callable[..., Any]) -> None:
+    """With them, what is in a kernel decides whether it has any, and how it adds up: other last bits."""
+    inner = {"inner": "inductor"}
+    with inductor.patch({"cpp.simdlen": 1}):
+        plain = gradients(program, inner, *PROGRAMS[program])
+        got = gradients(program, {**inner, "threshold": 0}, *PROGRAMS[program])
+    assert RUNTIME.moved.ins > 0
+    assert same(got, plain)
 
 
 def test_what_is_computed_several_times_is_computed_once() -> None:
