@@ -68,7 +68,7 @@ class LazyEngine:
             target.copy_(source)
             transfer.made = True
 
-    def out(self, data: torch.Tensor) -> tuple[Copy, Transfer]:
+    def out(self, data: torch.Tensor, at: int = -1) -> tuple[Copy, Transfer]:
         copy = Copy(data.numel())
         return copy, self._ask(Transfer(copy, data, out=True))
 

@@ -340,6 +340,25 @@ def test_what_a_plan_needs_is_locked_at_once() -> None:
     made.close()
 
 
+def test_a_copy_lies_where_it_was_planned_if_what_was_there_is_dropped() -> None:
+    """Also before the last copy out of it has ended, for which then the next one waits."""
+    runtime, made = engine(host=8 * PAGE)
+    made.reserve(6 * PAGE)
+    data, target = (torch.full((2 * PAGE,), k, dtype=torch.uint8) for k in (7, 0))
+    first, _ = made.out(data, 4 * PAGE)
+    assert first.at == 4 * PAGE
+    made.back(first, target)
+    made.drop(first)
+    second, _ = made.out(torch.full((2 * PAGE,), 9, dtype=torch.uint8), 4 * PAGE)
+    assert second.at == 4 * PAGE
+    third, _ = made.out(data, 4 * PAGE)
+    assert third.at != 4 * PAGE
+    runtime.finish()
+    assert target.eq(7).all()
+    assert second.data.eq(9).all()
+    made.close()
+
+
 def test_while_a_graph_is_captured_nothing_leaves_and_what_is_away_is_refused() -> None:
     runtime, made = engine()
     copy, _ = made.out(torch.zeros(SIZE, dtype=torch.uint8))

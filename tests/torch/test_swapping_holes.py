@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 PAGES = 24
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("take"), st.integers(1, 9 * PAGE)), st.tuples(st.just("give"), st.integers(0, 50))
+        st.tuples(st.just("take"), st.integers(1, 9 * PAGE)),
+        st.tuples(st.just("take at"), st.integers(1, 9 * PAGE)),
+        st.tuples(st.just("give"), st.integers(0, 50)),
     ),
     max_size=60,
 )
@@ -65,6 +67,13 @@ def test_it_is_best_fit(steps: list[tuple[str, int]]) -> None:
             if at is not None:
                 slow.set(at // PAGE, count, taken=True)
                 living.append((at, number))
+        elif what == "take at":
+            begin, count = number % PAGES, pages(number) // PAGE
+            free = begin + count <= PAGES and not any(slow.taken[begin : begin + count])
+            assert holes.take_at(begin * PAGE, number) == free
+            if free:
+                slow.set(begin, count, taken=True)
+                living.append((begin * PAGE, number))
         elif living:
             at, size = living.pop(number % len(living))
             holes.give(at, size)

@@ -10,13 +10,21 @@ from mempool.torch.rewriting.slots import maker_of
 from solvers.rewriting.rewriting import Sync
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mempool.torch.rewriting.capture import Captured
     from mempool.torch.rewriting.joined import Joined
     from solvers.rewriting.rewriting import Rewriting
 
 
 def apply(
-    joined: Joined, captured: Captured, rewriting: Rewriting, *, host_limit: int = 0, own_bytes: int = 0
+    joined: Joined,
+    captured: Captured,
+    rewriting: Rewriting,
+    *,
+    host_limit: int = 0,
+    own_bytes: int = 0,
+    places: Mapping[int, int] | None = None,
 ) -> None:
     """Change both graphs of `joined` so that they do what was decided.
 
@@ -27,17 +35,19 @@ def apply(
             the forward pass.
         host_limit: most bytes of the host; 0: half of what is free.
         own_bytes: copies of at most so many bytes are made at once, where they would have to have ended.
+        places: by value, where in the host's arena it is copied to; anywhere, where that is not told.
     """
     step = Numbered(joined, captured)
     recomputed.recompute(step, rewriting.recomputed)
     early, late = bool(rewriting.sync & Sync.OUT), bool(rewriting.sync & Sync.IN)
     # In one slot copies out begin, then others end, then copies back begin: what comes back finds room.
-    begun = [(swap, outs.begin(step, swap, host_limit)) for swap in rewriting.swaps]
+    at = (places or {}).get
+    begun = [(swap, outs.begin(step, swap, host_limit, at(swap.value, -1))) for swap in rewriting.swaps]
     small = {swap.value for swap in rewriting.swaps if captured.graph.size[swap.value] <= own_bytes}
     ended = []
     for swap, ticket in begun:
         at_once = swap.value in small
-        ended.append((swap, outs.end(step, swap, ticket, host_limit, early=early, at_once=at_once)))
+        ended.append((swap, outs.end(step, swap, ticket, early=early, at_once=at_once)))
     for swap, handle in ended:
         at_once = swap.value in small
         # The last one first: what it reads is told by views that an earlier one has not made its own yet.

@@ -32,6 +32,7 @@ class Part:
         options: what was asked for.
         decided: what became of it.
         clock: how long its two graphs take.
+        host_end: bytes from the begin of the host's arena to the end of where its copies are planned to lie.
     """
 
     frame: int
@@ -39,6 +40,7 @@ class Part:
     options: Options
     decided: Decided
     clock: Clock
+    host_end: int = 0
 
     @property
     def kept_bytes(self) -> int:
@@ -75,6 +77,10 @@ class Budget:
     def kept_before(self, frame: int) -> int:
         """Bytes that the graphs of frames before this one keep while it runs, if all of them ran."""
         return sum(part.kept_bytes for number, part in self.parts.items() if number < frame)
+
+    def host_before(self, frame: int) -> int:
+        """Where in the host's arena copies of a frame's graph begin: behind those of frames before it."""
+        return max((part.host_end for number, part in self.parts.items() if number < frame), default=0)
 
     def add(self, part: Part) -> None:
         """One more graph; when it is a function's last, patterns that name nothing at all are told once."""

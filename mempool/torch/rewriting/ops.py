@@ -19,16 +19,16 @@ LIBRARY = torch.library.Library("mempool", "DEF")
 _PLACE = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
 #: A compiler of graphs lays out what leaves as it was traced: so it comes back without another copy.
 _AS_TRACED = (torch.Tag.needs_fixed_stride_order,)
-LIBRARY.define("swap_out(Tensor value, int host_limit) -> Tensor", tags=_AS_TRACED)
+LIBRARY.define("swap_out(Tensor value, int host_limit, int at=-1) -> Tensor", tags=_AS_TRACED)
 LIBRARY.define("swapped_out(Tensor ticket, Tensor value) -> Tensor")
-LIBRARY.define("sent(Tensor value, int host_limit) -> Tensor", tags=_AS_TRACED)
+LIBRARY.define("sent(Tensor value, int host_limit, int at=-1) -> Tensor", tags=_AS_TRACED)
 LIBRARY.define(f"swap_in(Tensor ticket, {_PLACE}) -> Tensor")
 LIBRARY.define(f"swapped_in(Tensor ticket, {_PLACE}) -> Tensor")
 LIBRARY.define(f"fetched(Tensor ticket, {_PLACE}) -> Tensor")
 
 
-def _swap_out(value: torch.Tensor, host_limit: int) -> torch.Tensor:
-    return RUNTIME.out(value, host_limit)
+def _swap_out(value: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
+    return RUNTIME.out(value, host_limit, at)
 
 
 def _swapped_out(ticket: torch.Tensor, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG001  # keeps it until here
@@ -55,8 +55,8 @@ def _swapped_in(
     return RUNTIME.arrived(ticket)
 
 
-def _sent(value: torch.Tensor, host_limit: int) -> torch.Tensor:
-    return RUNTIME.sent(value, host_limit)
+def _sent(value: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
+    return RUNTIME.sent(value, host_limit, at)
 
 
 def _fetched(

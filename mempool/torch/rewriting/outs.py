@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from solvers.rewriting.rewriting import Swap
 
 
-def begin(step: Numbered, swap: Swap, host_limit: int) -> fx.Node:
-    """The beginning of a copy out."""
+def begin(step: Numbered, swap: Swap, host_limit: int, at: int) -> fx.Node:
+    """The beginning of a copy out, to this place of the host's arena or, at -1, to any."""
     value, slots = step.value[swap.value], step.forward.slots
     assert value is not None
     with slots.after(value) if swap.after < 0 else _after(step, swap.after):
-        return slots.call(ops.swap_out, value, host_limit)
+        return slots.call(ops.swap_out, value, host_limit, at)
 
 
 def _after(step: Numbered, run: int) -> Any:
@@ -32,23 +32,20 @@ def _after(step: Numbered, run: int) -> Any:
     return step.forward.slots.before(output_of(step.halves.forward))
 
 
-def end(
-    step: Numbered, swap: Swap, ticket: fx.Node, host_limit: int, *, early: bool, at_once: bool
-) -> fx.Node:
+def end(step: Numbered, swap: Swap, ticket: fx.Node, *, early: bool, at_once: bool) -> fx.Node:
     """The end of a copy out, after which the memory may go.
 
     Args:
         step: the graphs.
         swap: the decision.
         ticket: the beginning.
-        host_limit: most bytes of the host.
         early: whether whoever reads the value itself waits for the copy, too.
         at_once: whether the whole copy is made here; the beginning is of no use then.
     """
     slots = step.forward.slots
     with _place(step, swap, ticket, early=early):
         if at_once:
-            return slots.call(ops.sent, step.value[swap.value], host_limit)
+            return slots.call(ops.sent, *ticket.args)
         return slots.call(ops.swapped_out, ticket, step.value[swap.value])
 
 

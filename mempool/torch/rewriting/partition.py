@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 from torch._functorch import config
 from torch._functorch.compile_utils import fx_graph_cse, get_aten_target, rand_ops
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool.torch.rewriting.applied import apply
 from mempool.torch.rewriting.budget import Part
 from mempool.torch.rewriting.clock import Clock
-from mempool.torch.rewriting.decide import Deciding
+from mempool.torch.rewriting.decide import Deciding, device_of
 from mempool.torch.rewriting.effects import is_ordered
+from mempool.torch.rewriting.host_places import places_of
 from mempool.torch.rewriting.joined import Halves, join
+from mempool.torch.rewriting.runtime import RUNTIME
 from solvers.errors import PlanError
 
 if TYPE_CHECKING:
@@ -76,19 +79,25 @@ class Partition:
             before = f"; of that, graphs before it keep {kept} bytes" if kept else ""
             beside = f"; of that, {options.beside} bytes lie beside" if options.beside else ""
             raise PlanError(f"{error}{before}{beside}") from None
+        begin = self.budget.host_before(self.frame)
+        places = places_of(made.captured.graph, made.rewriting).behind(begin)
+        if places.at:
+            with _disable_current_modes():
+                RUNTIME.engine(device_of(joined.module), options.host_limit).reserve(begin + places.size)
         apply(
             joined,
             made.captured,
             made.rewriting,
             host_limit=options.host_limit,
             own_bytes=made.own_bytes,
+            places=places.at,
         )
         if made.needed is not None:
             from mempool.torch.rewriting.kernels import passes_of
 
             small = made.needed.small
             self.passes.update(passes_of(joined, made, deciding.workspace, options.limit or 0, small=small))
-        self.budget.add(Part(self.frame, self.more, options, made, self.clock))
+        self.budget.add(Part(self.frame, self.more, options, made, self.clock, begin + places.size))
         return forward, backward
 
     def _fitted(self, joined: Joined, deciding: Deciding) -> Decided:

@@ -153,14 +153,14 @@ class Runtime:
             )
         return held
 
-    def out(self, tensor: torch.Tensor, host_limit: int) -> torch.Tensor:
-        """Begin to copy a tensor to the host; its ticket."""
+    def out(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
+        """Begin to copy a tensor to the host; its ticket. ``at``: where it was planned to lie, or -1."""
         engine, data = self.engine(tensor.device, host_limit), flat(tensor)
         with self._lock:
             self._bury()
             copy, transfer = None, None
             try:
-                copy, transfer = engine.out(data)
+                copy, transfer = engine.out(data, at)
                 self.moved.outs += 1
                 self.moved.out_bytes += len(data)
             except HostFullError:
@@ -170,16 +170,16 @@ class Runtime:
             self._held[number] = Away(engine, form, copy, transfer, data if copy is None else None)
             return self._ticket(number)
 
-    def sent(self, tensor: torch.Tensor, host_limit: int) -> torch.Tensor:
+    def sent(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
         """Copy a tensor to the host, at once where that is quicker; its ticket, as of `released`."""
         engine = self.engine(tensor.device, host_limit)
         if (own := engine.own) is None:
-            return self.released(self.out(tensor, host_limit))
+            return self.released(self.out(tensor, host_limit, at))
         form, size, copy = (tensor.shape, tensor.stride()), _extent(tensor), None
         with self._lock:
             self._bury()
             try:
-                copy = own.out_now(tensor, size)
+                copy = own.out_now(tensor, size, at)
                 self.moved.outs += 1
                 self.moved.out_bytes += size
             except HostFullError:

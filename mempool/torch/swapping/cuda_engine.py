@@ -133,7 +133,7 @@ class CudaEngine:
 
     # --- copies
 
-    def out(self, data: torch.Tensor) -> tuple[Copied, Flight]:
+    def out(self, data: torch.Tensor, at: int = -1) -> tuple[Copied, Flight]:
         """See `Engine`; while a graph is captured, and in a forked child, nothing leaves.
 
         Raises:
@@ -148,7 +148,7 @@ class CudaEngine:
             if data.device != self._device:
                 raise HostFullError(f"what lies on {data.device} does not leave {self._device}")
             self._reap()
-            at = self._take(data.numel())
+            at = self._take(data.numel(), at)
             copied = Copied(data.numel(), at, self._arena.data(at, data.numel()))
             for stream in self._streams:
                 self._out.wait_event(self._runtime.event(stream))
@@ -223,9 +223,15 @@ class CudaEngine:
                 copy.dropped = True
                 self._dropped.append(copy)
 
-    def _take(self, size: int) -> int:
+    def _take(self, size: int, planned: int) -> int:
         """Room for a copy out, whose stream then waits for what was copied from there."""
         self._give(wait=False)
+        if planned >= 0:
+            if self._arena.take_at(planned, size):
+                return planned
+            self._give(wait=True)  # what was to be gone by now
+            if self._arena.take_at(planned, size):
+                return planned
         at = self._arena.take(size)
         if at is None and self._dropped:
             self._give(wait=True)

@@ -37,8 +37,8 @@ class Own(Protocol):
 
     own_bytes: int
 
-    def out_now(self, tensor: torch.Tensor, size: int) -> HostCopy:
-        """Copy so many bytes from a tensor's first element on to the host.
+    def out_now(self, tensor: torch.Tensor, size: int, at: int = -1) -> HostCopy:
+        """Copy so many bytes from a tensor's first element on to the host; ``at`` as of `Engine.out`.
 
         Raises:
             HostFullError: there is no room for it.
@@ -64,10 +64,11 @@ class Engine(Protocol):
     def own(self) -> Own | None:
         """See above."""
 
-    def out(self, data: torch.Tensor) -> tuple[HostCopy, Transfer]:
+    def out(self, data: torch.Tensor, at: int = -1) -> tuple[HostCopy, Transfer]:
         """Ask for a copy of uint8[n] on the device to the host, after what was asked of the device so far.
 
-        The data is kept until the copy has ended, or is waited for.
+        The data is kept until the copy has ended, or is waited for. It lies ``at`` this page of the host's
+        arena, if that is free and not -1, or wherever there is room.
 
         Raises:
             HostFullError: there is no room for it.

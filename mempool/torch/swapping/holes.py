@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 
 #: Copies begin at a page, and take whole ones.
 PAGE = 4096
@@ -35,6 +35,19 @@ class Holes:
         self.used += needed
         self.most = max(self.most, self.used)
         return at
+
+    def take_at(self, at: int, size: int) -> bool:
+        """Take so many bytes, 1 or more, from this page on; False: something else has some of them."""
+        needed = pages(size)
+        place = bisect_right(self._starts, at) - 1
+        if place < 0 or (start := self._starts[place]) + self._lengths[start] < at + needed:
+            return False
+        length = self._lose(start)
+        self._gain(start, at - start)
+        self._gain(at + needed, start + length - at - needed)
+        self.used += needed
+        self.most = max(self.most, self.used)
+        return True
 
     def give(self, at: int, size: int) -> None:
         """Free what `take` took; it joins with the holes beside it."""

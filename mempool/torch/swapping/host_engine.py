@@ -120,15 +120,11 @@ class HostEngine:
             thread.start()
         self._end = weakref.finalize(self, _end, self._queues, threads)
 
-    def out(self, data: torch.Tensor) -> tuple[Copied, Moving]:
+    def out(self, data: torch.Tensor, at: int = -1) -> tuple[Copied, Moving]:
         """See `Engine`; the data lies on the CPU."""
         self._reap()
         size = data.numel()
-        with self._lock:
-            place = self._holes.take(size)
-        if place is None:
-            raise HostFullError(f"no {size:,} bytes are left on the host")
-        self._memory.touch(place, size)
+        place = self._take(size, at)
         copied = Copied(size, place)
         moving = Moving(size, copied, self._memory.address + place, _address()(data), data)
         copied.filled = moving
@@ -147,13 +143,17 @@ class HostEngine:
         """See `Engine`."""
         return self
 
-    def out_now(self, tensor: torch.Tensor, size: int) -> Copied:
-        """See `Own`."""
+    def _take(self, size: int, at: int) -> int:
         with self._lock:
-            place = self._holes.take(size)
+            place = at if at >= 0 and self._holes.take_at(at, size) else self._holes.take(size)
         if place is None:
             raise HostFullError(f"no {size:,} bytes are left on the host")
         self._memory.touch(place, size)
+        return place
+
+    def out_now(self, tensor: torch.Tensor, size: int, at: int = -1) -> Copied:
+        """See `Own`."""
+        place = self._take(size, at)
         ctypes.memmove(self._memory.address + place, _address()(tensor), size)
         return Copied(size, place)
 

@@ -41,6 +41,11 @@ class LockedArena:
                 return begin + at
         return None
 
+    def take_at(self, at: int, size: int) -> bool:
+        """Take so many bytes from this page on; False: some are taken, or no one part has them all."""
+        part = bisect_right(self._begins, at) - 1
+        return part >= 0 and self._parts[part].take_at(at - self._begins[part], size)
+
     def grow(self, size: int) -> bool:
         """Lock so much more that a copy of so many bytes finds room; False: it may not, or CUDA refuses."""
         needed, left = pages(size), self._size - self.locked

@@ -1,0 +1,107 @@
+"""Where copies of rewritten graphs lie on the host: planned, and as planned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from rewriting_graphs import graphs, rewritings
+from rewritten import PLAIN, compiled
+
+from mempool.torch.rewriting.host_places import places_of
+from mempool.torch.rewriting.runtime import RUNTIME
+from mempool.torch.swapping.holes import PAGE, pages
+from mempool.torch.swapping.host_engine import HostEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+CPU = torch.device("cpu")
+
+
+@given(st.data())
+def test_copies_that_are_there_together_lie_beside_each_other(data: st.DataObject) -> None:
+    graph = data.draw(graphs())
+    rewriting = data.draw(rewritings(graph, recompute=False))
+    places = places_of(graph, rewriting)
+    assert places.at.keys() == {swap.value for swap in rewriting.swaps}
+    begins, ends = {}, {}
+    for swap in rewriting.swaps:
+        begins[swap.value] = int(graph.producer[swap.value])
+        ends[swap.value] = max((run for one in swap.ins for run in one.consumers), default=len(graph))
+        at, size = places.at[swap.value], pages(int(graph.size[swap.value]))
+        assert at % PAGE == 0
+        assert 0 <= at <= at + size <= places.size
+    some = [value for value in places.at if graph.size[value]]
+    for one in some:
+        for other in some:
+            if one < other and begins[one] <= ends[other] and begins[other] <= ends[one]:
+                lengths = {value: pages(int(graph.size[value])) for value in (one, other)}
+                first, second = sorted((one, other), key=lambda value: places.at[value])
+                assert places.at[first] + lengths[first] <= places.at[second]
+    assert places.behind(8 * PAGE).at == {value: at + 8 * PAGE for value, at in places.at.items()}
+
+
+class Placed(HostEngine):
+    """An arena that says who was not where it was planned."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.right = self.wrong = 0
+
+    def _take(self, size: int, at: int) -> int:
+        place = super()._take(size, at)
+        if at >= 0:  # else it is measured what copies take
+            self.right, self.wrong = self.right + (place == at), self.wrong + (place != at)
+        return place
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Placed]:
+    """What copies on the host go to."""
+    made = Placed(1 << 26)
+    monkeypatch.setitem(RUNTIME._engines, (CPU, 0), made)
+    yield made
+    made.close()
+
+
+def waves(x: torch.Tensor) -> torch.Tensor:
+    for width in (256, 128, 256):
+        x = (x.exp().sin() * x.cos()).tanh()
+        x = x @ torch.full((x.shape[1], width), 1 / width)
+    torch._dynamo.graph_break()
+    for _ in range(3):
+        x = (x.exp().sin() * x.cos()).tanh()
+    return x
+
+
+@pytest.mark.parametrize("options", [{}, {"link": "pcie3"}], ids=["at once", "beside"])
+def test_copies_lie_where_they_were_planned_step_after_step(options: dict[str, Any], engine: Placed) -> None:
+    """Those of two graphs beside each other."""
+    run = compiled(waves, {**PLAIN, "threshold": 0, **options})
+    for _ in range(3):
+        x = torch.randn(64, 64, requires_grad=True)
+        run(x).sum().backward()
+    assert engine.right > 20
+    assert engine.wrong == 0
+
+
+def test_copies_of_a_pass_that_comes_before_another_has_gone_lie_elsewhere(engine: Placed) -> None:
+    """Never in the same place."""
+    run = compiled(waves, {**PLAIN, "threshold": 0})
+    inputs = [torch.randn(64, 64, requires_grad=True) for _ in range(2)]
+    results = [run(x).sum() for x in inputs]
+    for result in results:
+        result.backward()
+    assert engine.wrong > 0
+    for x in inputs:
+        y = x.detach().clone().requires_grad_()
+        waves(y).sum().backward()
+        assert torch.equal(x.grad, y.grad)
