@@ -54,9 +54,10 @@ class Part:
         captured = made.captured
         results = {int(graph.base[v]) for v in captured.outputs[: captured.forward_outputs] if v >= 0}
         given = sum(int(graph.size[v]) for v in results if graph.producer[v] >= 0)
-        load = int(made.timed.load[np.argmax(graph.backward)])
-        if made.needed is not None:
-            load = max(load, made.needed.kept_bytes)
+        if made.needed is None:
+            load = int(made.timed.load[np.argmax(graph.backward)])
+        else:
+            load = made.needed.kept_bytes
         return max(load - made.outside_bytes - given, 0)
 
 

@@ -31,7 +31,7 @@ class Needed:
 
     Attributes:
         peak_bytes: most at any time.
-        kept_bytes: while the backward pass's first kernel runs.
+        kept_bytes: when the backward pass begins.
         kernel: the operations of the kernel that has the most.
         small: whether kernels are kept small.
     """
@@ -108,4 +108,4 @@ def needed(
     peaks = {backward: int(one.loads.max()) for backward, one in passes.items()}
     worst = passes[peaks[True] >= peaks[False]]
     kernel = worst.names[int(worst.loads.argmax())]
-    return Needed(max(peaks.values()), int(passes[True].loads[0]), kernel, small)
+    return Needed(max(peaks.values()), passes[True].begun, kernel, small)

@@ -8,6 +8,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch._inductor.scheduler import NopKernelSchedulerNode
+
 from mempool.torch.rewriting import ops
 
 if TYPE_CHECKING:
@@ -18,29 +20,40 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Coming:
-    """A copy back.
+class Copy:
+    """A copy out or back.
 
     Attributes:
         kernels: those that begin it.
         awaited: the one that waits for it.
-        size: bytes.
     """
 
     kernels: list[Any]
     awaited: Any
-    size: int
+
+    @property
+    def size(self) -> int:
+        """Of a copy back, its bytes."""
+        return sum(buffer.mpi_buffer.size_alloc for buffer in self.awaited.get_outputs())
 
 
-def coming(order: Sequence[Any]) -> Iterator[Coming]:
+def coming(order: Sequence[Any]) -> Iterator[Copy]:
     """Copies back of a graph whose kernels know who reads what they make."""
+    return _copies(order, ops.swap_in, ops.swapped_in)
+
+
+def leaving(order: Sequence[Any]) -> Iterator[Copy]:
+    """Copies out, which keep what they are given until they are waited for."""
+    return _copies(order, ops.swap_out, ops.swapped_out)
+
+
+def _copies(order: Sequence[Any], begins: Any, ends: Any) -> Iterator[Copy]:
     for kernel in order:
-        begun = [kernel] if _calls(kernel, ops.swap_in) else []
+        begun = [kernel] if _calls(kernel, begins) else []
         for one in begun:
             for reader in [user for buffer in one.get_outputs() for user in buffer.mpi_buffer.succ_nodes]:
-                if _calls(reader, ops.swapped_in):
-                    size = sum(buffer.mpi_buffer.size_alloc for buffer in reader.get_outputs())
-                    yield Coming(begun, reader, size)
+                if _calls(reader, ends):
+                    yield Copy(begun, reader)
                 else:
                     begun.append(reader)  # takes the ticket out of the first one's results
 
@@ -99,7 +112,8 @@ def grouped(
 ) -> tuple[NDArray[np.int64], set[Any]]:
     """What kernels need on the CPU, where inductor makes one call of those that follow each other.
 
-    All that such a group makes is there when it begins, and all that it reads until it ends.
+    All that such a group makes is there when it begins, and all that it reads until it ends. It cannot end
+    after what is no kernel, such as pieces that are together once they are made.
 
     Args:
         order: kernels.
@@ -110,18 +124,20 @@ def grouped(
     Returns:
         Bytes while each kernel's group runs, and the kernels after which a group must end.
     """
-    loads, ends = loads.copy(), set()
-    first = None
+    together, ends = loads.copy(), set()
+    first = last = None  # of the group, and the last after which it can end
     for i, kernel in enumerate(order):
         device = kernel.get_device()
         if kernel.is_extern() or kernel.is_template() or device is None or device.type != "cpu":
-            first = None
+            first = last = None
             continue
-        if first is not None and loads[first] + made[i] > limit:
-            ends.add(order[i - 1])
-            first = None
+        if first is not None and last is not None and together[first] + made[i] > limit:
+            ends.add(order[last])
+            first = last + 1 if last + 1 < i else None
+            last = None
         if first is None:
             first = i
-        else:
-            loads[first : i + 1] = loads[first] + made[i]
-    return loads, ends
+        together[first : i + 1] = loads[first] + made[first + 1 : i + 1].sum()
+        if not isinstance(kernel, NopKernelSchedulerNode):
+            last = i
+    return together, ends

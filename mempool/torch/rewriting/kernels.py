@@ -12,7 +12,7 @@ from torch._inductor.scheduler import FusedSchedulerNode
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
-from mempool.torch.rewriting.kernel_orders import coming, delayed, grouped, late
+from mempool.torch.rewriting.kernel_orders import coming, delayed, grouped, late, leaving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +42,7 @@ class Kernels:
         limit: bytes that no kernel should need more than.
         small: whether kernels read and write few tensors each.
         only_look: whether to stop when the kernels are known.
+        begun: bytes that are there before the first kernel runs.
         known: whether they are; if so, `loads` and `names` are of them.
         loads: bytes while each kernel runs: int64[kernels]; of no kernel, one for what is given.
         names: the operations of each kernel.
@@ -60,7 +61,8 @@ class Kernels:
         self.stays, self.workspace = stays, workspace
         self.limit, self.small, self.only_look = limit, small, only_look
         self.given = given
-        self.loads = np.array([stays + sum(dict(given.values()).values())])
+        self.begun = stays + sum(dict(given.values()).values())
+        self.loads = np.array([self.begun])
         self.names = [""]
         self.known = False
 
@@ -77,6 +79,8 @@ class Kernels:
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """The kernels in their order."""
         scheduler = V.graph.scheduler
+        if V.graph.name:  # of a branch, inside of a kernel
+            return nodes
         known = scheduler.name_to_buf, scheduler.name_to_fused_node, OrderedSet(V.graph.graph_inputs)
         outputs = OrderedSet(V.graph.get_output_names())
         _, inputs = memory.prepare_planning_info(nodes, *known, outputs)
@@ -109,9 +113,10 @@ class Kernels:
         buffers, place, _ = memory.compute_memory_timeline(order, inputs, outputs)
         made, gone = np.zeros(len(order) + 1, np.int64), np.zeros(len(order) + 1, np.int64)
         ends: dict[int, int] = {}
-        begins = _pieces(buffers)
+        begins, kept = _pieces(buffers), _kept(order, place)
         for one in buffers:
             last = len(order) - 1 if one.end_step < 0 else one.end_step
+            last = max(last, kept.get(one.buffer.get_name(), 0))
             if not isinstance(one.buffer, memory.FreeableInputBuffer):
                 if _has_memory(one, order[one.start_step]):
                     begin = begins.get(one.buffer.get_name(), one.start_step)
@@ -120,11 +125,9 @@ class Kernels:
             elif one.buffer.get_name() in self.given:
                 base, _ = self.given[one.buffer.get_name()]
                 ends[base] = max(ends.get(base, 0), last)
-        held = self.stays
         for base, size in dict(self.given.values()).items():
-            held += size
             gone[ends.get(base, len(order) - 1) + 1] += size  # what no kernel reads goes last
-        load: NDArray[np.int64] = held + np.cumsum(made - gone)[:-1]
+        load: NDArray[np.int64] = self.begun + np.cumsum(made - gone)[:-1]
         for one in coming(order):
             load[place[one.kernels[0]] : place[one.awaited]] += one.size
         load += np.array([self._workspace(node) for node in order], np.int64)
@@ -135,6 +138,15 @@ class Kernels:
         return max(
             (self.workspace(name) for part in kernel.get_nodes() for name in _operation(part)), default=0
         )
+
+
+def _kept(order: Sequence[Any], place: Mapping[Any, int]) -> dict[str, int]:
+    """Until which step buffers are kept at least, since they are being copied out."""
+    until: dict[str, int] = {}
+    for one in leaving(order):
+        for read in one.kernels[0].read_writes.reads:
+            until[read.name] = max(until.get(read.name, 0), place[one.awaited])
+    return until
 
 
 def _pieces(buffers: Sequence[Any]) -> dict[str, int]:

@@ -20,6 +20,7 @@ _PLACE = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
 #: A compiler of graphs lays out what leaves as it was traced: so it comes back without another copy.
 _AS_TRACED = (torch.Tag.needs_fixed_stride_order,)
 LIBRARY.define("swap_out(Tensor value, int host_limit, int at=-1) -> Tensor", tags=_AS_TRACED)
+# What leaves is read until the copy has ended: else a compiler may write something else into its memory.
 LIBRARY.define("swapped_out(Tensor ticket, Tensor value) -> Tensor")
 LIBRARY.define("sent(Tensor value, int host_limit, int at=-1) -> Tensor", tags=_AS_TRACED)
 LIBRARY.define(f"swap_in(Tensor ticket, {_PLACE}) -> Tensor")
@@ -31,7 +32,7 @@ def _swap_out(value: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tenso
     return RUNTIME.out(value, host_limit, at)
 
 
-def _swapped_out(ticket: torch.Tensor, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG001  # keeps it until here
+def _swapped_out(ticket: torch.Tensor, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG001  # see above
     return RUNTIME.released(ticket)
 
 

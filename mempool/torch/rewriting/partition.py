@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import fx
 from torch._functorch import config
 from torch._functorch.compile_utils import fx_graph_cse, get_aten_target, rand_ops
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
@@ -22,8 +23,6 @@ from mempool.torch.rewriting.runtime import RUNTIME
 from solvers.errors import PlanError
 
 if TYPE_CHECKING:
-    from torch import fx
-
     from mempool.torch.rewriting.budget import Budget
     from mempool.torch.rewriting.decide import Decided
     from mempool.torch.rewriting.joined import Joined
@@ -71,6 +70,11 @@ class Partition:
             return forward, backward
         fused = options.inner != "eager"
         joined = join(Halves(forward, backward, num_fwd_outputs), stale=fused)
+        if inside := branches(joint):
+            warnings.warn(
+                f"what is needed inside of {', '.join(inside)} is not known, and no part of the limit",
+                stacklevel=2,
+            )
         kept = self.budget.kept_before(self.frame)
         deciding = Deciding(joined, options, options.beside + kept, least=self.more)
         try:
@@ -117,6 +121,18 @@ class Partition:
                 stacklevel=2,
             )
             return deciding.decide()
+
+
+def branches(joint: fx.GraphModule) -> list[str]:
+    """Operations of a graph that run graphs of their own, such as branches: their names."""
+
+    def is_graph(node: fx.Node) -> bool:
+        return node.op == "get_attr" and isinstance(getattr(joint, str(node.target), None), fx.GraphModule)
+
+    calls = joint.graph.nodes
+    return sorted(
+        {str(node.target) for node in calls if any(map(is_graph, node.all_input_nodes))} - {"output"}
+    )
 
 
 def compute_once(joint: fx.GraphModule) -> None:
