@@ -108,7 +108,8 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
         "layout_optimization": False,
     }
     if partition.options.limit is not None or partition.options.threshold is not None:
-        changes["allow_buffer_reuse"] = False  # what is being copied out may be read by nobody else
+        # What is being copied out may be read by nobody else; and what is kept to be reused is not counted.
+        changes["allow_buffer_reuse"] = False
     with functions.patch(enable_autograd_cache=False):
         compiled: Callable[..., Any] = compile_fx(graph, inputs, compile_with, changes)
     return compiled

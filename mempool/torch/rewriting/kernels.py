@@ -52,7 +52,7 @@ class Kernels:
         self,
         stays: int,
         given: Mapping[str, tuple[int, int]],
-        workspace: Callable[[str], int],
+        workspace: Mapping[str, int],
         *,
         limit: int,
         small: bool = False,
@@ -68,12 +68,7 @@ class Kernels:
 
     def settings(self) -> dict[str, Any]:
         """What inductor must be told."""
-        # Buffers that are kept to be reused would stay past where they are counted.
-        told = {
-            "_post_fusion_custom_pass": self,
-            "reorder_for_peak_memory": False,
-            "allow_buffer_reuse": False,
-        }
+        told = {"_post_fusion_custom_pass": self, "reorder_for_peak_memory": False}
         return told | {name: most for name, most in _SMALL.items() if self.small and hasattr(config, name)}
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
@@ -135,9 +130,8 @@ class Kernels:
 
     def _workspace(self, kernel: Any) -> int:
         """Bytes that a kernel has for itself, where it is one of PyTorch's operations."""
-        return max(
-            (self.workspace(name) for part in kernel.get_nodes() for name in _operation(part)), default=0
-        )
+        names = (name for part in kernel.get_nodes() for name in _operation(part))
+        return max((self.workspace.get(name, 0) for name in names), default=0)
 
 
 def _kept(order: Sequence[Any], place: Mapping[Any, int]) -> dict[str, int]:
@@ -166,11 +160,12 @@ def _whole(buffer: Any) -> str | None:
 
 def _has_memory(one: Any, kernel: Any) -> bool:
     """Whether a buffer is more than a value inside of a kernel, or a piece of another buffer."""
+    if _whole(one.buffer) is not None:
+        return False
     if type(kernel) is not FusedSchedulerNode:
-        return _whole(one.buffer) is None
+        return True
     own = OrderedSet(part.get_name() for part in kernel.get_nodes())
-    inside = V.graph.scheduler.can_buffer_be_removed_through_fusion(one.buffer.get_name(), own)
-    return not inside and _whole(one.buffer) is None
+    return not V.graph.scheduler.can_buffer_be_removed_through_fusion(one.buffer.get_name(), own)
 
 
 def _end_after(ends: set[Any], scheduler: Any) -> None:
@@ -233,8 +228,6 @@ def passes_of(
     def kernels(module: fx.GraphModule, stays: int, given: Mapping[str, tuple[int, int]]) -> Kernels:
         nodes = {node.name: node for node in module.graph.nodes if node.op == "call_function"}
         own = {name: workspace(node) for name, node in nodes.items()}
-        return Kernels(
-            stays, given, lambda name: own.get(name, 0), limit=limit, small=small, only_look=only_look
-        )
+        return Kernels(stays, given, own, limit=limit, small=small, only_look=only_look)
 
     return {False: kernels(halves.forward, stays, {}), True: kernels(halves.backward, stays + more, given)}
