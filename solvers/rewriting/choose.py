@@ -132,7 +132,8 @@ class Chooser:
         self._known += self._made(limit_bytes)
         fits = [one for one in self._known if self._holds(one, limit_bytes)]
         if not fits:
-            raise PlanError(self._refusal(limit_bytes))
+            least = self.least()[0]
+            raise PlanError(self._refusal(limit_bytes), least if limit_bytes < least else None)
         best = min(fits, key=lambda one: one.cost)
         return self._decision(limit_bytes, best.rewriting, best.how, best.timed)
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import atexit
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch._dynamo import config
 from torch._guards import CompileContext
 
 from solvers.rewriting.rules import matching
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import fx
 
     from mempool.torch.rewriting.clock import Clock
-    from mempool.torch.rewriting.decide import Decided
+    from mempool.torch.rewriting.decided import Decided
     from mempool.torch.rewriting.options import Options
+
+
+#: As close to the least limit that graphs of one function can hold together, a share of it, is close enough.
+_CLOSE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +37,8 @@ class Part:
         decided: what became of it.
         clock: how long its two graphs take.
         host_end: bytes from the begin of the host's arena to the end of where its copies are planned to lie.
+        keeps: what it would keep between its passes within another limit, as far as is known; None: no more
+            than it does is, as when the function's last graph has been compiled.
     """
 
     frame: int
@@ -41,24 +47,13 @@ class Part:
     decided: Decided
     clock: Clock
     host_end: int = 0
+    keeps: Callable[[int], int] | None = None
 
-    @property
-    def kept_bytes(self) -> int:
-        """What it has on the device between its forward and its backward pass.
-
-        Its results do not count: the next graph is given them.
-        """
-        made, graph = self.decided, self.decided.rewritten
-        if not graph.backward.any():
-            return 0
-        captured = made.captured
-        results = {int(graph.base[v]) for v in captured.outputs[: captured.forward_outputs] if v >= 0}
-        given = sum(int(graph.size[v]) for v in results if graph.producer[v] >= 0)
-        if made.needed is None:
-            load = int(made.timed.load[np.argmax(graph.backward)])
-        else:
-            load = made.needed.kept_bytes
-        return max(load - made.outside_bytes - given, 0)
+    def kept_within(self, limit: int, beside: int) -> int:
+        """Bytes between its passes within another limit, with so much there of the graphs before it."""
+        if self.keeps is None:
+            return self.decided.kept_bytes
+        return self.keeps(limit + self.decided.outside_bytes - self.options.beside - beside)
 
 
 @dataclass(eq=False)
@@ -77,15 +72,50 @@ class Budget:
 
     def kept_before(self, frame: int) -> int:
         """Bytes that the graphs of frames before this one keep while it runs, if all of them ran."""
-        return sum(part.kept_bytes for number, part in self.parts.items() if number < frame)
+        return sum(part.decided.kept_bytes for part in self._before(frame))
+
+    def kept_within(self, frame: int, limit: int) -> int:
+        """The same, had another limit been asked for."""
+        kept = 0
+        for part in self._before(frame):
+            kept += part.kept_within(limit, kept)
+        return kept
+
+    def enough(self, frame: int, limit: int, least: int) -> int:
+        """A limit that a frame's graph can hold: the lowest, or somewhat more.
+
+        Args:
+            frame: whose graph it is.
+            limit: it cannot hold this one.
+            least: it could hold this one beside what graphs before it keep within that one.
+        """
+        own = least - self.kept_before(frame)
+
+        def holds(limit: int) -> bool:
+            return own + self.kept_within(frame, limit) <= limit
+
+        fewest = own + self.kept_within(frame, least)
+        if fewest >= least or (fewest > limit and holds(fewest)):
+            return min(fewest, least)
+        low, high = max(fewest, limit), least
+        while high - low > max(least * _CLOSE, 1):
+            middle = (low + high) // 2
+            low, high = (low, middle) if holds(middle) else (middle, high)
+        return high
+
+    def _before(self, frame: int) -> list[Part]:
+        """The graphs of frames before one, in their order."""
+        return [part for number, part in sorted(self.parts.items()) if number < frame]
 
     def host_before(self, frame: int) -> int:
         """Where in the host's arena copies of a frame's graph begin: behind those of frames before it."""
-        return max((part.host_end for number, part in self.parts.items() if number < frame), default=0)
+        return max((part.host_end for part in self._before(frame)), default=0)
 
     def add(self, part: Part) -> None:
         """One more graph; when it is a function's last, patterns that name nothing at all are told once."""
         self.parts[part.frame] = part
+        if not part.more:  # nobody asks any more
+            self.parts = {number: replace(one, keeps=None) for number, one in self.parts.items()}
         graph, options = part.decided.captured.graph, part.options
         patterns = {*options.include, *options.exclude} - self.met
         self.met |= {one for one in patterns if matching(graph, [one]).any()}
@@ -101,6 +131,7 @@ class Budget:
 
 #: The last ones, in the order in which they were first met.
 BUDGETS: list[Budget] = []
+atexit.register(BUDGETS.clear)  # what native code made goes before it does
 _MOST = 64
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mempool.torch.rewriting.calls import calls_of
 from mempool.torch.rewriting.capture import capture
 from mempool.torch.rewriting.costs import Measured, in_kernels, number
+from mempool.torch.rewriting.decided import Decided
 from mempool.torch.rewriting.runtime import RUNTIME
 from mempool.torch.swapping.host_memory import default_host_limit
 from solvers.errors import PlanError
@@ -21,58 +23,25 @@ from solvers.rewriting.calls import Calls
 from solvers.rewriting.choose import Chooser
 from solvers.rewriting.levels import levels_of
 from solvers.rewriting.passes import by_pass
+from solvers.rewriting.pauses import between, paused, unpaused
 from solvers.rewriting.rules import Rules, matching, published
-from solvers.rewriting.timed import Timed, simulate
+from solvers.rewriting.timed import simulate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import fx
 
     from mempool.torch.rewriting.capture import Captured
-    from mempool.torch.rewriting.fused import Needed
     from mempool.torch.rewriting.joined import Joined
     from mempool.torch.rewriting.options import Options
     from solvers.rewriting import Graph
 
 #: Bytes of tickets on the way, for each value that may leave.
 _TICKETS = 16
+#: How often to look for the most bytes that a graph can leave to others, and for those with a small host.
+_TRIES, _HALVINGS = 16, 4
 #: Levels between readers that share a copy back, where no limit decides.
 _NEIGHBOURS = 5
-
-
-@dataclass(frozen=True, eq=False)
-class Decided:
-    """Decisions about a step, and what is predicted of it.
-
-    Attributes:
-        captured: the numbers that they speak of.
-        rewriting: they.
-        rewritten: the step with them in it.
-        plain: the step without them, simulated.
-        timed: the step with them.
-        outside_bytes: what lies on the device beside it.
-        own_bytes: copies of at most so many bytes the program makes itself.
-        needed: what it needs once its operations are fused; None: they are not.
-    """
-
-    captured: Captured
-    rewriting: Rewriting
-    rewritten: Graph
-    plain: Timed
-    timed: Timed
-    outside_bytes: int
-    own_bytes: int = 0
-    needed: Needed | None = None
-
-    @property
-    def moves(self) -> bool:
-        """Whether anything leaves or is made again."""
-        return bool(self.rewriting.swaps or self.rewriting.recomputed)
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes on the device, as predicted."""
-        return self.timed.peak_bytes if self.needed is None else self.needed.peak_bytes
 
 
 class Deciding:
@@ -89,7 +58,7 @@ class Deciding:
             outside_bytes: what lies on the device beside what the graphs see.
             least: keep no more from the forward to the backward pass than must be.
         """
-        self.options, self._outside_bytes, self._keep_little = options, outside_bytes, least
+        self.options, self._outside_bytes, self.keeps_little = options, outside_bytes, least
         device = device_of(joined.module)
         devices = [device] if device.type == "cuda" else []
         self._clock = Measured(device)
@@ -126,34 +95,73 @@ class Deciding:
         Raises:
             PlanError: it cannot be held.
         """
+        if not self.keeps_little or (room := self._room(limit)) <= 0:
+            return self._with_room(0, limit)
+        with contextlib.suppress(PlanError):
+            return self._with_room(room, limit)
+        found = self._with_room(0, limit)  # the host is too small
+        fewest, most = limit - room, between(found.rewritten) + found.outside_bytes
+        for _ in range(_HALVINGS):
+            middle = (fewest + most) // 2
+            try:
+                found, most = self._with_room(limit - middle, limit), middle
+            except PlanError:
+                fewest = middle
+        return found
+
+    def kept_bytes(self, limit: int) -> int:
+        """What is kept between the passes within a limit; within one that cannot be held, all that may be."""
+        try:
+            return self.within(limit).kept_bytes
+        except PlanError:
+            return self._all_bytes
+
+    def unlimited(self) -> Decided:
+        """As within a limit that is never met: nothing moves but what must, to keep little."""
+        return self.within(2 * self._all_bytes)
+
+    @cached_property
+    def _all_bytes(self) -> int:
+        """More than a step can need."""
         graph = self._graph
-        if self._keep_little and graph.backward.any():
-            kept = self._chooser(limit).least()[0] - limit
-            if kept < limit:
-                with contextlib.suppress(PlanError):
-                    return self._decided(self._chooser(limit - kept).decide(limit).rewriting)
-        return self._decided(self._chooser(0).decide(limit).rewriting)
+        tickets = _TICKETS * len(graph.size)
+        return self._outside_bytes + int(graph.size.sum() + graph.workspace.max(initial=0)) + tickets
 
-    def plain(self) -> Decided:
-        """That nothing moves and nothing is made again."""
-        return self._decided(Rewriting())
+    def _room(self, limit: int) -> int:
+        """The most bytes that can be left of a limit between the passes; 0 where it cannot be held."""
+        if not self._graph.backward.any() or limit < self.least():
+            return 0
+        low, high = 0, limit - (self._chooser(self._all_bytes).least()[0] - self._all_bytes)
+        room = high
+        for _ in range(_TRIES):
+            if room <= low:
+                break
+            over = self._chooser(room).least()[0] - limit
+            if over <= 0:
+                low = room - over  # a byte more of room needs at most a byte more
+            else:
+                high = room - over
+            room = (low + high + 1) // 2 if low < high else low
+        return low
 
-    def _chooser(self, beside_backward: int) -> Chooser:
-        """Decides as if so much more were there when the backward pass begins."""
-        if beside_backward not in self._choosers:
+    def _with_room(self, room: int, limit: int) -> Decided:
+        """Within a limit, of which so much is left when the backward pass begins."""
+        made = self._chooser(room).decide(limit).rewriting
+        return self._decided(unpaused(self._graph, made) if room else made)
+
+    def _chooser(self, room: int) -> Chooser:
+        """Decides as if so much more were there between the passes."""
+        if room not in self._choosers:
             graph, options = self._graph, self.options
-            workspace = graph.workspace.copy()
-            if beside_backward:
-                workspace[np.argmax(graph.backward)] += beside_backward
-            self._choosers[beside_backward] = Chooser(
-                graph.with_columns(workspace=workspace),
+            self._choosers[room] = Chooser(
+                paused(graph, room) if room else graph,
                 self._link,
                 calls=self._calls,
                 outside_bytes=self._outside_bytes + _TICKETS * int(graph.movable.sum()),
                 host_limit=options.host_limit or default_host_limit(),
                 movable=_chosen(graph, options),
             )
-        return self._choosers[beside_backward]
+        return self._choosers[room]
 
     def _decided(self, rewriting: Rewriting) -> Decided:
         graph, outside = self._graph, self._outside_bytes

@@ -7,6 +7,7 @@ lowered as far as kernels and their order are known, and bytes are counted of th
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,8 @@ from mempool.torch.rewriting.kernels import passes_of
 from solvers.errors import PlanError
 
 if TYPE_CHECKING:
-    from mempool.torch.rewriting.decide import Decided, Deciding
+    from mempool.torch.rewriting.decide import Deciding
+    from mempool.torch.rewriting.decided import Decided
     from mempool.torch.rewriting.joined import Joined
 
 
@@ -42,8 +44,8 @@ class Needed:
     small: bool
 
 
-def fitted(joined: Joined, deciding: Deciding, limit: int) -> Decided:
-    """The decision by which the kernels' bytes are within a limit.
+def fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, list[Decided]]:
+    """The decision by which the kernels' bytes are within a limit, and all that were looked at.
 
     A decision speaks of operations. So it is asked for other limits than this one, until it fits.
 
@@ -57,20 +59,30 @@ def fitted(joined: Joined, deciding: Deciding, limit: int) -> Decided:
     """
     least = deciding.least()
 
-    def look(asked: int | None, *, small: bool) -> Look[Decided]:
-        made = deciding.plain() if asked is None else deciding.within(asked)
-        need = needed(joined, deciding, made, limit, small=small, whole=asked in (None, least))
-        loss = made.timed.seconds / made.plain.seconds - 1 if made.plain.seconds else 0.0
-        return Look(need.peak_bytes, made.timed.peak_bytes, loss, replace(made, needed=need))
+    def decided(asked: int | None) -> Decided:
+        if asked is not None:
+            with contextlib.suppress(PlanError):  # the host is too small for it
+                return deciding.within(asked)
+        return deciding.unlimited()
 
+    def look(asked: int | None, *, small: bool) -> Look[Decided]:
+        made = decided(asked)
+        whole = deciding.keeps_little or asked in (None, least)
+        made = replace(made, needed=needed(joined, deciding, made, limit, small=small, whole=whole))
+        looked.append(made)
+        loss = made.timed.seconds / made.plain.seconds - 1 if made.plain.seconds else 0.0
+        return Look(made.peak_bytes, made.timed.peak_bytes, loss, made)
+
+    looked: list[Decided] = []
     found, holds = ask(limit, least, look)
     need = found.told.needed
     if not holds and need is not None:
         raise PlanError(
             f"no step fits in {limit} bytes: a kernel of fused operations ({need.kernel[:200]}) "
-            f"needs {need.peak_bytes}"
+            f"needs {need.peak_bytes}",
+            need.peak_bytes,
         )
-    return found.told
+    return found.told, looked
 
 
 def needed(

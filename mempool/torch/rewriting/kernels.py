@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import fx
 
-    from mempool.torch.rewriting.decide import Decided
+    from mempool.torch.rewriting.decided import Decided
     from mempool.torch.rewriting.joined import Joined
 
 

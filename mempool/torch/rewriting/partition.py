@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -23,8 +24,10 @@ from mempool.torch.rewriting.runtime import RUNTIME
 from solvers.errors import PlanError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from mempool.torch.rewriting.budget import Budget
-    from mempool.torch.rewriting.decide import Decided
+    from mempool.torch.rewriting.decided import Decided
     from mempool.torch.rewriting.joined import Joined
     from mempool.torch.rewriting.kernels import Kernels
     from mempool.torch.rewriting.options import Options
@@ -78,11 +81,9 @@ class Partition:
         kept = self.budget.kept_before(self.frame)
         deciding = Deciding(joined, options, options.beside + kept, least=self.more)
         try:
-            made = self._fitted(joined, deciding) if fused else deciding.decide()
+            made, keeps = self._fitted(joined, deciding) if fused else _decided(deciding)
         except PlanError as error:
-            before = f"; of that, graphs before it keep {kept} bytes" if kept else ""
-            beside = f"; of that, {options.beside} bytes lie beside" if options.beside else ""
-            raise PlanError(f"{error}{before}{beside}") from None
+            raise self._refusal(error, kept) from None
         begin = self.budget.host_before(self.frame)
         places = places_of(made.captured.graph, made.rewriting).behind(begin)
         if places.at:
@@ -101,18 +102,36 @@ class Partition:
 
             small = made.needed.small
             self.passes.update(passes_of(joined, made, deciding.workspace, options.limit or 0, small=small))
-        self.budget.add(Part(self.frame, self.more, options, made, self.clock, begin + places.size))
+        more = keeps if self.more and options.limit is not None else None
+        self.budget.add(Part(self.frame, self.more, options, made, self.clock, begin + places.size, more))
         return forward, backward
 
-    def _fitted(self, joined: Joined, deciding: Deciding) -> Decided:
-        """A decision about graphs whose operations are fused."""
+    def _refusal(self, error: PlanError, kept: int) -> PlanError:
+        """What is said of a limit that cannot be held beside what graphs before this one keep."""
+        limit, least, beside = self.options.limit, error.least_bytes, self.options.beside
+        said = [str(error)]
+        if kept:
+            said.append(f"of that, graphs before it keep {kept} bytes")
+        if kept and limit is not None and least is not None:
+            enough = self.budget.enough(self.frame, limit, least)
+            if enough < least:
+                fewer = self.budget.kept_within(self.frame, enough)
+                said[-1] += f", but {fewer} within a limit of {enough}, which is enough"
+                least = enough
+        if beside:
+            said.append(f"of that, {beside} bytes lie beside")
+        return PlanError("; ".join(said), least)
+
+    def _fitted(self, joined: Joined, deciding: Deciding) -> tuple[Decided, Callable[[int], int]]:
+        """A decision about graphs whose operations are fused, and what they keep within other limits."""
         limit = self.options.limit
         if limit is None:
-            return deciding.decide()
+            return _decided(deciding)
         try:
             from mempool.torch.rewriting.fused import fitted
 
-            return fitted(joined, deciding, limit)
+            made, looked = fitted(joined, deciding, limit)
+            return made, partial(kept_by, looked)
         except PlanError:
             raise
         except Exception as error:  # it goes deep into a compiler that is somebody else's
@@ -120,7 +139,18 @@ class Partition:
                 f"what fused operations need is not found, and the limit counts each by itself: {error}",
                 stacklevel=2,
             )
-            return deciding.decide()
+            return _decided(deciding)
+
+
+def _decided(deciding: Deciding) -> tuple[Decided, Callable[[int], int]]:
+    """A decision, and what is kept within other limits."""
+    return deciding.decide(), deciding.kept_bytes
+
+
+def kept_by(looked: Sequence[Decided], limit: int) -> int:
+    """The fewest bytes that any decision keeps between the passes of those that are within a limit."""
+    within = [made.kept_bytes for made in looked if made.peak_bytes <= limit]
+    return min(within, default=max(made.kept_bytes for made in looked))
 
 
 def branches(joint: fx.GraphModule) -> list[str]:

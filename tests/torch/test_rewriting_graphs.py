@@ -1,0 +1,181 @@
+"""Functions of several graphs, which share one limit: what each leaves to the others, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rewritten import compiled
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+
+from mempool.torch.rewriting.budget import BUDGETS, Budget, Part
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script"),  # of PyTorch's own modules
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+]
+
+
+class Three(nn.Module):
+    """Three graphs, the second of which needs most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [64, 64, 64, 64, 256, 64, 64]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.part(x, 0, 2)
+        torch._dynamo.graph_break()
+        x = self.part(x, 2, 5)
+        torch._dynamo.graph_break()
+        return self.part(x, 5, 6)
+
+    def part(self, x: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+        for layer in self.layers[begin:end]:
+            x = nn.functional.gelu(layer(x))
+            x = x * x.sigmoid() + x.tanh()
+        return x
+
+
+class Torn(nn.Module):
+    """A MiB that the first graph keeps can be made again, which needs more than its forward pass does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = x[:, :, None].repeat(1, 1, 24).view(512, 64, 8, 3).amax(-1)  # of three times as much
+        z = (kept * self.w).sin()
+        torch._dynamo.graph_break()
+        return (torch.cat([z, z[:486]]) * 2).sum(-1)  # needs nearly as much, and keeps nothing
+
+
+class Wide(nn.Module):
+    """As by its operations; inside of a kernel there is little."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.v = nn.Parameter(torch.randn(64)), nn.Parameter(torch.randn(64, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (x @ self.v).sin()
+        z = (y[:, :, None] * self.w).exp().amax(-1).exp().sin() * y
+        torch._dynamo.graph_break()
+        return (z @ self.v).sin()
+
+
+def run(make: type[nn.Module], inner: str, limit: int, **options: Any) -> None:
+    """One step."""
+    torch.manual_seed(0)
+    step = compiled(make(), {"inner": inner, "limit": limit, "link": "pcie3", **options})
+    step(torch.randn(512, 64)).square().sum().backward()
+
+
+def refusal(make: type[nn.Module], inner: str, limit: int, **options: Any) -> str:
+    """What is said of a limit that cannot be held."""
+    with pytest.raises(BackendCompilerFailed, match="no step fits") as refused:
+        run(make, inner, limit, **options)
+    return str(refused.value)
+
+
+def least_of(make: type[nn.Module], inner: str, **options: Any) -> int:
+    """The limit that refusals lead to: one for each graph that needs more than those before."""
+    limit = 1000
+    for _ in range(10):
+        try:
+            run(make, inner, limit, **options)
+        except BackendCompilerFailed as refused:
+            said = str(refused)
+            found = re.search(r"(\d+), which is enough", said) or re.search(r"needs (\d+)", said)
+            assert found is not None, said
+            assert int(found[1]) > limit
+            limit = int(found[1])
+        else:
+            return limit
+    raise AssertionError("refused too often")
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_what_holds_a_limit_holds_any_more(inner: str) -> None:
+    """From the least that refusals name to what the function needs without a limit."""
+    least = least_of(Three, inner)
+    run(Three, inner, 1 << 40)
+    most = max(part.decided.peak_bytes for part in BUDGETS[-1].parts.values())
+    assert least < 0.9 * most
+    for share in (0, 0.003, 0.3):
+        limit = int(least + share * (most - least))
+        run(Three, inner, limit)
+        parts = BUDGETS[-1].parts.values()
+        assert len(parts) == 3
+        assert all(part.decided.peak_bytes <= limit for part in parts)
+    refusal(Three, inner, int(0.97 * least))
+
+
+def test_a_refusal_names_what_is_enough_for_all_graphs() -> None:
+    """A little more lets the first graph keep much less, so that the second needs no more either."""
+    nothing_leaves = {"exclude": "*"}
+    run(Torn, "eager", 1 << 40, **nothing_leaves)
+    first, _ = BUDGETS[-1].parts.values()
+    tight = first.decided.peak_bytes - 1
+    said = refusal(Torn, "eager", tight, **nothing_leaves)
+    named, enough = (int(re.search(p, said)[1]) for p in (r"needs (\d+)", r"(\d+), which is enough"))  # type: ignore[index]
+    assert tight < enough < 0.99 * named
+    run(Torn, "eager", enough, **nothing_leaves)
+    refusal(Torn, "eager", int(0.98 * enough), **nothing_leaves)
+
+
+def test_little_is_kept_where_the_host_is_small() -> None:
+    """Then what would leave is made again, in a graph that is not the last."""
+    run(Wide, "eager", 1 << 40, host_limit=1 << 14)
+    first, _ = BUDGETS[-1].parts.values()
+    assert first.decided.rewriting.recomputed
+    assert first.decided.kept_bytes < 512 * 64 * 64 * 4
+
+
+def test_a_small_host_refuses_no_kernels_that_fit() -> None:
+    """By its operations the step needs more than the limit, and nothing may leave; by its kernels it fits."""
+    run(Wide, "inductor", 1 << 40, host_limit=1 << 14)
+    part = BUDGETS[-1].parts[min(BUDGETS[-1].parts)]
+    limit = part.decided.peak_bytes + 1000
+    assert limit < part.decided.timed.peak_bytes
+    run(Wide, "inductor", limit, host_limit=1 << 14)
+
+
+steps = st.lists(st.tuples(st.integers(1, 300), st.integers(0, 100)), max_size=4)
+
+
+@given(st.lists(steps, max_size=3), st.integers(1, 100), st.integers(1, 250))
+def test_enough_is_the_least_that_holds(kept: list[list[tuple[int, int]]], own: int, limit: int) -> None:
+    """Told by trying each limit, whatever each graph before keeps within each."""
+
+    def keeping(stairs: list[tuple[int, int]], before: int) -> tuple[Part, int]:
+        def keeps(limit: int) -> int:
+            return min((kept for least, kept in stairs if least <= limit), default=100)
+
+        decided: Any = SimpleNamespace(kept_bytes=keeps(limit), outside_bytes=before)
+        options: Any = SimpleNamespace(beside=0)
+        clock: Any = None
+        return Part(0, True, options, decided, clock, keeps=keeps), before + keeps(limit)
+
+    budget, before = Budget(None), 0
+    for frame, stairs in enumerate(kept):
+        budget.parts[frame], before = keeping(stairs, before)
+    assert budget.kept_within(9, limit) == budget.kept_before(9) == before
+    least = own + before
+    if least <= limit:
+        return
+    enough = budget.enough(9, limit, least)
+    holds = [x for x in range(limit, least + 1) if own + budget.kept_within(9, x) <= x]
+    assert enough in holds
+    assert enough - min(holds) <= least * 0.01
