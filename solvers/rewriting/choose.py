@@ -137,6 +137,19 @@ class Chooser:
         best = min(fits, key=lambda one: one.cost)
         return self._decision(limit_bytes, best.rewriting, best.how, best.timed)
 
+    def everything(self) -> Decision:
+        """Whatever may move is away while it is not in use, and nothing is made again, whatever that takes.
+
+        Raises:
+            PlanError: the host is too small for it.
+        """
+        plan = planned(self.graph, self._movable, recomputed=(), outside=self.outside_bytes)
+        rewriting = Rewriting(plan.swaps(_everything(plan)))
+        made = self._decision(0, rewriting, "everything", self._timed(rewriting))
+        if self.host_limit is not None and made.host_bytes > self.host_limit:
+            raise PlanError(f"all that may move needs {made.host_bytes} bytes on the host")
+        return made
+
     def curve(self, limits: list[int]) -> list[Decision]:
         """A decision for each limit, in their order; a higher one is never slower."""
         found = {limit: self.decide(limit) for limit in sorted(set(limits))}

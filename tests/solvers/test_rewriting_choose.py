@@ -48,6 +48,16 @@ def test_a_limit_that_nothing_holds_is_refused_with_the_least_and_who_needs_it()
             decide(graph, limit, link, outside_bytes=100)
 
 
+def test_everything_is_away_while_it_is_not_in_use():
+    graph, link = chain(8), Link.of_rate(1e9)
+    made = Chooser(graph, link).everything()
+    assert {swap.value for swap in made.rewriting.swaps} == set(range(1, 7))  # 7 is read at once
+    assert made.peak_bytes == least_bytes(graph, link)[0]
+    assert Chooser(graph, link, host_limit=made.host_bytes).everything().peak_bytes == made.peak_bytes
+    with pytest.raises(PlanError, match=rf"needs {made.host_bytes} bytes on the host"):
+        Chooser(graph, link, host_limit=made.host_bytes - 1).everything()
+
+
 def test_without_a_host_what_can_be_is_made_again():
     graph, link = chain(12), Link.of_rate(1e9)
     made = decide(graph, simulate(graph, link).peak_bytes * 3 // 4, link, host_limit=0)

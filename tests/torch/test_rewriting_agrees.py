@@ -18,8 +18,8 @@ from rewriting_graphs import rewritings
 from torch import nn
 
 from mempool.torch.rewriting.applied import apply
-from mempool.torch.rewriting.decide import decidable
 from mempool.torch.rewriting.joint import joint_of
+from mempool.torch.rewriting.step import decidable
 from solvers.rewriting import Graph, Rewriting, Role, rewrite
 from solvers.rewriting.choose import Chooser
 from solvers.rewriting.passes import by_pass

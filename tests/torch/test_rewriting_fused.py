@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,17 +13,21 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from halves import parted
 from rewritten import compiled
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import mempool.torch
 from mempool.torch.rewriting import ops, partition
-from mempool.torch.rewriting.asking import Look, ask
+from mempool.torch.rewriting.asking import Asked, Extreme, Look, ask
 from mempool.torch.rewriting.budget import BUDGETS
 from mempool.torch.rewriting.costs import INSIDE, in_kernels
+from mempool.torch.rewriting.decide import Deciding
 from mempool.torch.rewriting.joint import joint_of
 from mempool.torch.rewriting.kernel_orders import coming, delayed, late
+from mempool.torch.rewriting.options import parsed
+from mempool.torch.rewriting.step import measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,16 +39,17 @@ pytestmark = [
 
 
 @st.composite
-def compilers(draw: st.DrawFn) -> tuple[int, int, Callable[..., Look[int]], list[tuple[int | None, bool]]]:
+def compilers(draw: st.DrawFn) -> tuple[int, int, Callable[..., Look[int]], list[tuple[Asked, bool]]]:
     """A limit, the least that may be asked for, and a compiler that needs what it likes."""
     least, limit = draw(st.integers(1, 1000)), draw(st.integers(1, 2000))
     seed = draw(st.integers(0, 1 << 30))
-    asked: list[tuple[int | None, bool]] = []
+    asked: list[tuple[Asked, bool]] = []
 
-    def look(bytes_: int | None, *, small: bool) -> Look[int]:
-        assert bytes_ is None or bytes_ >= least
+    def look(bytes_: Asked, *, small: bool) -> Look[int]:
+        assert isinstance(bytes_, Extreme) or bytes_ >= least
         asked.append((bytes_, small))
-        size = 2000 if bytes_ is None else bytes_
+        extremes = {Extreme.NOTHING: 2000, Extreme.LEAST: least, Extreme.ALL: least + 1}
+        size = extremes[bytes_] if isinstance(bytes_, Extreme) else bytes_
         random = np.random.default_rng([seed, size, small])
         return Look(int(size * random.uniform(0.6, 1.4)), size, random.uniform(0, 0.1), size)
 
@@ -53,16 +58,17 @@ def compilers(draw: st.DrawFn) -> tuple[int, int, Callable[..., Look[int]], list
 
 @given(compilers())
 def test_what_is_found_was_looked_at_and_holds(given: tuple[Any, ...]) -> None:
-    """Or else nothing does that was looked at last, and the least of that is found when it is the limit."""
+    """Or else no extreme does, and what needs least of them is found when that is the limit."""
     limit, least, look, asked = given
     found, holds = ask(limit, least, look)
-    assert len(asked) <= 8
+    assert len(asked) <= 12
     looks = [look(bytes_, small=small) for bytes_, small in asked[:]]
     assert found in looks
     assert holds == (found.peak_bytes <= limit)
     if not holds:
         assert ask(found.peak_bytes, least, look)[1]
-        assert found.peak_bytes <= min(look(least, small=small).peak_bytes for small in (False, True))
+        extremes = [look(one, small=small).peak_bytes for one in Extreme for small in (False, True)]
+        assert found.peak_bytes == min(extremes)
 
 
 @given(st.integers(100, 1000), st.floats(0.8, 1.0), st.integers(1, 90))
@@ -320,3 +326,22 @@ def test_a_compiler_that_tells_nothing_of_its_kernels_is_told_of(monkeypatch: py
     (part,) = BUDGETS[-1].parts.values()
     assert part.decided.needed is None
     assert partition.Partition  # the name that is patched above is looked up there when it is needed
+
+
+def test_the_extremes_are_the_same_whatever_is_measured() -> None:
+    """So that the least that is told of them is found again when it is the limit, by other times."""
+    layers = [nn.Sequential(nn.Linear(96, 96), nn.GELU(), nn.LayerNorm(96)) for _ in range(3)]
+    joint = joint_of(nn.Sequential(*layers), (torch.randn(256, 96),), lambda y: y.square().mean())
+    joined, _ = parted(joint)
+    options = parsed({"limit": 1000, "link": "pcie3"})
+    step = measured(joined, options)
+    found = []
+    for seed in range(2):
+        seconds = np.random.default_rng(seed).uniform(1e-6, 1e-3, len(step.captured.graph))
+        captured = replace(step.captured, graph=step.captured.graph.with_columns(seconds=seconds))
+        found.append(Deciding(replace(step, captured=captured), options))
+    for extreme in (Deciding.smallest, Deciding.everything, Deciding.unlimited):
+        one, other = (extreme(deciding).rewriting for deciding in found)
+        assert one == other
+    one, other = (deciding.within(deciding.least()).rewriting for deciding in found)
+    assert one != other

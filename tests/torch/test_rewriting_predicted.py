@@ -19,6 +19,7 @@ from mempool.torch.rewriting.decide import Decided, Deciding
 from mempool.torch.rewriting.joint import joint_of
 from mempool.torch.rewriting.options import parsed
 from mempool.torch.rewriting.runtime import RUNTIME, Moved
+from mempool.torch.rewriting.step import measured
 from solvers.rewriting.timed import simulate
 from solvers.swap import Link
 
@@ -47,7 +48,8 @@ def test_what_is_predicted_is_of_graphs_that_share_no_copy_back() -> None:
     layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)) for _ in range(3)]
     joint = joint_of(nn.Sequential(*layers), (torch.randn(64, 32),), lambda y: y.square().mean())
     joined, _ = parted(joint)
-    made = Deciding(joined, parsed({**PLAIN, "threshold": 0, "link": LINK})).decide()
+    options = parsed({**PLAIN, "threshold": 0, "link": LINK})
+    made = Deciding(measured(joined, options), options).decide()
     read = Read(joined, made.captured)
     apply(joined, made.captured, made.rewriting)
     runs = simulate(read.graph(), LINK)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -17,6 +19,17 @@ _SLIGHT = 0.04
 _NEAR, _LOSS = 0.05, 0.02
 #: How often to ask for less, and for more.
 _DOWN, _UP = 4, 2
+
+
+class Extreme(enum.Enum):
+    """What can be asked for whatever the limit is."""
+
+    NOTHING = enum.auto()  # moves
+    LEAST = enum.auto()  # is needed, by operations
+    ALL = enum.auto()  # moves
+
+
+Asked = int | Extreme
 
 
 @dataclass(frozen=True)
@@ -40,12 +53,13 @@ def ask(limit: int, least: int, look: Callable[..., Look[Told]]) -> tuple[Look[T
     """What holds a limit with little loss, or else what needs least; and whether it holds.
 
     First kernels are as the compiler likes them; where these need much more than the limit, they are small:
-    what reads little keeps little waiting. The least that was found is found again when it is the limit.
+    what reads little keeps little waiting. At last the extremes are looked at, which depend on nothing that
+    is measured: the least that they need is told, and found again when it is the limit.
 
     Args:
         limit: bytes.
         least: the lowest limit that may be asked for; the one that holds may be more than `limit`.
-        look: asks for a limit, or with None for nothing to be moved, with kernels that are ``small`` or not.
+        look: asks for a limit or an extreme, with kernels that are ``small`` or not.
     """
     asked = max(limit, least)
     found = look(asked, small=False)
@@ -67,9 +81,9 @@ def ask(limit: int, least: int, look: Callable[..., Look[Told]]) -> tuple[Look[T
         asked = found.asked_bytes - (1 + times) * (found.peak_bytes - limit)
         if times + 2 == _DOWN or asked < least:
             asked = least
-    last = [found]
-    for bytes_, small in ((None, True), (least, False)):
-        last.append(look(bytes_, small=small))
+    last = []
+    for extreme, small in product(Extreme, (False, True)):
+        last.append(look(extreme, small=small))
         if last[-1].peak_bytes <= limit:
             return last[-1], True
     return min(last, key=lambda one: one.peak_bytes), False

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
-from mempool.torch.rewriting.calls import calls_of
-from mempool.torch.rewriting.capture import capture
-from mempool.torch.rewriting.costs import Measured, in_kernels, number
 from mempool.torch.rewriting.decided import Decided
-from mempool.torch.rewriting.runtime import RUNTIME
 from mempool.torch.swapping.host_memory import default_host_limit
 from solvers.errors import PlanError
 from solvers.rewriting import Rewriting, rewrite
-from solvers.rewriting.calls import Calls
 from solvers.rewriting.choose import Chooser
 from solvers.rewriting.levels import levels_of
 from solvers.rewriting.passes import by_pass
@@ -29,11 +21,9 @@ from solvers.rewriting.timed import simulate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import fx
 
-    from mempool.torch.rewriting.capture import Captured
-    from mempool.torch.rewriting.joined import Joined
     from mempool.torch.rewriting.options import Options
+    from mempool.torch.rewriting.step import Step
     from solvers.rewriting import Graph
 
 #: Bytes of tickets on the way, for each value that may leave.
@@ -45,36 +35,20 @@ _NEIGHBOURS = 5
 
 
 class Deciding:
-    """About one step: what its operations and copies take is measured once, for any number of limits."""
+    """About one step, for any number of limits."""
 
-    def __init__(
-        self, joined: Joined, options: Options, outside_bytes: int = 0, *, least: bool = False
-    ) -> None:
-        """Measure: operations on the device, each kind of call once, and copies where no link is given.
+    def __init__(self, step: Step, options: Options, outside_bytes: int = 0, *, least: bool = False) -> None:
+        """Nothing is decided yet.
 
         Args:
-            joined: the graphs.
+            step: what is known of it.
             options: of the backend.
             outside_bytes: what lies on the device beside what the graphs see.
             least: keep no more from the forward to the backward pass than must be.
         """
-        self.options, self._outside_bytes, self.keeps_little = options, outside_bytes, least
-        device = device_of(joined.module)
-        devices = [device] if device.type == "cuda" else []
-        self._clock = Measured(device)
-        with _disable_current_modes(), torch.random.fork_rng(devices):
-            self._captured = _measured(joined, self._clock, fused=options.inner != "eager")
-            link, self._calls = options.link, Calls()
-            if link is None:
-                self._calls = calls_of(device, options.host_limit)
-                link = self._calls.beside(RUNTIME.engine(device, options.host_limit).link())
-        self._link = link
-        self._graph = decidable(self._captured)
+        self.step, self.options, self.keeps_little = step, options, least
+        self._graph, self._outside_bytes = step.decidable, outside_bytes
         self._choosers: dict[int, Chooser] = {}
-
-    def workspace(self, node: fx.Node) -> int:
-        """Bytes that an operation of the graphs has for itself while it runs."""
-        return self._clock.workspace(node)
 
     def least(self) -> int:
         """The lowest limit that can be held."""
@@ -120,6 +94,23 @@ class Deciding:
         """As within a limit that is never met: nothing moves but what must, to keep little."""
         return self.within(2 * self._all_bytes)
 
+    def smallest(self) -> Decided:
+        """Within the least limit, by times that are not measured: the same each time that it is asked.
+
+        Raises:
+            PlanError: the host is too small for it.
+        """
+        nominal = Deciding(self.step.nominal(), self.options, self._outside_bytes, least=self.keeps_little)
+        return self._decided(nominal.within(nominal.least()).rewriting)
+
+    def everything(self) -> Decided:
+        """All that may move is away while it is not in use, and nothing is made again.
+
+        Raises:
+            PlanError: the host is too small for it.
+        """
+        return self._decided(self._chooser(0).everything().rewriting)
+
     @cached_property
     def _all_bytes(self) -> int:
         """More than a step can need."""
@@ -145,7 +136,7 @@ class Deciding:
         return low
 
     def _with_room(self, room: int, limit: int) -> Decided:
-        """Within a limit, of which so much is left when the backward pass begins."""
+        """Within a limit, of which so much is left between the passes."""
         made = self._chooser(room).decide(limit).rewriting
         return self._decided(unpaused(self._graph, made) if room else made)
 
@@ -155,8 +146,8 @@ class Deciding:
             graph, options = self._graph, self.options
             self._choosers[room] = Chooser(
                 paused(graph, room) if room else graph,
-                self._link,
-                calls=self._calls,
+                self.step.link,
+                calls=self.step.calls,
                 outside_bytes=self._outside_bytes + _TICKETS * int(graph.movable.sum()),
                 host_limit=options.host_limit or default_host_limit(),
                 movable=_chosen(graph, options),
@@ -164,48 +155,11 @@ class Deciding:
         return self._choosers[room]
 
     def _decided(self, rewriting: Rewriting) -> Decided:
-        graph, outside = self._graph, self._outside_bytes
+        graph, step, outside = self._graph, self.step, self._outside_bytes
         # As the two graphs carry it out.
-        rewritten = self._calls.within(rewrite(graph, by_pass(graph, rewriting)))
-        plain, timed = (simulate(one, self._link, outside_bytes=outside) for one in (graph, rewritten))
-        return Decided(self._captured, rewriting, rewritten, plain, timed, outside, self._calls.own_bytes)
-
-
-def _measured(joined: Joined, clock: Measured, *, fused: bool) -> Captured:
-    seconds = in_kernels(clock) if fused else clock
-    captured = capture(joined.module, joined.halves.outputs, seconds=seconds)
-    workspace = [clock.workspace(node) for node in captured.operations]
-    return replace(captured, graph=captured.graph.with_columns(workspace=workspace))
-
-
-def device_of(module: torch.fx.GraphModule) -> torch.device:
-    """Where most of what a graph is given lies, by bytes."""
-    found: dict[torch.device, int] = {}
-    for node in module.graph.find_nodes(op="placeholder"):
-        held = node.meta.get("val")
-        if isinstance(held, torch.Tensor):
-            size = int(number(held.numel())) * held.element_size()
-            found[held.device] = found.get(held.device, 0) + size
-    return max(found, key=lambda one: (one.type != "cpu", found[one]), default=torch.device("cpu"))
-
-
-def decidable(captured: Captured) -> Graph:
-    """The graph in which only what we can send away may leave: of the forward pass, whole memories."""
-    graph = captured.graph
-    forward = ~graph.backward[graph.producer] & (graph.producer >= 0)
-    whole = [node is not None and _is_whole(node.meta.get("val")) for node in captured.values]
-    return graph.with_columns(movable=graph.movable & (forward & np.array(whole, bool))[graph.base])
-
-
-def _is_whole(held: Any) -> bool:
-    """Whether what a node makes is a tensor with all of its memory in the order of its elements."""
-    if not isinstance(held, torch.Tensor) or held.layout != torch.strided or held.is_quantized:
-        return False
-    if held.is_conj() or held.is_neg():
-        return False
-    shape, strides = map(number, held.shape), map(number, held.stride())
-    extent = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    return bool(extent * held.element_size() >= number(held.untyped_storage().nbytes()) > 0)
+        rewritten = step.calls.within(rewrite(graph, by_pass(graph, rewriting)))
+        plain, timed = (simulate(one, step.link, outside_bytes=outside) for one in (graph, rewritten))
+        return Decided(step.captured, rewriting, rewritten, plain, timed, outside, step.calls.own_bytes)
 
 
 def _chosen(graph: Graph, options: Options) -> NDArray[np.bool_]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,12 +17,13 @@ from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
 
 from mempool.torch.rewriting.applied import apply
-from mempool.torch.rewriting.asking import Look, ask
+from mempool.torch.rewriting.asking import Extreme, Look, ask
 from mempool.torch.rewriting.joined import output_of
 from mempool.torch.rewriting.kernels import passes_of
 from solvers.errors import PlanError
 
 if TYPE_CHECKING:
+    from mempool.torch.rewriting.asking import Asked
     from mempool.torch.rewriting.decide import Deciding
     from mempool.torch.rewriting.decided import Decided
     from mempool.torch.rewriting.joined import Joined
@@ -33,7 +35,7 @@ class Needed:
 
     Attributes:
         peak_bytes: most at any time.
-        kept_bytes: when the backward pass begins.
+        kept_bytes: between the passes.
         kernel: the operations of the kernel that has the most.
         small: whether kernels are kept small.
     """
@@ -59,15 +61,20 @@ def fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, lis
     """
     least = deciding.least()
 
-    def decided(asked: int | None) -> Decided:
-        if asked is not None:
-            with contextlib.suppress(PlanError):  # the host is too small for it
-                return deciding.within(asked)
-        return deciding.unlimited()
+    @cache
+    def decided(asked: Asked) -> Decided:
+        if asked is Extreme.NOTHING:
+            return deciding.unlimited()
+        with contextlib.suppress(PlanError):  # the host is too small for it
+            if asked is Extreme.LEAST:
+                return deciding.smallest()
+            return deciding.everything() if asked is Extreme.ALL else deciding.within(asked)
+        return decided(Extreme.NOTHING)
 
-    def look(asked: int | None, *, small: bool) -> Look[Decided]:
+    @cache
+    def look(asked: Asked, *, small: bool) -> Look[Decided]:
         made = decided(asked)
-        whole = deciding.keeps_little or asked in (None, least)
+        whole = deciding.keeps_little or isinstance(asked, Extreme) or asked == least
         made = replace(made, needed=needed(joined, deciding, made, limit, small=small, whole=whole))
         looked.append(made)
         loss = made.timed.seconds / made.plain.seconds - 1 if made.plain.seconds else 0.0
@@ -100,7 +107,7 @@ def needed(
     """
     tried, options = joined.copied(), deciding.options
     apply(tried, made.captured, made.rewriting, host_limit=options.host_limit, own_bytes=made.own_bytes)
-    passes = passes_of(tried, made, deciding.workspace, limit, small=small, only_look=True)
+    passes = passes_of(tried, made, deciding.step.workspace, limit, small=small, only_look=True)
     halves = tried.halves
     for backward, module in ((True, halves.backward), (False, halves.forward)):
         output = output_of(module)

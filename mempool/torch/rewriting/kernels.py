@@ -84,16 +84,21 @@ class Kernels:
             loads, made = self._loads(order, inputs, outputs)
             return order, *grouped(order, loads, made, self.limit)
 
+        def needed(one: tuple[list[Any], NDArray[np.int64], set[Any]]) -> int:
+            return int(one[1].max())
+
         found = [counted(late(nodes))]
-        if found[-1][1].max() > self.limit:
+        if needed(found[0]) > self.limit:
             found += [
                 counted(nodes),
                 counted(memory.reorder_for_peak_memory(nodes, *known, outputs)),
             ]
-            found += [counted(delayed(order, loads, self.limit)) for order, loads, _ in found]
-        order, self.loads, ends = next(
-            (one for one in found if one[1].max() <= self.limit), min(found, key=lambda one: one[1].max())
-        )
+            orders = found.copy()
+            for most in (self.limit, 0):
+                if min(map(needed, found)) > self.limit:
+                    found += [counted(delayed(order, loads, most)) for order, loads, _ in orders]
+        least = min(found, key=needed)
+        order, self.loads, ends = next((one for one in found if needed(one) <= self.limit), least)
         self.names, self.known = [*map(_named, order)], True
         if self.only_look:
             raise EnoughError

@@ -16,11 +16,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mempool.torch.rewriting.applied import apply
 from mempool.torch.rewriting.budget import Part
 from mempool.torch.rewriting.clock import Clock
-from mempool.torch.rewriting.decide import Deciding, device_of
+from mempool.torch.rewriting.decide import Deciding
 from mempool.torch.rewriting.effects import is_ordered
 from mempool.torch.rewriting.host_places import places_of
 from mempool.torch.rewriting.joined import Halves, join
 from mempool.torch.rewriting.runtime import RUNTIME
+from mempool.torch.rewriting.step import device_of, measured
 from solvers.errors import PlanError
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ class Partition:
                 stacklevel=2,
             )
         kept = self.budget.kept_before(self.frame)
-        deciding = Deciding(joined, options, options.beside + kept, least=self.more)
+        step = measured(joined, options)
+        deciding = Deciding(step, options, options.beside + kept, least=self.more)
         try:
             made, keeps = self._fitted(joined, deciding) if fused else _decided(deciding)
         except PlanError as error:
@@ -101,7 +103,7 @@ class Partition:
             from mempool.torch.rewriting.kernels import passes_of
 
             small = made.needed.small
-            self.passes.update(passes_of(joined, made, deciding.workspace, options.limit or 0, small=small))
+            self.passes.update(passes_of(joined, made, step.workspace, options.limit or 0, small=small))
         more = keeps if self.more and options.limit is not None else None
         self.budget.add(Part(self.frame, self.more, options, made, self.clock, begin + places.size, more))
         return forward, backward

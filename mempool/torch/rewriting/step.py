@@ -1,0 +1,108 @@
+"""A step to decide about: its two graphs as numbers, and what operations and copies take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mempool.torch.rewriting.calls import calls_of
+from mempool.torch.rewriting.capture import capture
+from mempool.torch.rewriting.costs import Measured, by_roofline, in_kernels, number
+from mempool.torch.rewriting.runtime import RUNTIME
+from solvers.rewriting.calls import Calls
+from solvers.swap.link import PRESETS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import fx
+
+    from mempool.torch.rewriting.capture import Captured
+    from mempool.torch.rewriting.joined import Joined
+    from mempool.torch.rewriting.options import Options
+    from solvers.rewriting import Graph
+    from solvers.swap.link import Link
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Its graphs and times.
+
+    Attributes:
+        captured: the graphs as numbers, with seconds and workspaces.
+        link: how long copies take.
+        calls: what copies take of the program itself.
+        workspace: bytes that an operation of the graphs has for itself while it runs.
+        fused: whether a compiler makes kernels of several operations each.
+    """
+
+    captured: Captured
+    link: Link
+    calls: Calls
+    workspace: Callable[[fx.Node], int]
+    fused: bool
+
+    @cached_property
+    def decidable(self) -> Graph:
+        """The graph in which only what we can send away may leave."""
+        return decidable(self.captured)
+
+    def nominal(self) -> Step:
+        """The same with times that are of no device: the same wherever and whenever."""
+        told = by_roofline()
+        seconds = in_kernels(told) if self.fused else told
+        columns = {"seconds": [seconds(node) for node in self.captured.operations]}
+        captured = replace(self.captured, graph=self.captured.graph.with_columns(**columns))
+        return replace(self, captured=captured, link=PRESETS["nvlink-c2c"], calls=Calls())
+
+
+def measured(joined: Joined, options: Options) -> Step:
+    """Operations on the device, each kind of call once, and copies where no link is given."""
+    device = device_of(joined.module)
+    devices = [device] if device.type == "cuda" else []
+    clock, fused = Measured(device), options.inner != "eager"
+    with _disable_current_modes(), torch.random.fork_rng(devices):
+        seconds = in_kernels(clock) if fused else clock
+        captured = capture(joined.module, joined.halves.outputs, seconds=seconds)
+        workspace = [clock.workspace(node) for node in captured.operations]
+        captured = replace(captured, graph=captured.graph.with_columns(workspace=workspace))
+        link, calls = options.link, Calls()
+        if link is None:
+            calls = calls_of(device, options.host_limit)
+            link = calls.beside(RUNTIME.engine(device, options.host_limit).link())
+    return Step(captured, link, calls, clock.workspace, fused)
+
+
+def device_of(module: torch.fx.GraphModule) -> torch.device:
+    """Where most of what a graph is given lies, by bytes."""
+    found: dict[torch.device, int] = {}
+    for node in module.graph.find_nodes(op="placeholder"):
+        held = node.meta.get("val")
+        if isinstance(held, torch.Tensor):
+            size = int(number(held.numel())) * held.element_size()
+            found[held.device] = found.get(held.device, 0) + size
+    return max(found, key=lambda one: (one.type != "cpu", found[one]), default=torch.device("cpu"))
+
+
+def decidable(captured: Captured) -> Graph:
+    """The graph in which only what we can send away may leave: of the forward pass, whole memories."""
+    graph = captured.graph
+    forward = ~graph.backward[graph.producer] & (graph.producer >= 0)
+    whole = [node is not None and _is_whole(node.meta.get("val")) for node in captured.values]
+    return graph.with_columns(movable=graph.movable & (forward & np.array(whole, bool))[graph.base])
+
+
+def _is_whole(held: Any) -> bool:
+    """Whether what a node makes is a tensor with all of its memory in the order of its elements."""
+    if not isinstance(held, torch.Tensor) or held.layout != torch.strided or held.is_quantized:
+        return False
+    if held.is_conj() or held.is_neg():
+        return False
+    shape, strides = map(number, held.shape), map(number, held.stride())
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    return bool(extent * held.element_size() >= number(held.untyped_storage().nbytes()) > 0)
