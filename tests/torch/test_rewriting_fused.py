@@ -328,7 +328,8 @@ def test_a_compiler_that_tells_nothing_of_its_kernels_is_told_of(monkeypatch: py
     assert partition.Partition  # the name that is patched above is looked up there when it is needed
 
 
-def test_the_extremes_are_the_same_whatever_is_measured() -> None:
+@pytest.mark.parametrize("least", [False, True])
+def test_the_extremes_are_the_same_whatever_is_measured(least: bool) -> None:
     """So that the least that is told of them is found again when it is the limit, by other times."""
     layers = [nn.Sequential(nn.Linear(96, 96), nn.GELU(), nn.LayerNorm(96)) for _ in range(3)]
     joint = joint_of(nn.Sequential(*layers), (torch.randn(256, 96),), lambda y: y.square().mean())
@@ -339,9 +340,9 @@ def test_the_extremes_are_the_same_whatever_is_measured() -> None:
     for seed in range(2):
         seconds = np.random.default_rng(seed).uniform(1e-6, 1e-3, len(step.captured.graph))
         captured = replace(step.captured, graph=step.captured.graph.with_columns(seconds=seconds))
-        found.append(Deciding(replace(step, captured=captured), options))
-    for extreme in (Deciding.smallest, Deciding.everything, Deciding.unlimited):
-        one, other = (extreme(deciding).rewriting for deciding in found)
+        found.append(Deciding(replace(step, captured=captured), options, least=least))
+    for extreme in Extreme:
+        one, other = (deciding.extreme(extreme).rewriting for deciding in found)
         assert one == other
     one, other = (deciding.within(deciding.least()).rewriting for deciding in found)
     assert one != other

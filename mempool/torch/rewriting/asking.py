@@ -24,7 +24,7 @@ _DOWN, _UP = 4, 2
 class Extreme(enum.Enum):
     """What can be asked for whatever the limit is."""
 
-    NOTHING = enum.auto()  # moves
+    NOTHING = enum.auto()  # moves, but what must where little is to be kept
     LEAST = enum.auto()  # is needed, by operations
     ALL = enum.auto()  # moves
 

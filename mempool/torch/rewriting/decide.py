@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mempool.torch.rewriting.asking import Extreme
 from mempool.torch.rewriting.decided import Decided
 from mempool.torch.swapping.host_memory import default_host_limit
 from solvers.errors import PlanError
@@ -90,26 +91,21 @@ class Deciding:
         except PlanError:
             return self._all_bytes
 
-    def unlimited(self) -> Decided:
-        """As within a limit that is never met: nothing moves but what must, to keep little."""
-        return self.within(2 * self._all_bytes)
-
-    def smallest(self) -> Decided:
-        """Within the least limit, by times that are not measured: the same each time that it is asked.
+    def extreme(self, asked: Extreme) -> Decided:
+        """What depends on nothing that is measured: the same each time that it is asked.
 
         Raises:
             PlanError: the host is too small for it.
         """
-        nominal = Deciding(self.step.nominal(), self.options, self._outside_bytes, least=self.keeps_little)
-        return self._decided(nominal.within(nominal.least()).rewriting)
+        if asked is Extreme.ALL:
+            return self._decided(self._chooser(0).everything().rewriting)
+        nominal = self._nominal
+        limit = nominal.least() if asked is Extreme.LEAST else 2 * self._all_bytes
+        return self._decided(nominal.within(limit).rewriting)
 
-    def everything(self) -> Decided:
-        """All that may move is away while it is not in use, and nothing is made again.
-
-        Raises:
-            PlanError: the host is too small for it.
-        """
-        return self._decided(self._chooser(0).everything().rewriting)
+    @cached_property
+    def _nominal(self) -> Deciding:
+        return Deciding(self.step.nominal(), self.options, self._outside_bytes, least=self.keeps_little)
 
     @cached_property
     def _all_bytes(self) -> int:

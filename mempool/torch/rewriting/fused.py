@@ -63,12 +63,8 @@ def fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, lis
 
     @cache
     def decided(asked: Asked) -> Decided:
-        if asked is Extreme.NOTHING:
-            return deciding.unlimited()
         with contextlib.suppress(PlanError):  # the host is too small for it
-            if asked is Extreme.LEAST:
-                return deciding.smallest()
-            return deciding.everything() if asked is Extreme.ALL else deciding.within(asked)
+            return deciding.extreme(asked) if isinstance(asked, Extreme) else deciding.within(asked)
         return decided(Extreme.NOTHING)
 
     @cache
