@@ -110,6 +110,15 @@ def half(x: torch.Tensor) -> torch.Tensor:
         return F.linear(y, y.cos()).float().exp()
 
 
+def half_norm(x: torch.Tensor) -> torch.Tensor:
+    """What PyTorch traces of the mean is of another type than the mean."""
+    w = torch.ones(x.shape[-1]) + x.detach().mean(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            x = F.layer_norm(F.gelu(F.linear(x, x.detach().T @ x.detach())), w.shape, w, w)
+    return x.float()
+
+
 def channels_last(x: torch.Tensor) -> torch.Tensor:
     y = x.view(1, 2, 8, 4).to(memory_format=torch.channels_last)
     for _ in range(2):
@@ -155,6 +164,7 @@ PROGRAMS: dict[Callable[..., Any], tuple[Any, ...]] = {
     empty: (random(8, 8),),
     complexes: (random(8, 8),),
     half: (random(8, 8),),
+    half_norm: (random(64, 48),),
     channels_last: (random(8, 8),),
     checkpointed: (random(8, 8),),
     depends_on_data: (random(8, 8),),

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mempool.torch.rewriting.runtime import RUNTIME, room
+from mempool.torch.rewriting.forms import room
+from mempool.torch.rewriting.runtime import RUNTIME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

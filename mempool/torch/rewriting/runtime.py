@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mempool.errors import UsageError
+from mempool.torch.rewriting.forms import Form, extent, flat
 from mempool.torch.swapping.attached import engine_for
 from mempool.torch.swapping.engine import HostFullError
 from mempool.torch.swapping.host_memory import default_host_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mempool.torch.swapping.engine import Engine, HostCopy, Transfer
 
 
@@ -32,7 +31,7 @@ class Away:
 
     Attributes:
         engine: who copies them.
-        form: size and strides that they have there, which need not be those that a graph was traced with.
+        form: of the tensor that they are, which need not be what a graph was traced with.
         copy: the host's side; None: the host was full, and ``data`` stays.
         transfer: the copy out; None once it has been waited for.
         data: the device's bytes, only while nobody has waited, or where the host was full.
@@ -40,7 +39,7 @@ class Away:
     """
 
     engine: Engine
-    form: tuple[torch.Size, tuple[int, ...]]
+    form: Form
     copy: HostCopy | None
     transfer: Transfer | None
     data: torch.Tensor | None
@@ -166,7 +165,7 @@ class Runtime:
             except HostFullError:
                 self.moved.host_full += 1
             number = next(self._numbers)
-            form = tensor.shape, tensor.stride()
+            form = Form.of(tensor)
             self._held[number] = Away(engine, form, copy, transfer, data if copy is None else None)
             return self._ticket(number)
 
@@ -175,7 +174,7 @@ class Runtime:
         engine = self.engine(tensor.device, host_limit)
         if (own := engine.own) is None:
             return self.released(self.out(tensor, host_limit, at))
-        form, size, copy = (tensor.shape, tensor.stride()), _extent(tensor), None
+        form, size, copy = Form.of(tensor), extent(tensor), None
         with self._lock:
             self._bury()
             try:
@@ -199,11 +198,12 @@ class Runtime:
     def back(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Begin to copy into a tensor of as many elements as what left; a ticket of that.
 
-        A compiler of graphs may have chosen other strides for what left than the graph says.
+        A compiler of graphs may have chosen other strides for what left than the graph says, and what was
+        traced of an operation may be of another type than what it makes: that comes back as it left.
         """
         held: Away = self._of(ticket, Away)
-        alike = _lie_alike(held.form, tensor)
-        source = tensor if alike else room(*held.form, tensor.dtype, tensor.device)
+        tensor = held.form.typed(tensor)
+        source = tensor if held.form.fits(tensor) else held.form.room(tensor.device)
         data = flat(source)
         with self._lock:
             transfer = None
@@ -220,8 +220,8 @@ class Runtime:
     def fetched(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor with what left in it, copied at once where that is quicker; arguments as of `back`."""
         held: Away = self._of(ticket, Away)
-        own = held.engine.own
-        if own is None or held.copy is None or held.transfer or not _lie_alike(held.form, tensor):
+        own, tensor = held.engine.own, held.form.typed(tensor)
+        if own is None or held.copy is None or held.transfer or not held.form.fits(tensor):
             return self.arrived(self.back(ticket, tensor))
         own.back_now(held.copy, tensor)
         self.moved.ins += 1
@@ -237,48 +237,6 @@ class Runtime:
         tensor, source = held.tensor, held.source
         held.tensor = held.source = None
         return tensor if source is tensor else tensor.copy_(source)
-
-
-def _lie_alike(form: tuple[torch.Size, tuple[int, ...]], tensor: torch.Tensor) -> bool:
-    """Whether each element has the same place in both; strides of one element say nothing."""
-    size, theirs = form
-    return theirs == tensor.stride() or all(
-        n == 1 or a == b for n, a, b in zip(size, theirs, tensor.stride(), strict=True)
-    )
-
-
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes from a tensor's first to its last element, as they lie in its memory: uint8[n]."""
-    start = tensor.storage_offset() * tensor.element_size()
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
-        tensor.untyped_storage(), start, (_extent(tensor),), (1,)
-    )
-
-
-def room(
-    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """A tensor that is about to be filled, as PyTorch would before, where it is to be deterministic."""
-    if not torch.are_deterministic_algorithms_enabled():
-        return torch.empty_strided(size, stride, dtype=dtype, device=device)
-    tensor = torch.empty(0, dtype=dtype, device=device)
-    storage = tensor.untyped_storage()  # a new one on the CPU would not be the allocator's that is set
-    storage.resize_(dtype.itemsize * _elements(size, stride))
-    return tensor.set_(storage, 0, size, stride)
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first to its last element."""
-    if tensor.is_contiguous():
-        return int(tensor.nbytes)
-    return int(_elements(tensor.shape, tensor.stride()) * tensor.element_size())
-
-
-def _elements(size: Sequence[int], stride: Sequence[int]) -> int:
-    """Places from the first to the last of a tensor's elements."""
-    if 0 in size:
-        return 0
-    return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
 
 
 #: Of this process.
