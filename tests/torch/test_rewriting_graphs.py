@@ -30,21 +30,32 @@ class Three(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        widths = [64, 64, 64, 64, 256, 64, 64]
+        widths = [64, 64, 64, 64, 64, 64, 64, 64]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.part(x, 0, 2)
+        x = self.part(x, 0, 1)
         torch._dynamo.graph_break()
-        x = self.part(x, 2, 5)
+        x = self.part(x, 1, 6)
         torch._dynamo.graph_break()
-        return self.part(x, 5, 6)
+        return self.part(x, 6, 7)
 
     def part(self, x: torch.Tensor, begin: int, end: int) -> torch.Tensor:
         for layer in self.layers[begin:end]:
             x = nn.functional.gelu(layer(x))
             x = x * x.sigmoid() + x.tanh()
         return x
+
+
+class Inside(nn.Module):
+    """The function goes on when the module has returned that breaks off inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.three = Three()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.three(x).sin() * x).exp().sin()
 
 
 class Torn(nn.Module):
@@ -89,12 +100,12 @@ def refusal(make: type[nn.Module], inner: str, limit: int, **options: Any) -> st
     return str(refused.value)
 
 
-def least_of(make: type[nn.Module], inner: str, **options: Any) -> int:
-    """The limit that refusals lead to: one for each graph that needs more than those before."""
+def least_of(make: type[nn.Module], inner: str, graphs: int) -> int:
+    """The limit that refusals lead to: at most one for each graph."""
     limit = 1000
-    for _ in range(10):
+    for _ in range(graphs + 1):
         try:
-            run(make, inner, limit, **options)
+            run(make, inner, limit)
         except BackendCompilerFailed as refused:
             said = str(refused)
             found = re.search(r"(\d+), which is enough", said) or re.search(r"needs (\d+)", said)
@@ -106,20 +117,24 @@ def least_of(make: type[nn.Module], inner: str, **options: Any) -> int:
     raise AssertionError("refused too often")
 
 
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
-def test_what_holds_a_limit_holds_any_more(inner: str) -> None:
+@pytest.mark.parametrize(
+    ("make", "graphs", "inner"), [(Three, 3, "eager"), (Inside, 4, "eager"), (Three, 3, "inductor")]
+)
+def test_what_holds_a_limit_holds_any_more(make: type[nn.Module], graphs: int, inner: str) -> None:
     """From the least that refusals name to what the function needs without a limit."""
-    least = least_of(Three, inner)
-    run(Three, inner, 1 << 40)
-    most = max(part.decided.peak_bytes for part in BUDGETS[-1].parts.values())
+    least = least_of(make, inner, graphs)
+    run(make, inner, 1 << 40)
+    parts = BUDGETS[-1].parts
+    assert [parts[number].more for number in sorted(parts)] == [True] * (graphs - 1) + [False]
+    assert all(part.keeps is None for part in parts.values())
+    most = max(part.decided.peak_bytes for part in parts.values())
     assert least < 0.9 * most
-    for share in (0, 0.003, 0.3):
+    for share in (0.003, 0.3):
         limit = int(least + share * (most - least))
-        run(Three, inner, limit)
-        parts = BUDGETS[-1].parts.values()
-        assert len(parts) == 3
-        assert all(part.decided.peak_bytes <= limit for part in parts)
-    refusal(Three, inner, int(0.97 * least))
+        run(make, inner, limit)
+        assert len(BUDGETS[-1].parts) == graphs
+        assert all(part.decided.peak_bytes <= limit for part in BUDGETS[-1].parts.values())
+    refusal(make, inner, int(0.97 * least))
 
 
 def test_a_refusal_names_what_is_enough_for_all_graphs() -> None:

@@ -40,7 +40,8 @@ def mempool(
         UsageError: options that make no sense.
         PlanError: a limit that nothing can hold: with the least that can be, and what needs it.
     """
-    from mempool.torch.rewriting.budget import budget_of, frame_of, warn_of_the_last
+    from mempool.torch.rewriting.budget import budget_of
+    from mempool.torch.rewriting.frames import frame_of, warn_of_the_last
     from mempool.torch.rewriting.growth import hold_up_to
     from mempool.torch.rewriting.partition import Partition
 

@@ -7,15 +7,10 @@ import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from torch._dynamo import config
-from torch._guards import CompileContext
-
 from solvers.rewriting.rules import matching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from torch import fx
 
     from mempool.torch.rewriting.clock import Clock
     from mempool.torch.rewriting.decided import Decided
@@ -38,7 +33,7 @@ class Part:
         clock: how long its two graphs take.
         host_end: bytes from the begin of the host's arena to the end of where its copies are planned to lie.
         keeps: what it would keep between its passes within another limit, as far as is known; None: no more
-            than it does is, as when the function's last graph has been compiled.
+            than it does is, as when the function's last graph has been compiled, or another function.
     """
 
     frame: int
@@ -103,6 +98,10 @@ class Budget:
             low, high = (low, middle) if holds(middle) else (middle, high)
         return high
 
+    def forget(self) -> None:
+        """What would be kept within other limits: nobody asks any more."""
+        self.parts = {number: replace(one, keeps=None) for number, one in self.parts.items()}
+
     def _before(self, frame: int) -> list[Part]:
         """The graphs of frames before one, in their order."""
         return [part for number, part in sorted(self.parts.items()) if number < frame]
@@ -114,8 +113,8 @@ class Budget:
     def add(self, part: Part) -> None:
         """One more graph; when it is a function's last, patterns that name nothing at all are told once."""
         self.parts[part.frame] = part
-        if not part.more:  # nobody asks any more
-            self.parts = {number: replace(one, keeps=None) for number, one in self.parts.items()}
+        if not part.more:
+            self.forget()
         graph, options = part.decided.captured.graph, part.options
         patterns = {*options.include, *options.exclude} - self.met
         self.met |= {one for one in patterns if matching(graph, [one]).any()}
@@ -140,25 +139,8 @@ def budget_of(options: Mapping[str, Any] | None) -> Budget:
     for budget in BUDGETS:
         if budget.asked is options:
             return budget
+    for budget in BUDGETS:
+        budget.forget()
     BUDGETS.append(Budget(options))
     del BUDGETS[:-_MOST]
     return BUDGETS[-1]
-
-
-def frame_of(graph: fx.GraphModule) -> tuple[int, bool]:
-    """The frame that is being compiled, and whether it goes on after this graph."""
-    number = getattr(CompileContext.current_compile_id(), "frame_id", None)
-    reason = getattr(graph, "compile_subgraph_reason", None)
-    return number or 0, bool(getattr(reason, "graph_break", False))
-
-
-def warn_of_the_last() -> None:
-    """Say that PyTorch compiles the function no more: what it then runs has no limit."""
-    number = getattr(CompileContext.current_compile_id(), "frame_compile_id", None)
-    if number is not None and number + 1 == config.recompile_limit:
-        warnings.warn(
-            f"compiled {config.recompile_limit} times, as often as PyTorch allows: other or "
-            "larger sizes than so far will run uncompiled, without any limit; meet the largest sizes first, "
-            "or raise torch._dynamo.config.recompile_limit",
-            stacklevel=2,
-        )
