@@ -23,6 +23,8 @@ from solvers.swap.plan import SwapPlanner
 from solvers.swap.schedule import Schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from solvers.rewriting.graph import Graph
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 #: So many of the sets that a search found are planned for with all the planner of swaps can.
 _CLOSER = 3
+#: How many lower limits to look for where the host is too small for what holds a limit.
+_LOWER = 8
 #: Of more operations, only the best one.
 _MANY = 4000
 
@@ -129,13 +133,24 @@ class Chooser:
         """See the function."""
         if self._plain.peak_bytes <= limit_bytes:
             return self._decision(limit_bytes, Rewriting(), "nothing", self._plain)
-        self._known += self._made(limit_bytes)
-        fits = [one for one in self._known if self._holds(one, limit_bytes)]
-        if not fits:
+        fits: list[Decision] = []
+        for asked in self._asked(limit_bytes):
+            self._known += self._made(asked)
+            fits = [one for one in self._known if self._holds(one, limit_bytes)]
+            if fits:
+                break
+        else:
             least = self.least()[0]
             raise PlanError(self._refusal(limit_bytes), least if limit_bytes < least else None)
         best = min(fits, key=lambda one: one.cost)
         return self._decision(limit_bytes, best.rewriting, best.how, best.timed)
+
+    def _asked(self, limit: int) -> Iterator[int]:
+        """For what to look: where a host is small, there may be room only for what holds a lower limit."""
+        yield limit
+        more = limit - self.least()[0]
+        if self.host_limit is not None and more > 0:
+            yield from (limit - step * more // _LOWER for step in range(1, _LOWER + 1))
 
     def everything(self) -> Decision:
         """Whatever may move is away while it is not in use, and nothing is made again, whatever that takes.
@@ -225,9 +240,21 @@ class Chooser:
     def _refusal(self, limit: int) -> str:
         g = self.graph
         least, op = self.least()
+        if limit >= least and self.host_limit is None:
+            return f"no step found that fits in {limit} bytes, though {least} should be enough"
         if limit >= least:
-            within = "" if self.host_limit is None else f" with {self.host_limit} bytes on the host"
-            return f"no step found that fits in {limit} bytes{within}; any host allowed, {least} are enough"
+            free = Chooser(
+                g,
+                self.link,
+                outside_bytes=self.outside_bytes,
+                movable=self._movable,
+                repeatable=self._repeatable,
+                calls=self.calls,
+            )
+            return (
+                f"no step found that fits in {limit} bytes with {self.host_limit} bytes on the host; "
+                f"with {free.decide(limit).host_bytes} on the host one does"
+            )
         kind = f" ({g.kinds[g.kind[op]]})" if 0 <= g.kind[op] < len(g.kinds) else ""
         touched = np.unique(g.base[[*g.read_by(op).tolist(), *np.flatnonzero(g.producer == op).tolist()]])
         own = int(g.size[touched].sum() + g.workspace[op])

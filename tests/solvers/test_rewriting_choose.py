@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -75,6 +77,28 @@ def test_the_host_holds_no_more_than_it_may():
     assert tight.host_bytes <= 4 << 20 <= free.host_bytes
     with pytest.raises(PlanError, match="on the host"):
         decide(graph, peak - (4 << 20), link, host_limit=1 << 20, repeatable=np.zeros(len(graph.size), bool))
+
+
+@pytest.mark.parametrize(("seed", "host_limit"), [(1, 2), (2, 2), (4, 2), (4, 5)])
+def test_with_a_small_host_any_more_holds_and_a_refusal_names_a_host_that_is_enough(seed, host_limit):
+    graph, link = small_net(seed), Link.of_rate(1e9)
+    least, peak = least_bytes(graph, link)[0], simulate(graph, link).peak_bytes
+    held = []
+    for limit in range(least, peak + 1):
+        try:
+            decide(graph, limit, link, host_limit=host_limit)
+        except PlanError as error:
+            refused = error
+            held.append(False)
+        else:
+            held.append(True)
+            continue
+        assert refused.least_bytes is None
+        enough = int(re.findall(r"with (\d+) on the host one does", str(refused))[0])
+        assert enough > host_limit
+        assert decide(graph, limit, link, host_limit=enough).peak_bytes <= limit
+    assert held == sorted(held)
+    assert held[-1]
 
 
 def test_what_is_cheap_is_made_again_and_what_is_dear_moves():
