@@ -12,7 +12,8 @@ from fake_streams import FakeRuntime
 from rewritten import ALL, compiled
 
 import mempool.torch
-from mempool.torch.rewriting.runtime import RUNTIME, room
+from mempool.torch.rewriting.forms import room
+from mempool.torch.rewriting.runtime import RUNTIME
 from mempool.torch.swapping.cuda_engine import CudaEngine
 
 if TYPE_CHECKING:
