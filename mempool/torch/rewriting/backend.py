@@ -47,7 +47,7 @@ def mempool(
 
     chosen = parsed(options, mode)
     budget, (frame, more) = budget_of(options), frame_of(graph)
-    compile_with = _eager if chosen.inner == "eager" else _inductor
+    compile_with = _inductor if chosen.fused else _eager
     before = budget.parts.get(frame)
     compiled = compile_with(graph, inputs, Partition(chosen, budget, frame, more))
     part = budget.parts.get(frame)
@@ -108,7 +108,7 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
         "fx_graph_cache": False,
         "layout_optimization": False,
     }
-    if partition.options.limit is not None or partition.options.threshold is not None:
+    if partition.options.rewrites:
         # What is being copied out may be read by nobody else; and what is kept to be reused is not counted.
         changes["allow_buffer_reuse"] = False
     with functions.patch(enable_autograd_cache=False):

@@ -38,6 +38,16 @@ class Options:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
+    @property
+    def rewrites(self) -> bool:
+        """Whether anything may leave or be made again; else graphs are what PyTorch makes of them."""
+        return self.limit is not None or self.threshold is not None
+
+    @property
+    def fused(self) -> bool:
+        """Whether a compiler makes kernels of several operations each."""
+        return self.inner != "eager"
+
 
 def parsed(given: Mapping[str, Any] | None, mode: str | None = None) -> Options:
     """Options as they are given to `torch.compile`.

@@ -63,17 +63,15 @@ class Partition:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The forward and the backward graph."""
         options = self.options
-        if options.inner == "eager":
-            divide: Any = default_partition
-            if options.limit is not None or options.threshold is not None:
-                compute_once(joint)
-        else:
+        divide: Any = default_partition
+        if options.fused:
             divide, others["compiler"] = min_cut_rematerialization_partition, "inductor"
+        elif options.rewrites:
+            compute_once(joint)
         forward, backward = divide(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
-        if options.limit is None and options.threshold is None:
+        if not options.rewrites:
             return forward, backward
-        fused = options.inner != "eager"
-        joined = join(Halves(forward, backward, num_fwd_outputs), stale=fused)
+        joined = join(Halves(forward, backward, num_fwd_outputs), stale=options.fused)
         if inside := branches(joint):
             warnings.warn(
                 f"what is needed inside of {', '.join(inside)} is not known, and no part of the limit",
@@ -83,7 +81,7 @@ class Partition:
         step = measured(joined, options)
         deciding = Deciding(step, options, options.beside + kept, least=self.more)
         try:
-            made, keeps = self._fitted(joined, deciding) if fused else _decided(deciding)
+            made, keeps = self._fitted(joined, deciding) if options.fused else _decided(deciding)
         except PlanError as error:
             raise self._refusal(error, kept) from None
         begin = self.budget.host_before(self.frame)
@@ -104,8 +102,8 @@ class Partition:
 
             small = made.needed.small
             self.passes.update(passes_of(joined, made, step.workspace, options.limit or 0, small=small))
-        more = keeps if self.more and options.limit is not None else None
-        self.budget.add(Part(self.frame, self.more, options, made, self.clock, begin + places.size, more))
+        known = keeps if self.more and options.limit is not None else None
+        self.budget.add(Part(self.frame, self.more, options, made, self.clock, begin + places.size, known))
         return forward, backward
 
     def _refusal(self, error: PlanError, kept: int) -> PlanError:

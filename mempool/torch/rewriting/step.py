@@ -65,9 +65,9 @@ def measured(joined: Joined, options: Options) -> Step:
     """Operations on the device, each kind of call once, and copies where no link is given."""
     device = device_of(joined.module)
     devices = [device] if device.type == "cuda" else []
-    clock, fused = Measured(device), options.inner != "eager"
+    clock = Measured(device)
     with _disable_current_modes(), torch.random.fork_rng(devices):
-        seconds = in_kernels(clock) if fused else clock
+        seconds = in_kernels(clock) if options.fused else clock
         captured = capture(joined.module, joined.halves.outputs, seconds=seconds)
         workspace = [clock.workspace(node) for node in captured.operations]
         captured = replace(captured, graph=captured.graph.with_columns(workspace=workspace))
@@ -75,7 +75,7 @@ def measured(joined: Joined, options: Options) -> Step:
         if link is None:
             calls = calls_of(device, options.host_limit)
             link = calls.beside(RUNTIME.engine(device, options.host_limit).link())
-    return Step(captured, link, calls, clock.workspace, fused)
+    return Step(captured, link, calls, clock.workspace, options.fused)
 
 
 def device_of(module: torch.fx.GraphModule) -> torch.device:
