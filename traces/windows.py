@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 FIRST_WINDOWS, LAST_WINDOWS = 16, 1024
 BUT_RARE = Evidence(LEAST_EVIDENCE_BUT_RARE, LEAST_REPEATS_BUT_RARE)
 
+#: An odd number without a pattern: the golden ratio's fraction in 64 bits (Knuth, TAOCP, section 6.4).
+_BASE = 0x9E3779B97F4A7C15
+
 #: Marks that lie within an iteration, as recorders of training set them.
 _PHASES = ("forward", "backward", "optimizer")
 
@@ -177,17 +180,18 @@ def _worth_a_look(
 ) -> NDArray[np.int64]:
     """The windows without those that are neither among the first nor the last of their kind, in order.
 
-    Of one kind is what has the same sum of the main sequence's sizes, plain and weighted by their places.
+    Of one kind is what has the same sizes of the main sequence in the same order, told by their sum and by
+    their polynomial fingerprint modulo 2**64 (Karp and Rabin, Efficient randomized pattern-matching
+    algorithms, 1987).
     """
     if len(bounds) <= FIRST_WINDOWS + LAST_WINDOWS:
         return np.arange(len(bounds))
     main = np.where(of_main, size, 0).astype(np.uint64)
-    place = np.cumsum(of_main).astype(np.uint64)
-    plain, weighted = (np.concatenate([[np.uint64(0)], np.cumsum(x)]) for x in (main, main * place))
-    before = np.concatenate([[np.uint64(0)], place])
+    before = np.append(0, np.cumsum(of_main))
+    power, inverse = (_powers(base, before[-1]) for base in (_BASE, pow(_BASE, -1, 2**64)))
+    plain, weighted = (np.append(np.uint64(0), np.cumsum(x)) for x in (main, main * power[before[1:]]))
     first, end = bounds.T
-    total = plain[end] - plain[first]
-    kind = np.stack([total, weighted[end] - weighted[first] - before[first] * total])
+    kind = np.stack([plain[end] - plain[first], (weighted[end] - weighted[first]) * inverse[before[first]]])
     order = np.lexsort([np.arange(len(bounds)), *kind])
     begins = np.flatnonzero(np.append(True, (np.diff(kind[:, order], axis=1) != 0).any(axis=0)))
     count = np.diff(np.append(begins, len(bounds)))
@@ -195,6 +199,11 @@ def _worth_a_look(
     left = np.repeat(count, count) - nth
     chosen: NDArray[np.int64] = np.sort(order[(nth < FIRST_WINDOWS) | (left <= LAST_WINDOWS)])
     return chosen
+
+
+def _powers(base: int, most: int) -> NDArray[np.uint64]:
+    """uint64[most + 1], the powers of `base` from 0 on, modulo 2**64."""
+    return np.append(np.uint64(1), np.cumprod(np.full(most, base, np.uint64)))
 
 
 def _heaviest(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64], rows: slice) -> int:

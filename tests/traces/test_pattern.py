@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from traces import Kind, Trace, windows, workload
@@ -112,6 +112,8 @@ def test_a_rare_iteration_is_found_among_very_many_others() -> None:
     sizes=st.lists(st.lists(st.sampled_from([600, 700, 800]), max_size=3), min_size=1, max_size=40),
     others=st.lists(st.booleans(), min_size=200, max_size=200),
 )
+# Kinds of the same sum, whether it is weighted by place or not.
+@example([[600, 800, 700], [700, 600, 800], *[[600, 800, 700]] * 3], [False] * 200)
 def test_windows_of_the_same_sizes_are_of_one_kind(sizes: list[list[int]], others: list[bool]) -> None:
     """Whatever another sequence does between: nothing is lost below the limit for each kind."""
     main, size, bounds = [], [], []
