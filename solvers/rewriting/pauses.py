@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,46 +15,111 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from solvers.rewriting.rewriting import Rewriting, Swap
+    from solvers.rewriting.timed import Timed
 
-PAUSE = "pause"
+PAUSE, RESUMED = "(between the passes)", "(before the backward pass)"
 
 
-def paused(graph: Graph, workspace: int = 0) -> Graph:
-    """The graph with an operation in front of its backward pass that reads and makes nothing.
+@dataclass(frozen=True)
+class Pause:
+    """What is there, comes and goes while the other parts run.
 
-    What is copied out of before it is awaited by it.
+    Attributes:
+        room: bytes that are there during the pause alone.
+        given: bytes that are there from the beginning until the pause has ended, and that no operation reads.
+        leaving: values that are there until the pause has ended, or until the backward pass has read them.
+        arriving: values that are given to the backward pass.
+    """
+
+    room: int = 0
+    given: int = 0
+    leaving: tuple[int, ...] = ()
+    arriving: tuple[int, ...] = ()
+
+
+NOTHING = Pause()
+
+
+def paused(graph: Graph, pause: Pause = NOTHING) -> Graph:
+    """The graph with two operations in front of its backward pass, the pause and what begins after it.
+
+    What is copied out of before it is awaited by the first, which reads what leaves; the second makes what
+    arrives.
 
     Args:
         graph: with a backward pass, rewritten or not.
-        workspace: bytes that are there during the pause alone.
+        pause: what is there beside it.
     """
     at = int(graph.backward.argmax())
+    if pause.given:
+        graph = _with_value(graph, pause.given, -1)
+    read = [*pause.leaving, *([len(graph.size) - 1] if pause.given else [])]
 
-    def put(column: NDArray[Any], value: float) -> NDArray[Any]:
-        return np.insert(column, at, value)
+    def put(column: NDArray[Any], *values: float) -> NDArray[Any]:
+        return np.insert(column, at, values)
 
-    control = graph.control + (graph.control >= at)
+    control = graph.control + 2 * (graph.control >= at)
     outs = np.flatnonzero(graph.role[:at] == Role.SWAP_OUT)
     awaited = np.stack([outs, np.full(len(outs), at)], axis=1)
+    begin = int(graph.reads_start[at])
+    reads_start = put(graph.reads_start, begin, begin)
+    reads_start[at + 1 :] += len(read)
+    producer = graph.producer + 2 * (graph.producer >= at)
+    producer[list(pause.arriving)] = at + 1
     return graph.with_columns(
-        seconds=put(graph.seconds, 0.0),
-        workspace=put(graph.workspace, workspace),
-        backward=put(graph.backward, 1),
-        repeatable=put(graph.repeatable, 0),
-        role=put(graph.role, Role.ORIGINAL),
-        kind=put(graph.kind, -1),
-        module=put(graph.module, -1),
-        producer=graph.producer + (graph.producer >= at),
-        reads_start=put(graph.reads_start, graph.reads_start[at]),
+        seconds=put(graph.seconds, 0.0, 0.0),
+        workspace=put(graph.workspace, pause.room, 0),
+        backward=put(graph.backward, 1, 1),
+        repeatable=put(graph.repeatable, 0, 0),
+        role=put(graph.role, Role.ORIGINAL, Role.ORIGINAL),
+        kind=put(graph.kind, -1, -1),
+        module=put(graph.module, -1, -1),
+        producer=producer,
+        lasting=graph.lasting & ~np.isin(graph.base, pause.leaving),
+        reads_start=reads_start,
+        reads=np.insert(graph.reads, begin, read),
         control=np.concatenate([control, awaited]),
-        names=(*graph.names[:at], PAUSE, *graph.names[at:]),
+        names=(*graph.names[:at], PAUSE, RESUMED, *graph.names[at:]),
     )
+
+
+def simulate_around(graph: Graph, pause: Pause, link: Link, *, outside_bytes: int = 0) -> Timed:
+    """What a graph does with a pause in it: a row for each operation of the graph, and none for the pause."""
+    timed = simulate(paused(graph, pause), link, outside_bytes=outside_bytes)
+    at = int(graph.backward.argmax())
+    timed.wait[at + 2] += timed.wait[at : at + 2].sum()
+    added = [at, at + 1]
+    load, host_load = (np.delete(column, added) for column in (timed.load, timed.host_load))
+    begins, wait = (np.delete(column, added) for column in (timed.begins, timed.wait))
+    return replace(timed, load=load, host_load=host_load, begins=begins, wait=wait)
 
 
 def between(graph: Graph) -> int:
     """Bytes on the device between the two passes of a graph, rewritten or not."""
     during = paused(graph)
     return int(simulate(during, Link.of_rate(1.0)).load[during.names.index(PAUSE)])
+
+
+def with_results(graph: Graph, size: int) -> Graph:
+    """The graph with so many more bytes that the backward pass makes as it begins, and that stay."""
+    return _with_value(graph, size, int(graph.backward.argmax())) if graph.backward.any() else graph
+
+
+def _with_value(graph: Graph, size: int, producer: int) -> Graph:
+    """The graph with one more value, the last one, which no operation reads, and which never moves."""
+    more = {
+        "size": size,
+        "producer": producer,
+        "base": len(graph.size),
+        "content": len(graph.size),
+        "rank": -1,
+        "lasting": producer >= 0,
+        "movable": False,
+        "host": False,
+    }
+    return graph.with_columns(
+        **{name: np.append(getattr(graph, name), value) for name, value in more.items()}
+    )
 
 
 def unpaused(graph: Graph, rewriting: Rewriting) -> Rewriting:
@@ -68,11 +133,11 @@ def unpaused(graph: Graph, rewriting: Rewriting) -> Rewriting:
 
     def behind(run: int) -> int:
         """A run that something stands behind: behind the pause is behind the forward pass."""
-        return run - (run >= at)
+        return run - (run >= at) - (run >= at + 1)
 
     def before(run: int) -> int:
         """A run that something stands before: before the pause is before the backward pass."""
-        return run - (run > at)
+        return run - (run > at) - (run > at + 1)
 
     def without(swap: Swap) -> Swap:
         ins = tuple(

@@ -5,41 +5,63 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from rewriting_graphs import chain, graphs, rewritings
+from rewriting_graphs import chain, graph_of, graphs, rewritings
 from swap_steps import links
 
 from solvers.rewriting import Rewriting, Swap, SwapIn, erase, rewrite
 from solvers.rewriting.choose import Chooser
 from solvers.rewriting.passes import by_pass
-from solvers.rewriting.pauses import PAUSE, between, paused, unpaused
+from solvers.rewriting.pauses import (
+    PAUSE,
+    RESUMED,
+    Pause,
+    between,
+    paused,
+    simulate_around,
+    unpaused,
+    with_results,
+)
 from solvers.rewriting.timed import simulate
+from solvers.swap.link import Link
 
 
-@settings(max_examples=25)
-@given(graphs(most_ops=20), links(), st.integers(0, 100))
-def test_decisions_with_a_pause_hold_without_it(graph, link, more):
+@settings(max_examples=40)
+@given(graphs(most_ops=20), links(), st.integers(0, 100), st.integers(0, 9), st.data())
+def test_decisions_with_a_pause_hold_without_it(graph, link, room, given, data):
     """The same bytes during every other operation, none of them put elsewhere."""
-    assume(graph.backward.any())
-    with_pause = paused(graph, more)
-    chooser = Chooser(with_pause, link)
-    made = chooser.decide(chooser.least()[0]).rewriting
-    without = rewrite(graph, unpaused(graph, made))
+    assume(graph.backward.any() and not graph.backward[0])
+    turn, own = int(graph.backward.argmax()), graph.base == np.arange(len(graph.size))
+    made = own & (graph.producer >= 0) & (graph.producer < turn) & ~graph.host
+    late = own & (graph.producer < 0) & ~graph.lasting & ~graph.host
+    late &= [
+        min(graph.reader[graph.base[graph.reads] == one], default=turn) >= turn for one in range(len(own))
+    ]
+    leaving, arriving = (
+        tuple(data.draw(st.sets(st.sampled_from(some)))) if (some := np.flatnonzero(one).tolist()) else ()
+        for one in (made, late)
+    )
+    graph = graph.with_columns(movable=graph.movable & ~np.isin(graph.base, leaving))
+    pause = Pause(room, given, leaving, arriving)
+    with_pause = paused(graph, pause)
+    chooser = Chooser(with_pause, link, repeatable=~np.isin(with_pause.base, leaving))
+    decided = chooser.decide(chooser.least()[0]).rewriting
+    without = rewrite(graph, unpaused(graph, decided))
     assert erase(without).same_as(graph)
-    wanted, got = (simulate(one, link) for one in (rewrite(with_pause, made), without))
-    assert got.peak_bytes <= wanted.peak_bytes
+    wanted = simulate(rewrite(with_pause, decided), link)
+    assert simulate_around(without, pause, link).peak_bytes <= wanted.peak_bytes
 
 
 @given(st.data())
 def test_a_pause_changes_nothing_else(data):
     graph = data.draw(graphs(most_ops=20))
     assume(graph.backward.any() and not graph.backward[0])
-    at, with_pause = int(graph.backward.argmax()), paused(graph, 7)
-    assert with_pause.names[at] == PAUSE
-    assert not len(with_pause.read_by(at))
-    assert not (with_pause.producer == at).any()
+    at, with_pause = int(graph.backward.argmax()), paused(graph, Pause(7))
+    assert with_pause.names[at : at + 2] == (PAUSE, RESUMED)
+    assert not any(len(with_pause.read_by(op)) for op in (at, at + 1))
+    assert not np.isin(with_pause.producer, (at, at + 1)).any()
     link = data.draw(links())
     one, other = simulate(graph, link), simulate(with_pause, link)
-    np.testing.assert_array_equal(np.delete(other.load, at), one.load)
+    np.testing.assert_array_equal(np.delete(other.load, [at, at + 1]), one.load)
     assert other.seconds == one.seconds
 
 
@@ -54,6 +76,30 @@ def test_between_the_passes_is_what_the_second_reads_of_the_first(data):
         if late and not made.host[value] and (made.producer[made.base == made.base[value]] < turn).any():
             there.add(int(made.base[value]))
     assert between(made) == sum(int(made.size[base]) for base in there)
+
+
+def test_what_leaves_arrives_and_is_given_is_there_while_it_is_needed():
+    """The batch, five layers and their gradients, of which the third value leaves and is read by nobody."""
+    graph = chain(5, size=10)
+    link = Link.of_rate(1.0)
+    plain = simulate(graph, link).load
+    turn = int(graph.backward.argmax())
+    given = simulate_around(graph, Pause(room=1000, given=7), link).load
+    np.testing.assert_array_equal(given, plain + np.where(graph.backward, 0, 7))
+    later = simulate_around(with_results(graph, 5), Pause(), link).load
+    np.testing.assert_array_equal(later, plain + np.where(graph.backward, 5, 0))
+    lasting = graph.with_columns(lasting=graph.lasting | (np.arange(len(graph.size)) == turn))
+    stays, leaves = (
+        simulate_around(lasting, pause, link).load for pause in (Pause(), Pause(leaving=(turn,)))
+    )
+    np.testing.assert_array_equal(leaves, plain)
+    assert (stays >= leaves).all()
+    assert stays[-1] == leaves[-1] + 10
+    late = graph_of(  # of two inputs the second is read by the backward pass only
+        size=[3, 5, 2], producer=[-1, -1, 0], reads=[[0], [1, 2]], backward=[0, 1], lasting=[1, 0, 0]
+    )
+    assert simulate(late, link).load.tolist() == [10, 10]
+    assert simulate_around(late, Pause(arriving=(1,)), link).load.tolist() == [5, 10]
 
 
 def test_what_is_there_between_the_passes():
