@@ -178,10 +178,10 @@ def test_enough_is_the_least_that_holds(kept: list[list[tuple[int, int]]], own: 
         def keeps(limit: int) -> int:
             return min((kept for least, kept in stairs if least <= limit), default=100)
 
-        decided: Any = SimpleNamespace(kept_bytes=keeps(limit), outside_bytes=before)
-        options: Any = SimpleNamespace(beside=0)
-        clock: Any = None
-        return Part(0, True, options, decided, clock, keeps=keeps), before + keeps(limit)
+        decided: Any = SimpleNamespace(kept_bytes=keeps(limit))
+        unused: Any = None
+        part = Part(0, True, unused, decided, unused, kept_before=before, keeps=keeps)
+        return part, before + keeps(limit)
 
     budget, before = Budget(None), 0
     for frame, stairs in enumerate(kept):

@@ -121,7 +121,7 @@ def test_graphs_of_one_function_share_a_limit(inner: str, pool: TensorPool) -> N
     ours = [graph for graph in said.graphs if graph["limit_bytes"] == limit]
     assert len(ours) > 1
     assert all(graph["predicted_peak_bytes"] <= limit for graph in ours)
-    assert ours[0]["outside_bytes"] == 0 < ours[1]["outside_bytes"]
+    assert ours[0]["outside_bytes"] < ours[1]["outside_bytes"]
     assert json.dumps(said.to_dict())
     assert "values leave" in str(said)
 

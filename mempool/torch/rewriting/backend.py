@@ -41,17 +41,21 @@ def mempool(
         PlanError: a limit that nothing can hold: with the least that can be, and what needs it.
     """
     from mempool.torch.rewriting.budget import budget_of
-    from mempool.torch.rewriting.frames import frame_of, warn_of_the_last
+    from mempool.torch.rewriting.frames import code_of, given_to, goes_on, modules, warn_of_the_last
     from mempool.torch.rewriting.growth import hold_up_to
     from mempool.torch.rewriting.partition import Partition
 
     chosen = parsed(options, mode)
-    budget, (frame, more) = budget_of(options), frame_of(graph)
+    budget, more = budget_of(options), goes_on(graph)
+    given = given_to(graph, inputs)
+    number = budget.looks.number(code_of(), given)
+    present = budget.looks.present
+    present.meet(modules(), given)
+    beside = present.beside(number, given, more=more)
+    partition = Partition(chosen, budget, number, more, len(given), beside)
     compile_with = _inductor if chosen.fused else _eager
-    before = budget.parts.get(frame)
-    compiled = compile_with(graph, inputs, Partition(chosen, budget, frame, more))
-    part = budget.parts.get(frame)
-    if chosen.limit is not None and part is not None and part is not before:
+    compiled = compile_with(graph, inputs, partition)
+    if chosen.limit is not None and (part := partition.watch.part) is not None:
         warn_of_the_last()
         hold_up_to(inputs, part)
     return compiled
@@ -71,8 +75,12 @@ def _eager(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._functorch import config
 
+    from mempool.torch.rewriting import forward_only
+
     def compile_with(graph: fx.GraphModule, inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
-        return partition.clock.around(boxed_nop(graph, list(inputs)), inputs, backward=backward)
+        if (limit := partition.limit_alone) is not None:
+            forward_only.warn(forward_only.needs(graph, partition.outside_bytes), limit)
+        return partition.around(boxed_nop(graph, list(inputs)), inputs, backward=backward)
 
     with config.patch(donated_buffer=False):  # nothing writes into them, and a backward may come again
         compiled: Callable[..., Any] = aot_autograd(
@@ -90,13 +98,19 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
+    from mempool.torch.rewriting import forward_only
+
     def compile_with(graph: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
         backward = bool(given.get("is_backward"))
-        kernels = partition.passes.get(backward)
+        kernels, limit = partition.passes.get(backward), partition.limit_alone
+        if limit is not None:
+            kernels = forward_only.kernels_of(graph, partition.outside_bytes, limit)
         with config.patch({} if kernels is None else kernels.settings()):
             made = compile_fx_inner(graph, inputs, **given)
+        if limit is not None and kernels is not None:
+            forward_only.warn(int(kernels.loads.max()), limit)
         if (run := getattr(made, "current_callable", None)) is not None:  # else it is not measured
-            made.current_callable = partition.clock.around(run, inputs, backward=backward)
+            made.current_callable = partition.around(run, inputs, backward=backward)
         return made
 
     # Nothing is taken from a cache: what is decided depends on more than the graph.

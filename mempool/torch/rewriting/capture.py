@@ -16,7 +16,7 @@ from mempool.torch.rewriting.values import Values
 from solvers.rewriting import Graph, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
     from torch import fx
@@ -50,6 +50,23 @@ class Captured:
     def value_of(self) -> dict[fx.Node, int]:
         """The value that a node is; an operation with several results is none."""
         return {node: value for value, node in enumerate(self.values) if node is not None}
+
+    @cached_property
+    def results(self) -> tuple[int, ...]:
+        """Memories that the forward pass has made and the program has asked for."""
+        graph = self.graph
+        made = {int(graph.base[one]) for one in self.outputs[: self.forward_outputs] if one >= 0}
+        return tuple(sorted(one for one in made if graph.producer[one] >= 0))
+
+    def given(self, places: Iterable[int]) -> tuple[int, ...]:
+        """The values of some of what the function is given, told by their places."""
+        names = {f"primals_{place + 1}" for place in places}
+        return tuple(one for one in self.inputs if str(self.values[one]) in names)
+
+    @cached_property
+    def incoming(self) -> tuple[int, ...]:
+        """Gradients that the backward pass is given."""
+        return tuple(one for one in self.inputs if _is_tangent(self.values[one]))
 
 
 def capture(

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mempool.torch.rewriting.asking import Extreme
-from mempool.torch.rewriting.decided import Decided
+from mempool.torch.rewriting.budget import TICKET_BYTES
+from mempool.torch.rewriting.decided import Decided, Outside
 from mempool.torch.swapping.host_memory import default_host_limit
 from solvers.errors import PlanError
 from solvers.rewriting import Rewriting, rewrite
 from solvers.rewriting.choose import Chooser
 from solvers.rewriting.levels import levels_of
 from solvers.rewriting.passes import by_pass
-from solvers.rewriting.pauses import between, paused, unpaused
+from solvers.rewriting.pauses import Pause, between, paused, simulate_around, unpaused, with_results
 from solvers.rewriting.rules import Rules, matching, published
 from solvers.rewriting.timed import simulate
 
@@ -26,9 +28,11 @@ if TYPE_CHECKING:
     from mempool.torch.rewriting.options import Options
     from mempool.torch.rewriting.step import Step
     from solvers.rewriting import Graph
+    from solvers.rewriting.decision import Decision
+    from solvers.rewriting.timed import Timed
 
-#: Bytes of tickets on the way, for each value that may leave.
-_TICKETS = 16
+#: Outside.
+NOTHING = Outside()
 #: How often to look for the most bytes that a graph can leave to others, and for those with a small host.
 _TRIES, _HALVINGS = 16, 4
 #: Levels between readers that share a copy back, where no limit decides.
@@ -38,17 +42,40 @@ _NEIGHBOURS = 5
 class Deciding:
     """About one step, for any number of limits."""
 
-    def __init__(self, step: Step, options: Options, outside_bytes: int = 0, *, least: bool = False) -> None:
+    def __init__(
+        self,
+        step: Step,
+        options: Options,
+        outside: Outside = NOTHING,
+        *,
+        least: bool = False,
+        keep: int = 0,
+        going: tuple[int, ...] = (),
+        gradients_stay: bool = False,
+        host_limit: int | None = None,
+    ) -> None:
         """Nothing is decided yet.
 
         Args:
             step: what is known of it.
             options: of the backend.
-            outside_bytes: what lies on the device beside what the graphs see.
+            outside: what lies on the device beside what the graphs see.
             least: keep no more from the forward to the backward pass than must be.
+            keep: but for so many bytes, which may be kept.
+            going: values that are given to it, and gone after its forward pass but for those it keeps.
+            gradients_stay: whether what its backward pass is given is there until that ends.
+            host_limit: bytes of the host, where it is not all that the options allow.
         """
-        self.step, self.options, self.keeps_little = step, options, least
-        self._graph, self._outside_bytes = step.decidable, outside_bytes
+        self.step, self.options, self.keeps_little, self._keep = step, options, least, keep
+        self._host_limit = allowed_host_bytes(options) if host_limit is None else host_limit
+        graph, self._gradients_stay = step.decidable, gradients_stay
+        if gradients_stay:
+            graph = graph.with_columns(lasting=graph.lasting | np.isin(graph.base, step.captured.incoming))
+        self._graph = with_results(graph, outside.backward) if outside.backward else graph
+        self._outside, self._pauses = outside, bool(self._graph.backward.any())
+        leaving = step.captured.results if least and options.limit is not None else ()
+        self._going = going
+        self._pause = Pause(0, outside.forward, (*leaving, *going), step.captured.incoming)
         self._choosers: dict[int, Chooser] = {}
 
     def least(self) -> int:
@@ -72,10 +99,14 @@ class Deciding:
         """
         if not self.keeps_little or (room := self._room(limit)) <= 0:
             return self._with_room(0, limit)
+        if self._keep:
+            tickets = TICKET_BYTES * int(self._graph.movable.sum())
+            kept = self._outside.always + self._outside.forward + tickets + self._keep
+            room = max(min(room, limit - kept), 0)
         with contextlib.suppress(PlanError):
             return self._with_room(room, limit)
         found = self._with_room(0, limit)  # the host is too small
-        fewest, most = limit - room, between(found.rewritten) + found.outside_bytes
+        fewest, most = limit - room, between(found.rewritten) + found.outside.always + found.outside.forward
         for _ in range(_HALVINGS):
             middle = (fewest + most) // 2
             try:
@@ -98,25 +129,35 @@ class Deciding:
             PlanError: the host is too small for it.
         """
         if asked is Extreme.ALL:
-            return self._decided(self._chooser(0).everything().rewriting)
+            return self._made(self._chooser(0).everything())
         nominal = self._nominal
         limit = nominal.least() if asked is Extreme.LEAST else 2 * self._all_bytes
         return self._decided(nominal.within(limit).rewriting)
 
     @cached_property
     def _nominal(self) -> Deciding:
-        return Deciding(self.step.nominal(), self.options, self._outside_bytes, least=self.keeps_little)
+        return Deciding(
+            self.step.nominal(),
+            self.options,
+            self._outside,
+            least=self.keeps_little,
+            keep=self._keep,
+            going=self._going,
+            gradients_stay=self._gradients_stay,
+            host_limit=self._host_limit,
+        )
 
     @cached_property
     def _all_bytes(self) -> int:
         """More than a step can need."""
         graph = self._graph
-        tickets = _TICKETS * len(graph.size)
-        return self._outside_bytes + int(graph.size.sum() + graph.workspace.max(initial=0)) + tickets
+        tickets = TICKET_BYTES * len(graph.size)
+        outside = self._outside.always + self._outside.forward
+        return outside + int(graph.size.sum() + graph.workspace.max(initial=0)) + tickets
 
     def _room(self, limit: int) -> int:
         """The most bytes that can be left of a limit between the passes; 0 where it cannot be held."""
-        if not self._graph.backward.any() or limit < self.least():
+        if not self._pauses or limit < self.least():
             return 0
         low, high = 0, limit - (self._chooser(self._all_bytes).least()[0] - self._all_bytes)
         room = high
@@ -133,29 +174,48 @@ class Deciding:
 
     def _with_room(self, room: int, limit: int) -> Decided:
         """Within a limit, of which so much is left between the passes."""
-        made = self._chooser(room).decide(limit).rewriting
-        return self._decided(unpaused(self._graph, made) if room else made)
+        return self._made(self._chooser(room).decide(limit))
+
+    def _made(self, made: Decision) -> Decided:
+        """What a chooser decided."""
+        rewriting = made.rewriting
+        return self._decided(unpaused(self._graph, rewriting) if self._pauses else rewriting)
 
     def _chooser(self, room: int) -> Chooser:
         """Decides as if so much more were there between the passes."""
         if room not in self._choosers:
             graph, options = self._graph, self.options
+            if self._pauses:
+                graph = paused(graph, replace(self._pause, room=room))
             self._choosers[room] = Chooser(
-                paused(graph, room) if room else graph,
+                graph,
                 self.step.link,
                 calls=self.step.calls,
-                outside_bytes=self._outside_bytes + _TICKETS * int(graph.movable.sum()),
-                host_limit=options.host_limit or default_host_limit(),
+                outside_bytes=self._outside.always + TICKET_BYTES * int(graph.movable.sum()),
+                host_limit=self._host_limit,
                 movable=_chosen(graph, options),
+                repeatable=~np.isin(graph.base, self._pause.leaving),
             )
         return self._choosers[room]
 
     def _decided(self, rewriting: Rewriting) -> Decided:
-        graph, step, outside = self._graph, self.step, self._outside_bytes
+        graph, step, outside = self._graph, self.step, self._outside
         # As the two graphs carry it out.
         rewritten = step.calls.within(rewrite(graph, by_pass(graph, rewriting)))
-        plain, timed = (simulate(one, step.link, outside_bytes=outside) for one in (graph, rewritten))
-        return Decided(step.captured, rewriting, rewritten, plain, timed, outside, step.calls.own_bytes)
+        plain, timed = (self._simulated(one) for one in (graph, rewritten))
+        leaving, stay, own = self._pause.leaving, self._gradients_stay, step.calls.own_bytes
+        return Decided(step.captured, rewriting, rewritten, plain, timed, outside, leaving, stay, own)
+
+    def _simulated(self, graph: Graph) -> Timed:
+        link, outside = self.step.link, self._outside.always
+        if self._pauses:
+            return simulate_around(graph, self._pause, link, outside_bytes=outside)
+        return simulate(graph, link, outside_bytes=outside)
+
+
+def allowed_host_bytes(options: Options) -> int:
+    """What copies may take of the host."""
+    return options.host_limit or default_host_limit()
 
 
 def _chosen(graph: Graph, options: Options) -> NDArray[np.bool_]:

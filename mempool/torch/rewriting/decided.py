@@ -14,6 +14,25 @@ if TYPE_CHECKING:
     from solvers.rewriting.timed import Timed
 
 
+@dataclass(frozen=True)
+class Outside:
+    """Bytes on the device that a step's graphs do not see.
+
+    Attributes:
+        always: that are there all the time.
+        forward: besides, during the forward pass.
+        backward: besides, during the backward pass.
+    """
+
+    always: int = 0
+    forward: int = 0
+    backward: int = 0
+
+    def during(self, *, backward: bool) -> int:
+        """All of them in one of the passes."""
+        return self.always + (self.backward if backward else self.forward)
+
+
 @dataclass(frozen=True, eq=False)
 class Decided:
     """Decisions about a step, and what is predicted of it.
@@ -24,7 +43,9 @@ class Decided:
         rewritten: the step with them in it.
         plain: the step without them, simulated.
         timed: the step with them.
-        outside_bytes: what lies on the device beside it.
+        outside: what lies on the device beside it.
+        leaving: what it is given, and results, that are gone after its forward pass but for those it keeps.
+        gradients_stay: whether what its backward pass is given is there until that ends.
         own_bytes: copies of at most so many bytes the program makes itself.
         needed: what it needs once its operations are fused; None: they are not.
     """
@@ -34,9 +55,21 @@ class Decided:
     rewritten: Graph
     plain: Timed
     timed: Timed
-    outside_bytes: int
+    outside: Outside
+    leaving: tuple[int, ...] = ()
+    gradients_stay: bool = False
     own_bytes: int = 0
     needed: Needed | None = None
+
+    @property
+    def counts_gradients(self) -> bool:
+        """Whether what its backward pass is given counts until that ends, as it does for kernels."""
+        return self.gradients_stay or self.needed is not None
+
+    @property
+    def results_leave(self) -> bool:
+        """Whether it counts on its results to be gone when its backward pass begins."""
+        return not set(self.leaving).isdisjoint(self.captured.results)
 
     @property
     def moves(self) -> bool:
@@ -48,17 +81,15 @@ class Decided:
         """Most bytes on the device, as predicted."""
         return self.timed.peak_bytes if self.needed is None else self.needed.peak_bytes
 
+    def peak_of(self, *, backward: bool) -> int:
+        """The same of one of the passes."""
+        if self.needed is not None:
+            return self.needed.backward_bytes if backward else self.needed.forward_bytes
+        return int(self.timed.load[self.rewritten.backward == backward].max(initial=0))
+
     @property
     def kept_bytes(self) -> int:
-        """What is on the device between the forward and the backward pass.
-
-        Results do not count: the next graph is given them.
-        """
-        graph = self.rewritten
-        if not graph.backward.any():
-            return 0
-        outputs = self.captured.outputs[: self.captured.forward_outputs]
-        results = {int(graph.base[v]) for v in outputs if v >= 0}
-        given = sum(int(graph.size[v]) for v in results if graph.producer[v] >= 0)
-        kept = between(graph) if self.needed is None else self.needed.kept_bytes - self.outside_bytes
-        return max(kept - given, 0)
+        """What is on the device between the forward and the backward pass, of the graphs themselves."""
+        if self.needed is not None:
+            return self.needed.kept_bytes - self.outside.during(backward=True)
+        return between(self.rewritten) if self.rewritten.backward.any() else 0

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
+import inspect
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import config
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import CompileContext
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable, Iterator, Sequence
     from types import FrameType
 
     from torch import fx
@@ -22,17 +27,105 @@ _DYNAMO = str(Path(torch._dynamo.__file__).parent)
 _CALLED, _COMPILING = "eval_frame.py", "convert_frame.py"
 
 
-def frame_of(graph: fx.GraphModule) -> tuple[int, bool]:
-    """The frame that is being compiled, and whether its function goes on after this graph.
+def code_of() -> Hashable:
+    """Of the function that is being compiled: the same whenever it is."""
+    try:
+        code: CodeType = InstructionTranslator.current_tx().f_code
+    except AttributeError:  # nobody compiles a function
+        return None
+    return code
 
-    It does where the graph breaks off, or where somebody has called the frame who has more to do then: a
-    graph of a module that breaks off inside does so in the function that has called it, too, which goes on
-    when the module has returned.
+
+def goes_on(graph: fx.GraphModule) -> bool:
+    """Whether the function that is being compiled goes on after this graph.
+
+    It does where the graph breaks off, or where somebody has called it who has more to do then: a graph of a
+    module that breaks off inside does so in the function that has called it, too, which goes on when the
+    module has returned; and so does a module of which a part is compiled by itself.
     """
-    number = getattr(CompileContext.current_compile_id(), "frame_id", None)
     reason = getattr(graph, "compile_subgraph_reason", None)
-    more = bool(getattr(reason, "graph_break", False)) or not all(map(_returns, _callers()))
-    return number or 0, more
+    more = getattr(reason, "graph_break", False) or not all(map(_returns, _callers()))
+    return bool(more) or bool(_around(_wrapper()))
+
+
+def modules() -> list[torch.nn.Module]:
+    """Of the function that was given to `torch.compile`: what it is, is given, names or is a method of.
+
+    And modules that have called it as a part of them.
+    """
+    if (frame := _wrapper()) is None:
+        return []
+    function = frame.f_locals.get("fn")
+    given = [*frame.f_locals.get("args", ()), *frame.f_locals.get("kwargs", {}).values()]
+    found = [*given, *_named_by(function)]
+    holders = [one for one in found if hasattr(one, "__dict__") and not isinstance(one, ModuleType)]
+    inside = [value for one in holders for value in vars(one).values()]
+    own = [one for one in [*found, *inside] if isinstance(one, torch.nn.Module)]
+    return list({id(one): one for one in [*own, *_around(frame)]}.values())
+
+
+def _around(wrapper: FrameType | None) -> list[torch.nn.Module]:
+    """Modules that have called a compiled one which is a part of them, with more parameters than it has."""
+    part = getattr(wrapper.f_locals.get("fn"), "__self__", None) if wrapper is not None else None
+    if wrapper is None or not isinstance(part, torch.nn.Module):
+        return []
+    own, found = set(map(id, part.parameters())), []
+    frame = wrapper.f_back
+    while frame is not None:
+        one = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
+        if (
+            isinstance(one, torch.nn.Module)
+            and any(inside is part for inside in one.modules())
+            and any(id(value) not in own for value in one.parameters())
+        ):
+            found.append(one)
+        frame = frame.f_back
+    return found
+
+
+def _wrapper() -> FrameType | None:
+    """The frame in which PyTorch runs what it was given to compile."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not _is_wrapper(frame):
+        frame = frame.f_back
+    return frame
+
+
+def compile_anew(code: Hashable) -> bool:
+    """Forget what was compiled of a function; whether that could be done."""
+    if isinstance(code, CodeType):
+        reset_code(code)
+    return isinstance(code, CodeType)
+
+
+def given_to(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """What a graph is about to be given, its own parameters first; if it is no function's, its inputs."""
+    given: list[Any] = [*graph.parameters(), *graph.buffers()]
+    for node, told in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=False):
+        argument = node.meta.get("grapharg")
+        given.append(told if argument is None else argument.example)
+    return given
+
+
+def _named_by(function: Any) -> list[Any]:
+    """A function, what it is a method of, and what it takes from outside."""
+    function = inspect.unwrap(function) if callable(function) else function
+    found = [function, getattr(function, "__self__", None)]
+    plain = getattr(function, "__func__", function)
+    code = getattr(plain, "__code__", None)
+    if code is not None:
+        names = plain.__globals__
+        found += [names[name] for name in code.co_names if name in names]
+        for cell in plain.__closure__ or ():
+            with contextlib.suppress(ValueError):  # it is empty
+                found.append(cell.cell_contents)
+    return found
+
+
+def _is_wrapper(frame: FrameType) -> bool:
+    """Whether a frame is that in which PyTorch runs what it was given to compile."""
+    file, name = frame.f_code.co_filename, frame.f_code.co_name
+    return file.startswith(_DYNAMO) and file.endswith(_CALLED) and name == "compile_wrapper"
 
 
 def _callers() -> Iterator[FrameType]:
@@ -42,7 +135,7 @@ def _callers() -> Iterator[FrameType]:
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_DYNAMO):
-            if compiling and file.endswith(_CALLED) and frame.f_code.co_name == "compile_wrapper":
+            if compiling and _is_wrapper(frame):
                 return
             compiling |= file.endswith(_COMPILING)
         elif compiling:

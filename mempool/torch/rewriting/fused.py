@@ -34,16 +34,23 @@ class Needed:
     """Bytes on the device of a step whose operations are fused.
 
     Attributes:
-        peak_bytes: most at any time.
+        forward_bytes: most in the forward pass.
+        backward_bytes: most in the backward pass.
         kept_bytes: between the passes.
         kernel: the operations of the kernel that has the most.
         small: whether kernels are kept small.
     """
 
-    peak_bytes: int
+    forward_bytes: int
+    backward_bytes: int
     kept_bytes: int
     kernel: str
     small: bool
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most at any time."""
+        return max(self.forward_bytes, self.backward_bytes)
 
 
 def fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, list[Decided]]:
@@ -123,4 +130,4 @@ def needed(
     peaks = {backward: int(one.loads.max()) for backward, one in passes.items()}
     worst = passes[peaks[True] >= peaks[False]]
     kernel = worst.names[int(worst.loads.argmax())]
-    return Needed(max(peaks.values()), passes[True].begun, kernel, small)
+    return Needed(peaks[False], peaks[True], passes[True].begun, kernel, small)

@@ -29,7 +29,7 @@ def hold_up_to(inputs: Sequence[Any], part: Part) -> None:
         inputs: of the graph: of them, the sizes that are not known yet.
         part: what was decided.
     """
-    sizes = [one for one in inputs if isinstance(one, torch.SymInt)]
+    sizes = [one for one in inputs if isinstance(one, torch.SymInt) and not one.node.is_nested_int()]
     factor = _factor(part, {one.node.expr: one.node.hint for one in sizes}) if sizes else 1.0
     for size in sizes:
         if size > int(size.node.hint * factor):  # asking becomes a guard
@@ -70,7 +70,8 @@ def _peak(part: Part, sizes: Mapping[Any, int], factor: float) -> int:
             unknown.append(value)
     most = max(factor, float((grown / np.maximum(graph.size, 1)).max(initial=1.0)))
     grown[unknown] *= most
-    outside = beside + int((made.outside_bytes - beside) * most)
+    outside = max(made.outside.during(backward=backward) for backward in (False, True))
+    outside = beside + int((outside - beside) * most)
     larger = graph.with_columns(size=np.ceil(grown), workspace=np.ceil(graph.workspace * most))
     needs = simulate(larger, Link.of_rate(1.0), outside_bytes=outside).peak_bytes
     more = made.peak_bytes - made.timed.peak_bytes  # what kernels need beyond their operations

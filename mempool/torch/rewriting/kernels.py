@@ -216,6 +216,7 @@ def passes_of(
         only_look: whether to stop when the kernels are known.
     """
     graph, halves = made.captured.graph, joined.halves
+    lasting = graph.lasting & ~np.isin(graph.base, made.leaving)
     inside = {joined.source[node]: value for node, value in made.captured.value_of.items()}
     value_of = {node.name: value for node, value in inside.items() if node.graph is halves.forward.graph}
     given: dict[str, tuple[int, int]] = {}
@@ -223,16 +224,22 @@ def passes_of(
         base = int(graph.base[value_of[name]]) if name in value_of else -1
         if base < 0 and isinstance(node.meta["val"], torch.Tensor):  # a ticket
             given[name] = -1 - i, node.meta["val"].nbytes
-        elif base >= 0 and not graph.lasting[base] and not graph.host[base]:
+        elif base >= 0 and not lasting[base] and not graph.host[base]:
             given[name] = base, int(graph.size[base])
     here, is_input = ~graph.host, graph.producer < 0
-    inputs, results = here & is_input, here & ~is_input & ~graph.backward[graph.producer] & graph.lasting
-    stays = made.outside_bytes + int(graph.size[inputs & graph.lasting].sum())
-    more = int(graph.size[results].sum()) + int(graph.size[inputs & ~graph.lasting].sum())
+    inputs, results = here & is_input, here & ~is_input & ~graph.backward[graph.producer] & lasting
+    read = {False: inputs & graph.lasting, True: results | inputs & (lasting | ~graph.lasting)}
+    stays = {
+        backward: made.outside.during(backward=backward) + int(graph.size[there].sum())
+        for backward, there in read.items()
+    }
 
     def kernels(module: fx.GraphModule, stays: int, given: Mapping[str, tuple[int, int]]) -> Kernels:
         nodes = {node.name: node for node in module.graph.nodes if node.op == "call_function"}
         own = {name: workspace(node) for name, node in nodes.items()}
         return Kernels(stays, given, own, limit=limit, small=small, only_look=only_look)
 
-    return {False: kernels(halves.forward, stays, {}), True: kernels(halves.backward, stays + more, given)}
+    return {
+        False: kernels(halves.forward, stays[False], {}),
+        True: kernels(halves.backward, stays[True], given),
+    }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -13,23 +13,22 @@ from torch._functorch.compile_utils import fx_graph_cse, get_aten_target, rand_o
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mempool.torch.rewriting.among import Among
 from mempool.torch.rewriting.applied import apply
 from mempool.torch.rewriting.budget import Part
 from mempool.torch.rewriting.clock import Clock
-from mempool.torch.rewriting.decide import Deciding
 from mempool.torch.rewriting.effects import is_ordered
 from mempool.torch.rewriting.host_places import places_of
 from mempool.torch.rewriting.joined import Halves, join
+from mempool.torch.rewriting.present import NOTHING, Beside
 from mempool.torch.rewriting.runtime import RUNTIME
 from mempool.torch.rewriting.step import device_of, measured
-from solvers.errors import PlanError
+from mempool.torch.rewriting.watched import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mempool.torch.rewriting.budget import Budget
-    from mempool.torch.rewriting.decided import Decided
-    from mempool.torch.rewriting.joined import Joined
     from mempool.torch.rewriting.kernels import Kernels
     from mempool.torch.rewriting.options import Options
 
@@ -39,24 +38,47 @@ class Partition:
     """Divides joint graphs for one call of `torch.compile`.
 
     Without a limit nothing is changed: graphs are what PyTorch's partitioner makes for that inner compiler.
-    A graph that is not the last one of its function keeps as little as it can, since nobody knows yet what
-    the next ones need.
 
     Attributes:
         options: what was asked for.
         budget: the graphs that share the limit.
-        frame: of the graph that is compiled.
+        number: of the graph that is compiled.
         more: whether its function goes on after it.
+        given: how much the function is given.
+        beside: what is beside the graph, as far as it is known when it is compiled.
         clock: of its two graphs.
         passes: over the kernels of the forward and, under True, of the backward graph, where they are fused.
     """
 
     options: Options
     budget: Budget
-    frame: int = 0
+    number: int = 0
     more: bool = False
+    given: int = 0
+    beside: Beside = NOTHING
     clock: Clock = field(default_factory=Clock)
     passes: dict[bool, Kernels] = field(default_factory=dict)
+
+    @cached_property
+    def watch(self) -> Watch:
+        """Over its runs."""
+        return Watch(self.budget.looks, self.number)
+
+    @property
+    def limit_alone(self) -> int | None:
+        """The limit, where a graph is compiled that has no backward pass."""
+        return self.options.limit if self.watch.part is None else None
+
+    @property
+    def outside_bytes(self) -> int:
+        """What is beside such a graph."""
+        beside = self.beside
+        return self.options.beside + beside.held + beside.own + beside.parameters
+
+    def around(self, run: Callable[..., Any], inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
+        """What runs one of its two graphs, timed, and watched where there is a limit; see `Clock.around`."""
+        timed = self.clock.around(run, inputs, backward=backward)
+        return timed if self.options.limit is None else self.watch.around(timed, backward=backward)
 
     def __call__(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **others: Any
@@ -71,24 +93,23 @@ class Partition:
         forward, backward = divide(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
         if not options.rewrites:
             return forward, backward
+        self.watch.results, self.watch.incoming = num_fwd_outputs, incoming(joint)
         joined = join(Halves(forward, backward, num_fwd_outputs), stale=options.fused)
         if inside := branches(joint):
             warnings.warn(
                 f"what is needed inside of {', '.join(inside)} is not known, and no part of the limit",
                 stacklevel=2,
             )
-        kept = self.budget.kept_before(self.frame)
         step = measured(joined, options)
-        deciding = Deciding(step, options, options.beside + kept, least=self.more)
-        try:
-            made, keeps = self._fitted(joined, deciding) if options.fused else _decided(deciding)
-        except PlanError as error:
-            raise self._refusal(error, kept) from None
-        begin = self.budget.host_before(self.frame)
+        beside = self.beside if given_as_told(joint, self.given) else replace(self.beside, going=())
+        among = Among(options, self.budget, self.number, self.more, beside)
+        made, keeps = among.decide(joined, step)
+        begin = self.budget.host_before(self.number)
         places = places_of(made.captured.graph, made.rewriting).behind(begin)
+        host_end = begin + places.size * among.runs  # other runs find room behind
         if places.at:
             with _disable_current_modes():
-                RUNTIME.engine(device_of(joined.module), options.host_limit).reserve(begin + places.size)
+                RUNTIME.engine(device_of(joined.module), options.host_limit).reserve(host_end)
         apply(
             joined,
             made.captured,
@@ -102,55 +123,29 @@ class Partition:
 
             small = made.needed.small
             self.passes.update(passes_of(joined, made, step.workspace, options.limit or 0, small=small))
-        known = keeps if self.more and options.limit is not None else None
-        self.budget.add(Part(self.frame, self.more, options, made, self.clock, begin + places.size, known))
+        self.watch.part = Part(
+            self.number,
+            self.more,
+            options,
+            made,
+            self.clock,
+            beside=among.counted,
+            host_end=host_end,
+            kept_before=self.budget.kept_before(self.number),
+            keeps=keeps if self.more and options.limit is not None else None,
+        )
+        self.budget.add(self.watch.part)
         return forward, backward
 
-    def _refusal(self, error: PlanError, kept: int) -> PlanError:
-        """What is said of a limit that cannot be held beside what graphs before this one keep."""
-        limit, least, beside = self.options.limit, error.least_bytes, self.options.beside
-        said = [str(error)]
-        if kept:
-            said.append(f"of that, graphs before it keep {kept} bytes")
-        if kept and limit is not None and least is not None:
-            enough = self.budget.enough(self.frame, limit, least)
-            if enough < least:
-                fewer = self.budget.kept_within(self.frame, enough)
-                said[-1] += f", but {fewer} within a limit of {enough}, which is enough"
-                least = enough
-        if beside:
-            said.append(f"of that, {beside} bytes lie beside")
-        return PlanError("; ".join(said), least)
 
-    def _fitted(self, joined: Joined, deciding: Deciding) -> tuple[Decided, Callable[[int], int]]:
-        """A decision about graphs whose operations are fused, and what they keep within other limits."""
-        limit = self.options.limit
-        if limit is None:
-            return _decided(deciding)
-        try:
-            from mempool.torch.rewriting.fused import fitted
-
-            made, looked = fitted(joined, deciding, limit)
-            return made, partial(kept_by, looked)
-        except PlanError:
-            raise
-        except Exception as error:  # it goes deep into a compiler that is somebody else's
-            warnings.warn(
-                f"what fused operations need is not found, and the limit counts each by itself: {error}",
-                stacklevel=2,
-            )
-            return _decided(deciding)
+def incoming(joint: fx.GraphModule) -> int:
+    """How many gradients a joint graph is given, which are the last inputs of its backward graph."""
+    return sum("tangents" in str(node.target) for node in joint.graph.find_nodes(op="placeholder"))
 
 
-def _decided(deciding: Deciding) -> tuple[Decided, Callable[[int], int]]:
-    """A decision, and what is kept within other limits."""
-    return deciding.decide(), deciding.kept_bytes
-
-
-def kept_by(looked: Sequence[Decided], limit: int) -> int:
-    """The fewest bytes that any decision keeps between the passes of those that are within a limit."""
-    within = [made.kept_bytes for made in looked if made.peak_bytes <= limit]
-    return min(within, default=max(made.kept_bytes for made in looked))
+def given_as_told(joint: fx.GraphModule, count: int) -> bool:
+    """Whether a joint graph is given what its function is, each by itself: not where they share memory."""
+    return count == sum("primals" in str(node.target) for node in joint.graph.find_nodes(op="placeholder"))
 
 
 def branches(joint: fx.GraphModule) -> list[str]:

@@ -78,7 +78,9 @@ def _graph(part: Part) -> dict[str, Any]:
     return {
         "operations": len(graph),
         "limit_bytes": part.options.limit,
-        "outside_bytes": made.outside_bytes,
+        "outside_bytes": made.outside.always,
+        "outside_forward_bytes": made.outside.forward,
+        "outside_backward_bytes": made.outside.backward,
         "plain_peak_bytes": plain.peak_bytes,
         "predicted_peak_bytes": made.peak_bytes,
         "plain_seconds": plain.seconds,

@@ -1,0 +1,185 @@
+"""A decision about a graph that runs among others, and among other runs of itself, within one limit."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from mempool.torch.rewriting.decide import Deciding, allowed_host_bytes
+from mempool.torch.rewriting.decided import Outside
+from mempool.torch.rewriting.looks import Moment, Seen
+from solvers.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mempool.torch.rewriting.budget import Budget
+    from mempool.torch.rewriting.decided import Decided
+    from mempool.torch.rewriting.joined import Joined
+    from mempool.torch.rewriting.options import Options
+    from mempool.torch.rewriting.present import Beside
+    from mempool.torch.rewriting.step import Step
+
+#: How often to decide anew until other runs of the same graph hold no more than was counted.
+_ROUNDS = 8
+#: How often to halve what those may hold, where it is more than what they must.
+_HALVINGS = 4
+
+
+@dataclass(frozen=True)
+class Among:
+    """What decides about one graph.
+
+    A graph that others follow keeps as little as it can, since nobody knows yet what the next ones need.
+
+    Attributes:
+        options: what was asked for.
+        budget: the graphs that share the limit.
+        number: of the graph.
+        more: whether there are graphs after it.
+        now: what is beside it when it is compiled.
+    """
+
+    options: Options
+    budget: Budget
+    number: int
+    more: bool
+    now: Beside
+
+    @cached_property
+    def counted(self) -> Beside:
+        """What is beside it now, or was when it has run."""
+        now, seen = self.now, self._seen
+        if seen is None:
+            return now
+        moments = (seen.most(seen.kept, backward=backward) for backward in (False, True))
+        moment = max(moments, key=Moment.bytes)
+        held, own = moment.others, moment.own + moment.waiting
+        return replace(now, held=held, own=own, parameters=moment.parameters)
+
+    def outside(self, kept: int) -> Outside:
+        """Bytes beside the graph in its passes, if each of its runs keeps so much."""
+        now, seen = self.now, self._seen
+        if seen is None:
+            passes = now.held + now.own + now.parameters, now.kept + now.own + now.parameters + now.gradients
+        else:
+            passes = seen.bytes(kept, backward=False), seen.bytes(kept, backward=True)
+        always = min(passes)
+        return Outside(self.options.beside + always, *(one - always for one in passes))
+
+    @cached_property
+    def runs(self) -> int:
+        """How many runs of the graph may be under way at a time, as far as is known."""
+        return 1 if self._seen is None else 1 + self._seen.runs
+
+    def decide(self, joined: Joined, step: Step) -> tuple[Decided, Callable[[int], int]]:
+        """What becomes of the graph, and what it keeps within other limits.
+
+        Raises:
+            PlanError: the limit cannot be held.
+        """
+        try:
+            made, keeps = self._as_little(joined, step)
+        except PlanError as error:
+            raise self._refusal(error) from None
+        if self.runs > 1 and len(self.budget.parts) <= 1:
+            made = self._as_much(joined, step, made)
+        return made, keeps
+
+    @cached_property
+    def _seen(self) -> Seen | None:
+        return self.budget.looks.known.get(self.number)
+
+    @cached_property
+    def _host_bytes(self) -> int:
+        """What is left of the host for its runs beside copies of graphs before it."""
+        return max(allowed_host_bytes(self.options) - self.budget.host_before(self.number), 0)
+
+    def _as_little(self, joined: Joined, step: Step) -> tuple[Decided, Callable[[int], int]]:
+        """Where there are others, or other runs, as little kept as can be."""
+        kept = 0
+        for _ in range(_ROUNDS):
+            made, keeps = self._made(joined, step, kept, least=self.more or self.runs > 1)
+            if self.runs == 1 or made.kept_bytes <= kept:
+                break
+            kept = made.kept_bytes  # with which less is left to each, and each may have to keep more
+        return made, keeps
+
+    def _as_much(self, joined: Joined, step: Step, found: Decided) -> Decided:
+        """Runs of a graph that has the limit for itself share it: what each keeps costs no time."""
+        low, high = found.kept_bytes, max(self._seen.kept if self._seen else 0, found.kept_bytes)
+        for _ in range(_HALVINGS):
+            kept = (low + high + 1) // 2
+            try:
+                made, _ = self._made(joined, step, kept, least=True, keep=kept)
+            except PlanError:
+                high = kept
+                continue
+            if made.kept_bytes <= kept and made.timed.seconds <= found.timed.seconds:
+                found = made
+            low = kept
+        return found
+
+    def _made(
+        self, joined: Joined, step: Step, kept: int, *, least: bool, keep: int = 0
+    ) -> tuple[Decided, Callable[[int], int]]:
+        """A decision, where other runs keep so much each."""
+        deciding = Deciding(
+            step,
+            self.options,
+            self.outside(kept),
+            least=least,
+            keep=keep,
+            going=step.captured.given(self.now.going),
+            gradients_stay=self._seen is not None and self._seen.gradients_stay,
+            host_limit=self._host_bytes // self.runs,
+        )
+        if self.options.fused and self.options.limit is not None:
+            return _fitted(joined, deciding, self.options.limit)
+        return deciding.decide(), deciding.kept_bytes
+
+    def _refusal(self, error: PlanError) -> PlanError:
+        """What is said of a limit that cannot be held beside what is there besides."""
+        limit, least, beside = self.options.limit, error.least_bytes, self.counted
+        said = [str(error)]
+        if beside.held:
+            said.append(f"of that, graphs before it hold {beside.held} bytes")
+        if beside.held and limit is not None and least is not None:
+            enough = self.budget.enough(self.number, limit, least)
+            fewer = self.budget.kept_before(self.number) - self.budget.kept_within(self.number, enough)
+            tickets = self.budget.tickets_before(self.number)
+            least = enough + tickets
+            within = f"{beside.held - fewer + tickets} at most within a limit of {least}"
+            said[-1] += f", and {within}, which is enough"
+        if beside.own:
+            said.append(f"of that, other runs of it hold {beside.own} bytes")
+        if beside.parameters:
+            said.append(f"of that, {beside.parameters} bytes are parameters that it does not read")
+        if self.options.beside:
+            said.append(f"of that, {self.options.beside} bytes lie beside")
+        return PlanError("; ".join(said), least)
+
+
+def _fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, Callable[[int], int]]:
+    """A decision about graphs whose operations are fused, and what they keep within other limits."""
+    try:
+        from mempool.torch.rewriting.fused import fitted
+
+        made, looked = fitted(joined, deciding, limit)
+        return made, partial(kept_by, looked)
+    except PlanError:
+        raise
+    except Exception as error:  # it goes deep into a compiler that is somebody else's
+        warnings.warn(
+            f"what fused operations need is not found, and the limit counts each by itself: {error}",
+            stacklevel=2,
+        )
+        return deciding.decide(), deciding.kept_bytes
+
+
+def kept_by(looked: Sequence[Decided], limit: int) -> int:
+    """The fewest bytes that any decision keeps between the passes of those that are within a limit."""
+    within = [made.kept_bytes for made in looked if made.peak_bytes <= limit]
+    return min(within, default=max(made.kept_bytes for made in looked))

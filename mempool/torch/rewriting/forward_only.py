@@ -1,0 +1,45 @@
+"""Graphs without a backward pass: nothing waits for anything, so nothing moves, whatever the limit is."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from mempool.torch.rewriting.capture import capture
+from mempool.torch.rewriting.joined import output_of
+from mempool.torch.rewriting.kernels import Kernels
+from solvers.rewriting.timed import simulate
+from solvers.swap.link import Link
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from solvers.rewriting import Graph
+
+
+def needs(graph: fx.GraphModule, outside_bytes: int) -> int:
+    """Bytes that a graph needs if it runs as it is, beside others."""
+    captured = _captured(graph)
+    return simulate(captured, Link.of_rate(1.0), outside_bytes=outside_bytes).peak_bytes
+
+
+def kernels_of(graph: fx.GraphModule, outside_bytes: int, limit: int) -> Kernels:
+    """A pass over the kernels that inductor makes of it, which tells what they need."""
+    captured = _captured(graph)
+    given = int(captured.size[(captured.producer < 0) & ~captured.host].sum())
+    return Kernels(outside_bytes + given, {}, {}, limit=limit)
+
+
+def warn(needed: int, limit: int) -> None:
+    """Say it where a graph needs more than the limit."""
+    if needed > limit:
+        warnings.warn(
+            f"a graph has no backward pass, and needs {needed} bytes where the limit is {limit}: "
+            "it runs all the same, as it is",
+            stacklevel=2,
+        )
+
+
+def _captured(graph: fx.GraphModule) -> Graph:
+    (returned,) = output_of(graph).args
+    return capture(graph, len(returned)).graph

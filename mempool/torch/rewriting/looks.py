@@ -1,0 +1,186 @@
+"""What is beside graphs while they run, looked at in the steps after something was compiled."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from mempool.torch.rewriting.present import Present
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+#: In how many steps runs are looked at after a graph has been compiled, how many runs at most, and how often
+#: a graph is compiled anew for what was seen.
+_STEPS, _LOOKS, _AGAIN = 3, 4096, 4
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is beside a run of a graph when it begins; bytes.
+
+    Attributes:
+        others: what other graphs hold, and gradients.
+        parameters: and buffers that the graph does not read.
+        own: what other runs of the same graph hold besides what they keep for their backward runs.
+        waiting: what they keep.
+        runs: how many of them keep anything.
+    """
+
+    others: int = 0
+    parameters: int = 0
+    own: int = 0
+    waiting: int = 0
+    runs: int = 0
+
+    def bytes(self, more: int = 0) -> int:
+        """All of it, where each run keeps so many bytes more."""
+        return self.others + self.parameters + self.own + max(self.waiting + self.runs * more, 0)
+
+
+NO_MOMENT = Moment()
+
+
+@dataclass
+class Seen:
+    """What was beside the runs of a graph.
+
+    Attributes:
+        kept: bytes that each run was thought to keep.
+        gradients_stay: whether somebody else has what its backward pass was given until that ends.
+    """
+
+    kept: int = 0
+    gradients_stay: bool = False
+    _most: dict[tuple[bool, int], Moment] = field(default_factory=dict)
+
+    def note(self, moment: Moment, *, backward: bool) -> None:
+        """One more run has begun. Of those with as many others only that with most counts."""
+        key = backward, moment.runs
+        if moment.bytes() > self._most.get(key, NO_MOMENT).bytes():
+            self._most[key] = moment
+
+    @property
+    def runs(self) -> int:
+        """How many runs there were at a time beside one."""
+        return max((moment.runs for moment in self._most.values()), default=0)
+
+    def most(self, kept: int, *, backward: bool) -> Moment:
+        """What is beside a run when there is most, if each keeps so much."""
+        found = (moment for (one, _), moment in self._most.items() if one == backward)
+        return max(found, key=lambda moment: moment.bytes(kept - self.kept), default=NO_MOMENT)
+
+    def bytes(self, kept: int, *, backward: bool) -> int:
+        """How much that is."""
+        return self.most(kept, backward=backward).bytes(kept - self.kept)
+
+
+@dataclass(eq=False)
+class Looks:
+    """At the runs of the graphs of one call of `torch.compile`.
+
+    Attributes:
+        present: what the graphs hold.
+        seen: by the number of a graph, what was beside it since it was compiled.
+        known: the same when it was found to be more than was counted.
+    """
+
+    present: Present = field(default_factory=Present)
+    seen: dict[int, Seen] = field(default_factory=dict)
+    known: dict[int, Seen] = field(default_factory=dict)
+    _left: int = 0
+    _steps: int = 0
+    _numbers: dict[tuple[Hashable, Hashable], int] = field(default_factory=dict)
+    _stale: list[int] = field(default_factory=list)
+    _anew: Counter[int] = field(default_factory=Counter)
+    _went_back: bool = False
+    _compiled: bool = False
+    _queued: bool = False
+
+    def number(self, code: Hashable, given: Iterable[Any]) -> int:
+        """Of a graph that is about to be compiled: one for the code of a function and sizes of parameters.
+
+        Args:
+            code: of the function that it is of.
+            given: to it.
+        """
+        shapes = tuple(one.shape for one in given if isinstance(one, torch.nn.Parameter) and not is_lazy(one))
+        number = self._numbers.setdefault((code, shapes), len(self._numbers))
+        if self._left == 0 and number in self.seen:  # what is there in this step nobody has looked at
+            self.known[number] = self.seen[number]
+        if self.seen.get(number) is self.known.get(number):
+            self.seen[number] = Seen()
+        self._left, self._steps, self._compiled = _LOOKS, _STEPS, True
+        return number
+
+    @property
+    def wanted(self) -> bool:
+        """Whether to look at a run that begins."""
+        return self._left > 0
+
+    def begins(self, *, backward: bool) -> None:
+        """A run that is looked at begins.
+
+        It is the next step's if it goes forward after others went back, none waits to do so, and it makes
+        nothing again for one that is doing so.
+        """
+        self._left -= 1
+        if backward and self._compiled:
+            gc.collect()  # see `Present.beside`
+            self._compiled = False
+        if not backward and not _goes_back():
+            self._queued = False
+            if self._went_back and not self.present.waits():
+                self._steps -= 1
+                self._left = self._left if self._steps > 0 else 0
+                self.present.step()
+                self._went_back = False
+        self._went_back |= backward
+
+    def ends(self) -> None:
+        """A backward run has ended.
+
+        When the whole backward pass has, what is to be compiled anew is forgotten; not before, since what is
+        made again in it must be made by the same graph.
+        """
+        if self._stale and not _goes_back():  # as where it is compiled as a whole
+            self._is_over()
+        elif self._stale and not self._queued:
+            torch.autograd.Variable._execution_engine.queue_callback(self._is_over)
+            self._queued = True
+
+    def _is_over(self) -> None:
+        self._queued = False
+        while self._stale and not self.present.waits():
+            self._compile_anew(self._stale.pop())
+
+    def stale(self, number: int) -> None:
+        """More is beside a graph than was counted: compile it anew, when the step is over."""
+        if self.known.get(number) is not self.seen[number]:
+            self.known[number] = self.seen[number]
+            self._stale.append(number)
+
+    def _compile_anew(self, number: int) -> None:
+        from mempool.torch.rewriting.frames import compile_anew
+
+        code = next(code for (code, _), one in self._numbers.items() if one == number)
+        self._anew[number] += 1
+        if self._anew[number] > _AGAIN or not compile_anew(code):
+            seen = self.known[number]
+            name = getattr(code, "co_name", "a function")
+            warnings.warn(
+                f"beside a graph of {name} are {seen.bytes(seen.kept, backward=False)} bytes in the forward "
+                f"and {seen.bytes(seen.kept, backward=True)} in the backward pass, more than was counted",
+                stacklevel=2,
+            )
+
+
+def _goes_back() -> bool:
+    """Whether a backward pass is what runs now, in this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)

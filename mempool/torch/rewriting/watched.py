@@ -1,0 +1,146 @@
+"""Whether what is beside a graph while it runs is what was counted; if not, it is compiled anew."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mempool.torch.rewriting.looks import Moment
+from mempool.torch.rewriting.present import Run, bytes_of, total
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mempool.torch.rewriting.budget import Part
+    from mempool.torch.rewriting.looks import Looks, Seen
+    from mempool.torch.rewriting.present import Memories
+
+#: As little beyond what was counted, a share of the limit, is as well as nothing.
+_SLIGHT = 1 / 256
+
+
+@dataclass(eq=False)
+class Watch:
+    """Over the runs of one graph.
+
+    Attributes:
+        looks: at the runs of all graphs that share the limit.
+        number: of the graph.
+        results: how many results its function asks it for; unless told, all that there are.
+        incoming: how many gradients its backward pass is given, last of all.
+        parameters: bytes of those that it does not read.
+        part: what was decided about it; None: nothing, as about one without a backward pass.
+    """
+
+    looks: Looks
+    number: int
+    results: int = sys.maxsize
+    incoming: int = 0
+    parameters: int = 0
+    part: Part | None = None
+    _beside: int = 0
+
+    @property
+    def seen(self) -> Seen:
+        """What was beside it, and others of the same code, so far."""
+        return self.looks.seen[self.number]
+
+    def around(self, run: Callable[..., Any], *, backward: bool) -> Callable[..., Any]:
+        """The same callable, which takes one list, as AOTAutograd's compilers make it."""
+        watched = (self._backward if backward else self._forward)(run)
+        watched._boxed_call = True  # type: ignore[attr-defined]
+        return watched
+
+    def _forward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        looks, present = self.looks, self.looks.present
+
+        def watched(arguments: list[Any]) -> Any:
+            if not looks.wanted:
+                return run(arguments)
+            looks.begins(backward=False)
+            given = present.memories(arguments)
+            if self.part is not None:
+                present.meet_parameters(arguments)
+                self._look(self.part, given, present.runs(self.number), {})
+            result = run(arguments)
+            asked, kept = (
+                present.memories(some) for some in (result[: self.results], result[self.results :])
+            )
+            present.went_forward(self.number, Run(given, asked, kept))
+            return result
+
+        return watched
+
+    def _backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        looks, present = self.looks, self.looks.present
+
+        def watched(arguments: list[Any]) -> Any:
+            if not looks.wanted:
+                return run(arguments)
+            looks.begins(backward=True)
+            first = len(arguments) - self.incoming
+            gradients = present.told(arguments[first:])
+            if self.part is not None:
+                given = present.memories(arguments[:first])
+                runs = present.runs(self.number)
+                left = {}
+                if runs:  # one of them is that whose backward pass this is
+                    own = max(runs, key=lambda run: len(run.kept.keys() & given.keys()))
+                    runs.remove(own)
+                    left = own.results if self.part.decided.results_leave else {}
+                self._look(self.part, given, runs, left, arguments[first:])
+            result = run(arguments)
+            present.went_back(result)
+            if self.part is not None and not self.part.decided.counts_gradients:
+                stays = bytes_of(gradients, but=present.told(result))
+                self.seen.gradients_stay |= stays > 0
+                self._compare(self.part, self._beside + stays, backward=True)
+            looks.ends()
+            return result
+
+        return watched
+
+    def _look(
+        self,
+        part: Part,
+        given: Memories,
+        runs: list[Run],
+        left: Memories,
+        gradients: Sequence[Any] | None = None,
+    ) -> None:
+        """What is beside a run that begins, and whether the limit is held with it.
+
+        Args:
+            part: what was decided.
+            given: to the run, but for gradients.
+            runs: others of the same graph that are not over.
+            left: what the run was counted on to have left to others, and somebody still has.
+            gradients: that are given to a backward run; None: it is a forward run.
+        """
+        seen, present, backward = self.seen, self.looks.present, gradients is not None
+        others, parameters = present.others(self.number) | left, present.parameters()
+        if not backward:  # which needs not read all that the forward run has read
+            self.parameters = max(self.parameters, total(parameters, given))
+        waiting = {one: size for run in runs for one, size in run.waits.items()}
+        own = {one: size for run in runs for one, size in run.all.items()}
+        if backward:
+            others |= present.gradients()
+        moment = Moment(
+            others=total(others, given, parameters) + present.on_the_way(gradients or ()),
+            parameters=self.parameters,
+            own=total(own, waiting, given, parameters, others),
+            waiting=total(waiting, given, parameters, others),
+            runs=sum(bool(run.waits) for run in runs),
+        )
+        seen.note(moment, backward=backward)
+        seen.kept = part.decided.kept_bytes
+        self._beside = moment.bytes()
+        self._compare(part, self._beside, backward=backward)
+
+    def _compare(self, part: Part, beside: int, *, backward: bool) -> None:
+        """Whether the limit is held with so much beside."""
+        counted = part.decided.outside.during(backward=backward) - part.options.beside
+        needs = part.decided.peak_of(backward=backward) + beside - counted
+        if needs > (part.options.limit or 0) * (1 + _SLIGHT):
+            self.looks.stale(self.number)

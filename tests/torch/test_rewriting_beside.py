@@ -1,0 +1,412 @@
+"""What lies beside a graph is part of its limit, as a pool counts the bytes of whole steps."""
+
+from __future__ import annotations
+
+import gc
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from rewritten import compiled, same
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor import config as inductor
+
+import mempool.torch
+from mempool.torch.rewriting.among import Among
+from mempool.torch.rewriting.budget import BUDGETS, Budget
+from mempool.torch.rewriting.looks import Looks, Moment, Seen
+from mempool.torch.rewriting.options import Options
+from mempool.torch.rewriting.present import Beside, Present, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mempool.torch import TensorPool
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script"),  # of PyTorch's own modules
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo asks results of graphs
+]
+
+
+@pytest.fixture(autouse=True)
+def no_vectors() -> Iterator[None]:
+    """Or other kernels would give other last bits: which there are depends on what was measured."""
+    with inductor.patch({"cpp.simdlen": 1}):
+        yield
+
+
+@pytest.fixture
+def pool() -> Iterator[TensorPool]:
+    """What counts bytes."""
+    with mempool.torch.install(device="cpu", mode="record") as pool:
+        yield pool
+
+
+class Late(nn.Module):
+    """The first graph needs most, and most parameters and gradients are the second's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.wide = nn.ModuleList(nn.Linear(64, 64) for _ in range(4)), nn.Linear(2048, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).sin()
+        row = x.mean(0)
+        torch._dynamo.graph_break()
+        return self.wide(row.repeat(32)).sin()
+
+
+class Skipped(nn.Module):
+    """What the first graph has made waits for the third while the second runs forward, and not longer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layers = nn.Linear(64, 64), nn.ModuleList(nn.Linear(64, 64) for _ in range(12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).sin()
+        beside = y.detach().repeat(1, 8) * 2
+        torch._dynamo.graph_break()
+        for layer in self.layers:
+            y = layer(y).sin()
+        torch._dynamo.graph_break()
+        return y + beside[:, :64]
+
+
+class Tied(nn.Module):
+    """Two graphs read a parameter: the second one's gradient waits while the first one goes back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4096, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (x @ self.table[:64]).sin()
+        torch._dynamo.graph_break()
+        return (y[:16] @ self.table.t()).sin()
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.out = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.query(x).sin()
+        y = y * y.cos()
+        torch._dynamo.graph_break()
+        y = self.out(y).exp().sin()
+        return y * y.sigmoid()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+        self.wide = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.inner(x)
+        return x + self.wide(x)
+
+
+class Blocks(nn.Module):
+    """The same graphs run for each block, and hold something for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.wide(x)
+
+
+class Regions(nn.Module):
+    """Blocks that somebody compiles each by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Wide() for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+Step = "Callable[[torch.Tensor], torch.Tensor]"
+
+
+def once(model: nn.Module, options: dict[str, Any]) -> Step:
+    return compiled(lambda x: model(x).square().mean(), options)
+
+
+def twice(model: nn.Module, options: dict[str, Any]) -> Step:
+    """Before it goes back."""
+    run = compiled(model, options)
+    return lambda x: run(x).square().mean() + run(x.flip(0)).square().mean()
+
+
+def by_regions(model: nn.Module, options: dict[str, Any]) -> Step:
+    torch._dynamo.reset()
+    for block in model.blocks:
+        block.compile(backend="mempool", options=options)
+    return lambda x: model(x).square().mean()
+
+
+def steps_of(
+    pool: TensorPool, make: type[nn.Module], compile_step: Callable[..., Any], options: dict[str, Any]
+) -> tuple[list[torch.Tensor], list[int]]:
+    """Loss and gradients of the last of four steps, and the most bytes of each."""
+    torch.manual_seed(0)
+    gc.collect()
+    before = pool.client.stats()["requested"]["current"]
+    model, peaks = make(), []
+    step = compile_step(model, options)
+    for _ in range(4):
+        x = torch.randn(1024, 64, generator=torch.Generator().manual_seed(1))
+        model.zero_grad()
+        pool.client.reset_peaks()
+        loss = step(x)
+        loss.backward()
+        peaks.append(pool.client.stats()["requested"]["peak"] - before)
+    return [loss.detach(), *(one.grad for one in model.parameters())], peaks
+
+
+def least_of(
+    pool: TensorPool, make: type[nn.Module], compile_step: Callable[..., Any], options: dict[str, Any]
+) -> tuple[int, list[torch.Tensor], list[int]]:
+    """The limit that refusals lead to, in whatever step they come, and what it gives."""
+    limit = 1000
+    for _ in range(9):
+        try:
+            return limit, *steps_of(pool, make, compile_step, {**options, "limit": limit})
+        except BackendCompilerFailed as refused:
+            said = str(refused)
+            found = re.search(r"(\d+), which is enough", said) or re.search(r"needs (\d+)", said)
+            assert found is not None, said
+            assert int(found[1]) > limit
+            limit = int(found[1])
+    raise AssertionError("refused too often")
+
+
+@pytest.mark.parametrize(
+    ("make", "compile_step", "share", "used"),
+    [
+        (Late, once, 0.85, 0.999),
+        (Skipped, once, 0.55, 0.999),
+        (Blocks, once, 0.35, 0.9),
+        (Regions, by_regions, 0.6, 0.85),
+        (Wide, twice, 0.75, 0.9),
+    ],
+)
+def test_steps_hold_the_least_that_is_named(
+    make: type[nn.Module], compile_step: Callable[..., Any], share: float, used: float, pool: TensorPool
+) -> None:
+    """And somewhat more; with the same bits. What is told is not much more than what is needed."""
+    options = {"inner": "eager", "link": "pcie3"}
+    plain, peaks = steps_of(pool, make, compile_step, {"inner": "eager"})
+    least, got, taken = least_of(pool, make, compile_step, options)
+    assert least < share * peaks[-1]
+    assert used * least < taken[-1] <= least
+    assert taken[2] <= least
+    assert same(got, plain)
+    limit = int(least + 0.4 * (peaks[-1] - least))
+    got, taken = steps_of(pool, make, compile_step, {**options, "limit": limit})
+    assert max(taken[2:]) <= limit
+    assert same(got, plain)
+
+
+def test_a_gradient_that_waits_is_counted_and_still_added_in_place(pool: TensorPool) -> None:
+    """What asks a tensor for its memory has a share in it, and then PyTorch adds nothing to it in place."""
+    _, peaks = steps_of(pool, Tied, once, {"inner": "inductor"})
+    options = {"inner": "inductor", "link": "pcie3"}
+    _, most = steps_of(pool, Tied, once, {**options, "limit": 1 << 40})
+    assert max(most[1:]) <= peaks[-1]
+    least, _, taken = least_of(pool, Tied, once, options)
+    assert taken[-1] <= least
+    first = BUDGETS[-1].parts[0]
+    assert first.decided.peak_of(backward=True) + 4096 * 64 * 4 <= least
+
+
+class Grows(nn.Module):
+    """Only the first graph sees how long its batch is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).sin()
+        y = x.reshape(-1, 64, 64).mean(0)
+        torch._dynamo.graph_break()
+        y = y.repeat(48, 1)
+        for _ in range(6):
+            y = torch.sigmoid(y * y.sin())
+        return y.square().mean()
+
+
+def test_a_first_graph_that_keeps_more_than_it_did_is_counted(pool: TensorPool) -> None:
+    """When it is compiled anew for a larger batch, though the second graph is not."""
+    torch.manual_seed(0)
+    before = pool.client.stats()["requested"]["current"]
+    model = Grows()
+
+    def peaks(step: Step, *lengths: int) -> list[int]:
+        found = []
+        for length in lengths:
+            model.zero_grad()
+            x = torch.randn(length, 64)
+            pool.client.reset_peaks()
+            step(x).backward()
+            found.append(pool.client.stats()["requested"]["peak"] - before)
+            del x
+        return found
+
+    options = {"inner": "eager", "link": "pcie3", "exclude": "*"}  # nothing may leave
+    limit = peaks(compiled(model, {**options, "limit": 1 << 40}), 2048, 2048)[-1]
+    step = compiled(model, {**options, "limit": limit})
+    assert peaks(step, 64, 64)[-1] < limit
+    assert max(peaks(step, *[2048] * 4)[2:]) <= limit
+
+
+class Frozen(nn.Module):
+    """Features that are not trained, and a head that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Linear(512, 512).requires_grad_(False)
+        self.head = nn.Sequential(nn.Linear(512, 64), nn.GELU(), nn.Linear(64, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.features(x).sin()
+        torch._dynamo.graph_break()
+        return self.head(y)
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_parameters_of_a_graph_that_has_no_backward_pass_count(inner: str) -> None:
+    """And where such a graph needs more than the limit, a warning says so: nothing of it can be moved."""
+    model, options = Frozen(), {"inner": inner, "limit": 1 << 40}
+    batch = torch.randn(1024, 512)
+    compiled(model, options)(batch).sum().backward()
+    (part,) = BUDGETS[-1].parts.values()
+    assert part.beside.parameters == 4 * (512 * 512 + 512)
+    limit = part.decided.peak_bytes + 4096
+    step = compiled(model, {**options, "limit": limit, "exclude": "*"})
+    with pytest.warns(UserWarning, match="no backward pass, and needs"):
+        step(batch)
+
+
+def test_a_limit_that_is_found_to_be_exceeded_is_refused_by_name(pool: TensorPool) -> None:
+    """In the second step: the first one shows how often the graph runs."""
+    plain, peaks = steps_of(pool, Wide, twice, {"inner": "eager"})
+    del plain
+    with pytest.raises(BackendCompilerFailed, match="no step fits"):
+        steps_of(pool, Wide, twice, {"inner": "eager", "limit": int(0.62 * peaks[-1]), "exclude": "*"})
+
+
+def test_memory_is_known_for_as_long_as_it_lives() -> None:
+    """What a graph was given, has made and keeps, seen by the graphs after it; no memory is kept alive."""
+    model = nn.Linear(8, 8)
+    batch, result, kept = torch.ones(10), torch.ones(20), torch.ones(30)
+    present = Present()
+    present.meet([model], [batch])
+    present.beside(0, [batch, model.weight], more=True)
+    memories = (present.memories(some) for some in ([batch, model.weight], [result, 3], [kept, model.weight]))
+    present.went_forward(0, Run(*memories))
+    beside = present.beside(1, [result], more=True)
+    assert (beside.held, beside.kept, beside.own) == (160, 160, 0)
+    assert beside.parameters == 4 * (64 + 8)
+    assert beside.gradients == 4 * 8  # of the bias, which no graph has read so far
+    other = present.beside(1, [], more=False)
+    assert (other.held, other.kept, other.gradients) == (240, 160, 0)
+    again = present.beside(0, [batch, model.weight], more=False)
+    assert (again.held, again.own) == (0, 200)
+    del kept
+    assert present.beside(1, [result], more=False).held == 40
+    present.step()
+    assert present.beside(1, [result], more=False).held == 0
+
+
+def test_three_steps_are_looked_at_each_by_itself() -> None:
+    """Until somebody compiles something again, which makes what was seen what is known."""
+    looks, result = Looks(), torch.ones(10)
+    looks.present.meet([], [result])
+    number = looks.number("some code", [])
+    first = looks.seen[number]
+    for _ in range(3):
+        assert looks.wanted
+        looks.begins(backward=False)
+        assert not looks.present.runs(number)
+        looks.present.went_forward(number, Run({}, looks.present.memories([result]), {}))
+        assert looks.present.runs(number)
+        looks.begins(backward=True)
+    looks.begins(backward=False)
+    assert not looks.wanted
+    assert not looks.present.runs(number)
+    assert (looks.number("some code", []), looks.number("other code", [])) == (number, number + 1)
+    assert looks.wanted
+    assert looks.known == {number: first}
+    assert looks.seen[number] is not first
+
+
+def test_what_cannot_be_compiled_anew_is_warned_of() -> None:
+    looks = Looks()
+    looks.stale(looks.number("no code", []))
+    with pytest.warns(UserWarning, match="more than was counted"):
+        looks.ends()
+    looks.ends()  # once
+
+
+def test_what_was_seen_counts_where_it_is_not_there_yet() -> None:
+    """When a graph is compiled anew others have not run, or have run less often."""
+    budget, options = Budget(None), Options(limit=1000, beside=1000)
+    now = Beside(held=50, kept=40, own=3, going=(2,), parameters=7, gradients=5)
+    first = Among(options, budget, 0, True, now)
+    assert (first.counted, first.runs) == (now, 1)
+    assert [first.outside(99).during(backward=backward) for backward in (False, True)] == [1060, 1055]
+    seen = budget.looks.known[0] = Seen(kept=10)
+    for moment in (Moment(60, 8, 4, 20, 2), Moment(61, 8, 4, 0, 0)):
+        seen.note(moment, backward=False)
+    seen.note(Moment(90, 8, 2, 0, 1), backward=True)
+    among = Among(options, budget, 0, True, now)
+    assert among.counted == Beside(held=90, kept=40, own=2, going=(2,), parameters=8, gradients=5)
+    assert among.runs == 3
+    for kept, forward, backward in ((10, 92, 100), (12, 96, 102), (0, 73, 100)):
+        outside = among.outside(kept)
+        assert [outside.during(backward=one) for one in (False, True)] == [1000 + forward, 1000 + backward]
+
+
+def test_gradients_are_known_until_somebody_takes_them() -> None:
+    model = nn.Linear(8, 8, bias=False)
+    present = Present()
+    present.meet([model], [])
+    first, second = torch.ones(10), torch.ones(20)
+    present.went_back([first, None, second])
+    assert present.on_the_way([]) == 120
+    assert present.on_the_way([first]) == 80
+    del second
+    assert present.on_the_way([]) == 40
+    model.weight.grad = torch.ones(8, 8)
+    assert sum(present.gradients().values()) == 256
+    present.step()  # those that a step begins with are somebody else's
+    assert not present.gradients()
