@@ -320,7 +320,7 @@ def test_a_limit_that_is_found_to_be_exceeded_is_refused_by_name(pool: TensorPoo
     """In the second step: the first one shows how often the graph runs."""
     plain, peaks = steps_of(pool, Wide, twice, {"inner": "eager"})
     del plain
-    with pytest.raises(BackendCompilerFailed, match="no step fits"):
+    with pytest.raises(BackendCompilerFailed, match="other runs of it hold"):
         steps_of(pool, Wide, twice, {"inner": "eager", "limit": int(0.62 * peaks[-1]), "exclude": "*"})
 
 
@@ -353,6 +353,7 @@ def test_three_steps_are_looked_at_each_by_itself() -> None:
     looks.present.meet([], [result])
     number = looks.number("some code", [])
     first = looks.seen[number]
+    first.note(Moment(others=1), backward=False)
     for _ in range(3):
         assert looks.wanted
         looks.begins(backward=False)
@@ -384,10 +385,10 @@ def test_what_was_seen_counts_where_it_is_not_there_yet() -> None:
     first = Among(options, budget, 0, True, now)
     assert (first.counted, first.runs) == (now, 1)
     assert [first.outside(99).during(backward=backward) for backward in (False, True)] == [1060, 1055]
-    seen = budget.looks.known[0] = Seen(kept=10)
-    for moment in (Moment(60, 8, 4, 20, 2), Moment(61, 8, 4, 0, 0)):
+    seen = budget.looks.known[0] = Seen()
+    for moment in (Moment(60, 8, 4, 20, 2, kept=10), Moment(61, 8, 4, 0, 0, kept=11)):
         seen.note(moment, backward=False)
-    seen.note(Moment(90, 8, 2, 0, 1), backward=True)
+    seen.note(Moment(90, 8, 2, 0, 1, kept=10), backward=True)
     among = Among(options, budget, 0, True, now)
     assert among.counted == Beside(held=90, kept=40, own=2, going=(2,), parameters=8, gradients=5)
     assert among.runs == 3

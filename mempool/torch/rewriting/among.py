@@ -54,7 +54,7 @@ class Among:
         now, seen = self.now, self._seen
         if seen is None:
             return now
-        moments = (seen.most(seen.kept, backward=backward) for backward in (False, True))
+        moments = (seen.most(backward=backward) for backward in (False, True))
         moment = max(moments, key=Moment.bytes)
         held, own = moment.others, moment.own + moment.waiting
         return replace(now, held=held, own=own, parameters=moment.parameters)
@@ -65,7 +65,10 @@ class Among:
         if seen is None:
             passes = now.held + now.own + now.parameters, now.kept + now.own + now.parameters + now.gradients
         else:
-            passes = seen.bytes(kept, backward=False), seen.bytes(kept, backward=True)
+            passes = (
+                max(seen.bytes(kept, backward=False), now.held + now.parameters),
+                max(seen.bytes(kept, backward=True), now.kept + now.parameters),
+            )
         always = min(passes)
         return Outside(self.options.beside + always, *(one - always for one in passes))
 

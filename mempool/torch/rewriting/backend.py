@@ -48,9 +48,9 @@ def mempool(
     chosen = parsed(options, mode)
     budget, more = budget_of(options), goes_on(graph)
     given = given_to(graph, inputs)
-    number = budget.looks.number(code_of(), given)
     present = budget.looks.present
     present.meet(modules(), given)
+    number = budget.looks.number(code_of(), given)
     beside = present.beside(number, given, more=more)
     partition = Partition(chosen, budget, number, more, len(given), beside)
     compile_with = _inductor if chosen.fused else _eager

@@ -31,6 +31,7 @@ class Moment:
         own: what other runs of the same graph hold besides what they keep for their backward runs.
         waiting: what they keep.
         runs: how many of them keep anything.
+        kept: what each was thought to keep.
     """
 
     others: int = 0
@@ -38,10 +39,12 @@ class Moment:
     own: int = 0
     waiting: int = 0
     runs: int = 0
+    kept: int = 0
 
-    def bytes(self, more: int = 0) -> int:
-        """All of it, where each run keeps so many bytes more."""
-        return self.others + self.parameters + self.own + max(self.waiting + self.runs * more, 0)
+    def bytes(self, kept: int | None = None) -> int:
+        """All of it, if each run kept so much."""
+        more = 0 if kept is None else self.runs * (kept - self.kept)
+        return self.others + self.parameters + self.own + max(self.waiting + more, 0)
 
 
 NO_MOMENT = Moment()
@@ -52,11 +55,9 @@ class Seen:
     """What was beside the runs of a graph.
 
     Attributes:
-        kept: bytes that each run was thought to keep.
         gradients_stay: whether somebody else has what its backward pass was given until that ends.
     """
 
-    kept: int = 0
     gradients_stay: bool = False
     _most: dict[tuple[bool, int], Moment] = field(default_factory=dict)
 
@@ -71,14 +72,27 @@ class Seen:
         """How many runs there were at a time beside one."""
         return max((moment.runs for moment in self._most.values()), default=0)
 
-    def most(self, kept: int, *, backward: bool) -> Moment:
-        """What is beside a run when there is most, if each keeps so much."""
-        found = (moment for (one, _), moment in self._most.items() if one == backward)
-        return max(found, key=lambda moment: moment.bytes(kept - self.kept), default=NO_MOMENT)
+    @property
+    def kept(self) -> int:
+        """The most that a run was thought to keep."""
+        return max((moment.kept for moment in self._most.values()), default=0)
 
-    def bytes(self, kept: int, *, backward: bool) -> int:
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever beside a run."""
+        return not self._most
+
+    def most(self, kept: int | None = None, *, backward: bool) -> Moment:
+        """What is beside a run when there is most, if each kept so much."""
+        found = (moment for (one, _), moment in self._most.items() if one == backward)
+        return max(found, key=lambda moment: moment.bytes(kept), default=NO_MOMENT)
+
+    def bytes(self, kept: int | None = None, *, backward: bool) -> int:
         """How much that is."""
-        return self.most(kept, backward=backward).bytes(kept - self.kept)
+        return self.most(kept, backward=backward).bytes(kept)
+
+
+NOTHING_SEEN = Seen()
 
 
 @dataclass(eq=False)
@@ -96,7 +110,8 @@ class Looks:
     known: dict[int, Seen] = field(default_factory=dict)
     _left: int = 0
     _steps: int = 0
-    _numbers: dict[tuple[Hashable, Hashable], int] = field(default_factory=dict)
+    _numbers: dict[tuple[int, Hashable], int] = field(default_factory=dict)
+    _codes: dict[int, Hashable] = field(default_factory=dict)
     _stale: list[int] = field(default_factory=list)
     _anew: Counter[int] = field(default_factory=Counter)
     _went_back: bool = False
@@ -111,9 +126,13 @@ class Looks:
             given: to it.
         """
         shapes = tuple(one.shape for one in given if isinstance(one, torch.nn.Parameter) and not is_lazy(one))
-        number = self._numbers.setdefault((code, shapes), len(self._numbers))
-        if self._left == 0 and number in self.seen:  # what is there in this step nobody has looked at
-            self.known[number] = self.seen[number]
+        number = self._numbers.setdefault((id(code), shapes), len(self._numbers))
+        self._codes[number] = code
+        if self._left == 0:  # what is there in this step nobody has looked at
+            if not self.seen.get(number, NOTHING_SEEN).is_empty:
+                self.known[number] = self.seen[number]
+            self.present.step()
+            self._went_back = False
         if self.seen.get(number) is self.known.get(number):
             self.seen[number] = Seen()
         self._left, self._steps, self._compiled = _LOOKS, _STEPS, True
@@ -169,14 +188,14 @@ class Looks:
     def _compile_anew(self, number: int) -> None:
         from mempool.torch.rewriting.frames import compile_anew
 
-        code = next(code for (code, _), one in self._numbers.items() if one == number)
+        code = self._codes[number]
         self._anew[number] += 1
         if self._anew[number] > _AGAIN or not compile_anew(code):
             seen = self.known[number]
             name = getattr(code, "co_name", "a function")
             warnings.warn(
-                f"beside a graph of {name} are {seen.bytes(seen.kept, backward=False)} bytes in the forward "
-                f"and {seen.bytes(seen.kept, backward=True)} in the backward pass, more than was counted",
+                f"beside a graph of {name} are {seen.bytes(backward=False)} bytes in the forward and "
+                f"{seen.bytes(backward=True)} in the backward pass, more than was counted",
                 stacklevel=2,
             )
 

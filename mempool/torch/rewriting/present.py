@@ -56,11 +56,21 @@ class Told(NamedTuple):
 
 @dataclass
 class Run:
-    """What a forward run of a graph was given, has made for whoever asked, and keeps for its backward run."""
+    """What a forward run of a graph was given, has made for whoever asked, and keeps for its backward run.
+
+    Attributes:
+        given: to it, but for parameters.
+        asked: that it has made for whoever asked.
+        kept: for its backward run.
+        going: of what it was given, what it has counted on to be gone then.
+        over: whether its backward run has been.
+    """
 
     given: Memories
     asked: Memories
     kept: Memories
+    going: Memories = field(default_factory=dict)
+    over: bool = False
 
     @property
     def all(self) -> Memories:
@@ -75,6 +85,8 @@ class Run:
     @property
     def waits(self) -> Memories:
         """What is alive until its backward run, and of no use to anybody else."""
+        if self.over:
+            return {}
         others = self.asked.keys() | self.given.keys()
         return {one: size for one, size in _alive(self.kept).items() if one not in others}
 
@@ -154,7 +166,7 @@ class Present:
         return any(run.waits for runs in list(self._runs.values()) for run in list(runs))
 
     def parameters(self) -> Memories:
-        """And buffers, and whatever graphs were given in this step and the last one."""
+        """And buffers, and whatever graphs were given in a step before this one that is still there."""
         return self.memories(self._values()) | _alive(self._lasting)
 
     def gradients(self) -> Memories:
@@ -188,7 +200,7 @@ class Present:
         runs = [run for some in self._runs.values() for run in some]
         made = _together(run.asked | run.kept for run in runs)
         given = _together(_alive(run.given) for run in runs)
-        self._lasting = {one: size for one, size in given.items() if one not in made}
+        self._lasting = _alive(self._lasting) | {one: size for one, size in given.items() if one not in made}
         self._runs.clear()
         self._made_back.clear()
         self._old = self._all_gradients()

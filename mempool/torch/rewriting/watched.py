@@ -59,15 +59,18 @@ class Watch:
             if not looks.wanted:
                 return run(arguments)
             looks.begins(backward=False)
-            given = present.memories(arguments)
+            given, going = present.memories(arguments), {}
             if self.part is not None:
                 present.meet_parameters(arguments)
                 self._look(self.part, given, present.runs(self.number), {})
+                going = present.memories(arguments[i] for i in self.part.beside.going)
+            parameters = present.parameters()
             result = run(arguments)
             asked, kept = (
                 present.memories(some) for some in (result[: self.results], result[self.results :])
             )
-            present.went_forward(self.number, Run(given, asked, kept))
+            given = {one: size for one, size in given.items() if one not in parameters}
+            present.went_forward(self.number, Run(given, asked, kept, going))
             return result
 
         return watched
@@ -84,11 +87,16 @@ class Watch:
             if self.part is not None:
                 given = present.memories(arguments[:first])
                 runs = present.runs(self.number)
-                left = {}
+                left: Memories = {}
                 if runs:  # one of them is that whose backward pass this is
                     own = max(runs, key=lambda run: len(run.kept.keys() & given.keys()))
                     runs.remove(own)
-                    left = own.results if self.part.decided.results_leave else {}
+                    given |= {one: size for one, size in own.given.items() if one not in own.going}
+                    if self.part.decided.results_leave:
+                        left = own.results
+                    else:
+                        given |= own.asked
+                    own.over = True
                 self._look(self.part, given, runs, left, arguments[first:])
             result = run(arguments)
             present.went_back(result)
@@ -132,9 +140,9 @@ class Watch:
             own=total(own, waiting, given, parameters, others),
             waiting=total(waiting, given, parameters, others),
             runs=sum(bool(run.waits) for run in runs),
+            kept=part.decided.kept_bytes,
         )
         seen.note(moment, backward=backward)
-        seen.kept = part.decided.kept_bytes
         self._beside = moment.bytes()
         self._compare(part, self._beside, backward=backward)
 
