@@ -151,7 +151,8 @@ class Looks:
         """
         self._left -= 1
         if backward and self._compiled:
-            gc.collect()  # see `Present.beside`
+            if self.present.has_several:
+                gc.collect()  # see `Present.beside`
             self._compiled = False
         if not backward and not _goes_back():
             self._queued = False

@@ -161,6 +161,11 @@ class Present:
         numbers = [one for one in list(self._runs) if one != number]
         return _together(run.all for one in numbers for run in self.runs(one))
 
+    @property
+    def has_several(self) -> bool:
+        """Whether more than one run holds anything."""
+        return sum(map(len, list(self._runs.values()))) > 1
+
     def waits(self) -> bool:
         """Whether any run waits for its backward run."""
         return any(run.waits for runs in list(self._runs.values()) for run in list(runs))
