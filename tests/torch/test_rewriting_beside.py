@@ -14,6 +14,7 @@ from rewritten import compiled, same
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor import config as inductor
+from torch.utils.checkpoint import checkpoint
 
 import mempool.torch
 from mempool.torch.rewriting.among import Among
@@ -231,6 +232,28 @@ def test_steps_hold_the_least_that_is_named(
     limit = int(least + 0.4 * (peaks[-1] - least))
     got, taken = steps_of(pool, make, compile_step, {**options, "limit": limit})
     assert max(taken[2:]) <= limit
+    assert same(got, plain)
+
+
+def test_parts_that_are_made_again_are_counted(pool: TensorPool) -> None:
+    """A checkpoint around each block: nothing of them waits, and each runs once more in the backward pass."""
+
+    def checkpointed(model: nn.Module, options: dict[str, Any]) -> Step:
+        torch._dynamo.reset()
+        for block in model.blocks:
+            block.compile(backend="mempool", options=options)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            x = x.requires_grad_()
+            for block in model.blocks:
+                x = x + checkpoint(block, x, use_reentrant=False)
+            return x.square().mean()
+
+        return step
+
+    plain, _ = steps_of(pool, Regions, checkpointed, {"inner": "eager"})
+    least, got, taken = least_of(pool, Regions, checkpointed, {"inner": "eager", "link": "pcie3"})
+    assert max(taken[2:]) <= 1.02 * least
     assert same(got, plain)
 
 

@@ -61,7 +61,7 @@ class Run:
     Attributes:
         given: to it, but for parameters.
         asked: that it has made for whoever asked.
-        kept: for its backward run.
+        kept: for its backward run, but for parameters.
         going: of what it was given, what it has counted on to be gone then.
         over: whether its backward run has been.
     """

@@ -69,7 +69,9 @@ class Watch:
             asked, kept = (
                 present.memories(some) for some in (result[: self.results], result[self.results :])
             )
-            given = {one: size for one, size in given.items() if one not in parameters}
+            given, kept = (
+                {one: size for one, size in some.items() if one not in parameters} for some in (given, kept)
+            )
             present.went_forward(self.number, Run(given, asked, kept, going))
             return result
 
