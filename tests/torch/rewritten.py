@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,6 +69,14 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
         a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bytes(a), _bytes(b))
         for a, b in zip(one, other, strict=True)
     )
+
+
+def named_by(refused: BaseException) -> int:
+    """The limit that a refusal names."""
+    said = str(refused)
+    found = re.search(r"(\d+), which is enough", said) or re.search(r"needs (\d+)", said)
+    assert found is not None, said
+    return int(found[1])
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from rewritten import compiled, same
+from rewritten import compiled, named_by, same
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor import config as inductor
@@ -200,11 +199,9 @@ def least_of(
         try:
             return limit, *steps_of(pool, make, compile_step, {**options, "limit": limit})
         except BackendCompilerFailed as refused:
-            said = str(refused)
-            found = re.search(r"(\d+), which is enough", said) or re.search(r"needs (\d+)", said)
-            assert found is not None, said
-            assert int(found[1]) > limit
-            limit = int(found[1])
+            named = named_by(refused)
+            assert named > limit
+            limit = named
     raise AssertionError("refused too often")
 
 
@@ -239,9 +236,7 @@ def test_parts_that_are_made_again_are_counted(pool: TensorPool) -> None:
     """A checkpoint around each block: nothing of them waits, and each runs once more in the backward pass."""
 
     def checkpointed(model: nn.Module, options: dict[str, Any]) -> Step:
-        torch._dynamo.reset()
-        for block in model.blocks:
-            block.compile(backend="mempool", options=options)
+        by_regions(model, options)
 
         def step(x: torch.Tensor) -> torch.Tensor:
             x = x.requires_grad_()

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from hypothesis import given
 from hypothesis import strategies as st
-from rewritten import compiled
+from rewritten import compiled, named_by
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
@@ -107,11 +107,9 @@ def least_of(make: type[nn.Module], inner: str, graphs: int) -> int:
         try:
             run(make, inner, limit)
         except BackendCompilerFailed as refused:
-            said = str(refused)
-            found = re.search(r"(\d+), which is enough", said) or re.search(r"needs (\d+)", said)
-            assert found is not None, said
-            assert int(found[1]) > limit
-            limit = int(found[1])
+            named = named_by(refused)
+            assert named > limit
+            limit = named
         else:
             return limit
     raise AssertionError("refused too often")

@@ -118,7 +118,8 @@ class Present:
         sizes: dict[torch.device, int] = {}
         for one in (plain for some in [*given, *self._values()] for plain in _plain(some)):
             sizes[one.device] = sizes.get(one.device, 0) + one.nbytes
-        self.device = max(sizes, key=lambda one: (one.type != "cpu", sizes[one]), default=self.device)
+        if sizes:
+            self.device = with_most(sizes)
 
     def meet_parameters(self, values: Iterable[Any]) -> None:
         """Parameters among what a graph is given: code that is compiled once may run for many modules."""
@@ -247,6 +248,11 @@ class Present:
                     found |= {one: size for one, size in memory.items() if one in seen or one not in read}
                     seen |= memory
         return total(found)
+
+
+def with_most(sizes: Mapping[torch.device, int]) -> torch.device:
+    """The device where most bytes lie, if not all of them lie on the CPU."""
+    return max(sizes, key=lambda one: (one.type != "cpu", sizes[one]), default=torch.device("cpu"))
 
 
 def total(memories: Mapping[StorageWeakRef, int], *but: Memories) -> int:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mempool.torch.rewriting.calls import calls_of
 from mempool.torch.rewriting.capture import capture
 from mempool.torch.rewriting.costs import Measured, by_roofline, in_kernels, number
+from mempool.torch.rewriting.present import with_most
 from mempool.torch.rewriting.runtime import RUNTIME
 from solvers.rewriting.calls import Calls
 from solvers.swap.link import PRESETS
@@ -86,7 +87,7 @@ def device_of(module: torch.fx.GraphModule) -> torch.device:
         if isinstance(held, torch.Tensor):
             size = int(number(held.numel())) * held.element_size()
             found[held.device] = found.get(held.device, 0) + size
-    return max(found, key=lambda one: (one.type != "cpu", found[one]), default=torch.device("cpu"))
+    return with_most(found)
 
 
 def decidable(captured: Captured) -> Graph:
