@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from adversary import Adversary
 
+    from mempool.torch import TensorPool
+
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
 sys.path.insert(0, str(HERE))  # its helpers: models.py, recorded.py
@@ -43,6 +45,24 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def no_vectors() -> Iterator[None]:
+    """Or other kernels would give other last bits: which there are depends on what was measured."""
+    from torch._inductor import config
+
+    with config.patch({"cpp.simdlen": 1}):
+        yield
+
+
+@pytest.fixture
+def pool() -> Iterator[TensorPool]:
+    """What counts bytes."""
+    import mempool.torch
+
+    with mempool.torch.install(device="cpu", mode="record") as pool:
+        yield pool
 
 
 @pytest.fixture

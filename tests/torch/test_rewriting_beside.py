@@ -12,10 +12,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from rewritten import compiled, named_by, same
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
-from torch._inductor import config as inductor
 from torch.utils.checkpoint import checkpoint
 
-import mempool.torch
 from mempool.torch.rewriting.among import Among
 from mempool.torch.rewriting.budget import BUDGETS, Budget
 from mempool.torch.rewriting.looks import Looks, Moment, Seen
@@ -23,28 +21,15 @@ from mempool.torch.rewriting.options import Options
 from mempool.torch.rewriting.present import Beside, Present, Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from mempool.torch import TensorPool
 
 pytestmark = [
+    pytest.mark.usefixtures("no_vectors"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script"),  # of PyTorch's own modules
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo asks results of graphs
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_vectors() -> Iterator[None]:
-    """Or other kernels would give other last bits: which there are depends on what was measured."""
-    with inductor.patch({"cpp.simdlen": 1}):
-        yield
-
-
-@pytest.fixture
-def pool() -> Iterator[TensorPool]:
-    """What counts bytes."""
-    with mempool.torch.install(device="cpu", mode="record") as pool:
-        yield pool
 
 
 class Late(nn.Module):

@@ -14,30 +14,16 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from rewritten import PLAIN, compiled, same
 from torch import nn
-from torch._inductor import config as inductor
 
 import mempool.torch
 import mempool.torch.rewriting
 from mempool.torch.rewriting.runtime import RUNTIME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mempool.torch import TensorPool
 
 
-@pytest.fixture(autouse=True)
-def no_vectors() -> Iterator[None]:
-    """Or other kernels would give other last bits: which there are depends on what was measured."""
-    with inductor.patch({"cpp.simdlen": 1}):
-        yield
-
-
-@pytest.fixture
-def pool() -> Iterator[TensorPool]:
-    """What counts bytes."""
-    with mempool.torch.install(device="cpu", mode="record") as pool:
-        yield pool
+pytestmark = pytest.mark.usefixtures("no_vectors")
 
 
 class Net(nn.Module):
