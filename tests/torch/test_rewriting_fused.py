@@ -28,6 +28,7 @@ from mempool.torch.rewriting.joint import joint_of
 from mempool.torch.rewriting.kernel_orders import coming, delayed, late
 from mempool.torch.rewriting.options import parsed
 from mempool.torch.rewriting.step import measured
+from mempool.torch.rewriting.terms import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -340,7 +341,7 @@ def test_the_extremes_are_the_same_whatever_is_measured(least: bool) -> None:
     for seed in range(2):
         seconds = np.random.default_rng(seed).uniform(1e-6, 1e-3, len(step.captured.graph))
         captured = replace(step.captured, graph=step.captured.graph.with_columns(seconds=seconds))
-        found.append(Deciding(replace(step, captured=captured), options, least=least))
+        found.append(Deciding(replace(step, captured=captured), options, Terms(least=least)))
     for extreme in Extreme:
         one, other = (deciding.extreme(extreme).rewriting for deciding in found)
         assert one == other

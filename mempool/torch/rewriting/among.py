@@ -8,8 +8,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from mempool.torch.rewriting.decide import Deciding, allowed_host_bytes
-from mempool.torch.rewriting.decided import Outside
 from mempool.torch.rewriting.looks import Moment, Seen
+from mempool.torch.rewriting.terms import Outside, Terms
 from solvers.errors import PlanError
 
 if TYPE_CHECKING:
@@ -129,16 +129,15 @@ class Among:
         self, joined: Joined, step: Step, kept: int, *, least: bool, keep: int = 0
     ) -> tuple[Decided, Callable[[int], int]]:
         """A decision, where other runs keep so much each."""
-        deciding = Deciding(
-            step,
-            self.options,
-            self.outside(kept),
-            least=least,
-            keep=keep,
+        terms = Terms(
+            outside=self.outside(kept),
             going=step.captured.given(self.now.going),
             gradients_stay=self._seen is not None and self._seen.gradients_stay,
+            least=least,
+            keep=keep,
             host_limit=self._host_bytes // self.runs,
         )
+        deciding = Deciding(step, self.options, terms)
         if self.options.fused and self.options.limit is not None:
             return _fitted(joined, deciding, self.options.limit)
         return deciding.decide(), deciding.kept_bytes

@@ -11,7 +11,8 @@ import numpy as np
 
 from mempool.torch.rewriting.asking import Extreme
 from mempool.torch.rewriting.budget import TICKET_BYTES
-from mempool.torch.rewriting.decided import Decided, Outside
+from mempool.torch.rewriting.decided import Decided
+from mempool.torch.rewriting.terms import ALONE, Terms
 from mempool.torch.swapping.host_memory import default_host_limit
 from solvers.errors import PlanError
 from solvers.rewriting import Rewriting, rewrite
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from solvers.rewriting.decision import Decision
     from solvers.rewriting.timed import Timed
 
-#: Outside.
-NOTHING = Outside()
 #: How often to look for the most bytes that a graph can leave to others, and for those with a small host.
 _TRIES, _HALVINGS = 16, 4
 #: Levels between readers that share a copy back, where no limit decides.
@@ -42,40 +41,23 @@ _NEIGHBOURS = 5
 class Deciding:
     """About one step, for any number of limits."""
 
-    def __init__(
-        self,
-        step: Step,
-        options: Options,
-        outside: Outside = NOTHING,
-        *,
-        least: bool = False,
-        keep: int = 0,
-        going: tuple[int, ...] = (),
-        gradients_stay: bool = False,
-        host_limit: int | None = None,
-    ) -> None:
+    def __init__(self, step: Step, options: Options, terms: Terms = ALONE) -> None:
         """Nothing is decided yet.
 
         Args:
             step: what is known of it.
             options: of the backend.
-            outside: what lies on the device beside what the graphs see.
-            least: keep no more from the forward to the backward pass than must be.
-            keep: but for so many bytes, which may be kept.
-            going: values that are given to it, and gone after its forward pass but for those it keeps.
-            gradients_stay: whether what its backward pass is given is there until that ends.
-            host_limit: bytes of the host, where it is not all that the options allow.
+            terms: on which it is decided.
         """
-        self.step, self.options, self.keeps_little, self._keep = step, options, least, keep
-        self._host_limit = allowed_host_bytes(options) if host_limit is None else host_limit
-        graph, self._gradients_stay = step.decidable, gradients_stay
-        if gradients_stay:
-            graph = graph.with_columns(lasting=graph.lasting | np.isin(graph.base, step.captured.incoming))
+        self.step, self.options, self.terms = step, options, terms
+        graph, captured, outside = step.decidable, step.captured, terms.outside
+        if terms.gradients_stay:
+            graph = graph.with_columns(lasting=graph.lasting | np.isin(graph.base, captured.incoming))
         self._graph = with_results(graph, outside.backward) if outside.backward else graph
-        self._outside, self._pauses = outside, bool(self._graph.backward.any())
-        leaving = step.captured.results if least and options.limit is not None else ()
-        self._going = going
-        self._pause = Pause(0, outside.forward, (*leaving, *going), step.captured.incoming)
+        self._pauses = bool(self._graph.backward.any())
+        leaving = captured.results if terms.least and options.limit is not None else ()
+        self._pause = Pause(0, outside.forward, (*leaving, *terms.going), captured.incoming)
+        self._host_limit = allowed_host_bytes(options) if terms.host_limit is None else terms.host_limit
         self._choosers: dict[int, Chooser] = {}
 
     def least(self) -> int:
@@ -97,16 +79,17 @@ class Deciding:
         Raises:
             PlanError: it cannot be held.
         """
-        if not self.keeps_little or (room := self._room(limit)) <= 0:
+        outside, keep = self.terms.outside, self.terms.keep
+        if not self.terms.least or (room := self._room(limit)) <= 0:
             return self._with_room(0, limit)
-        if self._keep:
+        if keep:
             tickets = TICKET_BYTES * int(self._graph.movable.sum())
-            kept = self._outside.always + self._outside.forward + tickets + self._keep
+            kept = outside.during(backward=False) + tickets + keep
             room = max(min(room, limit - kept), 0)
         with contextlib.suppress(PlanError):
             return self._with_room(room, limit)
         found = self._with_room(0, limit)  # the host is too small
-        fewest, most = limit - room, between(found.rewritten) + found.outside.always + found.outside.forward
+        fewest, most = limit - room, between(found.rewritten) + outside.during(backward=False)
         for _ in range(_HALVINGS):
             middle = (fewest + most) // 2
             try:
@@ -136,23 +119,14 @@ class Deciding:
 
     @cached_property
     def _nominal(self) -> Deciding:
-        return Deciding(
-            self.step.nominal(),
-            self.options,
-            self._outside,
-            least=self.keeps_little,
-            keep=self._keep,
-            going=self._going,
-            gradients_stay=self._gradients_stay,
-            host_limit=self._host_limit,
-        )
+        return Deciding(self.step.nominal(), self.options, replace(self.terms, host_limit=self._host_limit))
 
     @cached_property
     def _all_bytes(self) -> int:
         """More than a step can need."""
         graph = self._graph
         tickets = TICKET_BYTES * len(graph.size)
-        outside = self._outside.always + self._outside.forward
+        outside = self.terms.outside.during(backward=False)
         return outside + int(graph.size.sum() + graph.workspace.max(initial=0)) + tickets
 
     def _room(self, limit: int) -> int:
@@ -191,7 +165,7 @@ class Deciding:
                 graph,
                 self.step.link,
                 calls=self.step.calls,
-                outside_bytes=self._outside.always + TICKET_BYTES * int(graph.movable.sum()),
+                outside_bytes=self.terms.outside.always + TICKET_BYTES * int(graph.movable.sum()),
                 host_limit=self._host_limit,
                 movable=_chosen(graph, options),
                 repeatable=~np.isin(graph.base, self._pause.leaving),
@@ -199,15 +173,15 @@ class Deciding:
         return self._choosers[room]
 
     def _decided(self, rewriting: Rewriting) -> Decided:
-        graph, step, outside = self._graph, self.step, self._outside
+        graph, step, outside = self._graph, self.step, self.terms.outside
         # As the two graphs carry it out.
         rewritten = step.calls.within(rewrite(graph, by_pass(graph, rewriting)))
         plain, timed = (self._simulated(one) for one in (graph, rewritten))
-        leaving, stay, own = self._pause.leaving, self._gradients_stay, step.calls.own_bytes
+        leaving, stay, own = self._pause.leaving, self.terms.gradients_stay, step.calls.own_bytes
         return Decided(step.captured, rewriting, rewritten, plain, timed, outside, leaving, stay, own)
 
     def _simulated(self, graph: Graph) -> Timed:
-        link, outside = self.step.link, self._outside.always
+        link, outside = self.step.link, self.terms.outside.always
         if self._pauses:
             return simulate_around(graph, self._pause, link, outside_bytes=outside)
         return simulate(graph, link, outside_bytes=outside)

@@ -10,27 +10,9 @@ from solvers.rewriting.pauses import between
 if TYPE_CHECKING:
     from mempool.torch.rewriting.capture import Captured
     from mempool.torch.rewriting.fused import Needed
+    from mempool.torch.rewriting.terms import Outside
     from solvers.rewriting import Graph, Rewriting
     from solvers.rewriting.timed import Timed
-
-
-@dataclass(frozen=True)
-class Outside:
-    """Bytes on the device that a step's graphs do not see.
-
-    Attributes:
-        always: that are there all the time.
-        forward: besides, during the forward pass.
-        backward: besides, during the backward pass.
-    """
-
-    always: int = 0
-    forward: int = 0
-    backward: int = 0
-
-    def during(self, *, backward: bool) -> int:
-        """All of them in one of the passes."""
-        return self.always + (self.backward if backward else self.forward)
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,7 +77,7 @@ def fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, lis
     @cache
     def look(asked: Asked, *, small: bool) -> Look[Decided]:
         made = decided(asked)
-        whole = deciding.keeps_little or isinstance(asked, Extreme) or asked == least
+        whole = deciding.terms.least or isinstance(asked, Extreme) or asked == least
         made = replace(made, needed=needed(joined, deciding, made, limit, small=small, whole=whole))
         looked.append(made)
         loss = made.timed.seconds / made.plain.seconds - 1 if made.plain.seconds else 0.0
