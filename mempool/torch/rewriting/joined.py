@@ -89,6 +89,8 @@ def join(halves: Halves, *, stale: bool = False) -> Joined:
         stale: whether operations were put in or changed after they were traced, so that what their nodes say
             of memory must be found anew.
     """
+    for half in (halves.forward, halves.backward):
+        _say(half.graph)
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     source: dict[fx.Node, fx.Node] = {}
@@ -119,6 +121,31 @@ def join(halves: Halves, *, stale: bool = False) -> Joined:
         for name in {node.target for node in half.graph.find_nodes(op="get_attr")}:
             setattr(owner, str(name), getattr(half, str(name)))
     return Joined(fx.GraphModule(owner, graph), halves, source)
+
+
+#: Which PyTorch puts in to draw the same numbers again, without saying what they make.
+_DRAWS = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
+
+
+def _say(graph: fx.Graph) -> None:
+    """What operations make that PyTorch has put in, and what they make where they also tell the state."""
+    for name in _DRAWS:
+        target = getattr(torch._prims.rng_prims, name, None)
+        for node in graph.find_nodes(op="call_function", target=target):
+            fake = next(filter(None, map(mode_of, node.all_input_nodes)), None)
+            if fake is None or "val" in node.meta:
+                continue
+            place = next(i for i, one in enumerate(node.args) if isinstance(one, torch._ops.OpOverload))
+            operation: Any = node.args[place]
+            options = {key: one for key, one in node.kwargs.items() if key != "rng_state"}
+            given = node.args[place + 1 :], options
+            args, kwargs = fx.map_arg(given, lambda one: one.meta.get("val"))
+            with fake:
+                made = operation(*args, **kwargs)
+            if name == _DRAWS[0]:
+                states = (one.meta["val"] for one in node.users if one.args == (node, 0))
+                made = next(states, None), made
+            node.meta["val"] = made
 
 
 def _again(node: fx.Node) -> None:

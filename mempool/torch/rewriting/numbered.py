@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mempool.torch.rewriting.handover import Handover
-from mempool.torch.rewriting.slots import Slots, results_of
+from mempool.torch.rewriting.slots import Slots, taken_apart
 
 if TYPE_CHECKING:
     from torch import fx
@@ -97,15 +96,13 @@ class Side:
 def copied(graph: fx.Graph, maker: fx.Node, source: Side | Handover) -> dict[fx.Node, fx.Node]:
     """A run of an operation, put into a graph where it inserts now: the new node of it and of each result."""
     new = {maker: graph.node_copy(maker, source.get)}
-    for one in results_of(maker):
-        if one is not maker:
-            new[one] = graph.node_copy(one, lambda _: new[maker])
+    for one in taken_apart(maker):
+        new[one] = graph.node_copy(one, lambda node: new[node])
     return new
 
 
 def erase_unused(graph: fx.Graph, maker: fx.Node) -> None:
     """Take an operation and its results away where nobody reads them."""
-    for one in [user for user in maker.users if user.target is operator.getitem and not user.users]:
-        graph.erase_node(one)
-    if not maker.users:
-        graph.erase_node(maker)
+    for one in (*reversed(taken_apart(maker)), maker):
+        if not one.users:
+            graph.erase_node(one)

@@ -93,7 +93,7 @@ class Partition:
         forward, backward = divide(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
         if not options.rewrites:
             return forward, backward
-        self.watch.results, self.watch.incoming = num_fwd_outputs, incoming(joint)
+        self.watch.results = num_fwd_outputs
         joined = join(Halves(forward, backward, num_fwd_outputs), stale=options.fused)
         if inside := branches(joint):
             warnings.warn(
@@ -118,6 +118,7 @@ class Partition:
             own_bytes=made.own_bytes,
             places=places.at,
         )
+        self.watch.incoming = incoming(backward)
         if made.needed is not None:
             from mempool.torch.rewriting.kernels import passes_of
 
@@ -138,9 +139,11 @@ class Partition:
         return forward, backward
 
 
-def incoming(joint: fx.GraphModule) -> int:
-    """How many gradients a joint graph is given, which are the last inputs of its backward graph."""
-    return sum("tangents" in str(node.target) for node in joint.graph.find_nodes(op="placeholder"))
+def incoming(backward: fx.GraphModule) -> slice:
+    """Which inputs of a backward graph are gradients: they stand together."""
+    inputs = backward.graph.find_nodes(op="placeholder")
+    places = [i for i, node in enumerate(inputs) if "tangents" in str(node.target)]
+    return slice(min(places, default=len(inputs)), max(places, default=-1) + 1)
 
 
 def given_as_told(joint: fx.GraphModule, count: int) -> bool:

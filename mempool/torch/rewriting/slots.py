@@ -27,8 +27,8 @@ class Slots:
     @contextlib.contextmanager
     def after(self, node: fx.Node) -> Iterator[None]:
         """Insert into the slot after an operation, or after what was inserted before."""
-        maker = maker_of(node)
-        while node.next.target is operator.getitem and node.next.args[0] is maker:
+        parts = taken_apart(maker_of(node))
+        while node.next in parts:
             node = node.next
         slot = self._owner.get(node, node)
         with self.graph.inserting_after(self._last.get(slot, node)):
@@ -62,16 +62,29 @@ class Slots:
         return node
 
 
-def results_of(node: fx.Node) -> list[fx.Node]:
+def is_several(held: Any) -> bool:
+    """Whether a node makes several results, which other nodes take apart."""
+    return isinstance(held, (tuple, list))
+
+
+def taken_apart(maker: fx.Node) -> list[fx.Node]:
+    """The nodes that take an operation's results apart, those of results that are several themselves, too."""
+    if not is_several(maker.meta.get("val")):
+        return []
+    parts = [user for user in maker.users if user.target is operator.getitem]
+    return [one for part in parts for one in (part, *taken_apart(part))]
+
+
+def results_of(maker: fx.Node) -> list[fx.Node]:
     """The nodes of an operation's results: itself, or of several those that take them apart."""
-    if isinstance(node.meta.get("val"), (tuple, list)):
-        return [user for user in node.users if user.target is operator.getitem]
-    return [node]
+    if not is_several(maker.meta.get("val")):
+        return [maker]
+    return [one for one in taken_apart(maker) if not is_several(one.meta.get("val"))]
 
 
 def maker_of(result: fx.Node) -> fx.Node:
     """The operation that makes a result."""
     source = result.args[0] if result.target is operator.getitem else None
-    if isinstance(source, fx.Node) and isinstance(source.meta.get("val"), (tuple, list)):
-        return source
+    if isinstance(source, fx.Node) and is_several(source.meta.get("val")):
+        return maker_of(source)
     return result

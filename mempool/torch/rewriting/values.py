@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from mempool.torch.rewriting.costs import number
+from mempool.torch.rewriting.slots import is_several
 
 if TYPE_CHECKING:
     from torch import fx
@@ -23,7 +24,8 @@ class Values:
         node: which each is, none of a result that no node names.
         symbolic: its bytes, where they depend on sizes that are known when the graph runs as a symbol.
         device: its type, "" of a number.
-        results: of each node what it makes, -1 of what is none.
+        results: of each node what it makes, -1 of what is none; of results that are lists themselves, as
+            lists.
     """
 
     node: list[fx.Node | None] = field(default_factory=list)
@@ -34,13 +36,13 @@ class Values:
     rank: list[int] = field(default_factory=list)
     movable: list[bool] = field(default_factory=list)
     device: list[str] = field(default_factory=list)
-    results: dict[fx.Node, list[int]] = field(default_factory=dict)
+    results: dict[fx.Node, list[Any]] = field(default_factory=dict)
     _owners: dict[int, int] = field(default_factory=dict)
 
     def given(self, node: fx.Node, held: Any) -> int:
         """An input."""
         self.results[node] = [self._add(node, held, -1)]
-        return self.results[node][0]
+        return len(self.size) - 1
 
     def beside(self, size: int) -> None:
         """Memory that no node knows of."""
@@ -50,8 +52,8 @@ class Values:
     def made(self, node: fx.Node, producer: int) -> None:
         """What an operation makes."""
         held = node.meta.get("val")
-        if isinstance(held, (tuple, list)):
-            self.results[node] = [-1 if one is None else self._add(None, one, producer) for one in held]
+        if is_several(held):
+            self.results[node] = self._parts(held, producer)
         else:
             self.results[node] = [self._add(node, held, producer)]
 
@@ -60,20 +62,30 @@ class Values:
         if node.target is not operator.getitem:
             return False
         source, index = node.args
-        of_operation = source.op == "call_function" and source.target is not operator.getitem
-        if not of_operation or not isinstance(source.meta.get("val"), (tuple, list)):
+        if source.op != "call_function" or not is_several(source.meta.get("val")):
             return False
         value = self.results[source][index]
-        self.results[node] = [value]
-        if value >= 0:
+        self.results[node] = value if is_several(value) else [value]
+        if not is_several(value) and value >= 0:
             self.node[value] = node
         return True
 
     def read(self, node: fx.Node) -> list[int]:
         """The values among a node's arguments, in their order."""
         found: list[int] = []
-        torch.fx.map_arg((node.args, node.kwargs), lambda one: found.extend(self.results[one]))
+        torch.fx.map_arg((node.args, node.kwargs), lambda one: found.extend(tree_leaves(self.results[one])))
         return [value for value in found if value >= 0]
+
+    def _parts(self, held: Any, producer: int) -> list[Any]:
+        """Several results, which may be several themselves."""
+        return [
+            self._parts(one, producer)
+            if is_several(one)
+            else -1
+            if one is None
+            else self._add(None, one, producer)
+            for one in held
+        ]
 
     def _add(self, node: fx.Node | None, held: Any, producer: int) -> int:
         value = len(self.size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mempool.torch.rewriting.looks import Moment
@@ -28,7 +28,7 @@ class Watch:
         looks: at the runs of all graphs that share the limit.
         number: of the graph.
         results: how many results its function asks it for; unless told, all that there are.
-        incoming: how many gradients its backward pass is given, last of all.
+        incoming: which inputs of its backward pass are gradients.
         parameters: bytes of those that it does not read.
         part: what was decided about it; None: nothing, as about one without a backward pass.
     """
@@ -36,7 +36,7 @@ class Watch:
     looks: Looks
     number: int
     results: int = sys.maxsize
-    incoming: int = 0
+    incoming: slice = field(default_factory=lambda: slice(0, 0))
     parameters: int = 0
     part: Part | None = None
     _beside: int = 0
@@ -84,10 +84,11 @@ class Watch:
             if not looks.wanted:
                 return run(arguments)
             looks.begins(backward=True)
-            first = len(arguments) - self.incoming
-            gradients = present.told(arguments[first:])
+            gradients = present.told(arguments[self.incoming])  # nobody but the run has a share in them
             if self.part is not None:
-                given = present.memories(arguments[:first])
+                given = present.memories(
+                    [*arguments[: self.incoming.start], *arguments[self.incoming.stop :]]
+                )
                 runs = present.runs(self.number)
                 left: Memories = {}
                 if runs:  # one of them is that whose backward pass this is
@@ -99,7 +100,7 @@ class Watch:
                     else:
                         given |= own.asked
                     own.over = True
-                self._look(self.part, given, runs, left, arguments[first:])
+                self._look(self.part, given, runs, left, arguments[self.incoming])
             result = run(arguments)
             present.went_back(result)
             if self.part is not None and not self.part.decided.counts_gradients:
