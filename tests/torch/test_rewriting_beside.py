@@ -136,6 +136,15 @@ class Regions(nn.Module):
         return x
 
 
+class Parts(nn.Module):
+    """Nothing of which calls both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = nn.Sequential(*[one for _ in range(4) for one in (nn.Linear(64, 64), nn.Tanh())])
+        self.wide = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 128), nn.Tanh())
+
+
 Step = "Callable[[torch.Tensor], torch.Tensor]"
 
 
@@ -154,6 +163,20 @@ def by_regions(model: nn.Module, options: dict[str, Any]) -> Step:
     for block in model.blocks:
         block.compile(backend="mempool", options=options)
     return lambda x: model(x).square().mean()
+
+
+def by_parts(model: nn.Module, options: dict[str, Any]) -> Step:
+    """Each compiled by itself, and so is the loss; a function that is none of them calls them."""
+    torch._dynamo.reset()
+    parts = [torch.compile(one, backend="mempool", options=options) for one in (model.narrow, model.wide)]
+    loss_of = torch.compile(lambda x: x.sin().square().mean(), backend="mempool", options=options)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        for part in parts:
+            x = part(x)
+        return loss_of(x)
+
+    return step
 
 
 def steps_of(
@@ -198,6 +221,7 @@ def least_of(
         (Blocks, once, 0.35, 0.9),
         (Regions, by_regions, 0.6, 0.85),
         (Wide, twice, 0.75, 0.9),
+        (Parts, by_parts, 0.75, 0.9),
     ],
 )
 def test_steps_hold_the_least_that_is_named(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mempool.torch.rewriting.decide import Deciding, allowed_host_bytes
 from mempool.torch.rewriting.looks import Moment, Seen
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
 _ROUNDS = 8
 #: How often to halve what those may hold, where it is more than what they must.
 _HALVINGS = 4
+
+
+class Chosen(NamedTuple):
+    """What becomes of a graph, what it keeps within other limits, and within which limit it was decided."""
+
+    made: Decided
+    keeps: Callable[[int], int]
+    limit: int | None
 
 
 @dataclass(frozen=True)
@@ -77,19 +86,37 @@ class Among:
         """How many runs of the graph may be under way at a time, as far as is known."""
         return 1 if self._seen is None else 1 + self._seen.runs
 
-    def decide(self, joined: Joined, step: Step) -> tuple[Decided, Callable[[int], int]]:
-        """What becomes of the graph, and what it keeps within other limits.
+    def decide(self, joined: Joined, step: Step) -> Chosen:
+        """What becomes of the graph.
+
+        Where graphs that wait have kept too much, since nothing told that others follow, all are compiled
+        anew for the next step, and in this one the graph holds the lowest limit that it can.
 
         Raises:
             PlanError: the limit cannot be held.
         """
         try:
-            made, keeps = self._as_little(joined, step)
+            return self._chosen(joined, step)
         except PlanError as error:
+            if error.least_bytes is not None and (unaware := self._unaware()):
+                self.budget.looks.follow(unaware, self.number)
+                least = replace(self.options, limit=error.least_bytes)
+                with contextlib.suppress(PlanError):
+                    return replace(self, options=least)._chosen(joined, step)
             raise self._refusal(error) from None
+
+    def _unaware(self) -> list[int]:
+        """Graphs that wait, and kept what they might."""
+        parts = self.budget.parts
+        waiting = (one for one in self.budget.looks.waiting() if one != self.number and one in parts)
+        return [one for one in waiting if not parts[one].more]
+
+    def _chosen(self, joined: Joined, step: Step) -> Chosen:
+        """What becomes of it, within the limit of its options."""
+        made, keeps = self._as_little(joined, step)
         if self.runs > 1 and len(self.budget.parts) <= 1:
             made = self._as_much(joined, step, made)
-        return made, keeps
+        return Chosen(made, keeps, self.options.limit)
 
     @cached_property
     def _seen(self) -> Seen | None:

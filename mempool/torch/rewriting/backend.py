@@ -46,11 +46,11 @@ def mempool(
     from mempool.torch.rewriting.partition import Partition
 
     chosen = parsed(options, mode)
-    budget, more = budget_of(options), goes_on(graph)
-    given = given_to(graph, inputs)
-    present = budget.looks.present
+    budget, given = budget_of(options), given_to(graph, inputs)
+    looks, present = budget.looks, budget.looks.present
     present.meet(modules(), given)
-    number = budget.looks.number(code_of(), given)
+    number = looks.number(code_of(), given)
+    more = goes_on(graph) or looks.is_followed(number)
     beside = present.beside(number, given, more=more)
     partition = Partition(chosen, budget, number, more, len(given), beside)
     compile_with = _inductor if chosen.fused else _eager

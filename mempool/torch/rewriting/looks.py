@@ -112,7 +112,8 @@ class Looks:
     _steps: int = 0
     _numbers: dict[tuple[int, Hashable], int] = field(default_factory=dict)
     _codes: dict[int, Hashable] = field(default_factory=dict)
-    _stale: list[int] = field(default_factory=list)
+    _followed: set[int] = field(default_factory=set)
+    _stale: dict[int, bool] = field(default_factory=dict)  # whether what was seen counts then
     _anew: Counter[int] = field(default_factory=Counter)
     _went_back: bool = False
     _compiled: bool = False
@@ -178,21 +179,42 @@ class Looks:
     def _is_over(self) -> None:
         self._queued = False
         while self._stale and not self.present.waits():
-            self._compile_anew(self._stale.pop())
+            number, counts = self._stale.popitem()
+            if counts:
+                self._anew[number] += 1
+            else:
+                self.known.pop(number, None)
+                self.seen[number] = Seen()
+            self._compile_anew(number)
 
     def stale(self, number: int) -> None:
         """More is beside a graph than was counted: compile it anew, when the step is over."""
-        if self.known.get(number) is not self.seen[number]:
+        if self._stale.get(number, True) and self.known.get(number) is not self.seen[number]:
             self.known[number] = self.seen[number]
-            self._stale.append(number)
+            self._stale[number] = True
+
+    def waiting(self) -> list[int]:
+        """Graphs that have kept something for their backward runs, and can be compiled anew."""
+        return [number for number in self.present.waiting() if self._codes[number] is not None]
+
+    def is_followed(self, number: int) -> bool:
+        """Whether a graph has others after it, though nothing in its function tells."""
+        return number in self._followed
+
+    def follow(self, earlier: Iterable[int], number: int) -> None:
+        """A graph has others after it, which kept what they might, and so has too little left.
+
+        All are compiled anew when the step is over, as if nothing had been seen: they hold less then.
+        """
+        self._followed.update(earlier)
+        self._stale |= dict.fromkeys([*earlier, number], False)
 
     def _compile_anew(self, number: int) -> None:
         from mempool.torch.rewriting.frames import compile_anew
 
         code = self._codes[number]
-        self._anew[number] += 1
         if self._anew[number] > _AGAIN or not compile_anew(code):
-            seen = self.known[number]
+            seen = self.known.get(number, NOTHING_SEEN)
             name = getattr(code, "co_name", "a function")
             warnings.warn(
                 f"beside a graph of {name} are {seen.bytes(backward=False)} bytes in the forward and "

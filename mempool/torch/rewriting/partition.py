@@ -103,7 +103,7 @@ class Partition:
         step = measured(joined, options)
         beside = self.beside if given_as_told(joint, self.given) else replace(self.beside, going=())
         among = Among(options, self.budget, self.number, self.more, beside)
-        made, keeps = among.decide(joined, step)
+        made, keeps, limit = among.decide(joined, step)
         begin = self.budget.host_before(self.number)
         places = places_of(made.captured.graph, made.rewriting).behind(begin)
         host_end = begin + places.size * among.runs  # other runs find room behind
@@ -123,7 +123,7 @@ class Partition:
             from mempool.torch.rewriting.kernels import passes_of
 
             small = made.needed.small
-            self.passes.update(passes_of(joined, made, step.workspace, options.limit or 0, small=small))
+            self.passes.update(passes_of(joined, made, step.workspace, limit or 0, small=small))
         self.watch.part = Part(
             self.number,
             self.more,

@@ -171,6 +171,11 @@ class Present:
         """Whether any run waits for its backward run."""
         return any(run.waits for runs in list(self._runs.values()) for run in list(runs))
 
+    def waiting(self) -> list[int]:
+        """Graphs of which a run has kept something for its backward run, which has not been."""
+        every = [(number, run) for number, runs in list(self._runs.items()) for run in list(runs)]
+        return list(dict.fromkeys(number for number, run in every if not run.over and _alive(run.kept)))
+
     def parameters(self) -> Memories:
         """And buffers, and whatever graphs were given in a step before this one that is still there."""
         return self.memories(self._values()) | _alive(self._lasting)
