@@ -94,9 +94,14 @@ def simulate_around(graph: Graph, pause: Pause, link: Link, *, outside_bytes: in
     return replace(timed, load=load, host_load=host_load, begins=begins, wait=wait)
 
 
-def between(graph: Graph) -> int:
-    """Bytes on the device between the two passes of a graph, rewritten or not."""
-    during = paused(graph)
+def between(graph: Graph, arriving: tuple[int, ...] = ()) -> int:
+    """Bytes on the device between the two passes of a graph, rewritten or not.
+
+    Args:
+        graph: it.
+        arriving: values that its backward pass is given, and that are not there yet.
+    """
+    during = paused(graph, Pause(arriving=arriving))
     return int(simulate(during, Link.of_rate(1.0)).load[during.names.index(PAUSE)])
 
 

@@ -79,7 +79,12 @@ class Among:
                 max(seen.bytes(kept, backward=True), now.kept + now.parameters),
             )
         always = min(passes)
-        return Outside(self.options.beside + always, *(one - always for one in passes))
+        return Outside(self._base + always, *(one - always for one in passes))
+
+    @cached_property
+    def _base(self) -> int:
+        """Bytes that are beside it whatever runs: what the options tell, optimizers' state included."""
+        return max(self.options.beside, self.now.state if self._seen is None else self._seen.state)
 
     @cached_property
     def runs(self) -> int:
@@ -162,6 +167,7 @@ class Among:
             gradients_stay=self._seen is not None and self._seen.gradients_stay,
             least=least,
             keep=keep,
+            between=0 if self._seen is None else self._seen.between,
             host_limit=self._host_bytes // self.runs,
         )
         deciding = Deciding(step, self.options, terms)
@@ -174,7 +180,7 @@ class Among:
         limit, least, beside = self.options.limit, error.least_bytes, self.counted
         said = [str(error)]
         if beside.held:
-            said.append(f"of that, graphs before it hold {beside.held} bytes")
+            said.append(f"of that, graphs before it and gradients hold {beside.held} bytes")
         if beside.held and limit is not None and least is not None:
             enough = self.budget.enough(self.number, limit, least)
             fewer = self.budget.kept_before(self.number) - self.budget.kept_within(self.number, enough)
@@ -184,10 +190,12 @@ class Among:
             said[-1] += f", and {within}, which is enough"
         if beside.own:
             said.append(f"of that, other runs of it hold {beside.own} bytes")
+        if self._seen is not None and self._seen.between:
+            said.append(f"between its passes what is not compiled takes {self._seen.between} bytes")
         if beside.parameters:
             said.append(f"of that, {beside.parameters} bytes are parameters that it does not read")
-        if self.options.beside:
-            said.append(f"of that, {self.options.beside} bytes lie beside")
+        if self._base:
+            said.append(f"of that, {self._base} bytes lie beside, such as an optimizer's state")
         return PlanError("; ".join(said), least)
 
 

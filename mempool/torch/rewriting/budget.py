@@ -115,7 +115,7 @@ class Budget:
 
     def forget(self) -> None:
         """What would be kept within other limits: nobody asks any more."""
-        self.parts = {number: replace(one, keeps=None) for number, one in self.parts.items()}
+        self.parts.update({number: replace(one, keeps=None) for number, one in self.parts.items()})
 
     def _before(self, number: int) -> list[Part]:
         """The graphs before one, in their order."""

@@ -19,7 +19,7 @@ from solvers.rewriting import Rewriting, rewrite
 from solvers.rewriting.choose import Chooser
 from solvers.rewriting.levels import levels_of
 from solvers.rewriting.passes import by_pass
-from solvers.rewriting.pauses import Pause, between, paused, simulate_around, unpaused, with_results
+from solvers.rewriting.pauses import Pause, paused, simulate_around, unpaused, with_results
 from solvers.rewriting.rules import Rules, matching, published
 from solvers.rewriting.timed import simulate
 
@@ -56,13 +56,13 @@ class Deciding:
         self._graph = with_results(graph, outside.backward) if outside.backward else graph
         self._pauses = bool(self._graph.backward.any())
         leaving = captured.results if terms.least and options.limit is not None else ()
-        self._pause = Pause(0, outside.forward, (*leaving, *terms.going), captured.incoming)
+        self._pause = Pause(terms.between, outside.forward, (*leaving, *terms.going), captured.incoming)
         self._host_limit = allowed_host_bytes(options) if terms.host_limit is None else terms.host_limit
         self._choosers: dict[int, Chooser] = {}
 
     def least(self) -> int:
         """The lowest limit that can be held."""
-        return self._chooser(0).least()[0]
+        return self._chooser(self.terms.between).least()[0]
 
     def decide(self) -> Decided:
         """By the options.
@@ -79,17 +79,17 @@ class Deciding:
         Raises:
             PlanError: it cannot be held.
         """
-        outside, keep = self.terms.outside, self.terms.keep
-        if not self.terms.least or (room := self._room(limit)) <= 0:
-            return self._with_room(0, limit)
+        outside, keep, between_bytes = self.terms.outside, self.terms.keep, self.terms.between
+        if not self.terms.least or (room := self._room(limit)) <= between_bytes:
+            return self._with_room(between_bytes, limit)
         if keep:
             tickets = TICKET_BYTES * int(self._graph.movable.sum())
             kept = outside.during(backward=False) + tickets + keep
-            room = max(min(room, limit - kept), 0)
+            room = max(min(room, limit - kept), between_bytes)
         with contextlib.suppress(PlanError):
             return self._with_room(room, limit)
-        found = self._with_room(0, limit)  # the host is too small
-        fewest, most = limit - room, between(found.rewritten) + outside.during(backward=False)
+        found = self._with_room(between_bytes, limit)  # the host is too small
+        fewest, most = limit - room, found.kept_bytes + outside.during(backward=False)
         for _ in range(_HALVINGS):
             middle = (fewest + most) // 2
             try:
@@ -112,7 +112,7 @@ class Deciding:
             PlanError: the host is too small for it.
         """
         if asked is Extreme.ALL:
-            return self._made(self._chooser(0).everything())
+            return self._made(self._chooser(self.terms.between).everything())
         nominal = self._nominal
         limit = nominal.least() if asked is Extreme.LEAST else 2 * self._all_bytes
         return self._decided(nominal.within(limit).rewriting)
@@ -133,7 +133,7 @@ class Deciding:
         """The most bytes that can be left of a limit between the passes; 0 where it cannot be held."""
         if not self._pauses or limit < self.least():
             return 0
-        low, high = 0, limit - (self._chooser(self._all_bytes).least()[0] - self._all_bytes)
+        low, high = self.terms.between, limit - (self._chooser(self._all_bytes).least()[0] - self._all_bytes)
         room = high
         for _ in range(_TRIES):
             if room <= low:
@@ -178,7 +178,8 @@ class Deciding:
         rewritten = step.calls.within(rewrite(graph, by_pass(graph, rewriting)))
         plain, timed = (self._simulated(one) for one in (graph, rewritten))
         leaving, stay, own = self._pause.leaving, self.terms.gradients_stay, step.calls.own_bytes
-        return Decided(step.captured, rewriting, rewritten, plain, timed, outside, leaving, stay, own)
+        taken = self.terms.between
+        return Decided(step.captured, rewriting, rewritten, plain, timed, outside, leaving, stay, taken, own)
 
     def _simulated(self, graph: Graph) -> Timed:
         link, outside = self.step.link, self.terms.outside.always

@@ -28,6 +28,7 @@ class Decided:
         outside: what lies on the device beside it.
         leaving: what it is given, and results, that are gone after its forward pass but for those it keeps.
         gradients_stay: whether what its backward pass is given is there until that ends.
+        taken: bytes that somebody else takes for a while between its passes.
         own_bytes: copies of at most so many bytes the program makes itself.
         needed: what it needs once its operations are fused; None: they are not.
     """
@@ -40,6 +41,7 @@ class Decided:
     outside: Outside
     leaving: tuple[int, ...] = ()
     gradients_stay: bool = False
+    taken: int = 0
     own_bytes: int = 0
     needed: Needed | None = None
 
@@ -61,7 +63,12 @@ class Decided:
     @property
     def peak_bytes(self) -> int:
         """Most bytes on the device, as predicted."""
-        return self.timed.peak_bytes if self.needed is None else self.needed.peak_bytes
+        own = self.timed.peak_bytes if self.needed is None else self.needed.peak_bytes
+        return max(own, self.pause_bytes(self.taken)) if self.taken else own
+
+    def pause_bytes(self, taken: int) -> int:
+        """Bytes on the device between its passes, where somebody else takes so many."""
+        return self.kept_bytes + self.outside.during(backward=False) + taken
 
     def peak_of(self, *, backward: bool) -> int:
         """The same of one of the passes."""
@@ -72,6 +79,8 @@ class Decided:
     @property
     def kept_bytes(self) -> int:
         """What is on the device between the forward and the backward pass, of the graphs themselves."""
+        captured = self.captured
         if self.needed is not None:
-            return self.needed.kept_bytes - self.outside.during(backward=True)
-        return between(self.rewritten) if self.rewritten.backward.any() else 0
+            gradients = int(captured.graph.size[list(captured.incoming)].sum())
+            return self.needed.kept_bytes - self.outside.during(backward=True) - gradients
+        return between(self.rewritten, captured.incoming) if self.rewritten.backward.any() else 0

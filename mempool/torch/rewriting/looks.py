@@ -6,11 +6,12 @@ import gc
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
 
+from mempool.torch.rewriting.counted import Counted, counted
 from mempool.torch.rewriting.present import Present
 
 if TYPE_CHECKING:
@@ -56,9 +57,13 @@ class Seen:
 
     Attributes:
         gradients_stay: whether somebody else has what its backward pass was given until that ends.
+        between: the most bytes that somebody took for a while between its passes.
+        state: the most bytes of optimizers' state.
     """
 
     gradients_stay: bool = False
+    between: int = 0
+    state: int = 0
     _most: dict[tuple[bool, int], Moment] = field(default_factory=dict)
 
     def note(self, moment: Moment, *, backward: bool) -> None:
@@ -95,6 +100,14 @@ class Seen:
 NOTHING_SEEN = Seen()
 
 
+class Ended(NamedTuple):
+    """What was there when a run had ended."""
+
+    number: int
+    backward: bool
+    counted: Counted
+
+
 @dataclass(eq=False)
 class Looks:
     """At the runs of the graphs of one call of `torch.compile`.
@@ -108,6 +121,8 @@ class Looks:
     present: Present = field(default_factory=Present)
     seen: dict[int, Seen] = field(default_factory=dict)
     known: dict[int, Seen] = field(default_factory=dict)
+    _ended: Ended | None = None
+    _most: int = 0
     _left: int = 0
     _steps: int = 0
     _numbers: dict[tuple[int, Hashable], int] = field(default_factory=dict)
@@ -129,15 +144,29 @@ class Looks:
         shapes = tuple(one.shape for one in given if isinstance(one, torch.nn.Parameter) and not is_lazy(one))
         number = self._numbers.setdefault((id(code), shapes), len(self._numbers))
         self._codes[number] = code
-        if self._left == 0:  # what is there in this step nobody has looked at
-            if not self.seen.get(number, NOTHING_SEEN).is_empty:
-                self.known[number] = self.seen[number]
-            self.present.step()
-            self._went_back = False
+        if self._left == 0 and not self.seen.get(number, NOTHING_SEEN).is_empty:
+            self.known[number] = self.seen[number]
         if self.seen.get(number) is self.known.get(number):
             self.seen[number] = Seen()
-        self._left, self._steps, self._compiled = _LOOKS, _STEPS, True
+        self._open()
         return number
+
+    def _open(self) -> None:
+        """Runs are looked at from now on, for some steps."""
+        if self._left == 0:  # what is there in this step nobody has looked at
+            self.present.step()
+            self._went_back = False
+        self._left, self._steps, self._compiled, self._ended = _LOOKS, _STEPS, True, None
+
+    def open_if_more(self, limit: int) -> None:
+        """Look at runs again where there was more than ever since nobody looks, and more than the limit."""
+        there = counted()
+        if there is not None and there.most > max(limit, self._most):
+            self._most = there.most
+            for number, seen in self.seen.items():
+                if seen is self.known.get(number):
+                    self.seen[number] = Seen()
+            self._open()
 
     @property
     def wanted(self) -> bool:
@@ -159,10 +188,29 @@ class Looks:
             self._queued = False
             if self._went_back and not self.present.waits():
                 self._steps -= 1
-                self._left = self._left if self._steps > 0 else 0
                 self.present.step()
                 self._went_back = False
+                if self._steps <= 0:
+                    self._left, self._most = 0, 0 if (there := counted()) is None else there.most
         self._went_back |= backward
+
+    def between(self, number: int, *, backward: bool) -> tuple[int, int] | None:
+        """Which graph was waiting while nothing ran that is compiled, and the most bytes that took then.
+
+        Where somebody counts, and there was more than ever before; a run of this graph is about to begin.
+        """
+        ended, there = self._ended, counted()
+        self._ended = None
+        if ended is None or there is None or there.most <= ended.counted.most:
+            return None
+        if ended.backward and not backward:  # between two steps
+            return None
+        return number if ended.backward else ended.number, there.most - ended.counted.now
+
+    def ended(self, number: int, *, backward: bool) -> None:
+        """A run has ended."""
+        there = counted()
+        self._ended = None if there is None else Ended(number, backward, there)
 
     def ends(self) -> None:
         """A backward run has ended.
@@ -218,7 +266,8 @@ class Looks:
             name = getattr(code, "co_name", "a function")
             warnings.warn(
                 f"beside a graph of {name} are {seen.bytes(backward=False)} bytes in the forward and "
-                f"{seen.bytes(backward=True)} in the backward pass, more than was counted",
+                f"{seen.bytes(backward=True)} in the backward pass, and {seen.between} for a while between "
+                "them, more than was counted",
                 stacklevel=2,
             )
 

@@ -62,7 +62,7 @@ class Partition:
     @cached_property
     def watch(self) -> Watch:
         """Over its runs."""
-        return Watch(self.budget.looks, self.number)
+        return Watch(self.budget.looks, self.budget.parts, self.number)
 
     @property
     def limit_alone(self) -> int | None:
@@ -73,7 +73,7 @@ class Partition:
     def outside_bytes(self) -> int:
         """What is beside such a graph."""
         beside = self.beside
-        return self.options.beside + beside.held + beside.own + beside.parameters
+        return max(self.options.beside, beside.state) + beside.held + beside.own + beside.parameters
 
     def around(self, run: Callable[..., Any], inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
         """What runs one of its two graphs, timed, and watched where there is a limit; see `Clock.around`."""

@@ -27,12 +27,14 @@ class Beside:
     """Bytes on the device beside a graph that are none of what it is given.
 
     Attributes:
-        held: by other graphs of the same function now: what they keep, and results that are still in use.
-        kept: of that, all but results that none of them keeps for its backward pass.
+        held: by other graphs of the same function now: what they keep, results that are still in use; and
+            gradients of the steps before this one.
+        kept: of that, what other graphs keep, and results that one of them keeps for its backward pass.
         own: held by other runs of the same graph, or of another one of the same code.
         going: which of the graph's inputs nobody needs when its forward pass has ended, but perhaps itself.
         parameters: and buffers that the graph does not read.
         gradients: that are there besides in its backward pass, of parameters that graphs after it read.
+        state: of optimizers.
     """
 
     held: int = 0
@@ -41,6 +43,7 @@ class Beside:
     going: tuple[int, ...] = ()
     parameters: int = 0
     gradients: int = 0
+    state: int = 0
 
 
 NOTHING = Beside()
@@ -107,8 +110,8 @@ class Present:
     _given: dict[int, Memories] = field(default_factory=dict)
     _runs: dict[int, list[Run]] = field(default_factory=dict)
     _made_back: list[Told] = field(default_factory=list)
-    _old: Memories = field(default_factory=dict)
     _lasting: Memories = field(default_factory=dict)
+    _state: Memories | None = None
 
     def meet(self, modules: Iterable[torch.nn.Module], given: Iterable[Any]) -> None:
         """Modules whose parameters count, and what a graph is given."""
@@ -138,18 +141,19 @@ class Present:
         if self._runs:
             gc.collect()  # what has been compiled before may hold what it was compiled for, in circles
         own = self._given[number] = self.memories(given)
-        parameters, others = self.parameters(), self.others(number)
+        parameters, others, gradients = self.parameters(), self.others(number), self.gradients()
         every = [run for runs in self._runs.values() for run in runs]
         kept = _together(_alive(run.kept) for run in every)
         goes = _together(_alive(run.asked) for run in every).keys() - kept.keys()
         memories = [self.memories([one]) for one in given]
         return Beside(
-            held=total(others, own, parameters),
+            held=total(others | gradients, own, parameters),
             kept=total({one: size for one, size in others.items() if one not in goes}, own, parameters),
             own=total(_together(run.all for run in self.runs(number)), own, parameters, others),
             going=tuple(i for i, some in enumerate(memories) if some and some.keys() <= goes),
             parameters=total(parameters, own),
             gradients=self._later(number) if more else 0,
+            state=total(self.state()),
         )
 
     def runs(self, number: int) -> list[Run]:
@@ -178,11 +182,21 @@ class Present:
 
     def parameters(self) -> Memories:
         """And buffers, and whatever graphs were given in a step before this one that is still there."""
-        return self.memories(self._values()) | _alive(self._lasting)
+        state = self.state()
+        lasting = {one: size for one, size in _alive(self._lasting).items() if one not in state}
+        return self.memories(self._values()) | lasting
+
+    def state(self) -> Memories:
+        """What optimizers keep for parameters, as far as it was there when the step began."""
+        if self._state is None:
+            parameters = [one for one in self._values() if isinstance(one, torch.nn.Parameter)]
+            self._state = self.memories(states_of(parameters))
+        return _alive(self._state)
 
     def gradients(self) -> Memories:
-        """Those of parameters, but for those that were there when the step began."""
-        return {one: size for one, size in self._all_gradients().items() if one not in self._old}
+        """Those that parameters have, of this step or of those before it."""
+        leaves = (value for value in self._values() if value.is_leaf)  # PyTorch warns of others
+        return self.memories(value.grad for value in leaves)
 
     def on_the_way(self, given: Iterable[torch.Tensor]) -> int:
         """Bytes of gradients that backward passes have made and nobody has taken yet, but for those given."""
@@ -214,7 +228,7 @@ class Present:
         self._lasting = _alive(self._lasting) | {one: size for one, size in given.items() if one not in made}
         self._runs.clear()
         self._made_back.clear()
-        self._old = self._all_gradients()
+        self._state = None
 
     def memories(self, values: Iterable[Any]) -> Memories:
         """Of tensors that lie on the device."""
@@ -234,10 +248,6 @@ class Present:
             if (one := reference()) is not None:
                 yield one
 
-    def _all_gradients(self) -> Memories:
-        leaves = (value for value in self._values() if value.is_leaf)  # PyTorch warns of others
-        return self.memories(value.grad for value in leaves)
-
     def _alive_modules(self) -> list[torch.nn.Module]:
         return [module for one in list(self._modules.values()) if (module := one()) is not None]
 
@@ -253,6 +263,15 @@ class Present:
                     found |= {one: size for one, size in memory.items() if one in seen or one not in read}
                     seen |= memory
         return total(found)
+
+
+def states_of(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
+    """What optimizers of any kind keep for parameters, in dictionaries by parameters."""
+    for holder in gc.get_referrers(*parameters):
+        if isinstance(holder, dict) and isinstance(next(iter(holder), None), torch.nn.Parameter):
+            for one in parameters:
+                if isinstance(state := holder.get(one), dict):
+                    yield from state.values()
 
 
 def with_most(sizes: Mapping[torch.device, int]) -> torch.device:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mempool.torch.rewriting.budget import BUDGETS
+from mempool.torch.rewriting.counted import counted
 from mempool.torch.rewriting.runtime import RUNTIME
 
 if TYPE_CHECKING:
@@ -57,7 +56,8 @@ class Report:
 def reported() -> Report:
     """What was decided, and what came of it."""
     parts = [part for budget in BUDGETS for _, part in sorted(budget.parts.items())]
-    return Report([_graph(part) for part in parts], asdict(RUNTIME.moved), RUNTIME.host_bytes, _peak())
+    peak = None if (bytes_there := counted()) is None else bytes_there.most
+    return Report([_graph(part) for part in parts], asdict(RUNTIME.moved), RUNTIME.host_bytes, peak)
 
 
 def _graph(part: Part) -> dict[str, Any]:
@@ -107,14 +107,3 @@ def _line(number: int, graph: dict[str, Any]) -> str:
         f"{graph['stall_seconds']:.4f} s wait and {graph['recomputed_seconds']:.4f} s run again, {measured}; "
         f"{len(graph['swapped'])} values leave, {len(graph['recomputed'])} are made again"
     )
-
-
-def _peak() -> int | None:
-    from mempool.torch import installed
-
-    pool = installed()
-    if pool is not None:
-        return int(pool.client.stats()["requested"]["peak"])
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return int(torch.cuda.max_memory_allocated())
-    return None

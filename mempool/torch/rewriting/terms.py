@@ -37,6 +37,7 @@ class Terms:
         gradients_stay: whether what its backward pass is given is there until that ends.
         least: keep no more from the forward to the backward pass than must be.
         keep: but for so many bytes, which may be kept.
+        between: bytes that somebody else takes for a while between its passes.
         host_limit: bytes of the host, where it is not all that the options allow.
     """
 
@@ -45,6 +46,7 @@ class Terms:
     gradients_stay: bool = False
     least: bool = False
     keep: int = 0
+    between: int = 0
     host_limit: int | None = None
 
 

@@ -26,6 +26,7 @@ class Watch:
 
     Attributes:
         looks: at the runs of all graphs that share the limit.
+        parts: those graphs.
         number: of the graph.
         results: how many results its function asks it for; unless told, all that there are.
         incoming: which inputs of its backward pass are gradients.
@@ -34,6 +35,7 @@ class Watch:
     """
 
     looks: Looks
+    parts: dict[int, Part]
     number: int
     results: int = sys.maxsize
     incoming: slice = field(default_factory=lambda: slice(0, 0))
@@ -58,7 +60,7 @@ class Watch:
         def watched(arguments: list[Any]) -> Any:
             if not looks.wanted:
                 return run(arguments)
-            looks.begins(backward=False)
+            self._begins(backward=False)
             given, going = present.memories(arguments), {}
             if self.part is not None:
                 present.meet_parameters(arguments)
@@ -73,6 +75,7 @@ class Watch:
                 {one: size for one, size in some.items() if one not in parameters} for some in (given, kept)
             )
             present.went_forward(self.number, Run(given, asked, kept, going))
+            looks.ended(self.number, backward=False)
             return result
 
         return watched
@@ -82,8 +85,11 @@ class Watch:
 
         def watched(arguments: list[Any]) -> Any:
             if not looks.wanted:
-                return run(arguments)
-            looks.begins(backward=True)
+                result = run(arguments)
+                if self.part is not None and self.part.options.limit is not None:
+                    looks.open_if_more(int(self.part.options.limit * (1 + _SLIGHT)))
+                return result
+            self._begins(backward=True)
             gradients = present.told(arguments[self.incoming])  # nobody but the run has a share in them
             if self.part is not None:
                 given = present.memories(
@@ -107,10 +113,23 @@ class Watch:
                 stays = bytes_of(gradients, but=present.told(result))
                 self.seen.gradients_stay |= stays > 0
                 self._compare(self.part, self._beside + stays, backward=True)
+            looks.ended(self.number, backward=True)
             looks.ends()
             return result
 
         return watched
+
+    def _begins(self, *, backward: bool) -> None:
+        """A run that is looked at begins."""
+        self.looks.begins(backward=backward)
+        if (found := self.looks.between(self.number, backward=backward)) is None:
+            return
+        number, taken = found
+        if (part := self.parts.get(number)) is not None:
+            seen = self.looks.seen[number]
+            seen.between = max(seen.between, taken)
+            if part.decided.pause_bytes(taken) > (part.options.limit or 0) * (1 + _SLIGHT):
+                self.looks.stale(number)
 
     def _look(
         self,
@@ -135,8 +154,7 @@ class Watch:
             self.parameters = max(self.parameters, total(parameters, given))
         waiting = {one: size for run in runs for one, size in run.waits.items()}
         own = {one: size for run in runs for one, size in run.all.items()}
-        if backward:
-            others |= present.gradients()
+        others |= present.gradients()
         moment = Moment(
             others=total(others, given, parameters) + present.on_the_way(gradients or ()),
             parameters=self.parameters,
@@ -146,12 +164,15 @@ class Watch:
             kept=part.decided.kept_bytes,
         )
         seen.note(moment, backward=backward)
+        seen.state = max(seen.state, total(present.state()))
         self._beside = moment.bytes()
         self._compare(part, self._beside, backward=backward)
 
     def _compare(self, part: Part, beside: int, *, backward: bool) -> None:
         """Whether the limit is held with so much beside."""
-        counted = part.decided.outside.during(backward=backward) - part.options.beside
-        needs = part.decided.peak_of(backward=backward) + beside - counted
+        beside += max(part.options.beside, self.seen.state)
+        needs = (
+            part.decided.peak_of(backward=backward) + beside - part.decided.outside.during(backward=backward)
+        )
         if needs > (part.options.limit or 0) * (1 + _SLIGHT):
             self.looks.stale(self.number)
