@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
+from mempool.torch.rewriting import budget as rewriting_budget
 from mempool.torch.rewriting.among import Among
 from mempool.torch.rewriting.budget import BUDGETS, Budget
 from mempool.torch.rewriting.looks import Looks, Moment, Seen
@@ -325,6 +327,30 @@ def test_runs_are_looked_at_again_when_more_was_there_than_ever(pool: TensorPool
     assert max(peaks[:5]) <= limit
     assert max(peaks[5:7]) > 1.1 * limit
     assert max(peaks[7:]) <= limit
+
+
+def test_more_than_a_limit_for_no_known_reason_is_warned_of(
+    pool: TensorPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is held by somebody else is a part of the limit that only `beside` can tell."""
+    del pool
+
+    def steps(options: dict[str, Any]) -> None:
+        monkeypatch.setattr(rewriting_budget, "BUDGETS", [])
+        model = Wide()
+        run = once(model, {"inner": "eager", "link": "pcie3", "limit": "8MiB", **options})
+        for _ in range(5):
+            model.zero_grad()
+            run(torch.randn(1024, 64)).backward()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps({})
+    other = torch.zeros(1 << 21)
+    with pytest.warns(UserWarning, match="are on the device, more than the limit of 8388608") as warned:
+        steps({})
+    assert len(warned) == 1
+    del other
 
 
 class Grows(nn.Module):

@@ -143,6 +143,17 @@ class Budget:
             )
 
 
+def warn_of_more(most: int, limit: int | None) -> None:
+    """Say that there was more than a limit, where there is only one: else others take their own."""
+    if sum(bool(budget.parts) and budget.looks.present.is_used for budget in BUDGETS) == 1:
+        warnings.warn(
+            f"{most} bytes are on the device, more than the limit of {limit}, though graphs hold it: what is "
+            "not compiled takes the rest, or lies beside; PyTorch compiles nothing of a function that stops "
+            "in the middle of a loop, unless what it calls there is compiled by itself",
+            stacklevel=2,
+        )
+
+
 #: The last ones, in the order in which they were first met.
 BUDGETS: list[Budget] = []
 atexit.register(BUDGETS.clear)  # what native code made goes before it does

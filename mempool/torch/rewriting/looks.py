@@ -6,12 +6,12 @@ import gc
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from mempool.torch.rewriting.counted import Counted, counted
+from mempool.torch.rewriting.counted import HighWater
 from mempool.torch.rewriting.present import Present
 
 if TYPE_CHECKING:
@@ -100,14 +100,6 @@ class Seen:
 NOTHING_SEEN = Seen()
 
 
-class Ended(NamedTuple):
-    """What was there when a run had ended."""
-
-    number: int
-    backward: bool
-    counted: Counted
-
-
 @dataclass(eq=False)
 class Looks:
     """At the runs of the graphs of one call of `torch.compile`.
@@ -116,13 +108,13 @@ class Looks:
         present: what the graphs hold.
         seen: by the number of a graph, what was beside it since it was compiled.
         known: the same when it was found to be more than was counted.
+        water: what somebody counts meanwhile.
     """
 
     present: Present = field(default_factory=Present)
     seen: dict[int, Seen] = field(default_factory=dict)
     known: dict[int, Seen] = field(default_factory=dict)
-    _ended: Ended | None = None
-    _most: int = 0
+    water: HighWater = field(default_factory=HighWater)
     _left: int = 0
     _steps: int = 0
     _numbers: dict[tuple[int, Hashable], int] = field(default_factory=dict)
@@ -156,13 +148,12 @@ class Looks:
         if self._left == 0:  # what is there in this step nobody has looked at
             self.present.step()
             self._went_back = False
-        self._left, self._steps, self._compiled, self._ended = _LOOKS, _STEPS, True, None
+        self._left, self._steps, self._compiled = _LOOKS, _STEPS, True
+        self.water.opens()
 
     def open_if_more(self, limit: int) -> None:
         """Look at runs again where there was more than ever since nobody looks, and more than the limit."""
-        there = counted()
-        if there is not None and there.most > max(limit, self._most):
-            self._most = there.most
+        if self.water.rises(limit):
             for number, seen in self.seen.items():
                 if seen is self.known.get(number):
                     self.seen[number] = Seen()
@@ -190,27 +181,11 @@ class Looks:
                 self._steps -= 1
                 self.present.step()
                 self._went_back = False
+                self.water.steps()
                 if self._steps <= 0:
-                    self._left, self._most = 0, 0 if (there := counted()) is None else there.most
+                    self._left = 0
+                    self.water.closes()
         self._went_back |= backward
-
-    def between(self, number: int, *, backward: bool) -> tuple[int, int] | None:
-        """Which graph was waiting while nothing ran that is compiled, and the most bytes that took then.
-
-        Where somebody counts, and there was more than ever before; a run of this graph is about to begin.
-        """
-        ended, there = self._ended, counted()
-        self._ended = None
-        if ended is None or there is None or there.most <= ended.counted.most:
-            return None
-        if ended.backward and not backward:  # between two steps
-            return None
-        return number if ended.backward else ended.number, there.most - ended.counted.now
-
-    def ended(self, number: int, *, backward: bool) -> None:
-        """A run has ended."""
-        there = counted()
-        self._ended = None if there is None else Ended(number, backward, there)
 
     def ends(self) -> None:
         """A backward run has ended.

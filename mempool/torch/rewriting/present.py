@@ -167,6 +167,11 @@ class Present:
         return _together(run.all for one in numbers for run in self.runs(one))
 
     @property
+    def is_used(self) -> bool:
+        """Whether any module is still there whose graphs these are."""
+        return bool(self._alive_modules())
+
+    @property
     def has_several(self) -> bool:
         """Whether more than one run holds anything."""
         return sum(map(len, list(self._runs.values()))) > 1

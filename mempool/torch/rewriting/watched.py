@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mempool.torch.rewriting.budget import warn_of_more
 from mempool.torch.rewriting.looks import Moment
 from mempool.torch.rewriting.present import Run, bytes_of, total
 
@@ -75,7 +76,7 @@ class Watch:
                 {one: size for one, size in some.items() if one not in parameters} for some in (given, kept)
             )
             present.went_forward(self.number, Run(given, asked, kept, going))
-            looks.ended(self.number, backward=False)
+            looks.water.ends(self.number, backward=False)
             return result
 
         return watched
@@ -86,8 +87,8 @@ class Watch:
         def watched(arguments: list[Any]) -> Any:
             if not looks.wanted:
                 result = run(arguments)
-                if self.part is not None and self.part.options.limit is not None:
-                    looks.open_if_more(int(self.part.options.limit * (1 + _SLIGHT)))
+                if self.part is not None:
+                    looks.open_if_more(_some_more(self.part))
                 return result
             self._begins(backward=True)
             gradients = present.told(arguments[self.incoming])  # nobody but the run has a share in them
@@ -113,7 +114,7 @@ class Watch:
                 stays = bytes_of(gradients, but=present.told(result))
                 self.seen.gradients_stay |= stays > 0
                 self._compare(self.part, self._beside + stays, backward=True)
-            looks.ended(self.number, backward=True)
+            looks.water.ends(self.number, backward=True)
             looks.ends()
             return result
 
@@ -121,15 +122,17 @@ class Watch:
 
     def _begins(self, *, backward: bool) -> None:
         """A run that is looked at begins."""
-        self.looks.begins(backward=backward)
-        if (found := self.looks.between(self.number, backward=backward)) is None:
-            return
-        number, taken = found
-        if (part := self.parts.get(number)) is not None:
-            seen = self.looks.seen[number]
+        looks = self.looks
+        looks.begins(backward=backward)
+        found = looks.water.begins(self.number, backward=backward)
+        if found is not None and (part := self.parts.get(found[0])) is not None:
+            number, taken = found
+            seen = looks.seen[number]
             seen.between = max(seen.between, taken)
-            if part.decided.pause_bytes(taken) > (part.options.limit or 0) * (1 + _SLIGHT):
-                self.looks.stale(number)
+            if part.decided.pause_bytes(taken) > _some_more(part):
+                looks.stale(number)
+        if not looks.wanted and self.part is not None and looks.water.most > _some_more(self.part):
+            warn_of_more(looks.water.most, self.part.options.limit)
 
     def _look(
         self,
@@ -174,5 +177,10 @@ class Watch:
         needs = (
             part.decided.peak_of(backward=backward) + beside - part.decided.outside.during(backward=backward)
         )
-        if needs > (part.options.limit or 0) * (1 + _SLIGHT):
+        if needs > _some_more(part):
             self.looks.stale(self.number)
+
+
+def _some_more(part: Part) -> int:
+    """A limit, and so little more that it is as well as nothing."""
+    return int((part.options.limit or 0) * (1 + _SLIGHT))
