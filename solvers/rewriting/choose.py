@@ -253,7 +253,7 @@ class Chooser:
             )
             return (
                 f"no step found that fits in {limit} bytes with {self.host_limit} bytes on the host; "
-                f"with {free.decide(limit).host_bytes} on the host one does"
+                f"with {free.decide(limit).host_bytes} on the host, or fewer, one does"
             )
         kind = f" ({g.kinds[g.kind[op]]})" if 0 <= g.kind[op] < len(g.kinds) else ""
         touched = np.unique(g.base[[*g.read_by(op).tolist(), *np.flatnonzero(g.producer == op).tolist()]])

@@ -94,7 +94,7 @@ def test_with_a_small_host_any_more_holds_and_a_refusal_names_a_host_that_is_eno
             held.append(True)
             continue
         assert refused.least_bytes is None
-        enough = int(re.findall(r"with (\d+) on the host one does", str(refused))[0])
+        enough = int(re.findall(r"with (\d+) on the host, or fewer, one does", str(refused))[0])
         assert enough > host_limit
         assert decide(graph, limit, link, host_limit=enough).peak_bytes <= limit
     assert held == sorted(held)

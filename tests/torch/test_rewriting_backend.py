@@ -39,6 +39,7 @@ def test_options() -> None:
         {"limit": "8GiB", "link": "pcie4", "include": "encoder.*", "exclude": ["a", "b"], "beside": 0}
     )
     assert made.limit == 8 << 30
+    assert parsed({"limit": 12e9, "name": "teacher"}) == Options(limit=12_000_000_000, name="teacher")
     assert isinstance(made.link, Link)
     assert (made.include, made.exclude) == (("encoder.*",), ("a", "b"))
     assert parsed(None) == Options()
@@ -175,7 +176,8 @@ def test_a_checkpoint_around_what_is_compiled() -> None:
 def test_a_full_host_costs_memory_not_correctness() -> None:
     """What finds no room on the host stays on the device."""
     x = point()
-    compiled(waves, {**ALL, "host_limit": 4096})(x).sum().backward()
+    with pytest.warns(UserWarning, match="host has no room"):
+        compiled(waves, {**ALL, "host_limit": 4096})(x).sum().backward()
     assert RUNTIME.moved.host_full > 0
     assert torch.equal(x.grad, slope(point()))
 

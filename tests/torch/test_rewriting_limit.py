@@ -107,6 +107,8 @@ def test_graphs_of_one_function_share_a_limit(inner: str, pool: TensorPool) -> N
     ours = [graph for graph in said.graphs if graph["limit_bytes"] == limit]
     assert len(ours) > 1
     assert all(graph["predicted_peak_bytes"] <= limit for graph in ours)
+    assert len({graph["function"] for graph in ours}) == len(ours)
+    assert ours[0]["function"] in str(said)
     assert ours[0]["outside_bytes"] < ours[1]["outside_bytes"]
     assert json.dumps(said.to_dict())
     assert "values leave" in str(said)

@@ -143,6 +143,11 @@ class Looks:
         self._open()
         return number
 
+    def function(self, number: int) -> str:
+        """The name of the function that a graph is of; "" of one that is none's."""
+        code = self._codes.get(number)
+        return getattr(code, "co_qualname", getattr(code, "co_name", ""))
+
     def _open(self) -> None:
         """Runs are looked at from now on, for some steps."""
         if self._left == 0:  # what is there in this step nobody has looked at
@@ -238,7 +243,7 @@ class Looks:
         code = self._codes[number]
         if self._anew[number] > _AGAIN or not compile_anew(code):
             seen = self.known.get(number, NOTHING_SEEN)
-            name = getattr(code, "co_name", "a function")
+            name = self.function(number) or "a function"
             warnings.warn(
                 f"beside a graph of {name} are {seen.bytes(backward=False)} bytes in the forward and "
                 f"{seen.bytes(backward=True)} in the backward pass, and {seen.between} for a while between "

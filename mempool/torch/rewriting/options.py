@@ -27,6 +27,7 @@ class Options:
             nothing.
         include: patterns of modules' paths and operations' names: only what these make leaves; none: all.
         exclude: patterns of those whose results stay.
+        name: of the model, for its report; models of one name and the same other options share one limit.
     """
 
     limit: int | None = None
@@ -37,6 +38,7 @@ class Options:
     threshold: int | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    name: str = ""
 
     @property
     def rewrites(self) -> bool:
@@ -75,6 +77,8 @@ def parsed(given: Mapping[str, Any] | None, mode: str | None = None) -> Options:
 
 
 def _bytes(name: str, value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise UsageError(f"{name} is {value!r}, no size in bytes, such as '8GiB'")
     size = parse_bytes(value)
@@ -106,6 +110,12 @@ def _threshold(_: str, value: Any) -> int:
     return value
 
 
+def _name(_: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"name is {value!r}, no text such as 'teacher'")
+    return value
+
+
 def _patterns(name: str, value: Any) -> tuple[str, ...]:
     patterns = (value,) if isinstance(value, str) else value
     if not isinstance(patterns, (list, tuple)) or not all(isinstance(one, str) for one in patterns):
@@ -122,4 +132,5 @@ _CHECKS: dict[str, Any] = {
     "threshold": _threshold,
     "include": _patterns,
     "exclude": _patterns,
+    "name": _name,
 }

@@ -55,9 +55,10 @@ class Report:
 
 def reported() -> Report:
     """What was decided, and what came of it."""
-    parts = [part for budget in BUDGETS for _, part in sorted(budget.parts.items())]
+    parts = [(budget, part) for budget in BUDGETS for _, part in sorted(budget.parts.items())]
     peak = None if (bytes_there := counted()) is None else bytes_there.most
-    return Report([_graph(part) for part in parts], asdict(RUNTIME.moved), RUNTIME.host_bytes, peak)
+    graphs = [{"function": budget.looks.function(part.number), **_graph(part)} for budget, part in parts]
+    return Report(graphs, asdict(RUNTIME.moved), RUNTIME.host_bytes, peak)
 
 
 def _graph(part: Part) -> dict[str, Any]:
@@ -76,6 +77,7 @@ def _graph(part: Part) -> dict[str, Any]:
         }
 
     return {
+        "name": part.options.name,
         "operations": len(graph),
         "limit_bytes": part.options.limit,
         "outside_bytes": made.outside.always,
@@ -101,8 +103,9 @@ def _line(number: int, graph: dict[str, Any]) -> str:
     peaks = f"{graph['plain_peak_bytes']:,} -> {graph['predicted_peak_bytes']:,} bytes"
     took = graph["measured_seconds"]
     measured = "not run yet" if took is None else f"measured {took:.4f} s"
+    of = " of ".join(one for one in (graph["function"], graph["name"]) if one)
     return (
-        f"graph {number}: peak {peaks}{limit}; "
+        f"graph {number}{of and f' ({of})'}: peak {peaks}{limit}; "
         f"{graph['plain_seconds']:.4f} -> {graph['predicted_seconds']:.4f} s, of which "
         f"{graph['stall_seconds']:.4f} s wait and {graph['recomputed_seconds']:.4f} s run again, {measured}; "
         f"{len(graph['swapped'])} values leave, {len(graph['recomputed'])} are made again"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import warnings
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
@@ -163,7 +164,7 @@ class Runtime:
                 self.moved.outs += 1
                 self.moved.out_bytes += len(data)
             except HostFullError:
-                self.moved.host_full += 1
+                self._is_full()
             number = next(self._numbers)
             form = Form.of(tensor)
             self._held[number] = Away(engine, form, copy, transfer, data if copy is None else None)
@@ -182,10 +183,18 @@ class Runtime:
                 self.moved.outs += 1
                 self.moved.out_bytes += size
             except HostFullError:
-                self.moved.host_full += 1
+                self._is_full()
             number = next(self._numbers)
             self._held[number] = Away(engine, form, copy, None, flat(tensor) if copy is None else None)
             return self._ticket(number)
+
+    def _is_full(self) -> None:
+        self.moved.host_full += 1
+        warnings.warn(
+            "the host has no room for a copy: what should leave stays, and the limit may be exceeded; "
+            "models with the same host_limit share that",
+            stacklevel=2,
+        )
 
     def released(self, ticket: torch.Tensor) -> torch.Tensor:
         """Let what comes now come after the copy; a ticket of its own."""
