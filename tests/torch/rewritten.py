@@ -71,6 +71,11 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     )
 
 
+def adamw_keeps(model: nn.Module) -> int:
+    """Bytes: two moments and a count of steps for each parameter."""
+    return sum(2 * one.nbytes + 4 for one in model.parameters())
+
+
 def named_by(refused: BaseException) -> int:
     """The limit that a refusal names."""
     said = str(refused)

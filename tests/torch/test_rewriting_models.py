@@ -20,23 +20,24 @@ if TYPE_CHECKING:
 SHARES = {"eager": (0.95, 0.5, 0.05), "inductor": (0.5,)}
 
 
-def least_and_plain(model: str, inner: str, *, checkpointing: bool) -> tuple[int, int]:
-    """What a step needs at least, and without a limit."""
-    from rewritten import compiled
+def least_and_plain(model: str, inner: str, *, checkpointing: bool) -> tuple[int, int, int]:
+    """What a step needs at least, and without a limit, both with what AdamW keeps, and that."""
+    from rewritten import adamw_keeps, compiled
 
     import mempool.torch.rewriting
 
     made = MODELS[model]()
     made.checkpointing = checkpointing
-    limit = 1000
+    kept = adamw_keeps(made)
+    options, limit = {"inner": inner, "beside": kept}, 1000
     for _ in range(10):  # a function of several graphs is refused for one after the other
         try:
-            compiled(made.loss, {"inner": inner, "limit": limit})(*made.batch(0, 2))
+            compiled(made.loss, {**options, "limit": limit})(*made.batch(0, 2))
             break
         except BackendCompilerFailed as refused:
             (limit,) = map(int, re.findall(r"no step fits .* needs (\d+)", str(refused)))
-    compiled(made.loss, {"inner": inner, "limit": 1 << 40})(*made.batch(0, 2))
-    return limit, mempool.torch.rewriting.report().graphs[-1]["plain_peak_bytes"]
+    compiled(made.loss, {**options, "limit": 1 << 40})(*made.batch(0, 2))
+    return limit, mempool.torch.rewriting.report().graphs[-1]["plain_peak_bytes"], kept
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -50,11 +51,11 @@ def test_training_within_limits(
 ) -> None:
     """From nearly what it needs down to nearly the least there is."""
     needs({"model": model})
-    least, plain = least_and_plain(model, inner, checkpointing=checkpointing)
+    least, plain, kept = least_and_plain(model, inner, checkpointing=checkpointing)
     setup: dict[str, Any] = {"model": model, "size": 2, "steps": 3, "checkpointing": checkpointing}
     expected = trained("plain", **setup, rewriting={"inner": inner})
     for share in SHARES[inner]:
         limit = int(least + share * max(plain - least, 0))
-        got = trained("plain", **setup, rewriting={"inner": inner, "limit": limit})
+        got = trained("plain", **setup, rewriting={"inner": inner, "beside": kept, "limit": limit})
         assert got["losses"] == expected["losses"]
         assert got["parameters"] == expected["parameters"]
