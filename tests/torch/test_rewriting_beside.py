@@ -31,6 +31,7 @@ pytestmark = [
     pytest.mark.usefixtures("no_vectors"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script"),  # of PyTorch's own modules
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo asks results of graphs
+    pytest.mark.filterwarnings("ignore:.* bytes are on the device"),  # what tests compare with is there, too
 ]
 
 

@@ -257,7 +257,7 @@ class Inside(nn.Module):
 def test_what_is_predicted_of_kernels_is_what_they_take(
     make: Callable[[], nn.Module], shape: tuple[int, ...], share: float
 ) -> None:
-    """To the byte or a little more, since some results are written over what they are made of."""
+    """To the byte: also what is written over what it is made of, or over what the forward pass has kept."""
     options = {"inner": "inductor", "link": "pcie3"}
 
     def peak(limit: int) -> tuple[int, int]:
@@ -277,7 +277,7 @@ def test_what_is_predicted_of_kernels_is_what_they_take(
         return measured, part.decided.peak_bytes
 
     plain, most = peak(1 << 40)
-    assert plain <= most
+    assert plain == most
     limit = int(share * plain)
     try:
         measured, predicted = peak(limit)
@@ -285,8 +285,7 @@ def test_what_is_predicted_of_kernels_is_what_they_take(
         (limit,) = map(int, re.findall(r"no step fits .* needs (\d+)", str(refused)))
         assert limit <= plain
         measured, predicted = peak(limit)
-    assert measured <= predicted <= limit
-    assert predicted <= 1.3 * measured
+    assert measured == predicted <= limit
 
 
 def test_of_branches_it_is_told_that_nobody_counts_them() -> None:

@@ -47,6 +47,7 @@ class Setup:
     save: str = ""
     limit: int = 0  # bytes, kept by swapping; 0 is none
     rewriting: dict[str, Any] | None = None  # compiled by our backend, with these options
+    vectors: bool = True  # in inductor's kernels
 
 
 class Data(torch.utils.data.Dataset[Any]):
@@ -141,6 +142,10 @@ def run(setup: Setup, observer: ctypes.CDLL | None, *, pooled: bool) -> dict[str
     """What came out of one of them."""
     torch.manual_seed(0)
     torch.set_num_threads(setup.threads)
+    if not setup.vectors:
+        from torch._inductor import config
+
+        config.cpp.simdlen = 1
     pool, peaks, base = None, [], 0
     if pooled:
         import mempool.torch

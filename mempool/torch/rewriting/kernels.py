@@ -12,6 +12,7 @@ from torch._inductor.scheduler import FusedSchedulerNode
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
+from mempool.torch.rewriting.in_place import in_place
 from mempool.torch.rewriting.kernel_orders import coming, delayed, grouped, late, leaving
 
 if TYPE_CHECKING:
@@ -111,27 +112,35 @@ class Kernels:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Bytes while each kernel runs, in an order, and of these what it makes."""
         buffers, place, _ = memory.compute_memory_timeline(order, inputs, outputs)
-        made, gone = np.zeros(len(order) + 1, np.int64), np.zeros(len(order) + 1, np.int64)
-        ends: dict[int, int] = {}
-        begins, kept = _pieces(buffers), _kept(order, place)
+        begins, kept, over = _pieces(buffers), _kept(order, place), in_place(order)
+        count = len(order)
+        lasts = {one.buffer.get_name(): one.end_step % count for one in buffers}  # -1: the last of all
+        lasts = {name: max(last, kept.get(name, 0)) for name, last in lasts.items()}
+        sizes: dict[int | str, int] = dict(
+            self.given.values()
+        )  # of memories: of inputs, and by whose they are
+        ends, made = dict.fromkeys(sizes, -1), np.zeros(count, np.int64)
+        owner: dict[str, int | str] = {name: base for name, (base, _) in self.given.items()}
+        for name in lasts.keys() & owner.keys():
+            ends[owner[name]] = max(ends[owner[name]], lasts[name])
         for one in buffers:
-            last = len(order) - 1 if one.end_step < 0 else one.end_step
-            last = max(last, kept.get(one.buffer.get_name(), 0))
-            if not isinstance(one.buffer, memory.FreeableInputBuffer):
-                if _has_memory(one, order[one.start_step]):
-                    begin = begins.get(one.buffer.get_name(), one.start_step)
-                    made[min(begin, one.start_step)] += one.size_alloc
-                    gone[last + 1] += one.size_free
-            elif one.buffer.get_name() in self.given:
-                base, _ = self.given[one.buffer.get_name()]
-                ends[base] = max(ends.get(base, 0), last)
-        for base, size in dict(self.given.values()).items():
-            gone[ends.get(base, len(order) - 1) + 1] += size  # what no kernel reads goes last
-        load: NDArray[np.int64] = self.begun + np.cumsum(made - gone)[:-1]
+            name, begin = one.buffer.get_name(), one.start_step
+            if isinstance(one.buffer, memory.FreeableInputBuffer) or not _has_memory(one, order[begin]):
+                continue
+            begin = min(begins.get(name, begin), begin)
+            whose = owner.get(over.get(name, ""), name)
+            if ends.get(whose) != begin:  # else it takes over memory that is read for the last time
+                whose, sizes[name] = name, one.size_free
+                made[begin] += one.size_alloc
+            owner[name], ends[whose] = whose, lasts[name]
+        gone = np.zeros(count + 1, np.int64)
+        for whose, end in ends.items():
+            gone[end % count + 1] += sizes[whose]  # what no kernel reads goes last
+        load: NDArray[np.int64] = self.begun + np.cumsum(made - gone[:-1])
         for one in coming(order):
             load[place[one.kernels[0]] : place[one.awaited]] += one.size
         load += np.array([self._workspace(node) for node in order], np.int64)
-        return load, made[:-1]
+        return load, made
 
     def _workspace(self, kernel: Any) -> int:
         """Bytes that a kernel has for itself, where it is one of PyTorch's operations."""
