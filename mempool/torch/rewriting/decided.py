@@ -46,11 +46,6 @@ class Decided:
     needed: Needed | None = None
 
     @property
-    def counts_gradients(self) -> bool:
-        """Whether what its backward pass is given counts until that ends, as it does for kernels."""
-        return self.gradients_stay or self.needed is not None
-
-    @property
     def results_leave(self) -> bool:
         """Whether it counts on its results to be gone when its backward pass begins."""
         return not set(self.leaving).isdisjoint(self.captured.results)

@@ -236,6 +236,12 @@ def passes_of(
         elif base >= 0 and not lasting[base] and not graph.host[base]:
             given[name] = base, int(graph.size[base])
     here, is_input = ~graph.host, graph.producer < 0
+    for one in () if made.gradients_stay else made.captured.incoming:
+        if not lasting[one] and here[one]:  # a gradient that goes when its last reader ends
+            node = made.captured.values[one]
+            assert node is not None
+            given[joined.source[node].name] = one, int(graph.size[one])
+            is_input[one] = False
     inputs, results = here & is_input, here & ~is_input & ~graph.backward[graph.producer] & lasting
     read = {False: inputs & graph.lasting, True: results | inputs & (lasting | ~graph.lasting)}
     stays = {

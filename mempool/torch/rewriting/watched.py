@@ -110,7 +110,7 @@ class Watch:
                 self._look(self.part, given, runs, left, arguments[self.incoming])
             result = run(arguments)
             present.went_back(result)
-            if self.part is not None and not self.part.decided.counts_gradients:
+            if self.part is not None and not self.part.decided.gradients_stay:
                 stays = bytes_of(gradients, but=present.told(result))
                 self.seen.gradients_stay |= stays > 0
                 self._compare(self.part, self._beside + stays, backward=True)
