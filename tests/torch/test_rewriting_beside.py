@@ -20,6 +20,7 @@ from mempool.torch.rewriting.among import Among
 from mempool.torch.rewriting.budget import BUDGETS, Budget
 from mempool.torch.rewriting.looks import Looks, Moment, Seen
 from mempool.torch.rewriting.options import Options
+from mempool.torch.rewriting.partition import incoming
 from mempool.torch.rewriting.present import Beside, Present, Run
 
 if TYPE_CHECKING:
@@ -328,6 +329,33 @@ def test_runs_are_looked_at_again_when_more_was_there_than_ever(pool: TensorPool
     assert max(peaks[:5]) <= limit
     assert max(peaks[5:7]) > 1.1 * limit
     assert max(peaks[7:]) <= limit
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_what_is_kept_is_what_is_there_between_the_passes(inner: str, pool: TensorPool) -> None:
+    """With the results, and without the gradients that the backward pass will be given."""
+    gc.collect()
+    before = pool.client.stats()["requested"]["current"]
+    model = Wide()
+    run = compiled(model, {"inner": inner, "link": "pcie3", "limit": 4 << 20})
+    x = torch.randn(1024, 64)
+    for _ in range(2):
+        model.zero_grad()
+        result = run(x)
+        (part,) = BUDGETS[-1].parts.values()
+        kept = part.decided.pause_bytes(0)
+        assert kept - 64 <= pool.client.stats()["requested"]["current"] - before <= kept
+        result.sum().backward()
+        del result
+
+
+def test_gradients_are_told_by_their_places() -> None:
+    """On a GPU generators stand behind them."""
+    graph = torch.fx.Graph()
+    for name in ("tanh", "tangents_1", "tangents_2", "bwd_rng_state_0"):
+        graph.placeholder(name)
+    graph.output(())
+    assert incoming(torch.fx.GraphModule({}, graph)) == slice(1, 3)
 
 
 def test_more_than_a_limit_for_no_known_reason_is_warned_of(

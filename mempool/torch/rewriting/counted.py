@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,8 +24,10 @@ def counted() -> Counted | None:
     if pool is not None:
         requested = pool.client.stats()["requested"]
         return Counted(int(requested["current"]), int(requested["peak"]))
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return Counted(int(torch.cuda.memory_allocated()), int(torch.cuda.max_memory_allocated()))
+    if torch.cuda.is_initialized():
+        with contextlib.suppress(RuntimeError):  # an allocator of somebody else counts nothing
+            all_bytes = torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]
+            return Counted(int(all_bytes["current"]), int(all_bytes["peak"]))
     return None
 
 
