@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 import torch
 
+#: Such a share of a limit is little.
+_LITTLE = 64
+
 
 class Counted(NamedTuple):
     """Bytes of this process's tensors on the device: now, and the most there were."""
@@ -90,9 +93,12 @@ class HighWater:
         self._known = 0 if (there := counted()) is None else there.most
 
     def rises(self, limit: int) -> bool:
-        """Whether there was more than ever since nobody looks, and more than a limit; true once."""
+        """Whether there was more than ever since nobody looks, and more than a limit; true once.
+
+        Not for a little more each time, as where a program collects something.
+        """
         there = counted()
-        if there is None or there.most <= max(limit, self._known):
+        if there is None or there.most <= max(limit, self._known + limit // _LITTLE):
             return False
         self._known = there.most
         return True
