@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from halves import parted
-from rewritten import compiled
+from models import MODELS
+from rewritten import compiled, named_by, same
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor import config as inductor
 
 import mempool.torch
 from mempool.torch.rewriting import ops, partition
@@ -24,6 +26,7 @@ from mempool.torch.rewriting.asking import Asked, Extreme, Look, ask
 from mempool.torch.rewriting.budget import BUDGETS
 from mempool.torch.rewriting.costs import INSIDE, in_kernels
 from mempool.torch.rewriting.decide import Deciding
+from mempool.torch.rewriting.donated import donated
 from mempool.torch.rewriting.joint import joint_of
 from mempool.torch.rewriting.kernel_orders import coming, delayed, late
 from mempool.torch.rewriting.options import parsed
@@ -286,6 +289,61 @@ def test_what_is_predicted_of_kernels_is_what_they_take(
         assert limit <= plain
         measured, predicted = peak(limit)
     assert measured == predicted <= limit
+
+
+class Viewed(nn.Module):
+    """Saves a product and a view of it, a result, its input, and a value that nobody else has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x @ self.weight
+        own = y.sin() + y.view(-1, 8, 64).cos().view(-1, 64)
+        return own.sin().exp()
+
+
+def test_only_what_nobody_else_has_may_be_written_over() -> None:
+    joint = joint_of(Viewed(), (torch.randn(64, 64),), lambda y: y)
+    joined, _ = parted(joint)
+    saved = set(joined.halves.handed)
+    assert saved >= {"mm", "view", "add"}
+    options = parsed({"limit": 1 << 30, "link": "pcie3"})
+    step = measured(joined, options)
+    going = step.captured.given(range(2))
+    assert len(going) == 2
+    for terms in (Terms(), Terms(least=True, going=going)):  # what goes is somebody else's all the same
+        made = Deciding(step, options, terms).decide()
+        inputs = joined.halves.backward.graph.find_nodes(op="placeholder")
+        assert [inputs[place].name for place in donated(joined, made)] == ["add"]
+
+
+@pytest.mark.filterwarnings("ignore:.* bytes are on the device")  # by the tests before
+def test_what_is_read_later_is_not_written_over() -> None:
+    """A value and a view of it may both be saved, where one of them is to make something again of."""
+    model = MODELS["gpt"]()
+    batch = model.batch(0, 2)
+
+    def gradients(options: dict[str, Any]) -> list[torch.Tensor]:
+        model.zero_grad()
+        with inductor.patch({"cpp.simdlen": 1}):
+            compiled(model.loss, {"inner": "inductor", "link": "pcie3", **options})(*batch).backward()
+        return [one.grad for one in model.parameters() if one.grad is not None]
+
+    expected = gradients({})
+    assert same(gradients({"limit": 1 << 40}), expected)
+    (part,) = BUDGETS[-1].parts.values()
+    plain, limit = part.decided.plain.peak_bytes, 1000
+    for _ in range(3):
+        try:
+            got = gradients({"limit": limit})
+            break
+        except BackendCompilerFailed as refused:
+            limit = named_by(refused)
+    assert same(got, expected)
+    for share in (0.1, 0.25, 0.4):
+        assert same(gradients({"limit": int(limit + share * (plain - limit))}), expected)
 
 
 def test_of_branches_it_is_told_that_nobody_counts_them() -> None:

@@ -98,14 +98,15 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    from mempool.torch.rewriting import forward_only
+    from mempool.torch.rewriting import donated, forward_only
 
     def compile_with(graph: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
         backward = bool(given.get("is_backward"))
         kernels, limit = partition.passes.get(backward), partition.limit_alone
         if limit is not None:
             kernels = forward_only.kernels_of(graph, partition.outside_bytes, limit)
-        with config.patch({} if kernels is None else kernels.settings()):
+        places = partition.donated if backward and partition.options.rewrites else None
+        with config.patch({} if kernels is None else kernels.settings()), donated.told(places):
             made = compile_fx_inner(graph, inputs, **given)
         if limit is not None and kernels is not None:
             forward_only.warn(int(kernels.loads.max()), limit)
@@ -125,7 +126,8 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
     if partition.options.rewrites:
         # What is being copied out may be read by nobody else; and what is kept to be reused is not counted.
         changes["allow_buffer_reuse"] = False
-    with functions.patch(enable_autograd_cache=False):
+    may_write = bool(functions.donated_buffer) and donated.CAN_BE_TOLD
+    with functions.patch(enable_autograd_cache=False, donated_buffer=may_write):
         compiled: Callable[..., Any] = compile_fx(graph, inputs, compile_with, changes)
     return compiled
 

@@ -13,24 +13,21 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
-from torch._functorch import config as donates
 from torch._inductor import config
-from torch._inductor import graph as lowering
 from torch._inductor.compile_fx import compile_fx_inner
 
 from mempool.torch.rewriting.applied import apply
 from mempool.torch.rewriting.asking import Extreme, Look, ask
+from mempool.torch.rewriting.donated import donated, told
 from mempool.torch.rewriting.joined import output_of
 from mempool.torch.rewriting.kernels import passes_of
 from solvers.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mempool.torch.rewriting.asking import Asked
     from mempool.torch.rewriting.decide import Deciding
     from mempool.torch.rewriting.decided import Decided
-    from mempool.torch.rewriting.joined import Halves, Joined
+    from mempool.torch.rewriting.joined import Joined
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ def needed(
         ]
         inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
         try:
-            with config.patch(passes[backward].settings()), _given_away(halves):
+            with config.patch(passes[backward].settings()), told(donated(tried, made)):
                 compile_fx_inner(module, inputs, is_backward=backward)
         except Exception:
             if not passes[backward].known:
@@ -135,32 +132,3 @@ def needed(
     worst = passes[peaks[True] >= peaks[False]]
     kernel = worst.names[int(worst.loads.argmax())]
     return Needed(peaks[False], peaks[True], passes[True].begun, kernel, small)
-
-
-@contextlib.contextmanager
-def _given_away(halves: Halves) -> Iterator[None]:
-    """Have inductor know which inputs of a backward graph nobody else has, so that it may write over them."""
-    asked = getattr(lowering, "get_donated_idxs", None)  # of AOTAutograd, which does not know it yet
-    if asked is None or not donates.donated_buffer:
-        yield
-        return
-    known = [*halves.forward.graph.find_nodes(op="placeholder")]
-    known += [*output_of(halves.forward).args[0][: halves.outputs], *output_of(halves.backward).args[0]]
-    others = {memory for one in known if (memory := _memory(one)) is not None}
-    given = [halves.handed.get(one.name) for one in halves.backward.graph.find_nodes(op="placeholder")]
-    places = [
-        i for i, one in enumerate(given) if (memory := _memory(one)) is not None and memory not in others
-    ]
-    lowering.get_donated_idxs = lambda: places
-    try:
-        yield
-    finally:
-        lowering.get_donated_idxs = asked
-
-
-def _memory(node: torch.fx.Node | None) -> int | None:
-    """What tells the memory of a node's tensor from that of others."""
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        return None
-    return int(value.untyped_storage()._cdata)

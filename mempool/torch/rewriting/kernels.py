@@ -6,12 +6,12 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch._inductor import config, ir, memory
 from torch._inductor.scheduler import FusedSchedulerNode
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
+from mempool.torch.rewriting.donated import handed_over
 from mempool.torch.rewriting.in_place import in_place
 from mempool.torch.rewriting.kernel_orders import coming, delayed, grouped, late, leaving
 
@@ -226,15 +226,7 @@ def passes_of(
     """
     graph, halves = made.captured.graph, joined.halves
     lasting = graph.lasting & ~np.isin(graph.base, made.leaving)
-    inside = {joined.source[node]: value for node, value in made.captured.value_of.items()}
-    value_of = {node.name: value for node, value in inside.items() if node.graph is halves.forward.graph}
-    given: dict[str, tuple[int, int]] = {}
-    for i, (name, node) in enumerate(halves.handed.items()):
-        base = int(graph.base[value_of[name]]) if name in value_of else -1
-        if base < 0 and isinstance(node.meta["val"], torch.Tensor):  # a ticket
-            given[name] = -1 - i, node.meta["val"].nbytes
-        elif base >= 0 and not lasting[base] and not graph.host[base]:
-            given[name] = base, int(graph.size[base])
+    given = dict(handed_over(joined, made))
     here, is_input = ~graph.host, graph.producer < 0
     for one in () if made.gradients_stay else made.captured.incoming:
         if not lasting[one] and here[one]:  # a gradient that goes when its last reader ends

@@ -17,6 +17,7 @@ from mempool.torch.rewriting.among import Among
 from mempool.torch.rewriting.applied import apply
 from mempool.torch.rewriting.budget import Part
 from mempool.torch.rewriting.clock import Clock
+from mempool.torch.rewriting.donated import donated
 from mempool.torch.rewriting.effects import is_ordered
 from mempool.torch.rewriting.host_places import places_of
 from mempool.torch.rewriting.joined import Halves, join
@@ -48,6 +49,7 @@ class Partition:
         beside: what is beside the graph, as far as it is known when it is compiled.
         clock: of its two graphs.
         passes: over the kernels of the forward and, under True, of the backward graph, where they are fused.
+        donated: places of what the backward graph is given and a compiler may write over.
     """
 
     options: Options
@@ -58,6 +60,7 @@ class Partition:
     beside: Beside = NOTHING
     clock: Clock = field(default_factory=Clock)
     passes: dict[bool, Kernels] = field(default_factory=dict)
+    donated: list[int] = field(default_factory=list)
 
     @cached_property
     def watch(self) -> Watch:
@@ -119,6 +122,8 @@ class Partition:
             places=places.at,
         )
         self.watch.incoming = incoming(backward)
+        if options.fused:
+            self.donated.extend(donated(joined, made))
         if made.needed is not None:
             from mempool.torch.rewriting.kernels import passes_of
 
