@@ -19,6 +19,7 @@ from rewritten import compiled, named_by, same
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor import config as inductor
+from torch._inductor import graph as lowering
 
 import mempool.torch
 from mempool.torch.rewriting import ops, partition
@@ -317,6 +318,15 @@ def test_only_what_nobody_else_has_may_be_written_over() -> None:
         made = Deciding(step, options, terms).decide()
         inputs = joined.halves.backward.graph.find_nodes(op="placeholder")
         assert [inputs[place].name for place in donated(joined, made)] == ["add"]
+
+
+def test_inductor_is_told_what_it_may_write_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever PyTorch tells it: here all that the backward graph is given."""
+    monkeypatch.setattr(lowering, "get_donated_idxs", lambda: list(range(16)))
+    x, gradient = torch.randn(4096, requires_grad=True), torch.randn(4096)
+    before = [x.detach().clone(), gradient.clone()]
+    compiled(torch.sin, {"inner": "inductor", "limit": 1 << 30, "link": "pcie3"})(x).backward(gradient)
+    assert same([x.detach(), gradient], before)
 
 
 @pytest.mark.filterwarnings("ignore:.* bytes are on the device")  # by the tests before
