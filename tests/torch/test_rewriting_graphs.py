@@ -116,7 +116,12 @@ def least_of(make: type[nn.Module], inner: str, graphs: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("make", "graphs", "inner"), [(Three, 3, "eager"), (Inside, 4, "eager"), (Three, 3, "inductor")]
+    ("make", "graphs", "inner"),
+    [
+        pytest.param(Three, 3, "eager", marks=pytest.mark.full),
+        (Inside, 4, "eager"),
+        (Three, 3, "inductor"),
+    ],
 )
 def test_what_holds_a_limit_holds_any_more(make: type[nn.Module], graphs: int, inner: str) -> None:
     """From the least that refusals name to what the function needs without a limit."""
