@@ -18,6 +18,9 @@ from mempool.torch.rewriting.forms import extent
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+#: Of how many parameters, at least, their optimizers are looked for.
+_ASKED = 16
+
 Memories = dict[StorageWeakRef, int]
 """Bytes of memories, each once; a reference keeps the name of a memory, but not the memory."""
 
@@ -271,8 +274,13 @@ class Present:
 
 
 def states_of(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
-    """What optimizers of any kind keep for parameters, in dictionaries by parameters."""
-    for holder in gc.get_referrers(*parameters):
+    """What optimizers of any kind keep for parameters, in dictionaries by parameters.
+
+    Some of them are asked who holds them, since it takes longer the more are asked: an optimizer of none of
+    those is not found.
+    """
+    trained = [one for one in parameters if one.requires_grad]
+    for holder in gc.get_referrers(*trained[:: max(len(trained) // _ASKED, 1)]):
         if isinstance(holder, dict) and isinstance(next(iter(holder), None), torch.nn.Parameter):
             for one in parameters:
                 if isinstance(state := holder.get(one), dict):
