@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mempool.torch import TensorPool
 
 pytestmark = [
-    pytest.mark.usefixtures("no_vectors"),
+    pytest.mark.usefixtures("no_vectors", "few_objects"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script"),  # of PyTorch's own modules
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo asks results of graphs
     pytest.mark.filterwarnings("ignore:.* bytes are on the device"),  # what tests compare with is there, too

@@ -20,6 +20,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from mempool.torch.rewriting.budget import BUDGETS, Budget, Part
 
 pytestmark = [
+    pytest.mark.usefixtures("few_objects"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script"),  # of PyTorch's own modules
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
 ]

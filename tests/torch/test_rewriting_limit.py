@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mempool.torch import TensorPool
 
 
-pytestmark = pytest.mark.usefixtures("no_vectors")
+pytestmark = pytest.mark.usefixtures("no_vectors", "few_objects")
 
 
 class Net(nn.Module):
