@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from mempool.torch.rewriting.decide import Deciding, allowed_host_bytes
-from mempool.torch.rewriting.looks import Moment, Seen
+from mempool.torch.rewriting.looks import NOTHING_SEEN, Moment, Seen
 from mempool.torch.rewriting.terms import Outside, Terms
 from solvers.errors import PlanError
 
@@ -89,7 +89,7 @@ class Among:
     @cached_property
     def runs(self) -> int:
         """How many runs of the graph may be under way at a time, as far as is known."""
-        return 1 if self._seen is None else 1 + self._seen.runs
+        return 1 + (self._seen or NOTHING_SEEN).runs
 
     def decide(self, joined: Joined, step: Step) -> Chosen:
         """What becomes of the graph.
@@ -144,7 +144,7 @@ class Among:
 
     def _as_much(self, joined: Joined, step: Step, found: Decided) -> Decided:
         """Runs of a graph that has the limit for itself share it: what each keeps costs no time."""
-        low, high = found.kept_bytes, max(self._seen.kept if self._seen else 0, found.kept_bytes)
+        low, high = found.kept_bytes, max((self._seen or NOTHING_SEEN).kept, found.kept_bytes)
         for _ in range(_HALVINGS):
             kept = (low + high + 1) // 2
             try:
@@ -161,13 +161,14 @@ class Among:
         self, joined: Joined, step: Step, kept: int, *, least: bool, keep: int = 0
     ) -> tuple[Decided, Callable[[int], int]]:
         """A decision, where other runs keep so much each."""
+        seen = self._seen or NOTHING_SEEN
         terms = Terms(
             outside=self.outside(kept),
             going=step.captured.given(self.now.going),
-            gradients_stay=self._seen is not None and self._seen.gradients_stay,
+            gradients_stay=seen.gradients_stay,
             least=least,
             keep=keep,
-            between=0 if self._seen is None else self._seen.between,
+            between=seen.between,
             host_limit=self._host_bytes // self.runs,
         )
         deciding = Deciding(step, self.options, terms)
@@ -190,8 +191,8 @@ class Among:
             said[-1] += f", and {within}, which is enough"
         if beside.own:
             said.append(f"of that, other runs of it hold {beside.own} bytes")
-        if self._seen is not None and self._seen.between:
-            said.append(f"between its passes what is not compiled takes {self._seen.between} bytes")
+        if between := (self._seen or NOTHING_SEEN).between:
+            said.append(f"between its passes what is not compiled takes {between} bytes")
         if beside.parameters:
             said.append(f"of that, {beside.parameters} bytes are parameters that it does not read")
         if self._base:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from solvers.rewriting.pauses import between
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from mempool.torch.rewriting.capture import Captured
     from mempool.torch.rewriting.fused import Needed
     from mempool.torch.rewriting.terms import Outside
@@ -49,6 +53,13 @@ class Decided:
     def results_leave(self) -> bool:
         """Whether it counts on its results to be gone when its backward pass begins."""
         return not set(self.leaving).isdisjoint(self.captured.results)
+
+    @property
+    def lasting(self) -> NDArray[np.bool_]:
+        """Values whose memory stays for the whole step, of those that it counts on: bool[M]."""
+        graph = self.captured.graph
+        result: NDArray[np.bool_] = graph.lasting & ~np.isin(graph.base, self.leaving)
+        return result
 
     @property
     def moves(self) -> bool:

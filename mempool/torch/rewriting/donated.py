@@ -6,7 +6,6 @@ import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch._functorch import config
 from torch._inductor import graph as lowering
@@ -30,8 +29,7 @@ def handed_over(joined: Joined, made: Decided) -> Mapping[str, tuple[int, int]]:
         joined: the graphs, changed as was decided.
         made: what was decided.
     """
-    graph, halves = made.captured.graph, joined.halves
-    lasting = graph.lasting & ~np.isin(graph.base, made.leaving)
+    graph, halves, lasting = made.captured.graph, joined.halves, made.lasting
     inside = {joined.source[node]: value for node, value in made.captured.value_of.items()}
     value_of = {node.name: value for node, value in inside.items() if node.graph is halves.forward.graph}
     given: dict[str, tuple[int, int]] = {}

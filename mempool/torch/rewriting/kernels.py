@@ -225,8 +225,7 @@ def passes_of(
         only_look: whether to stop when the kernels are known.
     """
     graph, halves = made.captured.graph, joined.halves
-    lasting = graph.lasting & ~np.isin(graph.base, made.leaving)
-    given = dict(handed_over(joined, made))
+    lasting, given = made.lasting, dict(handed_over(joined, made))
     here, is_input = ~graph.host, graph.producer < 0
     for one in () if made.gradients_stay else made.captured.incoming:
         if not lasting[one] and here[one]:  # a gradient that goes when its last reader ends
