@@ -138,10 +138,14 @@ class Looks:
         self._codes[number] = code
         if self._left == 0 and not self.seen.get(number, NOTHING_SEEN).is_empty:
             self.known[number] = self.seen[number]
-        if self.seen.get(number) is self.known.get(number):
-            self.seen[number] = Seen()
+        self._see_anew(number)
         self._open()
         return number
+
+    def _see_anew(self, number: int) -> None:
+        """What was seen of a graph is known, or there is nothing yet: what comes is seen by itself."""
+        if self.seen.get(number) is self.known.get(number):
+            self.seen[number] = Seen()
 
     def function(self, number: int) -> str:
         """The name of the function that a graph is of; "" of one that is none's."""
@@ -159,9 +163,8 @@ class Looks:
     def open_if_more(self, limit: int) -> None:
         """Look at runs again where there was more than ever since nobody looks, and more than the limit."""
         if self.water.rises(limit):
-            for number, seen in self.seen.items():
-                if seen is self.known.get(number):
-                    self.seen[number] = Seen()
+            for number in self.seen:
+                self._see_anew(number)
             self._open()
 
     @property
