@@ -31,6 +31,7 @@ from mempool.torch.rewriting.donated import donated
 from mempool.torch.rewriting.joint import joint_of
 from mempool.torch.rewriting.kernel_orders import coming, delayed, late
 from mempool.torch.rewriting.options import parsed
+from mempool.torch.rewriting.runtime import RUNTIME
 from mempool.torch.rewriting.step import measured
 from mempool.torch.rewriting.terms import Terms
 
@@ -245,6 +246,22 @@ class Inside(nn.Module):
         return u.t().cumsum(0).cumsum(1)
 
 
+class Gelu(nn.Module):
+    """Where nothing is kept, a kernel reads what leaves for several of its operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+            for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
 @pytest.mark.parametrize(
     ("make", "shape", "share"),
     [
@@ -256,6 +273,7 @@ class Inside(nn.Module):
         (Pieces, (512, 64), 0.94),
         (Inside, (512, 64), 0.86),
         (Inside, (512, 64), 0.94),
+        (Gelu, (1024, 32), 0.1),
     ],
 )
 def test_what_is_predicted_of_kernels_is_what_they_take(
@@ -290,6 +308,35 @@ def test_what_is_predicted_of_kernels_is_what_they_take(
         assert limit <= plain
         measured, predicted = peak(limit)
     assert measured == predicted <= limit
+
+
+def test_a_kernel_reads_what_came_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that less is needed than where each of its operations has a copy back of its own."""
+    torch.manual_seed(0)
+    model, x = Gelu(), torch.randn(1024, 32)
+
+    def least() -> int:
+        run = compiled(lambda x: model(x).square().mean(), {"inner": "inductor", "link": "pcie3", "limit": 1})
+        with pytest.raises(BackendCompilerFailed) as refused:
+            run(x)
+        return named_by(refused.value)
+
+    once = least()
+    monkeypatch.setattr("mempool.torch.rewriting.fused.shared", lambda _, rewriting, together: rewriting)
+    assert once < least()
+
+
+def test_what_leaves_is_in_memory_once() -> None:
+    """Inductor would compute it for the copy, and again for whoever else reads it."""
+    x, weight = torch.randn(4096, 64), torch.randn(64, 1, requires_grad=True)
+    with mempool.torch.install(device="cpu", mode="record") as pool:
+        run = compiled(lambda x: (x.sin() @ weight).sum(), {"inner": "inductor", "threshold": 0})
+        for _ in range(2):
+            before = pool.client.stats()["requested"]["current"]
+            pool.client.reset_peaks()
+            run(x)
+        assert RUNTIME.moved.outs
+        assert x.nbytes <= pool.client.stats()["requested"]["peak"] - before < 2 * x.nbytes
 
 
 class Viewed(nn.Module):

@@ -12,6 +12,8 @@ from solvers.rewriting.rewriting import Sync
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import fx
+
     from mempool.torch.rewriting.capture import Captured
     from mempool.torch.rewriting.joined import Joined
     from solvers.rewriting.rewriting import Rewriting
@@ -25,7 +27,7 @@ def apply(
     host_limit: int = 0,
     own_bytes: int = 0,
     places: Mapping[int, int] | None = None,
-) -> None:
+) -> Mapping[fx.Node, int]:
     """Change both graphs of `joined` so that they do what was decided.
 
     Args:
@@ -36,6 +38,9 @@ def apply(
         host_limit: most bytes of the host; 0: half of what is free.
         own_bytes: copies of at most so many bytes are made at once, where they would have to have ended.
         places: by value, where in the host's arena it is copied to; anywhere, where that is not told.
+
+    Returns:
+        Of each node of the two graphs that runs an operation, its run.
     """
     step = Numbered(joined, captured)
     recomputed.recompute(step, rewriting.recomputed)
@@ -64,6 +69,7 @@ def apply(
     for half in (step.halves.forward, step.halves.backward):
         half.graph.lint()
         half.recompile()
+    return step.run
 
 
 def _forget_views(step: Numbered, base: int) -> None:

@@ -71,7 +71,7 @@ class Deciding:
             PlanError: the limit cannot be held.
         """
         limit = self.options.limit
-        return self._decided(_beyond(self._graph, self.options)) if limit is None else self.within(limit)
+        return self.of(_beyond(self._graph, self.options)) if limit is None else self.within(limit)
 
     def within(self, limit: int) -> Decided:
         """By the options, but for another limit.
@@ -115,7 +115,7 @@ class Deciding:
             return self._made(self._chooser(self.terms.between).everything())
         nominal = self._nominal
         limit = nominal.least() if asked is Extreme.LEAST else 2 * self._all_bytes
-        return self._decided(nominal.within(limit).rewriting)
+        return self.of(nominal.within(limit).rewriting)
 
     @cached_property
     def _nominal(self) -> Deciding:
@@ -153,7 +153,7 @@ class Deciding:
     def _made(self, made: Decision) -> Decided:
         """What a chooser decided."""
         rewriting = made.rewriting
-        return self._decided(unpaused(self._graph, rewriting) if self._pauses else rewriting)
+        return self.of(unpaused(self._graph, rewriting) if self._pauses else rewriting)
 
     def _chooser(self, room: int) -> Chooser:
         """Decides as if so much more were there between the passes."""
@@ -172,7 +172,8 @@ class Deciding:
             )
         return self._choosers[room]
 
-    def _decided(self, rewriting: Rewriting) -> Decided:
+    def of(self, rewriting: Rewriting) -> Decided:
+        """What comes of decisions about the step."""
         graph, step, outside = self._graph, self.step, self.terms.outside
         # As the two graphs carry it out.
         rewritten = step.calls.within(rewrite(graph, by_pass(graph, rewriting)))

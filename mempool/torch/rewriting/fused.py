@@ -22,6 +22,7 @@ from mempool.torch.rewriting.donated import donated, told
 from mempool.torch.rewriting.joined import output_of
 from mempool.torch.rewriting.kernels import passes_of
 from solvers.errors import PlanError
+from solvers.rewriting.shared import shared
 
 if TYPE_CHECKING:
     from mempool.torch.rewriting.asking import Asked
@@ -77,12 +78,20 @@ def fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, lis
 
     @cache
     def look(asked: Asked, *, small: bool) -> Look[Decided]:
-        made = decided(asked)
+        operations = decided(asked)
         whole = deciding.terms.least or isinstance(asked, Extreme) or asked == least
-        made = replace(made, needed=needed(joined, deciding, made, limit, small=small, whole=whole))
-        looked.append(made)
+        made, together = kernels(operations, small=small, whole=whole)
+        rewriting = shared(made.captured.graph, made.rewriting, together)
+        if rewriting != made.rewriting:
+            other, _ = kernels(deciding.of(rewriting), small=small, whole=whole)
+            made = min(made, other, key=lambda one: (max(one.peak_bytes, limit), one.timed.seconds))
         loss = made.timed.seconds / made.plain.seconds - 1 if made.plain.seconds else 0.0
-        return Look(made.peak_bytes, made.timed.peak_bytes, loss, made)
+        return Look(made.peak_bytes, operations.timed.peak_bytes, loss, made)
+
+    def kernels(made: Decided, *, small: bool, whole: bool) -> tuple[Decided, list[frozenset[int]]]:
+        need, together = needed(joined, deciding, made, limit, small=small, whole=whole)
+        looked.append(replace(made, needed=need))
+        return looked[-1], together
 
     looked: list[Decided] = []
     found, holds = ask(limit, least, look)
@@ -98,7 +107,7 @@ def fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, lis
 
 def needed(
     joined: Joined, deciding: Deciding, made: Decided, limit: int, *, small: bool, whole: bool
-) -> Needed:
+) -> tuple[Needed, list[frozenset[int]]]:
     """What both graphs need with a decision carried out when they run as inductor compiles them.
 
     Args:
@@ -108,17 +117,24 @@ def needed(
         limit: bytes.
         small: whether kernels are kept small.
         whole: whether to look at the forward pass even where the backward pass needs more than the limit.
+
+    Returns:
+        That, and of each kernel that was looked at the runs that it has.
     """
     tried, options = joined.copied(), deciding.options
-    apply(tried, made.captured, made.rewriting, host_limit=options.host_limit, own_bytes=made.own_bytes)
+    runs = apply(
+        tried, made.captured, made.rewriting, host_limit=options.host_limit, own_bytes=made.own_bytes
+    )
     passes = passes_of(tried, made, deciding.step.workspace, limit, small=small, only_look=True)
     halves = tried.halves
+    together: list[frozenset[int]] = []
     for backward, module in ((True, halves.backward), (False, halves.forward)):
         output = output_of(module)
         results = output.args[0] if backward else output.args[0][: halves.outputs]
         output.meta["user_visible_output_idxs"] = [
             i for i, n in enumerate(results) if isinstance(n, torch.fx.Node)
         ]
+        run_of = {node.name: run for node, run in runs.items() if node.graph is module.graph}
         inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
         try:
             with config.patch(passes[backward].settings()), told(donated(tried, made)):
@@ -126,9 +142,11 @@ def needed(
         except Exception:
             if not passes[backward].known:
                 raise
+        kernels = passes[backward].operations
+        together += [frozenset(run_of[name] for name in names if name in run_of) for names in kernels]
         if passes[backward].loads.max() > limit and not whole:
             break
     peaks = {backward: int(one.loads.max()) for backward, one in passes.items()}
     worst = passes[peaks[True] >= peaks[False]]
-    kernel = worst.names[int(worst.loads.argmax())]
-    return Needed(peaks[False], peaks[True], passes[True].begun, kernel, small)
+    kernel = " ".join(worst.operations[int(worst.loads.argmax())])
+    return Needed(peaks[False], peaks[True], passes[True].begun, kernel, small), together

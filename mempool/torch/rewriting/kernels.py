@@ -44,9 +44,9 @@ class Kernels:
         small: whether kernels read and write few tensors each.
         only_look: whether to stop when the kernels are known.
         begun: bytes that are there before the first kernel runs.
-        known: whether they are; if so, `loads` and `names` are of them.
+        known: whether they are; if so, `loads` and `operations` are of them.
         loads: bytes while each kernel runs: int64[kernels]; of no kernel, one for what is given.
-        names: the operations of each kernel.
+        operations: of each kernel the names of their nodes.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Kernels:
         self.given = given
         self.begun = stays + sum(dict(given.values()).values())
         self.loads = np.array([self.begun])
-        self.names = [""]
+        self.operations: list[list[str]] = [[]]
         self.known = False
 
     def settings(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Kernels:
                     found += [counted(delayed(order, loads, most)) for order, loads, _ in orders]
         least = min(found, key=needed)
         order, self.loads, ends = next((one for one in found if needed(one) <= self.limit), least)
-        self.names, self.known = [*map(_named, order)], True
+        self.operations, self.known = [*map(_operations, order)], True
         if self.only_look:
             raise EnoughError
         if ends:
@@ -200,9 +200,9 @@ def _operation(part: Any) -> list[str]:
     return [one.name for one in itertools.islice(part.node.get_origins(), 1)]  # then what it is given
 
 
-def _named(kernel: Any) -> str:
+def _operations(kernel: Any) -> list[str]:
     names = [one.name for part in kernel.get_nodes() if part.node for one in part.node.get_origins()]
-    return " ".join(dict.fromkeys(names))
+    return [*dict.fromkeys(names)]
 
 
 def passes_of(

@@ -20,6 +20,8 @@ def begin(step: Numbered, swap: Swap, host_limit: int, at: int) -> fx.Node:
     """The beginning of a copy out, to this place of the host's arena or, at -1, to any."""
     value, slots = step.value[swap.value], step.forward.slots
     assert value is not None
+    # Else inductor computes what it has not written yet into memory that the copy alone reads, and again.
+    value.meta["inductor_realize_to_strides"] = True
     with slots.after(value) if swap.after < 0 else _after(step, swap.after):
         return slots.call(ops.swap_out, value, host_limit, at)
 

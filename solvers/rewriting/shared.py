@@ -1,0 +1,44 @@
+"""Copies back that one kernel would read several of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from solvers.rewriting.again import Runs
+from solvers.rewriting.rewriting import SwapIn
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from solvers.rewriting.graph import Graph
+    from solvers.rewriting.rewriting import Rewriting, Swap
+
+
+def shared(graph: Graph, rewriting: Rewriting, together: Collection[frozenset[int]]) -> Rewriting:
+    """The same decisions, where runs that a compiler makes one kernel of read the same copy of a value.
+
+    The copy is the first one's: it is there for all that read any of those that become one.
+
+    Args:
+        graph: as it was captured.
+        rewriting: decisions about it.
+        together: for each kernel the runs that it has; a run may be in several.
+    """
+    runs = Runs(graph, rewriting)
+    several = [group for group in together if len(group) > 1]
+
+    def first(back: SwapIn) -> tuple[int, bool, int]:
+        return min(map(runs.place, back.consumers))
+
+    def with_one(swap: Swap) -> Swap:
+        ins = swap.ins
+        for group in several:
+            same = [back for back in ins if not group.isdisjoint(back.consumers)]
+            if len(same) > 1:
+                readers = sorted((run for back in same for run in back.consumers), key=runs.place)
+                one = SwapIn(tuple(readers), min(same, key=first).trigger)
+                ins = (*(back for back in ins if back not in same), one)
+        return swap if ins is swap.ins else replace(swap, ins=tuple(sorted(ins, key=first)))
+
+    return replace(rewriting, swaps=tuple(map(with_one, rewriting.swaps)))
