@@ -80,11 +80,14 @@ def _since(step: Step, schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[n
 
 def host_buffers(
     step: Step, schedule: Schedule, *, alignment: int = PAGE
-) -> tuple[Buffers, NDArray[np.int64]]:
+) -> tuple[Buffers, NDArray[np.int64], NDArray[np.int64]]:
     """The host's copy of each move that copies, from when it is asked for until it is back at last.
 
     And what rests, all the time; likewise the row in the step of each.
     Of a buffer whose moves all use a copy that was made once, before this turn, that copy is always there.
+
+    Returns:
+        The copies, the row in the step of each, and of each move which of them it makes or uses, int64[q].
     """
     k, s = len(step), schedule
     start, end = s.out % max(k, 1), s.use + 1 - s.out // max(k, 1) * k
@@ -92,11 +95,14 @@ def host_buffers(
     once = np.array([int((s.buffer == buffer).argmax()) for buffer in always.tolist()], np.int64)
     start[once], end[once] = 0, k
     rows = np.sort(np.concatenate([np.flatnonzero(s.copied), once]))
+    which = np.arange(len(s))  # whose copy each move has
+    for buffer, row in zip(always.tolist(), once.tolist(), strict=True):
+        which[s.buffer == buffer] = row
     for row in np.flatnonzero(~s.copied & ~np.isin(s.buffer, always)).tolist():
         # The copy that it uses is kept until then: that of the last move before that made one.
         same = rows[s.buffer[rows] == s.buffer[row]]
         back = (s.last[row] - s.last[same]) % k
-        source = int(same[back.argmin()])
+        which[row] = source = int(same[back.argmin()])
         until = s.last[source] + int(back.min()) + s.use[row] - s.last[row] + 1
         end[source] = max(end[source], until - s.out[source] // k * k)
     rests = np.zeros(len(s.resting), np.int64)
@@ -109,6 +115,7 @@ def host_buffers(
             period=k if step.circular else None,
         ),
         np.concatenate([s.buffer[rows], s.resting]),
+        np.searchsorted(rows, which),
     )
 
 
@@ -127,7 +134,7 @@ def place(
         PlanError: the host's arena takes more than ``host_limit``.
     """
     made = []
-    for buffers, of in (device_buffers(step, schedule), host_buffers(step, schedule)):
+    for buffers, of in (device_buffers(step, schedule), host_buffers(step, schedule)[:2]):
         plan = solve(buffers, stop=stop)
         check(plan, buffers)
         made.append(Placed(buffers, of, plan))

@@ -39,7 +39,13 @@ def test_both_arenas_are_planned_after_the_schedule(data: st.DataObject) -> None
     device, host = place(step, schedule, stop=Stop(nodes=1000))
     made_once = np.setdiff1d(schedule.buffer, schedule.buffer[schedule.copied])
     assert len(host.buffers) == int(schedule.copied.sum()) + len(made_once)
-    exact = host_buffers(step, schedule, alignment=1)[0]
+    exact, of, which = host_buffers(step, schedule, alignment=1)
+    np.testing.assert_array_equal(of[which], schedule.buffer)
+    begin, length = exact.start[which], (exact.end - exact.start)[which]
+    for needed in (schedule.release, schedule.fetch, schedule.use):  # the copy that a move has is there then
+        since = needed - begin
+        assert (np.where(step.circular, since % len(step), since) < length).all()
+        assert step.circular or (since >= 0).all()
     assert loads(exact, len(step)) == swap.replayed.host_load.tolist()
     assert len(device.buffers) >= len(step.size)
     if host.plan.arena_bytes:

@@ -145,8 +145,8 @@ class Adversary(Swapper):
         mover, choose = self.mover, self._random
         for held in list(self.storages.known.values()):
             if choose.random() < self.share:
-                moves = (mover.leave, mover.release, mover.fetch, mover.settle)
-                for move in choose.choices(moves, (4, 6, 1, 1), k=choose.randint(1, 3)):
+                moves = (mover.leave, mover.release, mover.fetch, mover.settle, mover.forget)
+                for move in choose.choices(moves, (4, 6, 1, 1, 1), k=choose.randint(1, 3)):
                     move(held)
                 self.away += held.state == 2
 

@@ -26,6 +26,7 @@ PAGES = 24
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("take"), st.integers(1, 9 * PAGE)),
+        st.tuples(st.just("take last"), st.integers(1, 9 * PAGE)),
         st.tuples(st.just("take at"), st.integers(1, 9 * PAGE)),
         st.tuples(st.just("give"), st.integers(0, 50)),
     ),
@@ -60,9 +61,13 @@ class Slow:
 def test_it_is_best_fit(steps: list[tuple[str, int]]) -> None:
     holes, slow, living = Holes(PAGES * PAGE), Slow(), list[tuple[int, int]]()
     for what, number in steps:
-        if what == "take":
+        if what in ("take", "take last"):
             count = pages(number) // PAGE
-            at, expected = holes.take(number), slow.place(count)
+            if what == "take":
+                at, expected = holes.take(number), slow.place(count)
+            else:
+                ends = [end for begin, end in slow.holes() if end - begin >= count]
+                at, expected = holes.take_last(number), max(ends) - count if ends else None
             assert at == (None if expected is None else expected * PAGE)
             if at is not None:
                 slow.set(at // PAGE, count, taken=True)
@@ -87,6 +92,7 @@ def test_it_is_best_fit(steps: list[tuple[str, int]]) -> None:
 
 def test_an_arena_without_bytes_has_no_place() -> None:
     assert Holes(0).take(1) is None
+    assert Holes(0).take_last(1) is None
     assert Holes(0).free() == []
 
 

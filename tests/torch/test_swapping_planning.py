@@ -11,6 +11,7 @@ from swap_steps import step_from
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from mempool.torch.swapping.host_copies import host_copies
 from mempool.torch.swapping.planning import Planning
 from mempool.torch.swapping.program import Program
 from mempool.torch.swapping.reserved import arena_bytes
@@ -46,6 +47,11 @@ def planned(step: Step) -> tuple[Planning, int, Swap]:
     return planning, limit, planning._fitting(SwapPlanner(step, LINK), step, limit)
 
 
+def program_for(step: Step, swap: Swap) -> Program:
+    tape = Tape(functions=[None] * len(step))
+    return Program(tape, Recorded(step, [], {}), swap, host_copies(step, swap.schedule))
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_easier_to_place_is_preferred_to_more_moves(seed: int) -> None:
     """As planned for the load alone none of these lies within the limit."""
@@ -61,7 +67,7 @@ def test_what_is_easier_to_place_is_preferred_to_more_moves(seed: int) -> None:
 def test_copies_come_back_sooner_only_where_their_buffers_have_places(seed: int) -> None:
     step = training(seed)
     planning, limit, swap = planned(step)
-    program = Program(Tape(functions=[None] * len(step)), Recorded(step, [], {}), swap)
+    program = program_for(step, swap)
     made = [
         planning.changed(program, [(row, seconds) for row in range(len(swap.schedule))], limit)
         for seconds in (1e-3, 5e-3, 2e-2)
@@ -82,7 +88,7 @@ def test_no_schedule_is_placed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mempool.torch.swapping.planning.arena_bytes", noted)
     step = training(SEEDS[0])
     planning, limit, swap = planned(step)
-    program = Program(Tape(functions=[None] * len(step)), Recorded(step, [], {}), swap)
+    program = program_for(step, swap)
     planning.changed(program, [(row, 5e-3) for row in range(len(swap.schedule))], limit)
     assert sum(one is swap.schedule for one in placed) == 1
     assert len({id(one) for one in placed}) == len(placed)

@@ -151,9 +151,9 @@ class TestWhatLeaves:
         log: list[str] = []
 
         class Logged(HostEngine):
-            def out(self, data: Any) -> Any:
+            def out(self, data: Any, at: int = -1) -> Any:
                 log.append("out")
-                return super().out(data)
+                return super().out(data, at)
 
             def back(self, copy: Any, data: Any) -> Any:
                 log.append("back")

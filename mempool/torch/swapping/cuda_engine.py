@@ -232,12 +232,13 @@ class CudaEngine:
             self._give(wait=True)  # what was to be gone by now
             if self._arena.take_at(planned, size):
                 return planned
-        at = self._arena.take(size)
+        take = self._arena.take if planned < 0 else self._arena.take_last
+        at = take(size)
         if at is None and self._dropped:
             self._give(wait=True)
-            at = self._arena.take(size)
+            at = take(size)
         if at is None and self._arena.grow(size):
-            at = self._arena.take(size)
+            at = take(size)
         if at is None:
             raise HostFullError(f"no {size:,} bytes are left on the host")
         return at
@@ -256,10 +257,10 @@ class CudaEngine:
         self._dropped = kept
 
     def reserve(self, size: int) -> None:
-        """See `Engine`: locks what is missing, in one part, and a fifth for holes that nothing fits in."""
+        """See `Engine`: locks what is missing, in one part."""
         with self._lock:
             self._begin()
-            if (missing := min(size + size // 5, self._host_bytes) - self._arena.locked) > 0:
+            if (missing := min(size, self._host_bytes) - self._arena.locked) > 0:
                 self._arena.grow(missing)
 
     def rest(self) -> None:

@@ -68,7 +68,7 @@ class Engine(Protocol):
         """Ask for a copy of uint8[n] on the device to the host, after what was asked of the device so far.
 
         The data is kept until the copy has ended, or is waited for. It lies ``at`` this page of the host's
-        arena, if that is free and not -1, or wherever there is room.
+        arena, if that is free; else as far behind as there is room, and at -1 where it fits best.
 
         Raises:
             HostFullError: there is no room for it.

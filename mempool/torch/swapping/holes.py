@@ -1,4 +1,4 @@
-"""Who has which bytes of one arena: best fit."""
+"""Who has which bytes of one arena: best fit, where no place is planned."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ class Holes:
         self.used += needed
         self.most = max(self.most, self.used)
         return at
+
+    def take_last(self, size: int) -> int | None:
+        """The same at the end of the last hole that is large enough, where it is in nobody's way for long."""
+        needed = pages(size)
+        for at in reversed(self._starts):
+            if (length := self._lengths[at]) >= needed:
+                begin = at + length - needed
+                self.take_at(begin, size)
+                return begin
+        return None
 
     def take_at(self, at: int, size: int) -> bool:
         """Take so many bytes, 1 or more, from this page on; False: something else has some of them."""

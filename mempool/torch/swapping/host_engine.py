@@ -145,7 +145,10 @@ class HostEngine:
 
     def _take(self, size: int, at: int) -> int:
         with self._lock:
-            place = at if at >= 0 and self._holes.take_at(at, size) else self._holes.take(size)
+            if at >= 0 and self._holes.take_at(at, size):
+                place: int | None = at
+            else:
+                place = self._holes.take(size) if at < 0 else self._holes.take_last(size)
         if place is None:
             raise HostFullError(f"no {size:,} bytes are left on the host")
         self._memory.touch(place, size)

@@ -179,9 +179,12 @@ class Iterations:
                 line = self.lines[at]
         if self._mover.arrived:
             self._note_arrived(at)
-        for row in line.after:
+        for row in line.gone:
+            if (back := rows.get(row)) is not None:
+                self._mover.forget(back)
+        for row, place in line.after:
             if (leaves := rows.get(row)) is not None:
-                self._mover.leave(leaves)
+                self._mover.leave(leaves, place)
 
     def _note_arrived(self, at: int) -> None:
         if (plan := self.plan) is not None:
@@ -409,6 +412,9 @@ class Iterations:
         """Of a plan that is followed from now on: what it has away leaves, what it has here comes."""
         at = len(self.tape)
         away = set(plan.away(at))
+        for held in list(self._storages.known.values()):
+            if held.row not in away:
+                self._mover.forget(held)  # its place on the host is another's
         for row, held in sorted(self._rows.items(), key=lambda bound: plan.uses.until(bound[0], at)):
             if row in away:
                 self._mover.leave(held)

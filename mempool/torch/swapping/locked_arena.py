@@ -41,6 +41,13 @@ class LockedArena:
                 return begin + at
         return None
 
+    def take_last(self, size: int) -> int | None:
+        """The same as far behind as it can be."""
+        for begin, part in zip(reversed(self._begins), reversed(self._parts), strict=True):
+            if (at := part.take_last(size)) is not None:
+                return begin + at
+        return None
+
     def take_at(self, at: int, size: int) -> bool:
         """Take so many bytes from this page on; False: some are taken, or no one part has them all."""
         part = bisect_right(self._begins, at) - 1

@@ -76,21 +76,28 @@ class Mover:
     def _data(self, storage: torch.UntypedStorage) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
-    def leave(self, held: Held) -> None:
-        """Ask for a copy to the host."""
+    def leave(self, held: Held, at: int = -1) -> None:
+        """Ask for a copy to the host, to where it is planned to lie, or at -1 to any place."""
         with self.lock:
             if held.state != HERE or held.clean or not self._may_leave(held):
                 return
             with _between_us():
                 self._drop(held)
                 try:
-                    held.copy, held.transfer = self._engine.out(self._data(held()))
+                    held.copy, held.transfer = self._engine.out(self._data(held()), at)
                 except HostFullError:
                     self._counts.host_full += 1
                     return
             self._moving[held.number] = held
             held.state, held.clean = LEAVING, True
             self._counts.out_bytes += held.size
+
+    def forget(self, held: Held) -> None:
+        """Give the host's memory of its copy back: where all goes by plan, nothing reads it again."""
+        with self.lock:
+            if held.state == HERE and held.copy is not None:
+                held.clean = False
+                self._drop(held)
 
     def _may_leave(self, held: Held) -> bool:
         """Whether nobody but operations uses it, and it is as large as when it was met."""

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from mempool.torch.swapping.host_copies import host_copies
 from mempool.torch.swapping.program import Program, program_of
 from mempool.torch.swapping.reserved import arena_bytes
 from mempool.torch.swapping.tape import Tape, recorded
@@ -77,8 +78,9 @@ class Planning:
         self, tape: Tape, step: Recorded, limit: int, changes: int = 0, *, tries: int | None = None
     ) -> Program:
         swap = self._fitting(self._planner(step.step, tries), step.step, limit)
-        self._engine.reserve(swap.replayed.host_bytes)
-        return program_of(tape, step, swap, changes)
+        copies = host_copies(step.step, swap.schedule)
+        self._engine.reserve(copies.size)
+        return program_of(tape, step, swap, copies, changes)
 
     def _tried(self, make: Callable[[], Program | None]) -> Program | None:
         """What is made; None where that fails: whatever it is, nobody's training ends by it."""
@@ -196,4 +198,4 @@ class Planning:
             return None
         least = max(swap.limit_bytes, judged.peak_bytes)
         made = replace(swap, limit_bytes=least, schedule=schedule, replayed=judged)
-        return program_of(plan.tape, plan.recorded, made, plan.changes + 1)
+        return program_of(plan.tape, plan.recorded, made, plan.copies, plan.changes + 1)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mempool.torch.swapping.uses import Uses
 
 if TYPE_CHECKING:
+    from mempool.torch.swapping.host_copies import HostCopies
     from mempool.torch.swapping.tape import Recorded, Tape
     from solvers.swap import Swap
 
@@ -22,7 +23,8 @@ class Line(NamedTuple):
 
     function: Any  #: it
     before: tuple[tuple[int, int], ...]  #: (RELEASE or FETCH, row), in order
-    after: tuple[int, ...]  #: rows that leave
+    after: tuple[tuple[int, int], ...]  #: rows that leave, and where on the host their copies lie
+    gone: tuple[int, ...]  #: rows whose copies on the host nothing needs any more
     made: tuple[int, ...]  #: rows of what it makes, in order
 
 
@@ -35,7 +37,9 @@ class Program:
         recorded: that as a step.
         swap: the schedule and what the replay says of it.
         before: of an operation, (RELEASE or FETCH, row), in order.
-        after: of an operation, the rows that leave.
+        copies: on the host.
+        after: of an operation, the rows that leave, and where on the host their copies lie.
+        gone: of an operation, the rows whose copies on the host nothing needs after it.
         rooms: bytes of each row.
         returns: rows of the schedule, by operation that uses what comes back, and its row.
         changes: how often it was changed by what was waited for.
@@ -44,8 +48,10 @@ class Program:
     tape: Tape
     recorded: Recorded
     swap: Swap
+    copies: HostCopies
     before: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    after: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    after: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    gone: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     rooms: list[int] = field(default_factory=list)
     returns: dict[tuple[int, int], int] = field(default_factory=dict)
     changes: int = 0
@@ -79,7 +85,13 @@ class Program:
             if place >= 0:
                 made[at].append(row)
         return [
-            Line(function, tuple(self.before.get(at, ())), tuple(self.after.get(at, ())), tuple(made[at]))
+            Line(
+                function,
+                tuple(self.before.get(at, ())),
+                tuple(self.after.get(at, ())),
+                tuple(self.gone.get(at, ())),
+                tuple(made[at]),
+            )
             for at, function in enumerate(self.functions)
         ]
 
@@ -89,18 +101,20 @@ class Program:
         return Uses(self.recorded.step)
 
 
-def program_of(tape: Tape, recorded: Recorded, swap: Swap, changes: int = 0) -> Program:
-    """The program of a schedule, which was changed so often."""
+def program_of(tape: Tape, recorded: Recorded, swap: Swap, copies: HostCopies, changes: int = 0) -> Program:
+    """The program of a schedule and its copies on the host, which was changed so often."""
     k, moves = len(tape), swap.schedule
-    made = Program(tape, recorded, swap, rooms=recorded.step.size.tolist(), changes=changes)
+    made = Program(tape, recorded, swap, copies, rooms=recorded.step.size.tolist(), changes=changes)
     for row in moves.release.argsort(kind="stable").tolist():
         buffer = int(moves.buffer[row])
-        made.after[int(moves.out[row]) % k].append(buffer)
+        made.after[int(moves.out[row]) % k].append((buffer, int(copies.at[row])))
         made.before[int(moves.release[row]) % k].append((RELEASE, buffer))
     for row in moves.use.argsort(kind="stable").tolist():
         buffer = int(moves.buffer[row])
         made.before[int(moves.fetch[row]) % k].append((FETCH, buffer))
         made.returns[int(moves.use[row]) % k, buffer] = row
+    for last, row in zip(copies.last.tolist(), copies.of.tolist(), strict=True):
+        made.gone[last].append(row)
     for actions in made.before.values():
         actions.sort(key=lambda action: action[0])
     return made
