@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mempool.beside import Beside, joined
 from mempool.known_plans import MOST_KNOWN, KnownPlans
+from mempool.prospects import Prospects
 from mempool.report import missed
 from mempool.rest import NEVER, SPOILT, Counts, Due, Rarely, Rest
 from mempool.together import Together
@@ -87,12 +88,9 @@ class Learner:
         self._dropped = 0
         self._misses_seen = -1
         self._around = Rarely()  # to plan again around what stays
-        self._longer: dict[bytes, Rarely] = {}  # and for longer lifetimes; by the plan's key
         self._seen_alive: set[tuple[int, int]] | None = None  # ranges of the arena, some iterations ago
-        self._stays: dict[bytes, set[tuple[int, int]]] = {}  # what plans were made around; by the plan's key
-        self._improvable: set[bytes] = set()  # keys of plans that may be for more than is needed
+        self._prospects = Prospects()
         self._improving = False  # that is what the recording is for
-        self._hard: set[bytes] = set()  # keys of plans that a longer search might make good
         self._recorded_at = 0  # iteration when recording began
         self._marked = False  # there was a mark when something was recorded
         self._together = Together()
@@ -126,8 +124,7 @@ class Learner:
 
     def _forget(self) -> None:
         self.known.drop()
-        self._improvable, self._hard = set(), set()
-        self._stays, self._longer = {}, {}
+        self._prospects = Prospects()
         self._together = Together()
 
     def _record(self) -> None:
@@ -264,7 +261,7 @@ class Learner:
         known = next((known for known in self.known if known.same_sequence(pattern)), None)
         if known is None or self._together.have(known) or self._is_young(pattern):
             return None  # how long buffers of several kinds live is a matter of what follows
-        longer = self._longer.setdefault(known.key, Rarely())
+        longer = self._prospects.longer(known.key)
         if not known.outlived_by(pattern) or not longer.may_be_done(state["iterations"]):
             return None
         longer.is_done(state["iterations"])
@@ -311,7 +308,7 @@ class Learner:
             return False
         self._install(planned, counts)
         if not self._patient and planned.is_hard(wait_bytes=self._wait_bytes):
-            self._hard.add(planned.key)
+            self._prospects.hard.add(planned.key)
         self._vain = 0
         self._client.check_again_after(max(64, 4 * len(pattern.buffers)))
         return True
@@ -345,7 +342,7 @@ class Learner:
         known = self._together.joined(self.known) if known is None else known
         if len(known) < 2:
             return False
-        stays = set(around).union(*(self._stays.get(planned.key, ()) for planned in known))
+        stays = set(around).union(*(self._prospects.around(planned.key) for planned in known))
         around = sorted(stays.intersection(self._core.arena_ranges()))
         made = self._together.make(
             known,
@@ -364,8 +361,8 @@ class Learner:
         log.info("%d kinds of iterations are planned together", len(made))
         for before, planned in zip(instead, made, strict=True):
             if self._install(planned, None, instead_of=before):
-                self._stays[planned.key] = set(around)
-                self._improvable.discard(planned.key)
+                self._prospects.made_around(planned.key, around)
+                self._prospects.improvable.discard(planned.key)
         self._together.are(made)
         return True
 
@@ -374,8 +371,8 @@ class Learner:
         latest, state = self.known.latest, self._client.state()
         return (
             latest is not None
-            and latest.key in self._hard
-            and latest.key not in self._stays
+            and latest.key in self._prospects.hard
+            and not self._prospects.around(latest.key)
             and not self._together.have(latest)
             and state["replaying"]
             and not state["recording"]
@@ -391,21 +388,22 @@ class Learner:
         """
         known = self.known.latest
         assert known is not None
-        self._hard.remove(known.key)
+        hard, improvable = self._prospects.hard, self._prospects.improvable
+        hard.remove(known.key)
         planned = self._make(
             known.pattern, patient=True, interrupt=lambda: self._interrupt() or self._has_changed()
         )
         if planned is None:
-            self._hard.add(known.key)
+            hard.add(known.key)
             self.resume_if_changed()
             return False
         if planned.plan.arena_bytes >= known.plan.arena_bytes:
             return False
         log.info("a longer search made a smaller arena")
-        improvable = known.key in self._improvable
+        was = known.key in improvable
         done = self._install(planned, None, instead_of=known)
-        if not improvable:
-            self._improvable.discard(planned.key)
+        if not was:
+            improvable.discard(planned.key)
         return done
 
     def _make(
@@ -453,16 +451,11 @@ class Learner:
         longer = any(known.same_sequence(pattern) for known in self.known)
         if not self.known.install(planned, counts, instead_of=instead_of):
             return False
-        keys = {known.key for known in self.known}
-        self._improvable &= keys
-        self._stays = {key: stays for key, stays in self._stays.items() if key in keys}
+        self._prospects.keep({known.key for known in self.known})
         if pattern.coverage < LEAST_COVERAGE or longer or instead_of is not None:
-            self._improvable.add(planned.key)
+            self._prospects.improvable.add(planned.key)
         anew = instead_of is None and not longer
         self._rest.planned(self._counts(), anew=anew)
-        self._longer = {
-            known.key: self._longer[known.key] for known in self.known if known.key in self._longer
-        }
         if anew:
             self._around = Rarely()
         self._keep_beside(planned)
@@ -493,7 +486,7 @@ class Learner:
         done = False
         for known in list(self.known):
             blocked = collides and known.is_blocked_by(others)
-            stays = self._stays.get(known.key, set()).intersection(self._core.arena_ranges())
+            stays = self._prospects.around(known.key).intersection(self._core.arena_ranges())
             planned = self._make(known.pattern, sorted(stays))
             if planned is None or (blocked and not self._can_be_had(planned)):
                 self._beside.give_up()
@@ -540,12 +533,12 @@ class Learner:
                 return done
             log.info("planning around %d buffers that stay in the arena", len(around))
             if self._install(planned, None, instead_of=known):
-                self._stays[planned.key] = set(around)
+                self._prospects.made_around(planned.key, around)
         return done or bool(blocked)
 
     def _may_be_improved(self) -> bool:
         """Whether some plan may be for more than is needed, now or one day."""
-        return bool(self._improvable or self._together)
+        return bool(self._prospects.improvable or self._together)
 
     def _shows_enough(self, pattern: Pattern, state: dict[str, Any]) -> bool:
         """Whether the recording tells how long buffers live; of several kinds, in whatever follows them."""
@@ -580,7 +573,11 @@ class Learner:
         stays = set(self._core.arena_ranges()) & (self._seen_alive or set())
         self._seen_alive = None
         known = self.known.alike(pattern)
-        if known is None or known.key not in self._improvable or not known.may_be_improved_by(pattern):
+        if (
+            known is None
+            or known.key not in self._prospects.improvable
+            or not known.may_be_improved_by(pattern)
+        ):
             return False
         same = known.same_sequence(pattern)
         around = sorted(stays - known.ranges())
@@ -595,7 +592,7 @@ class Learner:
         else:
             self._install(planned, counts)
         if not around and pattern.coverage >= LEAST_COVERAGE:
-            self._improvable -= {known.key, planned.key}
+            self._prospects.improvable -= {known.key, planned.key}
         return True
 
     def _what_stays(self, blockers: set[tuple[int, int]], iteration: int) -> set[tuple[int, int]] | None:

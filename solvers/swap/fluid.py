@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 #: Of more absences than this the smallest count as away for nothing.
 _MOST = 600
+#: How finely time is cut, where nobody says.
+STRETCHES = 24
 
 
 def least_stall_of_parts(
-    step: Step, link: Link, absences: Absences, limit: int, *, stretches: int = 24
+    step: Step, link: Link, absences: Absences, limit: int, *, stretches: int = STRETCHES
 ) -> float:
     """No schedule that holds the limit waits less, in seconds; inf where none can hold it.
 

@@ -141,7 +141,7 @@ def test_a_longer_search_gives_way_to_a_program_that_goes_off_the_plan(
         iteration(number)
         pool._planner.look()
     assert searched[1:] == [100]
-    assert not learner._hard
+    assert not learner._prospects.hard
 
 
 def test_a_planner_in_the_background_searches_longer_too(hard: Buffers) -> None:
