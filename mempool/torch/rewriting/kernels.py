@@ -116,26 +116,16 @@ class Kernels:
         count = len(order)
         lasts = {one.buffer.get_name(): one.end_step % count for one in buffers}  # -1: the last of all
         lasts = {name: max(last, kept.get(name, 0)) for name, last in lasts.items()}
-        sizes: dict[int | str, int] = dict(
-            self.given.values()
-        )  # of memories: of inputs, and by whose they are
-        ends, made = dict.fromkeys(sizes, -1), np.zeros(count, np.int64)
-        owner: dict[str, int | str] = {name: base for name, (base, _) in self.given.items()}
-        for name in lasts.keys() & owner.keys():
-            ends[owner[name]] = max(ends[owner[name]], lasts[name])
+        memories, made = _Memories(self.given, lasts), np.zeros(count, np.int64)
         for one in buffers:
             name, begin = one.buffer.get_name(), one.start_step
             if isinstance(one.buffer, memory.FreeableInputBuffer) or not _has_memory(one, order[begin]):
                 continue
             begin = min(begins.get(name, begin), begin)
-            whose = owner.get(over.get(name, ""), name)
-            if ends.get(whose) != begin:  # else it takes over memory that is read for the last time
-                whose, sizes[name] = name, one.size_free
+            if not memories.takes_over(name, over.get(name), begin):
+                memories.makes(name, one.size_free)
                 made[begin] += one.size_alloc
-            owner[name], ends[whose] = whose, lasts[name]
-        gone = np.zeros(count + 1, np.int64)
-        for whose, end in ends.items():
-            gone[end % count + 1] += sizes[whose]  # what no kernel reads goes last
+        gone = memories.gone(count)
         load: NDArray[np.int64] = self.begun + np.cumsum(made - gone[:-1])
         for one in coming(order):
             load[place[one.kernels[0]] : place[one.awaited]] += one.size
@@ -146,6 +136,44 @@ class Kernels:
         """Bytes that a kernel has for itself, where it is one of PyTorch's operations."""
         names = (name for part in kernel.get_nodes() for name in _operation(part))
         return max((self.workspace.get(name, 0) for name in names), default=0)
+
+
+class _Memories:
+    """What kernels are given, make and take over, and when it goes."""
+
+    def __init__(self, given: Mapping[str, tuple[int, int]], lasts: Mapping[str, int]) -> None:
+        """Nothing is made yet.
+
+        Args:
+            given: see `Kernels`.
+            lasts: of each buffer the step of the last kernel that needs it, -1 of the last of all.
+        """
+        self._lasts = lasts
+        self._size: dict[int | str, int] = dict(given.values())  # by the input's memory, or who made it
+        self._end = dict.fromkeys(self._size, -1)
+        self._whose: dict[str, int | str] = {name: base for name, (base, _) in given.items()}
+        for name in lasts.keys() & self._whose.keys():
+            whose = self._whose[name]
+            self._end[whose] = max(self._end[whose], lasts[name])
+
+    def takes_over(self, name: str, former: str | None, begin: int) -> bool:
+        """Whether a buffer takes over the memory of another one, if that is read for the last time then."""
+        whose = self._whose.get(former, former) if former is not None else None
+        if whose is None or self._end.get(whose) != begin:
+            return False
+        self._whose[name], self._end[whose] = whose, self._lasts[name]
+        return True
+
+    def makes(self, name: str, size: int) -> None:
+        """A buffer has memory of its own."""
+        self._whose[name], self._end[name], self._size[name] = name, self._lasts[name], size
+
+    def gone(self, count: int) -> NDArray[np.int64]:
+        """Bytes that are there no more when each of so many kernels begins, and after the last."""
+        result = np.zeros(count + 1, np.int64)
+        for whose, end in self._end.items():
+            result[end % count + 1] += self._size[whose]  # what no kernel reads goes last
+        return result
 
 
 def _kept(order: Sequence[Any], place: Mapping[Any, int]) -> dict[str, int]:
