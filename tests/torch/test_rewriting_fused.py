@@ -265,9 +265,7 @@ class Gelu(nn.Module):
 @pytest.mark.parametrize(
     ("make", "shape", "share"),
     [
-        (Many, (512, 32), 1.0),
         (Many, (512, 32), 0.75),
-        (convolutions, (8, 4, 32, 32), 1.0),
         (convolutions, (8, 4, 32, 32), 0.75),
         (Pieces, (512, 64), 0.87),
         (Pieces, (512, 64), 0.94),

@@ -121,7 +121,7 @@ def least_of(make: type[nn.Module], inner: str, graphs: int) -> int:
     [
         pytest.param(Three, 3, "eager", marks=pytest.mark.full),
         (Inside, 4, "eager"),
-        (Three, 3, "inductor"),
+        pytest.param(Three, 3, "inductor", marks=pytest.mark.full),
     ],
 )
 def test_what_holds_a_limit_holds_any_more(make: type[nn.Module], graphs: int, inner: str) -> None:
