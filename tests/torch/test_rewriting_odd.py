@@ -251,6 +251,7 @@ def test_any_decision_gives_the_same_bits(data: st.DataObject, program: Callable
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)
 @settings(max_examples=400, deadline=None, **UNSHRUNK)
 @given(data=st.data(), program=st.sampled_from(list(PROGRAMS)))
 def test_any_decision_about_any_program(data: st.DataObject, program: Callable[..., Any]) -> None:
