@@ -18,22 +18,26 @@ from models import MODELS
 from rewritten import compiled, named_by, same
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor import config as inductor
 from torch._inductor import graph as lowering
 
 import mempool.torch
 from mempool.torch.rewriting import ops, partition
+from mempool.torch.rewriting.applied import apply
 from mempool.torch.rewriting.asking import Asked, Extreme, Look, ask
 from mempool.torch.rewriting.budget import BUDGETS
 from mempool.torch.rewriting.costs import INSIDE, in_kernels
 from mempool.torch.rewriting.decide import Deciding
 from mempool.torch.rewriting.donated import donated
+from mempool.torch.rewriting.joined import Halves, join
 from mempool.torch.rewriting.joint import joint_of
 from mempool.torch.rewriting.kernel_orders import coming, delayed, late
 from mempool.torch.rewriting.options import parsed
 from mempool.torch.rewriting.runtime import RUNTIME
 from mempool.torch.rewriting.step import measured
 from mempool.torch.rewriting.terms import Terms
+from solvers.rewriting import Rewriting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -363,6 +367,46 @@ def test_only_what_nobody_else_has_may_be_written_over() -> None:
         made = Deciding(step, options, terms).decide()
         inputs = joined.halves.backward.graph.find_nodes(op="placeholder")
         assert [inputs[place].name for place in donated(joined, made)] == ["add"]
+
+
+class Halved(nn.Module):
+    """Of a product both halves may be saved, which the backward graph also takes apart for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(64, 64) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole = x @ self.weights[0]
+        first, second = whole.split(32)
+        ordered, _ = (x[:32] @ self.weights[1]).sort(-1)
+        ends = [(first * second) @ self.weights[2], (ordered * 2) @ self.weights[3], whole.sin()]
+        return torch.stack([end.square().mean() for end in ends]).sum()
+
+
+def test_what_is_handed_over_under_another_name_is_not_taken_for_what_has_that_name() -> None:
+    joint = joint_of(Halved(), (torch.randn(64, 64),), lambda y: y)
+    inputs = [node.meta["val"] for node in joint.module.graph.find_nodes(op="placeholder")]
+    parts = min_cut_rematerialization_partition(
+        joint.module, inputs, num_fwd_outputs=joint.forward_outputs, compiler="inductor"
+    )
+    joined = join(Halves(*parts, joint.forward_outputs), stale=True)
+    options = parsed({"limit": 1 << 30, "link": "pcie3"})
+    step = measured(joined, options)
+    graph = step.captured.graph
+    again = [value for value, op in enumerate(graph.producer) if graph.names[op] in ("mul", "mul_1")]
+    made = Deciding(step, options).of(Rewriting((), tuple(again)))
+    apply(joined, made.captured, made.rewriting)
+    inputs = [node.name for node in joined.halves.backward.graph.find_nodes(op="placeholder")]
+    saved = [node.name for node in joined.halves.saved]
+    assert {"getitem", "getitem_1", "mm"} <= set(saved)
+    assert not {"getitem", "getitem_1"} <= set(inputs)  # so that other names were found for them
+    names = {inputs[place] for place in donated(joined, made)}
+    assert "mm" in inputs
+    assert "mm" not in names  # they have its memory
+    handed = joined.halves.handed
+    assert not {handed["getitem"].name, handed["getitem_1"].name} & names
+    assert "mm_2" in names
 
 
 def test_inductor_is_told_what_it_may_write_over(monkeypatch: pytest.MonkeyPatch) -> None:

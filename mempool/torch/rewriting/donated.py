@@ -36,9 +36,9 @@ def handed_over(joined: Joined, made: Decided) -> Mapping[str, tuple[int, int]]:
     for i, (name, node) in enumerate(halves.handed.items()):
         base = int(graph.base[value_of[name]]) if name in value_of else -1
         if base < 0 and isinstance(node.meta["val"], torch.Tensor):  # a ticket
-            given[name] = -1 - i, node.meta["val"].nbytes
+            given[node.name] = -1 - i, node.meta["val"].nbytes
         elif base >= 0 and not lasting[base] and not graph.host[base]:
-            given[name] = base, int(graph.size[base])
+            given[node.name] = base, int(graph.size[base])
     return given
 
 

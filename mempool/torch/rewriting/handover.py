@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from mempool.torch.rewriting.joined import output_of
+from mempool.torch.rewriting.joined import FORWARD_NAME, output_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Handover:
             new = graph.placeholder(node.name)
         if new.name != node.name:  # something that is made there has that name
             new.target = new.name
-        new.meta = dict(node.meta)
+        new.meta = {**node.meta, FORWARD_NAME: node.name}
         if not is_number(node):
             self._first_tensor = new
         self._given[node.name] = new

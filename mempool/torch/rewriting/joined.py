@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+#: Of a placeholder that we put in, in its meta data: the name of the node that it is in the forward graph.
+#: Its own may be another, since something that is made in the backward graph has that.
+FORWARD_NAME = "mempool_forward_name"
+
+
 @dataclass(frozen=True, eq=False)
 class Halves:
     """A forward and a backward graph as AOTAutograd's partitioners make them.
@@ -44,9 +49,11 @@ class Halves:
 
     @property
     def handed(self) -> Mapping[str, fx.Node]:
-        """Placeholders of the backward graph that are nodes of the forward graph, by name."""
+        """Placeholders of the backward graph that are nodes of the forward graph, by their names there."""
         names = {node.name for node in self.saved}
-        return {n.name: n for n in self.backward.graph.find_nodes(op="placeholder") if n.name in names}
+        inputs = self.backward.graph.find_nodes(op="placeholder")
+        by_name = {node.meta.get(FORWARD_NAME, node.name): node for node in inputs}
+        return {name: node for name, node in by_name.items() if name in names}
 
 
 @dataclass(frozen=True, eq=False)
