@@ -23,7 +23,7 @@ from torch._inductor import config as inductor
 from torch._inductor import graph as lowering
 
 import mempool.torch
-from mempool.torch.rewriting import ops, partition
+from mempool.torch.rewriting import decide, ops, partition
 from mempool.torch.rewriting.applied import apply
 from mempool.torch.rewriting.asking import Asked, Extreme, Look, ask
 from mempool.torch.rewriting.budget import BUDGETS
@@ -37,7 +37,7 @@ from mempool.torch.rewriting.options import parsed
 from mempool.torch.rewriting.runtime import RUNTIME
 from mempool.torch.rewriting.step import measured
 from mempool.torch.rewriting.terms import Terms
-from solvers.rewriting import Rewriting
+from solvers.rewriting import Graph, Rewriting, Swap, SwapIn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -339,6 +339,29 @@ def test_what_leaves_is_in_memory_once() -> None:
             run(x)
         assert RUNTIME.moved.outs
         assert x.nbytes <= pool.client.stats()["requested"]["peak"] - before < 2 * x.nbytes
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_sum_of_products_rounds_the_same_whoever_reads_them(
+    which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor adds one up with the other, if nobody else reads it: a copy out does."""
+    x, weights = torch.randn(64, 512), [torch.randn(512, 64, requires_grad=True) for _ in range(2)]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x @ weights[0] + (2 * x) @ weights[1]).sin()
+
+    def away(graph: Graph, _: object) -> Rewriting:
+        products = [op for op, name in enumerate(graph.names) if name in ("mm", "mm_1")]
+        (total,) = (op for op, name in enumerate(graph.names) if name == "add")
+        value = int(np.flatnonzero(graph.producer == products[which])[0])
+        return Rewriting((Swap(value, (SwapIn((total,)),)),))
+
+    options = {"inner": "inductor", "threshold": 0}
+    expected = compiled(function, {"inner": "inductor"})(x)
+    monkeypatch.setattr(decide, "_beyond", away)
+    assert same([compiled(function, options)(x).detach()], [expected.detach()])
+    assert RUNTIME.moved.outs == 1
 
 
 class Viewed(nn.Module):

@@ -99,6 +99,7 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     from mempool.torch.rewriting import donated, forward_only
+    from mempool.torch.rewriting.as_written import as_written
 
     def compile_with(graph: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
         backward = bool(given.get("is_backward"))
@@ -106,7 +107,8 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
         if limit is not None:
             kernels = forward_only.kernels_of(graph, partition.outside_bytes, limit)
         places = partition.donated if backward and partition.options.rewrites else None
-        with config.patch({} if kernels is None else kernels.settings()), donated.told(places):
+        settings = {} if kernels is None else kernels.settings()
+        with config.patch(settings), donated.told(places), as_written():
             made = compile_fx_inner(graph, inputs, **given)
         if limit is not None and kernels is not None:
             forward_only.warn(int(kernels.loads.max()), limit)

@@ -17,6 +17,7 @@ from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
 
 from mempool.torch.rewriting.applied import apply
+from mempool.torch.rewriting.as_written import as_written
 from mempool.torch.rewriting.asking import Extreme, Look, ask
 from mempool.torch.rewriting.donated import donated, told
 from mempool.torch.rewriting.joined import output_of
@@ -137,7 +138,8 @@ def needed(
         run_of = {node.name: run for node, run in runs.items() if node.graph is module.graph}
         inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
         try:
-            with config.patch(passes[backward].settings()), told(donated(tried, made)):
+            settings = passes[backward].settings()
+            with config.patch(settings), told(donated(tried, made)), as_written():
                 compile_fx_inner(module, inputs, is_backward=backward)
         except Exception:
             if not passes[backward].known:
