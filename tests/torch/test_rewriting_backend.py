@@ -6,6 +6,7 @@ import copy
 import gc
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -40,6 +41,7 @@ def test_options() -> None:
     )
     assert made.limit == 8 << 30
     assert parsed({"limit": 12e9, "name": "teacher"}) == Options(limit=12_000_000_000, name="teacher")
+    assert parsed({"limit": np.int64(12)}).limit == 12
     assert isinstance(made.link, Link)
     assert (made.include, made.exclude) == (("encoder.*",), ("a", "b"))
     assert parsed(None) == Options()

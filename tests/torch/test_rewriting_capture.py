@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from rewritten import compiled
 from torch import nn
 from torch.nn import functional as F
 
@@ -195,6 +196,18 @@ def test_symbolic_sizes_are_what_they_were() -> None:
 def test_nothing_to_differentiate_is_said() -> None:
     with pytest.raises(UsageError, match="needs a gradient"):
         joint_of(nn.ReLU(), (torch.randn(3),), torch.sum)
+
+
+def test_what_is_compiled_anew_is_not_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program's memory is there by then, and each operation would be run beside it at its full size."""
+
+    def compile_once() -> None:
+        options = {"inner": "eager", "limit": 1 << 30, "link": "pcie3"}
+        compiled(lambda x: (x.sin() @ x).cos().sum(), options)(torch.randn(48, 48, requires_grad=True))
+
+    compile_once()
+    monkeypatch.setattr(Measured, "_measure", lambda *_: pytest.fail("measured again"))
+    compile_once()
 
 
 def test_operations_are_measured_once_for_each_kind_of_call() -> None:

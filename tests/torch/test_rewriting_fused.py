@@ -29,7 +29,7 @@ from mempool.torch.rewriting.asking import Asked, Extreme, Look, ask
 from mempool.torch.rewriting.budget import BUDGETS
 from mempool.torch.rewriting.costs import INSIDE, in_kernels
 from mempool.torch.rewriting.decide import Deciding
-from mempool.torch.rewriting.donated import donated
+from mempool.torch.rewriting.donated import donated, handed_over
 from mempool.torch.rewriting.joined import Halves, join
 from mempool.torch.rewriting.joint import joint_of
 from mempool.torch.rewriting.kernel_orders import coming, delayed, late
@@ -427,8 +427,10 @@ def test_what_is_handed_over_under_another_name_is_not_taken_for_what_has_that_n
     names = {inputs[place] for place in donated(joined, made)}
     assert "mm" in inputs
     assert "mm" not in names  # they have its memory
-    handed = joined.halves.handed
-    assert not {handed["getitem"].name, handed["getitem_1"].name} & names
+    halves = {joined.halves.handed[name].name for name in ("getitem", "getitem_1")}
+    assert not halves & names
+    memories = {handed_over(joined, made)[name] for name in (*halves, "mm")}
+    assert len(memories) == 1  # which counts once
     assert "mm_2" in names
 
 

@@ -74,7 +74,7 @@ def apply(
 
 def _forget_views(step: Numbered, base: int) -> None:
     """Views in the backward pass that nobody reads any more would keep what they view."""
-    for value in step.views(base):
-        node = step.value[value]
-        if node is not None and not step.is_forward(node):
-            erase_unused(step.halves.backward.graph, maker_of(node))
+    nodes = (step.value[value] for value in step.views(base))
+    makers = (maker_of(node) for node in nodes if node is not None and not step.is_forward(node))
+    for maker in dict.fromkeys(makers):
+        erase_unused(step.halves.backward.graph, maker)

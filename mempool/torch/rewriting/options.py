@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any
 
 from mempool.errors import UsageError
@@ -79,9 +80,9 @@ def parsed(given: Mapping[str, Any] | None, mode: str | None = None) -> Options:
 def _bytes(name: str, value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
+    if isinstance(value, bool) or not isinstance(value, (Integral, str)):
         raise UsageError(f"{name} is {value!r}, no size in bytes, such as '8GiB'")
-    size = parse_bytes(value)
+    size = parse_bytes(value if isinstance(value, str) else int(value))
     if size < 0 or (size == 0 and name != "beside"):
         raise UsageError(f"{name} is {value!r}: it must be more than 0 bytes")
     return size
