@@ -33,7 +33,7 @@ def shared(graph: Graph, rewriting: Rewriting, together: Collection[frozenset[in
 
     def with_one(swap: Swap) -> Swap:
         ins = swap.ins
-        for group in several:
+        for group in several if len(ins) > 1 else ():
             same = [back for back in ins if not group.isdisjoint(back.consumers)]
             if len(same) > 1:
                 readers = sorted((run for back in same for run in back.consumers), key=runs.place)

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mempool.torch.swapping.holes import PAGE, pages
-from solvers import Stop, solve
+from mempool.torch.swapping.host_copies import packed
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from solvers.rewriting import Graph, Rewriting
-
-#: Nodes of the search; the first plan is a good one.
-_NODES = 2000
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,5 @@ def places_of(graph: Graph, rewriting: Rewriting) -> HostPlaces:
     ends = [max((run for one in swap.ins for run in one.consumers), default=count) for swap in swaps]
     sizes = [pages(int(size)) for size in graph.size[values]]
     buffers = Buffers.of(graph.producer[values], np.minimum(ends, count) + 1, sizes, alignment=PAGE)
-    plan = solve(buffers, stop=Stop(nodes=_NODES), solver="search")
-    assert plan.offset is not None  # there is no capacity that it could exceed
-    return HostPlaces(dict(zip(values, plan.offset[:, 0].tolist(), strict=True)), plan.arena_bytes)
+    at, size = packed(buffers)
+    return HostPlaces(dict(zip(values, at.tolist(), strict=True)), size)

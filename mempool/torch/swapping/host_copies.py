@@ -54,7 +54,16 @@ def host_copies(step: Step, schedule: Schedule) -> HostCopies:
     start, end = copies.start + made, copies.end
     late = start // k * k
     lives = Buffers.of(start - late, end - late, copies.size, alignment=PAGE, period=k)
-    plan = solve(lives, stop=Stop(nodes=_NODES), solver="search")
+    at, size = packed(lives)
+    return HostCopies(at[which], (end[made] - 1) % k, of[made], size)
+
+
+def packed(copies: Buffers) -> tuple[NDArray[np.int64], int]:
+    """Where each of these copies lies, int64[n], and the bytes of whole pages from the first to the last.
+
+    Raises:
+        PlanError: more than can be counted.
+    """
+    plan = solve(copies, stop=Stop(nodes=_NODES), solver="search")
     assert plan.offset is not None  # there is no capacity that it could exceed
-    last = (end[made] - 1) % k
-    return HostCopies(plan.offset[:, 0][which], last, of[made], pages(plan.arena_bytes))
+    return plan.offset[:, 0], pages(plan.arena_bytes)
