@@ -39,6 +39,11 @@ _PASSING = ("torch.nn.", "safetensors.", "transformers.", "accelerate.")
 _NEW = object()
 
 
+def _there(owner: Any, names: Iterable[str]) -> list[str]:
+    """Those that this version of PyTorch has: 2.11 lacks `const_data_ptr` and `_swap_data_ptr_`."""
+    return [name for name in names if hasattr(owner, name)]
+
+
 class Escapes:
     """Has storages here for what reads them past the dispatcher, in any thread."""
 
@@ -124,10 +129,11 @@ class Escapes:
             self._replace(storage, name, self._lends(getattr(storage, name)))
         for name in _STORAGE_WRITES:
             self._replace(storage, name, self._lends(getattr(storage, name), writes=True))
-        for name in _STORAGE_KEEPS:
+        for name in _there(storage, _STORAGE_KEEPS):
             self._replace(storage, name, self._keeps(getattr(storage, name)))
-        for owner, name in ((tensor, "data_ptr"), (tensor, "const_data_ptr"), (storage, "data_ptr")):
-            self._replace(owner, name, self._address(getattr(owner, name)))
+        for name in _there(tensor, ("data_ptr", "const_data_ptr")):
+            self._replace(tensor, name, self._address(getattr(tensor, name)))
+        self._replace(storage, "data_ptr", self._address(storage.data_ptr))
         for owner, name in (
             (tensor, "numpy"),
             (tensor, "__dlpack__"),

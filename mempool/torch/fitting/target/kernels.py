@@ -35,11 +35,11 @@ def overriding(key: str, kernels: Mapping[str, Any]) -> Iterator[None]:
         kernels: by the operator's name, with the overload behind a dot.
     """
     library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is overridden is what is wanted
-        for name, kernel in kernels.items():
-            library.impl(name, kernel, key)
     try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is overridden is what is wanted
+            for name, kernel in kernels.items():
+                library.impl(name, kernel, key, allow_override=True)  # blocks may be nested
         yield
     finally:
         library._destroy()
