@@ -145,3 +145,32 @@ def test_a_limit_below_the_parameters_is_refused() -> None:
     parameters = sum(p.nbytes for p in Net().parameters())
     with pytest.raises(Exception, match=r"no step fits in .* needs [\d,]+"):
         compiled(Net(), {**PLAIN, "limit": parameters - 1})(torch.randn(8, 4, 32, 32))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_what_cublas_keeps_is_part_of_a_limit(inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for the thread of forward passes and once for that of backward passes."""
+    from mempool.torch.rewriting import workspaces
+
+    options = {"inner": inner, "limit": 1000}
+    least = least_of(options)
+    monkeypatch.setattr(workspaces, "of_handle", lambda _: 1 << 20)
+    assert least_of(options) == least + (2 << 20)
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_what_cublas_keeps_is_part_of_what_an_inference_needs(
+    inner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mempool.torch.rewriting import workspaces
+
+    def needed() -> int:
+        with torch.no_grad(), pytest.warns(UserWarning, match="no backward pass") as said:
+            compiled(Net(), {"inner": inner, "limit": 1000})(torch.randn(8, 4, 32, 32))
+        texts = [str(one.message) for one in said if "no backward pass" in str(one.message)]
+        return max(int(number) for text in texts for number in re.findall(r"needs (\d+) bytes", text))
+
+    least = needed()
+    monkeypatch.setattr(workspaces, "of_handle", lambda _: 1 << 20)
+    assert needed() == least + (1 << 20)

@@ -84,7 +84,13 @@ class Among:
     @cached_property
     def _base(self) -> int:
         """Bytes that are beside it whatever runs: what the options tell, optimizers' state included."""
-        return max(self.options.beside, self.now.state if self._seen is None else self._seen.state)
+        state = self.now.state if self._seen is None else self._seen.state
+        return max(self.options.beside, state) + self._libraries
+
+    @property
+    def _libraries(self) -> int:
+        """What cuBLAS keeps for the thread of forward passes and for PyTorch's own of backward passes."""
+        return 2 * self.now.library
 
     @cached_property
     def runs(self) -> int:
@@ -195,8 +201,10 @@ class Among:
             said.append(f"between its passes what is not compiled takes {between} bytes")
         if beside.parameters:
             said.append(f"of that, {beside.parameters} bytes are parameters that it does not read")
-        if self._base:
-            said.append(f"of that, {self._base} bytes lie beside, such as an optimizer's state")
+        if state := self._base - self._libraries:
+            said.append(f"of that, {state} bytes lie beside, such as an optimizer's state")
+        if self._libraries:
+            said.append(f"of that, {self._libraries} bytes are kept by cuBLAS")
         return PlanError("; ".join(said), least)
 
 

@@ -8,6 +8,7 @@ not see that, such as from a source tree.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ def mempool(
     from mempool.torch.rewriting.frames import code_of, given_to, goes_on, modules, warn_of_the_last
     from mempool.torch.rewriting.growth import hold_up_to
     from mempool.torch.rewriting.partition import Partition
+    from mempool.torch.rewriting.workspaces import of_handle
 
     chosen = parsed(options, mode)
     budget, given = budget_of(options), given_to(graph, inputs)
@@ -52,6 +54,8 @@ def mempool(
     number = looks.number(code_of(), given)
     more = goes_on(graph) or looks.is_followed(number)
     beside = present.beside(number, given, more=more)
+    if chosen.limit is not None and present.device is not None:
+        beside = replace(beside, library=of_handle(present.device))
     partition = Partition(chosen, budget, number, more, len(given), beside)
     compile_with = _inductor if chosen.fused else _eager
     compiled = compile_with(graph, inputs, partition)

@@ -76,7 +76,8 @@ class Partition:
     def outside_bytes(self) -> int:
         """What is beside such a graph."""
         beside = self.beside
-        return max(self.options.beside, beside.state) + beside.held + beside.own + beside.parameters
+        always = max(self.options.beside, beside.state) + beside.library
+        return always + beside.held + beside.own + beside.parameters
 
     def around(self, run: Callable[..., Any], inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
         """What runs one of its two graphs, timed, and watched where there is a limit; see `Clock.around`."""

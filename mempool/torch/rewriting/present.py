@@ -38,6 +38,7 @@ class Beside:
         parameters: and buffers that the graph does not read.
         gradients: that are there besides in its backward pass, of parameters that graphs after it read.
         state: of optimizers.
+        library: what cuBLAS keeps for itself, for each of the threads that run passes.
     """
 
     held: int = 0
@@ -47,6 +48,7 @@ class Beside:
     parameters: int = 0
     gradients: int = 0
     state: int = 0
+    library: int = 0
 
 
 NOTHING = Beside()

@@ -1,11 +1,16 @@
-"""Bytes that an operation takes for itself while it runs, beyond what it is given and what it makes."""
+"""Bytes that operations take for themselves, beyond what they are given and what they make.
+
+Most of it lasts as long as the operation. What cuBLAS multiplies matrices with, it keeps.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool import _core
 
@@ -19,6 +24,23 @@ _MEMORY_ONLY = (False, True, False, False, False)
 def watched(call: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
     """What a call returns, and the bytes that it had at most beyond those that it left."""
     return _on_cuda(call, device) if device.type == "cuda" else _on_cpu(call)
+
+
+@functools.cache
+def of_handle(device: torch.device) -> int:
+    """Bytes that cuBLAS keeps, of each thread that has multiplied matrices on a stream; 0 on a CPU.
+
+    Measured, since it depends on the GPU and on ``CUBLAS_WORKSPACE_CONFIG``. What there is of it is given
+    back for that, and comes again when it is needed.
+    """
+    if device.type != "cuda":
+        return 0
+    with _disable_current_modes(), torch.no_grad():
+        torch._C._cuda_clearCublasWorkspaces()
+        matrix = torch.ones(32, 32, device=device)
+        before = torch.cuda.memory_allocated(device)
+        torch.mm(matrix, matrix)
+        return int(torch.cuda.memory_allocated(device) - before)
 
 
 def _on_cpu(call: Callable[[], Any]) -> tuple[Any, int]:
