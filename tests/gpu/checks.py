@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -101,9 +102,87 @@ def statistics(_: mempool.torch.TensorPool) -> None:
     assert "Allocated memory" in torch.cuda.memory_summary()
 
 
+def snapshots(_: mempool.torch.TensorPool) -> None:
+    """A snapshot has what is alive, and a history says how it came."""
+    torch.cuda.memory._record_memory_history()
+    tensor = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    snapshot = torch.cuda.memory._snapshot()
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    live = [block["size"] for block in blocks if block["state"] == "active_allocated"]
+    assert tensor.numel() in live
+    entries = [entry for trace in snapshot["device_traces"] for entry in trace]
+    assert any(entry["action"] == "alloc" and entry["addr"] == tensor.data_ptr() for entry in entries)
+
+
+def limits(_: mempool.torch.TensorPool) -> None:
+    """A fraction of the device is a limit, what is free is told, peaks are reset."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(2 * 1024 * MIB / total)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(3 * 1024 * MIB, dtype=torch.uint8, device="cuda")
+    tensor = torch.empty(1024 * MIB, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.max_memory_allocated() >= tensor.numel()
+    del tensor
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() < 1024 * MIB
+    before = torch.cuda.mem_get_info()[0]
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info()[0] >= before + 1024 * MIB
+
+
+def loader(_: mempool.torch.TensorPool) -> None:
+    """Worker processes, page-locked batches and copies that are not waited for."""
+    data = torch.utils.data.TensorDataset(torch.arange(4096.0))
+    seen = 0.0
+    for (part,) in torch.utils.data.DataLoader(data, 64, num_workers=2, pin_memory=True):
+        assert part.is_pinned()
+        seen += float(part.to("cuda", non_blocking=True).double().sum())
+    assert seen == 4096 * 4095 / 2
+
+
+def nccl(pool: mempool.torch.TensorPool) -> None:
+    """A process of a group of one: NCCL and DDP in the pool."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    with tempfile.NamedTemporaryFile() as file:
+        torch.distributed.init_process_group("nccl", f"file://{file.name}", rank=0, world_size=1)
+        model = DistributedDataParallel(torch.nn.Linear(1024, 1024).to("cuda"), device_ids=[0])
+        optimizer = torch.optim.AdamW(model.parameters())
+        pool.watch(optimizer)
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(torch.ones(1024, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+            pool.plan_now()
+        report = pool.report().to_dict()
+        torch.distributed.destroy_process_group()
+    assert report["hit_rate"] > 0.5, report
+
+
+def planned(pool: mempool.torch.TensorPool) -> None:
+    """Once there is a plan, each allocation of a repeated step is a hit, and the arena is about the peak."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(8))).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    pool.watch(optimizer)
+    for number in range(16):
+        optimizer.zero_grad()
+        model(torch.ones(4096, 2048, device="cuda")).square().mean().backward()
+        optimizer.step()
+        pool.plan_now()
+        if number == 11:
+            before = pool.report().to_dict()
+    after = pool.report().to_dict()
+    assert after["misses"] == before["misses"], (before, after)
+    assert after["hits"] > before["hits"], (before, after)
+
+
 CHECKS = {
-    check.__name__: check for check in (record_stream, graphs, autograd_threads, out_of_memory, statistics)
-}
+    check.__name__: check
+    for check in (
+        record_stream, graphs, autograd_threads, out_of_memory, statistics, snapshots, limits, loader, nccl,
+        planned,
+    )
+}  # fmt: skip
 
 if __name__ == "__main__":
     CHECKS[sys.argv[1]](mempool.torch.install(device="cuda"))

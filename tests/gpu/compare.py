@@ -10,14 +10,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from runs import GIB, finish, show, told, why_not
+from runs import GIB, SECONDS, finish, show, told, why_not
 
 WAYS = ("native", "expandable", "async", "mempool")
 NAMES = ("cnn", "gpt", "lengths")
-CHECKS = ("record_stream", "graphs", "autograd_threads", "out_of_memory", "statistics")
+CHECKS = (
+    "record_stream", "graphs", "autograd_threads", "out_of_memory", "statistics", "snapshots", "limits",
+    "loader", "nccl", "planned",
+)  # fmt: skip
 COLUMNS = (
     "allocator",
     "steps/s",
@@ -56,8 +60,9 @@ def main() -> int:
     wrong = []
     for name in NAMES:
         rows: dict[str, dict[str, Any]] = {}
-        for way in WAYS:
-            line, error = told("worker.py", way, name)
+        with ThreadPoolExecutor(2) as lanes:  # one starts while the other is measured
+            answers = lanes.map(lambda way: told("worker.py", way, name, seconds=2 * SECONDS), WAYS)  # noqa: B023
+        for way, (line, error) in zip(WAYS, answers, strict=True):
             rows[way] = {"error": error} if error else json.loads(line)
         show(name, COLUMNS, {way: cells(row) for way, row in rows.items()})
         if len({row["losses"] for row in rows.values() if "losses" in row}) > 1:

@@ -25,15 +25,17 @@ def why_not(framework: str) -> str | None:
 
 
 def told(script: str, *arguments: str, seconds: float = SECONDS) -> tuple[str, str]:
-    """The last line of a process and, where it failed, why."""
+    """The last line of a process and, where it failed, why; all that it complained of goes to stderr then."""
     command = [sys.executable, str(HERE / script), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, cwd=HERE)
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as late:
+        sys.stderr.write((late.stderr or b"").decode(errors="replace"))
         return "", f"more than {seconds:.0f} s"
     lines = done.stdout.strip().splitlines()
     if done.returncode == 0 and lines:
         return lines[-1], ""
+    sys.stderr.write(done.stderr)
     return "", (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
 
 

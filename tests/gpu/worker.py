@@ -12,24 +12,25 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 CONFIGURATIONS = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
 
 
-def prepare(way: str) -> Any:
-    """Choose the allocator before CUDA is in use; the pool, or None."""
+def prepare(way: str) -> None:
+    """Choose the allocator before CUDA is in use, and import what takes long."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if way in CONFIGURATIONS:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = CONFIGURATIONS[way]
     import torch
+    import workloads  # noqa: F401
+
+    import mempool.torch  # noqa: F401
 
     torch.use_deterministic_algorithms(True)
-    if way != "mempool":
-        return None
-    import mempool.torch
-
-    return mempool.torch.install(device="cuda")
 
 
 def alloc_and_free_ns() -> float:
@@ -47,9 +48,12 @@ def alloc_and_free_ns() -> float:
 
 def train(way: str, workload: str) -> dict[str, Any]:
     """Train; what it took."""
-    pool = prepare(way)
     import torch
     from workloads import PERIODS, WORKLOADS
+
+    import mempool.torch
+
+    pool = mempool.torch.install(device="cuda") if way == "mempool" else None
 
     steps, timed = PERIODS[workload]
     before = torch.cuda.mem_get_info()[0]
@@ -90,4 +94,9 @@ def train(way: str, workload: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(train(sys.argv[1], sys.argv[2])) + "\n")
+    import own_process
+
+    prepare(sys.argv[1])
+    with own_process.alone():
+        told = train(sys.argv[1], sys.argv[2])
+    sys.stdout.write(json.dumps(told) + "\n")
