@@ -15,7 +15,6 @@ import hashlib
 import json
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 PEERS = ("plain", "save_on_cpu", "offload", "checkpoint")
 SHARES = (0.7, 0.5, 0.35)
 STEPS, TIMED = 8, 4
-#: So many processes at a time: on a GPU one starts or plans while another one is measured.
-_LANES = {"cpu": 1, "cuda": 2}
 
 
 def _models(device: str) -> dict[str, tuple[Callable[[], Model], int]]:
@@ -83,15 +80,14 @@ def train(way: str, name: str, device: str, limit: int | None) -> dict[str, Any]
     for step in range(STEPS):
         batch = [part.to(device) for part in model.batch(step, size)]
         pool.client.reset_peaks()
-        with own_process.alone() if device == "cuda" else contextlib.nullcontext():
-            begin = clock()
-            optimizer.zero_grad()
-            with hooks:
-                loss = model.loss(*batch)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())  # waits for the device
-            seconds.append(clock() - begin)
+        begin = clock()
+        optimizer.zero_grad()
+        with hooks:
+            loss = model.loss(*batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())  # waits for the device
+        seconds.append(clock() - begin)
         peaks.append(pool.client.stats()["live"]["peak"])
         if way == "offload":
             hooks.end_of_step()
@@ -120,15 +116,8 @@ def compare(name: str, device: str) -> dict[str, dict[str, Any]]:
     print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     rows: dict[str, dict[str, Any]] = {}
 
-    def measure(runs: dict[str, tuple[str, int | None]]) -> None:
-        with ThreadPoolExecutor(_LANES[device]) as lanes:
-            for label, row in zip(
-                runs, lanes.map(lambda one: apart(one[0], name, device, one[1]), runs.values()), strict=True
-            ):
-                show(label, row, runs[label][1])
-
-    def show(label: str, row: dict[str, Any], limit: int | None) -> None:
-        rows[label] = row
+    def measure(label: str, way: str, limit: int | None = None) -> None:
+        rows[label] = row = apart(way, name, device, limit)
         if "error" in row:
             print(f"| {label} | {row['error']} |", flush=True)
             return
@@ -144,12 +133,13 @@ def compare(name: str, device: str) -> dict[str, dict[str, Any]]:
         ]
         print("|", " | ".join(cells), "|", flush=True)
 
-    measure({way: (way, None) for way in PEERS})
-    there = [way for way in PEERS[1:] if "error" not in rows[way]]
-    measure(
-        {f"ours, in the peak of {way}": ("ours", rows[way]["peak_bytes"]) for way in there}
-        | {f"ours, {share:.0%}": ("ours", int(share * rows["plain"]["peak_bytes"])) for share in SHARES}
-    )
+    for way in PEERS:
+        measure(way, way)
+    for way in PEERS[1:]:
+        if "error" not in rows[way]:
+            measure(f"ours, in the peak of {way}", "ours", rows[way]["peak_bytes"])
+    for share in SHARES:
+        measure(f"ours, {share:.0%}", "ours", int(share * rows["plain"]["peak_bytes"]))
     return rows
 
 

