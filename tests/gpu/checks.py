@@ -160,7 +160,7 @@ def nccl(pool: mempool.torch.TensorPool) -> None:
 
 
 def planned(pool: mempool.torch.TensorPool) -> None:
-    """Once there is a plan, each allocation of a repeated step is a hit, and the arena is about the peak."""
+    """Once there is a plan, each allocation of a repeated step is a hit."""
     model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(8))).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters())
     pool.watch(optimizer)
@@ -176,11 +176,29 @@ def planned(pool: mempool.torch.TensorPool) -> None:
     assert after["hits"] > before["hits"], (before, after)
 
 
+def background(pool: mempool.torch.TensorPool) -> None:
+    """The thread that plans has its turn, though the host never waits for what it has asked for."""
+    model = torch.nn.Sequential(*(torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(8))).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    pool.watch(optimizer)
+    images = torch.ones(256, 64, 64, 64, device="cuda")
+    began = []
+    for number in range(200):
+        optimizer.zero_grad()
+        model(images).square().mean().backward()
+        optimizer.step()
+        if not began and pool.report().to_dict()["hits"]:
+            began.append(number)
+    torch.cuda.synchronize()
+    assert began, f"no hit in 200 steps; {pool.report().to_dict()}"
+    assert began[0] < 50, f"the first hit was in step {began[0]}"
+
+
 CHECKS = {
     check.__name__: check
     for check in (
         record_stream, graphs, autograd_threads, out_of_memory, statistics, snapshots, limits, loader, nccl,
-        planned,
+        planned, background,
     )
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ WAYS = ("native", "expandable", "async", "mempool")
 NAMES = ("cnn", "gpt", "lengths")
 CHECKS = (
     "record_stream", "graphs", "autograd_threads", "out_of_memory", "statistics", "snapshots", "limits",
-    "loader", "nccl", "planned",
+    "loader", "nccl", "planned", "background",
 )  # fmt: skip
 COLUMNS = (
     "allocator",

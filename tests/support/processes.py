@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import pytest
 
 
+#: What a process says last that has run its test.
+_RAN = "ran\n"
+
+
 def told_by(script: Path, *arguments: str) -> dict[str, Any]:
     """The JSON object of a script's last line; the script must end well."""
     done = subprocess.run(
@@ -47,6 +51,9 @@ def alone(test: Callable[..., None]) -> Callable[[pytest.FixtureRequest], None]:
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, ""), done.stderr[-3000:]
+        assert done.stdout.endswith(_RAN), (
+            f"{inspect.getfile(test)} does not end with run_one_alone(globals())"
+        )
 
     del in_a_process.__wrapped__  # type: ignore[attr-defined]  # pytest would look for its fixtures
     in_a_process.alone = test  # type: ignore[attr-defined]
@@ -56,3 +63,4 @@ def alone(test: Callable[..., None]) -> Callable[[pytest.FixtureRequest], None]:
 def run_one_alone(tests: dict[str, Any]) -> None:
     """In the process of its own: the test that the arguments name."""
     tests[sys.argv[1]].alone(**json.loads(sys.argv[2]))
+    sys.stdout.write(_RAN)
