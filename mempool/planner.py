@@ -38,6 +38,9 @@ MOST_LEARNED = 32
 ALLOWANCE_SECONDS = 0.1
 SHARE = 0.01
 MOST_DEBT_SECONDS = 0.05
+#: At once where memory is a GPU's: before the first step of a training looks in vain take their part,
+#: and it goes on for longer than a script. With 0.1 s the first plan on an H100 came after five seconds.
+ALLOWANCE_SECONDS_ON_A_GPU = 1.0
 #: Between two looks at whether something can be afforded, or told, now.
 SECONDS_BETWEEN_TURNS = 0.25
 #: What planning leaves in the C library's heap goes back with what the program keeps there for its next
@@ -108,7 +111,10 @@ class Planner:
         self._device = device
         self._process = PlanningProcess(interrupt=self._stop.is_set, wanted=process)
         self._budget = Budget(
-            allowance=ALLOWANCE_SECONDS, share=SHARE, most_debt=MOST_DEBT_SECONDS, spent=self._process.cost
+            allowance=ALLOWANCE_SECONDS_ON_A_GPU if device.slow_return else ALLOWANCE_SECONDS,
+            share=SHARE,
+            most_debt=MOST_DEBT_SECONDS,
+            spent=self._process.cost,
         )
         self._work_left = self._anew = False
         self._learned = 0  # times that looking gave plans

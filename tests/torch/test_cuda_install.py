@@ -41,6 +41,16 @@ def train(on: CudaTorch, pool: mempool.Pool, count: int = 12, **where: int) -> N
 
 
 @alone
+def test_looks_before_the_first_step_leave_something_for_plans(driver: str) -> None:
+    CudaTorch(driver)
+    pool = install(driver)
+    planner = pool._planner
+    planner._budget.charge(0.5)
+    assert planner._budget.has_some()
+    pool.close()
+
+
+@alone
 def test_a_loop_is_replayed_without_a_miss(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver)
