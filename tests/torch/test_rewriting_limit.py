@@ -148,7 +148,7 @@ def test_a_limit_below_the_parameters_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
+@pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_what_cublas_keeps_is_part_of_a_limit(inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for the thread of forward passes and once for that of backward passes."""
     from mempool.torch.rewriting import workspaces
