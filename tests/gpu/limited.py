@@ -59,21 +59,11 @@ def train(way: str, name: str, limit: int) -> dict[str, Any]:
             pool.step()
             pool.plan_now()
     parts = [part.detach().cpu().numpy().tobytes() for part in model.parameters()]
-    told = {
+    return {
         "losses": losses,
         "parameters": hashlib.sha256(b"".join(parts)).hexdigest()[:16],
         "peak_bytes": max(peaks[-3:]),
     }
-    if way in GRAPHS:
-        from mempool.torch.rewriting import report as rewritten
-
-        told["report"] = str(rewritten())
-        told["held_bytes"] = torch.cuda.memory_allocated()
-        told["parameter_bytes"] = sum(part.nbytes for part in model.parameters())
-    if pool is not None:
-        report = pool.report().to_dict()
-        told |= {"swapping": report.get("swapping"), "hit_rate": report.get("hit_rate")}
-    return told
 
 
 if __name__ == "__main__":

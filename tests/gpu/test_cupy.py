@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import compare_cupy
+import pytest
 import runs
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _gpu() -> None:
-    if (reason := runs.why_not("cupy")) is not None:
-        pytest.skip(reason)
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cupy_gpu")]
 
 
 @pytest.mark.parametrize("check", compare_cupy.CHECKS)

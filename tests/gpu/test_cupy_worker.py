@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
+from typing import TYPE_CHECKING, Any
 
 import compare_cupy
 import cupy_allocators
 import cupy_worker
+import pytest
 from cupy_allocators import Allocator, SkippedError
 from cupy_standin import Standin
 from cupy_workloads import WORKLOADS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MIB = 1 << 20
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
+import cupy_events
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import cupy_events
 from cupy_replay import Replay
 from cupy_workloads import MOST_BYTES, WORKLOADS, budget_bytes
 from sequences import Event

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import compare
+import pytest
 import runs
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _gpu() -> None:
-    if (reason := runs.why_not("torch")) is not None:
-        pytest.skip(reason)
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch_gpu")]
 
 
 @pytest.mark.parametrize("check", compare.CHECKS)

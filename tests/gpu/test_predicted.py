@@ -6,12 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import predicted as comparison
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SCRIPT = Path(__file__).with_name("predicted.py")
 
@@ -26,6 +24,7 @@ def compared(*arguments: str, json_file: Path) -> dict[str, Any]:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("torch_gpu")
 def test_peaks_are_as_predicted(tmp_path: Path) -> None:
     """For six models at least, within `predicted.BOUND` of what PyTorch's allocator counts."""
     assert len(compared(json_file=tmp_path / "rows.json")) >= 6
@@ -48,22 +47,11 @@ def test_a_prediction_that_is_too_far_off_is_told(
     wrong: bool,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    import_gpu: Callable[[str], Any],
 ) -> None:
-    module = import_gpu("predicted")
     gib = 10 << 20
     row = {"allocated": 100 * gib, "predicted_allocated": predicted * gib, "peak_operation": "aten::mm"}
     row |= dict.fromkeys(("reserved", "predicted_reserved", "used", "predicted_used", "context"), gib)
-    monkeypatch.setattr(module, "told", lambda *_, **__: (json.dumps(row), ""))
+    monkeypatch.setattr(comparison, "told", lambda *_, **__: (json.dumps(row), ""))
     monkeypatch.setattr(sys, "argv", ["predicted.py", "--stand-in", "cnn"])
-    assert module.main() == wrong
+    assert comparison.main() == wrong
     assert ("cnn:" in capsys.readouterr().err) == wrong
-
-
-@pytest.fixture
-def import_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Imports a script of this folder."""
-    import importlib
-
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    return importlib.import_module

@@ -6,23 +6,11 @@ What may go wrong between streams is tried without a GPU: tests/torch/test_swapp
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import runs
-
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _gpu() -> None:
-    if (reason := runs.why_not("torch")) is not None:
-        pytest.skip(reason)
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch_gpu")]
 
 
 def made(host_bytes: int) -> Any:

@@ -83,9 +83,13 @@ class Among:
 
     @cached_property
     def _base(self) -> int:
-        """Bytes that are beside it whatever runs: what the options tell, optimizers' state included."""
-        state = self.now.state if self._seen is None else self._seen.state
-        return max(self.options.beside, state) + self._libraries
+        """Bytes that are beside it whatever runs."""
+        return self._told + self._libraries
+
+    @property
+    def _told(self) -> int:
+        """What the options tell, optimizers' state included."""
+        return max(self.options.beside, self.now.state if self._seen is None else self._seen.state)
 
     @property
     def _libraries(self) -> int:
@@ -201,8 +205,8 @@ class Among:
             said.append(f"between its passes what is not compiled takes {between} bytes")
         if beside.parameters:
             said.append(f"of that, {beside.parameters} bytes are parameters that it does not read")
-        if state := self._base - self._libraries:
-            said.append(f"of that, {state} bytes lie beside, such as an optimizer's state")
+        if self._told:
+            said.append(f"of that, {self._told} bytes lie beside, such as an optimizer's state")
         if self._libraries:
             said.append(f"of that, {self._libraries} bytes are kept by cuBLAS")
         return PlanError("; ".join(said), least)
