@@ -100,6 +100,7 @@ class Learner:
         """Begin recording; loaded plans replay already."""
         if loaded is not None:
             self.known.load(loaded.plans)
+            self._misses_seen = self._misses()  # while all follows them there is nothing to learn
             self._together.load(loaded.plans, loaded.kinds)
             largest = max(loaded.plans, key=lambda planned: planned.plan.arena_bytes)
             self._keep_beside(largest)

@@ -78,6 +78,28 @@ def test_a_thread_that_has_ended_does_not_warm_up(tmp_path: Path) -> None:
         memory.free_all()
 
 
+def test_what_looks_like_iterations_before_the_first_is_not_planned_again(tmp_path: Path) -> None:
+    """A saved plan knows how the program begins: the planner's first look may come while it does."""
+
+    def program(pool: Pool, *, early: bool) -> None:
+        memory = programs.Watched(pool)
+        memory.allocate(5000)
+        for _ in range(30):
+            memory.free(memory.allocate(8000))
+        if early:
+            pool.plan_now()
+        run(pool, lambda _: programs.layers(memory), 20, marks=False)
+        memory.free_all()
+
+    with Pool(simulated(), background=False) as first:
+        program(first, early=False)
+        first.save(tmp_path / "plan")
+    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
+        program(second, early=True)
+        assert second.report().to_dict()["misses"] == 0
+        assert second.plans == 0
+
+
 def test_all_saved_plans_replay_where_iterations_are_not_marked(tmp_path: Path) -> None:
     """Phases of two kinds."""
 
