@@ -43,7 +43,7 @@ def world(folder: Path, sanitizer: str = "none") -> Path:
 @pytest.mark.parametrize(
     ("sanitizer", "count"),
     [
-        ("address", 40),
+        ("address", 24),
         pytest.param("none", 200, marks=pytest.mark.full),
         pytest.param("thread", 30, marks=pytest.mark.full),
     ],

@@ -249,7 +249,7 @@ def least_of(
     [
         (Late, once, 0.85, 0.999),
         (Skipped, once, 0.55, 0.999),
-        (Blocks, once, 0.35, 0.9),
+        pytest.param(Blocks, once, 0.35, 0.9, marks=pytest.mark.full),
         (Regions, by_regions, 0.6, 0.85),
         (Wide, twice, 0.75, 0.9),
         (Parts, by_parts, 0.75, 0.9),
