@@ -36,6 +36,10 @@ class Beside:
         """How often others had changed theirs when plans were made beside them; None: they were not."""
         return self._layouts
 
+    def shares(self) -> bool:
+        """Whether other clients use this memory, or have when plans were made."""
+        return self._layouts is not None or self.others_changes() > 0
+
     def collides(self, plans: Iterable[Planned]) -> bool:
         """Whether others are alive where these plans lie, time and again."""
         occupied = self._occupied()

@@ -272,12 +272,12 @@ class Planner:
         """Do what there is to do and may be done; whether something is left."""
         self._perhaps_begin_anew()
         recorded = self._client.state()["recording"]
-        if self._budget.has_some() and self._learner.shares():
+        if self._budget.has_some() and self._learner.again.shares():
             with self._charged():
-                self._learner.plan_beside()
+                self._learner.again.beside()
         if self._client.blockers() and self._budget.has_some():
             with self._charged():
-                self._learner.plan_around()
+                self._learner.again.around()
         if work and not self._learner.may_learn():
             work = False
         elif work and self._budget.has_some():
@@ -286,7 +286,7 @@ class Planner:
         elif not work:
             self._learner.resume_if_changed()
         self._learner.desert_if_useless()
-        if (left := self._learner.may_polish()) and self._budget.has_some():
+        if (left := self._learner.again.may_polish()) and self._budget.has_some():
             left = False
             with self._charged():
                 self._learner.polish()

@@ -18,13 +18,19 @@ class Prospects:
     Attributes:
         improvable: plans that may be for more than is needed.
         hard: plans that a longer search might make good.
+        blocked: when they may be made again around what stays in their way.
     """
 
     def __init__(self) -> None:
         self.improvable: set[bytes] = set()
         self.hard: set[bytes] = set()
+        self.blocked = Rarely()
         self._around: dict[bytes, Ranges] = {}
         self._longer: dict[bytes, Rarely] = {}
+
+    def begin_anew(self) -> None:
+        """What was never planned before is: what stays may be in its way at once."""
+        self.blocked = Rarely()
 
     def around(self, key: bytes) -> Ranges:
         """Ranges of the arena that a plan was made around."""

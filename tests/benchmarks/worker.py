@@ -157,7 +157,7 @@ class Worker:
         if self.pool is None:
             return True
         planner, recording = self.pool._planner, self.pool.client.state()["recording"]
-        return not (recording or planner._learner.may_polish() or planner._may_trim)
+        return not (recording or planner._learner.again.may_polish() or planner._may_trim)
 
     def end(self) -> dict[str, Any]:
         """Most memory resident since the first timed step, above the baseline; what the pool reports.

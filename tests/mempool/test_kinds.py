@@ -276,7 +276,7 @@ def test_one_kind_has_a_plan_of_its_own(pool: Pool) -> None:
     memory = programs.Watched(pool)
     iteration = kinds(memory, lambda _: 1024)
     in_steps(pool, iteration, LEARNED)
-    assert not pool._planner._learner._together
+    assert not pool._planner._learner.making.together
     memory.free_all()
 
 
@@ -285,7 +285,7 @@ def saved(path: Path, order: Callable[[int], int], **how: bool) -> None:
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         in_steps(pool, kinds(memory, order, **how), 2 * LEARNED)
-        assert pool._planner._learner._together
+        assert pool._planner._learner.making.together
         pool.save(path)
         memory.free_all()
 
@@ -343,7 +343,7 @@ def test_saved_plans_are_made_anew_with_one_more_kind(tmp_path: Path) -> None:
         iteration = kinds(memory, order)
         in_steps(pool, iteration, 2 * LEARNED)
         assert misses(pool, lambda: in_steps(pool, iteration, 200, first=2 * LEARNED)) == 0
-        assert len(pool._planner._learner._together._plans) == 3
+        assert len(pool._planner._learner.making.together._plans) == 3
         memory.free_all()
 
 
@@ -353,7 +353,7 @@ def test_saved_plans_are_made_anew_where_buffers_live_longer(tmp_path: Path) -> 
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         in_steps(pool, letting_go(memory, order, lambda _: False), 2 * LEARNED)
-        assert pool._planner._learner._together
+        assert pool._planner._learner.making.together
         pool.save(tmp_path / "plan")
         memory.free_all()
     with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
@@ -448,7 +448,7 @@ def test_another_client_of_the_memory_leaves_them_together(pool: Pool) -> None:
 
         in_steps(pool, both, 3 * LEARNED, first=LEARNED)
         assert misses(pool, lambda: in_steps(pool, both, 100, first=4 * LEARNED)) == 0
-        assert pool._planner._learner._together
+        assert pool._planner._learner.making.together
     memory.free_all()
 
 
@@ -479,7 +479,7 @@ def test_what_was_kept_longer_for_a_while_is_no_longer_planned_for(pool: Pool) -
     before = pool.report().to_dict()["arena_bytes"]
     in_steps(pool, keeping, 3000, first=2 * LEARNED)
     pool.client.rest_unused()
-    assert pool._planner._learner._together
+    assert pool._planner._learner.making.together
     assert pool.report().to_dict()["arena_bytes"] < before
     assert pool.report().to_dict()["coverage"] > 0.99
     assert misses(pool, lambda: in_steps(pool, keeping, 200, first=4000)) == 0

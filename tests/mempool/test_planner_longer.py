@@ -87,7 +87,7 @@ def test_a_plan_made_in_haste_is_searched_longer_once_all_follows_it(pool: Pool,
     """The first plan comes soon, beside the program; a better one replaces it, once, and all follows that."""
     memory = programs.Watched(pool)
     learner = pool._planner._learner
-    learner._patient = False
+    learner.making._patient = False
     arenas, misses = [], []
     for _ in range(60):
         pool.step()
@@ -95,14 +95,14 @@ def test_a_plan_made_in_haste_is_searched_longer_once_all_follows_it(pool: Pool,
         pool._planner.look()
         if pool.planned is not None:
             arenas.append(pool.planned.plan.arena_bytes)
-            misses.append(learner._misses())
+            misses.append(learner.making.counts().misses)
     soon, polished = arenas[0], arenas[-1]
     assert polished < soon
     assert arenas == [soon] * arenas.index(polished) + [polished] * arenas.count(polished)
     assert arenas.index(polished) > 4  # all had followed the first for long
     assert misses[-1] == misses[arenas.index(polished) + 1]
     assert pool.report().to_dict()["planned_arena_bytes"] == polished
-    assert not learner.may_polish()
+    assert not learner.again.may_polish()
 
 
 def test_a_longer_search_gives_way_to_a_program_that_goes_off_the_plan(
@@ -111,7 +111,7 @@ def test_a_longer_search_gives_way_to_a_program_that_goes_off_the_plan(
     """What comes after every fifty steps is learned first, however long the search would take."""
     monkeypatch.setattr(Planned, "is_hard", lambda *_, **__: True)
     memory, learner = programs.Watched(pool), pool._planner._learner
-    learner._patient = False
+    learner.making._patient = False
     plan, searched, changes = make_plan, list[int](), True  # in iterations, each time
 
     def iteration(number: int) -> None:
@@ -141,7 +141,7 @@ def test_a_longer_search_gives_way_to_a_program_that_goes_off_the_plan(
         iteration(number)
         pool._planner.look()
     assert searched[1:] == [100]
-    assert not learner._prospects.hard
+    assert not learner.making.prospects.hard
 
 
 def test_a_planner_in_the_background_searches_longer_too(hard: Buffers) -> None:
@@ -165,7 +165,7 @@ def test_a_search_that_finds_nothing_better_is_not_made_again(
     monkeypatch.setattr("mempool.planned.HARD_NODES", 1)
     memory, searches = programs.Watched(pool), list[bool]()
     learner = pool._planner._learner
-    learner._patient = False
+    learner.making._patient = False
     monkeypatch.setattr(learner, "polish", lambda polish=learner.polish: searches.append(polish()))
     for _ in range(60):
         pool.step()

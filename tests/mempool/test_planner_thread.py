@@ -15,6 +15,7 @@ from pools import simulated
 
 from mempool import Pool, planner, rest
 from mempool.learner import Learner
+from mempool.replanning import Replanning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -227,7 +228,7 @@ def test_so_does_what_a_longer_search_left(monkeypatch: pytest.MonkeyPatch) -> N
         settled(pool, memory)
         assert pool._planner is not None
         until(lambda: not pool._planner._may_trim, lambda: None)  # type: ignore[union-attr]
-        monkeypatch.setattr(Learner, "may_polish", lambda _: "longer" not in events)
+        monkeypatch.setattr(Replanning, "may_polish", lambda _: "longer" not in events)
         monkeypatch.setattr(Learner, "polish", lambda _: events.append("longer"))
         until(lambda: "longer" in events, pool.client.wake)
         until(lambda: events[-1] == "trim", lambda: None)
@@ -292,7 +293,7 @@ def test_a_failure_is_not_the_end_of_planning(
 
     def perhaps(learner: Learner) -> bool:
         if failing:
-            tried.append(learner._counts().allocations)
+            tried.append(learner.making.counts().allocations)
             raise MemoryError("not now")
         return learn(learner)
 
@@ -332,7 +333,7 @@ def test_a_plan_around_that_cannot_be_made_is_tried_ever_more_rarely(
             pool.step()
             programs.layers(memory)
             with contextlib.suppress(MemoryError):
-                learner.plan_around()
+                learner.again.around()
     assert 2 <= len(tried) <= 8
 
 
@@ -375,7 +376,7 @@ def test_a_plan_beside_others_comes_down_when_they_are_gone_though_nothing_is_mi
 
         def beside(pool: Pool) -> bool:
             assert pool._planner is not None
-            return pool._planner._learner._beside.layouts is not None
+            return pool._planner._learner.making.beside.layouts is not None
 
         def is_high(pool: Pool) -> bool:
             assert pool.planned is not None

@@ -341,7 +341,7 @@ def test_what_the_planner_installs_while_the_pool_closes_is_not_replayed(driver:
     planner, stop = pool._planner, pool._planner.stop
 
     def plan_and_stop(*seconds: float) -> None:  # it ends after the solve that runs
-        planner._learner._install(pool.planned, None)
+        planner._learner.making.install(pool.planned, None)
         stop(*seconds)
 
     planner.stop = plan_and_stop
