@@ -268,12 +268,14 @@ class Run:
             util.register_after_fork(self, lambda me: util.Finalize(me, me.finish, exitpriority=-1000))
 
 
-class Ours:
-    """While entered, our packages are found where this file is, whatever lies beside the program's script."""
+def _places() -> list[str]:
+    """Where our packages are, whatever lies beside the program's script."""
+    here = os.path.abspath(__file__)  # noqa: PTH100 - without another import
+    return [os.path.dirname(os.path.dirname(os.path.dirname(here)))]  # noqa: PTH120
 
-    def __init__(self) -> None:
-        here = os.path.abspath(__file__)  # noqa: PTH100 - without another import
-        self._places = [os.path.dirname(os.path.dirname(os.path.dirname(here)))]  # noqa: PTH120
+
+class Ours:
+    """While entered, our packages are found where this file is."""
 
     def __enter__(self) -> None:
         sys.meta_path.insert(0, self)
@@ -289,40 +291,59 @@ class Ours:
             return None
         from importlib.machinery import PathFinder
 
-        return PathFinder.find_spec(name, self._places, target)
+        return PathFinder.find_spec(name, _places(), target)
 
 
 class AfterImport:
-    """A finder that lets the others find a framework, and calls back when it has been imported."""
+    """A finder that lets the others find a framework, and calls back when it has been imported.
+
+    A program may import one by importing ours, which are of no use before they are there as a whole: then it
+    calls back when they are.
+    """
 
     def __init__(self, then: Callable[[str], None]) -> None:
         self._waiting, self._then = set(ADAPTERS), then
+        self._imported: list[str] = []
+        self._ours = 0  # modules of ours in the middle of being imported
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec that another finder gives, with a loader around its own."""
-        if name not in self._waiting:
+        if name not in self._waiting and name.partition(".")[0] not in OURS:
             return None
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, lambda: self._imported(name))  # type: ignore[assignment]
+                if spec.loader is not None and (name in self._waiting or _is_ours(spec)):
+                    spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]
                 return spec
         return None
 
-    def _imported(self, name: str) -> None:
-        self._waiting.discard(name)
+    def begins(self, name: str) -> None:
+        """The code of a module is about to run."""
+        self._ours += name not in ADAPTERS
+
+    def ends(self, name: str, *, fails: bool) -> None:
+        """It has run."""
+        self._ours -= name not in ADAPTERS
+        if name in self._waiting and not fails:
+            self._waiting.discard(name)
+            self._imported.append(name)
         if not self._waiting and self in sys.meta_path:
             sys.meta_path.remove(self)
-        self._then(name)
+        while self._imported and not self._ours:
+            self._then(self._imported.pop(0))
+
+
+def _is_ours(spec: ModuleSpec) -> bool:
+    return spec.origin is not None and spec.origin.startswith(os.path.join(_places()[0], ""))  # noqa: PTH118
 
 
 class _Loader:
-    """A loader that calls back after the module's code has run, and leaves nothing of itself there."""
+    """A loader that tells when the module's code runs, and leaves nothing of itself there."""
 
-    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
-        self._loader, self._then = loader, then
+    def __init__(self, loader: Any, told: AfterImport) -> None:
+        self._loader, self._told = loader, told
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -331,8 +352,13 @@ class _Loader:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._then()
+        self._told.begins(module.__name__)
+        fails = True
+        try:
+            self._loader.exec_module(module)
+            fails = False
+        finally:
+            self._told.ends(module.__name__, fails=fails)
 
     exec_module.__code__ = exec_module.__code__.replace(co_filename=_IMPORT_SYSTEM)
 

@@ -481,6 +481,15 @@ def test_the_report_is_of_the_pool_as_the_program_left_it(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "r.json").read_text())["pools"]["numpy"]["state"] == "recording"
 
 
+@pytest.mark.parametrize("name", ["traces", "solvers.streams", "mempool.learner"])
+def test_a_program_may_import_ours_before_the_framework(tmp_path: Path, name: str) -> None:
+    """A pool is of no use while what it needs is in the middle of being imported."""
+    write(tmp_path / "script.py", f"import {name}\nimport numpy as np\nx = np.ones(50_000)")
+    done = outcome(start(tmp_path, *MEMPOOL, "--quiet", "--json", "r.json", "script.py"))
+    assert (done.status, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "r.json").read_text())["pools"]["numpy"]["allocations"]
+
+
 @pytest.mark.parametrize("name", ["traces", "solvers"])
 @pytest.mark.parametrize("beside", ["script", "data", "clone"])
 def test_names_of_ours_that_hide_nothing_are_no_obstacle(tmp_path: Path, name: str, beside: str) -> None:
