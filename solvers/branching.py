@@ -256,14 +256,21 @@ class _Turns:
         self._improve(work, lambda looks: work.advance(looks, self._task.target), budget)
 
     def _improve(self, work: _Mending | Sides, advance: Callable[[int], bool], budget: int) -> None:
-        """Take what is found, again and again, until the budget is spent."""
+        """Take what is found, again and again, until the budget is spent.
+
+        Also what it begins with: that may be the target already, where it would look for nothing.
+        """
         task, until = self._task, work.looks + budget
+        if not task.stopped_by:
+            self._take(work)
         while not task.stopped_by and work.looks < until:
             if self._spend(work, advance, until - work.looks):
-                offsets = work.offsets
-                assert offsets is not None
-                task.offer(offsets, work.arena)
-                task.done()
+                self._take(work)
+
+    def _take(self, work: _Mending | Sides) -> None:
+        if work.arena < self._task.arena and (offsets := work.offsets) is not None:
+            self._task.offer(offsets, work.arena)
+        self._task.done()
 
     def _order(self, budget: int) -> None:
         task, search = self._task, self._orders

@@ -293,6 +293,7 @@ def place(
 
 def _search(task: Task, native: _core.Jobs, order: NDArray[np.int32]) -> None:
     search = _core.Search(native, order, task.seed % 2**64)
+    task.offer(search.offsets, search.arena)  # which may be the target: then it would look for nothing
     for nodes in _slices(task, search):
         if search.advance(nodes, max(task.target, task.lower_bound)):
             task.offer(search.offsets, search.arena)

@@ -459,6 +459,25 @@ def test_a_search_among_very_many_jobs_is_not_waited_for_when_a_limit_is_reached
         none_is_left()
 
 
+@pytest.mark.parametrize("search", ["turns", "repairing", "greedy"])
+def test_a_search_that_begins_at_the_target_ends_there(search: str) -> None:
+    """It would look for nothing, and spend none of the nodes that end it."""
+    jobs = jobs_of(instances.flat(300, 0, mean_live=100))
+    order = np.argsort(jobs.start, kind="stable").astype(np.int32)
+    begin = _core.Search(jobs.native(), order, 0)
+    task = Task(jobs, Watch(Stop(nodes=10**8, seconds=5)), target=begin.arena)
+    task.offer(np.cumsum(jobs.size) - jobs.size, int(jobs.size.sum()))
+    turns = branching._Turns(task, lambda: order)
+    if search == "greedy":
+        greedy._search(task, jobs.native(), order)
+    elif search == "turns":
+        turns._order(10**6)
+    else:
+        turns._mend(_core.Repair(jobs.native(), begin.offsets, 0), 10**6)
+    assert task.arena == begin.arena
+    assert task.stopped_by in ("target", "bound")
+
+
 def test_the_sides_of_few_jobs_are_left_to_the_other_searches_after_some_rounds() -> None:
     task = Task(jobs_of(instances.flat(300, 0, mean_live=100)), Watch(Stop()))
     task.offer(np.cumsum(task.jobs.size) - task.jobs.size, int(task.jobs.size.sum()))
