@@ -1,6 +1,6 @@
 """One training run on a GPU under one allocator, in a process of its own; prints what it measured as JSON.
 
-python worker.py native|expandable|async|mempool WORKLOAD
+python worker.py native|expandable|async|mempool|growing WORKLOAD
 
 Each workload is trained for so many of its periods that a plan is in effect, and its last ones are timed.
 """
@@ -14,6 +14,7 @@ import sys
 import time
 from typing import Any
 
+MEMORIES = {"mempool": "plain", "growing": "growing"}
 CONFIGURATIONS = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
 
 
@@ -25,11 +26,11 @@ def prepare(way: str) -> Any:
     import torch
 
     torch.use_deterministic_algorithms(True)
-    if way != "mempool":
+    if way not in MEMORIES:
         return None
     import mempool.torch
 
-    return mempool.torch.install(device="cuda")
+    return mempool.torch.install(device="cuda", memory=MEMORIES[way])
 
 
 def alloc_and_free_ns() -> float:
