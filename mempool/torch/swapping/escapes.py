@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C import _DisableTorchDispatch
 
 from mempool.torch.swapping.storages import AWAY
 from traces.recorders.torch.storages import storages_in
@@ -34,14 +35,17 @@ _STORAGE_WRITES = ("copy_", "fill_", "resize_", "__setitem__", "_byteswap", "_se
 _STORAGE_KEEPS = (
     "_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_", "_swap_data_ptr_", "_resize_with_addr_",
 )  # fmt: skip
+#: Functions whose code in C++ reads numbers, such as the lengths of packed sequences, between operations: the
+#: tensors of integers that they are given are here as long as they run.
+_READ_LENGTHS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "_pad_packed_sequence")
+_READ_OFFSETS = ("tensor_split",)
+#: TorchScript writes files past all that Python knows.
+_SCRIPT_SAVES = ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")
+#: An operation of TorchScript's that is none of the dispatcher's.
+_SCRIPT_READS = "prim::tolist"
 #: Who asks for addresses to compare them or to copy from them at once.
 _PASSING = ("torch.nn.", "safetensors.", "transformers.", "accelerate.")
 _NEW = object()
-
-
-def _there(owner: Any, names: Iterable[str]) -> list[str]:
-    """Those that this version of PyTorch has: 2.11 lacks `const_data_ptr` and `_swap_data_ptr_`."""
-    return [name for name in names if hasattr(owner, name)]
 
 
 class Escapes:
@@ -57,6 +61,7 @@ class Escapes:
         self._replaced: list[tuple[Any, str, Any]] = []
         self._awhile: deque[tuple[int, Held]] = deque()  # lent in which iteration
         self._steps = 0
+        self._scripts: dict[tuple[str, str], bool] = {}  # which of TorchScript's read past the dispatcher
 
     # --- what is used
 
@@ -121,38 +126,43 @@ class Escapes:
     def install(self) -> None:
         """Replace them."""
         tensor, storage = torch.Tensor, torch.UntypedStorage
-        for name in _TENSOR_READS:
-            self._replace(tensor, name, self._lends(getattr(tensor, name)))
-        for name in _TENSOR_WRITES:
-            self._replace(tensor, name, self._lends(getattr(tensor, name), writes=True))
-        for name in _STORAGE_READS:
-            self._replace(storage, name, self._lends(getattr(storage, name)))
-        for name in _STORAGE_WRITES:
-            self._replace(storage, name, self._lends(getattr(storage, name), writes=True))
-        for name in _there(storage, _STORAGE_KEEPS):
-            self._replace(storage, name, self._keeps(getattr(storage, name)))
-        for name in _there(tensor, ("data_ptr", "const_data_ptr")):
-            self._replace(tensor, name, self._address(getattr(tensor, name)))
-        self._replace(storage, "data_ptr", self._address(storage.data_ptr))
-        for owner, name in (
-            (tensor, "numpy"),
-            (tensor, "__dlpack__"),
-            (torch._C, "_to_dlpack"),
-            (torch.utils.dlpack, "to_dlpack"),
-        ):
-            self._replace(owner, name, self._keeps(getattr(owner, name)))
-        self._replace(storage, "nbytes", self._size(storage.nbytes))
-        self._replace(storage, "__len__", self._size(storage.__len__))
-        self._replace(storage, "__getitem__", self._entry(storage.__getitem__))
-        for owner, name in (
-            (torch._C.PyTorchFileWriter, "write_record"), (torch._tensor_str, "_str"),
-            (torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (tensor, "new_tensor"),
-            (torch, "set_rng_state"), (torch.random, "set_rng_state"),
-        ):  # fmt: skip
-            self._replace(owner, name, self._lends(getattr(owner, name)))
+        writes = functools.partial(self._lends, writes=True)
+        self._each(tensor, _TENSOR_READS, self._lends)
+        self._each(tensor, _TENSOR_WRITES, writes)
+        self._each(storage, _STORAGE_READS, self._lends)
+        self._each(storage, _STORAGE_WRITES, writes)
+        self._each(storage, _STORAGE_KEEPS, self._keeps)
+        self._each(tensor, ("data_ptr", "const_data_ptr"), self._address)
+        self._each(storage, ("data_ptr",), self._address)
+        self._each(tensor, ("numpy", "__dlpack__"), self._keeps)
+        self._each(torch._C, ("_to_dlpack",), self._keeps)
+        self._each(torch.utils.dlpack, ("to_dlpack",), self._keeps)
+        self._each(storage, ("nbytes", "__len__"), self._size)
+        self._each(storage, ("__getitem__",), self._entry)
+        self._each(torch._C.PyTorchFileWriter, ("write_record",), self._lends)
+        self._each(torch._tensor_str, ("_str",), self._lends)
+        self._each(torch, ("tensor", "as_tensor", "asarray", "set_rng_state"), self._lends)
+        self._each(torch.random, ("set_rng_state",), self._lends)
+        self._each(tensor, ("new_tensor",), self._lends)
+        self._each(torch._VF, _READ_LENGTHS, self._lends_integers)
+        self._each(torch, (*_READ_LENGTHS, *_READ_OFFSETS), self._lends_integers)
+        self._each(tensor, _READ_OFFSETS, self._lends_integers)
+        self._each(torch._C.ScriptModule, _SCRIPT_SAVES, self._alone)
+        self._each(torch._C.ScriptFunction, _SCRIPT_SAVES, self._alone)
+        self._each(torch._C.ScriptFunction, ("__call__",), self._script)
+        self._each(torch._C.ScriptMethod, ("__call__",), self._script)
+        self._each(torch._C, ("_pickle_save",), self._alone)
         if "__dlpack_c_exchange_api__" in vars(tensor):  # C functions: without them __dlpack__ is called
             self._replaced.append((tensor, "__dlpack_c_exchange_api__", tensor.__dlpack_c_exchange_api__))
             del tensor.__dlpack_c_exchange_api__
+
+    def _each(self, owner: Any, names: Iterable[str], instead: Callable[[Any], Any]) -> None:
+        """Replace what this version of PyTorch has: 2.11 lacks `const_data_ptr` and `_swap_data_ptr_`."""
+        for name in names:
+            if hasattr(owner, name):
+                function = getattr(owner, name)
+                self._replaced.append((owner, name, vars(owner).get(name, _NEW)))
+                setattr(owner, name, instead(function))
 
     def remove(self) -> None:
         """Have all as it was."""
@@ -163,10 +173,6 @@ class Escapes:
             else:
                 setattr(owner, name, before)
 
-    def _replace(self, owner: Any, name: str, function: Any) -> None:
-        self._replaced.append((owner, name, vars(owner).get(name, _NEW)))
-        setattr(owner, name, function)
-
     def _lends(self, function: Any, *, writes: bool = False) -> Any:
         @functools.wraps(function)
         def lends(*args: Any, **kwargs: Any) -> Any:
@@ -174,6 +180,46 @@ class Escapes:
                 return function(*args, **kwargs)
 
         return lends
+
+    def _lends_integers(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def lends(*args: Any, **kwargs: Any) -> Any:
+            given = [value for value in (*args, *kwargs.values()) if _is_of_integers(value)]
+            with self.lent(given):
+                return function(*args, **kwargs)
+
+        return lends
+
+    def _alone(self, function: Any) -> Any:
+        """With everything here, and nothing moved meanwhile."""
+
+        @functools.wraps(function)
+        def alone(*args: Any, **kwargs: Any) -> Any:
+            self._mover.bring_all()
+            with _DisableTorchDispatch():
+                return function(*args, **kwargs)
+
+        return alone
+
+    def _script(self, call: Any) -> Any:
+        """A function or method of TorchScript's: its operations are seen, not what it reads itself."""
+        alone = self._alone(call)
+
+        @functools.wraps(call)
+        def called(script: Any, *args: Any, **kwargs: Any) -> Any:
+            return (alone if self._reads(script) else call)(script, *args, **kwargs)
+
+        return called
+
+    def _reads(self, script: Any) -> bool:
+        if isinstance(script, torch._C.ScriptMethod):
+            key = script.owner._type().qualified_name(), script.name
+        else:
+            key = script.qualified_name, ""
+        if key not in self._scripts:
+            inside = script.inlined_graph.findAllNodes(_SCRIPT_READS, recurse=True)
+            self._scripts[key] = len(inside) > 0
+        return self._scripts[key]
 
     def _keeps(self, function: Any) -> Any:
         @functools.wraps(function)
@@ -225,6 +271,10 @@ def _values(values: Iterable[Any]) -> Iterator[Any]:
                 yield from _values(value)
         else:
             yield value
+
+
+def _is_of_integers(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 #: Runs of an operation with the same shapes whose own memory is measured.
 SAMPLES = 2
-#: An operation is not asked about beforehand where there is room for so many times what it is given.
+#: An operation is not asked about beforehand where there is room for so many times what it is given, and it
+#: never made more than that. One whose tensors have several shapes, as where they are broadcast, always is.
 _AMPLE = 8
 #: Operations with their shapes that are remembered at most.
 _MOST = 1 << 16
@@ -77,6 +79,7 @@ class Needs:
         self._known: dict[Any, Need] = {}
         self._seen: dict[Any, int] = {}
         self._share: dict[Any, float] = {}
+        self._grown: dict[Any, float] = {}  # the most that was made, by what was given
 
     def of(self, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Need:
         """What an operation needs.
@@ -97,7 +100,8 @@ class Needs:
         if need is None:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            ample = 0 < given * _AMPLE <= spare
+            modest = self._grown.get(func, math.inf) <= _AMPLE and _is_even(args)
+            ample = modest and 0 < given * _AMPLE <= spare
             made = 0 if ample else self._asked(func, args, kwargs)
             need = self._known[key] = Need(made, self._guessed(func, given + made))
         return need
@@ -118,6 +122,7 @@ class Needs:
 
     def end(self, func: Any, need: Need, given: int, made: int) -> None:
         """Its operation has ended: it was given and made so many bytes."""
+        self._grown[func] = max(self._grown.get(func, 0), made / max(given, 1))
         if made > need.made:
             need.made = made
             self._seen[func] = max(self._seen.get(func, 0), made)
@@ -144,11 +149,16 @@ class Needs:
         return sum(-(-size // unit) * unit for size in sizes)
 
 
+def _is_even(args: Any) -> bool:
+    """Whether all tensors among these arguments have one shape."""
+    return len({value.shape for value in args if isinstance(value, torch.Tensor)}) <= 1
+
+
 def _part(value: Any, sized: bool) -> Any:  # noqa: FBT001
     """What of an argument decides how much an operation makes; fractions where it is ``sized`` by them."""
     kind = type(value)
     if kind in PLAIN:
-        return value.shape, value.dtype
+        return value.shape, value.dtype, None if value.is_contiguous() else value.stride()
     if kind is tuple or kind is list:
         return tuple([_part(entry, sized) for entry in value])
     if kind is dict:

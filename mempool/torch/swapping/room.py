@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from mempool.report import missed
+
 if TYPE_CHECKING:
     from mempool import _core
     from mempool.torch.swapping.storages import Storages
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 _NONE = (1 << 64) - 1
 #: By what part of the limit more may be held before that is told.
 _TOLD = 50
+#: From what part of the limit on the room for an operation is worth a look at what was missed.
+_LARGE = 64
 
 log = logging.getLogger("mempool")
 
@@ -33,7 +37,7 @@ class Room:
 
     def __init__(self, client: _core.Client, storages: Storages, limit_bytes: int) -> None:
         """Have the pool of a client keep the limit as its budget."""
-        self._pool = client.pool
+        self._client, self._pool = client, client.pool
         self._storages = storages
         self.limit_bytes = self._asked_bytes = limit_bytes
         self.arena = self.holds_arena = False
@@ -41,6 +45,7 @@ class Room:
         self.beside_bytes = 0
         self._pool.set_budget(limit_bytes)
         self._told = False
+        self._missed = 0  # when the iteration began
 
     def hold(self, least_bytes: int) -> None:
         """Keep the limit, or where less than this cannot be held, this."""
@@ -51,6 +56,22 @@ class Room:
         """An iteration begins, or its arena has come: is what is here by plan alone?"""
         self.asks = not (self.arena and by_plan)
         self.beside_bytes = 0
+        self._missed = 0 if self.asks else self._misses()
+
+    def lacks(self, more: int) -> bool:
+        """Whether the pool has no room for so many bytes, as far as it is asked.
+
+        Of an iteration that goes by plan there it is asked again once something did not find its place, as
+        where the plan is of another kind of iteration: what is large must not be taken beside the arena then.
+        """
+        if not self.asks:
+            if more < self.limit_bytes // _LARGE or self._misses() == self._missed:
+                return False
+            self.asks = True
+        return more > self.left()
+
+    def _misses(self) -> int:
+        return missed(self._client.stats()["outcomes"])
 
     def left(self) -> int:
         """Bytes that operations may take."""
@@ -81,5 +102,6 @@ class Room:
 
     def end(self) -> None:
         """No limit any more."""
+        self.tell()
         self.asks = False
         self._pool.set_budget(_NONE)

@@ -22,6 +22,7 @@ storage_of = torch._C.TensorBase.untyped_storage
 bytes_of = torch._C.StorageBase.nbytes
 is_resizable = torch._C.StorageBase.resizable
 resize = torch._C.StorageBase.resize_
+_GENERATOR_BYTES = torch.default_generator.get_state().nbytes
 
 
 def address_of(storage: Any) -> int:
@@ -74,6 +75,11 @@ class Held(weakref.ref[Any]):
     transfer: Transfer | None
 
 
+def _is_generators(tensor: torch.Tensor, size: int) -> bool:
+    """Whether it may be a random generator's state: C++ reads it, in a class that cannot be changed."""
+    return size == _GENERATOR_BYTES and tensor.dtype is torch.uint8 and tensor.is_cpu
+
+
 class Storages:
     """Those that were met and are alive.
 
@@ -107,7 +113,7 @@ class Storages:
         held = Held(storage, self.dead.append)
         held.key, held.number, held.size = id(storage), self._numbers, size
         held.room = self._room(size)
-        held.state, held.movable = HERE, is_resizable(storage)
+        held.state, held.movable = HERE, is_resizable(storage) and not _is_generators(tensor, size)
         held.born, held.row, held.last, held.pins = born, -1, now, 0
         held.copy = held.transfer = None
         held.clean = False

@@ -275,8 +275,9 @@ class Swapper(TorchDispatchMode):
             for storage in storages:
                 held = self._known.get(id(storage))
                 if held is not None and held() is storage:
+                    held.last = self._clock
                     if held.state in (AWAY, COMING):
-                        self.mover.bring(held)
+                        self._bring(0, [held])
                     self.iterations.viewed(held)
 
     def _run(self, kind: Kind, args: Any, kwargs: Any) -> Any:  # noqa: C901
@@ -318,7 +319,7 @@ class Swapper(TorchDispatchMode):
         if (
             not here
             or storages.here_bytes + more > self._governor.limit_bytes
-            or (room is not None and room.asks and more and more > room.left())
+            or (room is not None and more and room.lacks(more))
         ):
             self._bring(more, given)
         for held in written:  # also if it fails half-way
