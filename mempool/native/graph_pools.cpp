@@ -26,7 +26,7 @@ void GraphPools::begin(Id id, Filter filter) {
   if (one == nullptr) {
     pools_.emplace_back(id, source_);
     one = &pools_.back();
-    one->segments.set_retained_limit(~std::size_t{0});
+    one->segments.keep_for_replays();
   }
   ++one->uses;
   if (!one->filter) ++begun_;

@@ -88,7 +88,7 @@ void Segments::make_way(std::size_t bytes) noexcept {
   if (source_.held() || source_.traits().slow_return) return;
   const Gauge& reserved = source_.reserved();
   while (idle_.bytes() > reserved.peak / kIdleShare && reserved.current + bytes > reserved.peak) {
-    if (!give_back(idle_.first())) return;
+    if (!give_back_oldest()) return;
   }
 }
 
@@ -423,7 +423,8 @@ void Segments::trim(std::uint64_t idle_before) noexcept {
 }
 
 bool Segments::give_back_oldest() noexcept {
-  return idle_.bytes() != 0 && !source_.held() && give_back(idle_.first());
+  const bool stays = for_replays_ && MEMPOOL_GUARDED("replays");
+  return !stays && idle_.bytes() != 0 && !source_.held() && give_back(idle_.first());
 }
 
 void Segments::give_free_blocks_to(Stream stream) {

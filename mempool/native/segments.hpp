@@ -49,10 +49,13 @@ class Segments {
   bool resize(Block* block, std::size_t bytes, Stream stream) noexcept;
 
   void set_retained_limit(std::size_t bytes) noexcept { retained_limit_ = bytes; }
+  // Graphs use at their replays what is free here, too: no limit or budget makes it go back, only trim() does,
+  // which is for when no graph needs it any more.
+  void keep_for_replays() noexcept { for_replays_ = true; }
   bool keeps(std::size_t bytes) const noexcept { return idle_.bytes() <= retained_limit_ && bytes <= retained_limit_ - idle_.bytes(); }
   // Gives back free segments, and free pages of shared ones. `idle_before`: only what is idle since an earlier epoch.
   void trim(std::uint64_t idle_before = ~std::uint64_t{0}) noexcept;
-  bool give_back_oldest() noexcept;  // false: nothing is idle, or it may not go back now
+  bool give_back_oldest() noexcept;  // false: nothing is idle, or it may not go back
   void next_epoch() noexcept { ++epoch_; }
   std::uint64_t epoch() const noexcept { return epoch_; }
   void give_free_blocks_to(Stream stream);  // only after Device::synchronize()
@@ -124,6 +127,7 @@ class Segments {
   std::vector<Block*> spare_;  // always has room for every block of storage_, so that freeing never allocates
   IdleList idle_;
   std::size_t retained_limit_ = 0;
+  bool for_replays_ = false;
   std::uint64_t epoch_ = 1;
 };
 

@@ -230,6 +230,19 @@ class TestACapturedGraph:
         core.free(result, 5)
         core.give_everything_back()
 
+    def test_keeps_what_is_free_of_it_where_more_is_held_than_the_budget(self, core: Core) -> None:
+        """Replays use it again, and a free of its result gives none of it back."""
+        core.pool.begin_graph((0, 1), [5])
+        result = core.allocate(BIG, 5)
+        core.free(core.allocate(2 * BIG, 5), 5)
+        core.pool.end_graph((0, 1))
+        core.pool.set_budget(BIG)
+        reserved = core.pool.stats()["reserved"]["current"]
+        core.free(result, 5)
+        assert core.pool.stats()["reserved"]["current"] == reserved
+        core.pool.release_graph((0, 1))
+        core.give_everything_back()
+
     def test_takes_nothing_from_the_plan(self, core: Core) -> None:
         """What is allocated while one is captured is outside, and the iteration goes on behind it."""
         core.client.load(None, pattern([BIG, BIG]))

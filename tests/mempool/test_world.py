@@ -29,6 +29,7 @@ FOUND = [
     ("vain_wait", 10, "inside", 3000),
     ("room", 2622, "whole", 100),
     ("room", 9375, "inside", 100),
+    ("replays", 1050, "whole", 300),
 ]
 SOAK_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 #: tests/native/stress.cpp, on the machine's own threads.
 STRESS = ["cells", "strangers", "hole", "arena_end", "own_size", "lock", "record_stream", "wait", "fork"]
 #: tests/native/torch_cuda.cpp, on the fake driver.
-CUDA = ["record_stream", "hold", "graph", "arena_stream", "wait", "own_size"]
+CUDA = ["record_stream", "hold", "graph", "replays", "arena_stream", "wait", "own_size"]
 _ALWAYS = [
     *("cells", "strangers", "hole", "arena_end", "own_size", "stream", "wait", "fork"),
-    *("hold", "record_stream", "graph", "resize_shared", "vain_wait"),
+    *("hold", "record_stream", "graph", "replays", "resize_shared", "vain_wait"),
     *("arena_stream", "first_line", "early_event", "rest", "no_wait", "line", "ahead"),
 ]
 #: tests/native/world.cpp, by guard: in which modes. Whole calls never meet, so they miss no lock; only where
