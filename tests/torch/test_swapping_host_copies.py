@@ -95,7 +95,7 @@ def test_in_training_all_that_leaves_by_plan_lies_where_it_was_planned(one_threa
             assert plan is not None
             assert swapper.iterations.following
             moved = plan.recorded.step.size[sorted(set(plan.swap.schedule.buffer.tolist()))]
-            assert plan.copies.size < moved.sum()  # some have the same place
+            assert plan.copies.size <= moved.sum()  # one place does for several, in turn
             assert placed
             assert all(asked == at >= 0 for asked, at, _ in placed)
             assert max(end for _, _, end in placed) <= plan.copies.size

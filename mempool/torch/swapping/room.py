@@ -16,7 +16,7 @@ _NONE = (1 << 64) - 1
 #: By what part of the limit more may be held before that is told.
 _TOLD = 50
 #: From what part of the limit on the room for an operation is worth a look at what was missed.
-_LARGE = 64
+_LARGE = 1024
 
 log = logging.getLogger("mempool")
 
