@@ -112,16 +112,18 @@ class Planned:
         return prefix + suffix >= CLOSE * longer
 
     def outlived_by(self, pattern: Pattern) -> bool:
-        """Whether a buffer of the same sequence lives longer than it was planned to."""
+        """Whether a buffer of the same sequence lives longer than it was planned to, and not only once.
+
+        What is kept longer once may be any: a plan for that has other addresses, which what lives on is in
+        the way of, and more memory in every iteration, for nothing.
+        """
         stays = pattern.buffers.persistent & ~self.buffers.persistent
-        return bool(
-            stays.any() or ((pattern.buffers.end > self.buffers.end) & ~self.buffers.persistent).any()
-        )
+        return bool(stays.any() or ((pattern.lasting > self.buffers.end) & ~self.buffers.persistent).any())
 
     def extended(self, pattern: Pattern) -> Pattern:
-        """The other pattern of the same sequence, each buffer as long-lived as in either."""
+        """The other pattern of the same sequence, each buffer as long-lived as planned or as it is now."""
         stays = pattern.buffers.persistent | self.buffers.persistent
-        end = np.maximum(pattern.buffers.end, self.buffers.end)
+        end = np.maximum(pattern.lasting, self.buffers.end)
         return dataclasses.replace(
             pattern,
             buffers=dataclasses.replace(pattern.buffers, end=end, persistent=stays),

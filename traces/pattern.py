@@ -2,7 +2,7 @@
 
 Time inside a pattern counts allocations, not events: a free matters only by the allocation that it comes
 before. So a free that wanders between two allocations changes nothing, and of several iterations the latest
-free of each position is taken.
+free of each position is taken; beside it the latest but one, without what was kept longer only once.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class Pattern:
     coverage: float
     warm_up: WarmUp | None
     reach: Mapping[bytes, NDArray[np.int64]] = field(default_factory=dict)
+    lasting: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @cached_property
     def key(self) -> bytes:
@@ -119,6 +120,7 @@ def find_patterns(
 @dataclass(frozen=True, eq=False)
 class _Lifetimes:
     life: NDArray[np.int64]  # latest, in the group's allocations
+    lasting: NDArray[np.int64]  # latest but one
     unresolved: NDArray[np.bool_]  # never freed so far, and too young to say
     keeps: NDArray[np.bool_]  # never or not always freed, or when another stream is through with it
 
@@ -145,16 +147,17 @@ class _Builder:
 
     def pattern(self, reach: Mapping[bytes, NDArray[np.int64]], *, whole_recording: bool) -> Pattern | None:
         n = len(self._rows)
-        end = np.zeros(n, np.int64)
+        end, lasting = np.zeros((2, n), np.int64)
         stays = np.zeros(n, np.bool_)
         unresolved = 0
         for group in distinct(self._group):
             at = np.flatnonzero(self._group == group)
             lives = self._lifetimes(int(group), len(at))
-            end[at] = self._merged_time(at, np.arange(len(at)) + np.maximum(lives.life, 1), n)
+            for times, life in ((end, lives.life), (lasting, lives.lasting)):
+                times[at] = self._merged_time(at, np.arange(len(at)) + np.maximum(life, 1), n)
             unresolved += int(lives.unresolved.sum())
             stays[at] |= lives.keeps | lives.unresolved | (lives.life > MOST_ITERATIONS_ALIVE * len(at))
-        end[stays] = np.arange(n)[stays] + 1
+        end[stays] = lasting[stays] = np.arange(n)[stays] + 1
         if n == 0 or stays.all():
             return None
         buffers = Buffers.of(
@@ -178,6 +181,7 @@ class _Builder:
             coverage=self._coverage(stays),
             warm_up=self._warm_up(buffers) if whole_recording else None,
             reach=reach,
+            lasting=lasting,
         )
 
     def _lifetimes(self, group: int, count: int) -> _Lifetimes:
@@ -203,8 +207,11 @@ class _Builder:
         keeps |= w.shared[rows].any(axis=0)  # nobody knows when another stream is through
         if group not in self._apart:
             self._strange.extend(rows[strange & ~never].tolist())
-        life = np.maximum(life, np.where(is_open & ~strange, age, 0).max(axis=0))
-        return _Lifetimes(life, never & ~keeps, keeps)
+        age[strange] = 0
+        longest = age.argmax(axis=0), np.arange(age.shape[1])
+        life = age[longest]
+        age[longest] = 0
+        return _Lifetimes(life, age.max(axis=0), never & ~keeps, keeps)
 
     def _merged_time(self, at: NDArray[np.int64], own: NDArray[np.int64], n: int) -> NDArray[np.int64]:
         """From a count of the group's own allocations to the pattern's time."""

@@ -176,6 +176,27 @@ def test_a_buffer_that_comes_to_live_longer_is_planned_again(pool: Pool) -> None
     assert pool.plans >= 2
 
 
+@pytest.mark.parametrize(("times", "plans"), [(1, 1), (4, 2)])
+def test_what_lives_longer_once_is_not_planned_for_and_what_does_so_again_is(
+    pool: Pool, times: int, plans: int
+) -> None:
+    memory = programs.Watched(pool)
+    kept: list[int] = []
+
+    def iteration(number: int) -> None:
+        first = memory.allocate(70_000)
+        if kept:
+            memory.free(kept.pop())
+        programs.layers(memory)
+        if 12 <= number < 12 + times:
+            kept.append(first)
+        else:
+            memory.free(first)
+
+    run(pool, iteration, 40, marks=True)
+    assert pool.plans == plans
+
+
 def test_recording_ends_when_all_is_learned_even_if_planning_has_cost_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

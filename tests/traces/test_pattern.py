@@ -152,6 +152,7 @@ def test_the_latest_free_of_all_iterations_counts() -> None:
     r.mark()
     (pattern,) = find_patterns(r.trace())
     assert pattern.buffers.end[0] == 4  # alive for the third temporary, which is allocation 3
+    assert pattern.lasting[0] == 3  # and but once for no more than the second
 
 
 def test_a_parameter_in_the_place_of_a_gradient_is_no_gradient() -> None:
