@@ -281,12 +281,30 @@ class TestNeeds:
         x.untyped_storage().resize_(0)
         assert Needs().of(torch.ops.aten.add.Tensor, (x, x), {}, 64, 0).made == 64
 
-    def test_where_there_is_ample_room_nothing_is_asked(self) -> None:
-        needs, x = Needs(), torch.ones(4)
-        need = needs.of(torch.ops.aten.add.Tensor, (x, x), {}, 16, 1 << 20)
+    def test_where_there_is_ample_room_nothing_is_asked_of_what_never_made_much(self) -> None:
+        needs, x, add = Needs(), torch.ones(4), torch.ops.aten.add.Tensor
+        first = needs.of(add, (x, x), {}, 16, 1 << 20)
+        assert first.made == 16
+        needs.end(add, first, 16, 16)
+        y = torch.ones(5)
+        need = needs.of(add, (y, y), {}, 20, 1 << 20)
         assert need.made == 0
-        needs.end(torch.ops.aten.add.Tensor, need, 16, 16)
-        assert needs.of(torch.ops.aten.add.Tensor, (x, x), {}, 16, 0).made == 16
+        needs.end(add, need, 20, 20)
+        assert needs.of(add, (y, y), {}, 20, 0).made == 20
+        column, row = torch.ones(64, 1), torch.ones(1, 64)  # broadcast: it makes far more than it is given
+        assert needs.of(add, (column, row), {}, 512, 1 << 20).made == 64 * 64 * 4
+
+    def test_what_is_made_of_little_is_asked_from_then_on(self) -> None:
+        needs, x, repeat = Needs(), torch.ones(4), torch.ops.aten.repeat.default
+        for many in (100, 200):
+            need = needs.of(repeat, (x, [many]), {}, 16, 1 << 20)
+            assert need.made == many * 16
+            needs.end(repeat, need, 16, many * 16)
+
+    def test_what_an_operation_takes_for_itself_depends_on_strides(self) -> None:
+        needs, x, gelu = Needs(), torch.ones(8, 8), torch.ops.aten.gelu_backward.default
+        assert needs.of(gelu, (x, x), {}, 256, 0) is needs.of(gelu, (x + 1, x), {}, 256, 0)
+        assert needs.of(gelu, (x, x), {}, 256, 0) is not needs.of(gelu, (x.t(), x), {}, 256, 0)
 
     @given(st.lists(st.integers(-40, 40), min_size=1, max_size=30), st.integers(0, 15))
     def test_what_is_counted_is_no_less_than_what_was_taken(self, changes: list[int], before: int) -> None:

@@ -94,7 +94,7 @@ class Arrival:
             self._bring(stays if short <= 0 else [], places)
         elif self._had(short):
             self._room.arena = self._room.holds_arena = True
-            self._room.begin(by_plan=self._iterations.by_plan)
+            self._room.begin(by_plan=self._iterations.served_by_plan)
             self._bring(stays, places)
         elif short <= 0 or not self._is_short(short):
             self._bring([*stays, *(held for held, _ in places)], [])  # all as it was

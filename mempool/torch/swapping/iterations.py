@@ -94,6 +94,11 @@ class Iterations:
         return self.following and self._pattern is not None and self._pattern.holds
 
     @property
+    def served_by_plan(self) -> bool:
+        """Whether the pool follows a plan of its own then: not while the moves still change."""
+        return self.by_plan and self._settling.learns
+
+    @property
     def kept_bytes(self) -> int:
         """What may be here at once, whatever the pool says.
 
@@ -379,7 +384,7 @@ class Iterations:
         self.following = self.plan is not None
         self.undisturbed()
         if self._room is not None:
-            self._room.begin(by_plan=self.by_plan)
+            self._room.begin(by_plan=self.served_by_plan)
         self._bind(self.plan)
         if self.plan is not None and not goes_on:
             self._catch_up(self.plan)

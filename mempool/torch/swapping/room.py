@@ -16,7 +16,7 @@ _NONE = (1 << 64) - 1
 #: By what part of the limit more may be held before that is told.
 _TOLD = 50
 #: From what part of the limit on the room for an operation is worth a look at what was missed.
-_LARGE = 1024
+_LARGE = 64
 
 log = logging.getLogger("mempool")
 
@@ -70,7 +70,12 @@ class Room:
             self.asks = True
         return more > self.left()
 
+    def differs(self, more: int) -> None:
+        """An operation makes so much more than what it made in this place the last time."""
+        self.asks |= more >= self.limit_bytes // _LARGE
+
     def _misses(self) -> int:
+        """Allocations that did not follow the pool's plan, ever."""
         return missed(self._client.stats()["outcomes"])
 
     def left(self) -> int:

@@ -199,6 +199,7 @@ class Swapper(TorchDispatchMode):
         self._governor.limit_bytes = self.iterations.kept_bytes  # a plan may hold only more
         if self._arrival is not None and self._room is not None:
             self._arrival.look()
+            self._room.asks |= not self._room.arena  # by now, which was not known when the iteration began
             self._room.tell()
 
     def _unseen(self) -> int:
@@ -314,6 +315,8 @@ class Swapper(TorchDispatchMode):
                 need = known[2]
         if need is None:
             need = self._needs.of(func, args, kwargs, size, self._governor.spare)
+            if self._room is not None and at < len(needs) and needs[at][0] is func:
+                self._room.differs(need.made - needs[at][2].made)
             iterations.needed(func, asked, need)
         more, room = need.made + need.room, self._room
         if (
