@@ -42,7 +42,7 @@ class Beside:
 
     def collides(self, plans: Iterable[Planned]) -> bool:
         """Whether others are alive where these plans lie, time and again."""
-        occupied = self._occupied()
+        occupied = self.occupied()
         if occupied - self._collisions < MOST_COLLISIONS or not (others := self._others()):
             return False
         if any(planned.is_blocked_by(others) for planned in plans):
@@ -56,7 +56,7 @@ class Beside:
 
     def begin(self) -> None:
         """Plans are made beside what others have planned by now."""
-        self._collisions, self._layouts = self._occupied(), self.others_changes()
+        self._collisions, self._layouts = self.occupied(), self.others_changes()
 
     def begin_anew(self) -> None:
         """Plans were made beside others elsewhere: whom they keep out of here is still to be seen."""
@@ -66,7 +66,8 @@ class Beside:
         """There is no room: they lie over each other again, until more is in the way."""
         self._layouts = None
 
-    def _occupied(self) -> int:
+    def occupied(self) -> int:
+        """How often something else was alive where an allocation should have been, ever."""
         return int(self._client.stats()["outcomes"]["occupied"])
 
     def _others(self) -> list[tuple[int, int]]:

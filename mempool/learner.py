@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from mempool.known_plans import MOST_KNOWN
-from mempool.making import LEAST_CACHE, Making
+from mempool.making import LEAST_CACHE
 from mempool.replanning import Replanning
 from mempool.rest import NEVER, SPOILT, Due
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mempool import _core
+    from mempool.making import Making
     from mempool.plan_files import Saved
     from mempool.planned import Planned
     from traces.pattern import Pattern
@@ -55,13 +56,11 @@ class Learner:
         core: _core.Pool,
         client: _core.Client,
         device: _core.Device,
+        making: Making,
         *,
         small_bytes: int,
-        wait_bytes: int,
-        framework: str,
         interrupt: Callable[[], bool],
         ask: Callable[..., Any],
-        patient: bool,
     ) -> None:
         """Nothing is known yet.
 
@@ -69,28 +68,16 @@ class Learner:
             core: the pool.
             client: whose recording.
             device: whose memory it is that is planned.
+            making: makes the plans.
             small_bytes: requests up to this size are not planned.
-            wait_bytes: what a plan must save for each wait of one stream for another.
-            framework: whose memory it is, or empty.
             interrupt: asked now and then whether to stop.
             ask: calls a function with these arguments, and an `interrupt`, here or elsewhere.
-            patient: whether the program waits for plans, so that they had better be good at once.
         """
         self._core, self._client = core, client
         self._device, self._small_bytes = device, small_bytes
         self._interrupt, self._ask = interrupt, ask
-        self.making = Making(
-            core,
-            client,
-            device,
-            wait_bytes=wait_bytes,
-            framework=framework,
-            interrupt=interrupt,
-            ask=ask,
-            patient=patient,
-        )
-        self.known, self._rest = self.making.known, self.making.rest
-        self.again = Replanning(client, self.making)
+        self.making, self.known, self._rest = making, making.known, making.rest
+        self.again = Replanning(client, making)
         self._vain = 0
         self._dropped = 0
         self._misses_seen = -1
@@ -297,7 +284,7 @@ class Learner:
     def _is_together_due(self, patterns: list[Pattern], state: dict[str, Any]) -> bool:
         """Whether what one kind of iteration leaves alive is in the way of others' plans."""
         making, together = self.making, self.making.together
-        if not state["replaying"] or not together.collide(making.counts(), making.occupied()):
+        if not state["replaying"] or not together.collide(making.counts(), making.beside.occupied()):
             return False
         if making.beside.shares() and not together:
             return False  # others' buffers may be what is in the way

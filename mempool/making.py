@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from mempool.beside import Beside, joined
 from mempool.known_plans import KnownPlans
 from mempool.prospects import Prospects
-from mempool.rest import Rest, counts_of
+from mempool.report import missed
+from mempool.rest import Counts, Rest
 from mempool.together import Together
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from mempool import _core
     from mempool.plan_files import Saved
     from mempool.planned import Planned
-    from mempool.rest import Counts
     from traces.pattern import Pattern
 
 log = logging.getLogger("mempool")
@@ -54,7 +54,18 @@ class Making:
         ask: Callable[..., Any],
         patient: bool,
     ) -> None:
-        """Nothing is known yet; the arguments are those of `mempool.learner.Learner`."""
+        """Nothing is known yet.
+
+        Args:
+            core: the pool.
+            client: whose iterations.
+            device: whose memory it is that is planned.
+            wait_bytes: what a plan must save for each wait of one stream for another.
+            framework: whose memory it is, or empty.
+            interrupt: asked now and then whether to stop.
+            ask: calls a function with these arguments, and an `interrupt`, here or elsewhere.
+            patient: whether the program waits for plans, so that they had better be good at once.
+        """
         self._core, self._client, self._device = core, client, device
         self._wait_bytes, self._patient = wait_bytes, patient
         self._interrupt, self._ask = interrupt, ask
@@ -80,11 +91,7 @@ class Making:
 
     def counts(self) -> Counts:
         """What was allocated and missed by now."""
-        return counts_of(self._client)
-
-    def occupied(self) -> int:
-        """How often something else was alive where an allocation should have been, ever."""
-        return int(self._client.stats()["outcomes"]["occupied"])
+        return Counts(self._client.state()["allocations"], missed(self._client.stats()["outcomes"]))
 
     def iteration(self) -> int:
         """How many iterations there were."""
@@ -151,7 +158,7 @@ class Making:
             False: there is no plan any more that it was to replace.
         """
         pattern = planned.pattern
-        self.together.planned(self.counts(), self.occupied())
+        self.together.planned(self.counts(), self.beside.occupied())
         longer = any(known.same_sequence(pattern) for known in self.known)
         if not self.known.install(planned, counts, instead_of=instead_of):
             return False

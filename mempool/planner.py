@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from mempool import _core
 from mempool.budget import Budget
 from mempool.learner import Learner
+from mempool.making import Making
 from mempool.planning_process import NEEDED, PlanningProcess
 from mempool.settings import EVERYTHING, NEVER
 
@@ -118,17 +119,11 @@ class Planner:
         )
         self._work_left = self._anew = False
         self._learned = 0  # times that looking gave plans
-        self._learner = Learner(
-            core,
-            client,
-            device,
-            small_bytes=small_bytes,
-            wait_bytes=wait_bytes,
-            framework=framework,
-            interrupt=self._stop.is_set,
-            ask=self._process.ask,
-            patient=patient,
+        work: dict[str, Any] = {"interrupt": self._stop.is_set, "ask": self._process.ask}
+        making = Making(
+            core, client, device, wait_bytes=wait_bytes, framework=framework, patient=patient, **work
         )
+        self._learner = Learner(core, client, device, making, small_bytes=small_bytes, **work)
 
     @property
     def planned(self) -> Planned | None:
@@ -272,7 +267,7 @@ class Planner:
         """Do what there is to do and may be done; whether something is left."""
         self._perhaps_begin_anew()
         recorded = self._client.state()["recording"]
-        if self._budget.has_some() and self._learner.again.shares():
+        if self._budget.has_some() and self._learner.making.beside.shares():
             with self._charged():
                 self._learner.again.beside()
         if self._client.blockers() and self._budget.has_some():

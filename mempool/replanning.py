@@ -34,10 +34,6 @@ class Replanning:
         self.improves = False
         self._seen_alive: set[tuple[int, int]] | None = None  # ranges of the arena, some iterations ago
 
-    def shares(self) -> bool:
-        """Whether something may be to be planned beside others' plans."""
-        return self._making.beside.shares()
-
     def beside(self) -> bool:
         """Plan again beside the plans of others that are alive at the same time; True if it is done.
 

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
-
-from mempool.report import missed
-
-if TYPE_CHECKING:
-    from mempool import _core
+from typing import NamedTuple
 
 #: One miss in so many allocations is worth no second thought.
 FEW_MISSES = 1000
@@ -30,11 +25,6 @@ class Counts(NamedTuple):
 
     allocations: int
     misses: int
-
-
-def counts_of(client: _core.Client) -> Counts:
-    """What a client has counted by now."""
-    return Counts(client.state()["allocations"], missed(client.stats()["outcomes"]))
 
 
 class Due(NamedTuple):

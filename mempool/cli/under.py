@@ -30,13 +30,16 @@ DEADLY = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasatt
 #: This is what Python takes for a frame of the import system, which it leaves out of tracebacks.
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
+_FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - without another import
+#: Where our packages are, whatever lies beside the program's script.
+_PLACE = os.path.dirname(os.path.dirname(_FOLDER))  # noqa: PTH120
 _run: Run | None = None
 
 
 def begin() -> None:
     """Read the options, put the environment and the path back as they were, and wait for a framework."""
     global _run
-    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")  # noqa: PTH100, PTH118, PTH120
+    folder = os.path.join(_FOLDER, "startup")  # noqa: PTH118
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     text = os.environ.get(VARIABLE)
     if text is None:
@@ -268,12 +271,6 @@ class Run:
             util.register_after_fork(self, lambda me: util.Finalize(me, me.finish, exitpriority=-1000))
 
 
-def _places() -> list[str]:
-    """Where our packages are, whatever lies beside the program's script."""
-    here = os.path.abspath(__file__)  # noqa: PTH100 - without another import
-    return [os.path.dirname(os.path.dirname(os.path.dirname(here)))]  # noqa: PTH120
-
-
 class Ours:
     """While entered, our packages are found where this file is."""
 
@@ -291,7 +288,7 @@ class Ours:
             return None
         from importlib.machinery import PathFinder
 
-        return PathFinder.find_spec(name, _places(), target)
+        return PathFinder.find_spec(name, [_PLACE], target)
 
 
 class AfterImport:
@@ -336,7 +333,7 @@ class AfterImport:
 
 
 def _is_ours(spec: ModuleSpec) -> bool:
-    return spec.origin is not None and spec.origin.startswith(os.path.join(_places()[0], ""))  # noqa: PTH118
+    return spec.origin is not None and spec.origin.startswith(os.path.join(_PLACE, ""))  # noqa: PTH118
 
 
 class _Loader:

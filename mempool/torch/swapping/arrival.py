@@ -68,6 +68,7 @@ class Arrival:
         self._room.holds_arena = there > 0
         # One that is too small for another plan may do for this one.
         self._room.arena = 0 < needed <= there if needed != self._refused else there > 0 and not without
+        self._room.asks |= not self._room.arena  # by now, which was not known when the iteration began
         missing = there < needed == self._wanted != self._refused
         self._wanted = needed
         self._until -= 1

@@ -199,7 +199,6 @@ class Swapper(TorchDispatchMode):
         self._governor.limit_bytes = self.iterations.kept_bytes  # a plan may hold only more
         if self._arrival is not None and self._room is not None:
             self._arrival.look()
-            self._room.asks |= not self._room.arena  # by now, which was not known when the iteration began
             self._room.tell()
 
     def _unseen(self) -> int:
