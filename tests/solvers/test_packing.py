@@ -434,9 +434,11 @@ class Slow:
     arena, offsets = 2**62, np.zeros(0, np.int64)
 
     def __init__(self) -> None:
-        self.looks, self.let_go, self.given_up = 0, threading.Event(), threading.Event()
+        self.looks, self.begun = 0, threading.Event()
+        self.let_go, self.given_up = threading.Event(), threading.Event()
 
     def advance(self, looks: int, target: int) -> bool:
+        self.begun.set()
         self.let_go.wait(60)
         self.looks += looks
         self.given_up.set()
@@ -446,16 +448,18 @@ class Slow:
 def test_a_search_among_very_many_jobs_is_not_waited_for_when_a_limit_is_reached() -> None:
     """Nor asked for what it has found, which it may be changing."""
     buffers = instances.flat(aside._SOON + 1, 0)
-    task = Task(jobs_of(buffers), Watch(Stop(interrupt=lambda: True)))
+    work = Slow()
+    task = Task(jobs_of(buffers), Watch(Stop(interrupt=work.begun.is_set)))
     task.offer(np.cumsum(buffers.size) - buffers.size, int(buffers.size.sum()))
-    turns, work, before = branching._Turns(task, lambda: np.zeros(0, np.int32)), Slow(), task.arena
+    turns, before = branching._Turns(task, lambda: np.zeros(0, np.int32)), task.arena
     try:
         turns._mend(work, 10)  # type: ignore[arg-type]
+        assert work.begun.is_set()
         assert not work.given_up.is_set()
         assert (task.stopped_by, task.arena) == ("interrupt", before)
     finally:
         work.let_go.set()
-        work.given_up.wait(60)
+        assert work.given_up.wait(60)
         none_is_left()
 
 
