@@ -21,14 +21,14 @@ DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
 @pytest.fixture(scope="module", params=[True, False], ids=["marks", "no-marks"])
 def done(request: pytest.FixtureRequest) -> Race:
-    return race("numpy", marks=request.param, steps=10, turns=8, show=lambda _: None)
+    return race("numpy", marks=request.param, steps=6, turns=6, show=lambda _: None)
 
 
 def test_results_are_identical_to_the_bit(done: Race) -> None:
     """All losses and the parameters agree between two runs of the default allocator, and with the pool."""
     assert done.repeatable
     assert done.identical
-    assert len(done.pool.losses) == 80
+    assert len(done.pool.losses) == 36
 
 
 def test_the_steady_state_has_no_misses(done: Race) -> None:

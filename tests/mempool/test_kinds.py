@@ -455,10 +455,10 @@ def test_another_client_of_the_memory_leaves_them_together(pool: Pool) -> None:
 def test_more_kinds_than_can_be_known_are_not_planned_over_and_over(pool: Pool) -> None:
     memory = programs.Watched(pool)
     iteration = kinds(memory, at_random(tuple(range(800, 800 + 20 * 100, 100))))
-    in_steps(pool, iteration, 400)
+    in_steps(pool, iteration, LEARNED)
     plans = pool.plans
-    in_steps(pool, iteration, 200, first=400)
-    assert pool.plans <= plans + 32
+    in_steps(pool, iteration, 150, first=LEARNED)
+    assert pool.plans <= plans + 24
     memory.free_all()
 
 

@@ -149,7 +149,7 @@ def whatever_was_before(several: list[Phase], marks: bool, every: int) -> None:
     assert program.watcher.overlaps == 0
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("examples", [10, pytest.param(100, marks=pytest.mark.full)])
 def test_what_is_repeated_is_planned_whatever_was_before(examples: int) -> None:
     settings(deadline=None, max_examples=examples)(whatever_was_before)()
 

@@ -13,7 +13,7 @@ from mempool.demo.race import race
     "marks", [pytest.param(True, marks=pytest.mark.full), False], ids=["marks", "no-marks"]
 )
 def test_it_is_the_same_training_with_all_hits_in_less_memory(marks: bool) -> None:
-    done = race("torch", marks=marks, steps=5, turns=8, show=lambda _: None)
+    done = race("torch", marks=marks, steps=5, turns=6, show=lambda _: None)
     answer = done.answer()
     assert done.identical
     assert (answer["state"], answer["misses"]) == ("replaying", 0)

@@ -65,6 +65,7 @@ def test_what_left_with_other_strides_comes_back_with_those_that_are_asked_for(
         assert torch.equal(one, left)
 
 
+@pytest.mark.full  # compiled by inductor
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
 def test_strides_that_inductor_chooses_change_no_bit() -> None:
     inner = {"inner": "inductor"}

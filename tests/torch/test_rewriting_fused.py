@@ -270,12 +270,12 @@ class Gelu(nn.Module):
     ("make", "shape", "share"),
     [
         (Many, (512, 32), 0.75),
-        (convolutions, (8, 4, 32, 32), 0.75),
+        pytest.param(convolutions, (8, 4, 32, 32), 0.75, marks=pytest.mark.full),
         (Pieces, (512, 64), 0.87),
         (Pieces, (512, 64), 0.94),
         (Inside, (512, 64), 0.86),
         (Inside, (512, 64), 0.94),
-        (Gelu, (1024, 32), 0.1),
+        pytest.param(Gelu, (1024, 32), 0.1, marks=pytest.mark.full),
     ],
 )
 def test_what_is_predicted_of_kernels_is_what_they_take(

@@ -94,7 +94,7 @@ class Broken(Net):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
+@pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_graphs_of_one_function_share_a_limit(inner: str, pool: TensorPool) -> None:
     """The first one leaves what it can to the second, and both together hold the limit."""
     options = {"inner": inner}
