@@ -558,14 +558,15 @@ def cupy_release_capture(pool: Pool, graph: int) -> None:
 class ReplayDevice(Device):
     """Addresses without memory, and what of them was held when."""
 
-    def __init__(self, capacity: int) -> None: ...
+    def __init__(self, capacity: int, *, growing: bool = False) -> None:
+        """With a GPU's plain memory, or with pages of 2 MiB."""
 
     @property
     def calls(self) -> int: ...
 
-    def held(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+    def held(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
         """
-        Columns address, size, start, end: indices of events; the end is -1 of what is still held.
+        Columns address, size, region, start, end, of segments or pages: where reservations are numbered from 1, and indices of events; the end is -1 of what is still held.
         """
 
 class Replay:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Events between two looks at what rings no bell, such as that a pattern has changed.
 MOST_BETWEEN_LOOKS = 1 << 14
+#: Of a GPU's memory.
+KINDS = ("plain", "growing")
 
 
 class _Pool(Pool):
@@ -39,9 +41,9 @@ class PlannedOnline(Allocator):
     """Our pool: it records, finds the iteration, plans it, replays the plan, and falls back when it must.
 
     No model: the core of the pool, its fallback, planner and solver, on a device that has the addresses of a
-    GPU's plain memory and no memory. Its first iterations are served as they are anywhere, the plan's arena
-    is taken at a boundary, and what does not follow it goes to segments beside it. Marks of the trace
-    ("step", "begin", "end") are iterations' ends.
+    GPU's plain or growing memory and no memory. Its first iterations are served as they are anywhere, the
+    plan's arena is taken at a boundary, and what does not follow it goes to segments beside it. Marks of the
+    trace ("step", "begin", "end") are iterations' ends.
 
     Not modelled: time. The planner looks at once when there may be something new, and its plan is ready then;
     work that is queued is done at once; memory that was idle for a second stays. All threads are one, and a
@@ -50,18 +52,22 @@ class PlannedOnline(Allocator):
     Attributes:
         small_bytes: requests up to this size are not planned, as `mempool.settings.Settings` has it.
         wait_bytes: what a plan must save for each wait of one stream for another, likewise.
+        memory: "plain", or "growing", which comes and goes by pages of 2 MiB.
     """
 
     small_bytes: int = 512
     wait_bytes: int = 1 << 20
+    memory: str = "plain"
 
     def __post_init__(self) -> None:
         check_bytes(self.small_bytes, "small_bytes", most=1024)
         check_bytes(self.wait_bytes, "wait_bytes", most=2**63 - 1)
+        if self.memory not in KINDS:
+            raise ValueError(f"memory={self.memory!r} is not {' or '.join(KINDS)}")
 
     def run(self, trace: Trace, limit_bytes: int) -> Course:
         """As of the base."""
-        device = _core.ReplayDevice(limit_bytes)
+        device = _core.ReplayDevice(limit_bytes, growing=self.memory == "growing")
         options: dict[str, Any] = {"small_bytes": self.small_bytes, "wait_bytes": self.wait_bytes}
         with _Pool(device, background=False, **options) as pool:
             replay = _core.Replay(
@@ -76,10 +82,9 @@ class PlannedOnline(Allocator):
             while replay.go(MOST_BETWEEN_LOOKS):
                 pool.plan_now()
         address, live, reserved, failed_at = replay.course()
-        held, size, start, end = device.held()
-        zeros = np.zeros_like(held)
+        held, size, region, start, end = device.held()
         segments = Segments(
-            held, size, zeros, np.arange(1, len(held) + 1), start, np.where(end < 0, len(trace), end)
+            held, size, np.zeros_like(held), region, start, np.where(end < 0, len(trace), end)
         )
         return Course(address, live, reserved, segments, device.calls, None if failed_at < 0 else failed_at)
 

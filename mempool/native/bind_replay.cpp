@@ -52,16 +52,18 @@ auto held(const ReplayDevice& device) {
     return array_of(std::move(values));
   };
   using Held = ReplayDevice::Held;
-  return std::tuple(column(&Held::address), column(&Held::size), column(&Held::start), column(&Held::end));
+  return std::tuple(column(&Held::address), column(&Held::size), column(&Held::region), column(&Held::start), column(&Held::end));
 }
 
 }  // namespace
 
 void bind_replay(nb::module_& m) {
   nb::class_<ReplayDevice, Device>(m, "ReplayDevice", "Addresses without memory, and what of them was held when.")
-      .def(nb::init<std::size_t>(), "capacity"_a)
+      .def(nb::init<std::size_t, bool>(), "capacity"_a, nb::kw_only(), "growing"_a = false,
+           "With a GPU's plain memory, or with pages of 2 MiB.")
       .def_prop_ro("calls", &ReplayDevice::calls)
-      .def("held", &held, "Columns address, size, start, end: indices of events; the end is -1 of what is still held.");
+      .def("held", &held, "Columns address, size, region, start, end, of segments or pages: where reservations are numbered from 1, and indices of "
+           "events; the end is -1 of what is still held.");
 
   nb::class_<Replay>(m, "Replay", "The events of a trace, put through a client.")
       .def("__init__", &make, "client"_a, "device"_a, nb::kw_only(), "kind"_a, "birth"_a, "size"_a, "stream"_a, "mark"_a,

@@ -3,12 +3,11 @@
 namespace mempool {
 namespace {
 
-constexpr std::size_t kPage = 2 * kMiB;  // of every device so far; a device with larger ones is refused
+constexpr std::size_t kPage = kGrowingTraits.page;
 
 }  // namespace
 
-// A shared segment is little more than address space. Unmapping waits for the device, so nothing goes back by itself.
-DeviceTraits CudaGrowing::traits() const noexcept { return {512, kPage, 512 * kMiB, 32 * kMiB, false, true, kPage}; }
+DeviceTraits CudaGrowing::traits() const noexcept { return kGrowingTraits; }
 
 // `lock_` is held, here and below.
 bool CudaGrowing::look_at(CuDevice device) noexcept try {

@@ -11,11 +11,10 @@
 #include <memory>
 
 #include "cuda_calls.hpp"
+#include "cuda_traits.hpp"
 #include "device.hpp"
 
 namespace mempool {
-
-inline constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 enum class CudaKind : unsigned char { plain, growing, managed, pinned };
 inline constexpr const char* kCudaKindNames[] = {"plain", "growing", "managed", "pinned"};

@@ -4,9 +4,7 @@
 
 namespace mempool {
 
-// The driver gives memory in pieces of 2 MiB, so a segment of its own wastes 1 MiB on average, and giving one back waits
-// for the device. Both are little for 10 MiB and more; what is smaller shares segments of 20 MiB.
-DeviceTraits CudaWhole::traits() const noexcept { return {512, 0, 20 * kMiB, 10 * kMiB, false, true, 2 * kMiB}; }
+DeviceTraits CudaWhole::traits() const noexcept { return kWholeTraits; }
 
 Address CudaWhole::reserve(CuDevice device, std::size_t bytes, std::size_t alignment) noexcept {
   if (bytes == 0) return 0;

@@ -1,78 +1,12 @@
 // The events of a trace put through a client, on a device that writes down what was held and when.
 #pragma once
 
-#include <map>
 #include <vector>
 
 #include "client.hpp"
+#include "replay_device.hpp"
 
 namespace mempool {
-
-// Addresses without memory, handed out as a GPU's plain memory is. All work that is queued is done at once.
-class ReplayDevice final : public Device {
- public:
-  struct Held {  // from one event on, until another; none: to the end
-    static constexpr std::int64_t kStill = -1;
-    std::int64_t address, size, start, end;
-  };
-
-  explicit ReplayDevice(std::size_t capacity) : capacity_(capacity) {}
-
-  void at(std::int64_t event) noexcept { now_ = event; }
-  std::uint64_t calls() const noexcept { return calls_; }
-  const std::vector<Held>& held() const noexcept { return held_; }
-
-  DeviceTraits traits() const noexcept override {  // of CudaWhole
-    return {512, 0, 20 * kMiB, 10 * kMiB, false, true, 2 * kMiB};
-  }
-  Address reserve(std::size_t bytes, std::size_t alignment) noexcept override {
-    ++calls_;
-    if (bytes > capacity_ - committed_) return 0;
-    const std::size_t step = std::max(alignment, 2 * kMiB);
-    const Address address = (next_ + step - 1) / step * step;
-    try {
-      alive_[address] = held_.size();
-      held_.push_back({static_cast<std::int64_t>(address), static_cast<std::int64_t>(bytes), now_, Held::kStill});
-    } catch (...) {
-      alive_.erase(address);
-      return 0;
-    }
-    next_ = address + bytes;
-    committed_ += bytes;
-    return address;
-  }
-  void release(Address address, std::size_t) noexcept override {
-    ++calls_;
-    const auto found = alive_.find(address);
-    if (found == alive_.end()) return;
-    held_[found->second].end = now_;
-    committed_ -= static_cast<std::size_t>(held_[found->second].size);
-    alive_.erase(found);
-  }
-  DeviceMemory memory() const noexcept override {
-    return capacity_ == ~std::size_t{0} ? DeviceMemory{0, 0} : DeviceMemory{capacity_ - committed_, capacity_};
-  }
-  bool commit(Address, std::size_t) noexcept override { return true; }
-  void decommit(Address, std::size_t) noexcept override {}
-  Address resize(Address, std::size_t, std::size_t) noexcept override { return 0; }
-  void copy(Address, Address, std::size_t, Stream) noexcept override {}
-  void zero(Address, std::size_t, Stream) noexcept override {}
-  Event record(Stream) noexcept override { return 1; }
-  bool query(Event) noexcept override { return true; }
-  bool wait(Stream, Event) noexcept override { return true; }
-  void forget(Event) noexcept override {}
-  bool synchronize() noexcept override { return true; }
-
- private:
-  static constexpr std::size_t kMiB = std::size_t{1} << 20;
-
-  std::size_t capacity_, committed_ = 0;
-  std::uint64_t calls_ = 0;
-  std::int64_t now_ = 0;
-  Address next_ = 2 * kMiB;
-  std::vector<Held> held_;                  // in the order in which it was taken
-  std::map<Address, std::size_t> alive_;  // index into held_
-};
 
 class Replay {
  public:
