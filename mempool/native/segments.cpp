@@ -8,6 +8,8 @@ namespace {
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 62;
 constexpr std::size_t kIdleShare = 8;  // of the high-water mark may be idle where it rises
+// Where memory cannot be returned by pages, so many times less than a large request is enough to be split off for others.
+constexpr std::size_t kLeastRest = 10;
 
 }  // namespace
 
@@ -83,12 +85,21 @@ std::size_t Segments::returnable_between(const Block& left, const Block& right) 
   return segment.pages.count(first, last) * source_.traits().page;
 }
 
-// No new high-water mark is set beside much memory that nobody uses, whatever may be retained: the oldest goes first.
-void Segments::make_way(std::size_t bytes) noexcept {
-  if (source_.held() || source_.traits().slow_return) return;
-  const Gauge& reserved = source_.reserved();
-  while (idle_.bytes() > reserved.peak / kIdleShare && reserved.current + bytes > reserved.peak) {
-    if (!give_back_oldest()) return;
+bool Segments::sets_mark(std::size_t bytes) const noexcept {
+  return source_.reserved().current + bytes > source_.reserved().peak;
+}
+
+// No new high-water mark is set beside much memory that nobody uses, whatever may be retained: the oldest goes first. Where sizes
+// vary, each of them would get a segment else that fits no other. Where the device is waited for, it is the stream's own: two
+// streams that take turns would take it from each other for ever.
+void Segments::make_way(std::size_t bytes, Stream stream) noexcept {
+  if (source_.held()) return;
+  const bool own = source_.traits().slow_return;
+  const auto idle = [&] { return own ? bins_.find(stream)->second.idle : idle_.bytes(); };
+  while (idle() > source_.reserved().peak / kIdleShare && sets_mark(bytes)) {
+    Block* block = idle_.first();
+    while (own && block->stream != stream) block = block->idle_after;
+    if (!give_back_one(block)) return;
   }
 }
 
@@ -99,7 +110,7 @@ bool Segments::commit_pages(Block* block) noexcept {
   const auto [first, last] = pages_of(segment, block->address, block->size, false);
   for (std::size_t i = segment.pages.find(first, last, false); i < last; i = segment.pages.find(i, last, false)) {
     const std::size_t end = segment.pages.find(i, last, true);
-    make_way((end - i) * page);
+    make_way((end - i) * page, block->stream);
     if (!source_.commit(segment.base + i * page, (end - i) * page)) return false;
     segment.committed += (end - i) * page;
     segment.pages.assign(i, end, true);
@@ -157,7 +168,7 @@ Block* Segments::take_segment(std::size_t bytes, bool large, Stream stream) {
   stream_bins(stream);
   Block* block = new_block();
 
-  if (large || traits.page == 0) make_way(size);
+  if (large || traits.page == 0) make_way(size, stream);
   segment.base = source_.reserve(size, traits.alignment);
   if (segment.base == 0) {
     delete_block(block);
@@ -198,10 +209,22 @@ Block* Segments::reuse(std::size_t bytes, bool large, Stream stream, Effort effo
   return rest > bytes / 8 && (rest < source_.traits().large || source_.has_budget()) ? nullptr : block;
 }
 
+// Free memory that `reuse` leaves for others: before a segment that would set a new high-water mark, however badly it fits.
+// Large ones' also serves what is not much smaller. Not where pages go back by themselves, or where a budget makes it go back
+// whole.
+Block* Segments::squeeze(std::size_t bytes, bool large, Stream stream) const noexcept {
+  if (!splits_finely()) return nullptr;
+  Block* const block = reuse(bytes, large, stream, Effort::last_resort);
+  const bool crosses = block == nullptr && !large && bytes >= source_.traits().large / kLeastRest;
+  return crosses ? reuse(bytes, true, stream, Effort::last_resort) : block;
+}
+
+bool Segments::splits_finely() const noexcept { return source_.traits().page == 0 && !source_.has_budget(); }
+
 void Segments::split(Block* block, std::size_t bytes) {
   const DeviceTraits& traits = source_.traits();
-  const std::size_t least = block->segment->large ? traits.large : traits.alignment;
-  if (block->size - bytes < least) return;
+  const std::size_t of_large = splits_finely() ? std::max(traits.alignment, traits.large / kLeastRest) : traits.large;
+  if (block->size - bytes < (block->segment->large ? of_large : traits.alignment)) return;
   Block* rest = new_block();
   rest->address = block->address + bytes;
   rest->size = block->size - bytes;
@@ -232,6 +255,7 @@ Block* Segments::allocate(std::size_t bytes, Stream stream, Effort effort) {
   if (block == nullptr && effort == Effort::reuse) return nullptr;
   const bool tight = block == nullptr && source_.traits().page == 0 && source_.has_budget() && !source_.keep_budget(shared_);
   const std::size_t size = large || tight ? rounded : std::max(shared_, rounded);
+  if (block == nullptr && sets_mark(source_.round_to_page(size))) block = squeeze(rounded, large, stream);
   if (block == nullptr) block = take_segment(size, large, stream);
   // Where a segment to share cannot be had, one for this alone may.
   if (block == nullptr && effort == Effort::last_resort && size > rounded) block = take_segment(rounded, large, stream);
@@ -289,7 +313,7 @@ bool Segments::resize(Block* block, std::size_t bytes, Stream stream) noexcept {
 
 bool Segments::resize_segment(Segment& segment, std::size_t bytes) noexcept {
   if (source_.held()) return false;
-  if (bytes > segment.size) make_way(bytes - segment.size);
+  if (bytes > segment.size) make_way(bytes - segment.size, segment.first->stream);
   Address base = source_.resize(segment.base, segment.size, bytes);
   if (base == 0 && bytes > segment.size && source_.traits().page != 0) {  // a copy would take even more
     trim();
@@ -422,10 +446,9 @@ void Segments::trim(std::uint64_t idle_before) noexcept {
   if (everything) forget_streams();
 }
 
-bool Segments::give_back_oldest() noexcept {
-  const bool stays = for_replays_ && MEMPOOL_GUARDED("replays");
-  return !stays && idle_.bytes() != 0 && !source_.held() && give_back(idle_.first());
-}
+bool Segments::give_back_oldest() noexcept { return idle_.bytes() != 0 && !source_.held() && give_back_one(idle_.first()); }
+
+bool Segments::give_back_one(Block* block) noexcept { return !(for_replays_ && MEMPOOL_GUARDED("replays")) && give_back(block); }
 
 void Segments::give_free_blocks_to(Stream stream) {
   stream_bins(stream);

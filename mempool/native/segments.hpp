@@ -1,7 +1,8 @@
 // The dynamic fallback: best fit with coalescing on segments taken from the device.
 //
-// A request of at least `traits.large` bytes gets a segment of its own, so that what stays for good never holds the
-// memory of temporaries; smaller ones share segments. Where the device has pages, a shared segment is little more than
+// A request of at least `traits.large` bytes gets a segment of its own, so that what stays for good does not hold the
+// memory of temporaries; smaller ones share segments. Before more is taken than ever was, free memory serves whatever fits,
+// and what is idle goes back. Where the device has pages, a shared segment is little more than
 // address space: its pages are committed when first used and returned one by one, so it may be wide, and free memory
 // coalesces whatever it was used for.
 //
@@ -99,7 +100,11 @@ class Segments {
   void unshelve(Block* block) noexcept;
   Block* reuse(std::size_t bytes, bool large, Stream stream, Effort effort) const noexcept;
   Block* take_segment(std::size_t bytes, bool large, Stream stream);
-  void make_way(std::size_t bytes) noexcept;
+  Block* squeeze(std::size_t bytes, bool large, Stream stream) const noexcept;
+  bool splits_finely() const noexcept;
+  bool sets_mark(std::size_t bytes) const noexcept;  // whether so much more would be held than ever was
+  void make_way(std::size_t bytes, Stream stream) noexcept;
+  bool give_back_one(Block* block) noexcept;  // for less memory, which graphs that are replayed do not do
   bool commit_pages(Block* block) noexcept;
   bool return_pages(Block* block) noexcept;
   bool give_back(Block* block) noexcept;

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sequences import NETWORKS, varied
 from simulations import MIB, check_simulation, event_traces, random_trace, trace_of
 
 from mempool import _core
-from mempool.what_if import ALLOCATORS, simulate
+from mempool.what_if import ALLOCATORS, KINDS, simulate
 from solvers import simulators
 from traces.trace import Kind, Trace
 from traces.workload import generate
@@ -26,20 +27,33 @@ def repeated(iterations: int, *, marks: bool) -> Trace:
     )
 
 
+@pytest.mark.parametrize("most", [1 << 28, 1 << 31, 1 << 35])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_where_sizes_vary_no_more_is_held_than_by_pytorch(network: str, most: int) -> None:
+    """No plan has a place for them, and what each leaves fits no other; pages fit any."""
+    trace = varied(network, most, 40)
+    pytorch, expandable = (
+        simulate(trace, name).peak_reserved_bytes for name in ("pytorch", "pytorch_expandable")
+    )
+    assert simulate(trace, NAME).peak_reserved_bytes <= 1.1 * pytorch
+    assert simulate(trace, NAME, memory="growing").peak_reserved_bytes <= 1.25 * expandable
+
+
 @settings(max_examples=60, deadline=None)
-@given(trace=event_traces(), limit=st.sampled_from([None, 0, 2, 24, 64, 400]))
-def test_the_pool_keeps_what_every_allocator_keeps(trace: Trace, limit: int | None) -> None:
+@given(trace=event_traces(), limit=st.sampled_from([None, 0, 2, 24, 64, 400]), memory=st.sampled_from(KINDS))
+def test_the_pool_keeps_what_every_allocator_keeps(trace: Trace, limit: int | None, memory: str) -> None:
     """Nothing overlaps, all lies within what is held, and no more is held than there is."""
     limit_bytes = None if limit is None else limit * MIB
-    check_simulation(simulate(trace, NAME, limit_bytes=limit_bytes), limit_bytes)
+    check_simulation(simulate(trace, NAME, limit_bytes=limit_bytes, memory=memory), limit_bytes)
 
 
-def test_long_traces_hold_too() -> None:
+@pytest.mark.parametrize("memory", KINDS)
+def test_long_traces_hold_too(memory: str) -> None:
     """The same where nothing repeats and memory is short."""
     trace = random_trace(3, 1500)
-    check_simulation(simulate(trace, NAME))
+    check_simulation(simulate(trace, NAME, memory=memory))
     limit_bytes = int(trace.load().max()) * 3 // 4
-    tight = simulate(trace, NAME, limit_bytes=limit_bytes)
+    tight = simulate(trace, NAME, limit_bytes=limit_bytes, memory=memory)
     check_simulation(tight, limit_bytes)
     assert tight.failed_at is not None
 
@@ -120,6 +134,11 @@ def test_settings_out_of_range_are_named(setting: str, value: int) -> None:
     """With the values that are possible."""
     with pytest.raises(ValueError, match=f"{setting}={value} is not a whole number"):
         simulate(trace_of([(0, 1, 0)]), NAME, **{setting: value})
+
+
+def test_a_kind_of_memory_that_is_none_is_named_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match="memory='fast' is not plain or growing"):
+        simulate(trace_of([(0, 1, 0)]), NAME, memory="fast")
 
 
 @pytest.mark.parametrize(

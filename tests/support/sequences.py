@@ -7,14 +7,17 @@ made.
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+
 from traces.minimalloc import read_csv
+from traces.trace import Kind, Trace
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable, Iterable
 
 SEQUENCES = Path(__file__).resolve().parents[1] / "sequences"
@@ -82,6 +85,27 @@ class Network(NamedTuple):
 
 def network(name: str) -> Network:
     return Network(*(recorded(f"{name}.{way}") for way in Network._fields))
+
+
+def varied(name: str, most: int, iterations: int) -> Trace:
+    """Training of a recorded network on batches of random sizes, with so many bytes at the highest peak."""
+    rng, one = random.Random(name), recorded(f"{name}.train")
+    size_of = {event.buffer: event.size for event in one if event.size}
+    load = np.cumsum([event.size or -size_of[event.buffer] for event in one])
+    largest = most / (load.max() - min(load.min(), 0))
+    rows: list[tuple[int, int, int]] = []
+    alive: dict[tuple[int, int], int] = {}
+    for number in range(iterations):
+        scale = largest * rng.uniform(0.2, 1)
+        for event in one:
+            if event.size:
+                alive[number, event.buffer] = len(rows)
+                rows.append((Kind.ALLOC, len(rows), max(1, int(event.size * scale))))
+            elif (buffer := alive.pop((number - event.age, event.buffer), None)) is not None:
+                rows.append((Kind.FREE, buffer, 0))
+        rows.append((Kind.MARK, -1, 0))
+    kind, buffer, size = np.array(rows, np.int64).T
+    return Trace.of(kind, buffer, size)
 
 
 #: Numbers for buffers that no recorded iteration has.
