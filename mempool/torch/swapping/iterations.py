@@ -64,7 +64,7 @@ class Iterations:
         self._settling = Settling(client)
         self._room = room
         self._evicted = 0  # when this iteration began
-        self.limit_bytes = limit_bytes
+        self.limit_bytes = self._asked_bytes = limit_bytes
         self.following = False
         self.needs: list[tuple[Any, Any, Need]] = []
         self._needs = self.needs
@@ -291,7 +291,7 @@ class Iterations:
         plan = pattern.program
         pattern.followed, before = True, pattern.arrived
         self._patterns.was(pattern)
-        self._planning.warn(plan, pattern.limit_bytes)
+        self._planning.warn(plan, pattern.limit_bytes, self._asked_bytes)
         arrived, pattern.arrived = self._arrived, [*self._arrived]
         if self._engine.streams:  # the device is behind: it tells an iteration later
             arrived = before

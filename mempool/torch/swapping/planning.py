@@ -144,8 +144,14 @@ class Planning:
             known = self._arenas[schedule] = arena_bytes(step, schedule, self._alignment)
         return known
 
-    def warn(self, plan: Program, limit: int) -> None:
-        """Say once that a plan, which the program follows, does not hold the limit, and why none does."""
+    def warn(self, plan: Program, limit: int, asked: int) -> None:
+        """Say once that a plan, which the program follows, does not hold the limit, and why none does.
+
+        Args:
+            plan: what is followed.
+            limit: bytes that tensors may take.
+            asked: bytes of the limit that leaves them so much, beside what else the pool holds.
+        """
         least = plan.swap.limit_bytes
         if least <= limit or self._warned:
             return
@@ -156,8 +162,9 @@ class Planning:
         except PlanError as error:
             why = str(error)
         log.warning(
-            "%s bytes that tensors may take are too few, the plan needs %s: %s",
-            f"{limit:,}",
+            "a limit of %s bytes%s is too low, the plan needs %s: %s",
+            f"{asked:,}",
+            f", of which {max(limit, 0):,} are left to tensors," if limit < asked else "",
             f"{least:,}",
             why,
         )
