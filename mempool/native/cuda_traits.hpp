@@ -13,7 +13,7 @@ inline constexpr DeviceTraits kWholeTraits{512, 0, 20 * kMiB, 10 * kMiB, false, 
 
 // Pages are of 2 MiB, as of every device so far; a device with larger ones is refused. Address space is cheap, and what is
 // free in one segment fits together whatever it was used for. Unmapping waits for the device, so nothing goes back by itself.
-inline constexpr std::size_t kGrowingShared = std::size_t{64} << 30;
+inline constexpr std::size_t kGrowingShared = std::size_t{1} << 40;  // more than any device has
 inline constexpr DeviceTraits kGrowingTraits{512, 2 * kMiB, kGrowingShared, kGrowingShared, false, true, 2 * kMiB};
 
 }  // namespace mempool

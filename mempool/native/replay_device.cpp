@@ -39,6 +39,7 @@ std::int64_t ReplayDevice::region_of(Address address) const noexcept {
 
 bool ReplayDevice::commit(Address address, std::size_t bytes) noexcept {
   if (traits_.page == 0) return true;
+  if (bytes > capacity_ - committed_) return false;
   for (Address page = address; page < address + bytes; page += traits_.page) {
     ++calls_;
     if (take(page, traits_.page)) continue;

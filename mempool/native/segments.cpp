@@ -10,6 +10,8 @@ constexpr std::size_t kMostBytes = std::size_t{1} << 62;
 constexpr std::size_t kIdleShare = 8;  // of the high-water mark may be idle where it rises
 // Where memory cannot be returned by pages, so many times less than a large request is enough to be split off for others.
 constexpr std::size_t kLeastRest = 10;
+// Of the high-water mark so many times may go back for the sake of a lower one, and so many bytes more an allocation.
+constexpr std::size_t kAtOnce = 2, kUnfelt = std::size_t{32} << 10;
 
 }  // namespace
 
@@ -90,16 +92,21 @@ bool Segments::sets_mark(std::size_t bytes) const noexcept {
 }
 
 // No new high-water mark is set beside much memory that nobody uses, whatever may be retained: the oldest goes first. Where sizes
-// vary, each of them would get a segment else that fits no other. Where the device is waited for, it is the stream's own: two
-// streams that take turns would take it from each other for ever.
+// vary, each of them would get a segment else that fits no other. Where that waits for the device, only what is missing goes, of
+// the stream's own memory, and no more in the long run than nobody feels: what goes may have to be taken again, for ever.
 void Segments::make_way(std::size_t bytes, Stream stream) noexcept {
   if (source_.held()) return;
-  const bool own = source_.traits().slow_return;
-  const auto idle = [&] { return own ? bins_.find(stream)->second.idle : idle_.bytes(); };
-  while (idle() > source_.reserved().peak / kIdleShare && sets_mark(bytes)) {
+  const Gauge& reserved = source_.reserved();
+  const bool slow = source_.traits().slow_return;
+  const auto idle = [&] { return slow ? bins_.find(stream)->second.idle : idle_.bytes(); };
+  while (idle() > reserved.peak / kIdleShare && sets_mark(bytes)) {
+    if (slow && source_.device().capturing(stream)) return;  // into a graph, of which the pool need not know
+    if (slow && made_way_ > kAtOnce * reserved.peak + kUnfelt * allocations_) return;
     Block* block = idle_.first();
-    while (own && block->stream != stream) block = block->idle_after;
-    if (!give_back_one(block)) return;
+    while (slow && block->stream != stream) block = block->idle_after;
+    const std::size_t before = reserved.current, missing = before + bytes - reserved.peak;
+    if (!give_back_one(block, slow ? missing : ~std::size_t{0})) return;
+    made_way_ += before - reserved.current;
   }
 }
 
@@ -118,12 +125,14 @@ bool Segments::commit_pages(Block* block) noexcept {
   return true;
 }
 
-bool Segments::return_pages(Block* block) noexcept {
+bool Segments::return_pages(Block* block, std::size_t most) noexcept {
   Segment& segment = *block->segment;
   const std::size_t page = source_.traits().page;
   const auto [first, last] = pages_of(segment, block->address, block->size, true);
-  for (std::size_t i = segment.pages.find(first, last, true); i < last; i = segment.pages.find(i, last, true)) {
-    const std::size_t end = segment.pages.find(i, last, false);
+  std::size_t left = most / page + (most % page != 0 ? 1 : 0);
+  for (std::size_t i = segment.pages.find(first, last, true); i < last && left != 0; i = segment.pages.find(i, last, true)) {
+    const std::size_t end = i + std::min(left, segment.pages.find(i, last, false) - i);
+    left -= end - i;
     if (!source_.decommit(segment.base + i * page, (end - i) * page)) return false;
     segment.committed -= (end - i) * page;
     segment.pages.assign(i, end, false);
@@ -131,14 +140,14 @@ bool Segments::return_pages(Block* block) noexcept {
   return true;
 }
 
-// Idle memory goes back to the device, and its segment too if nothing lives there. False: not all of it.
-bool Segments::give_back(Block* block) noexcept {
-  if (is_whole(*block)) return drop(*block->segment);
+// Idle memory goes back to the device, so many bytes of it at least, and its segment too if nothing lives there. False: it could not.
+bool Segments::give_back(Block* block, std::size_t least) noexcept {
+  if (is_whole(*block) && (!paged(*block->segment) || least >= block->idle)) return drop(*block->segment);
   unshelve(block);
-  const bool all = return_pages(block);
-  block->idle = all ? 0 : returnable(*block);
+  const bool could = return_pages(block, least);
+  block->idle = could && least >= block->idle ? 0 : returnable(*block);
   shelve(block);
-  return all;
+  return could;
 }
 
 void Segments::shelve(Block* block) noexcept {
@@ -249,6 +258,7 @@ std::size_t Segments::round_up(std::size_t bytes) const noexcept {
 
 Block* Segments::allocate(std::size_t bytes, Stream stream, Effort effort) {
   if (bytes > kMostBytes) return nullptr;
+  ++allocations_;
   const std::size_t rounded = round_up(bytes);
   const bool large = rounded >= source_.traits().large;
   Block* block = reuse(rounded, large, stream, effort);
@@ -257,8 +267,9 @@ Block* Segments::allocate(std::size_t bytes, Stream stream, Effort effort) {
   const std::size_t size = large || tight ? rounded : std::max(shared_, rounded);
   if (block == nullptr && sets_mark(source_.round_to_page(size))) block = squeeze(rounded, large, stream);
   if (block == nullptr) block = take_segment(size, large, stream);
-  // Where a segment to share cannot be had, one for this alone may.
-  if (block == nullptr && effort == Effort::last_resort && size > rounded) block = take_segment(rounded, large, stream);
+  // Where a segment to share cannot be had, one for this alone may; of pages it is address space that cannot.
+  const bool alone = effort == Effort::last_resort || source_.traits().page != 0;
+  if (block == nullptr && alone && size > rounded) block = take_segment(rounded, large, stream);
   if (block == nullptr) return nullptr;
 
   blocks_.insert(block->address, block);
@@ -440,15 +451,19 @@ void Segments::trim(std::uint64_t idle_before) noexcept {
   }
   for (Block* block = idle_.first(); block != nullptr;) {
     Block* const next = block->idle_after;
-    if (block->idle_since < idle_before && !give_back(block)) return;
+    if (block->idle_since < idle_before && !give_back(block, ~std::size_t{0})) return;
     block = next;
   }
   if (everything) forget_streams();
 }
 
-bool Segments::give_back_oldest() noexcept { return idle_.bytes() != 0 && !source_.held() && give_back_one(idle_.first()); }
+bool Segments::give_back_oldest() noexcept {
+  return idle_.bytes() != 0 && !source_.held() && give_back_one(idle_.first(), ~std::size_t{0});
+}
 
-bool Segments::give_back_one(Block* block) noexcept { return !(for_replays_ && MEMPOOL_GUARDED("replays")) && give_back(block); }
+bool Segments::give_back_one(Block* block, std::size_t least) noexcept {
+  return !(for_replays_ && MEMPOOL_GUARDED("replays")) && give_back(block, least);
+}
 
 void Segments::give_free_blocks_to(Stream stream) {
   stream_bins(stream);

@@ -104,10 +104,10 @@ class Segments {
   bool splits_finely() const noexcept;
   bool sets_mark(std::size_t bytes) const noexcept;  // whether so much more would be held than ever was
   void make_way(std::size_t bytes, Stream stream) noexcept;
-  bool give_back_one(Block* block) noexcept;  // for less memory, which graphs that are replayed do not do
+  bool give_back_one(Block* block, std::size_t least) noexcept;  // for less memory, which graphs that are replayed do not do
   bool commit_pages(Block* block) noexcept;
-  bool return_pages(Block* block) noexcept;
-  bool give_back(Block* block) noexcept;
+  bool return_pages(Block* block, std::size_t most) noexcept;
+  bool give_back(Block* block, std::size_t least) noexcept;
   void split(Block* block, std::size_t bytes);
   std::size_t round_up(std::size_t bytes) const noexcept;
   void shrink(Block* block, std::size_t bytes) noexcept;
@@ -132,6 +132,8 @@ class Segments {
   std::vector<Block*> spare_;  // always has room for every block of storage_, so that freeing never allocates
   IdleList idle_;
   std::size_t retained_limit_ = 0;
+  std::size_t allocations_ = 0;
+  std::size_t made_way_ = 0;  // bytes
   bool for_replays_ = false;
   std::uint64_t epoch_ = 1;
 };

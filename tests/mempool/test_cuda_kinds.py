@@ -87,6 +87,22 @@ def test_streams_that_take_turns_do_not_take_memory_from_each_other(fake: FakeCu
 
 
 @every_kind
+def test_more_memory_for_a_stream_that_is_captured_waits_for_nothing(fake: FakeCuda, kind: str) -> None:
+    """The capture of another library, of which the pool does not know, would be spoilt."""
+    pool = _core.Pool(device=fake.device(memory=kind))
+    client = _core.Client(pool, "test")
+    client.set_retained_limit(EVERYTHING)
+    stream = fake.stream()
+    for address in [client.allocate(20 * MIB, stream) for _ in range(8)]:
+        client.free(address, stream)
+    fake.begin_capture(stream)
+    address = client.allocate(300 * MIB, stream)
+    assert not fake.is_broken(stream)
+    fake.end_capture(stream)
+    client.free(address, stream)
+
+
+@every_kind
 def test_what_grows_with_each_token_leaves_nothing_that_fits_no_other(fake: FakeCuda, kind: str) -> None:
     """A cache of keys and values is a little larger each time, and made before the former one goes."""
     pool = _core.Pool(device=fake.device(memory=kind))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -37,6 +40,48 @@ def test_where_sizes_vary_no_more_is_held_than_by_pytorch(network: str, most: in
     )
     assert simulate(trace, NAME).peak_reserved_bytes <= 1.1 * pytorch
     assert simulate(trace, NAME, memory="growing").peak_reserved_bytes <= 1.25 * expandable
+
+
+def phases(program: str, iterations: int) -> Trace:
+    """In any order: many small buffers or a large one; or ten and seven large ones beside what stays."""
+    rng, rows, buffers = random.Random(program), list[tuple[int, int, int]](), itertools.count()
+
+    def alloc(size: int) -> int:
+        rows.append((Kind.ALLOC, buffer := next(buffers), size))
+        return buffer
+
+    def free(some: list[int]) -> None:
+        rows.extend((Kind.FREE, buffer, 0) for buffer in some)
+
+    if program == "between others":
+        holes = [(alloc(100 * MIB), alloc(4 * MIB))[0] for _ in range(10)]
+        free(holes)
+        turns = [[100 * MIB] * 10, [150 * MIB] * 7]
+    else:
+        turns = [[500 << 10] * 400, [200 * MIB]]
+    for _ in range(iterations):
+        for turn in turns:
+            for _ in range(rng.randint(1, 3)):
+                free([alloc(size) for size in turn])
+    kind, buffer, size = np.array(rows, np.int64).T
+    return Trace.of(kind, buffer, size)
+
+
+@pytest.mark.parametrize("memory", KINDS)
+@pytest.mark.parametrize("program", ["small and large", "between others"])
+def test_memory_that_goes_back_is_not_taken_again_for_ever(program: str, memory: str) -> None:
+    """Each time the device would be waited for."""
+    calls = [simulate(phases(program, count), NAME, memory=memory).driver_calls for count in (30, 60)]
+    assert calls[1] - calls[0] <= 30
+
+
+def test_of_pages_no_more_goes_back_than_is_missing() -> None:
+    """Twelve behind what stays, where ten were: two of the ten before it go."""
+    one = 1 << 30
+    ten, stays, behind = (Kind.ALLOC, 10 * one, 0), (Kind.ALLOC, 2 * MIB, 0), (Kind.ALLOC, 12 * one, 0)
+    trace = trace_of([ten, stays, ten, (Kind.FREE, 0, 0), (Kind.FREE, 1, 0), behind])
+    calls = simulate(trace, NAME, memory="growing").driver_calls
+    assert calls == (20 * one + 2 * MIB + 2 * one + 2 * one) // (2 * MIB)
 
 
 @settings(max_examples=60, deadline=None)
