@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 #: Events between two looks at what rings no bell, such as that a pattern has changed.
 MOST_BETWEEN_LOOKS = 1 << 14
-#: Of a GPU's memory.
-KINDS = ("plain", "growing")
 
 
 class _Pool(Pool):
@@ -41,7 +39,7 @@ class PlannedOnline(Allocator):
     """Our pool: it records, finds the iteration, plans it, replays the plan, and falls back when it must.
 
     No model: the core of the pool, its fallback, planner and solver, on a device that has the addresses of a
-    GPU's plain or growing memory and no memory. Its first iterations are served as they are anywhere, the
+    GPU's plain memory and no memory. Its first iterations are served as they are anywhere, the
     plan's arena is taken at a boundary, and what does not follow it goes to segments beside it. Marks of the
     trace ("step", "begin", "end") are iterations' ends.
 
@@ -52,22 +50,19 @@ class PlannedOnline(Allocator):
     Attributes:
         small_bytes: requests up to this size are not planned, as `mempool.settings.Settings` has it.
         wait_bytes: what a plan must save for each wait of one stream for another, likewise.
-        memory: "plain", or "growing", which comes and goes by pages of 2 MiB.
     """
 
     small_bytes: int = 512
     wait_bytes: int = 1 << 20
-    memory: str = "plain"
+    _growing: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_bytes(self.small_bytes, "small_bytes", most=1024)
         check_bytes(self.wait_bytes, "wait_bytes", most=2**63 - 1)
-        if self.memory not in KINDS:
-            raise ValueError(f"memory={self.memory!r} is not {' or '.join(KINDS)}")
 
     def run(self, trace: Trace, limit_bytes: int) -> Course:
         """As of the base."""
-        device = _core.ReplayDevice(limit_bytes, growing=self.memory == "growing")
+        device = _core.ReplayDevice(limit_bytes, growing=self._growing)
         options: dict[str, Any] = {"small_bytes": self.small_bytes, "wait_bytes": self.wait_bytes}
         with _Pool(device, background=False, **options) as pool:
             replay = _core.Replay(
@@ -98,9 +93,16 @@ def _marks(trace: Trace) -> NDArray[np.int8]:
     return np.where(trace.kind == Kind.MARK, number[trace.operation], np.int8(-1))
 
 
+@dataclass(frozen=True)
+class PlannedGrowing(PlannedOnline):
+    """The same on growing memory, which comes and goes by pages of 2 MiB."""
+
+    _growing: ClassVar[bool] = True
+
+
 #: Classes of settings by name, in the order in which comparisons show them.
 ALLOCATORS: Mapping[str, type[Allocator]] = types.MappingProxyType(
-    {**simulators.ALLOCATORS, "planned_online": PlannedOnline}
+    {**simulators.ALLOCATORS, "planned_online": PlannedOnline, "planned_growing": PlannedGrowing}
 )
 
 

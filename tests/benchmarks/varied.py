@@ -21,12 +21,7 @@ from sequences import NETWORKS, varied
 from mempool.what_if import simulate
 
 GIB = 1 << 30
-ALLOCATORS = {
-    "pytorch": ("pytorch", {}),
-    "pytorch, expandable": ("pytorch_expandable", {}),
-    "mempool, plain": ("planned_online", {}),
-    "mempool, growing": ("planned_online", {"memory": "growing"}),
-}
+ALLOCATORS = ("pytorch", "pytorch_expandable", "planned_online", "planned_growing")
 
 
 def main() -> None:
@@ -42,10 +37,7 @@ def main() -> None:
         for network in NETWORKS:
             trace = varied(network, most, chosen.iterations)
             peak = int(trace.load().max())
-            held = {
-                title: simulate(trace, name, **settings).peak_reserved_bytes
-                for title, (name, settings) in ALLOCATORS.items()
-            }
+            held = {name: simulate(trace, name).peak_reserved_bytes for name in ALLOCATORS}
             rows.append({"network": network, "peak_bytes": peak, "held_bytes": held})
             cells = " | ".join(f"{bytes_ / peak:.2f}" for bytes_ in held.values())
             print(f"| {network} | {peak / GIB:.2f} | {cells} |", flush=True)

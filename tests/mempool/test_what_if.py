@@ -13,12 +13,12 @@ from sequences import NETWORKS, varied
 from simulations import MIB, check_simulation, event_traces, random_trace, trace_of
 
 from mempool import _core
-from mempool.what_if import ALLOCATORS, KINDS, simulate
+from mempool.what_if import ALLOCATORS, simulate
 from solvers import simulators
 from traces.trace import Kind, Trace
 from traces.workload import generate
 
-NAME = "planned_online"
+NAME, GROWING = NAMES = ("planned_online", "planned_growing")
 
 
 def repeated(iterations: int, *, marks: bool) -> Trace:
@@ -39,7 +39,7 @@ def test_where_sizes_vary_no_more_is_held_than_by_pytorch(network: str, most: in
         simulate(trace, name).peak_reserved_bytes for name in ("pytorch", "pytorch_expandable")
     )
     assert simulate(trace, NAME).peak_reserved_bytes <= 1.1 * pytorch
-    assert simulate(trace, NAME, memory="growing").peak_reserved_bytes <= 1.25 * expandable
+    assert simulate(trace, GROWING).peak_reserved_bytes <= 1.25 * expandable
 
 
 def phases(program: str, iterations: int) -> Trace:
@@ -67,11 +67,11 @@ def phases(program: str, iterations: int) -> Trace:
     return Trace.of(kind, buffer, size)
 
 
-@pytest.mark.parametrize("memory", KINDS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("program", ["small and large", "between others"])
-def test_memory_that_goes_back_is_not_taken_again_for_ever(program: str, memory: str) -> None:
+def test_memory_that_goes_back_is_not_taken_again_for_ever(program: str, name: str) -> None:
     """Each time the device would be waited for."""
-    calls = [simulate(phases(program, count), NAME, memory=memory).driver_calls for count in (30, 60)]
+    calls = [simulate(phases(program, count), name).driver_calls for count in (30, 60)]
     assert calls[1] - calls[0] <= 30
 
 
@@ -80,25 +80,25 @@ def test_of_pages_no_more_goes_back_than_is_missing() -> None:
     one = 1 << 30
     ten, stays, behind = (Kind.ALLOC, 10 * one, 0), (Kind.ALLOC, 2 * MIB, 0), (Kind.ALLOC, 12 * one, 0)
     trace = trace_of([ten, stays, ten, (Kind.FREE, 0, 0), (Kind.FREE, 1, 0), behind])
-    calls = simulate(trace, NAME, memory="growing").driver_calls
+    calls = simulate(trace, GROWING).driver_calls
     assert calls == (20 * one + 2 * MIB + 2 * one + 2 * one) // (2 * MIB)
 
 
 @settings(max_examples=60, deadline=None)
-@given(trace=event_traces(), limit=st.sampled_from([None, 0, 2, 24, 64, 400]), memory=st.sampled_from(KINDS))
-def test_the_pool_keeps_what_every_allocator_keeps(trace: Trace, limit: int | None, memory: str) -> None:
+@given(trace=event_traces(), limit=st.sampled_from([None, 0, 2, 24, 64, 400]), name=st.sampled_from(NAMES))
+def test_the_pool_keeps_what_every_allocator_keeps(trace: Trace, limit: int | None, name: str) -> None:
     """Nothing overlaps, all lies within what is held, and no more is held than there is."""
     limit_bytes = None if limit is None else limit * MIB
-    check_simulation(simulate(trace, NAME, limit_bytes=limit_bytes, memory=memory), limit_bytes)
+    check_simulation(simulate(trace, name, limit_bytes=limit_bytes), limit_bytes)
 
 
-@pytest.mark.parametrize("memory", KINDS)
-def test_long_traces_hold_too(memory: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_long_traces_hold_too(name: str) -> None:
     """The same where nothing repeats and memory is short."""
     trace = random_trace(3, 1500)
-    check_simulation(simulate(trace, NAME, memory=memory))
+    check_simulation(simulate(trace, name))
     limit_bytes = int(trace.load().max()) * 3 // 4
-    tight = simulate(trace, NAME, limit_bytes=limit_bytes, memory=memory)
+    tight = simulate(trace, name, limit_bytes=limit_bytes)
     check_simulation(tight, limit_bytes)
     assert tight.failed_at is not None
 
@@ -170,7 +170,7 @@ def test_no_environment_has_a_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ours_comes_after_the_others() -> None:
     """All of them are there, in one order."""
-    assert list(ALLOCATORS) == [*simulators.ALLOCATORS, NAME]
+    assert list(ALLOCATORS) == [*simulators.ALLOCATORS, *NAMES]
     assert simulate(trace_of([(0, 1, 0)]), "best_fit").allocator == "best_fit"
 
 
@@ -179,11 +179,6 @@ def test_settings_out_of_range_are_named(setting: str, value: int) -> None:
     """With the values that are possible."""
     with pytest.raises(ValueError, match=f"{setting}={value} is not a whole number"):
         simulate(trace_of([(0, 1, 0)]), NAME, **{setting: value})
-
-
-def test_a_kind_of_memory_that_is_none_is_named_with_those_that_are() -> None:
-    with pytest.raises(ValueError, match="memory='fast' is not plain or growing"):
-        simulate(trace_of([(0, 1, 0)]), NAME, memory="fast")
 
 
 @pytest.mark.parametrize(
