@@ -12,25 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cores import pattern
-from fake_cuda import OUT_OF_MEMORY, FakeCuda, calls
+from fake_cuda import GETS_MEMORY, KINDS, OUT_OF_MEMORY, FakeCuda, calls
 from pools import run
 from programs import Watched, replaced, training
 
 import build
 from mempool import OutOfMemoryError, Pool, UsageError, _core
-from mempool.settings import EVERYTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MIB = 1 << 20
-KINDS = ["plain", "growing", "managed", "pinned"]
-GETS_MEMORY = {
-    "plain": ("cuMemAlloc_v2",),
-    "growing": ("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"),
-    "managed": ("cuMemAllocManaged",),
-    "pinned": ("cuMemHostAlloc",),
-}
 LAUNCH_FAILED, NOT_PERMITTED = 719, 800
 #: Attributes of a device, and what may be advised.
 HAS_MANAGED, HAS_CONCURRENT_MANAGED, HAS_PAGES = 83, 89, 102
@@ -70,52 +62,6 @@ def test_a_pool_records_plans_and_replays(
         memory.free_all()
         assert pool.release()
     assert device.errors == 0
-
-
-@every_kind
-def test_streams_that_take_turns_do_not_take_memory_from_each_other(fake: FakeCuda, kind: str) -> None:
-    """What another has freed would have to be waited for, given back, and taken again each time."""
-    pool = _core.Pool(device=fake.device(memory=kind))
-    client = _core.Client(pool, "test")
-    client.set_retained_limit(EVERYTHING)
-    streams, taken = (fake.stream(), 0), list[int]()
-    for _ in range(20):
-        for stream in streams:
-            client.free(client.allocate(30 * MIB, stream), stream)
-        taken.append(sum(fake.calls(symbol) for symbol in GETS_MEMORY[kind]))
-    assert taken[0] == taken[-1]
-
-
-@every_kind
-def test_more_memory_for_a_stream_that_is_captured_waits_for_nothing(fake: FakeCuda, kind: str) -> None:
-    """The capture of another library, of which the pool does not know, would be spoilt."""
-    pool = _core.Pool(device=fake.device(memory=kind))
-    client = _core.Client(pool, "test")
-    client.set_retained_limit(EVERYTHING)
-    stream = fake.stream()
-    for address in [client.allocate(20 * MIB, stream) for _ in range(8)]:
-        client.free(address, stream)
-    fake.begin_capture(stream)
-    address = client.allocate(300 * MIB, stream)
-    assert not fake.is_broken(stream)
-    fake.end_capture(stream)
-    client.free(address, stream)
-
-
-@every_kind
-def test_what_grows_with_each_token_leaves_nothing_that_fits_no_other(fake: FakeCuda, kind: str) -> None:
-    """A cache of keys and values is a little larger each time, and made before the former one goes."""
-    pool = _core.Pool(device=fake.device(memory=kind))
-    client = _core.Client(pool, "test")
-    client.set_retained_limit(EVERYTHING)
-    caches = [client.allocate(11 * MIB, 0) for _ in range(4)]
-    for size in range(11 * MIB, 20 * MIB, MIB // 4):
-        for number, before in enumerate(caches):
-            caches[number] = client.allocate(size, 0)
-            client.free(before, 0)
-    assert pool.stats()["reserved"]["peak"] < 1.5 * 5 * 20 * MIB
-    for cache in caches:
-        client.free(cache, 0)
 
 
 @every_kind

@@ -17,6 +17,14 @@ T = TypeVar("T")
 #: Modes of captures and of threads towards them.
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 OUT_OF_MEMORY, NO_DEVICE, INVALID_VALUE, DEINITIALIZED, NOT_INITIALIZED = 2, 100, 1, 4, 3
+#: Functions that get memory, by its kind.
+GETS_MEMORY = {
+    "plain": ("cuMemAlloc_v2",),
+    "growing": ("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"),
+    "managed": ("cuMemAllocManaged",),
+    "pinned": ("cuMemHostAlloc",),
+}
+KINDS = list(GETS_MEMORY)
 _ARGUMENTS = {
     "reset": "i",
     "set_capacity": "iz",

@@ -1,0 +1,64 @@
+"""What the fallback keeps of CUDA memory of each kind, and what goes back, on a driver without a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from fake_cuda import GETS_MEMORY, KINDS
+
+from mempool import _core
+from mempool.settings import EVERYTHING
+
+if TYPE_CHECKING:
+    from fake_cuda import FakeCuda
+
+MIB = 1 << 20
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@every_kind
+def test_streams_that_take_turns_do_not_take_memory_from_each_other(fake: FakeCuda, kind: str) -> None:
+    """What another has freed would have to be waited for, given back, and taken again each time."""
+    pool = _core.Pool(device=fake.device(memory=kind))
+    client = _core.Client(pool, "test")
+    client.set_retained_limit(EVERYTHING)
+    streams, taken = (fake.stream(), 0), list[int]()
+    for _ in range(20):
+        for stream in streams:
+            client.free(client.allocate(30 * MIB, stream), stream)
+        taken.append(sum(fake.calls(symbol) for symbol in GETS_MEMORY[kind]))
+    assert taken[0] == taken[-1]
+
+
+@every_kind
+def test_more_memory_for_a_stream_that_is_captured_waits_for_nothing(fake: FakeCuda, kind: str) -> None:
+    """The capture of another library, of which the pool does not know, would be spoilt."""
+    pool = _core.Pool(device=fake.device(memory=kind))
+    client = _core.Client(pool, "test")
+    client.set_retained_limit(EVERYTHING)
+    stream = fake.stream()
+    for address in [client.allocate(20 * MIB, stream) for _ in range(8)]:
+        client.free(address, stream)
+    fake.begin_capture(stream)
+    address = client.allocate(300 * MIB, stream)
+    assert not fake.is_broken(stream)
+    fake.end_capture(stream)
+    client.free(address, stream)
+
+
+@every_kind
+def test_what_grows_with_each_token_leaves_nothing_that_fits_no_other(fake: FakeCuda, kind: str) -> None:
+    """A cache of keys and values is a little larger each time, and made before the former one goes."""
+    pool = _core.Pool(device=fake.device(memory=kind))
+    client = _core.Client(pool, "test")
+    client.set_retained_limit(EVERYTHING)
+    caches = [client.allocate(11 * MIB, 0) for _ in range(4)]
+    for size in range(11 * MIB, 20 * MIB, MIB // 4):
+        for number, before in enumerate(caches):
+            caches[number] = client.allocate(size, 0)
+            client.free(before, 0)
+    assert pool.stats()["reserved"]["peak"] < 1.5 * 5 * 20 * MIB
+    for cache in caches:
+        client.free(cache, 0)
