@@ -261,7 +261,11 @@ void meddle(Setting& s, Random random) {
       case 15: client.set_history(chance(random, 60) ? 100 : 0); break;
       case 16: look_at(take_snapshot(*s.pool, &client)); take_usage(*s.pool); break;
       case 17: client.look(); client.wait_for_work({0.0005, 1.0, below(random, 10000), below(random, 10000), 12}); break;
-      case 13: if (s.simulated != nullptr) s.simulated->fail_after(chance(random, 20) ? below(random, 50) : ~0ull); break;
+      case 13: {
+        const Guarded guard(s.pool->lock);  // as all who call the device: a child would find its lock held for ever
+        if (s.simulated != nullptr) s.simulated->fail_after(chance(random, 20) ? below(random, 50) : ~0ull);
+        break;
+      }
       case 14: client.check_again_after(below(random, 100)); client.wake(); break;
       default: client.give_back(chance(random, 30)); break;
     }
