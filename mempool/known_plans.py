@@ -71,7 +71,7 @@ class KnownPlans:
             return False
         if instead_of is None:
             self.latest = planned
-            self._plans = [planned, *(k for k in self if not k.same_sequence(pattern))][:MOST_KNOWN]
+            self._plans = [planned, *(k for k in self if not planned.serves(k.pattern))][:MOST_KNOWN]
         else:
             self.latest = planned if self.latest is instead_of else self.latest
             self._plans = [planned if known is instead_of else known for known in self]
@@ -85,6 +85,10 @@ class KnownPlans:
         self._client.drop_patterns()
         self.latest, self._plans = None, []
         self._dropped_at = self._followed()
+
+    def have_envelopes(self) -> bool:
+        """Whether one is for iterations that differ in sizes."""
+        return any(known.pattern.least is not None for known in self)
 
     def are_found(self) -> bool:
         """Whether there are any, and none is from a file."""

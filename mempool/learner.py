@@ -81,6 +81,7 @@ class Learner:
         self._vain = 0
         self._dropped = 0
         self._misses_seen = -1
+        self._over_at = NEVER  # the iteration in which the one that missed lately is over
         self._recorded_at = 0  # iteration when recording began
         self._marked = False  # there was a mark when something was recorded
 
@@ -126,7 +127,8 @@ class Learner:
         if state["replaying"] and state["settled"] and not self.again.improves:
             self._settle()
             return False
-        if state["replaying"] and misses == self._misses_seen and not self.again.improves:
+        seen = misses == self._misses_seen and state["iterations"] < self._over_at
+        if state["replaying"] and seen and not self.again.improves:
             # All has followed the plan since the last look: there is nothing to learn.
             self._client.check_again_after(max(64, 2 * state["allocations"] // max(state["iterations"], 1)))
             return False
@@ -135,7 +137,10 @@ class Learner:
     def learn(self) -> bool:
         """Look at what recurs; True if that gave a plan."""
         state = self._client.state()
-        self._misses_seen = self._misses()
+        missed, self._misses_seen = self._misses_seen, self._misses()
+        # One iteration is enough to make an envelope larger, but it has to be whole.
+        grew = missed < self._misses_seen and self.known.have_envelopes()
+        self._over_at = state["iterations"] + 1 if grew else NEVER
         self._perhaps_marked(state)
         patterns, counts = self._patterns()
         if not patterns:
@@ -203,6 +208,7 @@ class Learner:
 
     def _patterns(self) -> tuple[list[Pattern], list[int]]:
         """What recurs in the recording, and how many allocations each sequence had made by then."""
+        from mempool import enveloped
         from mempool.recording import recurring
 
         found = self._client.look()
@@ -211,15 +217,16 @@ class Learner:
         begin, allocations = found
         wanted = {} if begin <= MOST_WARM_UP else {"allocations": allocations - begin}
         packed, streams, counts, whole = self._client.recording(**wanted)
-        patterns: list[Pattern] = self._ask(
+        found: list[Pattern] = self._ask(
             recurring,
             packed,
             streams,
             alignment=self._device.alignment,
             small_bytes=self._small_bytes,
             whole_recording=whole,
+            enveloped=enveloped.lengths(self.known),
         )
-        return patterns, counts
+        return enveloped.widened(found, self.known), counts
 
     def _longer_lived(self, pattern: Pattern, state: dict[str, Any]) -> Pattern | None:
         """What is planned, with the longer lifetimes of this pattern; None: it is not, or they are none."""
@@ -234,8 +241,10 @@ class Learner:
 
     def _is_worth_planning(self, pattern: Pattern, state: dict[str, Any]) -> bool:
         """Whether to plan this pattern, which is not planned yet."""
-        if self._is_young(pattern) or any(known.same_sequence(pattern) for known in self.known):
+        if self._is_young(pattern) or any(known.serves(pattern) for known in self.known):
             return False
+        if pattern.least is not None:
+            return True
         cannot_be_had = state["refusal"] == "memory" and not state["replaying"]  # what is known: it is no use
         spoilt = state["spoilt"] >= SPOILT or cannot_be_had
         astray = self._rest.share_of_misses(self.making.counts()) > MOST_ASTRAY

@@ -90,6 +90,8 @@ def _write_one(
     planned, kind = saved.plans[number], saved.kinds.get(number)
     pattern, warm_up = planned.pattern, planned.pattern.warm_up
     columns = {"sequence": pattern.sequence, **columns}
+    if pattern.least is not None:
+        columns["least"] = pattern.least
     extra = {
         **extra,
         "iterations": str(pattern.iterations),
@@ -183,6 +185,7 @@ def _read_one(file: str | Path | BinaryIO, path: str | Path) -> _One:
             unresolved=0,
             coverage=float(extra.get("coverage", "1")),
             warm_up=_warm_up(extra.get("warm_up", ""), buffers),
+            least=_least(columns["least"], buffers) if "least" in columns else None,
         )
     return _One(Planned(pattern, buffers, plan, extra.get("made_with", "")), extra, columns)
 
@@ -259,6 +262,13 @@ def _numbers(values: Any, name: str, count: int | None, least: int, most: int) -
     if int(found.min()) < least or int(found.max()) > most:
         raise ValueError(f"{name} is out of range")
     return found.astype(np.int64)
+
+
+def _least(column: Any, buffers: Buffers) -> NDArray[np.int64]:
+    least = _numbers(column, "the least size", len(buffers), 1, LARGEST)
+    if bool((least > buffers.size).any()):
+        raise ValueError("a least size is larger than the largest")
+    return least
 
 
 def _warm_up(text: str, buffers: Buffers) -> WarmUp | None:

@@ -70,9 +70,17 @@ class Planned:
 
     def same_sequence(self, pattern: Pattern) -> bool:
         """Whether the other pattern allocates the same sizes in the same order."""
-        return np.array_equal(self.buffers.size, pattern.buffers.size) and np.array_equal(
-            self.pattern.sequence, pattern.sequence
+        return self.serves(pattern) and all(
+            np.array_equal(mine, theirs)
+            for mine, theirs in zip(self.pattern.sizes, pattern.sizes, strict=True)
         )
+
+    def serves(self, pattern: Pattern) -> bool:
+        """Whether the plan has a place for each buffer of the other pattern, at the same position."""
+        if not np.array_equal(self.pattern.sequence, pattern.sequence):
+            return False
+        (least, most), (smallest, largest) = self.pattern.sizes, pattern.sizes
+        return bool(((least <= smallest) & (largest <= most)).all())
 
     def rotates_to(self, pattern: Pattern) -> bool:
         """Whether the other pattern is this one, begun at another place."""
@@ -175,6 +183,7 @@ class Planned:
         """
         assert self.plan.offset is not None
         native = _core.Pattern(unroll=self.plan.columns, arena_bytes=self.plan.arena_bytes)
+        least = self.pattern.least
         for sequence in self._sequences():
             rows = np.flatnonzero(self.pattern.sequence == sequence)
             phase = 0 if counts is None else counts[sequence] - self.pattern.since.get(sequence, 0)
@@ -184,6 +193,7 @@ class Planned:
                 sizes=np.ascontiguousarray(self.buffers.size[rows]),
                 offsets=np.ascontiguousarray(self.plan.offset[rows]),
                 phase=phase,
+                **({} if least is None else {"least": np.ascontiguousarray(least[rows])}),
             )
         return native
 

@@ -10,7 +10,7 @@ from mempool._core import BRIEF_FIELDS, EVENT_FIELDS
 from traces.trace import Kind, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from numpy.typing import NDArray
 
@@ -131,6 +131,7 @@ def recurring(
     alignment: int,
     small_bytes: int,
     whole_recording: bool,
+    enveloped: Collection[int] = (),
     interrupt: Callable[[], bool] | None = None,
 ) -> list[Pattern]:
     """What recurs in a recording without times.
@@ -141,6 +142,7 @@ def recurring(
         alignment: of the device, in bytes.
         small_bytes: as of `traces.pattern.find_patterns`.
         whole_recording: likewise.
+        enveloped: likewise.
         interrupt: whether to stop, with nothing.
     """
     from traces.pattern import find_patterns
@@ -148,7 +150,8 @@ def recurring(
     if interrupt is not None and interrupt():
         return []
     trace = Recording(alignment).brief(packed, streams)
-    return find_patterns(trace, small_bytes=small_bytes, whole_recording=whole_recording)
+    how = {"small_bytes": small_bytes, "whole_recording": whole_recording}
+    return find_patterns(trace, enveloped=enveloped, **how)
 
 
 def _in_the_programs_order(kind: NDArray[np.uint32]) -> NDArray[np.intp]:

@@ -19,14 +19,17 @@ if TYPE_CHECKING:
     from traces.windows import Windows
 
 
-def sequence_key(size: NDArray[np.int64], sequence: NDArray[np.int32]) -> bytes:
+def sequence_key(
+    size: NDArray[np.int64], sequence: NDArray[np.int32], least: NDArray[np.int64] | None = None
+) -> bytes:
     """The same for iterations that allocate the same sizes in the same order, in any process.
 
     Args:
         size: of each allocation, in bytes.
         sequence: of each allocation.
+        least: of an envelope, the least size of each.
     """
-    told = np.stack([size, sequence.astype(np.int64)])
+    told = np.stack([size, sequence.astype(np.int64), *([] if least is None else [least])])
     return hashlib.blake2b(told.tobytes(), digest_size=16).digest()
 
 
@@ -44,7 +47,8 @@ def reaches(found: Iterable[Windows]) -> list[dict[bytes, NDArray[np.int64]]]:
     for kind in kinds:
         if len(kind.marks) and _is_whole(kind):
             last = slice(*kind.bounds[kind.alike[-1]])
-            key_of |= dict.fromkeys(kind.alike, sequence_key(kind.size[last], kind.sequence[last]))
+            least = None if kind.least is None else kind.least[last]
+            key_of |= dict.fromkeys(kind.alike, sequence_key(kind.size[last], kind.sequence[last], least))
     return [_reach(kind, key_of) if kind.alike[-1] in key_of else {} for kind in kinds]
 
 

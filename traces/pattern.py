@@ -20,7 +20,7 @@ from traces.followers import reaches, sequence_key
 from traces.windows import Windows, find_windows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from numpy.typing import NDArray
 
@@ -70,6 +70,9 @@ class Pattern:
         reach: by the `key` of each pattern that was seen to follow this one, int64[n]: how many of the
             allocations from that one's beginning on came before a buffer's free, at most. Only of iterations
             that are marked.
+        lasting: int64[n], the latest free of each but the one that came latest.
+        least: int64[n], of the envelope of iterations that differ in sizes only (`traces.envelope`): bytes
+            that each allocation has at least, its buffer's size being the most; None: all are of one size.
     """
 
     buffers: Buffers
@@ -84,15 +87,27 @@ class Pattern:
     warm_up: WarmUp | None
     reach: Mapping[bytes, NDArray[np.int64]] = field(default_factory=dict)
     lasting: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    least: NDArray[np.int64] | None = None
+
+    @property
+    def sizes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """int64[n] each: bytes that each allocation has at least, and at most."""
+        most = self.buffers.size
+        return most if self.least is None else self.least, most
 
     @cached_property
     def key(self) -> bytes:
         """The same for patterns of the same sizes in the same order, in any process."""
-        return sequence_key(self.buffers.size, self.sequence)
+        return sequence_key(self.buffers.size, self.sequence, self.least)
 
 
 def find_patterns(
-    trace: Trace, *, small_bytes: int = 512, whole_recording: bool = True, anywhere: bool = False
+    trace: Trace,
+    *,
+    small_bytes: int = 512,
+    whole_recording: bool = True,
+    anywhere: bool = False,
+    enveloped: Collection[int] | None = None,
 ) -> list[Pattern]:
     """The iterations that recur in a trace, the one that was seen last first.
 
@@ -105,11 +120,13 @@ def find_patterns(
         whole_recording: the trace begins with the program, so what comes first is its warm-up.
         anywhere: the trace is finished: take the longest stretch of iterations in it, for a program does
             other things at last.
+        enveloped: where marked iterations of many kinds differ in sizes only, find their envelope instead; and
+            of those with as many allocations as one of these, however few they are. None: find none.
 
     Raises:
         TraceError: the trace contradicts itself.
     """
-    windows = find_windows(trace, small_bytes, anywhere=anywhere)
+    windows = find_windows(trace, small_bytes, anywhere=anywhere, enveloped=enveloped)
     found = [
         _Builder(kind).pattern(reach, whole_recording=whole_recording)
         for kind, reach in zip(windows, reaches(windows), strict=True)
@@ -179,9 +196,11 @@ class _Builder:
             event=self._w.event[self._rows],
             unresolved=unresolved,
             coverage=self._coverage(stays),
-            warm_up=self._warm_up(buffers) if whole_recording else None,
+            # An envelope's first iterations have sizes that may never come again.
+            warm_up=self._warm_up(buffers) if whole_recording and self._w.least is None else None,
             reach=reach,
             lasting=lasting,
+            least=None if self._w.least is None else self._w.least[self._rows],
         )
 
     def _lifetimes(self, group: int, count: int) -> _Lifetimes:

@@ -18,10 +18,11 @@ from traces._core import (
 )
 from traces.columns import distinct
 from traces.cycles import EVIDENCE, Cycle, Evidence, find_cycle
+from traces.envelope import Envelope, envelopes
 from traces.trace import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
@@ -48,7 +49,7 @@ class Windows:
         event: int64[m], the row of the trace.
         sequence: int32[m].
         stream: int64[m].
-        size: int64[m], bytes.
+        size: int64[m], bytes; of an envelope's windows as large as in any of them.
         freed_before: int64[m], how many rows came before its free (m: after the last); -1 if it was not
         freed.
         shared: bool[m], used by another stream than its own.
@@ -61,6 +62,7 @@ class Windows:
             for each sequence that only keeps its own order. Sequences that are not here vary.
         apart: of the others, those with iterations of their own, such as threads that nobody synchronises:
             int64[iteration, position], rows.
+        least: int64[m], where this is an envelope: the bytes that are expected at least.
     """
 
     event: NDArray[np.int64]
@@ -75,6 +77,7 @@ class Windows:
     alike: tuple[int, ...]
     groups: dict[int, int]
     apart: dict[int, NDArray[np.int64]]
+    least: NDArray[np.int64] | None = None
 
     def since(self) -> dict[int, int]:
         """For each sequence, how many of its rows came since its last iteration began."""
@@ -85,7 +88,9 @@ class Windows:
         }
 
 
-def find_windows(trace: Trace, small_bytes: int, *, anywhere: bool = False) -> list[Windows]:
+def find_windows(
+    trace: Trace, small_bytes: int, *, anywhere: bool = False, enveloped: Collection[int] | None = None
+) -> list[Windows]:
     """Cut a trace into iterations, and sort them by what they do: the latest first, none that came only once.
 
     Args:
@@ -93,16 +98,18 @@ def find_windows(trace: Trace, small_bytes: int, *, anywhere: bool = False) -> l
         small_bytes: allocations up to this size are left out.
         anywhere: without marks, look for the longest stretch of iterations, rather than those that the trace
             ends with.
+        enveloped: marked iterations of many kinds that differ in sizes only are one (`traces.envelope`), and
+            those with as many allocations as one of these however few they are; None: they are not.
 
     Raises:
         TraceError: the trace contradicts itself.
     """
     event = np.flatnonzero((trace.kind == Kind.ALLOC) & (trace.size > small_bytes))
-    found = _windows_of(trace, event, EVIDENCE, anywhere=anywhere)
+    found = _windows_of(trace, event, EVIDENCE, anywhere=anywhere, enveloped=enveloped)
     if found:
         return found
     for steady in _without_rare(event, trace.size):
-        if found := _windows_of(trace, steady, BUT_RARE, anywhere=anywhere):
+        if found := _windows_of(trace, steady, BUT_RARE, anywhere=anywhere, enveloped=enveloped):
             break
     return found
 
@@ -126,7 +133,7 @@ def _without_rare(event: NDArray[np.int64], size: NDArray[np.int64]) -> Iterator
 
 
 def _windows_of(
-    trace: Trace, event: NDArray[np.int64], evidence: Evidence, *, anywhere: bool
+    trace: Trace, event: NDArray[np.int64], evidence: Evidence, *, anywhere: bool, enveloped: Collection[int] | None
 ) -> list[Windows]:
     """The windows of these allocations."""
     if len(event) == 0:
@@ -163,16 +170,31 @@ def _windows_of(
     seen = len(bounds)
     if not anywhere:
         bounds = bounds[_worth_a_look(sequence == main, size, bounds)]
+    joined = []
+    if enveloped is not None and len(mark_events):
+        joined = envelopes(sequence, size, freed_before, bounds, main, enveloped)
     found = []
-    for alike in _alike(sequence, size, bounds, main):
-        groups = _groups(sequence, size, bounds, alike, main)
+    for alike, sizes, least in _kinds(_alike(sequence, size, bounds, main), size, joined):
+        groups = _groups(sequence, sizes, bounds, alike, main)
         windows = Windows(
-            event, sequence, stream, size, freed_before, shared, marks, seen, bounds, alike, groups, {}
+            event, sequence, stream, sizes, freed_before, shared, marks, seen, bounds, alike, groups, {}, least
         )
         if len(mark_events) == 0:
             windows = dataclasses.replace(windows, apart=_apart(windows, anywhere=anywhere))
         found.append(windows)
     return found
+
+
+def _kinds(
+    alike: list[tuple[int, ...]], size: NDArray[np.int64], joined: list[Envelope]
+) -> list[tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.int64] | None]]:
+    """The windows of each kind, the sizes in them, and for an envelope the least ones; the latest first."""
+    in_one = {window for envelope in joined for window in envelope.alike}
+    kinds: list[tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.int64] | None]] = [
+        (same, size, None) for same in alike if same[-1] not in in_one
+    ]
+    kinds += [(envelope.alike, envelope.size, envelope.least) for envelope in joined]
+    return sorted(kinds, key=lambda kind: -kind[0][-1])
 
 
 def _worth_a_look(

@@ -95,8 +95,13 @@ Client::Sequence& Client::find_sequence(Stream stream, const void* thread) {
   Sequence& fresh = new_sequence(stream, thread);
   name_streams(fresh.follower.sequence());
   // A new thread begins where the recorded one began, in the iteration of the others.
-  if (current_ != nullptr) fresh.follower.begin(current_, ~std::uint64_t{0}, turn_);
+  if (current_ != nullptr || holds_back_) begin(fresh, ~std::uint64_t{0});
   return fresh;
+}
+
+void Client::begin(Sequence& sequence, std::uint64_t mark) noexcept {
+  sequence.follower.begin(current_, mark, turn_);
+  if (holds_back_) sequence.follower.hold_back();
 }
 
 Client::Sequence& Client::new_sequence(Stream stream, const void* thread) {
@@ -178,12 +183,12 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   outcome = match.outcome;
   if (match.boundary) boundary(sequence.follower.finished());
   if (!replaying_) {
-    if (match.slot != nullptr && match.size == bytes) place = match.slot->offset;
+    if (match.slot != nullptr && bytes <= match.size) place = match.slot->offset;
     outcome = refusal_ != Refusal::none ? Outcome::no_arena : Outcome::unplanned;
     return 0;
   }
   if (match.slot == nullptr) return 0;
-  if (match.size != bytes && MEMPOOL_GUARDED("own_size")) {  // the guard looks at the planned range only
+  if (bytes > match.size && MEMPOOL_GUARDED("own_size")) {  // the guard looks at the planned range only
     outcome = Outcome::other_size;
     return 0;
   }

@@ -266,7 +266,8 @@ class Client : private Live<Client> {
   void perhaps_in_effect() noexcept;
   bool settled() const noexcept;
   void judge_iteration() noexcept;
-  void begin_everywhere(std::uint64_t mark) noexcept;
+  void begin(Sequence& sequence, std::uint64_t mark) noexcept;
+  void begin_everywhere(std::uint64_t mark, bool begins) noexcept;  // the mark's number, and whether it is a begin
   Pattern* largest(std::size_t most = ~std::size_t{0}) const noexcept;
   void have_arena() noexcept;
   void take_arena() noexcept;
@@ -308,6 +309,8 @@ class Client : private Live<Client> {
   std::uint64_t allocations_seen_ = 0, others_seen_ = 0;  // then: its own, and others' boundaries
   std::uint64_t layouts_ = 0;         // of the pool's, those that came from here
   Pattern* current_ = nullptr;        // where a new iteration or thread begins
+  // An envelope was loaded, and no iteration has come yet: it has places for anything, parameters too.
+  bool holds_back_ = false;
   Pattern* ended_ = nullptr;          // of the last iteration that ended
   Succession succession_;             // of the iterations that ended
   Pattern* coming_ = nullptr;         // installed, and not in effect before a sequence begins an iteration in it

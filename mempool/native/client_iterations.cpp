@@ -237,14 +237,15 @@ void Client::boundary(Pattern* ended) noexcept {
   if (replaying_) pool_->return_idle_after(*this);
 }
 
-void Client::begin_everywhere(std::uint64_t mark) noexcept {
+void Client::begin_everywhere(std::uint64_t mark, bool begins) noexcept {
   Pattern* const ended = ended_;
   const bool warming = current_ != nullptr && !current_->cyclic && mark < current_->tables.front().marks.size();
   if (!warming && ended != nullptr) current_ = ended->next != nullptr ? ended->next : ended;
   if (!warming && ended == nullptr && current_ != nullptr && !current_->cyclic) current_ = current_->next;
-  if (current_ == nullptr && !known_.empty()) current_ = known_.front();
+  holds_back_ = holds_back_ && mark == 0 && begins;  // the first iteration, which an optimizer's state is made in
+  if (current_ == nullptr && !known_.empty() && !holds_back_) current_ = known_.front();
   ++turn_;
-  for (Sequence& sequence : sequences_) sequence.follower.begin(current_, mark, turn_);
+  for (Sequence& sequence : sequences_) begin(sequence, mark);
   perhaps_in_effect();
 }
 
@@ -272,7 +273,7 @@ void Client::mark(Mark kind) {
   if (ring_.on()) ring_.add(event, 0, 0, 0, mine.follower.sequence());
   if (kind != Mark::end) {
     boundary(followed());
-    begin_everywhere(marks_++);
+    begin_everywhere(marks_++, kind == Mark::begin);
   }
   const bool first = ring_.kept() < kFewEvents;
   if (ring_.on() && kind != Mark::begin && (first || ring_.seen() >= check_at_)) signal_work();

@@ -89,6 +89,9 @@ void Client::check(const Pattern& pattern, bool cyclic) const {
     if (table.sizes.empty() || table.slots.size() != table.sizes.size() * pattern.unroll) {
       throw std::invalid_argument("a table needs at least one position, and a slot for each unrolled iteration");
     }
+    if (table.least.empty() == pattern.is_envelope() || (pattern.is_envelope() && !cyclic)) {
+      throw std::invalid_argument("of an envelope, which is no warm-up, each table has least sizes");
+    }
     for (const Slot& slot : table.slots) {
       if (slot.offset != kDynamic && slot.offset % alignment != 0) {
         throw std::invalid_argument("an offset is not a multiple of the device's alignment");
@@ -115,13 +118,13 @@ void Client::admit(std::vector<std::unique_ptr<Pattern>> fresh) {
   layout_changed();
 }
 
-// An older plan of the same sizes has had its day: whoever follows it goes on in the fresh one, where it stood. Whether there
+// An older plan of the same sizes, or of some of them, has had its day: whoever follows it goes on in the fresh one, where it stood. Whether there
 // was one that nobody follows now: the fresh one waits in its place, and rests if it did.
 bool Client::supersede(Pattern* fresh) noexcept {
   bool idle = false, used = false;
   for (auto it = patterns_.begin(); it != patterns_.end();) {
     Pattern* const old = it->get();
-    if (old == fresh || !old->same_sizes(*fresh)) {
+    if (old == fresh || !fresh->serves(*old)) {
       ++it;
       continue;
     }
@@ -212,12 +215,13 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
   for (const Sequence& sequence : sequences_) {
     if (!sequence.is_spare()) name_streams(sequence.follower.sequence());
   }
-  current_ = first;
+  holds_back_ = first->is_envelope();
+  current_ = holds_back_ ? nullptr : first;
   ended_ = nullptr;
   succession_.clear();
   have_arena();
   turn_ = 1;
-  for (Sequence& sequence : sequences_) sequence.follower.begin(first, ~std::uint64_t{0}, turn_);
+  for (Sequence& sequence : sequences_) begin(sequence, ~std::uint64_t{0});
 }
 
 void Client::drop_patterns() noexcept {

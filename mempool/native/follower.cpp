@@ -56,7 +56,16 @@ void Follower::begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iterati
 
 bool Follower::next_begins_with(const Pattern* ended, std::uint64_t size) const noexcept {
   const Table* table = own_table(ended->next != nullptr ? ended->next : ended);
-  return table != nullptr && table->sizes[0] == size;
+  return table != nullptr && table->fits(0, size);
+}
+
+// Whether the other part expects what this one does up to here. Of an envelope's sizes only the last ones are known.
+bool Follower::begins_like(const Table& other) const noexcept {
+  if (other.least.empty() && table_->least.empty()) return other.prefixes[position_] == table_->prefixes[position_];
+  for (std::uint32_t back = 1; back < kWindow && back <= position_; ++back) {
+    if (!other.fits(position_ - back, recent_[(count_ - 1 - back) % kWindow])) return false;
+  }
+  return true;
 }
 
 void Follower::begin_next() noexcept {
@@ -99,8 +108,8 @@ bool Follower::align(Pattern* pattern, std::uint64_t count) noexcept {
   const auto position = static_cast<std::uint32_t>((count - table->phase) % length);
   // The last kWindow sizes are remembered; of those, the one at hand is not looked at.
   for (std::uint32_t back = 1; back <= kWindow - (count_ - count) && back <= count; ++back) {
-    const std::uint64_t expected = table->sizes[(position + std::uint64_t{length} * kWindow - back) % length];
-    if (recent_[(count - back) % kWindow] != expected) return false;
+    const auto before = static_cast<std::uint32_t>((position + std::uint64_t{length} * kWindow - back) % length);
+    if (!table->fits(before, recent_[(count - back) % kWindow])) return false;
   }
   enter(pattern, table, position);
   clean_ = false;
@@ -113,8 +122,8 @@ bool Follower::switch_table(std::uint64_t size, const std::vector<Pattern*>& kno
       if (pattern->cyclic != pattern_->cyclic) continue;
       for (const Table& table : pattern->tables) {
         if (&table == table_ || table.stream != stream_ || (table.sequence == role_) != own) continue;
-        if (position_ >= table.length() || table.sizes[position_] != size) continue;
-        if (table.prefixes[position_] != table_->prefixes[position_] || played(table)) continue;
+        if (position_ >= table.length() || !table.fits(position_, size)) continue;
+        if (!begins_like(table) || played(table)) continue;
         enter(pattern, &table, position_);
         return true;
       }
@@ -128,8 +137,7 @@ bool Follower::switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& 
   for (Pattern* pattern : known) {
     const Table* table = own_table(pattern);
     if (table == nullptr || !pattern->cyclic || table->length() != position_) continue;
-    if (table->prefixes[position_] != table_->prefixes[position_]) continue;
-    if (!next_begins_with(pattern, size)) continue;
+    if (!begins_like(*table) || !next_begins_with(pattern, size)) continue;
     enter(pattern, table, position_);
     return true;
   }
@@ -161,7 +169,7 @@ bool Follower::resynchronise(const std::vector<Pattern*>& known) noexcept {
 std::uint32_t Follower::agreement(std::uint32_t position) const noexcept {
   const auto most = static_cast<std::uint32_t>(std::min<std::uint64_t>({kWindow, position + std::uint64_t{1}, count_}));
   std::uint32_t agree = 0;
-  while (agree < most && table_->sizes[position - agree] == recent_[(count_ - 1 - agree) % kWindow]) ++agree;
+  while (agree < most && table_->fits(position - agree, recent_[(count_ - 1 - agree) % kWindow])) ++agree;
   return agree;
 }
 
@@ -177,7 +185,7 @@ bool Follower::step_near(bool marked, std::uint32_t reach) noexcept {
   bool wraps = false;
   int best = 0;
   const auto consider = [&](std::uint32_t to, int cost, bool beyond) noexcept {
-    if (table_->sizes[to] != size) return;
+    if (!table_->fits(to, size)) return;
     const std::uint32_t agree = agreement(to);
     const int score = 3 * static_cast<int>(agree) - cost;
     if (agree < 2 || score <= best) return;
@@ -233,7 +241,7 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
       if (expects(size)) return matched();
     }
     const std::uint64_t behind = std::uint64_t{position_} + strays_;
-    if (strays_ > 0 && behind < table_->length() && table_->sizes[behind] == size) {
+    if (strays_ > 0 && behind < table_->length() && table_->fits(static_cast<std::uint32_t>(behind), size)) {
       position_ = static_cast<std::uint32_t>(behind);
       strays_ = 0;
       return matched();

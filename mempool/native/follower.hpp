@@ -57,6 +57,8 @@ class Follower {
   }
   // Iteration number `iteration`: position 0 of `pattern`, or the position that a warm-up has for its `mark`-th mark.
   void begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iteration) noexcept;
+  // Follows nothing until an iteration begins.
+  void hold_back() noexcept { warm_at_ = ~std::uint64_t{0}; }
   void leave() noexcept {
     table_ = nullptr, pattern_ = finished_ = upcoming_ = nullptr;
     strays_ = 0;
@@ -104,7 +106,7 @@ class Follower {
   // Whether the next position is for this size; nothing else may hand one out.
   bool expects(std::uint64_t size) const noexcept {
     return table_ != nullptr && position_ < table_->length() &&
-           (table_->sizes[position_] == size || !MEMPOOL_GUARDED("own_size"));
+           (table_->fits(position_, size) || !MEMPOOL_GUARDED("own_size"));
   }
   Match matched() noexcept {
     table_->player = this;
@@ -133,6 +135,7 @@ class Follower {
   bool played(const Table& table) noexcept;
   void begin_next() noexcept;
   bool next_begins_with(const Pattern* ended, std::uint64_t size) const noexcept;
+  bool begins_like(const Table& other) const noexcept;
 
   std::uint32_t sequence_;
   std::uint32_t role_;  // the recorded sequence whose part this one plays: threads of a pool swap their work

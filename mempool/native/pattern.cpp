@@ -35,11 +35,16 @@ void Pattern::settle_reach() {
   reach.shrink_to_fit();
 }
 
-bool Pattern::same_sizes(const Pattern& other) const noexcept {
+bool Pattern::same_sizes(const Pattern& other) const noexcept { return serves(other) && other.serves(*this); }
+
+bool Pattern::serves(const Pattern& other) const noexcept {
   if (cyclic != other.cyclic || tables.size() != other.tables.size()) return false;
   for (std::size_t i = 0; i < tables.size(); ++i) {
     const Table &mine = tables[i], &theirs = other.tables[i];
-    if (mine.sequence != theirs.sequence || mine.stream != theirs.stream || mine.sizes != theirs.sizes) return false;
+    if (mine.sequence != theirs.sequence || mine.stream != theirs.stream || mine.length() != theirs.length()) return false;
+    for (std::uint32_t p = 0; p < mine.length(); ++p) {
+      if (theirs.sizes[p] > mine.sizes[p] || theirs.least_of(p) < mine.least_of(p)) return false;
+    }
   }
   return true;
 }
@@ -70,7 +75,7 @@ void Table::build_index(bool cyclic) {
 }
 
 std::size_t Table::bytes() const noexcept {
-  return sizeof(Table) + sizes.capacity() * sizeof(sizes[0]) + slots.capacity() * sizeof(Slot) +
+  return sizeof(Table) + (sizes.capacity() + least.capacity()) * sizeof(sizes[0]) + slots.capacity() * sizeof(Slot) +
          prefixes.capacity() * sizeof(prefixes[0]) + marks.capacity() * sizeof(marks[0]) + places_.capacity() * sizeof(Place);
 }
 

@@ -30,7 +30,8 @@ class Follower;
 struct Table {
   std::uint32_t sequence = 0;           // the sequence that was recorded; a loaded pattern counts threads from 0
   Stream stream = 0;
-  std::vector<std::uint64_t> sizes;     // bytes requested, by position; at least one
+  std::vector<std::uint64_t> sizes;     // bytes requested, by position; at least one. Of an envelope: at most
+  std::vector<std::uint64_t> least;     // of an envelope: bytes requested at least; else empty
   std::vector<Slot> slots;              // [position * unroll + iteration % unroll]
   std::vector<std::uint64_t> prefixes;  // hash of all sizes before each position, and of all
   std::vector<std::uint32_t> marks;     // warm-up: the position at each mark
@@ -41,6 +42,11 @@ struct Table {
   void build_index(bool cyclic);
   // The only position that follows these kWindow sizes (oldest first), or the number of positions if none or several.
   std::uint32_t place_after(const std::uint64_t* window) const noexcept;
+  // Whether a request of this size may have the position's place.
+  bool fits(std::uint32_t position, std::uint64_t size) const noexcept {
+    return sizes[position] == size || (!least.empty() && least[position] <= size && size < sizes[position]);
+  }
+  std::uint64_t least_of(std::uint32_t position) const noexcept { return least.empty() ? sizes[position] : least[position]; }
   std::uint32_t length() const noexcept { return static_cast<std::uint32_t>(sizes.size()); }
   std::size_t bytes() const noexcept;  // of host memory
 
@@ -81,6 +87,10 @@ struct Pattern : Live<Pattern> {
   void settle_reach();  // to be called when the offsets are known for good
   // Whether the other expects the same sizes in the same sequences.
   bool same_sizes(const Pattern& other) const noexcept;
+  // Whether each request that the other has a place for has one here, at the same position.
+  bool serves(const Pattern& other) const noexcept;
+  // It is for iterations of many kinds that differ in sizes only, and has places for the largest.
+  bool is_envelope() const noexcept { return !tables.front().least.empty(); }
   const Table* table_of(std::uint32_t sequence, Stream stream) const noexcept {
     for (const Table& table : tables) {
       if (table.sequence == sequence && table.stream == stream) return &table;

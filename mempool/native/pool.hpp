@@ -76,7 +76,10 @@ class Pool : private Live<Pool>, private Idle {
   Address take_planned(const Slot& slot, std::size_t bytes, Stream stream) noexcept {
     const Offset end = slot.offset + bytes;
     if (end > arena_bytes_ && MEMPOOL_GUARDED("arena_end")) return 0;
-    if (!occupancy_.is_free(slot.offset, end, slot.cells_before_end)) return 0;
+    if (!occupancy_.is_free(slot.offset, end, slot.cells_before_end)) {
+      // What lies behind it is no hindrance where an envelope's buffer is smaller than planned.
+      if (!occupancy_.is_free(slot.offset, end, occupancy_.cells_before(end))) return 0;
+    }
     if (!streams_.alone(stream)) {
       const Line line = streams_.enter(slot.offset, end, stream);
       if (line == ArenaStreams::kNone) return 0;

@@ -138,7 +138,7 @@ def test_marks_of_a_program_that_never_repeats_wake_nobody_each_time() -> None:
         sizes = random.Random(1)
         for _ in range(600):
             pool.step()
-            for _ in range(4):
+            for _ in range(sizes.randrange(1, 9)):
                 memory.free(memory.allocate(sizes.randrange(600, 1_000_000)))
             time.sleep(0.001)  # the planner's thread could come back each time
         assert pool.client.state()["recording"]

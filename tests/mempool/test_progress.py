@@ -5,6 +5,7 @@ The real planner is at work beside it, in rounds between the program's allocatio
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -186,7 +187,7 @@ def test_what_was_kept_for_a_while_costs_nothing_for_ever(marks: bool, kept: int
 @pytest.mark.parametrize("values", [3, 40, 100_000])
 @pytest.mark.parametrize("marks", [True, False])
 def test_one_size_that_follows_the_data_does_not_hide_the_iteration(marks: bool, values: int) -> None:
-    """A mask, what is unique: it misses, and all others hit."""
+    """A mask, what is unique: all others hit, and between marks it does too, unless it is larger than ever."""
     program, rng = Program(marks=marks, every=50), random.Random(values)
     always = iteration(5, 40)
 
@@ -197,8 +198,10 @@ def test_one_size_that_follows_the_data_does_not_hide_the_iteration(marks: bool,
 
     for _ in range(400 if values > 3 else 200):
         one()
-    assert sum(one() for _ in range(50)) <= 2 * 50
-    assert program.memory.planner.plans <= 4
+    enveloped = marks and values > 3
+    assert sum(one() for _ in range(50)) <= (0.2 if enveloped else 2) * 50
+    # Of 400 sizes in random order ln(400) are larger than all before.
+    assert program.memory.planner.plans <= (4 + math.log(400) if enveloped else 4)
 
 
 def self_contained(sizes: list[int]) -> Iteration:

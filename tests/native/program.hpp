@@ -34,6 +34,16 @@ struct Program {
   std::vector<std::uint64_t> sizes;
   std::vector<std::uint32_t> lives;
 
+  // On a batch of so many percent: two buffers of three are smaller then.
+  static constexpr unsigned kSmallest = 40;
+  static std::uint64_t scaled(std::uint64_t size, unsigned percent) {
+    return size % 3 == 0 ? size : std::max<std::uint64_t>(1, size * percent / 100);
+  }
+  template <class Random>
+  static unsigned any_scale(Random& random) {
+    return chance(random, 70) ? 100 : kSmallest + static_cast<unsigned>(below(random, 100 - kSmallest));
+  }
+
   template <class Random>
   static Program make(Random& random) {
     Program program;
@@ -107,6 +117,11 @@ Planned plan(const Program& program, std::uint32_t sequence, mempool::Stream str
   return made;
 }
 
+// Makes it a part of an envelope, for batches of any scale.
+inline void envelop(mempool::Table& table) {
+  for (const std::uint64_t size : table.sizes) table.least.push_back(Program::scaled(size, Program::kSmallest));
+}
+
 // Where a sequence last began the program, by its own count of allocations, as the planner finds it in the recording;
 // anywhere if it has not.
 template <class Random>
@@ -135,6 +150,7 @@ std::unique_ptr<mempool::Pattern> any_pattern(const std::vector<Program>& progra
   auto pattern = std::make_unique<mempool::Pattern>();
   pattern->cyclic = cyclic;
   const mempool::Stream main = chance(random, 80) ? 0 : 1;
+  const bool enveloped = cyclic && chance(random, 30);
   std::size_t base = 0;
   for (unsigned i = 0; i < programs.size(); ++i) {
     const std::size_t which = chance(random, 90) ? i : below(random, programs.size());
@@ -147,6 +163,7 @@ std::unique_ptr<mempool::Pattern> any_pattern(const std::vector<Program>& progra
     if (cyclic && i < recording.counts.size()) part.table.phase = phase_of(recording, i, program.from(first), random);
     base = std::max(base, part.bytes);
     if (!cyclic) part.table.marks = {0, part.table.length() / 2, part.table.length()};
+    if (enveloped) envelop(part.table);
     pattern->tables.push_back(std::move(part.table));
     pattern->arena_bytes = std::max(pattern->arena_bytes, part.bytes);
   }

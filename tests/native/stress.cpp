@@ -103,10 +103,11 @@ class Worker {
   void iteration(const Program& program, Stream stream) {
     std::vector<Buffer> live(program.sizes.size());
     const std::size_t count = live.size();
+    const unsigned scale = Program::any_scale(random_);
     const std::size_t until = chance(random_, 10) ? below(random_, count) : count;  // an exception half-way
     for (std::size_t k = 0; k < until; ++k) {
       if (chance(random_, s_.strays)) kept_.push_back(allocate(any_size(random_), stream));  // an extra one
-      const std::uint64_t size = chance(random_, s_.strays) ? any_size(random_) : program.sizes[k];
+      const std::uint64_t size = chance(random_, s_.strays) ? any_size(random_) : Program::scaled(program.sizes[k], scale);
       live[k] = allocate(size, stream);
       for (std::size_t i = 0; i <= k; ++i) {
         if (live[i].address != 0 && i + program.lives[i] <= k + 1) release(live[i]);

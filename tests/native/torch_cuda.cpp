@@ -194,10 +194,11 @@ class Worker {
   void iteration() {
     const Program& program = s_.program;
     const Handle stream = s_.streams[0][chance(random_, 70) ? 0 : 1];
+    const unsigned scale = Program::any_scale(random_);
     std::vector<Buffer> live(program.sizes.size());
     for (std::size_t k = 0; k < live.size(); ++k) {
       if (chance(random_, 2)) keep(make(0, tensor_size(random_), stream));
-      live[k] = make(0, program.sizes[k], stream);
+      live[k] = make(0, Program::scaled(program.sizes[k], scale), stream);
       for (std::size_t i = 0; i <= k; ++i) {
         if (live[i].address == 0 || i + program.lives[i] > k + 1) continue;
         free(live[i]);
@@ -338,10 +339,12 @@ struct Served {
 
 std::unique_ptr<mempool::Pattern> pattern_for(const Setting& s, Random& random) {
   auto pattern = std::make_unique<mempool::Pattern>();
+  const bool enveloped = chance(random, 30);
   std::size_t base = 0;
   for (std::uint32_t sequence = 0; sequence < 16; ++sequence) {  // whichever thread comes when
     const std::size_t from = chance(random, 30) ? 0 : base;  // some share addresses
     Planned part = plan(s.program, sequence, 0, from, 512, chance(random, 20), random);
+    if (enveloped) envelop(part.table);
     base = std::max(base, part.bytes);
     pattern->arena_bytes = std::max(pattern->arena_bytes, part.bytes);
     pattern->tables.push_back(std::move(part.table));

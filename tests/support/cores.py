@@ -24,10 +24,12 @@ def pattern(
     sequence: int = 0,
     marks: Sequence[int] = (),
     phase: int = 0,
+    least: Sequence[int] | None = None,
 ) -> _core.Pattern:
     """A pattern of one sequence, or more: ``others`` are (sequence, stream, sizes, offsets).
 
     Without offsets every position has a place of its own. A row of offsets: one for each unrolled iteration.
+    ``least``: the least sizes of an envelope.
     """
     if offsets is None:
         offsets = np.concatenate([[0], np.cumsum([-(-size // 512) * 512 for size in sizes])[:-1]]).tolist()
@@ -36,9 +38,16 @@ def pattern(
     rows = [np.array(o, np.int64).reshape(len(s), unroll) for *_, s, o in tables]
     arena = max(int((o.max(axis=1) + s).max()) for o, (_, _, s, _) in zip(rows, tables, strict=True))
     made = _core.Pattern(cyclic=cyclic, unroll=unroll, arena_bytes=arena)
+    how = {} if least is None else {"least": np.array(least, np.int64)}
     for o, (number, on, s, _) in zip(rows, tables, strict=True):
         made.add_table(
-            sequence=number, stream=on, sizes=np.array(s, np.int64), offsets=o, marks=list(marks), phase=phase
+            sequence=number,
+            stream=on,
+            sizes=np.array(s, np.int64),
+            offsets=o,
+            marks=list(marks),
+            phase=phase,
+            **how,
         )
     return made
 

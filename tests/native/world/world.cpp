@@ -36,6 +36,7 @@ struct Thread {
   std::size_t program = 0;
   Stream stream = 0;
   std::size_t position = 0;
+  unsigned scale = 100;     // percent, of this iteration's sizes
   std::uint64_t count = 0;  // of its program's allocations
   std::vector<Due> due;
   std::vector<Buffer*> kept;
@@ -211,8 +212,9 @@ class World {
       thread.client->mark(Mark::step);
     }
     const std::size_t k = thread.position;
+    if (k == 0) thread.scale = Program::any_scale(choices);
     thread.position = k + 1 == program.sizes.size() ? 0 : k + 1;
-    Buffer* const buffer = allocate(thread, program.sizes[k], thread.stream, choices);
+    Buffer* const buffer = allocate(thread, Program::scaled(program.sizes[k], thread.scale), thread.stream, choices);
     ++thread.count;
     if (buffer != nullptr) thread.due.push_back({thread.count - 1 + program.lives[k], buffer});
     release_due(thread, choices, thread.count);

@@ -1,0 +1,125 @@
+"""Iterations that do the same with buffers of other sizes, as those of batches of many lengths: one for all.
+
+The envelope has each buffer as large as it ever is. A plan of it has a place for every iteration whose buffers
+are no larger, those that never came among them.
+"""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from numpy.typing import NDArray
+
+#: What so few kinds of iterations are mostly of has a plan for each of them; so large a share is mostly.
+FEW_KINDS, MOSTLY = 4, 3 / 4
+#: The peak load of the envelope may be so many times the largest that came: else they have little in common.
+MOST_LARGER = 1.1
+#: Of the latest iterations so many are looked at for that.
+LOADS_LOOKED_AT = 64
+#: A buffer whose size varies is expected to be no smaller than one part in so many of the smallest that came.
+SMALLER = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Envelope:
+    """Of some windows of a trace.
+
+    Attributes:
+        alike: the windows, which allocate in the same order; latest last.
+        size: int64[m], of all rows of the trace, bytes: in these windows as large as in any of them.
+        least: int64[m], bytes: what is expected there at least; the same where the size never varies.
+    """
+
+    alike: tuple[int, ...]
+    size: NDArray[np.int64]
+    least: NDArray[np.int64]
+
+
+def envelopes(
+    sequence: NDArray[np.int32],
+    size: NDArray[np.int64],
+    freed_before: NDArray[np.int64],
+    bounds: NDArray[np.int64],
+    main: int,
+    known: Collection[int] = (),
+) -> list[Envelope]:
+    """Those of iterations of more kinds than are worth a plan each.
+
+    Args:
+        sequence, size, freed_before, bounds: as of `traces.windows.Windows`.
+        main: the sequence that iterations are told by.
+        known: how many allocations the iterations of known envelopes have: these are of one, however few.
+    """
+    of_count: dict[int, list[int]] = {}
+    for window, (first, end) in enumerate(bounds.tolist()):
+        of_count.setdefault(int((sequence[first:end] == main).sum()), []).append(window)
+    found = []
+    for count, windows in of_count.items():
+        first, end = bounds[windows[-1]].tolist()
+        one = len(windows) > 1 and end - first in known
+        if count and (one or _are_many_kinds(sequence, size, bounds[windows], main)):
+            envelope = _envelope(sequence, size, bounds, windows)
+            if _is_tight(envelope, size, freed_before, bounds):
+                found.append(envelope)
+    return found
+
+
+def _are_many_kinds(
+    sequence: NDArray[np.int32], size: NDArray[np.int64], bounds: NDArray[np.int64], main: int
+) -> bool:
+    kinds = collections.Counter(
+        size[first:end][sequence[first:end] == main].tobytes() for first, end in bounds.tolist()
+    )
+    few = sum(count for _, count in kinds.most_common(FEW_KINDS))
+    return len(kinds) > FEW_KINDS and few < MOSTLY * len(bounds)
+
+
+def _envelope(
+    sequence: NDArray[np.int32], size: NDArray[np.int64], bounds: NDArray[np.int64], windows: Sequence[int]
+) -> Envelope:
+    most, least = size.copy(), size.copy()
+    rows = [np.arange(*bounds[window]) for window in windows]
+    for s in np.flatnonzero(np.bincount(sequence[rows[-1]])).tolist():
+        own = [each[sequence[each] == s] for each in rows]
+        if len({len(each) for each in own}) > 1:
+            continue  # a sequence that varies is not planned
+        at = np.stack(own)
+        smallest, largest = size[at].min(axis=0), size[at].max(axis=0)
+        most[at] = largest
+        least[at] = expected_least(smallest, largest)
+    return Envelope(tuple(windows), most, least)
+
+
+def expected_least(smallest: NDArray[np.int64], largest: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of buffers that came in these sizes; those whose size never varies are told by it."""
+    least: NDArray[np.int64] = np.where(smallest < largest, np.maximum(smallest // SMALLER, 1), largest)
+    return least
+
+
+def _is_tight(
+    envelope: Envelope, size: NDArray[np.int64], freed_before: NDArray[np.int64], bounds: NDArray[np.int64]
+) -> bool:
+    """Whether its load is hardly larger than that of the largest that came."""
+    peaks = [
+        (_peak(envelope.size, freed_before, rows), _peak(size, freed_before, rows))
+        for window in envelope.alike[-LOADS_LOOKED_AT:]
+        for rows in [slice(*bounds[window].tolist())]
+    ]
+    largest, came = (max(column) for column in zip(*peaks, strict=True))
+    return largest <= MOST_LARGER * came
+
+
+def _peak(size: NDArray[np.int64], freed_before: NDArray[np.int64], rows: slice) -> int:
+    """Most bytes of a window's own buffers that are alive at one time in it."""
+    freed, own = freed_before[rows], size[rows]
+    gone = np.flatnonzero((freed >= 0) & (freed < rows.stop))
+    change = own.copy()
+    np.subtract.at(change, freed[gone] - rows.start, own[gone])
+    return int(np.cumsum(change).max())
