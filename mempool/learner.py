@@ -281,10 +281,15 @@ class Learner:
         return bool(state["iterations"] > self._recorded_at or passed < 2 * len(known.buffers))
 
     def _plan(self, pattern: Pattern, counts: list[int]) -> bool:
-        planned = self.making.plan(pattern)
+        stays = self.making.stays()
+        planned = self.making.plan(pattern, stays)
+        if planned is not None and stays and not self.making.can_be_had(planned):
+            stays = []
+            planned = self.making.plan(pattern)
         if planned is None:
             return False
         self.making.install(planned, counts)
+        self.making.prospects.made_around(planned.key, stays)
         self.making.may_get_better(planned)
         self._vain = 0
         self._client.check_again_after(max(64, 4 * len(pattern.buffers)))

@@ -101,6 +101,11 @@ class Making:
         """(begin, end) offsets of all that is in use in the arena now."""
         return set(self._core.arena_ranges())
 
+    def stays(self) -> list[tuple[int, int]]:
+        """(begin, end) offsets of what plans were made around, and is still there: in any other's way, too."""
+        around = (self.prospects.around(known.key) for known in self.known)
+        return sorted(set[tuple[int, int]]().union(*around) & self.arena_ranges())
+
     def plan(
         self,
         pattern: Pattern,
@@ -197,8 +202,7 @@ class Making:
         known = self.together.joined(self.known) if known is None else known
         if len(known) < 2:
             return False
-        stays = set(around).union(*(self.prospects.around(planned.key) for planned in known))
-        around = sorted(stays & self.arena_ranges())
+        around = sorted((set(around) & self.arena_ranges()).union(self.stays()))
         made = self.together.make(
             known, self.iteration(), lambda *kinds: self._made(make_plans, *kinds, around=around)
         )

@@ -237,7 +237,11 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
                          std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& one) {
                            return one.follower.warms_up() || (&one != &sequence && one.follower.plays());
                          });
-    given = pool_->allocate_dynamic(bytes, stream, (replaying_ && in_step) || pool_->anyone_plays(this));
+    const std::size_t before = pool_->source().reserved().current;
+    const bool keeps_out = (replaying_ && in_step && !goes_far_off()) || pool_->anyone_plays(this);
+    given = pool_->allocate_dynamic(bytes, stream, keeps_out);
+    const std::size_t after = pool_->source().reserved().current;
+    if (after > before) taken_beside_ += after - before;
     if (place != kDynamic && given.address != 0) pool_->note_place(given.address, place);
   }
   if (given.address != 0) {

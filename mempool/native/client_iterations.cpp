@@ -134,6 +134,7 @@ void Client::begin_latest() noexcept {
   coming_ = nullptr;
   latest_at_ = iterations_ + 1;
   clean_ = longest_clean_ = spoilt_ = 0;
+  gives_back_after_ = 1;
   before_latest_ = stats_.outcomes;
   misses_before_ = 0;
   divergences_.clear();  // they belonged to another plan
@@ -219,6 +220,7 @@ std::vector<std::pair<Offset, Offset>> Client::lasting_blockers() const {
 void Client::boundary(Pattern* ended) noexcept {
   judge_iteration();
   ++iterations_;
+  taken_beside_ = 0;
   if (ended != nullptr) {
     // A warm-up is always followed by its steady pattern.
     if (ended_ != nullptr && ended_->cyclic && ended->cyclic) ended_->next = ended;
@@ -234,7 +236,11 @@ void Client::boundary(Pattern* ended) noexcept {
   have_arena();
   perhaps_in_effect();
   // Without a plan nobody knows what the next iteration takes.
-  if (replaying_) pool_->return_idle_after(*this);
+  if (!replaying_) return;
+  pool_->return_idle_after(*this);
+  if (latest_at_ == 0 || iterations_ - latest_at_ < gives_back_after_) return;
+  gives_back_after_ *= 2;
+  pool_->return_beside();
 }
 
 void Client::begin_everywhere(std::uint64_t mark, bool begins) noexcept {

@@ -461,6 +461,15 @@ void Pool::return_idle_after(Client& client) noexcept {
   return_idle();
 }
 
+void Pool::return_beside() noexcept {
+  if (!source_.traits().slow_return) return;
+  bool captured = false;  // into a graph, of which the pool need not know
+  segments_.each_idle_stream([&](Stream stream) { captured = captured || source_.device().capturing(stream); });
+  if (captured) return;
+  segments_.next_epoch();
+  segments_.trim(segments_.epoch() - 1, arena_bytes_ / kMostBeside);
+}
+
 bool Pool::anyone_plays(const Client* but) const noexcept {
   return std::any_of(clients_.begin(), clients_.end(),
                      [&](const Client* client) { return client != but && client->plays(); });

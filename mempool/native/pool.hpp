@@ -206,6 +206,10 @@ class Pool : private Live<Pool>, private Idle {
   // The same at a client's boundary: once each client that follows a plan has come to one. What the slower ones use in every
   // iteration of theirs is not idle.
   void return_idle_after(Client& client) noexcept;
+  // Where giving back waits for the device, and so is done ever more rarely: what was idle since the last call, beyond an
+  // eighth of the arena.
+  void return_beside() noexcept;
+  static constexpr std::size_t kMostBeside = 8;  // beside the arena, one part in so many of it
   // The clock's, once for all clients.
   std::chrono::steady_clock::time_point idle_returned{};
 

@@ -441,7 +441,7 @@ void Segments::forget_streams() noexcept {
   for (auto it = bins_.begin(); it != bins_.end();) it = it->second.blocks == 0 ? bins_.erase(it) : std::next(it);
 }
 
-void Segments::trim(std::uint64_t idle_before) noexcept {
+void Segments::trim(std::uint64_t idle_before, std::size_t keep) noexcept {
   if (source_.held()) return;
   const bool everything = idle_before == ~std::uint64_t{0};
   for (auto it = segments_.begin(); everything && it != segments_.end();) {
@@ -449,7 +449,7 @@ void Segments::trim(std::uint64_t idle_before) noexcept {
     gather(segment);
     if (segment.first->free && is_whole(*segment.first)) drop(segment);
   }
-  for (Block* block = idle_.first(); block != nullptr;) {
+  for (Block* block = idle_.first(); block != nullptr && (everything || idle_.bytes() > keep);) {
     Block* const next = block->idle_after;
     if (block->idle_since < idle_before && !give_back(block, ~std::size_t{0})) return;
     block = next;

@@ -54,8 +54,9 @@ class Segments {
   // which is for when no graph needs it any more.
   void keep_for_replays() noexcept { for_replays_ = true; }
   bool keeps(std::size_t bytes) const noexcept { return idle_.bytes() <= retained_limit_ && bytes <= retained_limit_ - idle_.bytes(); }
-  // Gives back free segments, and free pages of shared ones. `idle_before`: only what is idle since an earlier epoch.
-  void trim(std::uint64_t idle_before = ~std::uint64_t{0}) noexcept;
+  // Gives back free segments, and free pages of shared ones. `idle_before`: only what is idle since an earlier epoch, the oldest
+  // first, until no more than `keep` bytes are.
+  void trim(std::uint64_t idle_before = ~std::uint64_t{0}, std::size_t keep = 0) noexcept;
   bool give_back_oldest() noexcept;  // false: nothing is idle, or it may not go back
   void next_epoch() noexcept { ++epoch_; }
   std::uint64_t epoch() const noexcept { return epoch_; }
