@@ -177,9 +177,9 @@ class Pattern:
 
     def __init__(self, *, cyclic: bool = True, marked: bool = False, unroll: int = 1, arena_bytes: int) -> None: ...
 
-    def add_table(self, *, sequence: int, stream: int, sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], phase: int = 0, marks: Sequence[int] = []) -> None:
+    def add_table(self, *, sequence: int, stream: int, sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], phase: int = 0, marks: Sequence[int] = [], least: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None:
         """
-        Positions of one sequence: sizes int64[n] in bytes, offsets int64[n, unroll] in bytes (-1: dynamic). phase: the count of the sequence's allocations at which position 0 was due. The first table added decides where iterations end.
+        Positions of one sequence: sizes int64[n] in bytes, offsets int64[n, unroll] in bytes (-1: dynamic). phase: the count of the sequence's allocations at which position 0 was due. The first table added decides where iterations end. least: of an envelope, int64[n], bytes that each position has at least.
         """
 
     @property

@@ -62,6 +62,19 @@ class Kinds:
             for follower, reach in pattern.reach.items():
                 self._reach[key, follower] = _larger(self._reach.get((key, follower)), reach)
 
+    def take_over(self, key: bytes, former: set[bytes]) -> None:
+        """What was seen of these, of as many buffers, is known of this one, which serves them all."""
+        names = dict.fromkeys(former, key)
+        self._followed = {(names.get(who, who), names.get(by, by)) for who, by in self._followed}
+        reaches, self._reach = self._reach, {}
+        for (who, follower), reach in reaches.items():
+            pair = names.get(who, who), names.get(follower, follower)
+            self._reach[pair] = _larger(self._reach.get(pair), reach)
+        for one in former & self._ends.keys():
+            self._ends[key] = _larger(self._ends.get(key), self._ends.pop(one))
+            stays = self._stays.pop(one)
+            self._stays[key] = self._stays.get(key, stays) | stays
+
     def can_be_joined(self, planned: Planned) -> bool:
         """Whether it is known what follows this kind, and what of it is alive then."""
         return bool(self._seen(planned)) and not planned.buffers.group.any()
@@ -128,7 +141,8 @@ class Kinds:
         # Nobody knows for how many iterations that will be.
         stays |= (reach > length + length.min()).any(axis=1)
         buffers = dataclasses.replace(rows, end=end, persistent=stays)
-        return Kind(buffers, np.where(stays[:, None], 0, reach), planned.pattern.sequence.astype(np.int64))
+        reach = np.where(stays[:, None], 0, reach)
+        return Kind(buffers, reach, planned.pattern.sequence.astype(np.int64), planned.pattern.least)
 
     def load(self) -> int:
         """Most bytes alive in any succession of those that were planned together last."""

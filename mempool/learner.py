@@ -217,7 +217,7 @@ class Learner:
         begin, allocations = found
         wanted = {} if begin <= MOST_WARM_UP else {"allocations": allocations - begin}
         packed, streams, counts, whole = self._client.recording(**wanted)
-        found: list[Pattern] = self._ask(
+        patterns: list[Pattern] = self._ask(
             recurring,
             packed,
             streams,
@@ -226,7 +226,7 @@ class Learner:
             whole_recording=whole,
             enveloped=enveloped.lengths(self.known),
         )
-        return enveloped.widened(found, self.known), counts
+        return enveloped.widened(patterns, self.known), counts
 
     def _longer_lived(self, pattern: Pattern, state: dict[str, Any]) -> Pattern | None:
         """What is planned, with the longer lifetimes of this pattern; None: it is not, or they are none."""

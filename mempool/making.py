@@ -102,7 +102,7 @@ class Making:
         return set(self._core.arena_ranges())
 
     def stays(self) -> list[tuple[int, int]]:
-        """(begin, end) offsets of what plans were made around, and is still there: in any other's way, too."""
+        """(begin, end) offsets of what plans were made around, and is still in the way of any."""
         around = (self.prospects.around(known.key) for known in self.known)
         return sorted(set[tuple[int, int]]().union(*around) & self.arena_ranges())
 
@@ -165,8 +165,10 @@ class Making:
         pattern = planned.pattern
         self.together.planned(self.counts(), self.beside.occupied())
         longer = any(known.same_sequence(pattern) for known in self.known)
+        served = {known.key for known in self.known if planned.serves(known.pattern)} - {planned.key}
         if not self.known.install(planned, counts, instead_of=instead_of):
             return False
+        self.together.take_over(planned.key, served)
         self.prospects.keep({known.key for known in self.known})
         if pattern.coverage < LEAST_COVERAGE or longer or instead_of is not None:
             self.prospects.improvable.add(planned.key)

@@ -229,7 +229,8 @@ def _kinds(ones: Sequence[_One]) -> dict[int, Kind]:
         end = _numbers(columns["kind.end"], "a kind's end", len(rows), 0, LARGEST)
         reach = _numbers(columns["kind.reach"], "a kind's reach", len(rows) * count, 0, LARGEST)
         buffers = dataclasses.replace(rows, end=end)
-        kinds[number] = Kind(buffers, reach.reshape(-1, count), planned.pattern.sequence.astype(np.int64))
+        sequence = planned.pattern.sequence.astype(np.int64)
+        kinds[number] = Kind(buffers, reach.reshape(-1, count), sequence, planned.pattern.least)
     check_kinds(list(kinds.values()), [planned.plan for planned in together])
     return kinds
 

@@ -193,7 +193,7 @@ class Planned:
                 sizes=np.ascontiguousarray(self.buffers.size[rows]),
                 offsets=np.ascontiguousarray(self.plan.offset[rows]),
                 phase=phase,
-                **({} if least is None else {"least": np.ascontiguousarray(least[rows])}),
+                least=None if least is None else np.ascontiguousarray(least[rows]),
             )
         return native
 

@@ -150,8 +150,7 @@ def recurring(
     if interrupt is not None and interrupt():
         return []
     trace = Recording(alignment).brief(packed, streams)
-    how = {"small_bytes": small_bytes, "whole_recording": whole_recording}
-    return find_patterns(trace, enveloped=enveloped, **how)
+    return find_patterns(trace, small_bytes=small_bytes, whole_recording=whole_recording, enveloped=enveloped)
 
 
 def _in_the_programs_order(kind: NDArray[np.uint32]) -> NDArray[np.intp]:

@@ -68,6 +68,11 @@ class Together:
             if not kept:
                 self.__dict__["_kinds"] = before
 
+    def take_over(self, key: bytes, former: set[bytes]) -> None:
+        """The plan of this key serves what those of these keys did, and takes their place."""
+        if former:
+            self._kinds.take_over(key, former)
+
     def planned(self, now: Counts, occupied: int) -> None:
         """There is another plan; ``occupied``: allocations that found something in their place, ever."""
         self._allocations, self._occupied = now.allocations, occupied

@@ -42,11 +42,14 @@ class Kind:
             iteration; beyond the follower's end it lives on in the iteration after that, at most to its end.
         sequence: int64[n], what tells buffers of equal size apart: where two kinds begin with the same sizes
             and sequences, these have the same offsets in both, so that nothing hangs on which of them it is.
+        least: int64[n], of a kind whose sizes vary, the bytes that each buffer has at least, where those of
+            ``buffers`` are the most: a beginning is the same where the sizes may be. None: they do not vary.
     """
 
     buffers: Buffers
     reach: NDArray[np.int64]
     sequence: NDArray[np.int64]
+    least: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.buffers)
@@ -123,7 +126,8 @@ class Joint:
         for number, (kind, node) in enumerate(zip(self._kinds, self._node, strict=True)):
             for column in range(self.columns):
                 owner = node * self.columns + column
-                size[owner], alignment[owner] = kind.buffers.size, kind.buffers.alignment
+                size[owner] = np.maximum(size[owner], kind.buffers.size)  # where kinds begin alike, and vary
+                alignment[owner] = kind.buffers.alignment
                 stream[owner] = kind.buffers.stream
                 uses[owner] += 1
                 couples[owner[kind.outlives]] = True
@@ -220,12 +224,22 @@ def _columns(kind: Kind, length: NDArray[np.int64]) -> int:
 
 def _shared_beginnings(kinds: Sequence[Kind]) -> list[NDArray[np.int64]]:
     """Of each kind's buffers, a number; the same for those of two kinds if all is the same up to there."""
-    numbers: dict[tuple[int, int, int], int] = {}
+    count = 0
+    #: By what came before and the sequence, the ranges of sizes that may follow, each with its number.
+    following: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     found = []
     for kind in kinds:
+        most = kind.buffers.size
+        least = most if kind.least is None else kind.least
         number, mine = -1, []
-        for size, sequence in zip(kind.buffers.size.tolist(), kind.sequence.tolist(), strict=True):
-            number = numbers.setdefault((number, size, sequence), len(numbers))
+        for lo, hi, sequence in zip(least.tolist(), most.tolist(), kind.sequence.tolist(), strict=True):
+            ranges = following.setdefault((number, sequence), [])
+            at = next((i for i, (low, high, _) in enumerate(ranges) if low <= hi and lo <= high), len(ranges))
+            if at == len(ranges):
+                ranges.append((lo, hi, count))
+                count += 1
+            low, high, number = ranges[at]
+            ranges[at] = min(low, lo), max(high, hi), number
             mine.append(number)
         found.append(np.array(mine, np.int64))
     return found

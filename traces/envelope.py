@@ -1,7 +1,7 @@
 """Iterations that do the same with buffers of other sizes, as those of batches of many lengths: one for all.
 
-The envelope has each buffer as large as it ever is. A plan of it has a place for every iteration whose buffers
-are no larger, those that never came among them.
+The envelope has each buffer as large as it ever is. A plan of it has a place for every iteration whose
+buffers are no larger, those that never came among them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ def envelopes(
     """Those of iterations of more kinds than are worth a plan each.
 
     Args:
-        sequence, size, freed_before, bounds: as of `traces.windows.Windows`.
+        sequence: of each row, as the next three of `traces.windows.Windows`.
+        size: of each row, in bytes.
+        freed_before: of each row.
+        bounds: of each window.
         main: the sequence that iterations are told by.
         known: how many allocations the iterations of known envelopes have: these are of one, however few.
     """
@@ -113,7 +116,7 @@ def _is_tight(
         for rows in [slice(*bounds[window].tolist())]
     ]
     largest, came = (max(column) for column in zip(*peaks, strict=True))
-    return largest <= MOST_LARGER * came
+    return bool(largest <= MOST_LARGER * came)
 
 
 def _peak(size: NDArray[np.int64], freed_before: NDArray[np.int64], rows: slice) -> int:

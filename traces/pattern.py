@@ -120,8 +120,8 @@ def find_patterns(
         whole_recording: the trace begins with the program, so what comes first is its warm-up.
         anywhere: the trace is finished: take the longest stretch of iterations in it, for a program does
             other things at last.
-        enveloped: where marked iterations of many kinds differ in sizes only, find their envelope instead; and
-            of those with as many allocations as one of these, however few they are. None: find none.
+        enveloped: where marked iterations of many kinds differ in sizes only, find their envelope instead;
+            and of those with as many allocations as one of these, however few they are. None: find none.
 
     Raises:
         TraceError: the trace contradicts itself.

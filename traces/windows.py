@@ -133,7 +133,12 @@ def _without_rare(event: NDArray[np.int64], size: NDArray[np.int64]) -> Iterator
 
 
 def _windows_of(
-    trace: Trace, event: NDArray[np.int64], evidence: Evidence, *, anywhere: bool, enveloped: Collection[int] | None
+    trace: Trace,
+    event: NDArray[np.int64],
+    evidence: Evidence,
+    *,
+    anywhere: bool,
+    enveloped: Collection[int] | None,
 ) -> list[Windows]:
     """The windows of these allocations."""
     if len(event) == 0:
@@ -177,8 +182,9 @@ def _windows_of(
     for alike, sizes, least in _kinds(_alike(sequence, size, bounds, main), size, joined):
         groups = _groups(sequence, sizes, bounds, alike, main)
         windows = Windows(
-            event, sequence, stream, sizes, freed_before, shared, marks, seen, bounds, alike, groups, {}, least
+            event, sequence, stream, sizes, freed_before, shared, marks, seen, bounds, alike, groups, {}
         )
+        windows = dataclasses.replace(windows, least=least)
         if len(mark_events) == 0:
             windows = dataclasses.replace(windows, apart=_apart(windows, anywhere=anywhere))
         found.append(windows)

@@ -197,7 +197,7 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   } else if (const Address address = pool_->take_planned(*match.slot, bytes, sequence.follower.stream())) {
     if (pool_->foresees()) look_ahead(sequence);
     return address;
-  } else if (match.slot->offset + bytes > pool_->arena_bytes()) {
+  } else if (match.slot->offset + bytes > pool_->arena_bytes() || pool_->vacated().has(match.slot->offset)) {
     outcome = Outcome::no_arena;
   } else {
     const Occupancy::Range range = pool_->occupancy().in_the_way(match.slot->offset, match.slot->offset + bytes);
@@ -233,13 +233,8 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
     resized->done = given.address != 0;
   }
   if (given.address == 0) {
-    const bool in_step = sequence.follower.in_step() ||
-                         std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& one) {
-                           return one.follower.warms_up() || (&one != &sequence && one.follower.plays());
-                         });
     const std::size_t before = pool_->source().reserved().current;
-    const bool keeps_out = (replaying_ && in_step && !goes_far_off()) || pool_->anyone_plays(this);
-    given = pool_->allocate_dynamic(bytes, stream, keeps_out);
+    given = pool_->allocate_dynamic(bytes, stream, (replaying_ && keeps_out_of_holes(sequence)) || pool_->anyone_plays(this));
     const std::size_t after = pool_->source().reserved().current;
     if (after > before) taken_beside_ += after - before;
     if (place != kDynamic && given.address != 0) pool_->note_place(given.address, place);
@@ -248,6 +243,18 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
     ++stats_.outcomes[static_cast<std::size_t>(outcome)];
   }
   return given;
+}
+
+// The arena's holes are about to be used, and what is made while a program warms up may stay. Where an iteration has outgrown its
+// envelope, the arena serves it as it can, once much was taken beside it.
+bool Client::keeps_out_of_holes(const Sequence& asks) const noexcept {
+  const Follower& own = asks.follower;
+  const bool outgrown = own.pattern() != nullptr && own.pattern()->is_envelope() &&
+                        taken_beside_ > pool_->arena_bytes() / Pool::kMostBeside;
+  return std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& one) {
+    if (one.follower.warms_up()) return true;
+    return !outgrown && (&one == &asks ? one.follower.in_step() : one.follower.plays());
+  });
 }
 
 // The lock is held, here and below.

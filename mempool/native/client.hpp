@@ -266,8 +266,8 @@ class Client : private Live<Client> {
   void perhaps_in_effect() noexcept;
   bool settled() const noexcept;
   void judge_iteration() noexcept;
-  // Much was taken beside the arena for what went off the plan in this iteration: its holes are for that, too.
-  bool goes_far_off() const noexcept { return taken_beside_ > pool_->arena_bytes() / Pool::kMostBeside; }
+  void look_beside() noexcept;
+  bool keeps_out_of_holes(const Sequence& asks) const noexcept;
   void begin(Sequence& sequence, std::uint64_t mark) noexcept;
   void begin_everywhere(std::uint64_t mark, bool begins) noexcept;  // the mark's number, and whether it is a begin
   Pattern* largest(std::size_t most = ~std::size_t{0}) const noexcept;
@@ -313,7 +313,9 @@ class Client : private Live<Client> {
   Pattern* current_ = nullptr;        // where a new iteration or thread begins
   // An envelope was loaded, and no iteration has come yet: it has places for anything, parameters too.
   bool holds_back_ = false;
-  std::uint64_t gives_back_after_ = 1;  // iterations of the latest plan: what has long lain idle beside the arena
+  // When to give back what lies idle beside the arena, on a device where that has to be waited for: ever more rarely.
+  unsigned looks_beside_ = 0;         // to come
+  std::uint64_t look_beside_at_ = 0, pause_beside_ = 1;  // iteration of the next one, and how many lie between two
   std::size_t taken_beside_ = 0;      // bytes from the device for what had no place in the arena, in this iteration
   Pattern* ended_ = nullptr;          // of the last iteration that ended
   Succession succession_;             // of the iterations that ended

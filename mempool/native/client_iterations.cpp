@@ -13,6 +13,7 @@ constexpr std::size_t kFewEvents = 64;  // in a recording of fewer, each mark is
 constexpr std::uint64_t kPatience = 2;  // iterations that a buffer is in the way before it is taken to stay
 // Iterations, after which an arena that was refused is asked for again; twice as many each time.
 constexpr std::uint64_t kShortestPause = 4, kLongestLook = 64, kLongestPause = 1024;
+constexpr unsigned kLooksBeside = 2;  // after memory was taken beside the arena, or the arena itself
 constexpr std::uint64_t kMostSpoilt = 24;  // so that it is soon over
 constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest, the planner stops recording
 
@@ -59,7 +60,8 @@ void Client::refused(Pattern& pattern, Refusal why) noexcept {
   const bool looked = why == Refusal::foreseen || why == Refusal::budget;
   const std::uint64_t longest = why == Refusal::device ? kLongestPause : looked ? kLongestLook : kShortestPause;
   pattern.pause = std::clamp(2 * pattern.pause, kShortestPause, longest);
-  pattern.retry_at = iterations_ + pattern.pause;
+  const bool vacates = why == Refusal::alive && pool_->vacated().any();  // at the next boundary it may be empty
+  pattern.retry_at = iterations_ + (vacates ? 1 : pattern.pause);
   if (&pattern == largest() && std::exchange(refusal_, why) != why) ++refusals_;
 }
 
@@ -134,7 +136,8 @@ void Client::begin_latest() noexcept {
   coming_ = nullptr;
   latest_at_ = iterations_ + 1;
   clean_ = longest_clean_ = spoilt_ = 0;
-  gives_back_after_ = 1;
+  looks_beside_ = kLooksBeside;
+  look_beside_at_ = iterations_ + (pause_beside_ = 1);
   before_latest_ = stats_.outcomes;
   misses_before_ = 0;
   divergences_.clear();  // they belonged to another plan
@@ -220,6 +223,7 @@ std::vector<std::pair<Offset, Offset>> Client::lasting_blockers() const {
 void Client::boundary(Pattern* ended) noexcept {
   judge_iteration();
   ++iterations_;
+  if (taken_beside_ != 0 && looks_beside_ == 0) looks_beside_ = kLooksBeside, look_beside_at_ = iterations_ + pause_beside_;
   taken_beside_ = 0;
   if (ended != nullptr) {
     // A warm-up is always followed by its steady pattern.
@@ -238,9 +242,14 @@ void Client::boundary(Pattern* ended) noexcept {
   // Without a plan nobody knows what the next iteration takes.
   if (!replaying_) return;
   pool_->return_idle_after(*this);
-  if (latest_at_ == 0 || iterations_ - latest_at_ < gives_back_after_) return;
-  gives_back_after_ *= 2;
-  pool_->return_beside();
+  if (looks_beside_ != 0 && iterations_ >= look_beside_at_) look_beside();
+}
+
+// What was taken for what went off the plan may be of no more use. The first look tells what is idle from then on.
+void Client::look_beside() noexcept {
+  --looks_beside_;
+  if (pool_->return_beside()) pause_beside_ = std::min(2 * pause_beside_, kLongestPause);
+  look_beside_at_ = iterations_ + pause_beside_;
 }
 
 void Client::begin_everywhere(std::uint64_t mark, bool begins) noexcept {

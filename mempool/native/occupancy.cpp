@@ -198,7 +198,8 @@ Offset Occupancy::find_hole(std::size_t bytes, std::size_t alignment, Offset lim
   Offset best_size = ~Offset{0};
   const auto consider = [&](Offset begin, Offset end) {
     const Offset aligned = (begin + alignment - 1) / alignment * alignment;
-    if (aligned > end || end - aligned < bytes || end - aligned >= best_size) return;
+    if (aligned > end || end - aligned < bytes || end - aligned > best_size) return;
+    if (end - aligned == best_size && aligned > best) return;
     best = aligned;
     best_size = end - aligned;
   };

@@ -64,7 +64,10 @@ Refusal Pool::try_arena(std::size_t bytes) noexcept {
   // that is not so now, free memory stays where it is.
   collect();
   const bool in_place = arena_base_ != 0 && wanted <= arena_space_;
-  if (arena_base_ != 0 && !in_place && occupancy_.alive() != 0) return Refusal::alive;
+  if (arena_base_ != 0 && !in_place && occupancy_.alive() != 0) {
+    if (within_budget(wanted, false) && may_be_had(wanted, false)) vacate();
+    return Refusal::alive;
+  }
   if (!within_budget(wanted, in_place)) return Refusal::budget;
   if (!may_be_had(wanted, in_place)) return Refusal::foreseen;
   trim();
@@ -78,6 +81,12 @@ Refusal Pool::try_arena(std::size_t bytes) noexcept {
   if (wanted > arena_bytes_ && !source_.commit(arena_base_ + arena_bytes_, wanted - arena_bytes_)) return Refusal::device;
   arena_bytes_ = std::max(arena_bytes_, wanted);
   return Refusal::none;
+}
+
+void Pool::vacate() noexcept try {
+  if (source_.has_budget()) return;  // what has no place would be swapped out for it
+  vacated_.add(occupancy_.live_ranges(), boundaries());
+} catch (...) {  // the host has no memory to remember them
 }
 
 bool Pool::within_budget(std::size_t arena_bytes, bool in_place) const noexcept {
@@ -111,6 +120,7 @@ bool Pool::release_arena() noexcept {
   if (!source_.release(arena_base_, arena_space_, arena_bytes_)) return false;
   arena_base_ = arena_bytes_ = arena_space_ = 0;
   live_arena_.reset();
+  vacated_.done();
   streams_.clear();
   occupancy_.forget_lines();
   holes_shut_ = false;
@@ -269,7 +279,7 @@ Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool in_ste
   try {
     Given given = from_segments(bytes, stream, Segments::Effort::reuse);
     const bool budget = source_.has_budget();  // then holes are the last that is within it: what stays for long does not belong there
-    if (given.address == 0 && !in_step && !holes_shut_ && !budget) given = from_hole(bytes, stream, false);
+    if (given.address == 0 && !in_step && !holes_shut_ && !vacated_.any() && !budget) given = from_hole(bytes, stream, false);
     if (given.address == 0) take_over_idle(bytes, stream);
     if (given.address == 0 && budget && !source_.keep_budget(source_.round_to_page(bytes))) given = from_hole(bytes, stream, true);
     if (given.address == 0) given = from_segments(bytes, stream, Segments::Effort::normal);
@@ -461,13 +471,15 @@ void Pool::return_idle_after(Client& client) noexcept {
   return_idle();
 }
 
-void Pool::return_beside() noexcept {
-  if (!source_.traits().slow_return) return;
+bool Pool::return_beside() noexcept {
+  if (!source_.traits().slow_return) return false;
   bool captured = false;  // into a graph, of which the pool need not know
   segments_.each_idle_stream([&](Stream stream) { captured = captured || source_.device().capturing(stream); });
-  if (captured) return;
+  if (captured) return false;
+  const std::size_t before = segments_.retained();
   segments_.next_epoch();
   segments_.trim(segments_.epoch() - 1, arena_bytes_ / kMostBeside);
+  return segments_.retained() < before;
 }
 
 bool Pool::anyone_plays(const Client* but) const noexcept {

@@ -21,6 +21,7 @@
 #include "pattern.hpp"
 #include "segments.hpp"
 #include "small.hpp"
+#include "vacated.hpp"
 #include "sync.hpp"
 
 namespace mempool {
@@ -76,6 +77,7 @@ class Pool : private Live<Pool>, private Idle {
   Address take_planned(const Slot& slot, std::size_t bytes, Stream stream) noexcept {
     const Offset end = slot.offset + bytes;
     if (end > arena_bytes_ && MEMPOOL_GUARDED("arena_end")) return 0;
+    if (vacated_.any() && vacated_.has(slot.offset)) return 0;
     if (!occupancy_.is_free(slot.offset, end, slot.cells_before_end)) {
       // What lies behind it is no hindrance where an envelope's buffer is smaller than planned.
       if (!occupancy_.is_free(slot.offset, end, occupancy_.cells_before(end))) return 0;
@@ -88,6 +90,8 @@ class Pool : private Live<Pool>, private Idle {
     occupancy_.take_cell(slot.cell, end);
     return arena_base_ + slot.offset;
   }
+  // Whether places are left empty, for a larger arena: which ones.
+  const Vacated& vacated() const noexcept { return vacated_; }
   const ArenaStreams& arena_streams() const noexcept { return streams_; }
   std::size_t arena_bytes() const noexcept { return arena_bytes_; }
   // Cells for the starts of all patterns of all clients; call when a pattern comes or goes. May throw std::bad_alloc.
@@ -207,8 +211,8 @@ class Pool : private Live<Pool>, private Idle {
   // iteration of theirs is not idle.
   void return_idle_after(Client& client) noexcept;
   // Where giving back waits for the device, and so is done ever more rarely: what was idle since the last call, beyond an
-  // eighth of the arena.
-  void return_beside() noexcept;
+  // eighth of the arena. Whether anything was.
+  bool return_beside() noexcept;
   static constexpr std::size_t kMostBeside = 8;  // beside the arena, one part in so many of it
   // The clock's, once for all clients.
   std::chrono::steady_clock::time_point idle_returned{};
@@ -255,6 +259,7 @@ class Pool : private Live<Pool>, private Idle {
   Refusal try_arena(std::size_t bytes) noexcept;
   bool reserve_arena(std::size_t bytes) noexcept;
   bool may_be_had(std::size_t arena_bytes, bool in_place) noexcept;
+  void vacate() noexcept;  // at a boundary: for a larger arena
   bool within_budget(std::size_t arena_bytes, bool in_place) const noexcept;
   bool give_back_oldest() noexcept override { return segments_.give_back_oldest(); }
   Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);
@@ -302,6 +307,7 @@ class Pool : private Live<Pool>, private Idle {
   std::size_t left_alone_ = 1;      // times as much idle memory of other streams is left to those
   std::vector<Stream> deprived_;    // streams whose idle memory was taken over, and which have not come back
   bool holes_shut_ = false;
+  Vacated vacated_;
   bool forked_ = false;             // a forked child gets no planned addresses
   std::vector<Client*> clients_;
   std::uint64_t past_boundaries_ = 0;  // of clients that are gone

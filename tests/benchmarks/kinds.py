@@ -2,9 +2,11 @@
 
     python tests/benchmarks/kinds.py [--only PROGRAM ...] [--steps 400] [--json FILE]
 
-Each program runs in two processes of its own: with all kinds planned together, and with each kind planned as
-if it followed itself. *Hits* are of the last 50 steps, of what could have hit; *dynamic* is what the plan
-leaves to the fallback, of all. *Arena* and *peak* are in MB: the pool's arena, and the largest load of one
+Each program runs in three processes of its own: with each kind planned as if it followed itself ("apart"),
+with a plan for each kind, all of them made together, and as it is, where many kinds that differ in sizes only
+have one plan, that of their envelope. *Hits* are of the last 50 steps, of what could have hit; *dynamic* is
+what the plan leaves to the fallback, of all.
+*Arena* and *peak* are in MB: the pool's arena, and the largest load of one
 kind. Each step ends with a short pause, so that there is time for the planner in programs as quick as these.
 """
 
@@ -81,8 +83,8 @@ def recurrent(lengths: tuple[int, ...]) -> tuple[Callable[[], object], list[torc
     return step, [optimizer]
 
 
-def pictures() -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
-    """Pictures of five sizes."""
+def pictures(sizes: tuple[int, ...]) -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
+    """Pictures of any of these sizes."""
     import torch
 
     layers: list[torch.nn.Module] = []
@@ -96,7 +98,7 @@ def pictures() -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
     optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.01, momentum=0.9)
 
     def step() -> object:
-        size = random.choice((32, 40, 48, 56, 64))
+        size = random.choice(sizes)
         out = head(body(torch.randn(8, 3, size, size)).mean((2, 3)))
         return learned(optimizer, out, torch.randint(10, (8,)))
 
@@ -149,24 +151,32 @@ def adversarial() -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
 PROGRAMS: dict[str, Callable[[], tuple[Callable[[], object], list[Any]]]] = {
     "transformer, 4 lengths": functools.partial(transformer, (24, 32, 40, 56)),
     "transformer, 12 lengths": functools.partial(transformer, tuple(range(16, 64, 4))),
+    "transformer, 100 lengths": functools.partial(transformer, tuple(range(28, 128))),
     "LSTM, 4 lengths": functools.partial(recurrent, (10, 14, 17, 22)),
     "LSTM, 12 lengths": functools.partial(recurrent, tuple(range(8, 20))),
-    "pictures, 5 sizes": pictures,
+    "pictures, 5 sizes": functools.partial(pictures, (32, 40, 48, 56, 64)),
+    "pictures, 40 sizes": functools.partial(pictures, tuple(range(32, 72))),
     "gathered gradients": gathered,
     "GAN": adversarial,
 }
 
 
-def measured(name: str, steps: int, apart: bool) -> dict[str, Any]:
+WAYS = ("apart", "together", "as it is")
+
+
+def measured(name: str, steps: int, way: str) -> dict[str, Any]:
     """In this process: what the pool says at the end."""
     import torch
 
     import mempool.torch
     from mempool import together
     from mempool.report import missed
+    from traces import envelope
 
-    if apart:
+    if way == "apart":
         together.LEAST_COLLISIONS = sys.maxsize
+    if way != "as it is":
+        envelope.FEW_KINDS = sys.maxsize
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random.seed(0)
@@ -185,8 +195,8 @@ def measured(name: str, steps: int, apart: bool) -> dict[str, Any]:
         known = list(pool._planner._learner.known)
         return {
             "program": name,
-            "apart": apart,
-            "kinds": len(known),
+            "way": way,
+            "plans": len(known),
             "hits": new["hit"] / max(new["hit"] + missed(new) + new["unplanned"], 1),
             "dynamic": new["dynamic"] / max(sum(new.values()) - new["outside"], 1),
             "arena_bytes": pool.report().to_dict()["arena_bytes"],
@@ -207,11 +217,11 @@ def main() -> None:
         return
     rows = []
     for name in chosen.only:
-        for apart in (True, False):
-            row = own_process.told(__file__, name, chosen.steps, apart)
+        for way in WAYS:
+            row = own_process.told(__file__, name, chosen.steps, way)
             rows.append(row)
             print(
-                f"{row['program']:24} {'apart' if apart else 'together':9} {row['kinds']:3} kinds"
+                f"{row['program']:24} {way:9} {row['plans']:3} plans"
                 f" {row['hits']:8.2%} hits {row['dynamic']:6.1%} dynamic"
                 f" arena {row['arena_bytes'] / 1e6:7.2f} peak {row['peak_bytes'] / 1e6:7.2f}",
                 flush=True,

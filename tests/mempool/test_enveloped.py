@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pools import run, simulated
 
-from mempool import Pool, _core
+from mempool import Pool
 from mempool.plan_files import read_saved
 from solvers import read_plan, write_plan
 from solvers.store import read_plan_columns
@@ -49,7 +48,9 @@ def test_each_size_within_it_has_its_place(core: Core, share: float) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1.3), st.booleans()), max_size=30), st.data())
-def test_whatever_comes_no_two_buffers_overlap(iterations: list[tuple[float, bool]], data: st.DataObject) -> None:
+def test_whatever_comes_no_two_buffers_overlap(
+    iterations: list[tuple[float, bool]], data: st.DataObject
+) -> None:
     """`Core` looks; places are shared, some buffers are kept, and some are larger than any place."""
     core = Core()
     ends = np.cumsum([-(-size // 512) * 512 for size in MOST])
@@ -60,7 +61,9 @@ def test_whatever_comes_no_two_buffers_overlap(iterations: list[tuple[float, boo
     for share, marked in iterations:
         if marked:
             core.step()
-        sizes = [int(most * share) + 1 if least != most else most for least, most in zip(LEAST, MOST, strict=True)]
+        sizes = [
+            int(most * share) + 1 if least != most else most for least, most in zip(LEAST, MOST, strict=True)
+        ]
         for half in (sizes[:5], sizes[5:]):
             made = [core.allocate(size) for size in half]
             stays = data.draw(st.sampled_from([None, None, None, 0, 2, 4]))
@@ -99,7 +102,7 @@ def test_an_extra_allocation_costs_two_misses_at_most(core: Core, place: int, sh
     """It may take another one's place; sizes that never vary tell."""
     for extra in (600, 999_000):
         sizes = scaled(share)
-        assert core.run(sizes[:place] + [extra] + sizes[place:]) >= len(MOST) - 1
+        assert core.run([*sizes[:place], extra, *sizes[place:]]) >= len(MOST) - 1
         core.step()
     assert core.misses <= 4
 
@@ -192,7 +195,9 @@ def missed(pool: Pool, iteration: Callable[[int], None], first: int, count: int)
     before = pool.client.stats()["outcomes"]
     run(pool, iteration, count, marks=True, first=first)
     after = pool.client.stats()["outcomes"]
-    return {name: after[name] - before[name] for name in after if name != "hit" and after[name] != before[name]}
+    return {
+        name: after[name] - before[name] for name in after if name != "hit" and after[name] != before[name]
+    }
 
 
 def test_iterations_of_any_length_hit() -> None:
@@ -235,7 +240,9 @@ def test_the_arena_is_that_of_the_largest() -> None:
 def test_lengths_that_get_few_again_stay_in_it() -> None:
     """No plan of their own, which would have other places for what lives on."""
     with Pool(simulated(), background=False) as pool:
-        iteration = batches(programs.Watched(pool), lambda n: any_length(n) if n < LEARNED else any_length(n % 2))
+        iteration = batches(
+            programs.Watched(pool), lambda n: any_length(n) if n < LEARNED else any_length(n % 2)
+        )
         run(pool, iteration, LEARNED, marks=True)
         made = pool.plans
         assert missed(pool, iteration, LEARNED, 100) == {}
@@ -326,7 +333,9 @@ def test_a_region_that_begins_the_program_is_not_served_yet(saved: Path) -> None
         (lambda least: least * 0.5, "the least size holds something else"),
     ],
 )
-def test_a_damaged_file(saved: Path, tmp_path: Path, least: Callable[[np.ndarray], object], says: str) -> None:
+def test_a_damaged_file(
+    saved: Path, tmp_path: Path, least: Callable[[np.ndarray], object], says: str
+) -> None:
     plan, buffers, extra = read_plan(saved)
     columns = read_plan_columns(saved)
     path = tmp_path / "damaged.plan"

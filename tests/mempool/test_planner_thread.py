@@ -138,8 +138,9 @@ def test_marks_of_a_program_that_never_repeats_wake_nobody_each_time() -> None:
         sizes = random.Random(1)
         for _ in range(600):
             pool.step()
-            for _ in range(sizes.randrange(1, 9)):
-                memory.free(memory.allocate(sizes.randrange(600, 1_000_000)))
+            # All alive at once, so that what is large in one iteration and small in another matters.
+            for address in [memory.allocate(sizes.randrange(600, 1_000_000)) for _ in range(8)]:
+                memory.free(address)
             time.sleep(0.001)  # the planner's thread could come back each time
         assert pool.client.state()["recording"]
         passed = time.monotonic() - begun

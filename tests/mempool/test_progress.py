@@ -187,7 +187,7 @@ def test_what_was_kept_for_a_while_costs_nothing_for_ever(marks: bool, kept: int
 @pytest.mark.parametrize("values", [3, 40, 100_000])
 @pytest.mark.parametrize("marks", [True, False])
 def test_one_size_that_follows_the_data_does_not_hide_the_iteration(marks: bool, values: int) -> None:
-    """A mask, what is unique: all others hit, and between marks it does too, unless it is larger than ever."""
+    """A mask, what is unique: all others hit, and with marks it does, too, unless it is larger than ever."""
     program, rng = Program(marks=marks, every=50), random.Random(values)
     always = iteration(5, 40)
 

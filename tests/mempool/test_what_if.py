@@ -42,6 +42,18 @@ def test_where_sizes_vary_no_more_is_held_than_by_pytorch(network: str, most: in
     assert simulate(trace, GROWING).peak_reserved_bytes <= 1.25 * expandable
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+def test_where_iterations_are_marked_one_plan_serves_all_sizes(network: str) -> None:
+    """Not one beside the arena for what outgrows it; and little is held beside it in the end."""
+    trace = varied(network, 1 << 31, 120, marks=True)
+    (ends,), peak = np.nonzero(trace.kind == Kind.MARK), int(trace.load().max())
+    pytorch = simulate(trace, "pytorch").peak_reserved_bytes
+    plain, growing = simulate(trace, NAME), simulate(trace, GROWING)
+    assert plain.peak_reserved_bytes <= min(pytorch, 1.6 * peak)
+    assert growing.peak_reserved_bytes <= 1.35 * peak
+    assert int(growing.reserved[ends[100] :].max()) <= 1.15 * peak
+
+
 def phases(program: str, iterations: int) -> Trace:
     """In any order: many small buffers or a large one; or ten and seven large ones beside what stays."""
     rng, rows, buffers = random.Random(program), list[tuple[int, int, int]](), itertools.count()

@@ -74,6 +74,42 @@ def test_what_begins_alike_lies_alike() -> None:
     assert short >= 2
 
 
+@given(seed=st.integers(0, 10**6), count=st.integers(2, 4), deep=st.booleans(), alike=st.integers(1, 6))
+def test_so_does_what_may_be_alike_as_sizes_vary(seed: int, count: int, deep: bool, alike: int) -> None:
+    """Who follows one of two kinds cannot tell, until a size comes that is only the other one's."""
+    varied = []
+    for number, kind in enumerate(kinds_of(seed, count, deep=deep, alike=alike)):
+        size = kind.buffers.size + 64 * number
+        keeps = np.zeros(len(kind), np.bool_)
+        buffers = dataclasses.replace(kind.buffers, size=size, persistent=keeps)
+        varied.append(dataclasses.replace(kind, buffers=buffers, least=size // 8))
+    _, plan, plans = planned(varied)
+    check_kinds(varied, plans)
+    order = random.Random(seed).choices(range(count), k=40)
+    assert replayed(varied, plans, order) <= plan.arena_bytes
+    short = min(alike, *(len(kind) for kind in varied))
+    first = plans[0].offset
+    assert first is not None
+    for one in plans[1:]:
+        assert one.offset is not None
+        assert np.array_equal(one.offset[:short], first[:short])
+
+
+def test_sizes_that_are_never_the_same_tell_kinds_apart() -> None:
+    n, none = 2, np.zeros((2, 2), np.int64)
+    one, other = (
+        Kind(
+            Buffers.of(np.arange(n), [2, 2], size, alignment=64, period=n), none, np.zeros(n, np.int64), least
+        )
+        for size, least in [([640, 64], np.array([320, 64])), ([256, 64], np.array([64, 64]))]
+    )
+    assert len(Joint([one, other]).buffers) == 4
+    alike = dataclasses.replace(
+        other, least=None, buffers=dataclasses.replace(one.buffers, size=np.array([500, 64]))
+    )
+    assert len(Joint([one, alike]).buffers) == 2
+
+
 def test_the_judge_finds_what_overlaps_in_some_succession() -> None:
     """Each of these plans is right for a kind that follows itself."""
     n, none = 3, np.zeros((3, 2), np.int64)

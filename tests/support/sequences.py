@@ -87,8 +87,15 @@ def network(name: str) -> Network:
     return Network(*(recorded(f"{name}.{way}") for way in Network._fields))
 
 
-def varied(name: str, most: int, iterations: int) -> Trace:
-    """Training of a recorded network on batches of random sizes, with so many bytes at the highest peak."""
+def varied(name: str, most: int, iterations: int, *, marks: bool = False) -> Trace:
+    """Training of a recorded network on batches of random sizes, with so many bytes at the highest peak.
+
+    Args:
+        name: of the network.
+        most: bytes.
+        iterations: how many.
+        marks: the pool is told where they end.
+    """
     rng, one = random.Random(name), recorded(f"{name}.train")
     size_of = {event.buffer: event.size for event in one if event.size}
     load = np.cumsum([event.size or -size_of[event.buffer] for event in one])
@@ -105,7 +112,8 @@ def varied(name: str, most: int, iterations: int) -> Trace:
                 rows.append((Kind.FREE, buffer, 0))
         rows.append((Kind.MARK, -1, 0))
     kind, buffer, size = np.array(rows, np.int64).T
-    return Trace.of(kind, buffer, size)
+    names = ("step" if marks else "the end",)
+    return Trace.of(kind, buffer, size, names=names, operation=np.where(kind == Kind.MARK, 0, -1))
 
 
 #: Numbers for buffers that no recorded iteration has.

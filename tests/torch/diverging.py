@@ -95,7 +95,20 @@ def lengths(loop: Loop, number: int) -> None:
 
 def random_lengths(loop: Loop, number: int) -> None:
     """Four lengths in no order; the outputs are kept until there are new ones."""
-    length = random.Random(number).choice([GPT.length // 4 * quarter for quarter in (1, 2, 3, 4)])
+    _late_gradients(
+        loop, number, random.Random(number).choice([GPT.length // 4 * part for part in (1, 2, 3, 4)])
+    )
+
+
+def any_lengths(loop: Loop, number: int) -> None:
+    """Hardly a length comes twice; the longest and the shortest one come early."""
+    early = {2: GPT.length, 5: GPT.length // 2}
+    _late_gradients(
+        loop, number, early.get(number, random.Random(number).randint(GPT.length // 2, GPT.length))
+    )
+
+
+def _late_gradients(loop: Loop, number: int, length: int) -> None:
     words = loop.data(number, length=length)
     outputs = loop.outputs(words)
     loss = F.cross_entropy(outputs.flatten(0, 1), words[:, 1:].flatten())
@@ -177,15 +190,15 @@ def scheduled(loop: Loop, number: int) -> None:
 SCENARIOS: dict[str, Callable[[Loop, int], None]] = {
     scenario.__name__: scenario
     for scenario in (
-        extra_tensor, logged_clones, evaluation, last_batch, lengths, random_lengths, gathered, exception,
-        out_of_memory, second_model, saved, frozen, scheduled,
+        extra_tensor, logged_clones, evaluation, last_batch, lengths, random_lengths, any_lengths, gathered,
+        exception, out_of_memory, second_model, saved, frozen, scheduled,
     )
 }  # fmt: skip
 
 
 def numbers(name: str, pool: Any, *, marks: bool) -> Iterator[int]:
     """The steps; the planner gets time, as in a longer run."""
-    for number in range(LONG if name in ("random_lengths", "gathered") else STEPS):
+    for number in range(LONG if name in ("random_lengths", "any_lengths", "gathered") else STEPS):
         yield number
         if marks:
             pool.step()

@@ -24,6 +24,7 @@ DEPARTURES: dict[str, Iterable[int]] = {
     "last_batch": (11, 23),
     "lengths": (),
     "random_lengths": range(56),
+    "any_lengths": range(56),
     "gathered": range(56),
     "exception": (9, 25),
     "out_of_memory": (9, 25),
@@ -33,7 +34,14 @@ DEPARTURES: dict[str, Iterable[int]] = {
     "scheduled": (),
 }
 #: How many patterns recur, each of which has a plan.
-PATTERNS = {"evaluation": 2, "last_batch": 2, "lengths": 2, "random_lengths": 4, "scheduled": 1}
+PATTERNS = {
+    "evaluation": 2,
+    "last_batch": 2,
+    "lengths": 2,
+    "random_lengths": 4,
+    "any_lengths": 2,
+    "scheduled": 1,
+}
 
 
 @functools.cache

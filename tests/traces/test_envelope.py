@@ -58,7 +58,9 @@ lengths = st.lists(st.integers(10, 400), min_size=8, max_size=30)
 
 
 @given(programs, lengths)
-def test_it_has_the_largest_sizes_and_the_lifetimes_of_all(program: list[Position], batches: list[int]) -> None:
+def test_it_has_the_largest_sizes_and_the_lifetimes_of_all(
+    program: list[Position], batches: list[int]
+) -> None:
     assume(any(position.each for position in program))
     assume(len(set(batches)) == len(batches))
     (found,) = find_patterns(training([(program, length) for length in batches]), enveloped=())
@@ -120,8 +122,10 @@ def test_others_are_found_beside_it() -> None:
     evaluation = [Position(77, 0, 1), Position(3000, 0, 1)]
     mixed = [each for pair in zip(MANY, [(evaluation, 0)] * len(MANY), strict=True) for each in pair]
     one, other = sorted(find_patterns(training(mixed), enveloped=()), key=lambda one: len(one.buffers))
-    assert one.least is None and len(one.buffers) == 2
-    assert other.least is not None and len(other.buffers) == len(PROGRAM)
+    assert one.least is None
+    assert len(one.buffers) == 2
+    assert other.least is not None
+    assert len(other.buffers) == len(PROGRAM)
     assert set(other.reach) == {one.key}
     assert set(one.reach) == {other.key}
 
