@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
 #: What so few kinds of iterations are mostly of has a plan for each of them; so large a share is mostly.
 FEW_KINDS, MOSTLY = 4, 3 / 4
-#: The peak load of the envelope may be so many times the largest that came: else they have little in common.
-MOST_LARGER = 1.1
-#: Of the latest iterations so many are looked at for that.
-LOADS_LOOKED_AT = 64
+#: Where more of them than this share, and than three, are larger than all before, iterations grow. Of five in
+#: random order one in eleven does, of more ever fewer.
+MOST_RECORDS = 0.6
+#: The peak load of the envelope may be so many times the largest that came, of so many of the latest: else
+#: they have little in common.
+MOST_LARGER, LOADS_LOOKED_AT = 1.1, 64
 #: A buffer whose size varies is expected to be no smaller than one part in so many of the smallest that came.
 SMALLER = 8
+#: Each has columns as long as the trace; of more, those that came last are taken.
+MOST_ENVELOPES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +67,14 @@ def envelopes(
     of_count: dict[int, list[int]] = {}
     for window, (first, end) in enumerate(bounds.tolist()):
         of_count.setdefault(int((sequence[first:end] == main).sum()), []).append(window)
-    found = []
-    for count, windows in of_count.items():
+    found: list[Envelope] = []
+    for count, windows in sorted(of_count.items(), key=lambda one: -one[1][-1]):
+        if len(found) == MOST_ENVELOPES:
+            break
         first, end = bounds[windows[-1]].tolist()
         one = len(windows) > 1 and end - first in known
-        if count and (one or _are_many_kinds(sequence, size, bounds[windows], main)):
+        many = one or _are_many_kinds(sequence, size, bounds[windows], main)
+        if count and many and not _grows(size, bounds[windows]):
             envelope = _envelope(sequence, size, bounds, windows)
             if _is_tight(envelope, size, freed_before, bounds):
                 found.append(envelope)
@@ -82,6 +89,13 @@ def _are_many_kinds(
     )
     few = sum(count for _, count in kinds.most_common(FEW_KINDS))
     return len(kinds) > FEW_KINDS and few < MOSTLY * len(bounds)
+
+
+def _grows(size: NDArray[np.int64], bounds: NDArray[np.int64]) -> bool:
+    """Whether most of these windows are larger than all before: then so is the next, and outgrows the plan."""
+    whole = [int(size[first:end].sum()) for first, end in bounds.tolist()]
+    largest = np.maximum.accumulate(whole)
+    return 1 + int((np.diff(largest) > 0).sum()) > max(len(whole) * MOST_RECORDS, 3)
 
 
 def _envelope(
