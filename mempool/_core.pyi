@@ -175,7 +175,10 @@ class Pattern:
     One recurring iteration: expected sizes in order, and their planned offsets.
     """
 
-    def __init__(self, *, cyclic: bool = True, marked: bool = False, unroll: int = 1, arena_bytes: int) -> None: ...
+    def __init__(self, *, cyclic: bool = True, marked: bool = False, unroll: int = 1, arena_bytes: int, calm: int = 0) -> None:
+        """
+        calm: the position of the first table before which least is alive, so that the arena is best taken there.
+        """
 
     def add_table(self, *, sequence: int, stream: int, sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], phase: int = 0, marks: Sequence[int] = [], least: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None:
         """

@@ -35,6 +35,8 @@ CLOSE_ENOUGH = 1.001
 LESS = 1.1
 #: Or if it covers so much more of the peak.
 MORE = 0.01
+#: What must be alive less, of the arena, for it to be taken in the middle of an iteration.
+LEAST_SAVED = 1 / 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +184,9 @@ class Planned:
             counts: by sequence, the allocations it had made when the pattern was taken from the recording.
         """
         assert self.plan.offset is not None
-        native = _core.Pattern(unroll=self.plan.columns, arena_bytes=self.plan.arena_bytes)
+        native = _core.Pattern(
+            unroll=self.plan.columns, arena_bytes=self.plan.arena_bytes, calm=self.calm()
+        )
         least = self.pattern.least
         for sequence in self._sequences():
             rows = np.flatnonzero(self.pattern.sequence == sequence)
@@ -196,6 +200,22 @@ class Planned:
                 least=None if least is None else np.ascontiguousarray(least[rows]),
             )
         return native
+
+    def calm(self) -> int:
+        """Before which allocation of the first sequence least is alive, where that is clearly less than at the beginning.
+
+        The arena is best taken then: what is alive has its place in the arena only from the next time on.
+        """
+        from solvers.bounds import load_curve
+
+        times, loads = load_curve(self.buffers)
+        rows = np.flatnonzero(self.pattern.sequence == self._sequences()[0])
+        own = np.where(self.buffers.persistent, 0, self.buffers.size)[rows]
+        at = np.searchsorted(times, rows, side="right") - 1
+        before = np.where(at < 0, 0, loads[at]) - own
+        place = int(before.argmin())
+        saved = int(before[0] - before[place])
+        return place if saved > self.plan.arena_bytes * LEAST_SAVED else 0
 
     def native_warm_up(self) -> _core.Pattern | None:
         """The warm-up as a pattern that ends in this one; None if it is not known."""

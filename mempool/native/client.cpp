@@ -182,6 +182,10 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   const Follower::Match match = sequence.follower.next(bytes, known_, marked_);
   outcome = match.outcome;
   if (match.boundary) boundary(sequence.follower.finished());
+  if (awaits_calm_ && match.slot != nullptr && sequence.follower.is_calm()) {
+    awaits_calm_ = false;
+    have_arena();
+  }
   if (!replaying_) {
     if (match.slot != nullptr && bytes <= match.size) place = match.slot->offset;
     outcome = refusal_ != Refusal::none ? Outcome::no_arena : Outcome::unplanned;
@@ -357,7 +361,7 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
 
 // The steady state in a straight line; 0: something is to be recorded, decided or taken from elsewhere.
 Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
-  if (!replaying_ || outside() || recorded() || pool_->forked() || pool_->foresees()) return 0;
+  if (!replaying_ || awaits_calm_ || outside() || recorded() || pool_->forked() || pool_->foresees()) return 0;
   const Slot* slot = sequence.follower.expected_slot(bytes);
   if (slot == nullptr || slot->offset == kDynamic) return 0;
   const Address address = pool_->take_planned(*slot, bytes, sequence.follower.stream());

@@ -273,6 +273,7 @@ class Client : private Live<Client> {
   Pattern* largest(std::size_t most = ~std::size_t{0}) const noexcept;
   void have_arena() noexcept;
   void take_arena() noexcept;
+  bool awaits_calm() noexcept;
   bool has_to_ask() const noexcept { return pool_->source().has_budget() && !asks_; }
   void refused(Pattern& pattern, Refusal why) noexcept;
   void have_arena_for_others() noexcept;
@@ -313,6 +314,7 @@ class Client : private Live<Client> {
   Pattern* current_ = nullptr;        // where a new iteration or thread begins
   // An envelope was loaded, and no iteration has come yet: it has places for anything, parameters too.
   bool holds_back_ = false;
+  bool awaits_calm_ = false;          // for a larger arena, until least is alive in this iteration
   // When to give back what lies idle beside the arena, on a device where that has to be waited for: ever more rarely.
   unsigned looks_beside_ = 0;         // to come
   std::uint64_t look_beside_at_ = 0, pause_beside_ = 1;  // iteration of the next one, and how many lie between two

@@ -41,6 +41,18 @@ void Client::have_arena() noexcept {
   begin_latest();
 }
 
+// At a boundary: whether a larger arena is to be taken later in this iteration, when less is alive. What is alive then has no
+// place in it yet, so that there is room for both, and where it cannot grow in place nothing alive is in the one there is. An
+// iteration that comes to no such moment ends the waiting.
+bool Client::awaits_calm() noexcept {
+  if (std::exchange(awaits_calm_, false)) return false;
+  const auto wants = [&](const Pattern* one) {
+    return !one->rests && one->calm != 0 && one->arena_bytes > pool_->arena_bytes() && one->retry_at <= iterations_;
+  };
+  awaits_calm_ = std::any_of(known_.begin(), known_.end(), wants);
+  return awaits_calm_;
+}
+
 // The largest that a pattern needs, or else the largest that can be had: who needs more hinders nobody.
 void Client::take_arena() noexcept {
   for (Pattern* one = largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;
@@ -237,7 +249,7 @@ void Client::boundary(Pattern* ended) noexcept {
     ended->last_used = iterations_;
   }
   if (!blockers_.empty()) watch_blockers();
-  have_arena();
+  if (!awaits_calm()) have_arena();
   perhaps_in_effect();
   // Without a plan nobody knows what the next iteration takes.
   if (!replaying_) return;

@@ -99,6 +99,8 @@ class Follower {
   bool plays() const noexcept { return table_ != nullptr && plays(*table_); }
   // What is made to stay is made now, wherever that finds room.
   bool warms_up() const noexcept { return count_ < warm_at_ && !idle_; }
+  // The allocation at hand is the one before which least is alive.
+  bool is_calm() const noexcept { return table_ == &pattern_->tables.front() && position_ == pattern_->calm + 1; }
   bool follows(const Table& table) const noexcept { return table_ == &table; }
   bool in_step() const noexcept { return table_ != nullptr && strays_ < kWindow && beyond_ < kWindow; }
 

@@ -65,6 +65,7 @@ struct Pattern : Live<Pattern> {
   bool marked = false;         // of a warm-up: the program marks its iterations
   std::uint32_t unroll = 1;    // iterations after which addresses repeat
   std::size_t arena_bytes = 0;
+  std::uint32_t calm = 0;      // the position of the first table before which least is alive
   std::vector<Table> tables;   // the first is the one whose end is the iteration's end
   Pattern* next = nullptr;     // the pattern that followed last time
   std::uint64_t iterations = 0;  // begun

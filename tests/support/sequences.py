@@ -18,7 +18,7 @@ from traces.minimalloc import read_csv
 from traces.trace import Kind, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 SEQUENCES = Path(__file__).resolve().parents[1] / "sequences"
 OLDEST = 2  # iterations that a buffer outlives
@@ -96,14 +96,20 @@ def varied(name: str, most: int, iterations: int, *, marks: bool = False) -> Tra
         iterations: how many.
         marks: the pool is told where they end.
     """
-    rng, one = random.Random(name), recorded(f"{name}.train")
+    rng = random.Random(name)
+    return scaled(name, most, [rng.uniform(0.2, 1) for _ in range(iterations)], marks=marks)
+
+
+def scaled(name: str, most: int, batches: Sequence[float], *, marks: bool) -> Trace:
+    """The same on batches of such parts of one that has so many bytes at its peak."""
+    one = recorded(f"{name}.train")
     size_of = {event.buffer: event.size for event in one if event.size}
     load = np.cumsum([event.size or -size_of[event.buffer] for event in one])
     largest = most / (load.max() - min(load.min(), 0))
     rows: list[tuple[int, int, int]] = []
     alive: dict[tuple[int, int], int] = {}
-    for number in range(iterations):
-        scale = largest * rng.uniform(0.2, 1)
+    for number, batch in enumerate(batches):
+        scale = largest * batch
         for event in one:
             if event.size:
                 alive[number, event.buffer] = len(rows)

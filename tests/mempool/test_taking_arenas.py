@@ -1,0 +1,213 @@
+"""The arena is taken when least is alive beside it, so that there is room for both, and nothing in a former one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import programs
+import pytest
+from cores import Core, pattern
+from hypothesis import given
+from hypothesis import strategies as st
+from pools import run, simulated
+from sequences import NETWORKS, scaled
+
+from mempool import Pool, _core
+from mempool.planned import make_plan
+from mempool.what_if import _marks
+from traces.buffers import Buffers
+from traces.pattern import Pattern, find_patterns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SIZES = [1000 + 700 * k for k in range(20)]
+GIB = 1 << 30
+
+
+class Replayed(Pool):
+    """As a GPU's, whatever the environment says."""
+
+    reads_environment = False
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(("growing", "room"), [(False, 1.3), (True, 1.05)])
+def test_a_plan_takes_effect_where_there_is_hardly_more_memory_than_is_needed(
+    network: str, growing: bool, room: float
+) -> None:
+    """Gradients are alive at each mark, too many to have the arena beside them."""
+    trace = scaled(network, 2 * GIB, [1.0] * 40, marks=True)
+    limit = int(room * trace.load().max())
+    device = _core.ReplayDevice(limit, growing=growing)
+    with Replayed(device, background=False) as pool:
+        replay = _core.Replay(
+            pool.client,
+            device,
+            kind=trace.kind,
+            birth=trace.births,
+            size=trace.size,
+            stream=trace.stream,
+            mark=_marks(trace),
+        )
+        late: dict[str, int] = {}
+        while replay.go(400):
+            pool.plan_now()
+            if not late and pool.client.state()["iterations"] >= 30:
+                late = pool.client.stats()["outcomes"]
+        now = pool.client.stats()["outcomes"]
+        assert {kind for kind in now if now[kind] != late[kind]} == {"hit"}
+        assert pool.client.stats()["out_of_memory"] == 0
+
+
+def with_calm(core: Core, calm: int) -> int:
+    """Goes through an iteration after a mark; before how many allocations there was an arena."""
+    core.client.install(pattern(SIZES, calm=calm))
+    core.step()
+    for number, size in enumerate(SIZES):
+        if core.pool.stats()["arena_bytes"]:
+            return number
+        core.free(core.allocate(size))
+    return len(SIZES)
+
+
+@pytest.mark.parametrize("calm", [0, 1, 7, 19])
+def test_it_is_taken_there(calm: int) -> None:
+    core = Core()
+    core.step()
+    assert with_calm(core, calm) == (calm + 1 if calm else 0)
+    for size in SIZES[calm + 1 :] if calm else SIZES:
+        core.free(core.allocate(size))
+    core.step()
+    assert core.run(SIZES) == len(SIZES)
+
+
+def test_from_then_on_what_comes_has_its_place() -> None:
+    core = Core()
+    core.client.install(pattern(SIZES, calm=7))
+    core.step()
+    assert core.run(SIZES) == len(SIZES) - 7
+    assert core.run(SIZES[:0]) == 0
+
+
+def test_an_iteration_that_never_comes_there_does_not_wait_for_ever() -> None:
+    core = Core()
+    core.client.install(pattern(SIZES, calm=15))
+    core.step()
+    core.run(SIZES[:10])
+    assert core.pool.stats()["arena_bytes"] == 0
+    core.step()
+    assert core.pool.stats()["arena_bytes"] > 0
+    assert core.run(SIZES) == len(SIZES)
+
+
+def gradients(core: Core, sizes: Sequence[int], steps: int) -> list[int]:
+    """Iterations whose last three buffers go at the beginning of the next; the arena's size after each."""
+    arenas, kept = list[int](), list(core.live)
+    for _ in range(steps):
+        core.step()
+        while kept:
+            core.free(kept.pop())
+        for size in sizes[:-3]:
+            core.free(core.allocate(size))
+        kept = [core.allocate(size) for size in sizes[-3:]]
+        arenas.append(core.pool.stats()["arena_bytes"])
+    return arenas
+
+
+@pytest.mark.parametrize("calm", [0, 1])
+def test_one_that_cannot_grow_is_replaced_though_something_is_alive_at_each_mark(calm: int) -> None:
+    """At a calm moment nothing is alive in it; where there is none, what was alive is served elsewhere for once."""
+    core = Core(page=0)
+    core.client.install(pattern(SIZES, calm=calm))
+    before = gradients(core, SIZES, 3)[-1]
+    assert before > 0
+    larger = [*SIZES[:5], 50_000, *SIZES[5:]]
+    core.client.install(pattern(larger, calm=calm))
+    assert gradients(core, larger, 6)[-1] > before
+    hits = core.hits
+    gradients(core, larger, 2)
+    assert core.hits == hits + 2 * len(larger)
+
+
+def test_what_stays_for_good_is_not_waited_for_in_vain_again_and_again() -> None:
+    core = Core(page=0)
+    core.client.install(pattern(SIZES))
+    core.step()
+    kept = core.allocate(SIZES[0])
+    larger = [*SIZES, 50_000]
+    core.client.install(pattern(larger))
+    missed = []
+    for _ in range(400):
+        core.step()
+        before = core.hits
+        core.run(larger)
+        missed.append(len(larger) - (core.hits - before))
+    assert core.pool.stats()["arena_bytes"] < sum(larger)
+    # The first position is taken and the last lies beyond the arena; what else?
+    assert sum(count > 2 for count in missed) == 0
+    core.free(kept)
+    for _ in range(8):
+        core.step()
+        core.run(larger)
+    assert core.pool.stats()["arena_bytes"] >= sum(larger)
+
+
+# --- which moment it is
+
+
+@given(
+    lives=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 100)), min_size=2, max_size=20),
+    persistent=st.sets(st.integers(0, 19)),
+)
+def test_calm_is_the_allocation_before_which_least_is_alive(
+    lives: list[tuple[int, int]], persistent: set[int]
+) -> None:
+    n = len(lives)
+    life, size = np.array(lives).T * [[1], [1024]]
+    stays = np.isin(np.arange(n), list(persistent))
+    buffers = Buffers.of(np.arange(n), np.arange(n) + life, size, persistent=stays, period=n)
+    none = np.zeros(0, np.int64)
+    planned = make_plan(
+        Pattern(buffers, np.zeros(n, np.int32), {}, n, n, none, none, 0, 1.0, None), alignment=64, patient=False
+    )
+    assert planned is not None
+    alive = [
+        sum(
+            int(size[k])
+            for k in range(n)
+            for turn in range(-31, 1)
+            if not stays[k] and turn * n + k < at < turn * n + k + int(life[k])
+        )
+        for at in range(n)
+    ]
+    calm = planned.calm()
+    if calm:
+        assert alive[calm] == min(alive)
+    else:
+        assert alive[0] - min(alive) <= planned.plan.arena_bytes / 64
+
+
+def test_of_several_sequences_it_counts_the_first_ones() -> None:
+    """An autograd thread's allocations are another sequence's."""
+    with Pool(simulated(), background=False) as pool:
+        memory = programs.Watched(pool)
+        kept: list[int] = []
+
+        def iteration(_: int) -> None:
+            while kept:
+                memory.free(kept.pop())
+            programs.layers(memory, 6)
+            kept.extend(memory.allocate(9000) for _ in range(3))
+
+        run(pool, iteration, 10, marks=True)
+        assert pool.planned is not None
+        assert pool.planned.calm() == 0  # freed before the first allocation: as good as the mark
+
+
+def test_it_is_found_in_a_recorded_network() -> None:
+    trace = scaled("resnet", GIB, [1.0] * 4, marks=True)
+    planned = make_plan(find_patterns(trace)[0], alignment=512, patient=False)
+    assert planned is not None
+    assert planned.calm() > 0
