@@ -184,9 +184,7 @@ class Planned:
             counts: by sequence, the allocations it had made when the pattern was taken from the recording.
         """
         assert self.plan.offset is not None
-        native = _core.Pattern(
-            unroll=self.plan.columns, arena_bytes=self.plan.arena_bytes, calm=self.calm()
-        )
+        native = _core.Pattern(unroll=self.plan.columns, arena_bytes=self.plan.arena_bytes, calm=self.calm())
         least = self.pattern.least
         for sequence in self._sequences():
             rows = np.flatnonzero(self.pattern.sequence == sequence)
@@ -202,7 +200,7 @@ class Planned:
         return native
 
     def calm(self) -> int:
-        """Before which allocation of the first sequence least is alive, where that is clearly less than at the beginning.
+        """Before which allocation of the first sequence least is alive, where that is clearly less than at first.
 
         The arena is best taken then: what is alive has its place in the arena only from the next time on.
         """

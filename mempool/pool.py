@@ -34,7 +34,7 @@ class Pool:
     """Memory of one device for one client, such as NumPy.
 
     With marks (`iteration` or `step`) or without any, the pool finds the iteration, plans its buffers in
-    the background and from the next boundary on serves each of them at its planned address. Whatever does
+    the background and from the next iteration on serves each of them at its planned address. Whatever does
     not follow the plan is served too. All methods may be called by any thread.
     """
 

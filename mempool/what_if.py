@@ -40,7 +40,7 @@ class PlannedOnline(Allocator):
 
     No model: the core of the pool, its fallback, planner and solver, on a device that has the addresses of a
     GPU's plain memory and no memory. Its first iterations are served as they are anywhere, the plan's arena
-    is taken at a boundary, and what does not follow it goes to segments beside it. Marks of the trace
+    is taken when it would be, and what does not follow it goes to segments beside it. Marks of the trace
     ("step", "begin", "end") are iterations' ends.
 
     Not modelled: time. The planner looks at once when there may be something new, and its plan is ready then;

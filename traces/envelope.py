@@ -92,7 +92,7 @@ def _are_many_kinds(
 
 
 def _grows(size: NDArray[np.int64], bounds: NDArray[np.int64]) -> bool:
-    """Whether most of these windows are larger than all before: then so is the next, and outgrows the plan."""
+    """Whether most of these windows are larger than all before: then so is the next, and outgrows it."""
     whole = [int(size[first:end].sum()) for first, end in bounds.tolist()]
     largest = np.maximum.accumulate(whole)
     return 1 + int((np.diff(largest) > 0).sum()) > max(len(whole) * MOST_RECORDS, 3)

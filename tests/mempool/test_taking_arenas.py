@@ -1,4 +1,4 @@
-"""The arena is taken when least is alive beside it, so that there is room for both, and nothing in a former one."""
+"""The arena is taken when least is alive, so that there is room for both, and nothing in a former one."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def gradients(core: Core, sizes: Sequence[int], steps: int) -> list[int]:
 
 @pytest.mark.parametrize("calm", [0, 1])
 def test_one_that_cannot_grow_is_replaced_though_something_is_alive_at_each_mark(calm: int) -> None:
-    """At a calm moment nothing is alive in it; where there is none, what was alive is served elsewhere for once."""
+    """At a calm moment nothing is alive in it; where there is none, what was alive is served elsewhere."""
     core = Core(page=0)
     core.client.install(pattern(SIZES, calm=calm))
     before = gradients(core, SIZES, 3)[-1]
@@ -169,9 +169,8 @@ def test_calm_is_the_allocation_before_which_least_is_alive(
     stays = np.isin(np.arange(n), list(persistent))
     buffers = Buffers.of(np.arange(n), np.arange(n) + life, size, persistent=stays, period=n)
     none = np.zeros(0, np.int64)
-    planned = make_plan(
-        Pattern(buffers, np.zeros(n, np.int32), {}, n, n, none, none, 0, 1.0, None), alignment=64, patient=False
-    )
+    one = Pattern(buffers, np.zeros(n, np.int32), {}, n, n, none, none, 0, 1.0, None)
+    planned = make_plan(one, alignment=64, patient=False)
     assert planned is not None
     alive = [
         sum(
