@@ -200,7 +200,7 @@ class Planned:
         return native
 
     def calm(self) -> int:
-        """Before which allocation of the first sequence least is alive, where that is clearly less than at first.
+        """Before which allocation of the first sequence least is alive, if clearly less than at first.
 
         The arena is best taken then: what is alive has its place in the arena only from the next time on.
         """
