@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers.bounds import peak_load
-from traces.envelope import FEW_KINDS, MOST_LARGER, expected_least
+from traces.envelope import FEW_KINDS, MOST_LARGER, SMALLER, expected_least
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,11 +26,20 @@ def lengths(known: Iterable[Planned]) -> tuple[int, ...]:
 
     Those of known envelopes, and of more kinds than are worth a plan each, which came one after the other.
     """
-    of: dict[tuple[int, bytes], int] = {}
+    alike: dict[tuple[int, bytes], list[Pattern]] = {}
     for planned in known:
-        alike = len(planned.buffers), planned.pattern.sequence.tobytes()
-        of[alike] = of.get(alike, 0) + (1 if planned.pattern.least is None else FEW_KINDS + 1)
-    return tuple(length for (length, _), kinds in of.items() if kinds > FEW_KINDS)
+        pattern = planned.pattern
+        alike.setdefault((len(pattern.buffers), pattern.sequence.tobytes()), []).append(pattern)
+    return tuple(length for (length, _), patterns in alike.items() if _are_one(patterns))
+
+
+def _are_one(patterns: Sequence[Pattern]) -> bool:
+    if any(pattern.least is not None for pattern in patterns):
+        return True
+    whole: Pattern | None = patterns[0]
+    for other in patterns[1:]:
+        whole = whole and _joined(whole, other)
+    return len(patterns) > FEW_KINDS and whole is not None
 
 
 def widened(patterns: Sequence[Pattern], known: Iterable[Planned]) -> list[Pattern]:
@@ -55,12 +64,14 @@ def _widened(pattern: Pattern, known: Iterable[Pattern]) -> Pattern:
 
 def _joined(pattern: Pattern, other: Pattern) -> Pattern | None:
     """The envelope of both; None: they have little in common."""
-    (one, largest), (two, most) = pattern.sizes, other.sizes
-    size, smallest = np.maximum(largest, most), np.minimum(one, two)
-    constant = (one == largest) & (two == most)
-    least = np.where(constant, expected_least(smallest, size), smallest)
-    buffers = dataclasses.replace(pattern.buffers, size=size)
-    came = max(peak_load(pattern.buffers), peak_load(other.buffers))
-    if peak_load(buffers) > MOST_LARGER * came:
+    (expected, largest), (least, most) = pattern.sizes, other.sizes
+    size = np.maximum(largest, most)
+    smallest = np.where(expected == largest, largest, expected * SMALLER)  # that came
+    kept = (least <= smallest) & (least < most)
+    least = np.where(kept, least, expected_least(np.minimum(smallest, least), size))
+    buffers, alone, apart = (
+        dataclasses.replace(pattern.buffers, size=each) for each in (size, largest, most)
+    )  # of the same lifetimes, which may be others now than they were
+    if peak_load(buffers) > MOST_LARGER * max(peak_load(alone), peak_load(apart)):
         return None
     return dataclasses.replace(pattern, buffers=buffers, least=least)

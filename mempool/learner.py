@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mempool.known_plans import MOST_KNOWN
 from mempool.making import LEAST_CACHE
 from mempool.replanning import Replanning
-from mempool.rest import NEVER, SPOILT, Due
+from mempool.rest import NEVER, SPOILT, Due, Rarely
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +82,7 @@ class Learner:
         self._dropped = 0
         self._misses_seen = -1
         self._over_at = NEVER  # the iteration in which the one that missed lately is over
+        self._wider: dict[int, Rarely] = {}  # by its length, when an envelope may be made larger
         self._recorded_at = 0  # iteration when recording began
         self._marked = False  # there was a mark when something was recorded
 
@@ -244,7 +245,7 @@ class Learner:
         if self._is_young(pattern) or any(known.serves(pattern) for known in self.known):
             return False
         if pattern.least is not None:
-            return True
+            return self._is_worth_enveloping(pattern, state)
         cannot_be_had = state["refusal"] == "memory" and not state["replaying"]  # what is known: it is no use
         spoilt = state["spoilt"] >= SPOILT or cannot_be_had
         astray = self._rest.share_of_misses(self.making.counts()) > MOST_ASTRAY
@@ -255,6 +256,21 @@ class Learner:
                 return False
             if not spoilt and not astray and self._is_completed(known, state) and known.repeats(pattern):
                 return False
+        return True
+
+    def _is_worth_enveloping(self, pattern: Pattern, state: dict[str, Any]) -> bool:
+        """Whether to plan this envelope: not for kinds whose own plans are followed, and ever more rarely."""
+        alike = [known for known in self.known if known.same_order(pattern)]
+        of_kinds = any(known.pattern.least is None for known in alike)
+        if of_kinds and self._rest.share_of_misses(self.making.counts()) <= MOST_ASTRAY:
+            return False
+        if not any(known.pattern.least is not None for known in alike):
+            return True
+        again = self._wider.setdefault(len(pattern.buffers), Rarely())
+        if not again.may_be_done(state["iterations"]):
+            self._over_at = again.at
+            return False
+        again.is_done(state["iterations"])
         return True
 
     def _deserves_its_own(

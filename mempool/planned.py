@@ -77,9 +77,13 @@ class Planned:
             for mine, theirs in zip(self.pattern.sizes, pattern.sizes, strict=True)
         )
 
+    def same_order(self, pattern: Pattern) -> bool:
+        """Whether the other pattern allocates as often, in the same sequences in turn."""
+        return np.array_equal(self.pattern.sequence, pattern.sequence)
+
     def serves(self, pattern: Pattern) -> bool:
         """Whether the plan has a place for each buffer of the other pattern, at the same position."""
-        if not np.array_equal(self.pattern.sequence, pattern.sequence):
+        if not self.same_order(pattern):
             return False
         (least, most), (smallest, largest) = self.pattern.sizes, pattern.sizes
         return bool(((least <= smallest) & (largest <= most)).all())

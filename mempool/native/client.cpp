@@ -101,7 +101,7 @@ Client::Sequence& Client::find_sequence(Stream stream, const void* thread) {
 
 void Client::begin(Sequence& sequence, std::uint64_t mark) noexcept {
   sequence.follower.begin(current_, mark, turn_);
-  if (holds_back_) sequence.follower.hold_back();
+  if (holds_back_ && current_ == nullptr) sequence.follower.hold_back();
 }
 
 Client::Sequence& Client::new_sequence(Stream stream, const void* thread) {

@@ -269,7 +269,7 @@ class Client : private Live<Client> {
   void look_beside() noexcept;
   bool keeps_out_of_holes(const Sequence& asks) const noexcept;
   void begin(Sequence& sequence, std::uint64_t mark) noexcept;
-  void begin_everywhere(std::uint64_t mark, bool begins) noexcept;  // the mark's number, and whether it is a begin
+  void begin_everywhere(std::uint64_t mark) noexcept;  // the mark's number
   Pattern* largest(std::size_t most = ~std::size_t{0}) const noexcept;
   void have_arena() noexcept;
   void take_arena() noexcept;
@@ -312,7 +312,7 @@ class Client : private Live<Client> {
   std::uint64_t allocations_seen_ = 0, others_seen_ = 0;  // then: its own, and others' boundaries
   std::uint64_t layouts_ = 0;         // of the pool's, those that came from here
   Pattern* current_ = nullptr;        // where a new iteration or thread begins
-  // An envelope was loaded, and no iteration has come yet: it has places for anything, parameters too.
+  // An envelope was loaded, and the first iteration is not over: it has places for anything, parameters too.
   bool holds_back_ = false;
   bool awaits_calm_ = false;          // for a larger arena, until least is alive in this iteration
   // When to give back what lies idle beside the arena, on a device where that has to be waited for: ever more rarely.

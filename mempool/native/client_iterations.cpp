@@ -249,6 +249,7 @@ void Client::boundary(Pattern* ended) noexcept {
     ended->last_used = iterations_;
   }
   if (!blockers_.empty()) watch_blockers();
+  pool_->vacate_no_more();
   if (!awaits_calm()) have_arena();
   perhaps_in_effect();
   // Without a plan nobody knows what the next iteration takes.
@@ -264,12 +265,12 @@ void Client::look_beside() noexcept {
   look_beside_at_ = iterations_ + pause_beside_;
 }
 
-void Client::begin_everywhere(std::uint64_t mark, bool begins) noexcept {
+void Client::begin_everywhere(std::uint64_t mark) noexcept {
   Pattern* const ended = ended_;
   const bool warming = current_ != nullptr && !current_->cyclic && mark < current_->tables.front().marks.size();
   if (!warming && ended != nullptr) current_ = ended->next != nullptr ? ended->next : ended;
   if (!warming && ended == nullptr && current_ != nullptr && !current_->cyclic) current_ = current_->next;
-  holds_back_ = holds_back_ && mark == 0 && begins;  // the first iteration, which an optimizer's state is made in
+  holds_back_ = holds_back_ && mark == 0;  // the first iteration, which an optimizer's state is made in
   if (current_ == nullptr && !known_.empty() && !holds_back_) current_ = known_.front();
   ++turn_;
   for (Sequence& sequence : sequences_) begin(sequence, mark);
@@ -300,7 +301,7 @@ void Client::mark(Mark kind) {
   if (ring_.on()) ring_.add(event, 0, 0, 0, mine.follower.sequence());
   if (kind != Mark::end) {
     boundary(followed());
-    begin_everywhere(marks_++, kind == Mark::begin);
+    begin_everywhere(marks_++);
   }
   const bool first = ring_.kept() < kFewEvents;
   if (ring_.on() && kind != Mark::begin && (first || ring_.seen() >= check_at_)) signal_work();

@@ -52,6 +52,7 @@ bool Pool::reserve_arena(std::size_t bytes) noexcept {
 Refusal Pool::take_arena(std::size_t bytes) noexcept {
   const Refusal why = try_arena(bytes);
   if (why != Refusal::none) ++arena_refused_;
+  if (why != Refusal::none && why != Refusal::alive) vacated_.stop(boundaries());
   return why;
 }
 
@@ -65,7 +66,7 @@ Refusal Pool::try_arena(std::size_t bytes) noexcept {
   collect();
   const bool in_place = arena_base_ != 0 && wanted <= arena_space_;
   if (arena_base_ != 0 && !in_place && occupancy_.alive() != 0) {
-    if (within_budget(wanted, false) && may_be_had(wanted, false)) vacate();
+    vacate(wanted);
     return Refusal::alive;
   }
   if (!within_budget(wanted, in_place)) return Refusal::budget;
@@ -83,10 +84,18 @@ Refusal Pool::try_arena(std::size_t bytes) noexcept {
   return Refusal::none;
 }
 
-void Pool::vacate() noexcept try {
+void Pool::vacate(std::size_t arena_bytes) noexcept try {
   if (source_.has_budget()) return;  // what has no place would be swapped out for it
-  vacated_.add(occupancy_.live_ranges(), boundaries());
+  const auto alive = occupancy_.live_ranges();
+  std::size_t beside = 0;
+  for (const auto& [begin, end] : alive) beside += end - begin;
+  if (!may_be_had(arena_bytes + beside, false)) return vacated_.stop(boundaries());
+  vacated_.add(alive, boundaries());
 } catch (...) {  // the host has no memory to remember them
+}
+
+void Pool::vacate_no_more() noexcept {
+  if (vacated_.any() && planned_bytes() <= arena_bytes_) vacated_.stop(boundaries());
 }
 
 bool Pool::within_budget(std::size_t arena_bytes, bool in_place) const noexcept {

@@ -90,6 +90,7 @@ class Pool : private Live<Pool>, private Idle {
     occupancy_.take_cell(slot.cell, end);
     return arena_base_ + slot.offset;
   }
+  void vacate_no_more() noexcept;  // at a boundary: unless somebody wants a larger arena
   // Whether places are left empty, for a larger arena: which ones.
   const Vacated& vacated() const noexcept { return vacated_; }
   const ArenaStreams& arena_streams() const noexcept { return streams_; }
@@ -259,7 +260,7 @@ class Pool : private Live<Pool>, private Idle {
   Refusal try_arena(std::size_t bytes) noexcept;
   bool reserve_arena(std::size_t bytes) noexcept;
   bool may_be_had(std::size_t arena_bytes, bool in_place) noexcept;
-  void vacate() noexcept;  // at a boundary: for a larger arena
+  void vacate(std::size_t arena_bytes) noexcept;  // for a larger arena
   bool within_budget(std::size_t arena_bytes, bool in_place) const noexcept;
   bool give_back_oldest() noexcept override { return segments_.give_back_oldest(); }
   Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);

@@ -21,17 +21,20 @@ class Vacated {
   void add(const std::vector<std::pair<Offset, Offset>>& alive, std::uint64_t now) {
     if (now == last_) return;  // for another plan
     last_ = now;
-    if (rounds_ == kMostRounds) {
-      begins_.clear();
-      rounds_ = 0;
-      pause_ = std::min(2 * pause_, kLongestPause);
-      again_at_ = now + pause_;
-    }
+    if (rounds_ == kMostRounds) stop(now);
     if (now < again_at_) return;
     ++rounds_;
     for (const auto& [begin, end] : alive) begins_.push_back(begin);
     std::sort(begins_.begin(), begins_.end());
     begins_.erase(std::unique(begins_.begin(), begins_.end()), begins_.end());
+  }
+  // No larger arena can be had now, or nobody wants one.
+  void stop(std::uint64_t now) noexcept {
+    if (!any()) return;
+    begins_.clear();
+    rounds_ = 0;
+    pause_ = std::min(2 * pause_, kLongestPause);
+    again_at_ = now + pause_;
   }
   // The arena is another one, or gone.
   void done() noexcept {

@@ -154,6 +154,61 @@ def test_what_stays_for_good_is_not_waited_for_in_vain_again_and_again() -> None
     assert core.pool.stats()["arena_bytes"] >= sum(larger)
 
 
+KIND, LARGER = [10_240] * 4, [10_240] * 4 + [40_960] * 4
+
+
+def late(core: Core, kept: list[int], steps: int) -> list[int]:
+    """Iterations of four buffers, whose last lives on until three of the next are there: misses of each."""
+    missed = []
+    for _ in range(steps):
+        core.step()
+        before = core.misses
+        made = [core.allocate(size) for size in KIND[:3]]
+        while kept:
+            core.free(kept.pop())
+        kept.append(core.allocate(KIND[3]))
+        for address in made:
+            core.free(address)
+        missed.append(core.misses - before)
+    return missed
+
+
+@pytest.mark.parametrize("more", [0, 4096, 8192, 10_240, 12_288, 30_720])
+def test_where_a_larger_one_cannot_be_had_no_place_stays_empty_for_it(more: int) -> None:
+    """Memory is enough for it, and not for what would have to lie beside it meanwhile; or for both."""
+    core, kept = Core(page=0, large=4096, shared=4096, limit=sum(LARGER) + more), list[int]()
+    core.step()
+    core.client.install(pattern(KIND))
+    late(core, kept, 4)
+    core.client.install(pattern(LARGER))
+    # Tried now and then: each time it costs a few misses.
+    assert sum(late(core, kept, 1000)[-500:]) <= 8
+
+
+@pytest.mark.parametrize("how", ["dropped", "smaller"])
+def test_nor_where_nobody_wants_a_larger_one_any_more(how: str) -> None:
+    core, kept = Core(page=0), list[int]()
+    core.step()
+    core.client.install(pattern(KIND))
+    late(core, kept, 4)
+    core.step()
+    stays = core.allocate(KIND[0])
+    core.step()
+    core.client.install(pattern(LARGER))
+    late(core, kept, 2)
+    if how == "dropped":
+        core.client.drop_patterns()
+    else:
+        core.client.install(pattern(LARGER, [10_240, 20_480, 30_720, 10_240, 0, 0, 0, 0]))
+    core.client.install(pattern([*KIND[:3], 10_241], [10_240, 20_480, 30_720, 10_240]))
+    core.client.install(pattern(KIND, [10_240, 20_480, 30_720, 10_240]))
+    core.free(kept.pop())
+    late(core, kept, 4)
+    core.step()
+    assert core.run(KIND[:3]) == 3
+    core.free(stays)
+
+
 # --- which moment it is
 
 

@@ -51,7 +51,7 @@ def test_where_iterations_are_marked_one_plan_serves_all_sizes(network: str) -> 
     plain, growing = simulate(trace, NAME), simulate(trace, GROWING)
     assert plain.peak_reserved_bytes <= min(pytorch, 1.4 * peak)
     assert growing.peak_reserved_bytes <= 1.3 * peak
-    assert int(growing.reserved[ends[100] :].max()) <= 1.15 * peak
+    assert int(growing.reserved[ends[100] :].max()) <= 1.25 * peak
 
 
 def phases(program: str, iterations: int) -> Trace:

@@ -64,11 +64,12 @@ class Core:
         large: int = 256 << 10,
         shared: int = 1 << 20,
         share_streams: bool = True,
+        limit: int = (1 << 64) - 1,
     ) -> None:
         self.device = _core.SimulatedDevice(
             capacity=capacity, page=page, alignment=512, shared_segment=shared, large=large
         )
-        self.pool = _core.Pool(device=self.device, share_streams=share_streams)
+        self.pool = _core.Pool(device=self.device, share_streams=share_streams, max_reserved=limit)
         self.client = _core.Client(self.pool, "test")
         self.live: dict[int, int] = {}
 

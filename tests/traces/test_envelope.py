@@ -101,6 +101,8 @@ def test_of_a_known_one_are_also_a_few() -> None:
     (found,) = find_patterns(some, enveloped=(len(PROGRAM),))
     assert found.least is not None
     assert found.iterations == 9
+    once = training([(PROGRAM, 40), (PROGRAM[:2], 0), (PROGRAM[:3], 0)])
+    assert find_patterns(once, enveloped=(len(PROGRAM),)) == []
 
 
 def test_it_is_found_only_where_it_is_asked_for_and_iterations_are_marked() -> None:
