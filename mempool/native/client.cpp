@@ -182,10 +182,7 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   const Follower::Match match = sequence.follower.next(bytes, known_, marked_);
   outcome = match.outcome;
   if (match.boundary) boundary(sequence.follower.finished());
-  if (awaits_calm_ && match.slot != nullptr && sequence.follower.is_calm()) {
-    awaits_calm_ = false;
-    have_arena();
-  }
+  if (awaits_calm_ && match.slot != nullptr && sequence.follower.is_calm()) come_to_calm(sequence.follower.stream());
   if (!replaying_) {
     if (match.slot != nullptr && bytes <= match.size) place = match.slot->offset;
     outcome = refusal_ != Refusal::none ? Outcome::no_arena : Outcome::unplanned;

@@ -274,6 +274,7 @@ class Client : private Live<Client> {
   void have_arena() noexcept;
   void take_arena() noexcept;
   bool awaits_calm() noexcept;
+  void come_to_calm(Stream stream) noexcept;
   bool has_to_ask() const noexcept { return pool_->source().has_budget() && !asks_; }
   void refused(Pattern& pattern, Refusal why) noexcept;
   void have_arena_for_others() noexcept;

@@ -53,6 +53,13 @@ bool Client::awaits_calm() noexcept {
   return awaits_calm_;
 }
 
+// Nothing is taken or given back in the middle of a graph that somebody captures, of which the pool need not know.
+void Client::come_to_calm(Stream stream) noexcept {
+  if (pool_->source().device().capturing(stream)) return;
+  awaits_calm_ = false;
+  have_arena();
+}
+
 // The largest that a pattern needs, or else the largest that can be had: who needs more hinders nobody.
 void Client::take_arena() noexcept {
   for (Pattern* one = largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;

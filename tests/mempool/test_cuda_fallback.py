@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from cores import pattern
 from fake_cuda import GETS_MEMORY, KINDS
 
 from mempool import _core
@@ -46,6 +47,31 @@ def test_more_memory_for_a_stream_that_is_captured_waits_for_nothing(fake: FakeC
     assert not fake.is_broken(stream)
     fake.end_capture(stream)
     client.free(address, stream)
+
+
+@every_kind
+def test_no_arena_is_taken_in_the_middle_of_a_capture(fake: FakeCuda, kind: str) -> None:
+    """Of another library, of which the pool does not know; the next iteration has it."""
+    pool = _core.Pool(device=fake.device(memory=kind))
+    client = _core.Client(pool, "test")
+    stream, sizes = fake.stream(), [30 * MIB, 20 * MIB, 40 * MIB]
+
+    def iteration() -> None:
+        client.mark(_core.Mark.STEP)
+        for address in [client.allocate(size, stream) for size in sizes]:
+            client.free(address, stream)
+
+    client.set_retained_limit(EVERYTHING)
+    iteration()
+    client.install(pattern(sizes, calm=1, stream=stream))
+    fake.begin_capture(stream)
+    iteration()
+    assert pool.stats()["arena_bytes"] == 0
+    assert not fake.is_broken(stream)
+    fake.end_capture(stream)
+    for _ in range(2):
+        iteration()
+    assert pool.stats()["arena_bytes"] >= sum(sizes)
 
 
 @every_kind
