@@ -63,7 +63,7 @@ def test_no_arena_is_taken_in_the_middle_of_a_capture(fake: FakeCuda, kind: str)
 
     client.set_retained_limit(EVERYTHING)
     iteration()
-    client.install(pattern(sizes, calm=1, stream=stream))
+    client.install(pattern(sizes, calm=1, stream=stream, sequence=1))  # 0: of the marks
     fake.begin_capture(stream)
     iteration()
     assert pool.stats()["arena_bytes"] == 0
