@@ -38,6 +38,8 @@ SELDOM = 1 / 8
 ENOUGH_OF_EACH = 8
 #: Of a plan of epochs, its steps hit; where more miss, it is by chance that they look like them.
 MOST_ASTRAY = 1 / 64
+#: Iterations after which an envelope is made larger again at the latest, where it is outgrown.
+LONGEST_WAIT = 32
 #: A longer warm-up, in allocations, is not learned: looking at it again and again would cost too much.
 MOST_WARM_UP = 1 << 13
 
@@ -259,14 +261,14 @@ class Learner:
         return True
 
     def _is_worth_enveloping(self, pattern: Pattern, state: dict[str, Any]) -> bool:
-        """Whether to plan this envelope: not for kinds whose own plans are followed, and ever more rarely."""
+        """Whether to plan this envelope: not for kinds whose own plans are followed, nor again and again."""
         alike = [known for known in self.known if known.same_order(pattern)]
         of_kinds = any(known.pattern.least is None for known in alike)
         if of_kinds and self._rest.share_of_misses(self.making.counts()) <= MOST_ASTRAY:
             return False
         if not any(known.pattern.least is not None for known in alike):
             return True
-        again = self._wider.setdefault(len(pattern.buffers), Rarely())
+        again = self._wider.setdefault(len(pattern.buffers), Rarely(LONGEST_WAIT))
         if not again.may_be_done(state["iterations"]):
             self._over_at = again.at
             return False

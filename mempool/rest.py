@@ -137,9 +137,9 @@ class Rarely:
         at: iteration, before which it is not done again.
     """
 
-    def __init__(self) -> None:
-        """It may be done at once."""
-        self.at, self._gap = 0, 2
+    def __init__(self, longest: int = NEVER) -> None:
+        """It may be done at once; no pause is longer than so many iterations."""
+        self.at, self._gap, self._longest = 0, 2, longest
 
     def may_be_done(self, iteration: int) -> bool:
         """Whether it is time."""
@@ -151,5 +151,5 @@ class Rarely:
 
     def is_done(self, iteration: int) -> None:
         """It is done now; each time the pause is twice as long."""
-        self._gap *= 2
+        self._gap = min(2 * self._gap, self._longest)
         self.at = iteration + self._gap

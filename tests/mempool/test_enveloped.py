@@ -296,7 +296,7 @@ def test_what_is_kept_longer_is_planned_for() -> None:
         assert missed(pool, lambda number: iteration(later[number]), 0, len(later)) == {}
 
 
-def test_where_most_are_larger_than_all_before_plans_are_made_ever_more_rarely() -> None:
+def test_where_most_are_larger_than_all_before_plans_are_made_rarely() -> None:
     with Pool(simulated(), background=False) as pool:
         iteration = batches(programs.Watched(pool), lambda number: 200 + 5 * number if number % 2 else 190)
         run(pool, iteration, 300, marks=True)
