@@ -129,6 +129,12 @@ def test_what_could_not_be_paid_is_done_when_it_can_be(monkeypatch: pytest.Monke
         until(lambda: turns.count > 3, lambda: programs.layers(memory))
 
 
+def unlike_any(memory: programs.Watched, sizes: random.Random) -> None:
+    """Buffers that are alive at once: it matters what is large in one iteration and small in another."""
+    for address in [memory.allocate(sizes.randrange(600, 1_000_000)) for _ in range(8)]:
+        memory.free(address)
+
+
 def test_marks_of_a_program_that_never_repeats_wake_nobody_each_time() -> None:
     """The more was looked at in vain, the more has to come before another look."""
     begun = time.monotonic()
@@ -138,9 +144,7 @@ def test_marks_of_a_program_that_never_repeats_wake_nobody_each_time() -> None:
         sizes = random.Random(1)
         for _ in range(600):
             pool.step()
-            # All alive at once, so that what is large in one iteration and small in another matters.
-            for address in [memory.allocate(sizes.randrange(600, 1_000_000)) for _ in range(8)]:
-                memory.free(address)
+            unlike_any(memory, sizes)
             time.sleep(0.001)  # the planner's thread could come back each time
         assert pool.client.state()["recording"]
         passed = time.monotonic() - begun
@@ -215,7 +219,7 @@ def test_so_does_what_a_look_in_vain_left_beside_a_plan(monkeypatch: pytest.Monk
 
         def stranger() -> None:  # whoever follows the plan from its beginning is never looked at again
             pool.step()
-            memory.free(memory.allocate(sizes.randrange(600, 1_000_000)))
+            unlike_any(memory, sizes)
 
         until(lambda: "nothing" in events[events.index("plan") :], stranger)
         until(lambda: events[-1] == "trim", lambda: None)
