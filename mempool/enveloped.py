@@ -26,11 +26,10 @@ def lengths(known: Iterable[Planned]) -> tuple[int, ...]:
 
     Those of known envelopes, and of more kinds than are worth a plan each, which came one after the other.
     """
-    alike: dict[tuple[int, bytes], list[Pattern]] = {}
+    alike: dict[bytes, list[Pattern]] = {}
     for planned in known:
-        pattern = planned.pattern
-        alike.setdefault((len(pattern.buffers), pattern.sequence.tobytes()), []).append(pattern)
-    return tuple(length for (length, _), patterns in alike.items() if _are_one(patterns))
+        alike.setdefault(planned.pattern.sequence.tobytes(), []).append(planned.pattern)
+    return tuple(len(patterns[0].buffers) for patterns in alike.values() if _are_one(patterns))
 
 
 def _are_one(patterns: Sequence[Pattern]) -> bool:
@@ -44,7 +43,7 @@ def _are_one(patterns: Sequence[Pattern]) -> bool:
 
 def widened(patterns: Sequence[Pattern], known: Iterable[Planned]) -> list[Pattern]:
     """The same patterns, each envelope so large that all that is known of the same order is within it."""
-    before = [planned.pattern for planned in known]
+    before = list(known)
     wide = [_widened(pattern, before) for pattern in patterns]
     now = {pattern.key: one.key for pattern, one in zip(patterns, wide, strict=True)}
     return [
@@ -53,12 +52,12 @@ def widened(patterns: Sequence[Pattern], known: Iterable[Planned]) -> list[Patte
     ]
 
 
-def _widened(pattern: Pattern, known: Iterable[Pattern]) -> Pattern:
+def _widened(pattern: Pattern, known: Iterable[Planned]) -> Pattern:
     if pattern.least is None:
         return pattern
-    for other in known:
-        if np.array_equal(other.sequence, pattern.sequence):
-            pattern = _joined(pattern, other) or pattern
+    for planned in known:
+        if planned.same_order(pattern):
+            pattern = _joined(pattern, planned.pattern) or pattern
     return pattern
 
 

@@ -182,9 +182,20 @@ def _windows_of(
     for alike, sizes, least in _kinds(_alike(sequence, size, bounds, main), size, joined):
         groups = _groups(sequence, sizes, bounds, alike, main)
         windows = Windows(
-            event, sequence, stream, sizes, freed_before, shared, marks, seen, bounds, alike, groups, {}
+            event,
+            sequence,
+            stream,
+            sizes,
+            freed_before,
+            shared,
+            marks,
+            seen,
+            bounds,
+            alike,
+            groups,
+            apart={},
+            least=least,
         )
-        windows = dataclasses.replace(windows, least=least)
         if len(mark_events) == 0:
             windows = dataclasses.replace(windows, apart=_apart(windows, anywhere=anywhere))
         found.append(windows)

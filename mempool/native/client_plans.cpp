@@ -118,8 +118,8 @@ void Client::admit(std::vector<std::unique_ptr<Pattern>> fresh) {
   layout_changed();
 }
 
-// An older plan of the same sizes, or of some of them, has had its day: whoever follows it goes on in the fresh one, where it stood. Whether there
-// was one that nobody follows now: the fresh one waits in its place, and rests if it did.
+// An older plan of the same sizes, or of some of them, has had its day: whoever follows it goes on in the fresh one, where it
+// stood. Whether there was one that nobody follows now: the fresh one waits in its place, and rests if it did.
 bool Client::supersede(Pattern* fresh) noexcept {
   bool idle = false, used = false;
   for (auto it = patterns_.begin(); it != patterns_.end();) {
