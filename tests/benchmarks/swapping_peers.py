@@ -1,10 +1,11 @@
 """Swapping beside what people use today, on the same models: peak, seconds, losses.
 
-    python tests/benchmarks/swapping_peers.py [--only MODEL ...] [--json FILE]
+    python tests/benchmarks/swapping_peers.py [--only MODEL ...] [--json FILE] [--shares-only]
 
 Each run is a process of its own, with the pool, which counts the peak load. First come the peers, then ours
-within the peak of each of them and within shares of the plain peak. Of a step the best time is told: the
-processor's, copies by other threads included, so that a busy machine does not count; on CUDA the clock's.
+within the peak of each of them, if not told otherwise, and within shares of the plain peak. Of a step the
+best time is told: the processor's, copies by other threads included, so that a busy machine does not count;
+on CUDA the clock's.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ def apart(way: str, name: str, device: str, limit: int | None = None) -> dict[st
     return own_process.told(__file__, way, name, device, limit)
 
 
-def compare(name: str, device: str) -> dict[str, dict[str, Any]]:
-    """All ways of one model; the table is printed as it grows."""
+def compare(name: str, device: str, *, beside: bool = True) -> dict[str, dict[str, Any]]:
+    """All ways of one model, ours `beside` each peer too; the table is printed as it grows."""
     print(f"\n### {name}\n\n| way | limit MB | peak MB | of plain | ms a step | slower | losses |")
     print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     rows: dict[str, dict[str, Any]] = {}
@@ -136,7 +137,7 @@ def compare(name: str, device: str) -> dict[str, dict[str, Any]]:
     for way in PEERS:
         measure(way, way)
     for way in PEERS[1:]:
-        if "error" not in rows[way]:
+        if beside and "error" not in rows[way]:
             measure(f"ours, in the peak of {way}", "ours", rows[way]["peak_bytes"])
     for share in SHARES:
         measure(f"ours, {share:.0%}", "ours", int(share * rows["plain"]["peak_bytes"]))
@@ -148,12 +149,14 @@ def main(device: str, arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--shares-only", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.one:
         print(json.dumps(train(*json.loads(chosen.one))))
         return {}
-    results = {name: compare(name, device) for name in chosen.only or _models(device)}
+    beside = not chosen.shares_only
+    results = {name: compare(name, device, beside=beside) for name in chosen.only or _models(device)}
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(results, indent=1) + "\n")
     return results

@@ -1,6 +1,6 @@
 """PyTorch's allocators and the pool on this machine's GPU: one table a workload, then what must hold.
 
-    python tests/gpu/compare.py [--json FILE]
+    python tests/gpu/compare.py [--json FILE] [--only WORKLOAD ...] [--no-checks]
 
 The pool twice, with plain and with growing memory. Under ten minutes. Without a GPU it says so and ends
 with 0. "Live" is the most that is alive at once, "reserved" what an allocator holds at the end, "most" what
@@ -18,7 +18,7 @@ from typing import Any
 from runs import GIB, finish, show, told, why_not
 
 WAYS = ("native", "expandable", "async", "mempool", "growing")
-NAMES = ("cnn", "gpt", "lengths")
+NAMES = ("cnn", "gpt", "lengths", "any length")
 CHECKS = (
     "record_stream", "graphs", "autograd_threads", "out_of_memory", "statistics", "snapshots", "limits",
     "loader", "nccl", "planned", "background",
@@ -55,13 +55,15 @@ def main() -> int:
     """Run everything; 1 if losses differ or something does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", nargs="*", choices=NAMES, default=NAMES)
+    parser.add_argument("--checks", action=argparse.BooleanOptionalAction, default=True)
     chosen = parser.parse_args()
     if (reason := why_not("torch")) is not None:
         sys.stdout.write(f"nothing to compare: {reason}\n")
         return 0
     results: dict[str, Any] = {}
     wrong = []
-    for name in NAMES:
+    for name in chosen.only:
         rows: dict[str, dict[str, Any]] = {}
         for way in WAYS:
             line, error = told("worker.py", way, name)
@@ -71,7 +73,8 @@ def main() -> int:
             wrong.append(f"{name}: the losses differ")
         wrong += [f"{name}: {way}: {row['error']}" for way, row in rows.items() if "error" in row]
         results[name] = rows
-    results["checks"] = {check: told("checks.py", check)[1] or "holds" for check in CHECKS}
+    checks = CHECKS if chosen.checks else ()
+    results["checks"] = {check: told("checks.py", check)[1] or "holds" for check in checks}
     for check, answer in results["checks"].items():
         sys.stdout.write(f"{check}: {answer}\n")
         wrong += [f"{check}: {answer}"] if answer != "holds" else []

@@ -1,6 +1,6 @@
 """Swapping beside what people use today, on this machine's GPU: the table of each model.
 
-    python tests/gpu/swapping.py [--only MODEL ...] [--json FILE]
+    python tests/gpu/swapping.py [--only MODEL ...] [--json FILE] [--shares-only]
 
 Without a GPU it says so and ends with 0; losses that differ from the plain run's end it with 1.
 """

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+SCRIPTS = ("compare.py", "capacity.py", "compare_cupy.py", "predicted.py", "swapping.py")
 
-@pytest.mark.parametrize("script", ["compare.py", "compare_cupy.py", "predicted.py", "swapping.py"])
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_it_says_so_and_ends_well(script: str) -> None:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name(script))],

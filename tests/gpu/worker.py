@@ -1,8 +1,10 @@
 """One training run on a GPU under one allocator, in a process of its own; prints what it measured as JSON.
 
-python worker.py native|expandable|async|mempool|growing WORKLOAD
+python worker.py native|expandable|async|mempool|growing WORKLOAD [BYTES]
 
 Each workload is trained for so many of its periods that a plan is in effect, and its last ones are timed.
+With BYTES the allocator may hold that much, 0 for as much as there is, and what is told is whether training
+came to its end, as a user's does: planned by the thread, while the host runs ahead.
 """
 
 from __future__ import annotations
@@ -12,7 +14,12 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
 
 MEMORIES = {"mempool": "plain", "growing": "growing"}
 CONFIGURATIONS = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
@@ -37,6 +44,7 @@ def alloc_and_free_ns() -> float:
     """Nanoseconds for a tensor of 1 MiB to come and go, once that has been going on for long."""
     import torch
 
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a kernel for each would be what is timed
     for _ in range(4):
         begin = time.perf_counter_ns()
         for _ in range(20_000):
@@ -46,20 +54,43 @@ def alloc_and_free_ns() -> float:
     return took / 20_000
 
 
-def train(way: str, workload: str) -> dict[str, Any]:
-    """Train; what it took."""
-    pool = prepare(way)
+def stepping(workload: str, pool: Any) -> Callable[[int], torch.Tensor]:
+    """What trains a step by its number and returns its loss; the optimizer's steps mark iterations."""
     import torch
-    from workloads import PERIODS, WORKLOADS
+    from workloads import WORKLOADS
 
-    steps, timed = PERIODS[workload]
-    before = torch.cuda.mem_get_info()[0]
     torch.manual_seed(0)
     model, loss_of = WORKLOADS[workload]()
     model.to("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     if pool is not None:
         pool.watch(optimizer)
+
+    def step(number: int) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, number)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def digest(losses: list[torch.Tensor]) -> str:
+    """The same for losses that are the same to the bit."""
+    text = ",".join(float(loss).hex() for loss in losses)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def train(way: str, workload: str) -> dict[str, Any]:
+    """Train; what it took."""
+    pool = prepare(way)
+    import torch
+    from workloads import PERIODS
+
+    steps, timed = PERIODS[workload]
+    before = torch.cuda.mem_get_info()[0]
+    step = stepping(workload, pool)
     losses: list[torch.Tensor] = []
     begin = 0.0
     for number in range(steps):
@@ -68,22 +99,17 @@ def train(way: str, workload: str) -> dict[str, Any]:
             if pool is not None:
                 pool.plan_now()  # the host may have asked for all steps before a thread has a plan
             begin = time.perf_counter()
-        optimizer.zero_grad()
-        loss = loss_of(model, number)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
+        losses.append(step(number))
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - begin) / timed
     used = before - torch.cuda.mem_get_info()[0]
-    text = ",".join(float(loss).hex() for loss in losses)
     told = {
         "steps_per_second": 1 / seconds,
         "live_bytes": torch.cuda.max_memory_allocated(),
         "reserved_bytes": torch.cuda.memory_reserved(),
         "most_reserved_bytes": torch.cuda.max_memory_reserved(),
         "used_bytes": used,
-        "losses": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "losses": digest(losses),
         "alloc_free_ns": alloc_and_free_ns(),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -94,5 +120,38 @@ def train(way: str, workload: str) -> dict[str, Any]:
     return told
 
 
+def within(way: str, workload: str, limit: int) -> dict[str, Any]:
+    """Train with no more than these bytes held, if they are not 0; where it ended, and what was held."""
+    pool = prepare(way)
+    import torch
+    from workloads import PERIODS
+
+    if limit:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(limit / total)
+    losses: list[torch.Tensor] = []
+    begin = time.perf_counter()
+    try:
+        step = stepping(workload, pool)
+        losses.extend(step(number) for number in range(3 * PERIODS[workload][0]))
+    except torch.OutOfMemoryError as error:
+        return {"steps": len(losses), "out_of_memory": str(error)[:300]}
+    torch.cuda.synchronize()
+    told = {
+        "steps": len(losses),
+        "seconds": time.perf_counter() - begin,
+        "live_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.memory_reserved(),
+        "most_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
+        "losses": digest(losses),
+    }
+    if pool is not None:
+        report = pool.report().to_dict()
+        told |= {key: report[key] for key in ("hit_rate", "coverage", "plans") if key in report}
+    return told
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(train(sys.argv[1], sys.argv[2])) + "\n")
+    chosen, sizes = sys.argv[1:3], [int(size) for size in sys.argv[3:]]
+    sys.stdout.write(json.dumps(within(*chosen, *sizes) if sizes else train(*chosen)) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import TYPE_CHECKING
 
 import torch
@@ -110,6 +111,16 @@ def lengths() -> tuple[nn.Module, Callable[[nn.Module, int], Tensor]]:
     return Transformer(8), loss
 
 
+def any_length() -> tuple[nn.Module, Callable[[nn.Module, int], Tensor]]:
+    """A length for each batch out of 113, in no order that comes again."""
+
+    def loss(model: nn.Module, number: int) -> Tensor:
+        length = 128 + 8 * random.Random(number).randrange(113)
+        return _text_loss(model, number, 12, length)
+
+    return Transformer(12), loss
+
+
 #: So many steps in all, and of these so many are timed: the last iterations of each period.
-PERIODS = {"cnn": (40, 20), "gpt": (24, 12), "lengths": (6 * 13, 13)}
-WORKLOADS = {"cnn": cnn, "gpt": gpt, "lengths": lengths}
+PERIODS = {"cnn": (40, 20), "gpt": (24, 12), "lengths": (6 * 13, 13), "any length": (120, 40)}
+WORKLOADS = {"cnn": cnn, "gpt": gpt, "lengths": lengths, "any length": any_length}

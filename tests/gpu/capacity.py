@@ -1,0 +1,74 @@
+"""How little memory each allocator can train in on this machine's GPU: one table a workload.
+
+    python tests/gpu/capacity.py [--json FILE] [--only WORKLOAD ...]
+
+Each may hold so many times what is alive at most, by `torch.cuda.set_per_process_memory_fraction`. The runs
+go side by side, since whether one comes to its end does not depend on time. Without a GPU it says so and ends
+with 0; losses that differ end it with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from runs import GIB, finish, show, told, why_not
+
+WAYS = ("native", "expandable", "async", "mempool", "growing")
+NAMES = ("gpt", "lengths", "any length")
+SHARES = (1.03, 1.1, 1.25)
+AT_ONCE = 3
+
+
+def run(way: str, name: str, limit: int) -> dict[str, Any]:
+    """One run, or what went wrong."""
+    line, error = told("worker.py", way, name, str(limit))
+    row: dict[str, Any] = {"error": error} if error else json.loads(line)
+    return row
+
+
+def cell(row: dict[str, Any]) -> str:
+    """How a run ended."""
+    if "error" in row:
+        return f"failed: {row['error'][:40]}"
+    if "out_of_memory" in row:
+        return f"out of memory in step {row['steps'] + 1}"
+    hits = f", {row['hit_rate']:.1%} hits" if row.get("hit_rate") is not None else ""
+    return f"{row['most_reserved_bytes'] / GIB:.2f} GiB, {row['retries']} retries{hits}"
+
+
+def main() -> int:
+    """Run everything; 1 if losses differ or a run failed otherwise than for want of memory."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", nargs="*", choices=NAMES, default=NAMES)
+    chosen = parser.parse_args()
+    if (reason := why_not("torch")) is not None:
+        sys.stdout.write(f"nothing to compare: {reason}\n")
+        return 0
+    results: dict[str, Any] = {}
+    wrong = []
+    columns = ("allocator", *(f"{share:.2f} times" for share in SHARES))
+    for name in chosen.only:
+        free = run("native", name, 0)
+        live = free.get("live_bytes", 0)
+        limits = [int(share * live) for share in SHARES]
+        with ThreadPoolExecutor(AT_ONCE) as executor:
+            runs = {(way, limit): executor.submit(run, way, name, limit) for limit in limits for way in WAYS}
+        rows = {ask: future.result() for ask, future in runs.items()}
+        cells = {way: [cell(rows[way, limit]) for limit in limits] for way in WAYS}
+        show(f"{name}, {live / GIB:.2f} GiB alive at most", columns, cells)
+        rows["native", 0] = free
+        if len({row["losses"] for row in rows.values() if "losses" in row}) > 1:
+            wrong.append(f"{name}: the losses differ")
+        wrong += [f"{name}: {key}: {row['error']}" for key, row in rows.items() if "error" in row]
+        results[name] = {f"{way} {limit}": row for (way, limit), row in rows.items()}
+    return finish(results, wrong, chosen.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
