@@ -40,6 +40,9 @@ ENOUGH_OF_EACH = 8
 MOST_ASTRAY = 1 / 64
 #: Iterations after which an envelope is made larger again at the latest, where it is outgrown.
 LONGEST_WAIT = 32
+#: Where marks are expected, allocations without one after which they are expected no longer, and events from one
+#: look for the first to the next.
+MOST_UNMARKED, EVENTS_UNMARKED = 1 << 16, 256
 #: A longer warm-up, in allocations, is not learned: looking at it again and again would cost too much.
 MOST_WARM_UP = 1 << 13
 
@@ -87,6 +90,11 @@ class Learner:
         self._wider: dict[int, Rarely] = {}  # by its length, when an envelope may be made larger
         self._recorded_at = 0  # iteration when recording began
         self._marked = False  # there was a mark when something was recorded
+        self._expects_marks = False
+
+    def expect_marks(self) -> None:
+        """Marks are to come: what repeats before the first one is a part of an iteration, and gets no plan."""
+        self._expects_marks = True
 
     def begin(self, loaded: Saved | None = None) -> None:
         """Begin recording; loaded plans replay already."""
@@ -125,6 +133,9 @@ class Learner:
         state = self._client.state()
         if not state["recording"]:
             self.resume_if_changed()
+            return False
+        if self._expects_marks and not state["marked"] and state["allocations"] < MOST_UNMARKED:
+            self._client.check_again_after(EVENTS_UNMARKED)
             return False
         misses = self._misses()
         if state["replaying"] and state["settled"] and not self.again.improves:

@@ -158,6 +158,10 @@ class Planner:
             finally:
                 self._looking = False
 
+    def expect_marks(self) -> None:
+        """Marks are to come: nothing is planned before the first one."""
+        self._learner.expect_marks()
+
     def begin_anew(self) -> None:
         """Have all forgotten that was planned, and record again; nobody waits for it."""
         self._anew = True

@@ -353,6 +353,14 @@ class Pool:
         """
         self._planner.begin_anew()
 
+    def expect_marks(self) -> None:
+        """Say that `step` or `iteration` will be called: nothing is planned before that is.
+
+        What repeats before the first mark, such as the layers of a first training step, is a part of an iteration.
+        Where none has come after some ten thousand allocations, it is planned all the same.
+        """
+        self._planner.expect_marks()
+
     def wait(self, seconds: float = 10.0) -> bool:
         """Wait until there is a plan; False if there is none after that time."""
         return self._planner.wait(seconds)

@@ -65,6 +65,9 @@ class PlannedOnline(Allocator):
         device = _core.ReplayDevice(limit_bytes, growing=self._growing)
         options: dict[str, Any] = {"small_bytes": self.small_bytes, "wait_bytes": self.wait_bytes}
         with _Pool(device, background=False, **options) as pool:
+            marks = _marks(trace)
+            if (marks >= 0).any():
+                pool.expect_marks()  # as `mempool.torch.TensorPool.watch` does
             replay = _core.Replay(
                 pool.client,
                 device,
@@ -72,7 +75,7 @@ class PlannedOnline(Allocator):
                 birth=trace.births,
                 size=np.minimum(trace.size, 2 * limit_bytes + 1),
                 stream=trace.stream,
-                mark=_marks(trace),
+                mark=marks,
             )
             while replay.go(MOST_BETWEEN_LOOKS):
                 pool.plan_now()

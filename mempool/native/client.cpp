@@ -179,10 +179,19 @@ void Client::note(const Follower& follower, std::size_t bytes, Outcome outcome) 
 
 // `place`: where the plan has it, if all that is missing is the arena.
 Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome, Offset& place) {
-  const Follower::Match match = sequence.follower.next(bytes, known_, marked_);
-  outcome = match.outcome;
+  const Follower::Due due = replaying_ ? sequence.follower.early() : Follower::Due{};
+  Follower::Match match = sequence.follower.next(bytes, known_, marked_);
   if (match.boundary) boundary(sequence.follower.finished());
   if (awaits_calm_ && match.slot != nullptr && sequence.follower.is_calm()) come_to_calm(sequence.follower.stream());
+  if (due.size != 0 && bytes > due.size && outgrows(due, bytes, match.slot != nullptr)) {
+    match = Follower::Match::none(Outcome::other_size);
+  }
+  outcome = match.outcome;
+  if (stands_aside_) {
+    stand_aside(sequence.follower.stream());
+    outcome = match.slot != nullptr ? Outcome::no_arena : match.outcome;
+    return 0;
+  }
   if (!replaying_) {
     if (match.slot != nullptr && bytes <= match.size) place = match.slot->offset;
     outcome = refusal_ != Refusal::none ? Outcome::no_arena : Outcome::unplanned;
@@ -235,7 +244,7 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
   }
   if (given.address == 0) {
     const std::size_t before = pool_->source().reserved().current;
-    given = pool_->allocate_dynamic(bytes, stream, (replaying_ && keeps_out_of_holes(sequence)) || pool_->anyone_plays(this));
+    given = pool_->allocate_dynamic(bytes, stream, holes_for(sequence));
     const std::size_t after = pool_->source().reserved().current;
     if (after > before) taken_beside_ += after - before;
     if (place != kDynamic && given.address != 0) pool_->note_place(given.address, place);
@@ -246,16 +255,19 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
   return given;
 }
 
-// The arena's holes are about to be used, and what is made while a program warms up may stay. Where an iteration has outgrown its
-// envelope, the arena serves it as it can, once much was taken beside it.
-bool Client::keeps_out_of_holes(const Sequence& asks) const noexcept {
+// Where the arena's holes are about to be used, they stay free, and what is made while a program warms up may stay in them. Where
+// an iteration has outgrown its envelope, the arena serves it as it can, once much was taken beside it.
+Pool::Holes Client::holes_for(const Sequence& asks) const noexcept {
+  if (pool_->anyone_plays(this)) return Pool::Holes::kept;
+  if (!replaying_) return Pool::Holes::open;
   const Follower& own = asks.follower;
   const bool outgrown = own.pattern() != nullptr && own.pattern()->is_envelope() &&
                         taken_beside_ > pool_->arena_bytes() / Pool::kMostBeside;
-  return std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& one) {
+  const bool kept = std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& one) {
     if (one.follower.warms_up()) return true;
     return !outgrown && (&one == &asks ? one.follower.in_step() : one.follower.plays());
   });
+  return kept ? Pool::Holes::kept : outgrown ? Pool::Holes::needed : Pool::Holes::open;
 }
 
 // The lock is held, here and below.
@@ -289,7 +301,7 @@ void Client::ended(std::size_t requested, std::size_t rounded) noexcept {
 Pool::Given Client::serve_small(std::size_t bytes, Stream stream) noexcept try {
   const std::uint32_t recorded_as = tape_.on() ? sequence(stream).follower.sequence() : 0;
   Pool::Given given = pool_->allocate_small(bytes, stream);
-  if (given.address == 0) given = pool_->allocate_dynamic(bytes, stream, false);  // any hole will do
+  if (given.address == 0) given = pool_->allocate_dynamic(bytes, stream, Pool::Holes::open);  // any hole will do
   if (given.address == 0) {
     refuse(bytes);
     return given;
@@ -358,7 +370,7 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
 
 // The steady state in a straight line; 0: something is to be recorded, decided or taken from elsewhere.
 Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
-  if (!replaying_ || awaits_calm_ || outside() || recorded() || pool_->forked() || pool_->foresees()) return 0;
+  if (!replaying_ || awaits_calm_ || stands_aside_ || outside() || recorded() || pool_->forked() || pool_->foresees()) return 0;
   const Slot* slot = sequence.follower.expected_slot(bytes);
   if (slot == nullptr || slot->offset == kDynamic) return 0;
   const Address address = pool_->take_planned(*slot, bytes, sequence.follower.stream());

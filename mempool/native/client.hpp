@@ -21,6 +21,7 @@
 #include "live.hpp"
 #include "lookahead.hpp"
 #include "pool.hpp"
+#include "rarely.hpp"
 #include "recorder.hpp"
 #include "stats.hpp"
 #include "succession.hpp"
@@ -267,7 +268,7 @@ class Client : private Live<Client> {
   bool settled() const noexcept;
   void judge_iteration() noexcept;
   void look_beside() noexcept;
-  bool keeps_out_of_holes(const Sequence& asks) const noexcept;
+  Pool::Holes holes_for(const Sequence& asks) const noexcept;
   void begin(Sequence& sequence, std::uint64_t mark) noexcept;
   void begin_everywhere(std::uint64_t mark) noexcept;  // the mark's number
   Pattern* largest(std::size_t most = ~std::size_t{0}) const noexcept;
@@ -275,6 +276,8 @@ class Client : private Live<Client> {
   void take_arena() noexcept;
   bool awaits_calm() noexcept;
   void come_to_calm(Stream stream) noexcept;
+  bool outgrows(const Follower::Due& due, std::size_t bytes, bool has_place) noexcept;
+  void stand_aside(Stream stream) noexcept;
   bool has_to_ask() const noexcept { return pool_->source().has_budget() && !asks_; }
   void refused(Pattern& pattern, Refusal why) noexcept;
   void have_arena_for_others() noexcept;
@@ -319,6 +322,11 @@ class Client : private Live<Client> {
   // When to give back what lies idle beside the arena, on a device where that has to be waited for: ever more rarely.
   unsigned looks_beside_ = 0;         // to come
   std::uint64_t look_beside_at_ = 0, pause_beside_ = 1;  // iteration of the next one, and how many lie between two
+  unsigned outgrows_ = 0;             // buffers at the beginning of this iteration that were larger than is due there
+  double excess_ = 0;                 // how much larger the last one was, as a share of what is due
+  bool stands_aside_ = false;         // this iteration goes without the plan, which it has outgrown
+  unsigned aside_patience_ = 0;       // allocations, until it goes on with it; 0: the arena has gone back
+  Rarely asides_{1, 1024};            // iterations; of those for which there was room
   std::size_t taken_beside_ = 0;      // bytes from the device for what had no place in the arena, in this iteration
   Pattern* ended_ = nullptr;          // of the last iteration that ended
   Succession succession_;             // of the iterations that ended
@@ -339,9 +347,7 @@ class Client : private Live<Client> {
   std::uint64_t misses_before_ = 0;   // when this iteration began
   std::uint64_t turn_ = 0;            // the number of the iteration in which all followers began together last
   std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // iterations of all clients
-  std::uint64_t for_others_at_ = 0;   // iteration, before which no arena is tried for that others need
-  static constexpr std::uint64_t kPauseForOthers = 32;  // iterations, where it could not be had; then twice as many
-  std::uint64_t pause_for_others_ = kPauseForOthers;
+  Rarely for_others_{32, 1024};       // iterations; an arena that others need
   Refusal refusal_ = Refusal::none;   // of the largest arena that a pattern needs
   std::uint64_t refusals_ = 0;        // times that this has become another one
   std::uint64_t check_at_ = 64;       // ring event

@@ -11,131 +11,12 @@ namespace {
 constexpr std::size_t kMostBlockers = 256;
 constexpr std::size_t kFewEvents = 64;  // in a recording of fewer, each mark is worth a look
 constexpr std::uint64_t kPatience = 2;  // iterations that a buffer is in the way before it is taken to stay
-// Iterations, after which an arena that was refused is asked for again; twice as many each time.
-constexpr std::uint64_t kShortestPause = 4, kLongestLook = 64, kLongestPause = 1024;
+constexpr std::uint64_t kLongestBeside = 1024;  // iterations between two looks at what lies beside the arena
 constexpr unsigned kLooksBeside = 2;  // after memory was taken beside the arena, or the arena itself
 constexpr std::uint64_t kMostSpoilt = 24;  // so that it is soon over
 constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest, the planner stops recording
 
 }  // namespace
-
-// Sees to the arena that the patterns need, at a boundary. Where it cannot be had, or not so large, the pool goes on with
-// what there is, and tries again some iterations later.
-void Client::have_arena() noexcept {
-  if (pool_->forked() || !pool_->source().device().bound()) return;
-  if (pool_->clients().size() > 1) have_arena_for_others();
-  if (known_.empty()) return;
-  for (Pattern* pattern : known_) {
-    if (!pattern->rests || !in_use(pattern)) continue;
-    pattern->rests = false;
-    layout_changed();
-  }
-  take_arena();
-  if (pool_->arena_bytes() >= needed_bytes()) refusal_ = Refusal::none;
-  const bool enough = largest(pool_->arena_bytes()) != nullptr;  // for one pattern
-  if (std::exchange(replaying_, enough || (replaying_ && pool_->arena_bytes() != 0)) || !replaying_) return;
-  if (active_at_ == 0) {
-    active_at_ = iterations_ + 1;
-    before_steady_ = stats_.outcomes;
-  }
-  begin_latest();
-}
-
-// At a boundary: whether a larger arena is to be taken later in this iteration, when less is alive. What is alive then has no
-// place in it yet, so that there is room for both, and where it cannot grow in place nothing alive is in the one there is. An
-// iteration that comes to no such moment ends the waiting.
-bool Client::awaits_calm() noexcept {
-  if (std::exchange(awaits_calm_, false)) return false;
-  const auto wants = [&](const Pattern* one) {
-    return !one->rests && one->calm != 0 && one->arena_bytes > pool_->arena_bytes() && one->retry_at <= iterations_;
-  };
-  awaits_calm_ = std::any_of(known_.begin(), known_.end(), wants);
-  return awaits_calm_;
-}
-
-// Nothing is taken or given back in the middle of a graph that somebody captures, of which the pool need not know.
-void Client::come_to_calm(Stream stream) noexcept {
-  if (pool_->source().device().capturing(stream)) return;
-  awaits_calm_ = false;
-  have_arena();
-}
-
-// The largest that a pattern needs, or else the largest that can be had: who needs more hinders nobody.
-void Client::take_arena() noexcept {
-  for (Pattern* one = largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;
-       one = largest(one->arena_bytes - 1)) {
-    if (iterations_ < one->retry_at) continue;
-    const Refusal why = has_to_ask() ? Refusal::budget : pool_->take_arena(one->arena_bytes);
-    if (why == Refusal::none) {
-      one->pause = one->retry_at = 0;
-      return;
-    }
-    refused(*one, why);
-  }
-}
-
-// To look at what there is costs little, to try in vain all free memory; a moment in which nothing is alive is soon over.
-void Client::refused(Pattern& pattern, Refusal why) noexcept {
-  const bool looked = why == Refusal::foreseen || why == Refusal::budget;
-  const std::uint64_t longest = why == Refusal::device ? kLongestPause : looked ? kLongestLook : kShortestPause;
-  pattern.pause = std::clamp(2 * pattern.pause, kShortestPause, longest);
-  const bool vacates = why == Refusal::alive && pool_->vacated().any();  // at the next boundary it may be empty
-  pattern.retry_at = iterations_ + (vacates ? 1 : pattern.pause);
-  if (&pattern == largest() && std::exchange(refusal_, why) != why) ++refusals_;
-}
-
-bool Client::ask_for_arena() noexcept {
-  const Guarded guard(pool_->lock);
-  for (Pattern* pattern : known_) pattern->retry_at = 0;
-  asks_ = true;
-  have_arena();
-  asks_ = false;
-  return pool_->arena_bytes() >= needed_bytes();
-}
-
-Offset Client::place_of(Address address) noexcept {
-  const Guarded guard(pool_->lock);
-  return pool_->place_of(address);
-}
-
-void Client::place_next(Offset place) noexcept {
-  const Guarded guard(pool_->lock);
-  place_next_ = place;
-}
-
-// An arena that cannot grow in place is replaced, in a moment when nothing in it is alive. At others' own boundaries there may
-// never be one, as where each iteration of theirs uses what this client made before: whoever comes to one takes it for those
-// who were refused.
-void Client::have_arena_for_others() noexcept {
-  if (iterations_ < for_others_at_ || pool_->occupancy().alive() != 0) return;
-  bool had = false, refused = false;
-  for (const Client* other : pool_->clients()) {
-    if (other == this || other->refusal_ == Refusal::none) continue;
-    for (const Pattern* one = other->largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;
-         one = other->largest(one->arena_bytes - 1)) {
-      (pool_->take_arena(one->arena_bytes) == Refusal::none ? had : refused) = true;
-    }
-  }
-  if (had) pause_for_others_ = kPauseForOthers;
-  if (!refused) return;
-  for_others_at_ = iterations_ + pause_for_others_;
-  pause_for_others_ = std::min(2 * pause_for_others_, kLongestPause);
-}
-
-// The pattern that does not rest and needs the largest arena, of at most so many bytes; null: there is none.
-Pattern* Client::largest(std::size_t most) const noexcept {
-  Pattern* largest = nullptr;
-  for (Pattern* pattern : known_) {
-    if (pattern->rests || pattern->arena_bytes > most) continue;
-    if (largest == nullptr || pattern->arena_bytes > largest->arena_bytes) largest = pattern;
-  }
-  return largest;
-}
-
-void Client::device_is_bound() noexcept {
-  const Guarded guard(pool_->lock);
-  for (Client* client : pool_->clients()) client->have_arena();
-}
 
 std::uint64_t Client::large_allocations() const noexcept {
   return std::accumulate(stats_.outcomes.begin(), stats_.outcomes.end(), std::uint64_t{0});
@@ -157,6 +38,7 @@ void Client::begin_latest() noexcept {
   clean_ = longest_clean_ = spoilt_ = 0;
   looks_beside_ = kLooksBeside;
   look_beside_at_ = iterations_ + (pause_beside_ = 1);
+  asides_.start_over();
   before_latest_ = stats_.outcomes;
   misses_before_ = 0;
   divergences_.clear();  // they belonged to another plan
@@ -244,6 +126,8 @@ void Client::boundary(Pattern* ended) noexcept {
   ++iterations_;
   if (taken_beside_ != 0 && looks_beside_ == 0) looks_beside_ = kLooksBeside, look_beside_at_ = iterations_ + pause_beside_;
   taken_beside_ = 0;
+  stands_aside_ = false;
+  outgrows_ = 0;
   if (ended != nullptr) {
     // A warm-up is always followed by its steady pattern.
     if (ended_ != nullptr && ended_->cyclic && ended->cyclic) ended_->next = ended;
@@ -268,7 +152,7 @@ void Client::boundary(Pattern* ended) noexcept {
 // What was taken for what went off the plan may be of no more use. The first look tells what is idle from then on.
 void Client::look_beside() noexcept {
   --looks_beside_;
-  if (pool_->return_beside()) pause_beside_ = std::min(2 * pause_beside_, kLongestPause);
+  if (pool_->return_beside()) pause_beside_ = std::min(2 * pause_beside_, kLongestBeside);
   look_beside_at_ = iterations_ + pause_beside_;
 }
 
@@ -312,6 +196,16 @@ void Client::mark(Mark kind) {
   }
   const bool first = ring_.kept() < kFewEvents;
   if (ring_.on() && kind != Mark::begin && (first || ring_.seen() >= check_at_)) signal_work();
+}
+
+Offset Client::place_of(Address address) noexcept {
+  const Guarded guard(pool_->lock);
+  return pool_->place_of(address);
+}
+
+void Client::place_next(Offset place) noexcept {
+  const Guarded guard(pool_->lock);
+  place_next_ = place;
 }
 
 void Client::enter_dynamic() noexcept {

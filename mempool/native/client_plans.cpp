@@ -165,7 +165,7 @@ bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   admit(std::move(one));
   const bool idle = supersede(fresh);
   keep_patterns_bounded();
-  if (replaying_) have_arena();
+  if (replaying_ && !awaits_calm_) have_arena();
   if (idle) return true;
   coming_ = fresh;
   if (current_ == nullptr || !marked_) current_ = fresh;

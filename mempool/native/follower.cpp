@@ -41,6 +41,7 @@ void Follower::begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iterati
   finished_ = pattern_;
   upcoming_ = nullptr;
   warm_at_ = 0;
+  began_at_ = count_;
   const Table* table = pattern == nullptr ? nullptr : own_table(pattern);
   if (table == nullptr) {
     table_ = nullptr;
@@ -73,7 +74,7 @@ void Follower::begin_next() noexcept {
   boundary_ = table_ == &pattern_->tables.front();
   Pattern* const upcoming = upcoming_;
   begin(next, ~std::uint64_t{0}, iteration_ + 1);
-  // The allocation at hand is the first of the new iteration.
+  --began_at_;  // the allocation at hand is the first of the new iteration
   if (upcoming != nullptr && !align(upcoming, count_ - 1)) upcoming_ = upcoming;
 }
 

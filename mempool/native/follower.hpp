@@ -21,6 +21,7 @@
 
 namespace mempool {
 
+inline constexpr std::uint32_t kEarly = 32;    // positions, in which an iteration has only begun
 inline constexpr std::uint64_t kForgiven = 64;  // allocations after which a difference no longer counts against the place
 
 class Follower {
@@ -95,6 +96,14 @@ class Follower {
   Pattern* finished() const noexcept { return finished_; }
   // While its thread has ended and no other has taken its place, it plays no part.
   void set_idle(bool idle) noexcept { idle_ = idle; }
+  // What is due if nothing so far was beside the iteration, which has only begun; else a size of 0.
+  struct Due {
+    std::uint64_t place = 0, size = 0;
+  };
+  Due early() const noexcept {
+    const std::uint64_t place = count_ - began_at_;
+    return table_ != nullptr && place < kEarly && place < table_->length() ? Due{place, table_->sizes[place]} : Due{};
+  }
   // It has begun its part, so that the places it is about to use should stay free.
   bool plays() const noexcept { return table_ != nullptr && plays(*table_); }
   // What is made to stay is made now, wherever that finds room.
@@ -157,6 +166,7 @@ class Follower {
   bool idle_ = false;
   std::uint64_t iteration_ = 0;
   std::uint64_t count_ = 0;      // allocations ever
+  std::uint64_t began_at_ = 0;   // the count when the iteration began
   std::uint64_t warm_at_ = 0;    // the count at which a warm-up is over, though it was of a shorter kind; 0 if it is
   std::uint64_t recent_[kWindow] = {};
   // Another one that plays a part which this one would take, how far it was, and this one's count then.

@@ -284,11 +284,12 @@ void Pool::take_over_idle(std::size_t bytes, Stream stream) {
   segments_.give_free_blocks_to(stream);
 }
 
-Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool in_step) noexcept {
+Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, Holes holes) noexcept {
   try {
     Given given = from_segments(bytes, stream, Segments::Effort::reuse);
     const bool budget = source_.has_budget();  // then holes are the last that is within it: what stays for long does not belong there
-    if (given.address == 0 && !in_step && !holes_shut_ && !vacated_.any() && !budget) given = from_hole(bytes, stream, false);
+    const bool may = holes == Holes::needed || (holes == Holes::open && !holes_shut_);
+    if (given.address == 0 && may && !vacated_.any() && !budget) given = from_hole(bytes, stream, false);
     if (given.address == 0) take_over_idle(bytes, stream);
     if (given.address == 0 && budget && !source_.keep_budget(source_.round_to_page(bytes))) given = from_hole(bytes, stream, true);
     if (given.address == 0) given = from_segments(bytes, stream, Segments::Effort::normal);

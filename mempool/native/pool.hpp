@@ -90,6 +90,8 @@ class Pool : private Live<Pool>, private Idle {
     occupancy_.take_cell(slot.cell, end);
     return arena_base_ + slot.offset;
   }
+  // Whether there is memory for another one as large beside it, as far as that is known.
+  bool has_room_for_another() noexcept { return may_be_had(2 * arena_bytes_, true); }
   void vacate_no_more() noexcept;  // at a boundary: unless somebody wants a larger arena
   // Whether places are left empty, for a larger arena: which ones.
   const Vacated& vacated() const noexcept { return vacated_; }
@@ -109,8 +111,9 @@ class Pool : private Live<Pool>, private Idle {
     bool fresh = false;       // reads as zeros
   };
   Given allocate_small(std::size_t bytes, Stream stream) noexcept;
-  // `in_step`: a sequence follows its plan, so the arena's holes are about to be used; keep out of them if possible.
-  Given allocate_dynamic(std::size_t bytes, Stream stream, bool in_step) noexcept;
+  // The arena's: kept free for who follows a plan, if possible; open, unless what stays was in a plan's way; needed, even then.
+  enum class Holes : std::uint8_t { kept, open, needed };
+  Given allocate_dynamic(std::size_t bytes, Stream stream, Holes holes) noexcept;
 
   // Where the plan would have what is in the fallback for want of an arena, or has what lies in the arena; kDynamic: nowhere.
   void note_place(Address address, Offset place) noexcept;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "pattern.hpp"
+#include "rarely.hpp"
 
 namespace mempool {
 
@@ -22,7 +23,7 @@ class Vacated {
     if (now == last_) return;  // for another plan
     last_ = now;
     if (rounds_ == kMostRounds) stop(now);
-    if (now < again_at_) return;
+    if (!tries_.is_due(now)) return;
     ++rounds_;
     for (const auto& [begin, end] : alive) begins_.push_back(begin);
     std::sort(begins_.begin(), begins_.end());
@@ -33,24 +34,22 @@ class Vacated {
     if (!any()) return;
     begins_.clear();
     rounds_ = 0;
-    pause_ = std::min(2 * pause_, kLongestPause);
-    again_at_ = now + pause_;
+    tries_.done(now);
   }
   // The arena is another one, or gone.
   void done() noexcept {
     begins_.clear();
     rounds_ = 0;
-    pause_ = kShortestPause;
-    again_at_ = 0;
+    tries_.start_over();
   }
 
  private:
   static constexpr unsigned kMostRounds = 4;
-  static constexpr std::uint64_t kShortestPause = 32, kLongestPause = 1024;  // boundaries
 
   std::vector<Offset> begins_;  // sorted
   unsigned rounds_ = 0;
-  std::uint64_t pause_ = kShortestPause, again_at_ = 0, last_ = ~std::uint64_t{0};
+  std::uint64_t last_ = ~std::uint64_t{0};
+  Rarely tries_{64, 1024};  // boundaries
 };
 
 }  // namespace mempool

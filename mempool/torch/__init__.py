@@ -202,6 +202,7 @@ class TensorPool(Pool):
         if self._swapping is not None:
             self._swapping.marked()
         self._end_finding_steps()
+        self.expect_marks()
         return _Watch(
             optimizer.register_step_pre_hook(lambda *_: self._check_outside_iterations()),
             optimizer.register_step_post_hook(lambda *_: self.step()),

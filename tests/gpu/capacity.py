@@ -1,6 +1,6 @@
 """How little memory each allocator can train in on this machine's GPU: one table a workload.
 
-    python tests/gpu/capacity.py [--json FILE] [--only WORKLOAD ...]
+    python tests/gpu/capacity.py [--json FILE] [--only WORKLOAD ...] [--ways ALLOCATOR ...]
 
 Each may hold so many times what is alive at most, by `torch.cuda.set_per_process_memory_fraction`. The runs
 go side by side, since whether one comes to its end does not depend on time. Without a GPU it says so and ends
@@ -46,21 +46,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", choices=NAMES, default=NAMES)
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
+    parser.add_argument("--shares", nargs="*", type=float, default=SHARES, help="of what is alive at most")
     chosen = parser.parse_args()
     if (reason := why_not("torch")) is not None:
         sys.stdout.write(f"nothing to compare: {reason}\n")
         return 0
     results: dict[str, Any] = {}
     wrong = []
-    columns = ("allocator", *(f"{share:.2f} times" for share in SHARES))
+    ways = chosen.ways
+    columns = ("allocator", *(f"{share:.2f} times" for share in chosen.shares))
     for name in chosen.only:
         free = run("native", name, 0)
         live = free.get("live_bytes", 0)
-        limits = [int(share * live) for share in SHARES]
+        limits = [int(share * live) for share in chosen.shares]
         with ThreadPoolExecutor(AT_ONCE) as executor:
-            runs = {(way, limit): executor.submit(run, way, name, limit) for limit in limits for way in WAYS}
-        rows = {ask: future.result() for ask, future in runs.items()}
-        cells = {way: [cell(rows[way, limit]) for limit in limits] for way in WAYS}
+            asked = {(way, limit): executor.submit(run, way, name, limit) for limit in limits for way in ways}
+        rows = {ask: future.result() for ask, future in asked.items()}
+        cells = {way: [cell(rows[way, limit]) for limit in limits] for way in ways}
         show(f"{name}, {live / GIB:.2f} GiB alive at most", columns, cells)
         rows["native", 0] = free
         if len({row["losses"] for row in rows.values() if "losses" in row}) > 1:

@@ -1,10 +1,10 @@
 """PyTorch's allocators and the pool on this machine's GPU: one table a workload, then what must hold.
 
-    python tests/gpu/compare.py [--json FILE] [--only WORKLOAD ...] [--no-checks]
+    python tests/gpu/compare.py [--json FILE] [--only WORKLOAD ...] [--ways ALLOCATOR ...] [--no-checks]
 
 The pool twice, with plain and with growing memory. Under ten minutes. Without a GPU it says so and ends
 with 0. "Live" is the most that is alive at once, "reserved" what an allocator holds at the end, "most" what
-it held at most since the beginning, "used" what the driver misses at the end.
+it held at most since the beginning, "used" what the driver misses at the end. Hits are of the timed steps.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", choices=NAMES, default=NAMES)
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
     parser.add_argument("--checks", action=argparse.BooleanOptionalAction, default=True)
     chosen = parser.parse_args()
     if (reason := why_not("torch")) is not None:
@@ -65,7 +66,7 @@ def main() -> int:
     wrong = []
     for name in chosen.only:
         rows: dict[str, dict[str, Any]] = {}
-        for way in WAYS:
+        for way in chosen.ways:
             line, error = told("worker.py", way, name)
             rows[way] = {"error": error} if error else json.loads(line)
         show(name, COLUMNS, {way: cells(row) for way, row in rows.items()})

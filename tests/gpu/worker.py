@@ -93,11 +93,13 @@ def train(way: str, workload: str) -> dict[str, Any]:
     step = stepping(workload, pool)
     losses: list[torch.Tensor] = []
     begin = 0.0
+    outcomes: dict[str, int] = {}
     for number in range(steps):
         if number <= steps - timed:
             torch.cuda.synchronize()
             if pool is not None:
                 pool.plan_now()  # the host may have asked for all steps before a thread has a plan
+                outcomes = pool.client.stats()["outcomes"]
             begin = time.perf_counter()
         losses.append(step(number))
     torch.cuda.synchronize()
@@ -110,14 +112,18 @@ def train(way: str, workload: str) -> dict[str, Any]:
         "most_reserved_bytes": torch.cuda.max_memory_reserved(),
         "used_bytes": used,
         "losses": digest(losses),
-        "alloc_free_ns": alloc_and_free_ns(),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }
     if pool is not None:
-        report = pool.report().to_dict()
-        told |= {key: report[key] for key in ("hit_rate", "coverage", "plans") if key in report}
-    return told
+        now = pool.client.stats()["outcomes"]
+        asked = {name: now[name] - outcomes[name] for name in now if now[name] != outcomes[name]}
+        told |= {
+            "outcomes": asked,
+            "hit_rate": asked.get("hit", 0) / sum(asked.values()),
+            "plans": pool.plans,
+        }
+    return told | {"alloc_free_ns": alloc_and_free_ns()}
 
 
 def within(way: str, workload: str, limit: int) -> dict[str, Any]:
@@ -133,7 +139,7 @@ def within(way: str, workload: str, limit: int) -> dict[str, Any]:
     begin = time.perf_counter()
     try:
         step = stepping(workload, pool)
-        losses.extend(step(number) for number in range(3 * PERIODS[workload][0]))
+        losses.extend(step(number) for number in range(PERIODS[workload][0]))
     except torch.OutOfMemoryError as error:
         return {"steps": len(losses), "out_of_memory": str(error)[:300]}
     torch.cuda.synchronize()

@@ -46,10 +46,14 @@ def _on_gpu(fake: FakeCuda | None) -> dict[str, int]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """No test leaves a pool, client, plan, segment or reserved address space behind, once it is forgotten."""
+    """No test leaves a pool, client, plan, segment or reserved address space behind, once it is forgotten.
+
+    What the traceback of one that failed holds is not waited for.
+    """
     before = _core.live_objects()
+    failed = item.session.testsfailed
     result = yield
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + (60 if item.session.testsfailed == failed else 1)
     while (after := _core.live_objects()) != before and time.monotonic() < deadline:
         gc.collect()  # threads that have just been told to end hold theirs for a moment
         if not _core.numpy_hook().serving():  # whoever made it: tests of the hook do without mempool.numpy
