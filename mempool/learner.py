@@ -40,8 +40,8 @@ ENOUGH_OF_EACH = 8
 MOST_ASTRAY = 1 / 64
 #: Iterations after which an envelope is made larger again at the latest, where it is outgrown.
 LONGEST_WAIT = 32
-#: Where marks are expected, allocations without one after which they are expected no longer, and events from one
-#: look for the first to the next.
+#: Where marks are expected, allocations without one after which they are expected no longer, and events
+#: from one look for the first to the next.
 MOST_UNMARKED, EVENTS_UNMARKED = 1 << 16, 256
 #: A longer warm-up, in allocations, is not learned: looking at it again and again would cost too much.
 MOST_WARM_UP = 1 << 13
@@ -93,7 +93,7 @@ class Learner:
         self._expects_marks = False
 
     def expect_marks(self) -> None:
-        """Marks are to come: what repeats before the first one is a part of an iteration, and gets no plan."""
+        """Marks are to come: what repeats before the first is a part of an iteration, and gets no plan."""
         self._expects_marks = True
 
     def begin(self, loaded: Saved | None = None) -> None:

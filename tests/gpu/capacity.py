@@ -2,9 +2,9 @@
 
     python tests/gpu/capacity.py [--json FILE] [--only WORKLOAD ...] [--ways ALLOCATOR ...]
 
-Each may hold so many times what is alive at most, by `torch.cuda.set_per_process_memory_fraction`. The runs
-go side by side, since whether one comes to its end does not depend on time. Without a GPU it says so and ends
-with 0; losses that differ end it with 1.
+Each may hold so many times what is alive at most, by `torch.cuda.set_per_process_memory_fraction`. Below a
+table stands what those said that ran out of memory. Without a GPU it says so and ends with 0; losses that
+differ end it with 1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from runs import GIB, finish, show, told, why_not
 WAYS = ("native", "expandable", "async", "mempool", "growing")
 NAMES = ("gpt", "lengths", "any length")
 SHARES = (1.03, 1.1, 1.25)
-AT_ONCE = 3
 
 
 def run(way: str, name: str, limit: int) -> dict[str, Any]:
@@ -60,11 +58,12 @@ def main() -> int:
         free = run("native", name, 0)
         live = free.get("live_bytes", 0)
         limits = [int(share * live) for share in chosen.shares]
-        with ThreadPoolExecutor(AT_ONCE) as executor:
-            asked = {(way, limit): executor.submit(run, way, name, limit) for limit in limits for way in ways}
-        rows = {ask: future.result() for ask, future in asked.items()}
+        rows = {(way, limit): run(way, name, limit) for limit in limits for way in ways}
         cells = {way: [cell(rows[way, limit]) for limit in limits] for way in ways}
         show(f"{name}, {live / GIB:.2f} GiB alive at most", columns, cells)
+        for (way, limit), row in rows.items():
+            if "out_of_memory" in row:
+                sys.stdout.write(f"{way}, {limit / GIB:.2f} GiB: {row['out_of_memory']}\n")
         rows["native", 0] = free
         if len({row["losses"] for row in rows.values() if "losses" in row}) > 1:
             wrong.append(f"{name}: the losses differ")

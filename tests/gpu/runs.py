@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +25,15 @@ def why_not(framework: str) -> str | None:
     return None if library.cuda.is_available() else f"{name} sees no GPU"
 
 
+def _ends_with_its_processes() -> None:
+    """Whoever ends this one by SIGTERM ends what it waits for, too, which would go on using the GPU."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 def told(script: str, *arguments: str, seconds: float = SECONDS) -> tuple[str, str]:
     """The last line of a process and, where it failed, why; all that it complained of goes to stderr then."""
     command = [sys.executable, str(HERE / script), *arguments]
+    _ends_with_its_processes()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, cwd=HERE)
     except subprocess.TimeoutExpired as late:

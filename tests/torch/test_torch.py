@@ -227,6 +227,19 @@ class TestIterations:
         optimizer.step()
         assert pool.report().to_dict()["iterations"] == 10
 
+    @pytest.mark.parametrize("watched", [True, False])
+    def test_what_repeats_before_the_first_watched_step_gets_no_plan(
+        self, pool: mempool.torch.TensorPool, watched: bool
+    ) -> None:
+        """Such as layers, in whose arena an optimizer's state would stay."""
+        weight = torch.nn.Parameter(torch.ones(1000))
+        if watched:
+            pool.watch(torch.optim.SGD([weight], 0.1))
+        for _ in range(20):
+            weight.square().exp().sum()
+            pool.plan_now()
+        assert (pool.plans == 0) == watched
+
     def test_a_watched_step_inside_an_iteration_is_refused_before_it_changes_anything(
         self, pool: mempool.torch.TensorPool
     ) -> None:
