@@ -357,7 +357,7 @@ class Pool:
         """Say that `step` or `iteration` will be called: nothing is planned before that is.
 
         What repeats before the first mark, such as the layers of a first training step, is a part of an
-        iteration. Where none has come after some ten thousand allocations, it is planned all the same.
+        iteration. Where none has come after 65,536 allocations, it is planned all the same.
         """
         self._planner.expect_marks()
 

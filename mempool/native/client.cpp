@@ -179,15 +179,15 @@ void Client::note(const Follower& follower, std::size_t bytes, Outcome outcome) 
 
 // `place`: where the plan has it, if all that is missing is the arena.
 Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome, Offset& place) {
-  const Follower::Due due = replaying_ ? sequence.follower.early() : Follower::Due{};
+  const Follower::Due due = replaying_ && marked_ ? sequence.follower.early() : Follower::Due{};
   Follower::Match match = sequence.follower.next(bytes, known_, marked_);
   if (match.boundary) boundary(sequence.follower.finished());
   if (awaits_calm_ && match.slot != nullptr && sequence.follower.is_calm()) come_to_calm(sequence.follower.stream());
-  if (due.size != 0 && bytes > due.size && outgrows(due, bytes, match.slot != nullptr)) {
+  if (due.size != 0 && bytes > due.size && outgrows(due, bytes, match)) {
     match = Follower::Match::none(Outcome::other_size);
   }
   outcome = match.outcome;
-  if (stands_aside_) {
+  if (stands_aside_ && replaying_) {
     stand_aside(sequence.follower.stream());
     outcome = match.slot != nullptr ? Outcome::no_arena : match.outcome;
     return 0;
@@ -371,6 +371,7 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
 // The steady state in a straight line; 0: something is to be recorded, decided or taken from elsewhere.
 Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
   if (!replaying_ || awaits_calm_ || stands_aside_ || outside() || recorded() || pool_->forked() || pool_->foresees()) return 0;
+  if (outgrows_ != 0 && sequence.follower.early().size != 0) return 0;
   const Slot* slot = sequence.follower.expected_slot(bytes);
   if (slot == nullptr || slot->offset == kDynamic) return 0;
   const Address address = pool_->take_planned(*slot, bytes, sequence.follower.stream());

@@ -276,7 +276,9 @@ class Client : private Live<Client> {
   void take_arena() noexcept;
   bool awaits_calm() noexcept;
   void come_to_calm(Stream stream) noexcept;
-  bool outgrows(const Follower::Due& due, std::size_t bytes, bool has_place) noexcept;
+  bool outgrows(const Follower::Due& due, std::size_t bytes, const Follower::Match& match) noexcept;
+  bool may_stand_aside() noexcept;
+  void stand_aside_no_more() noexcept;
   void stand_aside(Stream stream) noexcept;
   bool has_to_ask() const noexcept { return pool_->source().has_budget() && !asks_; }
   void refused(Pattern& pattern, Refusal why) noexcept;
@@ -323,7 +325,8 @@ class Client : private Live<Client> {
   unsigned looks_beside_ = 0;         // to come
   std::uint64_t look_beside_at_ = 0, pause_beside_ = 1;  // iteration of the next one, and how many lie between two
   unsigned outgrows_ = 0;             // buffers at the beginning of this iteration that were larger than is due there
-  double excess_ = 0;                 // how much larger the last one was, as a share of what is due
+  double excess_ = 0;                 // how much larger the last of them was, as a share of what is due
+  bool decided_ = false;              // whether this iteration stands aside
   bool stands_aside_ = false;         // this iteration goes without the plan, which it has outgrown
   unsigned aside_patience_ = 0;       // allocations, until it goes on with it; 0: the arena has gone back
   Rarely asides_{1, 1024};            // iterations; of those for which there was room

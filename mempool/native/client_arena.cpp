@@ -60,22 +60,30 @@ void Client::come_to_calm(Stream stream) noexcept {
 // Where it shows in time, it goes without the plan: once nothing in the arena is alive, such as the last iteration's gradients,
 // the arena goes back, and the iteration has its memory. Where there is room for both that is done ever more rarely.
 //
-// Some buffers may be beside the iteration: it takes several in a row, as many as were not, that are about as much larger than is
-// due. True: so is this one, and the place that it has, which is another's, it has by chance.
-bool Client::outgrows(const Follower::Due& due, std::size_t bytes, bool has_place) noexcept {
+// A few buffers may be beside the iteration: it takes several that are about as much larger than is due, and as many as were not.
+// True: so is this one, and the place that it has, which is another's, it has by chance; unless the size is the very one.
+bool Client::outgrows(const Follower::Due& due, std::size_t bytes, const Follower::Match& match) noexcept {
   const double excess = static_cast<double>(bytes) / static_cast<double>(due.size) - 1;
   const bool alike = outgrows_ != 0 && excess <= 2 * excess_ && excess_ <= 2 * excess;
-  if (excess > kMostExcess || (has_place && !alike)) return false;
+  if (excess > kMostExcess || (match.slot != nullptr && (!alike || match.size == bytes))) return false;
   excess_ = excess;
   outgrows_ = alike ? outgrows_ + 1 : 1;
-  if (stands_aside_ || outgrows_ < kSeveral || 2 * outgrows_ <= due.place) return alike;
-  if (pool_->clients().size() != 1 || pool_->source().has_budget()) return alike;
-  const bool room = pool_->has_room_for_another();
-  if (room && !asides_.is_due(iterations_)) return alike;
-  if (room) asides_.done(iterations_);
-  stands_aside_ = true;
-  aside_patience_ = kAsidePatience;
+  if (!decided_ && outgrows_ >= kSeveral && 2 * outgrows_ > due.place) {
+    decided_ = true;
+    stands_aside_ = may_stand_aside();
+    if (stands_aside_) awaits_calm_ = false;  // the next boundary looks anew
+  }
   return alike;
+}
+
+bool Client::may_stand_aside() noexcept {
+  if (pool_->clients().size() != 1 || pool_->source().has_budget()) return false;
+  const bool gone = pool_->arena_bytes() == 0;
+  const bool room = !gone && pool_->has_room_for_another();
+  if (room && !asides_.is_due(iterations_)) return false;
+  if (room) asides_.done(iterations_);
+  aside_patience_ = gone ? 0 : kAsidePatience;
+  return true;
 }
 
 // At each allocation of such an iteration, until the arena has gone back, but for what stays in it for good. What does not go
@@ -83,13 +91,18 @@ bool Client::outgrows(const Follower::Due& due, std::size_t bytes, bool has_plac
 void Client::stand_aside(Stream stream) noexcept {
   if (aside_patience_ == 0) return;
   const std::size_t before = pool_->arena_bytes();
-  const bool empty = pool_->occupancy().end_of_last() <= before / Pool::kMostBeside;
+  const bool empty = pool_->clients().size() == 1 && pool_->occupancy().end_of_last() <= before / Pool::kMostBeside;
   if (empty && !pool_->source().device().capturing(stream)) pool_->shrink_arena(0);
   if (pool_->arena_bytes() < before) {
     aside_patience_ = 0;
   } else if (--aside_patience_ == 0 || taken_beside_ > before / Pool::kMostBeside) {
     stands_aside_ = false;
   }
+}
+
+void Client::stand_aside_no_more() noexcept {
+  stands_aside_ = decided_ = false;
+  outgrows_ = 0;
 }
 
 // The largest that a pattern needs, or else the largest that can be had: who needs more hinders nobody.

@@ -126,8 +126,7 @@ void Client::boundary(Pattern* ended) noexcept {
   ++iterations_;
   if (taken_beside_ != 0 && looks_beside_ == 0) looks_beside_ = kLooksBeside, look_beside_at_ = iterations_ + pause_beside_;
   taken_beside_ = 0;
-  stands_aside_ = false;
-  outgrows_ = 0;
+  stand_aside_no_more();
   if (ended != nullptr) {
     // A warm-up is always followed by its steady pattern.
     if (ended_ != nullptr && ended_->cyclic && ended->cyclic) ended_->next = ended;

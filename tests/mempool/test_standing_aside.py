@@ -175,6 +175,106 @@ def test_an_arena_that_waits_for_a_calm_moment_is_not_taken_for_a_plan_that_come
     assert one_by_one(core, SIZES) == len(SIZES) - 9
 
 
+@pytest.mark.parametrize("calm", [0, 9])
+def test_a_plan_that_comes_meanwhile_takes_none_either(calm: int) -> None:
+    core = Core()
+    core.client.install(pattern(SIZES, least=LEAST, calm=calm))
+    for _ in range(3):
+        core.step()
+        core.run(SIZES)
+    core.step()
+    kept = [core.allocate(size) for size in LARGER[:60]]
+    assert arena(core) == 0
+    core.client.install(pattern(LARGER, least=LEAST, calm=calm))
+    kept += [core.allocate(size) for size in LARGER[60:]]
+    assert arena(core) == 0
+    assert core.committed <= 1.1 * sum(LARGER)
+    for address in kept:
+        core.free(address)
+    core.step()
+    core.run(LARGER)
+    core.step()
+    assert core.run(LARGER) == len(LARGER)
+
+
+def test_one_that_outgrows_it_again_does_not_take_it_in_a_calm_moment() -> None:
+    fixed = [k % 3 == 0 and k >= 12 for k in range(len(SIZES))]  # as an optimizer's temporaries are
+    least = [size if is_fixed else size - 6400 for size, is_fixed in zip(SIZES, fixed, strict=True)]
+    larger = [size if is_fixed else size * 9 // 8 for size, is_fixed in zip(SIZES, fixed, strict=True)]
+    core = Core()
+    core.client.install(pattern(SIZES, least=least, calm=90))
+    for _ in range(4):
+        core.step()
+        core.run(SIZES)
+    for _ in range(4):
+        core.step()
+        core.run(larger)
+        assert arena(core) == 0
+    core.step()
+    core.run(SIZES)
+    core.step()
+    assert core.run(SIZES) == len(SIZES)
+
+
+@pytest.mark.parametrize("taped", [False, True])
+def test_a_size_that_is_the_very_one_has_its_place(taped: bool) -> None:
+    """Sizes that halve: each is twice what is due where one was beside the iteration."""
+    sizes = [*(16 * MIB >> k for k in range(10)), *SIZES]
+    core = Core()
+    core.client.install(pattern(sizes))
+    for _ in range(3):
+        core.step()
+        core.run(sizes)
+    core.client.set_tape(taped)
+    core.step()
+    assert core.run([sizes[0], *sizes]) == len(sizes)
+    core.client.set_tape(False)
+
+
+@pytest.mark.parametrize("recording", [False, True])
+def test_who_records_sees_the_same(recording: bool) -> None:
+    core = following()
+    core.client.set_recording(recording)
+    core.step()
+    wide = [*SMALLER[:3], 900_001, 1_000_001, *SMALLER[3:]]
+    assert core.run(wide) == len(SIZES)
+    core.step()
+    core.run(LARGER)
+    assert arena(core) == 0
+    core.client.set_recording(False)
+
+
+def test_within_a_budget_the_arena_stays() -> None:
+    core = following()
+    core.pool.set_budget(2 * arena(core))
+    before = arena(core)
+    one_by_one(core, LARGER)
+    assert arena(core) == before
+
+
+def test_a_new_plan_is_given_the_benefit_of_the_doubt() -> None:
+    """How rarely it is done is a matter of the plan that is outgrown."""
+    core = following()
+    for plan in range(3):
+        for number in range(8):
+            one_by_one(core, LARGER[:SEVERAL])
+            assert (arena(core) == 0) == (number in {0, 1, 3, 7})
+            core.step()
+        core.client.install(pattern([size + plan for size in SIZES], least=LEAST))
+        core.step()
+        core.run(SIZES)
+        core.step()
+
+
+def test_who_forgets_all_plans_stands_aside_no_more() -> None:
+    core = following()
+    one_by_one(core, LARGER[: 2 * SEVERAL])
+    core.client.drop_patterns()
+    before = core.outcomes["unplanned"]
+    one_by_one(core, SMALLER)
+    assert core.outcomes["unplanned"] == before + len(SMALLER)
+
+
 def test_other_clients_keep_what_they_have() -> None:
     core = following()
     other = _core.Client(core.pool, "other")

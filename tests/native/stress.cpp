@@ -103,7 +103,8 @@ class Worker {
   void iteration(const Program& program, Stream stream) {
     std::vector<Buffer> live(program.sizes.size());
     const std::size_t count = live.size();
-    const unsigned scale = Program::any_scale(random_);
+    const bool larger = chance(random_, 8);  // than any plan has it
+    const unsigned scale = larger ? 101 + static_cast<unsigned>(below(random_, 80)) : Program::any_scale(random_);
     const std::size_t until = chance(random_, 10) ? below(random_, count) : count;  // an exception half-way
     for (std::size_t k = 0; k < until; ++k) {
       if (chance(random_, s_.strays)) kept_.push_back(allocate(any_size(random_), stream));  // an extra one
@@ -389,7 +390,8 @@ int main(int argc, char** argv) {
   auto device = std::make_unique<WatchedDevice>(any_device(s, name, random), std::size_t{256} << 10);
   s.device = device.get();
   s.pool = std::make_shared<Pool>(std::move(device), PoolOptions{512, ~std::size_t{0}, 4096});
-  for (unsigned i = 0; i < 2; ++i) s.clients.push_back(std::make_unique<Client>(s.pool, "stress"));
+  const std::uint64_t clients = 1 + below(random, 2);
+  for (unsigned i = 0; i < clients; ++i) s.clients.push_back(std::make_unique<Client>(s.pool, "stress"));
   for (unsigned i = 0; i < s.threads + 1; ++i) {
     const bool part = i != 0 && chance(random, 50);
     const Program& whole = part ? s.programs[below(random, i)] : s.programs.emplace_back(Program::make(random));
