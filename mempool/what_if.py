@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,7 +18,7 @@ from solvers.simulators.simulation import Course, Segments
 from traces.trace import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -64,19 +65,7 @@ class PlannedOnline(Allocator):
         """As of the base."""
         device = _core.ReplayDevice(limit_bytes, growing=self._growing)
         options: dict[str, Any] = {"small_bytes": self.small_bytes, "wait_bytes": self.wait_bytes}
-        with _Pool(device, background=False, **options) as pool:
-            marks = _marks(trace)
-            if (marks >= 0).any():
-                pool.expect_marks()  # as `mempool.torch.TensorPool.watch` does
-            replay = _core.Replay(
-                pool.client,
-                device,
-                kind=trace.kind,
-                birth=trace.births,
-                size=np.minimum(trace.size, 2 * limit_bytes + 1),
-                stream=trace.stream,
-                mark=marks,
-            )
+        with replaying(trace, device, limit_bytes, **options) as (pool, replay):
             while replay.go(MOST_BETWEEN_LOOKS):
                 pool.plan_now()
         address, live, reserved, failed_at = replay.course()
@@ -85,6 +74,36 @@ class PlannedOnline(Allocator):
             held, size, np.zeros_like(held), region, start, np.where(end < 0, len(trace), end)
         )
         return Course(address, live, reserved, segments, device.calls, None if failed_at < 0 else failed_at)
+
+
+@contextlib.contextmanager
+def replaying(
+    trace: Trace, device: _core.ReplayDevice, limit_bytes: int, **options: Any
+) -> Iterator[tuple[Pool, _core.Replay]]:
+    """A pool on a device without memory, which plans when it is told to, and what puts the trace through it.
+
+    Args:
+        trace: its marks "step", "begin" and "end" are iterations' ends, expected from the beginning.
+        device: where the pool takes its memory.
+        limit_bytes: of the device; what is larger is not served.
+        options: further ones of the pool.
+    """
+    marks = _marks(trace)
+    with _Pool(device, background=False, **options) as pool:
+        if (marks >= 0).any():
+            pool.expect_marks()  # as `mempool.torch.TensorPool.watch` does
+        yield (
+            pool,
+            _core.Replay(
+                pool.client,
+                device,
+                kind=trace.kind,
+                birth=trace.births,
+                size=np.minimum(trace.size, 2 * limit_bytes + 1),
+                stream=trace.stream,
+                mark=marks,
+            ),
+        )
 
 
 def _marks(trace: Trace) -> NDArray[np.int8]:

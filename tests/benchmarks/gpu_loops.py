@@ -59,21 +59,15 @@ def record(name: str) -> Trace:
     return dataclasses.replace(trace, size=-(-trace.size // ROUNDED) * ROUNDED)
 
 
-def step_of(trace: Trace, event: int) -> int:
-    """The number, from one, of the step in which the event is."""
-    ends = np.flatnonzero((trace.kind == Kind.MARK) & (trace.operation == trace.names.index("step")))
-    return int(np.searchsorted(ends, event)) + 1
-
-
 def row(trace: Trace, allocator: str, limits: list[float]) -> dict[str, Any]:
     """What one allocator makes of it."""
     free, peak = simulate(trace, allocator), int(trace.load().max())
-    marks = np.flatnonzero(trace.kind == Kind.MARK)
+    ends = np.flatnonzero((trace.kind == Kind.MARK) & (trace.operation == trace.names.index("step")))
     fits = {}
     for share in limits:
         failed_at = simulate(trace, allocator, limit_bytes=int(share * peak)).failed_at
-        fits[f"{share:g}"] = None if failed_at is None else step_of(trace, failed_at)
-    last = int(free.reserved[marks[-5] :].max())
+        fits[f"{share:g}"] = None if failed_at is None else int(np.searchsorted(ends, failed_at)) + 1
+    last = int(free.reserved[ends[-2] :].max())
     return {"most_bytes": free.peak_reserved_bytes, "last_bytes": last, "out_of_memory_in_step": fits}
 
 

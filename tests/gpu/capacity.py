@@ -10,23 +10,20 @@ differ end it with 1.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from runs import GIB, finish, show, told, why_not
+from compare import WAYS
+from runs import GIB, finish, row_of, show, told, why_not, wrong_in
 
-WAYS = ("native", "expandable", "async", "mempool", "growing")
 NAMES = ("gpt", "lengths", "any length")
 SHARES = (1.03, 1.1, 1.25)
 
 
 def run(way: str, name: str, limit: int) -> dict[str, Any]:
     """One run, or what went wrong."""
-    line, error = told("worker.py", way, name, str(limit))
-    row: dict[str, Any] = {"error": error} if error else json.loads(line)
-    return row
+    return row_of(*told("worker.py", way, name, str(limit)))
 
 
 def cell(row: dict[str, Any]) -> str:
@@ -51,7 +48,7 @@ def main() -> int:
         sys.stdout.write(f"nothing to compare: {reason}\n")
         return 0
     results: dict[str, Any] = {}
-    wrong = []
+    wrong: list[str] = []
     ways = chosen.ways
     columns = ("allocator", *(f"{share:.2f} times" for share in chosen.shares))
     for name in chosen.only:
@@ -65,10 +62,8 @@ def main() -> int:
             if "out_of_memory" in row:
                 sys.stdout.write(f"{way}, {limit / GIB:.2f} GiB: {row['out_of_memory']}\n")
         rows["native", 0] = free
-        if len({row["losses"] for row in rows.values() if "losses" in row}) > 1:
-            wrong.append(f"{name}: the losses differ")
-        wrong += [f"{name}: {key}: {row['error']}" for key, row in rows.items() if "error" in row]
         results[name] = {f"{way} {limit}": row for (way, limit), row in rows.items()}
+        wrong += wrong_in(name, results[name])
     return finish(results, wrong, chosen.json)
 
 

@@ -10,12 +10,11 @@ it held at most since the beginning, "used" what the driver misses at the end. H
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from runs import GIB, finish, show, told, why_not
+from runs import GIB, finish, row_of, show, told, why_not, wrong_in
 
 WAYS = ("native", "expandable", "async", "mempool", "growing")
 NAMES = ("cnn", "gpt", "lengths", "any length")
@@ -63,16 +62,13 @@ def main() -> int:
         sys.stdout.write(f"nothing to compare: {reason}\n")
         return 0
     results: dict[str, Any] = {}
-    wrong = []
+    wrong: list[str] = []
     for name in chosen.only:
         rows: dict[str, dict[str, Any]] = {}
         for way in chosen.ways:
-            line, error = told("worker.py", way, name)
-            rows[way] = {"error": error} if error else json.loads(line)
+            rows[way] = row_of(*told("worker.py", way, name))
         show(name, COLUMNS, {way: cells(row) for way, row in rows.items()})
-        if len({row["losses"] for row in rows.values() if "losses" in row}) > 1:
-            wrong.append(f"{name}: the losses differ")
-        wrong += [f"{name}: {way}: {row['error']}" for way, row in rows.items() if "error" in row]
+        wrong += wrong_in(name, rows)
         results[name] = rows
     checks = CHECKS if chosen.checks else ()
     results["checks"] = {check: told("checks.py", check)[1] or "holds" for check in checks}

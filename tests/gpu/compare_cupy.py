@@ -11,7 +11,6 @@ arena takes all that it may have at once.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 import time
@@ -19,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from runs import GIB, SECONDS, finish, show, told, why_not
+from runs import GIB, SECONDS, finish, row_of, show, told, why_not
 
 ALLOC_FREE = "alloc+free"
 WAYS = (
@@ -69,9 +68,7 @@ class Clock:
 
     def row(self, way: str, name: str) -> dict[str, Any]:
         """What a worker measured, or an error, or why it was skipped."""
-        line, error = self.told("cupy_worker.py", way, name)
-        measured: dict[str, Any] = {"error": error} if error else json.loads(line)
-        return measured
+        return row_of(*self.told("cupy_worker.py", way, name))
 
 
 def cells(row: dict[str, Any], live_bytes: int | None) -> list[str]:

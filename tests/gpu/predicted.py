@@ -9,13 +9,12 @@ with 1 where the peak that was predicted is further from the one measured than `
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from predicted_jobs import JOBS
-from runs import finish, show, told, why_not
+from runs import finish, row_of, show, told, why_not
 
 #: How far off a predicted peak may be, as a share of the one measured; and bytes that are let pass anyway,
 #: since a workspace of cuDNN or cuBLAS more or less is that large.
@@ -71,8 +70,8 @@ def main() -> int:
         return 0
     rows: dict[str, dict[str, Any]] = {}
     for name in chosen.models or JOBS:
-        line, error = told("predicted_worker.py", name, "cpu" if chosen.stand_in else "cuda", seconds=300)
-        rows[name] = {"error": error} if error else json.loads(line)
+        device = "cpu" if chosen.stand_in else "cuda"
+        rows[name] = row_of(*told("predicted_worker.py", name, device, seconds=300))
     missing = {name: row["missing"] for name, row in rows.items() if "missing" in row}
     rows = {name: row for name, row in rows.items() if name not in missing}
     show("predicted and measured, MiB", COLUMNS, {name: cells(row) for name, row in rows.items()})

@@ -46,6 +46,19 @@ def told(script: str, *arguments: str, seconds: float = SECONDS) -> tuple[str, s
     return "", (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
 
 
+def row_of(line: str, error: str) -> dict[str, Any]:
+    """What a process told of its run as JSON, or its error."""
+    row: dict[str, Any] = {"error": error} if error else json.loads(line)
+    return row
+
+
+def wrong_in(name: str, rows: dict[str, dict[str, Any]]) -> list[str]:
+    """What is wrong with the runs of a workload: losses that differ, and each that failed."""
+    differ = len({row["losses"] for row in rows.values() if "losses" in row}) > 1
+    failed = [f"{name}: {way}: {row['error']}" for way, row in rows.items() if "error" in row]
+    return [f"{name}: the losses differ"] * differ + failed
+
+
 def show(title: str, columns: tuple[str, ...], rows: dict[str, list[str]]) -> None:
     """A table; a row's name comes first, and a row of one cell is a sentence, which goes last."""
     from rich.console import Console

@@ -76,10 +76,17 @@ def stepping(workload: str, pool: Any) -> Callable[[int], torch.Tensor]:
     return step
 
 
-def digest(losses: list[torch.Tensor]) -> str:
-    """The same for losses that are the same to the bit."""
+def held_and_lost(losses: list[torch.Tensor]) -> dict[str, Any]:
+    """What was alive and held in this process so far; and losses, the same if they are so to the bit."""
+    import torch
+
     text = ",".join(float(loss).hex() for loss in losses)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return {
+        "live_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.memory_reserved(),
+        "most_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "losses": hashlib.sha256(text.encode()).hexdigest()[:16],
+    }
 
 
 def train(way: str, workload: str) -> dict[str, Any]:
@@ -105,13 +112,9 @@ def train(way: str, workload: str) -> dict[str, Any]:
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - begin) / timed
     used = before - torch.cuda.mem_get_info()[0]
-    told = {
+    told = held_and_lost(losses) | {
         "steps_per_second": 1 / seconds,
-        "live_bytes": torch.cuda.max_memory_allocated(),
-        "reserved_bytes": torch.cuda.memory_reserved(),
-        "most_reserved_bytes": torch.cuda.max_memory_reserved(),
         "used_bytes": used,
-        "losses": digest(losses),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }
@@ -143,14 +146,10 @@ def within(way: str, workload: str, limit: int) -> dict[str, Any]:
     except torch.OutOfMemoryError as error:
         return {"steps": len(losses), "out_of_memory": str(error)[:300]}
     torch.cuda.synchronize()
-    told = {
+    told = held_and_lost(losses) | {
         "steps": len(losses),
         "seconds": time.perf_counter() - begin,
-        "live_bytes": torch.cuda.max_memory_allocated(),
-        "reserved_bytes": torch.cuda.memory_reserved(),
-        "most_reserved_bytes": torch.cuda.max_memory_reserved(),
         "retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
-        "losses": digest(losses),
     }
     if pool is not None:
         report = pool.report().to_dict()

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cores import Core, pattern
+from pools import simulated
 from sequences import NETWORKS, scaled
 
 from mempool import Pool, _core
-from mempool.what_if import _marks, simulate
+from mempool.what_if import replaying, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -315,12 +316,6 @@ def test_late_ones_take_the_holes_though_these_are_shut() -> None:
 # --- programs
 
 
-class Replayed(Pool):
-    """As a GPU's, whatever the environment says."""
-
-    reads_environment = False
-
-
 def longer_and_longer(network: str) -> Trace:
     """Lengths that grow through some of each period, as they come in any order."""
     shares = [0.2 + 0.8 * ((7 * number) % 13) / 12 for number in range(5 * 13)]
@@ -341,17 +336,7 @@ def test_where_there_is_hardly_more_memory_than_the_longest_needs_all_of_it_fits
     trace = longer_and_longer(network)
     limit = int(1.1 * trace.load().max())
     device = _core.ReplayDevice(limit, growing=True)
-    with Replayed(device, background=False) as pool:
-        pool.expect_marks()
-        replay = _core.Replay(
-            pool.client,
-            device,
-            kind=trace.kind,
-            birth=trace.births,
-            size=trace.size,
-            stream=trace.stream,
-            mark=_marks(trace),
-        )
+    with replaying(trace, device, limit) as (pool, replay):
         while replay.go(400):
             pool.plan_now()
         assert pool.client.stats()["out_of_memory"] == 0
@@ -362,8 +347,7 @@ def test_where_there_is_hardly_more_memory_than_the_longest_needs_all_of_it_fits
 
 @pytest.mark.parametrize("expected", [True, False])
 def test_what_repeats_before_the_first_mark_gets_no_plan_where_marks_are_expected(expected: bool) -> None:
-    device = _core.ReplayDevice(1 << 40)
-    with Replayed(device, background=False) as pool:
+    with Pool(simulated(), background=False) as pool:
         if expected:
             pool.expect_marks()
         for _ in range(24):
@@ -380,7 +364,7 @@ def test_what_repeats_before_the_first_mark_gets_no_plan_where_marks_are_expecte
 
 
 def test_where_none_comes_it_gets_one_in_the_end() -> None:
-    with Replayed(_core.ReplayDevice(1 << 40), background=False) as pool:
+    with Pool(simulated(), background=False) as pool:
         pool.expect_marks()
         for number in range((1 << 16) // len(SIZES) + 40):
             for size in SIZES:

@@ -15,7 +15,7 @@ from sequences import NETWORKS, scaled
 
 from mempool import Pool, _core
 from mempool.planned import make_plan
-from mempool.what_if import _marks
+from mempool.what_if import replaying
 from traces.buffers import Buffers
 from traces.pattern import Pattern, find_patterns
 
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 
 SIZES = [1000 + 700 * k for k in range(20)]
 GIB = 1 << 30
-
-
-class Replayed(Pool):
-    """As a GPU's, whatever the environment says."""
-
-    reads_environment = False
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -41,16 +35,7 @@ def test_a_plan_takes_effect_where_there_is_hardly_more_memory_than_is_needed(
     trace = scaled(network, 2 * GIB, [1.0] * 40, marks=True)
     limit = int(room * trace.load().max())
     device = _core.ReplayDevice(limit, growing=growing)
-    with Replayed(device, background=False) as pool:
-        replay = _core.Replay(
-            pool.client,
-            device,
-            kind=trace.kind,
-            birth=trace.births,
-            size=trace.size,
-            stream=trace.stream,
-            mark=_marks(trace),
-        )
+    with replaying(trace, device, limit) as (pool, replay):
         late: dict[str, int] = {}
         while replay.go(400):
             pool.plan_now()
