@@ -59,7 +59,8 @@ def _gpt(batch: int = 8, **more: Any) -> Job:
     from workloads import Transformer
 
     inputs = lambda batch: ((torch.zeros(batch, 1024, dtype=torch.long),), {})  # noqa: E731
-    return _job(lambda: Transformer(12), inputs, batch, loss=_entropy, labels=_labels(1024), **more)
+    given = {"loss": _entropy, "labels": _labels(1024), **more}
+    return _job(lambda: Transformer(12), inputs, batch, **given)
 
 
 def _lstm() -> Job:
@@ -156,7 +157,7 @@ JOBS: dict[str, Callable[[], Job]] = {
     "gpt-autocast": lambda: _gpt(16, autocast=_lower("bfloat16")),
     "gpt-bfloat16": lambda: _gpt(16, dtype=_lower("bfloat16")),
     "encoder-float16": _encoder,
-    "gpt-inference": lambda: _gpt(16, mode="inference", optimizer=None, labels=None),
+    "gpt-inference": lambda: _gpt(16, mode="inference", optimizer=None, loss=None, labels=None),
     "hf-gpt2": lambda: _family("gpt2", 4),
     "hf-llama-bfloat16": lambda: _family("llama", 2, dtype=_lower("bfloat16")),
     "hf-vit": lambda: _family("vit", 32, autocast=_lower("bfloat16")),

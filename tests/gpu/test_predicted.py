@@ -37,7 +37,7 @@ def test_the_comparison_runs_on_a_stand_in(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_other_jobs_run_on_a_stand_in(tmp_path: Path) -> None:
-    names = {"mlp", "lstm", "encoder-float16", "hf-vit", "hf-gpt2"}
+    names = {"mlp", "lstm", "encoder-float16", "gpt-inference", "hf-vit", "hf-gpt2"}
     assert set(compared("--stand-in", *names, json_file=tmp_path / "rows.json")) == names
 
 
