@@ -187,7 +187,7 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
     match = Follower::Match::none(Outcome::other_size);
   }
   outcome = match.outcome;
-  if (stands_aside_ && replaying_) {
+  if (aside_.stands && replaying_) {
     stand_aside(sequence.follower.stream());
     outcome = match.slot != nullptr ? Outcome::no_arena : match.outcome;
     return 0;
@@ -370,8 +370,8 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
 
 // The steady state in a straight line; 0: something is to be recorded, decided or taken from elsewhere.
 Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
-  if (!replaying_ || awaits_calm_ || stands_aside_ || outside() || recorded() || pool_->forked() || pool_->foresees()) return 0;
-  if (outgrows_ != 0 && sequence.follower.early().size != 0) return 0;
+  if (!replaying_ || awaits_calm_ || aside_.stands || outside() || recorded() || pool_->forked() || pool_->foresees()) return 0;
+  if (aside_.larger != 0 && sequence.follower.early().size != 0) return 0;
   const Slot* slot = sequence.follower.expected_slot(bytes);
   if (slot == nullptr || slot->offset == kDynamic) return 0;
   const Address address = pool_->take_planned(*slot, bytes, sequence.follower.stream());

@@ -225,6 +225,13 @@ class Client : private Live<Client> {
   };
   static constexpr Stream kNoStream = std::numeric_limits<Stream>::min();
   friend class ThreadCache;
+  struct Aside {  // whether this iteration, which has outgrown the plan, goes without it
+    unsigned larger = 0;    // buffers at its beginning than is due there
+    double excess = 0;      // how much larger the last of them was, as a share of what is due
+    bool decided = false;
+    bool stands = false;
+    unsigned patience = 0;  // allocations, until it goes on with the plan; 0: the arena has gone back
+  };
   struct Blocker {  // what lies where a plan has another buffer, and the iterations in which it was in the way
     Occupancy::Range range;
     std::uint64_t first, last;
@@ -278,7 +285,6 @@ class Client : private Live<Client> {
   void come_to_calm(Stream stream) noexcept;
   bool outgrows(const Follower::Due& due, std::size_t bytes, const Follower::Match& match) noexcept;
   bool may_stand_aside() noexcept;
-  void stand_aside_no_more() noexcept;
   void stand_aside(Stream stream) noexcept;
   bool has_to_ask() const noexcept { return pool_->source().has_budget() && !asks_; }
   void refused(Pattern& pattern, Refusal why) noexcept;
@@ -323,12 +329,8 @@ class Client : private Live<Client> {
   bool awaits_calm_ = false;          // for a larger arena, until least is alive in this iteration
   // When to give back what lies idle beside the arena, on a device where that has to be waited for: ever more rarely.
   unsigned looks_beside_ = 0;         // to come
-  std::uint64_t look_beside_at_ = 0, pause_beside_ = 1;  // iteration of the next one, and how many lie between two
-  unsigned outgrows_ = 0;             // buffers at the beginning of this iteration that were larger than is due there
-  double excess_ = 0;                 // how much larger the last of them was, as a share of what is due
-  bool decided_ = false;              // whether this iteration stands aside
-  bool stands_aside_ = false;         // this iteration goes without the plan, which it has outgrown
-  unsigned aside_patience_ = 0;       // allocations, until it goes on with it; 0: the arena has gone back
+  Rarely beside_{1, 1024};            // iterations
+  Aside aside_;
   Rarely asides_{1, 1024};            // iterations; of those for which there was room
   std::size_t taken_beside_ = 0;      // bytes from the device for what had no place in the arena, in this iteration
   Pattern* ended_ = nullptr;          // of the last iteration that ended

@@ -7,8 +7,8 @@
 namespace mempool {
 namespace {
 
-// Iterations, after which an arena that was refused is asked for again; twice as many each time.
-constexpr std::uint64_t kShortestPause = 4, kLongestLook = 64, kLongestPause = 1024;
+// Iterations between two times that an arena is asked for in vain, at most: by what was asked.
+constexpr std::uint64_t kLongestMoment = 4, kLongestLook = 64, kLongestPause = 1024;
 constexpr unsigned kSeveral = 6;         // buffers that are larger than is due
 constexpr double kMostExcess = 7;        // and by how much at most, as a share of that: an envelope reaches as far down
 constexpr unsigned kAsidePatience = 256;  // allocations, while what an iteration found alive in the arena may go
@@ -43,15 +43,14 @@ void Client::have_arena() noexcept {
 bool Client::awaits_calm() noexcept {
   if (std::exchange(awaits_calm_, false)) return false;
   const auto wants = [&](const Pattern* one) {
-    return !one->rests && one->calm != 0 && one->arena_bytes > pool_->arena_bytes() && one->retry_at <= iterations_;
+    return !one->rests && one->calm != 0 && one->arena_bytes > pool_->arena_bytes() && one->asks.is_due(iterations_);
   };
   awaits_calm_ = std::any_of(known_.begin(), known_.end(), wants);
   return awaits_calm_;
 }
 
-// Nothing is taken or given back in the middle of a graph that somebody captures, of which the pool need not know.
 void Client::come_to_calm(Stream stream) noexcept {
-  if (pool_->source().device().capturing(stream)) return;
+  if (pool_->source().held_for(stream)) return;
   awaits_calm_ = false;
   have_arena();
 }
@@ -64,14 +63,14 @@ void Client::come_to_calm(Stream stream) noexcept {
 // True: so is this one, and the place that it has, which is another's, it has by chance; unless the size is the very one.
 bool Client::outgrows(const Follower::Due& due, std::size_t bytes, const Follower::Match& match) noexcept {
   const double excess = static_cast<double>(bytes) / static_cast<double>(due.size) - 1;
-  const bool alike = outgrows_ != 0 && excess <= 2 * excess_ && excess_ <= 2 * excess;
+  const bool alike = aside_.larger != 0 && excess <= 2 * aside_.excess && aside_.excess <= 2 * excess;
   if (excess > kMostExcess || (match.slot != nullptr && (!alike || match.size == bytes))) return false;
-  excess_ = excess;
-  outgrows_ = alike ? outgrows_ + 1 : 1;
-  if (!decided_ && outgrows_ >= kSeveral && 2 * outgrows_ > due.place) {
-    decided_ = true;
-    stands_aside_ = may_stand_aside();
-    if (stands_aside_) awaits_calm_ = false;  // the next boundary looks anew
+  aside_.excess = excess;
+  aside_.larger = alike ? aside_.larger + 1 : 1;
+  if (!aside_.decided && aside_.larger >= kSeveral && 2 * aside_.larger > due.place) {
+    aside_.decided = true;
+    aside_.stands = may_stand_aside();
+    if (aside_.stands) awaits_calm_ = false;  // the next boundary looks anew
   }
   return alike;
 }
@@ -82,37 +81,32 @@ bool Client::may_stand_aside() noexcept {
   const bool room = !gone && pool_->has_room_for_another();
   if (room && !asides_.is_due(iterations_)) return false;
   if (room) asides_.done(iterations_);
-  aside_patience_ = gone ? 0 : kAsidePatience;
+  aside_.patience = gone ? 0 : kAsidePatience;
   return true;
 }
 
 // At each allocation of such an iteration, until the arena has gone back, but for what stays in it for good. What does not go
 // soon is of this iteration, which then goes on in the arena.
 void Client::stand_aside(Stream stream) noexcept {
-  if (aside_patience_ == 0) return;
+  if (aside_.patience == 0) return;
   const std::size_t before = pool_->arena_bytes();
   const bool empty = pool_->clients().size() == 1 && pool_->occupancy().end_of_last() <= before / Pool::kMostBeside;
-  if (empty && !pool_->source().device().capturing(stream)) pool_->shrink_arena(0);
+  if (empty && !pool_->source().held_for(stream)) pool_->shrink_arena(0);
   if (pool_->arena_bytes() < before) {
-    aside_patience_ = 0;
-  } else if (--aside_patience_ == 0 || taken_beside_ > before / Pool::kMostBeside) {
-    stands_aside_ = false;
+    aside_.patience = 0;
+  } else if (--aside_.patience == 0 || taken_beside_ > before / Pool::kMostBeside) {
+    aside_.stands = false;
   }
-}
-
-void Client::stand_aside_no_more() noexcept {
-  stands_aside_ = decided_ = false;
-  outgrows_ = 0;
 }
 
 // The largest that a pattern needs, or else the largest that can be had: who needs more hinders nobody.
 void Client::take_arena() noexcept {
   for (Pattern* one = largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;
        one = largest(one->arena_bytes - 1)) {
-    if (iterations_ < one->retry_at) continue;
+    if (!one->asks.is_due(iterations_)) continue;
     const Refusal why = has_to_ask() ? Refusal::budget : pool_->take_arena(one->arena_bytes);
     if (why == Refusal::none) {
-      one->pause = one->retry_at = 0;
+      one->asks.start_over();
       return;
     }
     refused(*one, why);
@@ -122,16 +116,15 @@ void Client::take_arena() noexcept {
 // To look at what there is costs little, to try in vain all free memory; a moment in which nothing is alive is soon over.
 void Client::refused(Pattern& pattern, Refusal why) noexcept {
   const bool looked = why == Refusal::foreseen || why == Refusal::budget;
-  const std::uint64_t longest = why == Refusal::device ? kLongestPause : looked ? kLongestLook : kShortestPause;
-  pattern.pause = std::clamp(2 * pattern.pause, kShortestPause, longest);
-  const bool vacates = why == Refusal::alive && pool_->vacated().any();  // at the next boundary it may be empty
-  pattern.retry_at = iterations_ + (vacates ? 1 : pattern.pause);
+  pattern.asks.done(iterations_, why == Refusal::device ? kLongestPause : looked ? kLongestLook : kLongestMoment);
+  const bool vacates = why == Refusal::alive && pool_->vacated().any();
+  if (vacates) pattern.asks.make_due(iterations_ + 1);  // at the next boundary it may be empty
   if (&pattern == largest() && std::exchange(refusal_, why) != why) ++refusals_;
 }
 
 bool Client::ask_for_arena() noexcept {
   const Guarded guard(pool_->lock);
-  for (Pattern* pattern : known_) pattern->retry_at = 0;
+  for (Pattern* pattern : known_) pattern->asks.make_due();
   asks_ = true;
   have_arena();
   asks_ = false;

@@ -11,7 +11,6 @@ namespace {
 constexpr std::size_t kMostBlockers = 256;
 constexpr std::size_t kFewEvents = 64;  // in a recording of fewer, each mark is worth a look
 constexpr std::uint64_t kPatience = 2;  // iterations that a buffer is in the way before it is taken to stay
-constexpr std::uint64_t kLongestBeside = 1024;  // iterations between two looks at what lies beside the arena
 constexpr unsigned kLooksBeside = 2;  // after memory was taken beside the arena, or the arena itself
 constexpr std::uint64_t kMostSpoilt = 24;  // so that it is soon over
 constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest, the planner stops recording
@@ -37,7 +36,8 @@ void Client::begin_latest() noexcept {
   latest_at_ = iterations_ + 1;
   clean_ = longest_clean_ = spoilt_ = 0;
   looks_beside_ = kLooksBeside;
-  look_beside_at_ = iterations_ + (pause_beside_ = 1);
+  beside_.start_over();
+  beside_.wait(iterations_);
   asides_.start_over();
   before_latest_ = stats_.outcomes;
   misses_before_ = 0;
@@ -124,9 +124,9 @@ std::vector<std::pair<Offset, Offset>> Client::lasting_blockers() const {
 void Client::boundary(Pattern* ended) noexcept {
   judge_iteration();
   ++iterations_;
-  if (taken_beside_ != 0 && looks_beside_ == 0) looks_beside_ = kLooksBeside, look_beside_at_ = iterations_ + pause_beside_;
+  if (taken_beside_ != 0 && looks_beside_ == 0) looks_beside_ = kLooksBeside, beside_.wait(iterations_);
   taken_beside_ = 0;
-  stand_aside_no_more();
+  aside_ = {};
   if (ended != nullptr) {
     // A warm-up is always followed by its steady pattern.
     if (ended_ != nullptr && ended_->cyclic && ended->cyclic) ended_->next = ended;
@@ -145,14 +145,13 @@ void Client::boundary(Pattern* ended) noexcept {
   // Without a plan nobody knows what the next iteration takes.
   if (!replaying_) return;
   pool_->return_idle_after(*this);
-  if (looks_beside_ != 0 && iterations_ >= look_beside_at_) look_beside();
+  if (looks_beside_ != 0 && beside_.is_due(iterations_)) look_beside();
 }
 
 // What was taken for what went off the plan may be of no more use. The first look tells what is idle from then on.
 void Client::look_beside() noexcept {
   --looks_beside_;
-  if (pool_->return_beside()) pause_beside_ = std::min(2 * pause_beside_, kLongestBeside);
-  look_beside_at_ = iterations_ + pause_beside_;
+  pool_->return_beside() ? beside_.done(iterations_) : beside_.wait(iterations_);
 }
 
 void Client::begin_everywhere(std::uint64_t mark) noexcept {

@@ -165,7 +165,7 @@ bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   admit(std::move(one));
   const bool idle = supersede(fresh);
   keep_patterns_bounded();
-  if (replaying_ && !awaits_calm_ && !stands_aside_) have_arena();
+  if (replaying_ && !awaits_calm_ && !aside_.stands) have_arena();
   if (idle) return true;
   coming_ = fresh;
   if (current_ == nullptr || !marked_) current_ = fresh;
@@ -215,7 +215,7 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
   for (const Sequence& sequence : sequences_) {
     if (!sequence.is_spare()) name_streams(sequence.follower.sequence());
   }
-  stand_aside_no_more();
+  aside_ = {};
   holds_back_ = first->is_envelope();
   current_ = holds_back_ ? nullptr : first;
   ended_ = nullptr;
@@ -230,7 +230,7 @@ void Client::drop_patterns() noexcept {
   for (Sequence& sequence : sequences_) sequence.follower.leave();
   current_ = ended_ = coming_ = nullptr;
   succession_.clear();
-  stand_aside_no_more();
+  aside_ = {};
   replaying_ = false;
   refusal_ = Refusal::none;
   known_.clear();

@@ -102,6 +102,8 @@ class MemorySource {
   void hold() noexcept { ++holds_; }
   void end_hold() noexcept { --holds_; }
   bool held() const noexcept { return holds_ != 0 && MEMPOOL_GUARDED("hold"); }
+  // The same where a program may be capturing the stream into a graph that nobody told of.
+  bool held_for(Stream stream) noexcept { return held() || device_.capturing(stream); }
 
   std::size_t round_to_page(std::size_t bytes) const noexcept {
     const std::size_t unit = traits_.page != 0 ? traits_.page : std::max(traits_.alignment, traits_.granule);

@@ -9,6 +9,7 @@
 #include "device.hpp"
 #include "live.hpp"
 #include "occupancy.hpp"
+#include "rarely.hpp"
 
 namespace mempool {
 
@@ -72,8 +73,7 @@ struct Pattern : Live<Pattern> {
   std::uint64_t last_used = 0;   // the client's iteration in which it was
   unsigned unused = 0;           // rounds of rest_unused() in a row in which nobody followed it
   bool rests = false;            // for so long that no arena is kept for it
-  std::uint64_t retry_at = 0;    // the client's iteration, before which its arena is not asked for again
-  std::uint64_t pause = 0;       // iterations between the last two times
+  Rarely asks{4, 1024};          // the client's iterations; for an arena that was refused
   std::vector<std::pair<Offset, Offset>> reach;  // where its buffers lie: disjoint ranges in order
 
   // Calls visit(table, slot, bytes requested) for each planned buffer, once for each unrolled iteration.

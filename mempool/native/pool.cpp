@@ -483,9 +483,9 @@ void Pool::return_idle_after(Client& client) noexcept {
 
 bool Pool::return_beside() noexcept {
   if (!source_.traits().slow_return) return false;
-  bool captured = false;  // into a graph, of which the pool need not know
-  segments_.each_idle_stream([&](Stream stream) { captured = captured || source_.device().capturing(stream); });
-  if (captured) return false;
+  bool held = false;
+  segments_.each_idle_stream([&](Stream stream) { held = held || source_.held_for(stream); });
+  if (held) return false;
   const std::size_t before = segments_.retained();
   segments_.next_epoch();
   segments_.trim(segments_.epoch() - 1, arena_bytes_ / kMostBeside);

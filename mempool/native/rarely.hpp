@@ -14,10 +14,16 @@ class Rarely {
       : shortest_(shortest), longest_(longest), pause_(shortest) {}
 
   bool is_due(std::uint64_t now) const noexcept { return now >= at_; }
-  void done(std::uint64_t now) noexcept {
-    at_ = now + pause_;
-    pause_ = std::min(2 * pause_, longest_);
+  void done(std::uint64_t now) noexcept { done(now, longest_); }
+  // By what it came to, it is worth while again after `longest` at the latest.
+  void done(std::uint64_t now, std::uint64_t longest) noexcept {
+    pause_ = std::min(pause_, longest);
+    wait(now);
+    pause_ = std::min(2 * pause_, longest);
   }
+  // As long as after the last time.
+  void wait(std::uint64_t now) noexcept { at_ = now + pause_; }
+  void make_due(std::uint64_t at = 0) noexcept { at_ = at; }
   // As if it had never been done.
   void start_over() noexcept { pause_ = shortest_, at_ = 0; }
 

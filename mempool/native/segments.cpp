@@ -100,7 +100,7 @@ void Segments::make_way(std::size_t bytes, Stream stream) noexcept {
   const bool slow = source_.traits().slow_return;
   const auto idle = [&] { return slow ? bins_.find(stream)->second.idle : idle_.bytes(); };
   while (idle() > reserved.peak / kIdleShare && sets_mark(bytes)) {
-    if (slow && source_.device().capturing(stream)) return;  // into a graph, of which the pool need not know
+    if (slow && source_.held_for(stream)) return;
     if (slow && made_way_ > kAtOnce * reserved.peak + kUnfelt * allocations_) return;
     Block* block = idle_.first();
     while (slow && block->stream != stream) block = block->idle_after;
