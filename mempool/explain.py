@@ -21,7 +21,8 @@ _REMEDIES = {
     "exhausted": "more allocations than the recorded iteration has before the next mark",
     "lost": "the program, or this thread of it, is in none of the recorded patterns; it is recorded again "
     "when that lasts",
-    "no_arena": "the arena could not be had from the device, or not as large as this plan needs it",
+    "no_arena": "the arena could not be had from the device, or not as large as this plan needs it, or its "
+    "memory was needed for what has no place in it",
     "other_stream": "another stream used the memory last: the plan lets streams share addresses, which this "
     "pool does only with `wait_bytes=`, or more streams use the arena than are told apart",
 }

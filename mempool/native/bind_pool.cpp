@@ -109,6 +109,7 @@ nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
   d["arena_alive"] = s.arena.alive;
   d["arena_strangers"] = s.arena.strangers;
   d["arena_refused"] = s.arena.refused;
+  d["arena_dissolved"] = s.arena.dissolved;
   d["idle_bytes"] = s.idle;
   d["recent_reserved_bytes"] = s.recent_reserved;
   d["budget_bytes"] = s.budget;

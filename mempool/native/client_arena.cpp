@@ -101,6 +101,7 @@ void Client::stand_aside(Stream stream) noexcept {
 
 // The largest that a pattern needs, or else the largest that can be had: who needs more hinders nobody.
 void Client::take_arena() noexcept {
+  if (pool_->dissolved()) return;
   for (Pattern* one = largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;
        one = largest(one->arena_bytes - 1)) {
     if (!one->asks.is_due(iterations_)) continue;

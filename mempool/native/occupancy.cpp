@@ -186,10 +186,7 @@ Occupancy::Range Occupancy::in_the_way(Offset begin, Offset end) const noexcept 
 std::vector<std::pair<Offset, Offset>> Occupancy::live_ranges() const {
   std::vector<std::pair<Offset, Offset>> ranges;
   ranges.reserve(alive_);
-  walk(0, [&](Offset begin, Offset end) {
-    ranges.emplace_back(begin, end);
-    return true;
-  });
+  each_live([&](Offset begin, Offset end) { ranges.emplace_back(begin, end); });
   return ranges;
 }
 

@@ -115,6 +115,11 @@ class Occupancy {
   Offset end_of_last() const noexcept;  // the arena may shrink down to this
   std::size_t table_bytes() const noexcept;
   std::vector<std::pair<Offset, Offset>> live_ranges() const;
+  // Calls visit(begin, end) for each live range, in order.
+  template <class Visit>
+  void each_live(Visit visit) const {
+    walk(0, [&](Offset begin, Offset end) { return visit(begin, end), true; });
+  }
 
  private:
   struct Cell {

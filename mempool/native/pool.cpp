@@ -122,18 +122,51 @@ bool Pool::may_be_had(std::size_t arena_bytes, bool in_place) noexcept {
   return memory.total == 0 || more <= memory.free + (source_.reserved().current - stays);
 }
 
+bool Pool::lies_in_arena(std::size_t bytes) noexcept {
+  std::size_t free = arena_bytes_;
+  occupancy_.each_live([&](Offset begin, Offset end) { free -= std::min<std::size_t>(free, end - begin); });
+  const std::size_t stays = source_.reserved().current - free;
+  if (stays > source_.limit() || bytes > source_.limit() - stays) return false;
+  const DeviceMemory memory = device_->memory();
+  return memory.total == 0 || bytes <= memory.free + free;
+}
+
 bool Pool::release_arena() noexcept {
   if (arena_base_ == 0) return true;
   collect();
   if (occupancy_.alive() != 0 || source_.held()) return false;
   if (!source_.release(arena_base_, arena_space_, arena_bytes_)) return false;
+  forget_arena();
+  return true;
+}
+
+void Pool::forget_arena() noexcept {
   arena_base_ = arena_bytes_ = arena_space_ = 0;
   live_arena_.reset();
   vacated_.done();
   streams_.clear();
   occupancy_.forget_lines();
   holes_shut_ = false;
+}
+
+bool Pool::dissolve_arena(Stream stream) noexcept try {
+  if (arena_base_ == 0 || source_.traits().page == 0) return false;
+  const auto ranges = occupancy_.live_ranges();
+  std::vector<Segments::Living> living;
+  living.reserve(ranges.size());
+  for (const auto& [begin, end] : ranges) {
+    const Occupancy::Lives lives = occupancy_.at(begin);
+    const Address address = arena_base_ + begin;
+    living.push_back({address, end - begin, streams_.stream_of(lives.line), lives.owner, place_of(address)});
+  }
+  segments_.adopt(arena_base_, arena_space_, arena_bytes_, living, stream);
+  for (const auto& [begin, end] : ranges) occupancy_.release(begin);
+  forget_arena();
+  dissolved_at_ = boundaries();
+  ++arena_dissolved_;
   return true;
+} catch (...) {  // the host has no memory for the records
+  return false;
 }
 
 std::size_t Pool::planned_bytes() const noexcept {
@@ -259,6 +292,10 @@ Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
     for (Client* client : clients_) client->forget_unused();
   }
   shrink_arena();
+  given = from_segments(bytes, stream, Segments::Effort::last_resort);
+  // No plan is worth an error: it may need a place as large as another buffer's was when it was made, and have nothing but smaller.
+  if (given.address != 0 || !lies_in_arena(bytes) || !dissolve_arena(stream)) return given;
+  trim();
   return from_segments(bytes, stream, Segments::Effort::last_resort);
 }
 
@@ -536,7 +573,7 @@ void Pool::part(Client* client) noexcept {
 }
 
 ArenaStats Pool::arena_stats() const noexcept {
-  return {arena_bytes_, occupancy_.alive(), occupancy_.strangers(), arena_refused_};
+  return {arena_bytes_, occupancy_.alive(), occupancy_.strangers(), arena_refused_, arena_dissolved_};
 }
 
 }  // namespace mempool

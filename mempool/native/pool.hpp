@@ -55,6 +55,7 @@ struct ArenaStats {
   std::size_t alive = 0;      // ranges alive
   std::size_t strangers = 0;  // of these, not at a planned start
   std::uint64_t refused = 0;  // times that it could not be had
+  std::uint64_t dissolved = 0;  // times that its memory was needed elsewhere
 };
 
 class Pool : private Live<Pool>, private Idle {
@@ -208,6 +209,11 @@ class Pool : private Live<Pool>, private Idle {
   // --- giving back
   void trim() noexcept;                // free segments and small pages
   bool release_arena() noexcept;       // true if there is none afterwards
+  // Where the arena has pages: what lives in it stays where it is, as the fallback's, and the rest of it is free for this stream
+  // and whoever comes. Only after synchronize(), and not while a graph is captured. False: nothing has changed.
+  bool dissolve_arena(Stream stream) noexcept;
+  // Whether that was done and no boundary has come since: what goes on needs the memory.
+  bool dissolved() const noexcept { return dissolved_at_ == boundaries(); }
   // Something that stays is in a plan's way, perhaps in a hole of the arena: those are for emergencies from now on.
   void shut_holes() noexcept { holes_shut_ = true; }
   void return_idle() noexcept;         // what was idle through the last two calls goes back
@@ -261,8 +267,10 @@ class Pool : private Live<Pool>, private Idle {
 
  private:
   Refusal try_arena(std::size_t bytes) noexcept;
+  void forget_arena() noexcept;  // it is gone, or somebody else's
   bool reserve_arena(std::size_t bytes) noexcept;
   bool may_be_had(std::size_t arena_bytes, bool in_place) noexcept;
+  bool lies_in_arena(std::size_t bytes) noexcept;  // whether so much can be had once all that is free in the arena goes back
   void vacate(std::size_t arena_bytes) noexcept;  // for a larger arena
   bool within_budget(std::size_t arena_bytes, bool in_place) const noexcept;
   bool give_back_oldest() noexcept override { return segments_.give_back_oldest(); }
@@ -305,7 +313,8 @@ class Pool : private Live<Pool>, private Idle {
   std::size_t arena_bytes_ = 0;     // committed, from the base
   std::size_t arena_space_ = 0;     // reserved address space
   Owners owners_;
-  std::uint64_t arena_refused_ = 0;
+  std::uint64_t arena_refused_ = 0, arena_dissolved_ = 0;
+  std::uint64_t dissolved_at_ = ~std::uint64_t{0};  // boundary
   std::uint64_t retries_ = 0, waits_ = 0;
   std::size_t most_used_ = 0;       // bytes in use outside the arena, when more was asked for
   std::size_t left_alone_ = 1;      // times as much idle memory of other streams is left to those

@@ -206,6 +206,64 @@ Block* Segments::take_segment(std::size_t bytes, bool large, Stream stream) {
   return block;
 }
 
+void Segments::adopt(Address base, std::size_t size, std::size_t committed, const std::vector<Living>& living, Stream stream) {
+  std::map<Address, Segment> made;
+  Segment& segment = made[base];
+  segment.base = base;
+  segment.size = size;
+  segment.committed = committed;
+  segment.pages.resize(size / source_.traits().page);
+  segment.pages.assign(0, committed / source_.traits().page, true);
+  std::vector<Block*> blocks;
+  blocks.reserve(2 * living.size() + 1);
+  std::size_t known = 0;
+  try {
+    const auto add = [&](Address begin, Address end, Stream its) -> Block& {
+      blocks.push_back(new_block());
+      Block& block = *blocks.back();
+      block.address = begin;
+      block.size = end - begin;
+      block.segment = &segment;
+      block.stream = its;
+      block.free = true;
+      block.idle_since = epoch_;
+      bins_[its];
+      return block;
+    };
+    Address at = base;
+    for (const Living& one : living) {
+      if (one.address > at) add(at, one.address, stream);
+      Block& block = add(one.address, one.address + round_up(one.requested), one.stream);
+      block.free = false;
+      block.requested = one.requested;
+      block.owner = one.owner;
+      block.place = one.place;
+      at = block.address + block.size;
+    }
+    if (at < base + size) add(at, base + size, stream);
+    for (; known < blocks.size(); ++known) {
+      if (!blocks[known]->free) blocks_.insert(blocks[known]->address, blocks[known]);
+    }
+  } catch (...) {
+    while (known-- > 0) {
+      if (!blocks[known]->free) blocks_.erase(blocks[known]->address);
+    }
+    for (Block* block : blocks) delete_block(block);
+    throw;
+  }
+  segment.first = blocks.front();
+  for (std::size_t i = 1; i < blocks.size(); ++i) {
+    blocks[i]->before = blocks[i - 1];
+    blocks[i - 1]->after = blocks[i];
+  }
+  segments_.insert(made.extract(made.begin()));
+  for (Block* block : blocks) {
+    if (!block->free) continue;
+    block->idle = returnable(*block);
+    shelve(block);
+  }
+}
+
 Block* Segments::reuse(std::size_t bytes, bool large, Stream stream, Effort effort) const noexcept {
   const auto bins = bins_.find(stream);
   if (bins == bins_.end()) return nullptr;

@@ -54,6 +54,19 @@ class Segments {
   // which is for when no graph needs it any more.
   void keep_for_replays() noexcept { for_replays_ = true; }
   bool keeps(std::size_t bytes) const noexcept { return idle_.bytes() <= retained_limit_ && bytes <= retained_limit_ - idle_.bytes(); }
+  // A live buffer that lay in somebody else's reservation.
+  struct Living {
+    Address address;
+    std::size_t requested;  // bytes
+    Stream stream;
+    Owner owner;
+    std::uint64_t place;    // see Block
+  };
+  // A reservation with pages, of which the first `committed` bytes are, becomes a shared segment: what lives in it, in order of
+  // address, stays where it is, and the rest is free for this stream; only after Device::synchronize(). May throw
+  // std::bad_alloc, and then has changed nothing.
+  void adopt(Address base, std::size_t size, std::size_t committed, const std::vector<Living>& living, Stream stream);
+
   // Gives back free segments, and free pages of shared ones. `idle_before`: only what is idle since an earlier epoch, the oldest
   // first, until no more than `keep` bytes are.
   void trim(std::uint64_t idle_before = ~std::uint64_t{0}, std::size_t keep = 0) noexcept;

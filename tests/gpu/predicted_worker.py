@@ -113,7 +113,9 @@ def main(name: str, device: str) -> dict[str, Any]:
     except ImportError as error:
         return {"missing": str(error)}
     if device == "cpu":
-        lower = torch.bfloat16 if job.autocast is torch.float16 else job.autocast  # the other takes minutes there
+        lower = (
+            torch.bfloat16 if job.autocast is torch.float16 else job.autocast
+        )  # the other takes minutes there
         job = job.but(device="cpu", batch=SMALL.get(name, 1), autocast=lower)
         told, meter = predicted(job), StandIn()
     else:

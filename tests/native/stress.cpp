@@ -414,5 +414,6 @@ int main(int argc, char** argv) {
   for (std::size_t i = 0; i < sum.outcomes.size(); ++i) {
     std::printf(", \"%s\": %llu", kOutcomeNames[i], static_cast<unsigned long long>(sum.outcomes[i]));
   }
-  std::printf(", \"out_of_memory\": %llu}\n", static_cast<unsigned long long>(sum.out_of_memory));
+  std::printf(", \"out_of_memory\": %llu", static_cast<unsigned long long>(sum.out_of_memory));
+  std::printf(", \"dissolved\": %llu}\n", static_cast<unsigned long long>(s.pool->arena_stats().dissolved));
 }

@@ -1,0 +1,292 @@
+"""Where memory comes in pages no plan is worth an error: what is free in the arena serves others."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from cores import STEP, Core, pattern
+from hypothesis import given
+from hypothesis import strategies as st
+from sequences import NETWORKS, varied
+
+from mempool import Pool, _core
+from mempool.what_if import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from fake_cuda import FakeCuda
+
+PAGE = 4096
+KIB, MIB = 1 << 10, 1 << 20
+#: In the arena every second one will live, so that no hole is larger than one of them.
+SIZES = [64 * KIB] * 32
+LIMIT = 3 << 20  # the arena and half as much
+LARGER = 300 * KIB  # more than any hole
+
+
+def half_full(limit: int = LIMIT, page: int = PAGE) -> tuple[Core, list[int]]:
+    """A core in an iteration of whose buffers every second lives, and these."""
+    core = Core(page=page, limit=limit)
+    core.client.install(pattern(SIZES))
+    core.step()
+    assert core.run(SIZES) == len(SIZES)
+    core.step()
+    addresses = [core.allocate(size) for size in SIZES]
+    for address in addresses[::2]:
+        core.free(address)
+    return core, addresses[1::2]
+
+
+def dissolved(core: Core) -> int:
+    count: int = core.pool.stats()["arena_dissolved"]
+    return count
+
+
+def arena(core: Core) -> int:
+    size: int = core.pool.stats()["arena_bytes"]
+    return size
+
+
+def pages(ranges: Iterable[tuple[int, int]]) -> int:
+    """Bytes of pages that these (address, size) touch."""
+    touched: set[int] = set()
+    for address, size in ranges:
+        touched.update(range(address // PAGE, (address + size - 1) // PAGE + 1))
+    return PAGE * len(touched)
+
+
+def served(core: Core, room: int) -> int:
+    """So many of LARGER fit into these bytes, and all of them are had."""
+    count = room // LARGER
+    for _ in range(count):
+        core.allocate(LARGER)
+    return count
+
+
+def test_all_that_is_free_is_had() -> None:
+    core, alive = half_full()
+    assert served(core, LIMIT - len(alive) * SIZES[0]) == 6
+    assert dissolved(core) == 1
+    assert arena(core) == 0
+    core.give_everything_back()
+
+
+def test_where_what_lives_there_had_its_place_is_still_known() -> None:
+    core, alive = half_full()
+    places = [core.client.place_of(address) for address in alive]
+    assert all(place is not None for place in places)
+    served(core, LARGER * 4)
+    assert dissolved(core) == 1
+    assert [core.client.place_of(address) for address in alive] == places
+
+
+def test_without_pages_what_is_free_lies_in_one_piece_with_what_is_not() -> None:
+    core, _ = half_full(page=0)
+    while address := core.client.allocate(LARGER, 0):
+        core.live[address] = LARGER
+    assert (dissolved(core), arena(core)) == (0, sum(SIZES))
+
+
+def test_the_next_iteration_has_its_plan_again() -> None:
+    core, alive = half_full()
+    served(core, LIMIT - len(alive) * SIZES[0])
+    for address in list(core.live):
+        core.free(address)
+    core.step()
+    assert core.run(SIZES) == len(SIZES)
+
+
+def test_none_is_taken_before() -> None:
+    """Not by a plan that comes in the middle, nor when all is free again."""
+    core, _ = half_full()
+    served(core, LARGER * 4)
+    for address in list(core.live):
+        core.free(address)
+    core.client.install(pattern([*SIZES, 512]))
+    core.free(core.allocate(5000))
+    assert (dissolved(core), arena(core)) == (1, 0)
+    core.step()
+    assert arena(core) > 0
+
+
+def test_it_stays_where_the_device_would_not_have_enough(fake: FakeCuda) -> None:
+    sizes = [8 * MIB] * 16
+    with Pool(fake.device(memory="growing"), background=False) as pool:
+        pool.client.load(None, pattern(sizes))
+        pool.step()
+        alive = [pool.allocate(size) for size in sizes]
+        for address in alive[::2]:
+            pool.free(address)
+        fake.set_capacity(160 * MIB)
+        with pytest.raises(MemoryError):
+            pool.allocate(97 * MIB)
+        assert pool.report().to_dict()["arena_dissolved"] == 0
+        large = pool.allocate(88 * MIB)
+        assert pool.report().to_dict()["arena_dissolved"] == 1
+        for address in [large, *alive[1::2]]:
+            pool.free(address)
+
+
+@pytest.mark.parametrize("asked", [LIMIT, 1 << 50])
+def test_it_stays_where_that_would_not_be_enough(asked: int) -> None:
+    core, alive = half_full()
+    assert core.client.allocate(asked, 0) == 0
+    assert (dissolved(core), arena(core), core.arena_alive) == (0, sum(SIZES), len(alive))
+
+
+def test_what_another_program_holds_of_the_device_counts() -> None:
+    core, alive = half_full(limit=(1 << 64) - 1)
+    core.device.set_capacity(core.committed)
+    assert served(core, sum(SIZES) - len(alive) * SIZES[0]) == 3
+    assert dissolved(core) == 1
+
+
+def test_a_captured_graph_keeps_it() -> None:
+    core, _ = half_full()
+    core.pool.begin_graph((1, 1), [7])
+    while address := core.client.allocate(LARGER, 0):
+        core.live[address] = LARGER
+    assert (dissolved(core), arena(core)) == (0, sum(SIZES))
+    core.pool.end_graph((1, 1))
+    core.allocate(LARGER)
+    assert dissolved(core) == 1
+
+
+def test_what_lives_there_keeps_its_contents() -> None:
+    pool = _core.Pool(device=_core.HostDevice(), max_reserved=256 << 20)
+    client = _core.Client(pool, "test")
+    sizes = [4 << 20] * 40
+    client.install(pattern(sizes))
+    client.mark(STEP)
+    addresses = [client.allocate(size, 0) for size in sizes]
+    for i, (address, size) in enumerate(zip(addresses, sizes, strict=True)):
+        ctypes.memset(address, i, size)
+    for address in addresses[::2]:
+        assert client.free(address, 0)
+    more = [client.allocate(9 << 20, 0) for _ in range(18)]
+    assert all(more)
+    assert pool.stats()["arena_dissolved"] == 1
+    for address in more:
+        ctypes.memset(address, 255, 9 << 20)
+    for i, (address, size) in enumerate(zip(addresses, sizes, strict=True)):
+        if i % 2:
+            assert ctypes.string_at(address, size) == bytes([i]) * size
+    for address in [*addresses[1::2], *more]:
+        assert client.free(address, 0)
+    assert client.stats()["live"]["current"] == 0
+    pool.trim()
+    assert pool.stats()["reserved"]["current"] == 0
+
+
+def test_of_several_clients_each_counts_its_own() -> None:
+    core = Core(limit=LIMIT)
+    first, core.client = core.client, _core.Client(core.pool, "second")
+    core.client.install(pattern(SIZES))
+    core.step()
+    alive = [core.allocate(size) for size in SIZES]
+    for address in alive[::2]:
+        core.free(address)
+    assert core.hits == len(SIZES)
+    served(core, LARGER * 4)
+    assert dissolved(core) == 1
+    for address in alive[1::2]:
+        del core.live[address]
+        assert first.free(address, 0)
+    assert core.client.stats()["live"]["current"] == -(-LARGER // 512) * 512 * len(core.live)
+    assert first.stats()["live"]["current"] == 0
+
+
+def test_what_another_stream_uses_waits_for_that() -> None:
+    """As does what another one than its own frees."""
+    core, alive = half_full()
+    served(core, LARGER * 4)
+    for address in alive[:4]:
+        core.client.use(address, 1)
+        core.free(address)
+    for address in alive[4:8]:
+        core.free(address, 1)
+    waits = core.pool.stats()["deferred"]["current"]
+    assert waits == 8 * SIZES[0]
+    for address in alive[8:]:
+        core.free(address)
+    freed = set(alive[:8])
+    while address := core.client.allocate(SIZES[0], 0):
+        assert address not in freed
+        if len(core.live) > 200:
+            break
+        core.live[address] = SIZES[0]
+    core.device.finish(1)
+    core.give_everything_back()
+
+
+def test_streams_keep_theirs() -> None:
+    core = Core(limit=LIMIT)
+    core.client.install(
+        pattern(SIZES[:16], others=[(1, 1, SIZES[:16], [*range(1 << 20, 2 << 20, 64 * KIB)])])
+    )
+    for _ in range(3):
+        core.step()
+        for stream in (0, 1):
+            core.run(SIZES[:16], stream)
+    core.step()
+    on = {stream: [core.allocate(size, stream) for size in SIZES[:16]] for stream in (0, 1)}
+    for stream, addresses in on.items():
+        for address in addresses[::2]:
+            core.free(address, stream)
+    served(core, LARGER * 4)
+    assert dissolved(core) == 1
+    for stream, addresses in on.items():
+        for address in addresses[1::2]:
+            core.free(address, stream)
+    assert core.pool.stats()["deferred"]["current"] == 0
+    core.give_everything_back()
+
+
+sizes_of_programs = st.lists(st.integers(5 * KIB, 400 * KIB), min_size=4, max_size=24)
+
+
+@given(
+    planned=sizes_of_programs,
+    asked=st.lists(st.tuples(st.integers(5 * KIB, 900 * KIB), st.integers(0, 3)), max_size=60),
+    share=st.floats(1.0, 2.0),
+    seed=st.integers(0, 1 << 32),
+)
+def test_nothing_is_refused_that_fits_beside_what_is_alive(
+    planned: Sequence[int], asked: Sequence[tuple[int, int]], share: float, seed: int
+) -> None:
+    """To a page at each end; whatever is planned, and whatever lives where."""
+    random = np.random.default_rng(seed)
+    limit = int(share * sum(-(-size // 512) * 512 for size in planned)) + 2 * PAGE
+    core = Core(limit=limit)
+    core.client.install(pattern(planned))
+    for _ in range(2):
+        core.step()
+        core.run(planned)
+    core.step()
+    kept = [core.allocate(size) for size in planned]
+    for address in random.permutation(kept)[: len(kept) * 2 // 3].tolist():
+        core.free(address)
+    for number, (size, frees) in enumerate(asked):
+        address = core.client.allocate(size, 0)
+        if address == 0:
+            assert pages(core.live.items()) + size + 2 * PAGE > limit
+        else:
+            assert all(address + size <= a or a + s <= address for a, s in core.live.items())
+            core.live[address] = size
+        for _ in range(min(frees, len(core.live))):
+            core.free(int(random.choice(list(core.live))))
+        if number % 20 == 19:
+            core.step()
+    core.give_everything_back()
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_iterations_of_any_size_fit_with_hardly_more_than_what_is_alive(network: str) -> None:
+    """Without marks nothing says early that an iteration outgrows its plan."""
+    trace = varied(network, 2 << 30, 120)
+    run = simulate(trace, "planned_growing", limit_bytes=int(1.02 * trace.load().max()))
+    assert run.failed_at is None
