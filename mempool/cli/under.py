@@ -72,6 +72,7 @@ class Run:
         self._plan_is_of: str = options["plan_is_of"]  # the framework, or empty
         self._plan_used = False
         self._accesses: Any = None  # PyTorch's recording of them
+        self._watches_forks = False
         self._masks: dict[int, Any] = {}  # of threads that fork: what they blocked before
 
     @property
@@ -102,7 +103,6 @@ class Run:
     def _install(self, framework: str) -> None:
         import importlib
 
-        first = not self.pools
         with Ours():
             for name in (*OURS, ADAPTERS[framework]):
                 adapter = importlib.import_module(name)
@@ -124,8 +124,9 @@ class Run:
             with Ours():
                 self._accesses = adapter.record(record)
             self._accesses.__enter__()
-        if first:
-            # Only now, so that it runs after the adapter has put its own state right.
+        if not self._watches_forks:
+            # Only now, so that it runs after the adapter has put its own state right. A child inherits it.
+            self._watches_forks = True
             os.register_at_fork(after_in_child=self._after_fork)
 
     def _on_the_gpu(self) -> Any:
@@ -258,11 +259,12 @@ class Run:
 
     def _after_fork_without_pools(self) -> None:
         """In a forked child: a pool may come yet (the children of multiprocessing's fork server are such)."""
-        if self.options["children"] and not self.pools:
+        if self._watches_forks:
+            return  # `_after_fork` comes, later
+        if self.options["children"]:
             self._pid = os.getpid()
             self._finish_with_multiprocessing()
-        if not self.pools:  # else `_after_fork` comes, later
-            self._let_signals_go()
+        self._let_signals_go()
 
     def _finish_with_multiprocessing(self) -> None:
         """Its forked processes leave by ``os._exit``, which runs its own list of things to do at the end."""

@@ -288,6 +288,23 @@ HANDLERS = {
 
 
 @pytest.mark.parametrize("options", [["--quiet"], ["--quiet", "--children"]])
+def test_a_child_forks_as_its_parent_does(tmp_path: Path, options: list[str]) -> None:
+    write(
+        tmp_path / "script.py",
+        "import os, signal, numpy\n"
+        "for generation in range(4):\n"
+        "    if os.fork():\n"
+        "        os.wait()\n"
+        "        break\n"
+        "    numpy.ones(99_999)\n"
+        "    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
+        "    os.write(1, b'%d' % generation)\n",
+    )
+    done = outcome(start(tmp_path, *MEMPOOL, *options, "script.py"))
+    assert (done.status, done.stdout, done.stderr) == (0, "0123", "")
+
+
+@pytest.mark.parametrize("options", [["--quiet"], ["--quiet", "--children"]])
 def test_a_child_that_is_ended_as_it_is_forked_ends(tmp_path: Path, options: list[str]) -> None:
     """Python forgets signals that come while it puts a child's state right."""
     write(
