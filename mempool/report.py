@@ -168,7 +168,8 @@ def make_report(pool: Pool) -> Report:
     client, core = pool.client.stats(), pool.core.stats()
     state = pool.client.state()
     planned = pool.planned
-    steady = client["steady"] if state["replaying"] else dict.fromkeys(client["steady"], 0)
+    begun = state["plan_active_at_iteration"] != 0
+    steady = client["steady"] if begun else dict.fromkeys(client["steady"], 0)
     misses, latest = ({k: v for k, v in c.items() if k not in NOT_MISSES} for c in (steady, client["latest"]))
     asked = steady["hit"] + sum(misses.values())
     in_arena = sum(end - begin for begin, end in pool.core.arena_ranges())
@@ -185,9 +186,8 @@ def make_report(pool: Pool) -> Report:
         "misses": sum(misses.values()),
         "misses_by_reason": misses,
         "hits_total": client["outcomes"]["hit"],
-        "misses_total": sum(
-            v for k, v in client["outcomes"].items() if k not in NOT_MISSES and k != "unplanned"
-        ),
+        # Before the first plan there was nothing to follow.
+        "misses_total": missed(client["outcomes"]) - client["outcomes"]["unplanned"] + steady["unplanned"],
         "dynamic": steady["dynamic"],
         "outside": steady["outside"],
         "hit_rate": steady["hit"] / asked if asked else None,

@@ -113,6 +113,21 @@ def test_a_later_plan_hides_no_miss_of_an_earlier_one(pool: Pool) -> None:
     assert said["misses since then"] == "0"
 
 
+def test_what_hit_is_told_when_no_plan_is_in_effect_any_more(pool: Pool) -> None:
+    """As at the end of a program that was last seen doing something else; what came since has missed."""
+    memory = programs.Watched(pool)
+    run(pool, lambda _: programs.layers(memory), 10, marks=True)
+    before = pool.report().to_dict()
+    pool.client.drop_patterns()
+    assert pool.report().to_dict()["hit_rate"] == before["hit_rate"] == 1
+    memory.free(memory.allocate(54_321))
+    after = pool.report().to_dict()
+    assert after["plan_active_at_iteration"] == before["plan_active_at_iteration"]
+    assert after["hits"] == after["hits_total"] == before["hits"] > 0
+    assert after["misses_by_reason"] | {"unplanned": 0} == before["misses_by_reason"]
+    assert after["misses"] == after["misses_total"] == after["misses_by_reason"]["unplanned"] == 1
+
+
 def test_what_misses_is_explained_with_sizes_and_a_remedy(pool: Pool) -> None:
     memory = programs.Watched(pool)
     run(pool, lambda _: programs.layers(memory), 10, marks=True)
