@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import threading
 import weakref
@@ -11,8 +10,7 @@ from pathlib import Path
 
 from mempool import _core
 from mempool.faults import Fault
-
-log = logging.getLogger("mempool")
+from mempool.logs import log
 
 _lock = threading.RLock()
 _all: weakref.WeakSet[Checking] = weakref.WeakSet()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mempool import sharing
-from mempool.report import NOT_MISSES, binary
+from mempool.report import NOT_MISSES, binary, sized
 
 if TYPE_CHECKING:
     from mempool import _core
@@ -113,7 +113,7 @@ class News:
 
 def _line(one: dict[str, Any]) -> str:
     times = f", {one['repeats']} times" if one["repeats"] > 1 else ""
-    got = f"{one['actual_bytes']:,} B ({binary(one['actual_bytes'])})"
+    got = sized(one["actual_bytes"])
     if one["expected_bytes"] != one["actual_bytes"]:
         expected = f"{one['expected_bytes']:,} B" if one["expected_bytes"] else "nothing more"
         got = f"expected {expected}, got {got}"

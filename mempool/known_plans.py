@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
+from mempool.logs import log
 from mempool.rest import NEVER
 from mempool.versions import made_with
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from mempool.planned import Planned
     from traces.pattern import Pattern
 
-log = logging.getLogger("mempool")
 
 #: After so many allocations off the plans, and fewer than this share of them ever on one, they are of no use.
 MOST_STRAYS, LEAST_HITS = 1 << 14, 0.01

@@ -6,10 +6,10 @@ plans are made, for `mempool.making`; what is planned again, for `mempool.replan
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from mempool.known_plans import MOST_KNOWN
+from mempool.logs import log
 from mempool.making import LEAST_CACHE
 from mempool.replanning import Replanning
 from mempool.rest import NEVER, SPOILT, Due, Rarely
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mempool.planned import Planned
     from traces.pattern import Pattern
 
-log = logging.getLogger("mempool")
 
 #: Looks in vain after which a device without pages keeps some free segments: none at first, since nobody
 #: knows what will stay and hold them.

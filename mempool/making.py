@@ -5,11 +5,11 @@ What to plan is for `mempool.learner`; what to plan again, for `mempool.replanni
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from mempool.beside import Beside, joined
 from mempool.known_plans import KnownPlans
+from mempool.logs import log
 from mempool.prospects import Prospects
 from mempool.report import missed
 from mempool.rest import Counts, Rest
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mempool.planned import Planned
     from traces.pattern import Pattern
 
-log = logging.getLogger("mempool")
 
 #: A plan that covers less of the peak may be improved one day.
 LEAST_COVERAGE = 0.99

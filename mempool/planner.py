@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
-import logging
 import os
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from mempool import _core
 from mempool.budget import Budget
 from mempool.learner import Learner
+from mempool.logs import log
 from mempool.making import Making
 from mempool.planning_process import NEEDED, PlanningProcess
 from mempool.settings import EVERYTHING, NEVER
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from mempool.plan_files import Saved
     from mempool.planned import Planned
 
-log = logging.getLogger("mempool")
 
 #: With ``explain``, so many lines at most, and so often.
 MOST_LINES = 8

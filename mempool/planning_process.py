@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import os
 import pickle
 import select
@@ -20,13 +19,13 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mempool.budget import cost_of_thread
+from mempool.logs import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import BinaryIO
 
 T = TypeVar("T")
-log = logging.getLogger("mempool")
 
 #: It is kept for so long after the last answer.
 IDLE_SECONDS = 3.0

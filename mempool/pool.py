@@ -387,9 +387,9 @@ class Pool:
             with _core.Bypass():
                 self._tape.close()
         if explained:
-            import logging
+            from mempool.logs import log
 
-            logging.getLogger("mempool").warning("%s", explained)
+            log.warning("%s", explained)
 
     def renew_locks(self) -> None:
         """In a forked child: nobody is left to give them back, or to end another thread's iteration."""

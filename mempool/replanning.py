@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from typing import TYPE_CHECKING, Any
 
+from mempool.logs import log
 from mempool.making import LEAST_COVERAGE
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from mempool.making import Making
     from traces.pattern import Pattern
 
-log = logging.getLogger("mempool")
 
 #: Iterations that a buffer is alive at least before it is planned around though it is not in the way yet.
 LEAST_STAY = 2

@@ -146,12 +146,17 @@ def readable(key: str, value: Any) -> str:
     if value is None:
         return "-"
     if key.endswith("_bytes"):
-        return f"{value:,} B ({binary(value)})" if value >= 1024 else f"{value:,} B"
+        return sized(value)
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, float):
         return f"{value:.4%}" if key in ("hit_rate", "coverage", "fragmentation") else f"{value:.6g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def sized(size_bytes: int) -> str:
+    """1536 -> "1,536 B (1.5 KiB)"."""
+    return f"{size_bytes:,} B ({binary(size_bytes)})" if size_bytes >= 1024 else f"{size_bytes:,} B"
 
 
 def binary(size_bytes: float) -> str:
@@ -168,8 +173,7 @@ def make_report(pool: Pool) -> Report:
     client, core = pool.client.stats(), pool.core.stats()
     state = pool.client.state()
     planned = pool.planned
-    begun = state["plan_active_at_iteration"] != 0
-    steady = client["steady"] if begun else dict.fromkeys(client["steady"], 0)
+    steady = client["steady"]
     misses, latest = ({k: v for k, v in c.items() if k not in NOT_MISSES} for c in (steady, client["latest"]))
     asked = steady["hit"] + sum(misses.values())
     in_arena = sum(end - begin for begin, end in pool.core.arena_ranges())

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import threading
 import weakref
 from pathlib import Path
 
 from mempool import _core
+from mempool.logs import log
 from mempool.recording import Recording
-
-log = logging.getLogger("mempool")
 
 #: How long events wait in memory: a program that does little else makes some 10 MB of them in this time.
 SECONDS_BETWEEN_DRAINS = 0.1

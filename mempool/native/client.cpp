@@ -527,7 +527,7 @@ ClientStats Client::stats() {
   stats.deferred_blocks = pool_->uses().waiting();
   stats.deferred_small_blocks = pool_->deferred_small().blocks;
   stats.deferred_small_bytes = pool_->deferred_small().bytes;
-  for (std::size_t i = 0; replaying_ && i < stats.steady.size(); ++i) {
+  for (std::size_t i = 0; active_at_ != 0 && i < stats.steady.size(); ++i) {
     stats.steady[i] = stats.outcomes[i] - before_steady_[i];
     stats.latest[i] = stats.outcomes[i] - before_latest_[i];
   }

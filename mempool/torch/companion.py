@@ -11,7 +11,6 @@ import atexit
 import ctypes
 import functools
 import hashlib
-import logging
 import os
 import shlex
 import shutil
@@ -21,8 +20,8 @@ from pathlib import Path
 
 from mempool import _core
 from mempool.errors import UsageError
+from mempool.logs import log
 
-log = logging.getLogger("mempool")
 SOURCE = Path(__file__).with_name("companion.cpp")
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w")
 COMPILERS = ("c++", "g++", "clang++")

@@ -7,12 +7,12 @@ another one is installed. One device is planned; what is made on others has a pl
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from mempool import _core, sharing
 from mempool.cuda import DRIVER
 from mempool.errors import UsageError
+from mempool.logs import log
 from mempool.settings import NEVER, settings
 from mempool.torch import TensorPool, companion, diagnosis, statistics
 from mempool.versions import TESTED
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from mempool.report import Report
 
-log = logging.getLogger("mempool")
 OLDEST = ".".join(map(str, TESTED["torch"][0]))
 #: PyTorch's allocator object, once it is ours: it and our functions are in use until the process ends.
 _allocator: Any = None

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import html
 import importlib
-import logging
 import os
 import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mempool.errors import UsageError
+from mempool.logs import log
 from mempool.versions import untested
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-log = logging.getLogger("mempool")
 
 #: Imports that are known to use the GPU, after which the allocator can no longer be replaced.
 INITIALIZE_ON_IMPORT = ("apex", "fvdb")

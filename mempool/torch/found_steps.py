@@ -7,19 +7,18 @@ place in a plan, iterations end from then on as the optimizer steps, the one tha
 
 from __future__ import annotations
 
-import logging
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mempool.logs import log
 from mempool.report import NewOutcomes, missed
 from mempool.torch.optimizer_steps import Listener
 
 if TYPE_CHECKING:
     from mempool.torch import TensorPool
 
-log = logging.getLogger("mempool")
 
 #: Steps of the optimizer from one look at how well plans are followed to the next.
 STEPS_BETWEEN_LOOKS = 16

@@ -310,13 +310,13 @@ class SwapPlanner:
         if limit < floor:
             touched = int(self.step.working_set[op])
             raise PlanError(
-                f"no gain possible below {floor} bytes: operation {self.step.name(op)} touches "
-                f"{touched} bytes, and {floor - touched} more are never away when it runs"
+                f"no gain possible below {floor:,} bytes: operation {self.step.name(op)} touches "
+                f"{touched:,} bytes, and {floor - touched:,} more are never away when it runs"
             )
         if self.host_limit is not None and self.step.peak_bytes - limit > self.host_limit:
             raise PlanError(
-                f"{limit} bytes of a peak of {self.step.peak_bytes} leave at least "
-                f"{self.step.peak_bytes - limit} to the host, more than its {self.host_limit}"
+                f"{limit:,} bytes of a peak of {self.step.peak_bytes:,} leave at least "
+                f"{self.step.peak_bytes - limit:,} to the host, more than its {self.host_limit:,}"
             )
 
     def _neighbours(self, order: NDArray[np.int32], tries: int) -> Iterator[NDArray[np.int32]]:

@@ -290,7 +290,9 @@ def test_a_host_with_room_for_what_must_leave_is_enough() -> None:
         least = step.peak_bytes - limit
         made = SwapPlanner(step, link, host_limit=least + 4)
         assert made.hold(limit).peak_bytes <= limit
-        with pytest.raises(PlanError, match=f"leave at least {least} to the host, more than its {least - 1}"):
+        with pytest.raises(
+            PlanError, match=f"leave at least {least:,} to the host, more than its {least - 1:,}"
+        ):
             SwapPlanner(step, link, host_limit=least - 1).hold(limit)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -127,11 +128,25 @@ def test_below_the_floor_it_stays_within_the_limit_without_a_place_for_all(
     assert said.losses == trained("seq2seq", 1 << 40, 24).losses
     assert max(said.reserved) <= MOST * limit
     assert said.report["arena_bytes"] == 0
-    too_low = [
-        said for said in caplog.messages if f"a limit of {limit:,} bytes" in said and "too low" in said
-    ]
+    too_low = [said for said in caplog.messages if f"a limit of {limit:,} B" in said and "too low" in said]
     assert len(too_low) == 1
     assert len(caplog.records) <= 2
+
+
+def test_what_goes_twice_as_far_beyond_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.WARNING),
+        mempool.torch.install(device="cpu", background=False, limit="2MiB") as pool,
+    ):
+        for blocks in (2, 2, 3, 9, 9):
+            kept = [torch.full((1 << 18,), float(i)) for i in range(blocks)]
+            torch.stack(kept).sum().item()
+            del kept
+            pool.step()
+    told = [said for said in caplog.messages if "more than the limit of 2,097,152 B (2 MiB)" in said]
+    assert 2 <= len(told) <= 3
+    beyond = [int(said.split("held ")[1].split(" B")[0].replace(",", "")) for said in told]
+    assert all(later >= 2 * earlier for earlier, later in itertools.pairwise(beyond))
 
 
 def test_what_goes_beyond_is_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:

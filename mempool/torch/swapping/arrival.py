@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from mempool.report import NewOutcomes
+from mempool.logs import log
+from mempool.report import NewOutcomes, sized
 from mempool.torch.swapping.storages import AWAY, address_of
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.room import Room
     from mempool.torch.swapping.storages import Held, Storages
 
-log = logging.getLogger("mempool")
 
 #: Iterations, after which it is tried again at the latest.
 _LONGEST_PAUSE = 64
@@ -160,10 +160,9 @@ class Arrival:
         """Warn once: other moves are refused arenas of other sizes, for the same reason."""
         log.log(
             logging.INFO if self._told else logging.WARNING,
-            "an arena of %s bytes cannot be had within the limit of %s, %s are missing: "
-            "iterations go on without",
-            f"{self._refused:,}",
-            f"{self._room.limit_bytes:,}",
-            f"{short:,}",
+            "an arena of %s cannot be had within the limit of %s, %s are missing: iterations go on without",
+            sized(self._refused),
+            sized(self._room.limit_bytes),
+            sized(short),
         )
         self._told = True

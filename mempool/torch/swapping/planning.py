@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from mempool.logs import log
+from mempool.report import sized
 from mempool.torch.swapping.host_copies import host_copies
 from mempool.torch.swapping.program import Program, program_of
 from mempool.torch.swapping.reserved import arena_bytes
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.tape import Recorded
     from solvers.swap import Schedule, Step, Swap
 
-log = logging.getLogger("mempool")
 #: Waits below this part of an iteration are left alone.
 _WORTH = 1 / 1000
 #: How often a plan may fail to be made before nobody tries again.
@@ -156,16 +156,16 @@ class Planning:
         if least <= limit or self._warned:
             return
         self._warned = True
-        why = f"no plan that we find holds less than {least:,} bytes"
+        why = f"no plan that we find holds less than {sized(least)}"
         try:
             self._planner(plan.recorded.step).check(limit)
         except PlanError as error:
             why = str(error)
         log.warning(
-            "a limit of %s bytes%s is too low, the plan needs %s: %s",
-            f"{asked:,}",
-            f", of which {max(limit, 0):,} are left to tensors," if limit < asked else "",
-            f"{least:,}",
+            "a limit of %s%s is too low, the plan needs %s: %s",
+            sized(asked),
+            f", of which {sized(max(limit, 0))} are left to tensors," if limit < asked else "",
+            sized(least),
             why,
         )
 

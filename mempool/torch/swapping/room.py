@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
-from mempool.report import missed
+from mempool.logs import log
+from mempool.report import missed, sized
 
 if TYPE_CHECKING:
     from mempool import _core
@@ -17,8 +17,6 @@ _NONE = (1 << 64) - 1
 _TOLD = 50
 #: From what part of the limit on the room for an operation is worth a look at what was missed.
 _LARGE = 64
-
-log = logging.getLogger("mempool")
 
 
 class Room:
@@ -44,7 +42,7 @@ class Room:
         self.asks = True
         self.beside_bytes = 0
         self._pool.set_budget(limit_bytes)
-        self._told = False
+        self._told_bytes = 0
         self._missed = 0  # when the iteration began
 
     def hold(self, least_bytes: int) -> None:
@@ -94,15 +92,16 @@ class Room:
         return {"beyond": stats["beyond_budget"], "beyond_bytes": more if stats["beyond_budget"] else 0}
 
     def tell(self) -> None:
-        """Say once that the pool held clearly more than the limit."""
-        if self._told or (more := self.values()["beyond_bytes"]) <= self._asked_bytes // _TOLD:
+        """Say that the pool held clearly more than the limit, and again when it was twice as much."""
+        more = self.values()["beyond_bytes"]
+        if more <= max(self._asked_bytes // _TOLD, 2 * self._told_bytes - 1):
             return
-        self._told = True
+        self._told_bytes = more
         log.warning(
-            "the pool held %s bytes more than the limit of %s: operations needed so much at once, or "
-            "took more for themselves than is known of them",
-            f"{more:,}",
-            f"{self._asked_bytes:,}",
+            "the pool held %s more than the limit of %s: operations needed so much at once, or took more for "
+            "themselves than is known of them, or tensors came that nothing was known of, as from a file",
+            sized(more),
+            sized(self._asked_bytes),
         )
 
     def end(self) -> None:

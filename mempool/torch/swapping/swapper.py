@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self
@@ -12,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mempool.logs import log
 from mempool.torch.optimizer_steps import Listener
 from mempool.torch.swapping.arrival import Arrival
 from mempool.torch.swapping.escapes import Escapes
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.undeclared import Odd
 
 _NONE: dict[str, Any] = {}
-log = logging.getLogger("mempool")
 
 
 class Swapper(TorchDispatchMode):

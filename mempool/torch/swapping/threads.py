@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import threading
 import weakref
@@ -11,6 +10,8 @@ from concurrent.futures.thread import _WorkItem
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
+
+from mempool.logs import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +24,6 @@ OWN = "mempool-"
 _WORKER = "ThreadPoolExecutor-"
 #: That draws progress bars.
 _PROGRESS = "tqdm_monitor"
-
-log = logging.getLogger("mempool")
 
 
 class Beside(TorchDispatchMode):
