@@ -196,6 +196,11 @@ OPS: dict[str, tuple[Any, ...]] = {
     "eigh": (lambda w, m: torch.linalg.eigh(w @ w.mT)[0], (64, 64)),
     "vector_norm": (lambda w, m: torch.linalg.vector_norm(w, 3.0),),
     "fft": (lambda w, m: torch.fft.rfft(w).abs(),),
+    "trunc_normal_, wide": (lambda w, m: w + nn.init.trunc_normal_(torch.empty(ROWS, WIDTH), std=0.02),),
+    "trunc_normal_": (lambda w, m: w + nn.init.trunc_normal_(torch.empty(ROWS, WIDTH)),),
+    "trunc_normal_, narrow": (
+        lambda w, m: w + nn.init.trunc_normal_(torch.empty(ROWS, WIDTH), a=-0.1, b=0.1),
+    ),
 }
 
 

@@ -26,6 +26,7 @@ SCALARS = 24
 MORE = {
     "another formula": {"cumprod", "prod", "prod of rows", "clamp by tensors"},
     "a chain out of place": {"bce with logits, weighed"},
+    "draws that are repeated less often": {"trunc_normal_, narrow"},
 }
 #: Where a run takes buffers that no operation shows, such as inside of the CPU's kernels.
 LESS = {"index by mask", "nansum", "scatter_reduce", "amax", "max of all", "median of all", "masked_scatter"}

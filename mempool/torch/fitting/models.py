@@ -34,7 +34,7 @@ def made_model(
     Raises:
         UsageError: it is no module, or one that cannot be copied.
     """
-    with _initialised_without_looking(), _copies():
+    with _copies():
         model = make()
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
@@ -72,21 +72,6 @@ def _copies() -> Iterator[None]:
         yield
     finally:
         FakeTensor.__deepcopy__ = before
-
-
-@contextlib.contextmanager
-def _initialised_without_looking() -> Iterator[None]:
-    """``trunc_normal_`` draws until all values are within bounds, which nobody can see of a fake tensor."""
-    before = nn.init._no_grad_trunc_normal_
-
-    def draw(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return tensor if isinstance(tensor, FakeTensor) else before(tensor, *args, **kwargs)
-
-    nn.init._no_grad_trunc_normal_ = draw
-    try:
-        yield
-    finally:
-        nn.init._no_grad_trunc_normal_ = before
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

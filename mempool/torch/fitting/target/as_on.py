@@ -13,7 +13,8 @@ all, but some functions take other buffers there. Inside the block these go the 
 * optimizers and gradient clipping take their foreach forms, as they do for parameters on CUDA;
 * "cuda" where a device is asked for is the fake device: `.to("cuda")` moves nothing;
 * modules can be converted and moved, which fake tensors otherwise refuse (`modules_convert`);
-* transformers does not take sequences to be packed because it cannot see that they are not (`unpacked.py`).
+* transformers does not take sequences to be packed because it cannot see that they are not (`unpacked.py`);
+* `trunc_normal_` does not draw for ever because it cannot see that all values are within bounds (`drawn.py`).
 
 Where CUDA takes the same buffers nothing is changed: batch norm (cuDNN's keeps mean and inverse deviation as
 the native one does; its reserve is empty unless it is fused with an activation, which eager mode never asks
@@ -34,6 +35,7 @@ from torch.overrides import TorchFunctionMode
 
 from mempool.errors import UsageError
 from mempool.torch.fitting.target import kernels, precision
+from mempool.torch.fitting.target.drawn import drawn_blindly
 from mempool.torch.fitting.target.unpacked import sequences_unpacked
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def as_on(
     the whole process, while the block runs. Blocks do not overlap: the inner or later one counts.
 
     Args:
-        device: "cuda", or "cpu", where only the last two of these are done.
+        device: "cuda", or "cpu", where only the last three of these are done.
         capability: the compute capability, which decides between kernels of attention.
         cudnn: cuDNN's version, likewise.
 
@@ -82,6 +84,7 @@ def as_on(
         stack.enter_context(modules_convert())
         stack.enter_context(_numbers_copied())
         stack.enter_context(sequences_unpacked())
+        stack.enter_context(drawn_blindly())
         if kind == "cuda":
             stack.enter_context(foreach_by_default())
             stack.enter_context(precision.autocast_of_cuda())
