@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from mempool.cli.app import call
+from mempool.torch.fitting.sources import scripts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,3 +63,39 @@ def test_weights_of_a_truncated_normal_distribution_change_nothing(
     assert said(capsys, script(draw, STEP), "--main") == plain
     named = said(capsys, script(make.format("pass")) + ":make")
     assert said(capsys, script(make.format(draw)) + ":make") == named
+
+
+def test_a_loop_that_only_another_answer_ends_is_refused_at_its_line(
+    script: Script, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = "while (x.abs() > 2).any():\n    x = torch.randn(8, 64)"
+    line = refused(capsys, script(drawn, STEP), "--main")
+    assert "train.py:6: a condition that was true 10,000 times is asked again" in line
+    assert line.endswith("tensors have no values here: name a function, train.py:function")
+    monkeypatch.setattr(scripts, "_NUMBERS", 2_000)
+    drawn = "def draw():\n    return torch.rand(()).item()\nwhile draw() < 0.5: pass"
+    line = refused(capsys, script(drawn, STEP))
+    assert "train.py:7: a number that was zero 2,000 times is read again" in line
+
+
+def test_a_long_loop_may_ask_in_each_of_its_steps(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a number at another line, or one that is known, is another matter."""
+    lines = (
+        "for step in range(2_000):",
+        "    loss = (net(x) - x).square().mean()",
+        "    if loss.isnan(): pass",
+        "    assert loss.item() == 0",
+        "    assert torch.tensor(step + 0.5).item() == step + 0.5",
+    )
+    assert said(capsys, script(*lines, STEP))["batch"] == 8
+
+
+def test_a_function_that_reads_a_value_is_told_with_its_line(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make = "def make():\n    while (x > 2).any(): pass\n    return net, x"
+    line = refused(capsys, script(make) + ":make", code=2)
+    assert "a value is read (.item(), a condition) at train.py:7: what follows depends on data" in line
+    make = "def make():\n    raise ValueError('no')"
+    line = refused(capsys, script(make) + ":make", code=2)
+    assert line == "mempool: train.py:make fails while making make at train.py:7: ValueError: no"

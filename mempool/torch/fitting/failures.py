@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from mempool.torch.fitting.job import Job
-
 _DATA = (
     "what follows depends on data, which nobody has before the run; try the model without it: shapes that do "
     "not depend on values, torch.where instead of masks"
@@ -50,10 +48,10 @@ class Watch:
 
 
 @contextlib.contextmanager
-def told(job: Job) -> Iterator[Watch]:
+def told(what: str) -> Iterator[Watch]:
     """What tensors without values cannot do as `UsageError`, with module, source line, and remedy.
 
-    Exceptions of the user's own code pass, with a note that says where.
+    Exceptions of the user's own code pass, with a note that says where, and while what.
     """
     watch = Watch()
     try:
@@ -64,7 +62,7 @@ def told(job: Job) -> Iterator[Watch]:
         where = _where(error.__traceback__, watch.model)
         if (line := _line(error, where)) is not None:
             raise UsageError(line) from error
-        error.add_note(f"mempool: while trying a step without memory, mode {job.mode}{where}")
+        error.add_note(f"mempool: while {what}{where}")
         raise
 
 

@@ -70,7 +70,7 @@ def run(
         isolated(),
         fake_mode() as mode,
         as_on(job.device, capability=job.capability),
-        told(job) as watch,
+        told(f"trying a step without memory, mode {job.mode}") as watch,
     ):
         made = _Made.of(job, mode, warn)
         watch.model = made.model

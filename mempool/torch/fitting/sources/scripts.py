@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 import types
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from mempool.errors import UsageError
 from mempool.torch.fitting.fake import fake_mode
 from mempool.torch.fitting.isolation import isolated
 from mempool.torch.fitting.sources.savers import unsaved
-from mempool.torch.fitting.sources.stops import Trains
+from mempool.torch.fitting.sources.stops import Trains, frames
 from mempool.torch.fitting.sources.watched import Seen, watched
 from mempool.torch.fitting.target.as_on import as_on
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _VALUES = ("DataDependent", "DynamicOutputShape", "FakeTensor", "for tensor subclasses", "meta tensor")
+#: Values that a line of a program may read, more than steps or samples that one looks at before training.
+#: A loop that is to end by another answer has none; numbers come also from each sample of a large data set.
+_CONDITIONS, _NUMBERS = 10_000, 100_000
 _GUARD = 'put what runs behind `if __name__ == "__main__":` or name a function, '
 
 
@@ -117,14 +121,20 @@ def _told(name: str, *, main: bool) -> Iterator[None]:
             else f"{_GUARD}{name}:function"
         )
         raise BrokenScriptError(f"{_place(name, error)} ends itself{_code(error)}: {hint}") from None
+    except _AsksOn as error:
+        asked = f"{error} again, as in a loop that another answer would end"
+        hint = _without_values(name, main=main)
+        raise BrokenScriptError(f"{_place(name, error)}: {asked}{hint}") from None
     except SyntaxError as error:
         raise BrokenScriptError(f"{error.filename or name}:{error.lineno}: {error.msg}") from None
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        hint = ""
-        if any(sign in text for sign in _VALUES):
-            hint = f"; tensors have no values here: {'name a function, ' if main else _GUARD}{name}:function"
+        hint = _without_values(name, main=main) if any(sign in text for sign in _VALUES) else ""
         raise BrokenScriptError(f"{_place(name, error)}: {text}{hint}") from error
+
+
+def _without_values(name: str, *, main: bool) -> str:
+    return f"; tensors have no values here: {'name a function, ' if main else _GUARD}{name}:function"
 
 
 def _place(name: str, error: BaseException) -> str:
@@ -185,15 +195,36 @@ class _Values(TorchDispatchMode):
     """Answers a script that reads a floating value with zero, and one that asks a condition with True.
 
     Whole numbers become sizes, so that a script that reads one is refused; and so is a model's own step that
-    reads any, since it runs without this.
+    reads any, since it runs without this. A line that goes on asking is refused, too: it may wait for what
+    never comes.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: Counter[tuple[str, int, bool]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].constant is None:
             kind = args[0].dtype
             if kind is torch.bool or kind.is_floating_point:
+                self._count(condition=kind is torch.bool)
                 return True if kind is torch.bool else 0.0
         return func(*args, **(kwargs or {}))
+
+    def _count(self, *, condition: bool) -> None:
+        for frame in frames()[:1]:
+            line = frame.f_code.co_filename, frame.f_lineno, condition
+            self._asked[line] += 1
+            if self._asked[line] > (_CONDITIONS if condition else _NUMBERS):
+                raise _AsksOn(
+                    f"a condition that was true {_CONDITIONS:,} times is asked"
+                    if condition
+                    else f"a number that was zero {_NUMBERS:,} times is read"
+                )
+
+
+class _AsksOn(BaseException):
+    """A line has read values all the time; no Exception, so that few programs catch it and ask again."""
 
 
 class _Batches(_SingleProcessDataLoaderIter):

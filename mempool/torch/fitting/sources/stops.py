@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _HERE = str(Path(__file__).parent)
-_OTHERS = (_HERE, str(Path(torch.__file__).parent), str(contextlib.__file__), "<")
+_OTHERS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), str(contextlib.__file__), "<")
 
 
 class Trains(BaseException):
@@ -49,7 +49,7 @@ def stop_at_next_line(told: Callable[[], object], there: list[FrameType] | None 
 
 
 def frames() -> list[FrameType]:
-    """Of the program that `load_script` or `load_module` runs, the innermost first; not PyTorch's."""
+    """Of the program that `load_script` or `load_module` runs, not PyTorch's nor ours; innermost first."""
     found: list[FrameType] = []
     frame: FrameType | None = sys._getframe()
     while frame is not None:

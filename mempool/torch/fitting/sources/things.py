@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool.errors import UsageError
 from mempool.report import binary
+from mempool.torch.fitting.failures import told
 from mempool.torch.fitting.inputs import Arguments, arguments, batch_of, resizable
 from mempool.torch.fitting.job import Job
 from mempool.torch.fitting.sources import hub_inputs
@@ -272,7 +273,7 @@ def _of_function(function: Callable[..., Any], name: str, given: dict[str, Any],
         more = {key: asked[what] for key, what in taken.items() if asked[what] is not None}
         return function(**(more | given))
 
-    with unreal():
+    with unreal(), told(f"making {name}"):
         made = called(usual)
     if isinstance(made, Job):
         rest = {key: getattr(made, key) for key in Job.__dataclass_fields__ if key not in ("model", "inputs")}
