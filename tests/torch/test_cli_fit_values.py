@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import torch
+
 from mempool.cli.app import call
 from mempool.torch.fitting.sources import scripts
 
@@ -99,3 +101,78 @@ def test_a_function_that_reads_a_value_is_told_with_its_line(
     make = "def make():\n    raise ValueError('no')"
     line = refused(capsys, script(make) + ":make", code=2)
     assert line == "mempool: train.py:make fails while making make at train.py:7: ValueError: no"
+
+
+CLOSURE = "def loss():\n    sgd.zero_grad()\n    out = net(x).sum()\n    out.backward()\n    return out"
+
+
+def test_a_step_with_a_closure_is_the_step_without(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = said(capsys, script(STEP))
+    assert said(capsys, script(CLOSURE, "sgd.step(loss)")) == plain
+    assert said(capsys, script(CLOSURE, "sgd.step(closure=loss)")) == plain
+    alone = "def alone():\n    return net(x).sum()\nsgd.step(alone)\nraise AssertionError('stepped')"
+    assert said(capsys, script(alone)) == plain
+
+
+def test_an_optimizer_that_calls_the_model_as_values_say_is_refused_and_another_one_tried(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = script("own = torch.optim.LBFGS(net.parameters())", CLOSURE, "own.step(loss)")
+    line = refused(capsys, name, code=2)
+    assert "try the step with another one, such as SGD; LBFGS holds up to 2 * history_size more" in line
+    assert said(capsys, name, "--optimizer", "sgd")["peak_bytes"] == said(capsys, script(STEP))["peak_bytes"]
+
+
+POOL = "import concurrent.futures as c\nc.ThreadPoolExecutor().submit(train).{}()"
+
+
+@pytest.mark.parametrize(
+    ("train", "start"),
+    [
+        (STEP, "t = threading.Thread(target=train)\nt.start()\nt.join()"),
+        (STEP, POOL.format("result")),
+        (STEP, POOL.format("exception") + "\nraise ValueError('nothing came')"),
+        (STEP, "t = threading.Thread(target=train)\nt.start()\nt.join()\n" + STEP),
+        ("sgd.step()", "t = threading.Thread(target=train)\nt.start()\nt.join()"),
+    ],
+)
+def test_a_program_that_trains_in_another_thread_is_refused(
+    script: Script, capsys: pytest.CaptureFixture[str], train: str, start: str
+) -> None:
+    """Whatever the first one does then; and nothing is said of how it was stopped."""
+    name = script(f"def train():\n    {train}", start, before="import threading")
+    assert refused(capsys, name, "--main") == (
+        "mempool: train.py:7: it trains in another thread, where it is not seen: "
+        "name a function, train.py:function"
+    )
+
+
+def test_a_thread_that_trains_nothing_is_let_alone(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = "def other():\n    with torch.no_grad(): torch.nn.Identity()(net(x))"
+    start = "t = threading.Thread(target=other)\nt.start()\nt.join()"
+    name = script(other, start, STEP, before="import threading")
+    assert said(capsys, name) == said(capsys, script(STEP))
+
+
+def test_what_is_compiled_by_torchscript_is_tried_as_it_is_written(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = said(capsys, script(STEP))
+    ways = ("script(net)", "trace(net, x)", "trace(func=net, example_inputs=x)", "script(obj=net)")
+    kept = torch.jit.script
+    for way in ways:
+        assert said(capsys, script(f"net = torch.jit.{way}", STEP)) == plain
+    assert torch.jit.script is kept
+
+
+@pytest.mark.parametrize("made", ["torch.jit.script(net)", "torch.nn.Sequential(torch.jit.script(net))"])
+def test_a_compiled_model_of_a_function_is_refused(
+    script: Script, capsys: pytest.CaptureFixture[str], made: str
+) -> None:
+    name = script(f"def make():\n    return {made}, x")
+    line = refused(capsys, f"{name}:make", code=2)
+    assert line == "mempool: a ScriptModule cannot be looked into: give the module that it was made of"

@@ -35,7 +35,11 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "the model moves tensors to CUDA itself: take the device from its input",
     ),
     ("not compiled with CUDA", "the model moves tensors to CUDA itself: take the device from its input"),
-    ("argument: 'closure'", "optimizers that call the model themselves cannot be tried"),
+    (
+        "argument: 'closure'",
+        "optimizers that call the model themselves, as often as values say, cannot be tried: try the step "
+        "with another one, such as SGD; LBFGS holds up to 2 * history_size more gradients of all parameters",
+    ),
     ("to be on the same device", "the model names a device itself: take the device from its input"),
 )
 

@@ -39,6 +39,8 @@ def made_model(
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
     model = unwrapped(model)
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise UsageError("a ScriptModule cannot be looked into: give the module that it was made of")
     if not all(isinstance(t, FakeTensor) and t.device.type == "cpu" for t in _held(model)):
         if hooked := _hooked(model):
             warn(
@@ -106,8 +108,6 @@ def _copied(model: nn.Module) -> nn.Module:
     """The same modules with tensors without memory. Attributes are copied, hooks and sharing kept."""
     if any(nn.parameter.is_lazy(tensor) for tensor in _held(model)):
         raise UsageError("the model has lazy modules without sizes: call it once with an input before")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise UsageError("a ScriptModule cannot be looked into: give the module that it was made of")
     bases: dict[int, torch.Tensor] = {}
     memo: dict[int, Any] = {}
     for module in model.modules():

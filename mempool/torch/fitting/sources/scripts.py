@@ -67,7 +67,14 @@ def load_script(path: str, arguments: Sequence[str] = (), *, main: bool = False)
     module = types.ModuleType(name if name not in sys.modules or main else f"{name} of {path}")
     module.__file__ = path
     sys.path.insert(0, str(Path(path).resolve().parent))
-    with _started(path, arguments, module), unreal(), _Values(), watched() as seen, _told(path, main=main):
+    with (
+        _started(path, arguments, module),
+        unreal(),
+        _Values(),
+        watched() as seen,
+        _told(path, main=main),
+        _in_one_thread(path, seen, main=main),
+    ):
         exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102 - what it is for
     return Loaded(module, seen)
 
@@ -81,7 +88,7 @@ def load_module(name: str) -> Loaded:
     """
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    with watched() as seen, _told(name, main=False):
+    with watched() as seen, _told(name, main=False), _in_one_thread(name, seen, main=False):
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -133,8 +140,25 @@ def _told(name: str, *, main: bool) -> Iterator[None]:
         raise BrokenScriptError(f"{_place(name, error)}: {text}{hint}") from error
 
 
+@contextlib.contextmanager
+def _in_one_thread(name: str, seen: Seen, *, main: bool) -> Iterator[None]:
+    """A program of which another thread trains is refused, whatever becomes of it without that thread."""
+    try:
+        yield
+    except (Exception, SystemExit, Trains):
+        if not seen.elsewhere:
+            raise
+    if seen.elsewhere:
+        what = "it trains in another thread, where it is not seen"
+        raise BrokenScriptError(f"{seen.elsewhere}: {what}: {_instead(name, main=main)}")
+
+
 def _without_values(name: str, *, main: bool) -> str:
-    return f"; tensors have no values here: {'name a function, ' if main else _GUARD}{name}:function"
+    return f"; tensors have no values here: {_instead(name, main=main)}"
+
+
+def _instead(name: str, *, main: bool) -> str:
+    return f"{'name a function, ' if main else _GUARD}{name}:function"
 
 
 def _place(name: str, error: BaseException) -> str:
@@ -161,27 +185,44 @@ def _code(error: SystemExit) -> str:
 def _started(path: str, arguments: Sequence[str], module: ModuleType) -> Iterator[None]:
     """As a program that was started so, in one process, that nobody answers, and that compiles nothing."""
     loader: Any = torch.utils.data.DataLoader
-    compiled = torch.compile, torch.nn.Module.compile
-    torch.compile = _eager
-    torch.nn.Module.compile = lambda *_, **__: None
     stdin, argv, iterator = sys.stdin, sys.argv, loader._get_iterator
     before = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
     sys.argv = [path, *arguments]
     loader._get_iterator = _in_this_process
     try:
-        with open(os.devnull) as sys.stdin:  # noqa: PTH123
+        with open(os.devnull) as sys.stdin, _uncompiled():  # noqa: PTH123
             yield
     finally:
         sys.stdin, sys.argv, loader._get_iterator = stdin, argv, iterator
-        torch.compile, torch.nn.Module.compile = compiled
         if before is not None:
             sys.modules[module.__name__] = before
 
 
-def _eager(model: Any = None, **_: Any) -> Any:
-    """In the place of `torch.compile`, which is a decorator with options, too."""
+@contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for holder, name, instead in _COMPILERS:
+            stack.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, instead)
+        yield
+
+
+def _eager(model: Any = None, *_: Any, **given: Any) -> Any:
+    """In the place of `torch.compile`, which is a decorator with options, too, and of TorchScript's."""
+    for name in ("obj", "func", "mod"):
+        model = given.get(name, model)
     return (lambda function: function) if model is None else model
+
+
+_COMPILERS: tuple[tuple[Any, str, Any], ...] = (
+    (torch, "compile", _eager),
+    (torch.nn.Module, "compile", lambda *_, **__: None),
+    *(
+        (torch.jit, name, _eager)
+        for name in ("script", "trace", "trace_module", "freeze", "optimize_for_inference")
+    ),
+)
 
 
 def _in_this_process(loader: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 _HERE = str(Path(__file__).parent)
@@ -51,12 +51,23 @@ def stop_at_next_line(told: Callable[[], object], there: list[FrameType] | None 
 def frames() -> list[FrameType]:
     """Of the program that `load_script` or `load_module` runs, not PyTorch's nor ours; innermost first."""
     found: list[FrameType] = []
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
+    for frame in _stack():
         name = frame.f_code.co_filename
         if name.startswith(_HERE) and frame.f_code.co_name in ("load_script", "load_module"):
             return found
         if not name.startswith(_OTHERS):
             found.append(frame)
-        frame = frame.f_back
     return []
+
+
+def place() -> str:
+    """File and line that this thread is at, not PyTorch's nor ours."""
+    there = (frame for frame in _stack() if not frame.f_code.co_filename.startswith(_OTHERS))
+    return next((f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in there), "")
+
+
+def _stack() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 from torch.nn.modules import module as modules
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -19,7 +20,7 @@ from mempool.torch.fitting.sources.accumulating import AddsUp, adds_up
 from mempool.torch.fitting.sources.again import made_again
 from mempool.torch.fitting.sources.idle import idle_models
 from mempool.torch.fitting.sources.savers import unsaved
-from mempool.torch.fitting.sources.stops import Trains, frames, stop_at_next_line
+from mempool.torch.fitting.sources.stops import Trains, frames, place, stop_at_next_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -57,6 +58,7 @@ class Seen:
         swallowed: whether it caught what stopped it.
         idle: models that were alive then and had not been called: classes, and bytes.
         adds_up: where it steps after several batches only.
+        elsewhere: file and line where another thread, in which nothing is seen, trains a model; or "".
     """
 
     calls: dict[int, Call] = field(default_factory=dict)
@@ -67,18 +69,31 @@ class Seen:
     swallowed: bool = False
     idle: list[tuple[str, int]] = field(default_factory=list)
     adds_up: AddsUp | None = None
+    elsewhere: str = ""
     _depth: int = 0
+    _thread: int = field(default_factory=threading.get_ident)
 
-    def enter(self, *_: Any) -> None:
-        """A module is called."""
+    def enter(self, module: nn.Module, _: Any) -> None:
+        """A module is called.
+
+        Raises:
+            Trains: by another thread, where it can be trained.
+        """
+        if threading.get_ident() != self._thread and _trained(module):
+            self._leave_it()
         self._depth += 1
+
+    def _leave_it(self) -> NoReturn:
+        """Another thread trains: nothing sees its losses and its backward."""
+        self.elsewhere = place()
+        raise Trains(lambda: None)
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """It returns, or fails."""
         self._depth -= 1
         if self.trains or self._depth or output is None or not any(True for _ in module.parameters()):
             return
-        trains = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        trains = _trained(module)
         before = self.calls.get(id(module))
         if before is not None and before.trains:
             if not trains:
@@ -126,12 +141,19 @@ class Seen:
             for group in made.param_groups:
                 yield from group["params"]
 
+    def step(self, _optimizer: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """An optimizer steps: behind a backward, unless it is given a closure, in which there is one."""
+        if not any(map(callable, (*args[1:], *kwargs.values()))):
+            self.backward()
+
     def backward(self) -> None:
         """The program goes backward.
 
         Raises:
             Trains: always.
         """
+        if threading.get_ident() != self._thread:
+            self._leave_it()
         if self.trains:  # it holds on to what stopped it
             self.swallow()
             stop_at_next_line(self.swallow)
@@ -199,7 +221,7 @@ class Seen:
 def watched() -> Iterator[Seen]:
     """See what a program does in the block; its first backward ends it with `Trains`."""
     seen = Seen()
-    init, trace = torch.optim.Optimizer.__init__, sys.gettrace()
+    init, trace, fails = torch.optim.Optimizer.__init__, sys.gettrace(), threading.excepthook
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
@@ -208,9 +230,11 @@ def watched() -> Iterator[Seen]:
     hooks = [
         modules.register_module_forward_pre_hook(seen.enter),
         modules.register_module_forward_hook(seen.leave, with_kwargs=True, always_call=True),
-        register_optimizer_step_pre_hook(lambda *_: seen.backward()),
+        register_optimizer_step_pre_hook(seen.step),
+        register_optimizer_step_post_hook(lambda *_: seen.backward()),
     ]
     torch.optim.Optimizer.__init__ = made
+    threading.excepthook = lambda given: None if given.exc_type is Trains else fails(given)
     try:
         with unsaved(seen.passed_over.append), _Functions(seen):
             yield seen
@@ -218,6 +242,7 @@ def watched() -> Iterator[Seen]:
         if seen.swallowed:
             sys.settrace(trace)
         torch.optim.Optimizer.__init__ = init
+        threading.excepthook = fails
         for hook in hooks:
             hook.remove()
             modules._global_forward_hooks_with_kwargs.pop(hook.id, None)  # which remove() leaves there
@@ -248,6 +273,10 @@ class _Functions(TorchFunctionMode):
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """Of their elements."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _trained(module: nn.Module) -> bool:
+    return torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
 
 
 def _autocast() -> torch.dtype | None:
