@@ -186,27 +186,33 @@ class TensorPool(Pool):
     def watch(self, optimizer: torch.optim.Optimizer) -> Any:
         """End an iteration at every step of the optimizer.
 
-        Inside `iteration`, which ends iterations itself, such a step raises `UsageError` before it begins.
+        One that a framework stands around another counts as that other: a call that only adds up gradients
+        ends nothing. Inside `iteration`, which ends iterations itself, a step raises `UsageError` before it
+        begins.
 
         Returns:
             A handle, whose ``remove()`` ends it.
 
         Raises:
-            UsageError: it is no optimizer of PyTorch's.
+            UsageError: it is no optimizer of PyTorch's, nor around one.
         """
-        if not hasattr(optimizer, "register_step_post_hook"):
+        from traces.recorders.optimizers import hooked_optimizer
+
+        hooked = hooked_optimizer(optimizer)
+        if hooked is None:
             raise UsageError(
                 f"watch() takes an optimizer of torch.optim, not {type(optimizer).__name__}; where something "
                 "else steps, call pool.step() after it"
             )
+        hooks = _Watch(
+            hooked.register_step_pre_hook(lambda *_: self._check_outside_iterations()),
+            hooked.register_step_post_hook(lambda *_: self.step()),
+        )
         if self._swapping is not None:
             self._swapping.marked()
         self._end_finding_steps()
         self.expect_marks()
-        return _Watch(
-            optimizer.register_step_pre_hook(lambda *_: self._check_outside_iterations()),
-            optimizer.register_step_post_hook(lambda *_: self.step()),
-        )
+        return hooks
 
     def step(self) -> None:
         """Mark the end of one iteration and the beginning of the next; the swapping's likewise."""

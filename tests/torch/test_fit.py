@@ -28,6 +28,7 @@ from torch.optim import optimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 import models
+from around import Around
 
 import mempool.torch
 from mempool.errors import UsageError
@@ -298,6 +299,14 @@ def test_checkpointed_blocks_hold_less() -> None:
     assert again < named < kept
     with pytest.raises(UsageError, match="nothing to checkpoint"):
         fit_mlp(checkpoint="nothing.like.it")
+
+
+def test_an_optimizer_of_real_parameters_is_refused_by_the_name_of_its_class() -> None:
+    """Also where another stands around it, whose class would not do either."""
+    made = torch.optim.SGD([nn.Parameter(torch.ones(3))], 0.1)
+    for one in (made, Around(made)):
+        with pytest.raises(UsageError, match="is a SGD of real parameters"):
+            fit_mlp(optimizer=one)
 
 
 def test_a_first_step_that_peaks_higher_is_told() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from around import Around
 from models import GPT
 from recorded import made, marks, told
 from torch import nn
@@ -137,6 +138,16 @@ def test_of_two_optimizers_one_ends_iterations(given: bool) -> None:
             other.step()
     found = marks(recorder.trace())
     assert found == 2 * ([F, B, OPT, F, B, OPT, S] if given else [F, B, OPT, S, F, B, OPT])
+
+
+def test_of_an_optimizer_around_another_real_steps_end_iterations() -> None:
+    model = torch.nn.Linear(8, 8)
+    optimizer = Around(torch.optim.SGD(model.parameters(), 0.1))
+    with AccessRecorder([model], [optimizer]) as recorder:
+        for _ in range(4):
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+    assert marks(recorder.trace()).count("step") == 2
 
 
 def test_steps_that_are_told_replace_those_that_are_found() -> None:

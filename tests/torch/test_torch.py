@@ -19,6 +19,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import numpy as np
+from around import Around
 
 import mempool.numpy
 import mempool.torch
@@ -258,6 +259,39 @@ class TestIterations:
     def test_what_is_no_optimizer_is_named(self, pool: mempool.torch.TensorPool) -> None:
         with pytest.raises(UsageError, match=r"optimizer of torch\.optim, not str; .* pool\.step\(\)"):
             pool.watch("adam")  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("deep", [1, 2])
+    def test_of_an_optimizer_around_another_only_real_steps_end_iterations(
+        self, pool: mempool.torch.TensorPool, deep: int
+    ) -> None:
+        weight = torch.nn.Parameter(torch.ones(1000))
+        optimizer: Any = torch.optim.SGD([weight], 0.1)
+        for _ in range(deep):
+            optimizer = Around(optimizer)
+        handle = pool.watch(optimizer)
+        for _ in range(2**deep * 3):
+            weight.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert pool.report().to_dict()["iterations"] == 3
+        handle.remove()
+        for _ in range(2**deep):
+            optimizer.step()
+        assert pool.report().to_dict()["iterations"] == 3
+
+    @pytest.mark.parametrize("what", ["text", "around nothing", "scheduler"])
+    def test_a_pool_that_refused_to_watch_goes_on_finding_iterations(
+        self, pool: mempool.torch.TensorPool, what: str
+    ) -> None:
+        weight = torch.nn.Parameter(torch.ones(1000))
+        scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([weight], 0.1), 1)
+        refused = {"text": "adam", "around nothing": Around(None), "scheduler": scheduler}[what]
+        with pytest.raises(UsageError, match=rf"not {type(refused).__name__}"):
+            pool.watch(refused)  # type: ignore[arg-type]
+        for _ in range(20):
+            weight.square().exp().sum()
+            pool.plan_now()
+        assert pool.plans > 0
 
     def test_a_saved_plan_replays_from_the_first_iteration(self, tmp_path: Path) -> None:
         def work(pool: mempool.torch.TensorPool, count: int) -> None:

@@ -19,6 +19,7 @@ from mempool.torch.fitting.measure import DEFAULT_ALLOCATORS, ROUNDED_TO, choice
 from mempool.torch.fitting.run import run
 from mempool.torch.fitting.shares import AtPeak, ModuleShare, rounded
 from mempool.torch.fitting.text import report
+from traces.recorders.optimizers import hooked_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -165,8 +166,8 @@ def fit(
         raise UsageError("how many samples? give batch=, or inputs with a tensor that has a first dimension")
     if optimizer is not None and not callable(optimizer):
         raise UsageError(
-            f"the optimizer is a {type(optimizer).__name__} of real parameters: give its class, or "
-            "functools.partial of it with its settings"
+            f"the optimizer is a {type(hooked_optimizer(optimizer) or optimizer).__name__} of real "
+            "parameters: give its class, or functools.partial of it with its settings"
         )
     if not callable(model):
         raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from traces.recorders.optimizers import hooked_optimizer
 from traces.recorders.torch.rows import MODULE, THREAD
 from traces.recorders.torch.storages import tensors_in
 
@@ -123,7 +124,7 @@ class Context:
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Own what an optimizer holds; its steps end the iterations."""
-        self._watched = weakref.ref(optimizer)
+        self._watched = weakref.ref(hooked_optimizer(optimizer) or optimizer)
         self._own_parameters(optimizer)
         self._own_state(optimizer)
 
