@@ -27,6 +27,8 @@ ADAPTERS = {"numpy": "mempool.numpy", "torch": "mempool.torch", "cupy": "mempool
 OURS = ("mempool", "solvers", "traces")
 #: Signals whose default is to end the process.
 DEADLY = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+#: A program whose buffers never came to so many bytes had nothing to speak of for a pool.
+LITTLE = 1 << 20
 #: This is what Python takes for a frame of the import system, which it leaves out of tracebacks.
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
@@ -73,6 +75,7 @@ class Run:
         self._plan_used = False
         self._accesses: Any = None  # PyTorch's recording of them
         self._watches_forks = False
+        self._not_the_programs = 0.0  # seconds of child processes of ours, such as a compiler
         self._masks: dict[int, Any] = {}  # of threads that fork: what they blocked before
 
     @property
@@ -95,10 +98,12 @@ class Run:
 
     def install(self, framework: str) -> None:
         """Put a pool under a framework that has just been imported."""
+        before = _seconds_of_children()
         try:
             self._install(framework)
         except Exception as error:
             _say(f"no pool for {framework}: {type(error).__name__}: {error}")
+        self._not_the_programs += _seconds_of_children() - before
 
     def _install(self, framework: str) -> None:
         import importlib
@@ -167,8 +172,18 @@ class Run:
         if getattr(sys, "last_type", None) is KeyboardInterrupt:
             _interrupted()
 
+    def _children_did_it(self, reports: dict[str, Any]) -> bool:
+        """Whether there was next to nothing to serve here, and children, without a pool, computed more."""
+        if self.options["children"] or any(pool.settings.mode == "off" for pool in self.pools.values()):
+            return False
+        if sum(report.values["requested_peak_bytes"] for report in reports.values()) >= LITTLE:
+            return False
+        own = os.times()
+        return bool(_seconds_of_children() - self._not_the_programs > own.user + own.system)
+
     def _report(self) -> None:
         reports = {name: pool.report() for name, pool in self.pools.items()}
+        did_it = self._children_did_it(reports)
         explained = {name: pool.explain() for name, pool in self.pools.items() if self.options["explain"]}
         # The trace of the last one that was used keeps the name that was asked for.
         order = sorted(self.pools, key=lambda name: bool(reports[name].values["allocations"]))
@@ -195,10 +210,17 @@ class Run:
             _write(f"{title}{who}\n{rest}")
             if name in explained:
                 _write(explained[name])
-        if reports and self.options["plan"] is not None and not self._plan_used and not self.is_child:
+        if not self.is_child:
+            self._remark(reports, did_it=did_it)
+
+    def _remark(self, reports: dict[str, Any], *, did_it: bool) -> None:
+        """Say what was not as whoever began it may have thought."""
+        if reports and self.options["plan"] is not None and not self._plan_used:
             _say(f"the plan was not used: it is of {self._plan_is_of}, and the program has no such memory")
-        if not reports and not self.is_child:
+        if not reports:
             _say(f"nothing to report: the program imported none of {', '.join(ADAPTERS)}")
+        if did_it:
+            _say("child processes did the work, and ran without a pool: say `mempool run --children`")
 
     def _close(self, framework: str, pool: Any) -> None:
         """Finish what it writes."""
@@ -360,6 +382,12 @@ class _Loader:
             self._told.ends(module.__name__, fails=fails)
 
     exec_module.__code__ = exec_module.__code__.replace(co_filename=_IMPORT_SYSTEM)
+
+
+def _seconds_of_children() -> float:
+    """Of processor, of all that have ended and been waited for."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _die(number: int) -> None:

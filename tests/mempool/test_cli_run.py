@@ -22,6 +22,7 @@ from pools import run
 import mempool.cli
 import traces
 from mempool import Pool
+from mempool.cli import under
 from mempool.plan_files import write_planned
 from traces.parquet import read_trace
 from traces.trace import Kind
@@ -471,6 +472,45 @@ def test_children_have_a_trace_of_their_own_only_if_asked(tmp_path: Path, way: s
     assert all(len(read_trace(path)) for path in traces)
     assert alone.stderr.count("mempool: numpy") == 1
     assert not list(tmp_path.glob(".*"))
+
+
+LAUNCHER = """
+import subprocess, sys
+{imported}
+busy = "import time\\nwhile time.process_time() < {seconds}: pass"
+subprocess.run([sys.executable, "-c", busy], check=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "imported", "seconds", "told"),
+    [
+        ([], "", 2, True),
+        ([], "import numpy", 2, True),
+        ([], "import numpy; x = numpy.ones(1 << 20)", 2, False),
+        ([], "import numpy", 0, False),
+        (["--children"], "import numpy", 2, False),
+        (["--quiet"], "import numpy", 2, False),
+    ],
+)
+def test_a_program_whose_children_did_the_work_is_told_of_children(
+    tmp_path: Path, options: list[str], imported: str, seconds: int, told: bool
+) -> None:
+    """Not one that has buffers itself, and not for small helpers such as a call of a version."""
+    write(tmp_path / "script.py", LAUNCHER.format(imported=imported, seconds=seconds))
+    done = outcome(start(tmp_path, *MEMPOOL, *options, "script.py"))
+    assert done.status == 0
+    assert ("`mempool run --children`" in done.stderr) == told
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_compiler_of_ours_is_no_child_of_the_programs(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
+    seconds = iter([0.0, 1e6] if ours else [0.0, 0.0])
+    monkeypatch.setattr(under, "_seconds_of_children", lambda: next(seconds, 1e6))
+    monkeypatch.setattr(under.Run, "_install", lambda *_: None)
+    run = under.Run({"children": False, "plan_is_of": ""})
+    run.install("torch")
+    assert run._children_did_it({}) != ours
 
 
 def test_a_framework_that_is_not_imported_is_not_imported_by_us(tmp_path: Path) -> None:
