@@ -313,7 +313,7 @@ def test_without_code_faults_go_to_stderr() -> None:
         MEMPOOL_CHECK="1",
     )
     assert done.returncode == 0
-    assert done.stderr.startswith("numpy: write past the end, at byte 800")
+    assert done.stderr.startswith("mempool: numpy: write past the end, at byte 800")
     assert "allocated at <string>:5" in done.stderr
 
 
