@@ -51,7 +51,10 @@ def step_of(
     """
     trace.validate()
     if not ((trace.kind == Kind.READ) | (trace.kind == Kind.WRITE)).any():
-        raise PlanError("the trace has no reads and writes, so that nothing tells what could be away when")
+        raise PlanError(
+            "the trace has no reads and writes, so that nothing tells what could be away when; "
+            "`mempool run --record TRACE --accesses` records PyTorch's"
+        )
     ops = _operations(trace)
     if window is None and not whole:
         window = iteration_of(trace)
