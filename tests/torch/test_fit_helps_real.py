@@ -25,20 +25,10 @@ from mempool.torch.fitting.helps.optimizers import Adafactor, InBackward, Master
 from mempool.torch.fitting.target.in_place import Meeting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mempool.torch.fitting import Job
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """These networks are too small for more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+#: These networks are too small for more threads.
+pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.usefixtures("one_thread")]
 
 
 #: Some of `PROGRAMS`; the others are tried in the long lane.

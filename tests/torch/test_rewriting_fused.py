@@ -445,6 +445,7 @@ def test_inductor_is_told_what_it_may_write_over(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.* bytes are on the device")  # by the tests before
+@pytest.mark.usefixtures("one_thread")  # several add up an embedding's gradient in any order
 def test_what_is_read_later_is_not_written_over() -> None:
     """A value and a view of it may both be saved, where one of them is to make something again of."""
     model = MODELS["gpt"]()
