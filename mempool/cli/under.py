@@ -220,7 +220,10 @@ class Run:
         if not reports:
             _say(f"nothing to report: the program imported none of {', '.join(ADAPTERS)}")
         if did_it:
-            _say("child processes did the work, and ran without a pool: say `mempool run --children`")
+            _say(
+                "child processes did the work, and ran without a pool: if they are Python's, say "
+                "`mempool run --children`"
+            )
 
     def _close(self, framework: str, pool: Any) -> None:
         """Finish what it writes."""

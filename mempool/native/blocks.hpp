@@ -36,9 +36,9 @@ struct Block : Live<Block> {
 
 struct Segment : Live<Segment> {
   Address base = 0;
-  std::size_t size = 0;
+  std::size_t size = 0;               // reserved
   bool large = false;
-  PageSet pages;                      // shared segments: those committed
+  PageSet pages;                      // shared segments: those committed, of all that blocks lie in
   std::size_t committed = 0;          // bytes
   Block* first = nullptr;             // the block at `base`
 };

@@ -10,11 +10,16 @@ namespace mempool {
 
 class PageSet {
  public:
-  void resize(std::size_t pages) { words_.resize((pages + 63) / 64); }
+  void resize(std::size_t pages) {
+    words_.resize((pages + 63) / 64);
+    size_ = pages;
+  }
+  std::size_t size() const noexcept { return size_; }  // pages, in the set or not
 
   // The first page of [page, end) that is in the set, or (`in` false) that is not; `end` if none.
   std::size_t find(std::size_t page, std::size_t end, bool in) const noexcept {
-    while (page < end) {
+    const std::size_t stop = in ? std::min(end, beyond_) : end;
+    while (page < stop) {
       const std::uint64_t word = (in ? words_[page / 64] : ~words_[page / 64]) >> (page % 64);
       if (word != 0) return std::min(end, page + static_cast<std::size_t>(__builtin_ctzll(word)));
       page = (page / 64 + 1) * 64;
@@ -47,6 +52,7 @@ class PageSet {
   }
 
   std::vector<std::uint64_t> words_;
+  std::size_t size_ = 0;
   std::size_t beyond_ = 0;  // no page from here on was ever in the set
 };
 

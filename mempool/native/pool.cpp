@@ -15,6 +15,7 @@ constexpr std::size_t kLeastTakenOver = std::size_t{1} << 20;
 constexpr std::size_t kLeastTakenOver = std::size_t{64} << 20;  // bytes that are worth a wait for the device
 #endif
 constexpr std::size_t kMostDeprived = 64;
+constexpr std::uint64_t kServedLong = 64;  // boundaries after which that an arena is dissolved is no habit
 
 }  // namespace
 
@@ -46,6 +47,7 @@ bool Pool::reserve_arena(std::size_t bytes) noexcept {
   arena_bytes_ = 0;
   if (arena_base_ != 0 && source_.traits().page == 0) arena_bytes_ = bytes;
   if (arena_base_ != 0) live_arena_.emplace();
+  arena_since_ = boundaries();
   return arena_base_ != 0;
 }
 
@@ -123,8 +125,15 @@ bool Pool::may_be_had(std::size_t arena_bytes, bool in_place) noexcept {
 }
 
 bool Pool::lies_in_arena(std::size_t bytes) noexcept {
+  const std::size_t page = source_.traits().page;
+  if (page == 0 || arena_bytes_ == 0) return false;
   std::size_t free = arena_bytes_;
-  occupancy_.each_live([&](Offset begin, Offset end) { free -= std::min<std::size_t>(free, end - begin); });
+  Offset until = 0;  // pages that somebody lives in
+  occupancy_.each_live([&](Offset begin, Offset end) {
+    const Offset first = std::max(until, begin / page * page), last = (end + page - 1) / page * page;
+    if (last > first) free -= std::min<std::size_t>(free, last - first);
+    until = std::max(until, last);
+  });
   const std::size_t stays = source_.reserved().current - free;
   if (stays > source_.limit() || bytes > source_.limit() - stays) return false;
   const DeviceMemory memory = device_->memory();
@@ -150,7 +159,6 @@ void Pool::forget_arena() noexcept {
 }
 
 bool Pool::dissolve_arena(Stream stream) noexcept try {
-  if (arena_base_ == 0 || source_.traits().page == 0) return false;
   const auto ranges = occupancy_.live_ranges();
   std::vector<Segments::Living> living;
   living.reserve(ranges.size());
@@ -162,7 +170,8 @@ bool Pool::dissolve_arena(Stream stream) noexcept try {
   segments_.adopt(arena_base_, arena_space_, arena_bytes_, living, stream);
   for (const auto& [begin, end] : ranges) occupancy_.release(begin);
   forget_arena();
-  dissolved_at_ = boundaries();
+  if (boundaries() - arena_since_ > kServedLong) retakes_.start_over();
+  retakes_.done(boundaries());
   ++arena_dissolved_;
   return true;
 } catch (...) {  // the host has no memory for the records

@@ -21,6 +21,7 @@
 #include "pattern.hpp"
 #include "segments.hpp"
 #include "small.hpp"
+#include "rarely.hpp"
 #include "vacated.hpp"
 #include "sync.hpp"
 
@@ -212,8 +213,8 @@ class Pool : private Live<Pool>, private Idle {
   // Where the arena has pages: what lives in it stays where it is, as the fallback's, and the rest of it is free for this stream
   // and whoever comes. Only after synchronize(), and not while a graph is captured. False: nothing has changed.
   bool dissolve_arena(Stream stream) noexcept;
-  // Whether that was done and no boundary has come since: what goes on needs the memory.
-  bool dissolved() const noexcept { return dissolved_at_ == boundaries(); }
+  // Whether that was done lately: no arena is taken before the next boundary, and ever later where that is done again and again.
+  bool dissolved() const noexcept { return !retakes_.is_due(boundaries()); }
   // Something that stays is in a plan's way, perhaps in a hole of the arena: those are for emergencies from now on.
   void shut_holes() noexcept { holes_shut_ = true; }
   void return_idle() noexcept;         // what was idle through the last two calls goes back
@@ -314,7 +315,8 @@ class Pool : private Live<Pool>, private Idle {
   std::size_t arena_space_ = 0;     // reserved address space
   Owners owners_;
   std::uint64_t arena_refused_ = 0, arena_dissolved_ = 0;
-  std::uint64_t dissolved_at_ = ~std::uint64_t{0};  // boundary
+  std::uint64_t arena_since_ = 0;  // boundary
+  Rarely retakes_{1, 64};          // boundaries; of an arena that was dissolved
   std::uint64_t retries_ = 0, waits_ = 0;
   std::size_t most_used_ = 0;       // bytes in use outside the arena, when more was asked for
   std::size_t left_alone_ = 1;      // times as much idle memory of other streams is left to those

@@ -212,7 +212,7 @@ void Segments::adopt(Address base, std::size_t size, std::size_t committed, cons
   segment.base = base;
   segment.size = size;
   segment.committed = committed;
-  segment.pages.resize(size / source_.traits().page);
+  segment.pages.resize(committed / source_.traits().page);
   segment.pages.assign(0, committed / source_.traits().page, true);
   std::vector<Block*> blocks;
   blocks.reserve(2 * living.size() + 1);
@@ -240,7 +240,7 @@ void Segments::adopt(Address base, std::size_t size, std::size_t committed, cons
       block.place = one.place;
       at = block.address + block.size;
     }
-    if (at < base + size) add(at, base + size, stream);
+    if (at < base + committed) add(at, base + committed, stream);
     for (; known < blocks.size(); ++known) {
       if (!blocks[known]->free) blocks_.insert(blocks[known]->address, blocks[known]);
     }

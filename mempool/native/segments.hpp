@@ -62,9 +62,9 @@ class Segments {
     Owner owner;
     std::uint64_t place;    // see Block
   };
-  // A reservation with pages, of which the first `committed` bytes are, becomes a shared segment: what lives in it, in order of
-  // address, stays where it is, and the rest is free for this stream; only after Device::synchronize(). May throw
-  // std::bad_alloc, and then has changed nothing.
+  // A reservation with pages, of which the first `committed` bytes are, becomes a shared segment of so many: what lives in it, in
+  // order of address, stays where it is, and the rest is free for this stream; only after Device::synchronize(). Of what was reserved
+  // beyond nothing is used. May throw std::bad_alloc, and then has changed nothing.
   void adopt(Address base, std::size_t size, std::size_t committed, const std::vector<Living>& living, Stream stream);
 
   // Gives back free segments, and free pages of shared ones. `idle_before`: only what is idle since an earlier epoch, the oldest

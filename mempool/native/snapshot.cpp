@@ -82,7 +82,7 @@ void walk_segments(const Segments& segments, std::size_t page, bool large, Walk<
       walk_run(segment, block, base, base + segment.size, page != 0, walk);
       continue;
     }
-    const std::size_t pages = segment.size / page;
+    const std::size_t pages = segment.pages.size();
     for (std::size_t first = segment.pages.find(0, pages, true); first < pages;) {
       const std::size_t last = segment.pages.find(first, pages, false);
       walk_run(segment, block, base + first * page, base + last * page, true, walk);

@@ -100,6 +100,64 @@ def test_the_next_iteration_has_its_plan_again() -> None:
     assert core.run(SIZES) == len(SIZES)
 
 
+def test_where_that_comes_again_and_again_it_is_taken_ever_more_rarely() -> None:
+    """And at once after it has served for long."""
+    core = Core(limit=LIMIT)
+    core.client.install(pattern(SIZES))
+
+    def iteration(*, odd: bool) -> None:
+        core.step()
+        addresses = [core.allocate(size) for size in SIZES]
+        for address in addresses[::2]:
+            core.free(address)
+        if odd:
+            served(core, LARGER * 4)
+        for address in list(core.live):
+            core.free(address)
+
+    for _ in range(400):
+        iteration(odd=True)
+    habit = dissolved(core)
+    assert 6 <= habit <= 6 + 400 // 64 + 1
+    for _ in range(140):
+        iteration(odd=False)
+    iteration(odd=True)
+    assert dissolved(core) == habit + 1
+    before = core.hits
+    iteration(odd=False)
+    assert core.hits == before + len(SIZES)
+
+
+def test_what_lives_there_keeps_whole_pages() -> None:
+    """Half of the arena is free, and none of its pages are."""
+    sizes = [MIB] * 64
+    core = Core(page=2 * MIB, limit=72 * MIB, large=4 * MIB, shared=16 * MIB)
+    core.client.install(pattern(sizes))
+    core.step()
+    core.run(sizes)
+    core.step()
+    alive = [core.allocate(size) for size in sizes]
+    for address in alive[::2]:
+        core.free(address)
+    assert core.client.allocate(20 * MIB, 0) == 0
+    assert (dissolved(core), arena(core)) == (0, 64 * MIB)
+    for address in alive[1:33:4]:
+        core.free(address)
+    core.allocate(20 * MIB)
+    assert dissolved(core) == 1
+
+
+def test_addresses_beyond_it_are_no_memory() -> None:
+    """An arena is reserved amply, to grow in place."""
+    core, _ = half_full()
+    served(core, LARGER * 4)
+    assert core.pool.stats()["segment_largest_free_bytes"] < LIMIT
+    for address in list(core.live):
+        core.free(address)
+    core.pool.trim()
+    assert core.committed == 0
+
+
 def test_none_is_taken_before() -> None:
     """Not by a plan that comes in the middle, nor when all is free again."""
     core, _ = half_full()

@@ -74,6 +74,25 @@ def test_where_nobody_knows_how_much_there_is_it_is_tried_ever_more_rarely() -> 
         assert pool.state == "replaying"
 
 
+def test_how_long_it_is_left_goes_by_what_refused_it_last() -> None:
+    """To try takes all free memory, and becomes rare; to look does not."""
+    device = simulated(300 * MIB, page=0)
+    with Pool(device, background=False) as pool:
+        pool.client.load(None, pattern(LARGE))
+        kept = pool.allocate(60 * MIB)
+        pool.release()
+        hog = pool.allocate(61 * MIB)
+        iterations(pool, [4096], 3000)
+        pool.core.set_max_reserved(200 * MIB)
+        iterations(pool, [4096], 1100)
+        pool.free(hog)
+        pool.free(kept)
+        pool.core.set_max_reserved((1 << 64) - 1)
+        assert pool.state != "replaying"
+        iterations(pool, LARGE, 66)
+        assert pool.state == "replaying"
+
+
 def test_one_that_is_too_large_keeps_no_other_plan_out_of_effect(fake: FakeCuda) -> None:
     with Pool(fake.device(), background=False) as pool:
         learn(pool, SMALL)
