@@ -129,22 +129,19 @@ def test_where_that_comes_again_and_again_it_is_taken_ever_more_rarely() -> None
 
 
 def test_what_lives_there_keeps_whole_pages() -> None:
-    """Half of the arena is free, and none of its pages are."""
+    """Half of the arena is free; of its pages of two buffers each none is, or every second one."""
     sizes = [MIB] * 64
-    core = Core(page=2 * MIB, limit=72 * MIB, large=4 * MIB, shared=16 * MIB)
-    core.client.install(pattern(sizes))
-    core.step()
-    core.run(sizes)
-    core.step()
-    alive = [core.allocate(size) for size in sizes]
-    for address in alive[::2]:
-        core.free(address)
-    assert core.client.allocate(20 * MIB, 0) == 0
-    assert (dissolved(core), arena(core)) == (0, 64 * MIB)
-    for address in alive[1:33:4]:
-        core.free(address)
-    core.allocate(20 * MIB)
-    assert dissolved(core) == 1
+    for apart in (True, False):
+        core = Core(page=2 * MIB, limit=72 * MIB, large=4 * MIB, shared=16 * MIB)
+        core.client.install(pattern(sizes))
+        core.step()
+        core.run(sizes)
+        core.step()
+        for number, address in enumerate([core.allocate(size) for size in sizes]):
+            if number % 2 == 0 if apart else number % 4 < 2:
+                core.free(address)
+        assert (core.client.allocate(20 * MIB, 0) == 0) == apart
+        assert (dissolved(core), arena(core)) == ((0, 64 * MIB) if apart else (1, 0))
 
 
 def test_addresses_beyond_it_are_no_memory() -> None:
