@@ -190,8 +190,8 @@ def make_report(pool: Pool) -> Report:
         "misses": sum(misses.values()),
         "misses_by_reason": misses,
         "hits_total": client["outcomes"]["hit"],
-        # Before the first plan there was nothing to follow.
-        "misses_total": missed(client["outcomes"]) - client["outcomes"]["unplanned"] + steady["unplanned"],
+        # While there is no plan, as before the first, there is nothing to follow.
+        "misses_total": missed(client["outcomes"]) - client["outcomes"]["unplanned"],
         "dynamic": steady["dynamic"],
         "outside": steady["outside"],
         "hit_rate": steady["hit"] / asked if asked else None,

@@ -176,7 +176,7 @@ class Run:
         """Whether there was next to nothing to serve here, and children, without a pool, computed more."""
         if self.options["children"] or any(pool.settings.mode == "off" for pool in self.pools.values()):
             return False
-        if sum(report.values["requested_peak_bytes"] for report in reports.values()) >= LITTLE:
+        if sum(most_requested(report.values) for report in reports.values()) >= LITTLE:
             return False
         own = os.times()
         return bool(_seconds_of_children() - self._not_the_programs > own.user + own.system)
@@ -385,6 +385,12 @@ class _Loader:
             self._told.ends(module.__name__, fails=fails)
 
     exec_module.__code__ = exec_module.__code__.replace(co_filename=_IMPORT_SYSTEM)
+
+
+def most_requested(values: dict[str, Any]) -> int:
+    """Bytes at most, by a report; of several devices' together."""
+    devices: dict[str, dict[str, Any]] = values.get("devices", {})
+    return sum(map(most_requested, devices.values())) + int(values.get("requested_peak_bytes", 0))
 
 
 def _seconds_of_children() -> float:

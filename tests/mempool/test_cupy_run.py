@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mempool import _core
+from mempool.cli.under import most_requested
 
 MEMPOOL = str(Path(sysconfig.get_path("scripts"), "mempool"))
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -70,6 +71,13 @@ def test_with_a_driver_the_pool_serves_without_having_started_it(tmp_path: Path,
     done = run([MEMPOOL, "run", "--json", "report.json"], script, LD_LIBRARY_PATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (0, "0 True\n"), done.stderr
     assert json.loads((tmp_path / "report.json").read_text())["pools"]["cupy"]["allocations"] == 0
+
+
+def test_what_several_devices_were_asked_for_counts_together() -> None:
+    each = {"0": {"requested_peak_bytes": 5}, "1": {"requested_peak_bytes": 7}}
+    assert most_requested({"devices": each}) == 12
+    assert most_requested(each["0"]) == 5
+    assert most_requested({"devices": {}}) == 0
 
 
 def test_a_program_on_cupy_is_replayed_and_reported(

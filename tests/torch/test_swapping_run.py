@@ -302,7 +302,7 @@ def test_what_cannot_be_held_is_told_once_and_the_least_is_planned(caplog: pytes
     assert plan.swap.limit_bytes > MIB // 4
     assert plan.swap.peak_bytes < plan.recorded.step.peak_bytes
     assert len(caplog.records) == 1
-    assert "262,144 bytes" in caplog.text
+    assert "262,144 B (256 KiB)" in caplog.text
     assert "operation" in caplog.text
 
 
