@@ -117,7 +117,11 @@ std::ptrdiff_t Pool::room() const noexcept {
 // Whether there is so much within the limit and on the device, as far as that is known, once all that is free has gone back.
 bool Pool::may_be_had(std::size_t arena_bytes, bool in_place) noexcept {
   const std::size_t stays = segments_.kept_bytes() + (in_place ? arena_bytes_ : 0);
-  const std::size_t more = arena_bytes - (in_place ? arena_bytes_ : 0);
+  return fits_beside(stays, arena_bytes - (in_place ? arena_bytes_ : 0));
+}
+
+// Of what is held so much stays and the rest goes back.
+bool Pool::fits_beside(std::size_t stays, std::size_t more) noexcept {
   if (stays > source_.limit() || more > source_.limit() - stays) return false;
   if (source_.traits().prefetches) return true;  // more than the device holds
   const DeviceMemory memory = device_->memory();
@@ -134,10 +138,7 @@ bool Pool::lies_in_arena(std::size_t bytes) noexcept {
     if (last > first) free -= std::min<std::size_t>(free, last - first);
     until = std::max(until, last);
   });
-  const std::size_t stays = source_.reserved().current - free;
-  if (stays > source_.limit() || bytes > source_.limit() - stays) return false;
-  const DeviceMemory memory = device_->memory();
-  return memory.total == 0 || bytes <= memory.free + free;
+  return fits_beside(source_.reserved().current - free, bytes);
 }
 
 bool Pool::release_arena() noexcept {

@@ -271,6 +271,7 @@ class Pool : private Live<Pool>, private Idle {
   void forget_arena() noexcept;  // it is gone, or somebody else's
   bool reserve_arena(std::size_t bytes) noexcept;
   bool may_be_had(std::size_t arena_bytes, bool in_place) noexcept;
+  bool fits_beside(std::size_t stays, std::size_t more) noexcept;
   bool lies_in_arena(std::size_t bytes) noexcept;  // whether so much can be had once all that is free in the arena goes back
   void vacate(std::size_t arena_bytes) noexcept;  // for a larger arena
   bool within_budget(std::size_t arena_bytes, bool in_place) const noexcept;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,11 @@ import pytest
 from cores import pattern
 from pools import simulated
 
-from mempool import Pool
+from mempool import Pool, _core
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from fake_cuda import FakeCuda
 
 MIB = 1 << 20
@@ -59,29 +62,35 @@ def test_an_arena_for_which_there_is_no_memory_is_not_tried(fake: FakeCuda, memo
         assert hits(pool) == before_hits + 60
 
 
-def test_where_nobody_knows_how_much_there_is_it_is_tried_ever_more_rarely() -> None:
+@contextlib.contextmanager
+def refused_by_the_device() -> Iterator[tuple[Pool, _core.SimulatedDevice, Callable[[], None]]]:
+    """A pool whose arena there is no memory for, which only trying tells; and what makes room for it."""
     device = simulated(300 * MIB, page=0)
     with Pool(device, background=False) as pool:
         pool.client.load(None, pattern(LARGE))
         kept = pool.allocate(60 * MIB)
         pool.release()
         hog = pool.allocate(61 * MIB)
+
+        def make_room() -> None:
+            pool.free(hog)
+            pool.free(kept)
+
+        yield pool, device, make_room
+
+
+def test_where_nobody_knows_how_much_there_is_it_is_tried_ever_more_rarely() -> None:
+    with refused_by_the_device() as (pool, device, make_room):
         iterations(pool, [4096], 1000)
         assert 5 <= device.counts().refusals <= 10
-        pool.free(hog)
-        pool.free(kept)
+        make_room()
         iterations(pool, LARGE, 1100)
         assert pool.state == "replaying"
 
 
 def test_how_long_it_is_left_goes_by_what_refused_it_last() -> None:
     """To try takes all free memory, and becomes rare; to look does not."""
-    device = simulated(300 * MIB, page=0)
-    with Pool(device, background=False) as pool:
-        pool.client.load(None, pattern(LARGE))
-        kept = pool.allocate(60 * MIB)
-        pool.release()
-        hog = pool.allocate(61 * MIB)
+    with refused_by_the_device() as (pool, _, make_room):
         iterations(pool, [4096], 3000)
         pool.core.set_max_reserved(200 * MIB)
 
@@ -94,8 +103,7 @@ def test_how_long_it_is_left_goes_by_what_refused_it_last() -> None:
 
         until_refused()
         assert [until_refused() for _ in range(3)] == [64] * 3
-        pool.free(hog)
-        pool.free(kept)
+        make_room()
 
 
 def test_one_that_is_too_large_keeps_no_other_plan_out_of_effect(fake: FakeCuda) -> None:
