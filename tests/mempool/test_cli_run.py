@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
-import sysconfig
-import textwrap
 import time
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import programs
 import pytest
+from commands import COMMAND, MEMPOOL, both, outcome, start, write
 from pools import run
 
 import mempool.cli
 import traces
 from mempool import Pool
-from mempool.cli import under
 from mempool.plan_files import write_planned
 from traces.parquet import read_trace
 from traces.trace import Kind
 
-COMMAND = str(Path(sysconfig.get_path("scripts"), "mempool"))
-MEMPOOL = (COMMAND, "run")
 ITERATE = """
 import numpy as np
 x = np.arange(40_000.0)
@@ -37,50 +28,6 @@ for _ in range({count}):
     z = y[::-1] @ x
 print(repr(float(z)))
 """
-
-
-@dataclass(frozen=True)
-class Outcome:
-    stdout: str
-    stderr: str
-    status: int
-
-
-def start(
-    folder: Path, *command: str, flags: tuple[str, ...] = (), **environment: str
-) -> subprocess.Popen[str]:
-    """Plain Python in a folder; the environment is this one, with PYTHONPATH left out."""
-    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and not k.startswith("MEMPOOL")}
-    return subprocess.Popen(
-        [sys.executable, *flags, *command],
-        cwd=folder,
-        env=inherited | environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def outcome(process: subprocess.Popen[str], given: str = "") -> Outcome:
-    """Output, errors and status; addresses are left out, they are different in every process."""
-    texts = (re.sub("0x[0-9a-f]+", "0x", text) for text in process.communicate(given, timeout=120))
-    return Outcome(*texts, process.returncode)
-
-
-def both(
-    folder: Path, *command: str, given: str = "", flags: tuple[str, ...] = (), **environment: str
-) -> tuple[Outcome, Outcome]:
-    """What plain Python and the pool make of the same command line."""
-    plain = start(folder, *command, flags=flags, **environment)
-    pooled = start(folder, *MEMPOOL, "--quiet", *command, flags=flags, **environment)
-    return outcome(plain, given), outcome(pooled, given)
-
-
-def write(path: Path, program: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(textwrap.dedent(program))
-    return path
 
 
 PROGRAMS = {
@@ -288,42 +235,6 @@ HANDLERS = {
 }
 
 
-@pytest.mark.parametrize("options", [["--quiet"], ["--quiet", "--children"]])
-def test_a_child_forks_as_its_parent_does(tmp_path: Path, options: list[str]) -> None:
-    write(
-        tmp_path / "script.py",
-        "import os, signal, numpy\n"
-        "for generation in range(4):\n"
-        "    if os.fork():\n"
-        "        os.wait()\n"
-        "        break\n"
-        "    numpy.ones(99_999)\n"
-        "    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
-        "    os.write(1, b'%d' % generation)\n",
-    )
-    done = outcome(start(tmp_path, *MEMPOOL, *options, "script.py"))
-    assert (done.status, done.stdout, done.stderr) == (0, "0123", "")
-
-
-@pytest.mark.parametrize("options", [["--quiet"], ["--quiet", "--children"]])
-def test_a_child_that_is_ended_as_it_is_forked_ends(tmp_path: Path, options: list[str]) -> None:
-    """Python forgets signals that come while it puts a child's state right."""
-    write(
-        tmp_path / "script.py",
-        "import multiprocessing, time, numpy\n"
-        "fork = multiprocessing.get_context('fork')\n"
-        "for _ in range(20):\n"
-        "    child = fork.Process(target=time.sleep, args=(60,))\n"
-        "    child.start()\n"
-        "    child.terminate()\n"
-        "    child.join(60)\n"
-        "    print(child.exitcode)\n"
-        "    child.kill()\n",
-    )
-    done = outcome(start(tmp_path, *MEMPOOL, *options, "script.py"))
-    assert (done.status, done.stdout.split()) == (0, ["-15"] * 20)
-
-
 def test_a_plan_of_another_framework_is_told(tmp_path: Path) -> None:
     """It is no error, since the program may use that framework another time."""
     with Pool(background=False) as pool:
@@ -410,29 +321,6 @@ def test_a_second_signal_while_the_trace_is_written_does_not_tear_it(tmp_path: P
     assert len(read_trace(tmp_path / "t.trace")) > 9000
 
 
-CHILDREN = """
-import multiprocessing, os, subprocess, sys
-import numpy as np
-
-def work(n):
-    for _ in range(50):
-        y = np.arange(40_000.0) * n
-    return float(y.sum())
-
-if __name__ == '__main__':
-    if sys.argv[1] == 'subprocess':
-        subprocess.run([sys.executable, '-c', 'import numpy; numpy.ones(99_999)'], check=True)
-    elif sys.argv[1] == 'os.fork':
-        if os.fork() == 0:
-            work(1); sys.exit()
-        os.wait()
-    else:
-        process = multiprocessing.get_context(sys.argv[1]).Process(target=work, args=(2,))
-        process.start(); process.join()
-    print(work(3))
-"""
-
-
 def test_a_disk_that_fills_up_is_told_in_one_line(tmp_path: Path) -> None:
     """And leaves no file; the program goes on. A limit on the size of files does as one."""
     write(
@@ -456,61 +344,6 @@ def test_a_program_without_a_plan_is_explained_as_it_was(tmp_path: Path) -> None
     write(tmp_path / "script.py", "import numpy as np\nnp.ones(1000)\n")
     said = outcome(start(tmp_path, *MEMPOOL, "--explain", "script.py")).stderr
     assert "no plan in effect: recording" in said
-
-
-@pytest.mark.parametrize("way", ["spawn", "fork", "forkserver", "subprocess", "os.fork"])
-def test_children_have_a_trace_of_their_own_only_if_asked(tmp_path: Path, way: str) -> None:
-    """With --children each process that allocates writes one whole trace; without, only the first does."""
-    write(tmp_path / "script.py", CHILDREN)
-    alone = outcome(start(tmp_path, *MEMPOOL, "--record", "a.trace", "script.py", way))
-    asked = outcome(start(tmp_path, *MEMPOOL, "--children", "--record", "b.trace", "script.py", way))
-    assert alone.status == asked.status == 0, asked.stderr
-    assert alone.stdout == asked.stdout
-    assert [path.name for path in tmp_path.glob("a*")] == ["a.trace"]
-    traces = list(tmp_path.glob("b*"))
-    assert len(traces) >= 2
-    assert all(len(read_trace(path)) for path in traces)
-    assert alone.stderr.count("mempool: numpy") == 1
-    assert not list(tmp_path.glob(".*"))
-
-
-LAUNCHER = """
-import subprocess, sys
-{imported}
-busy = "import time\\nwhile time.process_time() < {seconds}: pass"
-subprocess.run([sys.executable, "-c", busy], check=True)
-"""
-
-
-@pytest.mark.parametrize(
-    ("options", "imported", "seconds", "told"),
-    [
-        ([], "", 2, True),
-        ([], "import numpy", 2, True),
-        ([], "import numpy; x = numpy.ones(1 << 20)", 2, False),
-        ([], "import numpy", 0, False),
-        (["--children"], "import numpy", 2, False),
-        (["--quiet"], "import numpy", 2, False),
-    ],
-)
-def test_a_program_whose_children_did_the_work_is_told_of_children(
-    tmp_path: Path, options: list[str], imported: str, seconds: int, told: bool
-) -> None:
-    """Not one that has buffers itself, and not for small helpers such as a call of a version."""
-    write(tmp_path / "script.py", LAUNCHER.format(imported=imported, seconds=seconds))
-    done = outcome(start(tmp_path, *MEMPOOL, *options, "script.py"))
-    assert done.status == 0
-    assert ("`mempool run --children`" in done.stderr) == told
-
-
-@pytest.mark.parametrize("ours", [True, False])
-def test_a_compiler_of_ours_is_no_child_of_the_programs(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
-    seconds = iter([0.0, 1e6] if ours else [0.0, 0.0])
-    monkeypatch.setattr(under, "_seconds_of_children", lambda: next(seconds, 1e6))
-    monkeypatch.setattr(under.Run, "_install", lambda *_: None)
-    run = under.Run({"children": False, "plan_is_of": ""})
-    run.install("torch")
-    assert run._children_did_it({}) != ours
 
 
 def test_a_framework_that_is_not_imported_is_not_imported_by_us(tmp_path: Path) -> None:
