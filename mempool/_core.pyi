@@ -504,6 +504,9 @@ def torch_cpu_functions() -> tuple:
     Addresses of what the companion calls: alloc, owns, free, out_of_memory (see c_api.h).
     """
 
+def torch_room_function() -> int:
+    """Address of what the bypass asks: room (see c_api.h)."""
+
 def torch_cuda_hook(driver: str = 'libcuda.so.1') -> Hook:
     """
     Who serves PyTorch's tensors on CUDA devices. The first driver named is the one of what nobody serves.

@@ -49,6 +49,7 @@ void bind_torch(nb::module_& m) {
                                 address_of(&mempool_torch_cpu_free), address_of(&mempool_out_of_memory));
         },
         "Addresses of what the companion calls: alloc, owns, free, out_of_memory (see c_api.h).");
+  m.def("torch_room_function", [] { return address_of(&mempool_room); }, "Address of what the bypass asks: room (see c_api.h).");
 
   m.def("torch_cuda_hook",
         [](const std::string& driver) -> Hook& {

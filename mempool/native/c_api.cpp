@@ -13,3 +13,9 @@ void* mempool_alloc(void* client, size_t bytes, int, intptr_t stream) {
 int mempool_free(void* client, void* address, size_t, int, intptr_t stream) {
   return static_cast<Client*>(client)->free(reinterpret_cast<Address>(address), stream) ? 1 : 0;
 }
+
+int64_t mempool_room(void* client) {
+  mempool::Pool& pool = static_cast<Client*>(client)->pool();
+  const mempool::Guarded guard(pool.lock);
+  return pool.room();
+}

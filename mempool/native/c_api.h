@@ -16,6 +16,9 @@ __attribute__((visibility("default"))) void* mempool_alloc(void* client, size_t 
 /* 1: freed. 0: not an address of this client's pool; nothing happened. */
 __attribute__((visibility("default"))) int mempool_free(void* client, void* address, size_t bytes, int device, intptr_t stream);
 
+/* Bytes that can be had within the budget of the client's pool: see Pool.room. */
+__attribute__((visibility("default"))) int64_t mempool_room(void* client);
+
 /* PyTorch's CPU tensors, of whichever client serves them now.
  * NULL with *served 1: out of memory; with *served 0: nobody serves, ask the allocator that was there before. */
 __attribute__((visibility("default"))) void* mempool_torch_cpu_alloc(size_t bytes, int* served);

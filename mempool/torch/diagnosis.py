@@ -226,10 +226,10 @@ def _version() -> Iterator[Finding]:
 
 
 def _compiler() -> Iterator[Finding]:
-    from mempool.torch import companion
+    from mempool.torch import compiling
 
     try:
-        companion._compiler()
+        compiling.compiler()
     except UsageError:
         yield Finding(
             "no_compiler",

@@ -111,6 +111,7 @@ PLANNING = (
 )
 IN_TORCH = (
     "mempool.torch.companion",
+    "mempool.torch.compiling",
     "mempool.torch.cpu",
     "mempool.torch.cuda",
     "mempool.torch.diagnosis",

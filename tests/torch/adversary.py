@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C import _DisableTorchDispatch
 
 from mempool.torch.swapping.swapper import Swapper
 from solvers.swap import Link
+
+if TYPE_CHECKING:
+    from mempool import _core
 
 CPU = torch.device("cpu")
 #: Of a storage itself, whatever is asked of it while swapping.
@@ -127,8 +130,16 @@ class Adversary(Swapper):
     After an operation it only lets copies begin, as a plan does: C++ may still use what it had made.
     """
 
-    def __init__(self, seed: int, *, limit_bytes: int = 1 << 40, share: float = 0.5, least: int = 1) -> None:
-        super().__init__(LazyEngine(seed), CPU, limit_bytes)
+    def __init__(
+        self,
+        seed: int,
+        *,
+        limit_bytes: int = 1 << 40,
+        share: float = 0.5,
+        least: int = 1,
+        client: _core.Client | None = None,
+    ) -> None:
+        super().__init__(LazyEngine(seed), CPU, limit_bytes, client=client)
         self._random = random.Random(~seed)
         self.share = share
         self.mover.least_bytes = least

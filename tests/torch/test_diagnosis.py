@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from mempool import UsageError
-from mempool.torch import companion, diagnosis
+from mempool.torch import compiling, diagnosis
 from mempool.torch.diagnosis import Diagnosis, Finding, diagnose, warn
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_accelerator_isAllocatorInitialized", lambda: False, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "native", raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    monkeypatch.setattr(companion, "_compiler", lambda: ["c++"])
+    monkeypatch.setattr(compiling, "compiler", lambda: ["c++"])
     monkeypatch.setattr(torch, "__version__", "2.13.0")
     monkeypatch.delitem(sys.modules, "torch._inductor.config", raising=False)
     for name in (*diagnosis._NCCL_HOOKS, *diagnosis._SETTINGS, "TORCHINDUCTOR_CUDAGRAPHS"):
@@ -100,7 +100,7 @@ BROKEN: dict[str, tuple[str, str, Break]] = {
         "warns",
         lambda patch: patch.setattr(torch, "__version__", "2.1.0"),
     ),
-    "no compiler": ("no_compiler", "warns", lambda patch: patch.setattr(companion, "_compiler", refusing)),
+    "no compiler": ("no_compiler", "warns", lambda patch: patch.setattr(compiling, "compiler", refusing)),
 }
 HARMLESS: dict[str, Break] = {
     "nothing": lambda _patch: None,

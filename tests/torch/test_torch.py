@@ -433,7 +433,7 @@ class TestCompanion:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("CXX", raising=False)
         with pytest.raises(UsageError, match=r"apt install g\+\+"):
-            companion.build()
+            companion.SOURCE.build()
         assert list(tmp_path.iterdir()) == []
 
     def test_a_compiler_that_fails_is_one_line_and_leaves_nothing(
@@ -442,16 +442,16 @@ class TestCompanion:
         monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
         monkeypatch.setenv("CXX", "false")
         with pytest.raises(UsageError, match="cannot be built") as caught:
-            companion.build()
+            companion.SOURCE.build()
         assert "\n" not in str(caught.value)
         assert list(tmp_path.iterdir()) == []
 
     def test_it_is_built_once_for_a_version(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
-        built = companion.build()
+        built = companion.SOURCE.build()
         assert torch.__version__ in built.name
         monkeypatch.setenv("CXX", "false")
-        assert companion.build() == built
+        assert companion.SOURCE.build() == built
         assert [path.name for path in tmp_path.iterdir()] == [built.name]
 
     def test_a_folder_that_cannot_be_written_is_done_without(
@@ -459,7 +459,7 @@ class TestCompanion:
     ) -> None:
         (tmp_path / "file").touch()
         monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path / "file" / "folder"))
-        built = companion.build()
+        built = companion.SOURCE.build()
         with contextlib.suppress(OSError):
             assert built.exists()
             built.unlink()
@@ -469,7 +469,7 @@ class TestCompanion:
         script = """
             import torch, mempool.torch
             from mempool.torch import companion
-            built = companion.build()
+            built = companion.SOURCE.build()
             built.write_bytes(b"")
             mempool.torch.install(device="cpu")
             assert built.stat().st_size > 0
@@ -484,4 +484,4 @@ class TestCompanion:
         monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
         monkeypatch.setenv("CXX", compiler)
         with pytest.raises(UsageError):
-            companion.build()
+            companion.SOURCE.build()

@@ -268,8 +268,23 @@ class Iterations:
     def begin(self) -> None:
         """An iteration begins; the tape, if it is not empty, is of none."""
         if len(self.tape):
-            self._mover.settle_all()
-            self._start(goes_on=False)
+            self.resume()
+
+    def unseen(self) -> None:
+        """What is done until `resume` is not seen, and no plan followed; again where it begins anew."""
+        self._depart()
+        if self._engine.streams:
+            self._engine.look()
+        self.tape = Tape()
+
+    def settled(self) -> None:
+        """The moves will not change: there are none for a while."""
+        self._settling.end()
+
+    def resume(self) -> None:
+        """An iteration begins that will be seen from its beginning on."""
+        self._mover.settle_all()
+        self._start(goes_on=False)
 
     def close(self) -> None:
         """No more iterations."""

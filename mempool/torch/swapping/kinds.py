@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mempool.torch.swapping.undeclared import Odd, learned, odd
+from mempool.torch.swapping.undeclared import Odd, is_overridden, learned, odd
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -41,9 +41,11 @@ class Kind:
         arguments: likewise.
         odd: what is to be heeded beside its schema, if anything.
         plain: it is given no tensors, only numbers and the like.
+        may_pass: whether it need not be seen while nothing moves: what it makes goes by the shapes that it is
+            given, and all that it uses is told by its schema.
     """
 
-    __slots__ = ("arguments", "asks", "call", "function", "odd", "plain", "views", "whole")
+    __slots__ = ("arguments", "asks", "call", "function", "may_pass", "odd", "plain", "views", "whole")
 
     def __init__(self, function: Any, device: str) -> None:
         """Of a function, on a kind of device such as ``cpu``."""
@@ -57,6 +59,13 @@ class Kind:
         schema = getattr(function, "_schema", None)
         tensors = schema is None or any("Tensor" in str(one.type) for one in schema.arguments)
         self.plain = not keeps and not tensors
+        tags = getattr(function, "tags", ())
+        self.may_pass = (
+            (self.odd is None or self.odd.only_blank)
+            and operation.name.startswith("aten::")
+            and torch.Tag.dynamic_output_shape not in tags
+            and not is_overridden(operation)
+        )
 
     @property
     def writes(self) -> bool:

@@ -34,7 +34,7 @@ _LEAST_BYTES = 1024
 
 
 @contextlib.contextmanager
-def _between_us() -> Iterator[None]:
+def between_us() -> Iterator[None]:
     """Operations of ours, that no mode, transform or mark of the program's may see or change.
 
     All of these end with their objects, too, if Ctrl-C comes when they should be left. `torch.no_grad` would
@@ -60,6 +60,7 @@ class Mover:
         lock: held while something moves.
         thread: whose operations are planned, and may use what is here without its being lent.
         least_bytes: what is smaller does not move.
+        stays: whether nothing leaves, since operations are not seen that may use it.
         arrived: rows of the plan that came back, with their copies, until somebody clears it.
     """
 
@@ -72,6 +73,7 @@ class Mover:
         self.lock = threading.RLock()
         self.thread = threading.get_ident()
         self.least_bytes = _LEAST_BYTES
+        self.stays = False
 
     def _data(self, storage: torch.UntypedStorage) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
@@ -81,7 +83,7 @@ class Mover:
         with self.lock:
             if held.state != HERE or held.clean or not self._may_leave(held):
                 return
-            with _between_us():
+            with between_us():
                 self._drop(held)
                 try:
                     held.copy, held.transfer = self._engine.out(self._data(held()), at)
@@ -101,7 +103,7 @@ class Mover:
 
     def _may_leave(self, held: Held) -> bool:
         """Whether nobody but operations uses it, and it is as large as when it was met."""
-        if not held.movable or held.pins or (storage := held()) is None:
+        if self.stays or not held.movable or held.pins or (storage := held()) is None:
             return False
         if bytes_of(storage) != held.size:
             self._storages.resized(held, bytes_of(storage))
@@ -132,7 +134,7 @@ class Mover:
         with self.lock:
             if held.state != AWAY or held.copy is None or (storage := held()) is None:
                 return
-            with _between_us():
+            with between_us():
                 resize(storage, held.size)
                 held.transfer = self._engine.back(held.copy, self._data(storage))
             self._moving[held.number] = held

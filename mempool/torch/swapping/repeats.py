@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,11 +41,12 @@ class Repeats:
         self._look *= 2
         if len(tape) < _PATIENT and (torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1):
             return False
-        codes = [self._codes.setdefault(function, len(self._codes)) for function in tape.functions]
-        found = tail_period(codes, min_repeats=_TIMES)
-        if found is not None and _same_twice(tape, found.period):
-            self._period = found.period
-            return True
+        for what in (tape.functions, _with_uses(tape)):  # layers that are alike may be all that there is
+            codes = [self._codes.setdefault(one, len(self._codes)) for one in what]
+            found = tail_period(codes, min_repeats=_TIMES)
+            if found is not None and _same_twice(tape, found.period):
+                self._period = found.period
+                return True
         if len(tape) < _MOST:
             return False
         self._look = _MOST
@@ -55,6 +57,27 @@ class Repeats:
         self._odd = self._odd + 1 if odd else 0
         if self._odd >= _ODD:
             self._period = self._odd = 0
+
+
+def _with_uses(tape: Tape) -> list[Any]:
+    """Each operation with the numbers of what it used that none of them made and several used, as weights.
+
+    Without the last one: views that are made after an operation count as its uses, and may be still to come.
+    """
+    touched = [code >> 1 for code in tape.touched]
+    met = dict(tape.met)
+    made = set()
+    for number, at, _ in tape.born:  # an operation is given what it meets before it makes anything
+        if met.get(at, 0) > 0:
+            met[at] -= 1
+        else:
+            made.add(number)
+    several = {number for number, times in Counter(touched).items() if times >= _TIMES} - made
+    ends = [*tape.first[1:], len(touched)]
+    return [
+        (function, *(number for number in touched[begin:end] if number in several))
+        for function, begin, end in zip(tape.functions, tape.first, ends, strict=True)
+    ][:-1]
 
 
 def _same_twice(tape: Tape, period: int) -> bool:

@@ -18,7 +18,7 @@ class SwapCounts:
         plans: schedules that were made.
         margin_bytes: by how much less than the limit plans hold, since the pool reserves more than lives.
         changes: how often one was changed by what an iteration waited for.
-        peak_bytes: most that was here at once.
+        peak_bytes: most that was here at once, while operations were seen.
         out_bytes: copied to the host.
         in_bytes: copied back.
         iteration_out_bytes: in the last iteration.
@@ -30,6 +30,7 @@ class SwapCounts:
         diverged: iterations that did not follow the plan.
         host_full: copies for which the host's arena had no room.
         beside: operations of other threads, which nothing planned.
+        bypassed: operations that were not seen, since nothing had to move.
         waits: copies that operations waited for.
         waited_seconds: how long.
     """
@@ -50,6 +51,7 @@ class SwapCounts:
     diverged: int = 0
     host_full: int = 0
     beside: int = 0
+    bypassed: int = 0
     waits: int = 0
     waited_seconds: float = 0.0
     _out_before: int = 0

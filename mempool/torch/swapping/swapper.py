@@ -14,12 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mempool.logs import log
 from mempool.torch.optimizer_steps import Listener
 from mempool.torch.swapping.arrival import Arrival
+from mempool.torch.swapping.bypass import Bypass
 from mempool.torch.swapping.escapes import Escapes
 from mempool.torch.swapping.governor import Governor
 from mempool.torch.swapping.iterations import Iterations
 from mempool.torch.swapping.kinds import PLAIN, Kind, is_compiled
 from mempool.torch.swapping.mover import Mover
-from mempool.torch.swapping.needs import SAMPLES, Counters, Needs
+from mempool.torch.swapping.needs import SAMPLES, Counters, Need, Needs
 from mempool.torch.swapping.repeats import Repeats
 from mempool.torch.swapping.report import SwapCounts, said
 from mempool.torch.swapping.room import Room
@@ -52,6 +53,7 @@ class Swapper(TorchDispatchMode):
         storages: those that it knows.
         iterations: what the program does again and again, and the plan for that.
         mover: what moves them.
+        bypass: when operations need not be seen; None: always are.
         escapes: what has them here for what PyTorch does past the dispatcher.
     """
 
@@ -114,6 +116,13 @@ class Swapper(TorchDispatchMode):
         self.marked = False
         self._told = self._told_of_compiler = False
         self._blank: dict[int, Held] = {}
+        self._most = 0  # bytes that were needed at once in this iteration
+        self.bypass: Bypass | None = None
+        if client is not None and self._room is not None:
+            self.bypass = Bypass(
+                self, client, self._room, self.storages, self.iterations, self.mover, self.counts
+            )
+        self._is_partial = False  # the beginning of this iteration was not seen
         self.escapes = Escapes(self.storages, self.mover, self._know)
         self._threads = Threads(self)
 
@@ -135,6 +144,8 @@ class Swapper(TorchDispatchMode):
     def end(self) -> None:
         """Have everything here, and let operations be from now on."""
         self._ended = True
+        if self.bypass is not None:
+            self.bypass.end()
         if self._listener is not None:
             self._listener.remove()
         self.bring_all()
@@ -146,6 +157,8 @@ class Swapper(TorchDispatchMode):
 
     def stop(self) -> None:
         """Let nothing leave from now on; what is away comes when it is asked for."""
+        if self.bypass is not None:
+            self.bypass.abandon()
         self.limit_bytes = self._governor.limit_bytes = self.iterations.limit_bytes = 1 << 62
         if self._room is not None:
             self._room.end()
@@ -182,7 +195,9 @@ class Swapper(TorchDispatchMode):
         self.marked = True
         self._marks()
         self._bury()
-        self.iterations.begin()
+        if not self._is_unseen():
+            self._is_partial = False
+            self.iterations.begin()
 
     def step(self) -> None:
         """An iteration has ended, and the next one may begin."""
@@ -193,14 +208,30 @@ class Swapper(TorchDispatchMode):
         self._bury()
         self.escapes.step()
         self._blank = {key: held for key, held in self._blank.items() if held() is not None}
-        self.iterations.limit_bytes = self.limit_bytes - self._unseen()
-        self.iterations.end()
-        self._governor.limit_bytes = self.iterations.kept_bytes  # a plan may hold only more
-        if self._arrival is not None and self._room is not None:
-            self._arrival.look()
+        most, self._most = self._most, 0
+        if self._is_unseen():
+            self.counts.ended()
+            self.iterations.unseen()
+        else:
+            self.iterations.limit_bytes = self.limit_bytes - self._beside()
+            if self._is_partial:
+                self._is_partial = False
+                self.iterations.resume()
+            else:
+                self.iterations.end()
+            self._governor.limit_bytes = self.iterations.kept_bytes  # a plan may hold only more
+            if self._arrival is not None:
+                self._arrival.look()
+            if self.bypass is not None:
+                self.bypass.look(most)
+        if self._room is not None:
             self._room.tell()
 
-    def _unseen(self) -> int:
+    def _is_unseen(self) -> bool:
+        """Whether operations pass by."""
+        return self.bypass is not None and self.bypass.is_open
+
+    def _beside(self) -> int:
         """Bytes that the pool serves to no known storage, as to other threads and libraries, or holds."""
         if self._client is None or self._room is None:
             return 0
@@ -216,7 +247,10 @@ class Swapper(TorchDispatchMode):
     def values(self) -> dict[str, Any]:
         """What there is to report, for JSON; sizes in bytes."""
         beyond = {} if self._room is None else self._room.values()
-        return {"limit_bytes": self.limit_bytes, **said(self.counts, self.iterations.plan), **beyond}
+        values = said(self.counts, self.iterations.plan)
+        if self.bypass is not None:
+            values["bypassed"] += self.bypass.passed
+        return {"limit_bytes": self.limit_bytes, **values, **beyond}
 
     # --- operations
 
@@ -229,6 +263,8 @@ class Swapper(TorchDispatchMode):
         kind = self._kinds.get(id(func)) or self.kind(func)
         if kind.asks:
             return kind.call(*args, **kwargs)
+        if self.bypass is not None and self.bypass.is_open:
+            return self._pass_by(self.bypass, kind, args, kwargs)
         if kind.views:
             self._view(args)
             return kind.call(*args, **kwargs)
@@ -317,6 +353,8 @@ class Swapper(TorchDispatchMode):
                 self._room.differs(need.made - needs[at][2].made)
             iterations.needed(func, asked, need)
         more, room = need.made + need.room, self._room
+        if storages.here_bytes + more > self._most:
+            self._most = storages.here_bytes + more
         if (
             not here
             or storages.here_bytes + more > self._governor.limit_bytes
@@ -326,7 +364,26 @@ class Swapper(TorchDispatchMode):
         for held in written:  # also if it fails half-way
             held.clean = False
         iterations.begins()
-        sampled = need.samples < SAMPLES
+        result, made = self._perform(kind, args, kwargs, given, written, need, size)
+        if storages.here_bytes > self.counts.peak_bytes:
+            self.counts.peak_bytes = storages.here_bytes
+        if need.room:
+            iterations.tape.rooms[at] = need.room
+        iterations.ran(func, given, written, made)
+        return result
+
+    def _perform(
+        self,
+        kind: Kind,
+        args: Any,
+        kwargs: Any,
+        given: list[Held],
+        written: list[Held],
+        need: Need,
+        size: int,
+    ) -> tuple[Any, list[Held]]:
+        """What an operation returns for which there is room, and the storages that are new of it."""
+        func, sampled = kind.function, need.samples < SAMPLES
         if sampled:
             self._needs.begin()
         odd = kind.odd
@@ -345,12 +402,42 @@ class Swapper(TorchDispatchMode):
             self._needs.end(func, need, size, new)
         if odd is not None:
             self._stays(odd, given, made)
-        if storages.here_bytes > self.counts.peak_bytes:
-            self.counts.peak_bytes = storages.here_bytes
-        if need.room:
-            iterations.tape.rooms[at] = need.room
-        iterations.ran(func, given, written, made)
+        return result, made
+
+    def _pass_by(self, bypass: Bypass, kind: Kind, args: Any, kwargs: Any) -> Any:
+        """Run an operation that did not pass by: the next one like it may, if there is room for this one."""
+        if kind.views:
+            bypass.learn(kind, 0)
+            return kind.call(*args, **kwargs)
+        if self.engine.streams:
+            self.engine.look()
+        if self.storages.dead:
+            self._bury()
+            self.iterations.unseen()
+        given, written = self._given(kind, args, kwargs)
+        size = sum(held.room for held in given)
+        need = self._needs.of(kind.function, args, kwargs, size, self._governor.spare)
+        if bypass.lacks(need.made + need.room):
+            self.see_all()
+            return self._run(kind, args, kwargs)
+        result, _ = self._perform(kind, args, kwargs, given, written, need, size)
+        bypass.learn(kind, need.made + need.room)
         return result
+
+    def see_all(self) -> None:
+        """No more operations pass by; what those that did have used is known now."""
+        if self.bypass is None:
+            return
+        for tensor in self.bypass.close():
+            self._clock += 1
+            for plain, storage in storages_in(tensor):
+                if (held := self._know(plain, storage)) is not None:
+                    held.last = self._clock
+                    if held.state == HERE and bytes_of(storage) != held.size:
+                        self.storages.resized(held, bytes_of(storage))
+        self._is_partial = True
+        if self._arrival is not None:
+            self._arrival.look()
 
     def _repeat(self, repeats: Repeats) -> None:
         """Find the iteration where nobody marks it."""
@@ -417,6 +504,8 @@ class Swapper(TorchDispatchMode):
         One that writes may have written, and one that draws random numbers may have drawn them.
         """
         seeded = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        if self._is_unseen():
+            self.see_all()
         keep = {held.key for held in given}
         return not written and not seeded and self._governor.clear(keep, self._clock)
 

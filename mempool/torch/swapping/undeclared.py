@@ -50,6 +50,11 @@ class Odd:
     keeps: bool
     blank: bool
 
+    @property
+    def only_blank(self) -> bool:
+        """Whether that is all that is odd."""
+        return self.blank and not (self.functions or self.keeps or self.keys is not None)
+
 
 def odd(func: Any, operation: Operation, device: str) -> Odd | None:
     """What is to be heeded of an operation on a kind of device; most have nothing."""
@@ -74,6 +79,12 @@ def _python(operation: Operation, device: str) -> Any:
         if f"{name}/{key}" in torch.library._impls:
             return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device.upper()))
     return None
+
+
+def is_overridden(operation: Operation) -> bool:
+    """Whether it has a kernel in Python for tensors with memory, on any device."""
+    name = operation.name.replace("::", "/")
+    return any(one.startswith(f"{name}/") and not one.endswith("/Meta") for one in torch.library._impls)
 
 
 def _namespace(operation: Operation) -> str:

@@ -1,0 +1,385 @@
+// Operations that pass by the dispatch mode that swaps while nothing has to move (bypass.py). Built on the user's machine against
+// the user's torch (compiling.py).
+//
+// A fallback for DeferredInit, a key that PyTorch keeps for others and asks before autocast and autograd. In a thread that has it
+// included every operation comes here first. One that the mode has seen, with tensors of the same shapes, and for whose memory
+// there is ample room, runs while the mode is off the stack; of its storages it is written down that they live, and the order in
+// which they were used. All others go where they would have gone.
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::impl::TorchDispatchModeTLS;
+
+constexpr DispatchKey kKey = DispatchKey::DeferredInit;
+constexpr std::size_t kMostKnown = std::size_t{1} << 16;
+constexpr std::size_t kLeastSwept = 4096;
+
+struct Used {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // which also keeps its address from being another's
+  std::uint64_t last;
+};
+
+struct Operation {
+  bool composite;  // made of others, which come here themselves
+  bool inert;      // neither given tensors nor returning any, such as marks for a profiler
+  bool repeatable;  // neither writes what it is given nor draws random numbers
+  bool views = false;
+  bool blank = false;  // does not write what it makes: a function of C++ may do so next, past the dispatcher
+};
+
+struct Bypass {
+  std::atomic<bool> open{false};
+  std::atomic<bool> failed{false};  // an operation found no memory
+  // These are written while it is not open.
+  std::atomic<const void*> mode{nullptr};
+  std::atomic<c10::DeviceType> device{c10::DeviceType::CPU};
+  std::atomic<c10::StreamId> stream{0};
+  std::mutex mutex;  // of all below
+  std::int64_t (*room)(void*) = nullptr;
+  void* client = nullptr;
+  std::int64_t reserve = 0;
+  std::unordered_map<const c10::FunctionSchema*, Operation> operations;
+  std::unordered_map<std::uint64_t, std::int64_t> needs;  // bytes, by operation and what it is given
+  std::unordered_map<const c10::StorageImpl*, Used> used;
+  std::size_t sweep_at = kLeastSwept;
+  std::uint64_t clock = 0;
+
+  Operation& operation(const c10::OperatorHandle& op) {
+    const auto found = operations.find(&op.schema());
+    if (found != operations.end()) return found->second;
+    const auto& tags = op.getTags();
+    const bool draws = std::find(tags.begin(), tags.end(), at::Tag::nondeterministic_seeded) != tags.end();
+    const auto is_number = [](const c10::Argument& one) {
+      const std::string type = one.type()->str();
+      return type.find("Tensor") == std::string::npos && type.find("Storage") == std::string::npos && type != "Any";
+    };
+    const c10::FunctionSchema& schema = op.schema();
+    const Operation made{
+        .composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd),
+        .inert = std::all_of(schema.arguments().begin(), schema.arguments().end(), is_number) &&
+                 std::all_of(schema.returns().begin(), schema.returns().end(), is_number),
+        .repeatable = !draws && !schema.is_mutable(),
+    };
+    return operations.emplace(&schema, made).first->second;
+  }
+
+  // Whether it is new.
+  bool use(const c10::Storage& storage) {
+    const auto found = used.find(storage.unsafeGetStorageImpl());
+    if (found != used.end()) {
+      found->second.last = clock;
+      return false;
+    }
+    used.emplace(storage.unsafeGetStorageImpl(), Used{storage.getWeakStorageImpl(), clock});
+    return true;
+  }
+
+  void sweep() {
+    if (used.size() < sweep_at) return;
+    std::erase_if(used, [](const auto& one) { return one.second.storage.expired(); });
+    sweep_at = std::max(kLeastSwept, 2 * used.size());
+  }
+};
+
+Bypass& bypass() {
+  static auto* const made = new Bypass;  // operations may run until the very end
+  return *made;
+}
+
+// The operations on their way to the mode, which may have to learn them.
+struct Awaited {
+  const c10::FunctionSchema* schema;
+  std::uint64_t signature;
+};
+thread_local std::vector<Awaited> awaited;
+
+// What decides how much memory an operation takes, as one number.
+class Signature {
+ public:
+  Signature(c10::DeviceType device, const c10::FunctionSchema& schema) : device_(device) { mix(reinterpret_cast<std::uintptr_t>(&schema)); }
+
+  // False: this is nothing ordinary.
+  bool add(const c10::IValue& value) {
+    if (value.isTensor()) return add(value.toTensor());
+    if (value.isNone()) return mix(1);
+    if (value.isInt()) return mix(2) && mix(static_cast<std::uint64_t>(value.toInt()));
+    if (value.isBool()) return mix(value.toBool() ? 3 : 4);
+    if (value.isDouble()) {
+      const double number = value.toDouble();
+      std::uint64_t bits = 0;
+      std::memcpy(&bits, &number, sizeof bits);
+      fractions_ = mixed(fractions_, bits);
+      return mix(5);
+    }
+    if (value.isTensorList()) {
+      mix(6);
+      for (const at::Tensor& one : value.toTensorList())
+        if (!add(one)) return false;
+      return mix(7);
+    }
+    if (value.isIntList()) {
+      sized_ = true;
+      mix(8);
+      for (const std::int64_t one : value.toIntList()) mix(static_cast<std::uint64_t>(one));
+      return mix(9);
+    }
+    if (value.isDevice()) return mix(10) && mix(static_cast<std::uint64_t>(value.toDevice().type()));
+    if (value.isString()) return mix(11) && mix(std::hash<std::string_view>{}(value.toStringView()));
+    if (value.isComplexDouble()) return mix(12);
+    if (value.isGenerator()) return mix(13);
+    if (value.isList()) {
+      mix(14);
+      for (const c10::IValue& one : value.toListRef())
+        if (!add(one)) return false;
+      return mix(15);
+    }
+    return false;
+  }
+
+  // Fractions decide where nothing else has a size, as for arange; elsewhere they are learning rates and the like.
+  std::uint64_t value() const { return storages_.empty() && !sized_ ? mixed(hash_, fractions_) : hash_; }
+  const c10::SmallVector<const c10::Storage*, 8>& storages() const { return storages_; }
+
+ private:
+  static std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {  // of splitmix64 (Steele et al., OOPSLA 2014)
+    hash += 0x9e3779b97f4a7c15ULL ^ value;
+    hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    hash = (hash ^ (hash >> 27)) * 0x94d049bb133111ebULL;
+    return hash ^ (hash >> 31);
+  }
+  bool mix(std::uint64_t value) {
+    hash_ = mixed(hash_, value);
+    return true;
+  }
+  bool add(const at::Tensor& tensor) {
+    if (!tensor.defined()) return mix(16);
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    if (impl.is_python_dispatch() || impl.layout() != c10::kStrided || !impl.has_storage() || impl.has_symbolic_sizes_strides()) return false;
+    mix(17);
+    for (const std::int64_t size : impl.sizes()) mix(static_cast<std::uint64_t>(size));
+    mix(static_cast<std::uint64_t>(c10::typeMetaToScalarType(impl.dtype())) << 8 | static_cast<std::uint64_t>(impl.device_type()));
+    if (!impl.is_contiguous())
+      for (const std::int64_t stride : impl.strides()) mix(static_cast<std::uint64_t>(stride));
+    if (impl.device_type() == device_) storages_.push_back(&impl.unsafe_storage());
+    return mix(18);
+  }
+
+  c10::DeviceType device_;
+  std::uint64_t hash_ = 0, fractions_ = 0;
+  bool sized_ = false;
+  c10::SmallVector<const c10::Storage*, 8> storages_;
+};
+
+// While it lives no mode is on the stack, and operations do not come here.
+class Hidden {
+ public:
+  Hidden() : mode_(TorchDispatchModeTLS::pop_stack()) {}
+  ~Hidden() { TorchDispatchModeTLS::push_non_infra_mode_onto_stack(std::move(mode_)); }
+  Hidden(const Hidden&) = delete;
+  Hidden& operator=(const Hidden&) = delete;
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard guard_{kKey};
+  std::shared_ptr<c10::impl::PyObject_TorchDispatchMode> mode_;
+};
+
+c10::StreamId stream_now(c10::DeviceType device) {
+  const c10::impl::VirtualGuardImpl guard(device);
+  return guard.getStream(guard.getDevice()).id();
+}
+
+// Whether nothing but our mode would see the operation, and on the stream on which everything is: no transform, autocast or other mode, and no hooks of saved tensors, which
+// are Python's and run in the middle of it.
+bool seen_by_us_alone(const Bypass& all, DispatchKeySet below) {
+  static const std::uint64_t ordinary = (DispatchKeySet({DispatchKey::Dense, DispatchKey::BackendSelect, DispatchKey::Python,
+                                                         DispatchKey::ADInplaceOrView, DispatchKey::AutogradOther, DispatchKey::AutogradFunctionality}) |
+                                         DispatchKeySet({c10::BackendComponent::CPUBit, c10::BackendComponent::CUDABit}))
+                                            .raw_repr();
+  if (!below.has(DispatchKey::Python) || (below.raw_repr() & ~ordinary) != 0 || TorchDispatchModeTLS::stack_len() != 1) return false;
+  const auto& top = TorchDispatchModeTLS::get_stack_at(0);
+  return top->ptr(&top->pyinterpreter()) == all.mode.load() && at::SavedTensorDefaultHooks::get_tls_state().stack.empty() &&
+         stream_now(all.device) == all.stream.load();
+}
+
+// What was returned is in use; bytes of what is new of it.
+std::int64_t use_results(Bypass& all, const torch::jit::Stack& stack, std::size_t count) {
+  std::int64_t made = 0;
+  const auto use = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.has_storage() || tensor.device().type() != all.device) return;
+    const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+    if (all.use(storage)) made += static_cast<std::int64_t>(storage.nbytes());
+  };
+  for (auto at = stack.end() - static_cast<std::ptrdiff_t>(count); at != stack.end(); ++at) {
+    if (at->isTensor()) {
+      use(at->toTensor());
+    } else if (at->isTensorList()) {
+      for (const at::Tensor& one : at->toTensorList()) use(one);
+    }
+  }
+  return made;
+}
+
+void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, kKey);
+  Bypass& all = bypass();
+  if (!all.open.load(std::memory_order_acquire) || !seen_by_us_alone(all, below)) {
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  const c10::FunctionSchema& schema = op.schema();
+  const auto given = stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
+  std::optional<Operation> operation;
+  std::optional<std::int64_t> need;
+  Signature signature(all.device, schema);
+  bool ordinary = false;
+  {
+    const std::lock_guard lock(all.mutex);
+    operation = all.operation(op);
+    if (operation->inert) {
+      need = 0;
+    } else if (!operation->composite) {
+      ordinary = std::all_of(given, stack->end(), [&](const c10::IValue& value) { return signature.add(value); });
+      if (ordinary && operation->views) {
+        need = 0;
+      } else if (const auto known = all.needs.find(signature.value()); ordinary && known != all.needs.end()) {
+        if (known->second == 0 || all.room(all.client) - known->second >= all.reserve) need = known->second;
+      }
+    }
+    if (need) {
+      ++all.clock;
+      for (const c10::Storage* storage : signature.storages())
+        if (storage->nbytes() > 0) all.use(*storage);
+    }
+  }
+  if (need) {
+    torch::jit::Stack again;  // what it is given, which it takes away
+    if (operation->repeatable && *need > 0) again.assign(given, stack->end());
+    const auto others = given - stack->begin();
+    try {
+      const Hidden hidden;
+      op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
+    } catch (const c10::OutOfMemoryError&) {
+      if (again.empty()) throw;
+      stack->erase(stack->begin() + others, stack->end());
+      stack->insert(stack->end(), again.begin(), again.end());
+      all.failed = true;
+      need.reset();
+    }
+  }
+  if (!need) {
+    struct Waiting {
+      explicit Waiting(const Awaited& one) { awaited.push_back(one); }
+      ~Waiting() { awaited.pop_back(); }
+    };
+    const Waiting waiting({&schema, ordinary ? signature.value() : 0});
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  if (operation->views || operation->inert || operation->blank) return;  // what is blank is in use from its first use on
+  const std::lock_guard lock(all.mutex);
+  const std::int64_t made = use_results(all, *stack, schema.returns().size());
+  if (made > *need) all.needs[signature.value()] = made;
+  all.sweep();
+}
+
+// Uint8 tensors of all storages that were used while open and live, the one that was unused for longest first.
+std::vector<at::Tensor> taken() {
+  Bypass& all = bypass();
+  std::vector<std::pair<std::uint64_t, c10::Storage>> alive;
+  {
+    const std::lock_guard lock(all.mutex);
+    for (const auto& [_, one] : all.used)
+      if (auto storage = one.storage.lock(); storage && storage->nbytes() > 0) alive.emplace_back(one.last, std::move(storage));
+    all.used.clear();
+  }
+  std::stable_sort(alive.begin(), alive.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<at::Tensor> tensors;
+  for (auto& [_, storage] : alive) {
+    const auto size = static_cast<std::int64_t>(storage.nbytes());
+    const DispatchKeySet keys(storage.device_type() == c10::DeviceType::CUDA ? DispatchKey::CUDA : DispatchKey::CPU);
+    tensors.push_back(at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, caffe2::TypeMeta::Make<std::uint8_t>()));
+    tensors.back().unsafeGetTensorImpl()->set_sizes_contiguous({size});
+  }
+  return tensors;
+}
+
+}  // namespace
+
+TORCH_LIBRARY(mempool_bypass, m) { m.def("taken() -> Tensor[]", &taken); }
+TORCH_LIBRARY_IMPL(_, DeferredInit, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&pass>()); }
+
+#define MEMPOOL_EXPORT extern "C" __attribute__((visibility("default")))
+
+// The number of the key.
+MEMPOOL_EXPORT int mempool_bypass_key() { return static_cast<int>(kKey); }
+
+// This thread's operations, and those of its backwards, no longer come here.
+MEMPOOL_EXPORT void mempool_bypass_leave() { c10::impl::tls_set_dispatch_key_included(kKey, false); }
+
+// 1: this thread's operations pass by its mode from now on, where afterwards the client's pool has room for `reserve` bytes.
+// 0: those of another do.
+MEMPOOL_EXPORT int mempool_bypass_open(const void* mode, int cuda, std::int64_t (*room)(void*), void* client, std::int64_t reserve) {
+  Bypass& all = bypass();
+  const std::lock_guard lock(all.mutex);
+  if (all.open.load()) return 0;
+  all.device = cuda != 0 ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+  all.stream = stream_now(all.device);
+  all.room = room;
+  all.client = client;
+  all.reserve = reserve;
+  all.used.clear();
+  all.failed = false;
+  all.mode = mode;
+  all.open.store(true, std::memory_order_release);
+  c10::impl::tls_set_dispatch_key_included(kKey, true);
+  return 1;
+}
+
+// No longer. Takes no lock, which another thread may have had when a process was forked.
+MEMPOOL_EXPORT void mempool_bypass_close() { bypass().open.store(false, std::memory_order_release); }
+
+MEMPOOL_EXPORT int mempool_bypass_failed() { return bypass().failed.load() ? 1 : 0; }
+
+// How many operations passed by.
+MEMPOOL_EXPORT std::uint64_t mempool_bypass_count() {
+  Bypass& all = bypass();
+  const std::lock_guard lock(all.mutex);
+  return all.clock;
+}
+
+// The operation that is on its way to the mode makes views, or what is blank, and needs so many bytes where it is given the like.
+MEMPOOL_EXPORT void mempool_bypass_learn(const char* name, const char* overload, int views, int blank, std::int64_t bytes) {
+  if (awaited.empty()) return;
+  const auto [schema, signature] = awaited.back();
+  if (signature == 0 || schema->name() != name || schema->overload_name() != overload) return;
+  Bypass& all = bypass();
+  const std::lock_guard lock(all.mutex);
+  Operation& operation = all.operations.at(schema);
+  operation.views = views != 0;
+  operation.blank = blank != 0;
+  if (all.needs.size() >= kMostKnown) all.needs.clear();
+  all.needs[signature] = bytes;
+}

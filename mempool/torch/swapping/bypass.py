@@ -1,0 +1,186 @@
+"""Lets operations pass by the dispatch mode while nothing has to move.
+
+To see an operation costs its time in Python many times over where it is small. While a program stays clearly
+below its limit that buys nothing. So then a library (``bypass.cpp``) looks at each operation first: one that
+the mode has seen, with tensors of the same shapes, and for which there is ample room, runs without it; on a
+device with streams, only on that on which the iteration began. Of the
+storages in use the library keeps the order, so that all are known at once when room becomes scarce.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mempool import _core
+from mempool.errors import UsageError
+from mempool.logs import log
+from mempool.torch.compiling import Source
+from mempool.torch.swapping.mover import between_us
+from mempool.torch.swapping.storages import AWAY
+
+if TYPE_CHECKING:
+    from mempool.torch.swapping.iterations import Iterations
+    from mempool.torch.swapping.kinds import Kind
+    from mempool.torch.swapping.mover import Mover
+    from mempool.torch.swapping.report import SwapCounts
+    from mempool.torch.swapping.room import Room
+    from mempool.torch.swapping.storages import Storages
+
+SOURCE = Source(Path(__file__).with_name("bypass.cpp"), ("c10", "torch_cpu"))
+#: What part of the limit has to be left by an iteration before others need not be seen, and what part by each
+#: operation that is not.
+_CLEARLY, _AMPLE = 8, 32
+#: After how many such iterations in a row operations pass by; where an arena is still to come, which does so
+#: between operations that are seen; and the most, since each time it ends there have to be twice as many.
+_CALM, _BEFORE_ARENA, _MOST_CALM = 2, 16, 64
+
+
+class Bypass:
+    """When operations pass by a mode, and what they used.
+
+    Attributes:
+        is_open: whether they do. Nothing leaves meanwhile.
+    """
+
+    def __init__(
+        self,
+        mode: Any,
+        client: _core.Client,
+        room: Room,
+        storages: Storages,
+        iterations: Iterations,
+        mover: Mover,
+        counts: SwapCounts,
+    ) -> None:
+        """All are seen at first."""
+        self._mode, self._client, self._room = mode, client, room
+        self._storages, self._iterations, self._mover, self._counts = storages, iterations, mover, counts
+        self._library: ctypes.CDLL | None = None
+        self._possible = True
+        self._calm, self._patience = 0, _CALM
+        self._before = 0  # operations that had passed when it was opened
+        self.is_open = False
+
+    # --- when
+
+    def look(self, most: int) -> None:
+        """An iteration was seen that needed so many bytes at once: open, if there were enough such."""
+        counts, limit = self._counts, self._room.limit_bytes
+        moved = counts.iteration_in_bytes > 0 or counts.iteration_out_bytes > 0
+        away = sum(held.room for held in list(self._storages.known.values()) if held.state == AWAY)
+        is_calm = not moved and most + away <= self._iterations.limit_bytes - limit // _CLEARLY
+        self._calm = self._calm + 1 if is_calm else 0
+        to_come = self._iterations.by_plan and not self._room.arena
+        if self._calm >= max(self._patience, _BEFORE_ARENA if to_come else 0):
+            self.open()
+
+    def open(self) -> None:
+        """Have everything here, and let operations pass by; nothing where that cannot be."""
+        if not self._possible or threading.get_ident() != self._mover.thread:
+            return
+        try:
+            library = self._library = _library()
+        except UsageError as error:  # no compiler
+            log.info("each operation is seen within the limit: %s", str(error))
+            self._possible = False
+            return
+        self._have_all()
+        reserve = self._room.limit_bytes // _AMPLE + self._storages.outside_bytes
+        cuda = self._storages.device == "cuda"
+        room, client = _core.torch_room_function(), self._client.handle
+        before = library.mempool_bypass_count()
+        if library.mempool_bypass_open(id(self._mode), cuda, room, client, reserve):
+            self._before = before
+            self._mover.stays = self.is_open = True
+
+    def _have_all(self) -> None:
+        """Everything is here, and has no copy that an operation could make old unseen."""
+        self._iterations.unseen()
+        self._client.enter_dynamic()  # what comes back is no part of what recurs
+        try:
+            for held in list(self._storages.known.values()):
+                self._mover.fetch(held)
+        finally:
+            self._client.leave_dynamic()
+        self._mover.settle_all()
+        for held in list(self._storages.known.values()):
+            self._mover.forget(held)
+        self._iterations.settled()
+
+    def close(self) -> list[torch.Tensor]:
+        """Operations are seen again.
+
+        Returns:
+            uint8[n] of all storages that are alive and were used meanwhile, the last used last.
+        """
+        if not self.is_open or self._library is None:
+            return []
+        self.abandon()
+        self._counts.bypassed += self._library.mempool_bypass_count() - self._before
+        self._calm, self._patience = 0, min(2 * self._patience, _MOST_CALM)
+        with between_us():
+            taken: list[torch.Tensor] = torch.ops.mempool_bypass.taken()
+        return taken
+
+    def abandon(self) -> None:
+        """Operations are seen again, and what they used is forgotten; takes no lock."""
+        if self.is_open and self._library is not None:
+            self._library.mempool_bypass_close()
+            self._mover.stays = self.is_open = False
+
+    def end(self) -> None:
+        """For good."""
+        self._possible = False
+        self.close()
+        if self._library is not None:
+            self._library.mempool_bypass_leave()
+
+    # --- what is seen while it is open
+
+    def lacks(self, more: int) -> bool:
+        """Whether there is too little room for so many bytes, or there was."""
+        if self._library is None or self._library.mempool_bypass_failed():
+            return True
+        return self._room.left() - more < self._room.limit_bytes // _AMPLE
+
+    def learn(self, kind: Kind, need: int) -> None:
+        """The operation that is seen may pass by; it needs so many bytes where it is given the like."""
+        if self._library is not None and kind.may_pass:
+            schema = kind.function._schema
+            name, overload = schema.name.encode(), schema.overload_name.encode()
+            self._library.mempool_bypass_learn(name, overload, kind.views, kind.odd is not None, need)
+
+    @property
+    def passed(self) -> int:
+        """Operations that passed by since it was opened."""
+        if not self.is_open or self._library is None:
+            return 0
+        return int(self._library.mempool_bypass_count()) - self._before
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = SOURCE.load()
+    torch.ops.load_library(library._name)
+    library.mempool_bypass_open.argtypes = [
+        ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
+    ]  # fmt: skip
+    library.mempool_bypass_learn.argtypes = [
+        ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64
+    ]  # fmt: skip
+    library.mempool_bypass_count.restype = ctypes.c_uint64
+    _tell_higher_order(torch._C.DispatchKey(library.mempool_bypass_key()))
+    return library
+
+
+def _tell_higher_order(key: Any) -> None:
+    """Operations in Python that take functions are dispatched in Python, which does not know the key."""
+    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+    for one in torch._ops._higher_order_ops.values():
+        one.fallthrough(key)

@@ -1,0 +1,504 @@
+"""Operations that are not seen while nothing has to move: the same results, all known once it has to."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import small_programs
+from adversary import HERE_BYTES, Adversary
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import mempool.torch
+from mempool import _core
+from mempool.torch.swapping.host_engine import HostEngine
+from mempool.torch.swapping.swapper import Swapper
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+
+instructions = st.tuples(
+    st.integers(0, len(small_programs.INSTRUCTIONS) - 1), st.integers(0, 4), st.integers(0, 19)
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_held(one_thread: None) -> Iterator[None]:
+    yield
+    gc.collect()
+    assert _core.torch_cpu_hook().held() == 0
+
+
+class Loop:
+    """Training that is told how large each batch is."""
+
+    def __init__(self, layers: int = 6) -> None:
+        torch.manual_seed(0)
+        linear = [torch.nn.Linear(64, 64) for _ in range(layers)]
+        self.net = torch.nn.Sequential(*(one for layer in linear for one in (layer, torch.nn.Tanh())))
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 1e-2, momentum=0.9)
+        self.random = torch.Generator().manual_seed(1)
+
+    def step(self, size: int = 256) -> float:
+        batch = torch.randn(size, 64, generator=self.random)
+        loss = self.net(batch).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach())
+
+
+class Seen(TorchDispatchMode):
+    """Counts operations, but not what PyTorch gives to modes past the dispatcher: what backwards saved."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is not torch.ops.aten.detach.default
+        return func(*args, **(kwargs or {}))
+
+
+def swapper_of(pool: Any) -> Swapper:
+    found: Swapper = pool._swapping.swapper
+    return found
+
+
+def bypass_of(pool: Any) -> Any:
+    return swapper_of(pool).bypass
+
+
+def opened(pool: Any, loop: Loop) -> None:
+    """Train until operations pass by."""
+    for _ in range(40):
+        loop.step()
+        if bypass_of(pool).is_open:
+            return
+    raise AssertionError("operations are all seen")
+
+
+# --- the same results
+
+
+def same(program: Any, seed: int, share: float) -> None:
+    """Opened and closed at any instruction; whatever is known while it is closed moves at random."""
+    choose = random.Random(seed)
+
+    def nothing() -> None:
+        pass
+
+    plain = small_programs.seen_of(program, 4, nothing, nothing)
+    with (
+        mempool.torch.install(device="cpu", mode="record") as pool,
+        Adversary(seed, share=share, client=pool.client) as swapper,
+    ):
+        assert swapper.bypass is not None
+
+        def disturb() -> None:
+            assert swapper.bypass is not None
+            if swapper.bypass.is_open and choose.random() < 0.2:
+                swapper.see_all()
+            elif not swapper.bypass.is_open and choose.random() < 0.5:
+                swapper.bypass.open()
+            swapper.disturb()
+
+        swapped = small_programs.seen_of(program, 4, disturb, swapper.step)
+    assert swapped == plain
+
+
+@example([(which, 1, 3) for which in range(len(small_programs.INSTRUCTIONS))], 0, 0.9)
+@example([(which, 0, 2) for which in range(len(small_programs.INSTRUCTIONS))], 1, 0.3)
+@given(
+    st.lists(instructions, min_size=1, max_size=12),
+    st.integers(0, 2**16),
+    st.sampled_from([0.1, 0.5, 0.9]),
+)
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_program_sees_the_same_whenever_its_operations_pass_by(
+    program: Any, seed: int, share: float
+) -> None:
+    same(program, seed, share)
+
+
+@pytest.mark.full
+@given(
+    st.lists(instructions, min_size=1, max_size=40),
+    st.integers(0, 2**16),
+    st.sampled_from([0.1, 0.5, 0.9]),
+)
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+def test_long_programs_see_the_same_too(program: Any, seed: int, share: float) -> None:
+    same(program, seed, share)
+
+
+def test_training_is_the_same_and_hardly_an_operation_is_seen() -> None:
+    plain = Loop()
+    expected = [plain.step() for _ in range(60)]
+    with Seen() as seen:
+        plain.step()
+    loop = Loop()
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        losses = [loop.step() for _ in range(50)]
+        before = pool.report().values["swapping"]["bypassed"]
+        losses += [loop.step() for _ in range(10)]
+        passed = pool.report().values["swapping"]["bypassed"] - before
+    assert losses == expected
+    assert passed >= 10 * seen.count
+
+
+# --- once something has to move
+
+
+def summed(source: Any, outs: list[Any]) -> None:
+    for out in outs:
+        torch.add(source, source, out=out)
+
+
+def test_all_that_lives_is_known_when_operations_are_seen_again() -> None:
+    kept: list[Any] = []
+    loop = Loop()
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        opened(pool, loop)
+        swapper = swapper_of(pool)
+        for i in range(8):
+            loop.step()
+            kept.append(torch.full((1024,), float(i)))
+        assert swapper.storages.find(kept[-1].untyped_storage()) is None
+        hidden = (
+            loop.net(torch.ones(256, 64)).square().mean()
+        )  # whose graph alone has what its backward needs
+        swapper.see_all()
+        swapper._bury()
+        known = {held.key: held for held in swapper.storages.known.values()}
+        assert (
+            sum(held.room for held in known.values()) - swapper.storages.outside_bytes
+            == (pool.client.stats()["live"]["current"])
+        )
+        last = [known[id(tensor.untyped_storage())].last for tensor in kept]
+        assert last == sorted(last)  # in the order of their last use
+        assert max(last) < known[id(hidden.untyped_storage())].last
+        kept.clear()
+        del hidden, known
+
+
+def test_a_batch_that_is_much_larger_is_kept_within_the_limit() -> None:
+    sizes = [256] * 30 + [4096] + [256] * 10 + [4096] * 2
+    plain = Loop()
+    expected = [plain.step(size) for size in sizes]
+    loop = Loop()
+    with mempool.torch.install(device="cpu", limit="8MiB", background=False) as pool:
+        losses = [loop.step(size) for size in sizes[:30]]
+        assert bypass_of(pool).is_open
+        losses.append(loop.step(sizes[30]))
+        values = pool.report().values["swapping"]
+        assert not bypass_of(pool).is_open
+        assert values["evicted"] > 0
+        losses += [loop.step(size) for size in sizes[31:]]
+        reserved = pool.client.pool.stats()["reserved"]["peak"]
+    assert losses == expected
+    assert reserved <= 8 * MIB * 1.02
+
+
+def test_it_opens_again_after_ever_more_iterations() -> None:
+    loop = Loop()
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        opened(pool, loop)
+        waits = []
+        for _ in range(5):
+            swapper_of(pool).see_all()
+            loop.step()
+            waits.append(0)
+            while not bypass_of(pool).is_open:
+                loop.step()
+                waits[-1] += 1
+    assert waits == sorted(waits)
+    assert waits[-1] >= 2 * waits[0] > 0
+
+
+def test_where_little_room_is_left_all_are_seen() -> None:
+    loop = Loop()
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        for _ in range(10):
+            loop.step()
+        most = pool.report().values["swapping"]["peak_bytes"]
+    loop = Loop()
+    with mempool.torch.install(device="cpu", limit=int(1.1 * most), background=False) as pool:
+        for _ in range(40):
+            loop.step()
+        assert pool.report().values["swapping"]["bypassed"] == 0
+
+
+class TestOutOfMemory:
+    def test_an_operation_that_finds_none_runs_once_everything_has_left(self) -> None:
+        loop = Loop()
+        with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
+            kept = [torch.full((MIB // 4,), float(i)) for i in range(8)]
+            opened(pool, loop)
+            source = torch.arange(MIB // 4).float()
+            for _ in range(2):
+                twice = source + source
+            assert bypass_of(pool).is_open
+            del twice
+            reserved = pool.client.pool.stats()["reserved"]["current"]
+            pool.client.pool.set_max_reserved(reserved)
+            more = [source + source for _ in range(6)]
+            assert not bypass_of(pool).is_open
+            pool.client.pool.set_max_reserved(1 << 62)
+            assert all(torch.equal(one, 2 * torch.arange(MIB // 4)) for one in more)
+            assert [one.mean().item() for one in kept] == [float(i) for i in range(8)]
+            del kept, more, source
+
+    def test_one_that_writes_raises(self) -> None:
+        loop = Loop()
+        with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
+            opened(pool, loop)
+            source = torch.arange(MIB // 4)
+            outs = [torch.empty(0, dtype=torch.long) for _ in range(64)]
+            for out in outs[:2]:
+                torch.add(source, source, out=out)
+            assert bypass_of(pool).is_open
+            pool.client.pool.set_max_reserved(pool.client.pool.stats()["reserved"]["current"])
+            with pytest.raises(torch.OutOfMemoryError):
+                summed(source, outs[2:])
+            pool.client.pool.set_max_reserved(1 << 62)
+            del source, outs, out
+
+
+# --- what is always seen
+
+
+def passes(pool: Any, act: Any) -> int:
+    """How many of the last one's operations were not seen, after they could have been learned."""
+    for _ in range(2):
+        act()
+    before = bypass_of(pool).passed
+    act()
+    return int(bypass_of(pool).passed - before)
+
+
+@pytest.fixture
+def asleep() -> Iterator[Any]:
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        opened(pool, Loop())
+        yield pool
+
+
+class Other(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class TestAlwaysSeen:
+    def test_by_a_mode_that_was_entered_later(self, asleep: Any) -> None:
+        x = torch.ones(100)
+        assert passes(asleep, lambda: x + 1) == 1
+        with Other() as other:
+            assert passes(asleep, lambda: x + 1) == 0
+        assert other.seen == [torch.ops.aten.add.Tensor] * 3
+
+    def test_by_fake_tensors(self, asleep: Any) -> None:
+        from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+        assert passes(asleep, lambda: torch.ones(100)) == 1
+        with FakeTensorMode():
+            assert all(isinstance(torch.ones(100), FakeTensor) for _ in range(3))
+
+    def test_whose_size_goes_by_data(self, asleep: Any) -> None:
+        x = torch.ones(1000)
+        assert passes(asleep, lambda: x.nonzero()) == 0
+        assert passes(asleep, lambda: x[x > 0]) == 1  # the comparison
+
+    def test_what_a_library_has_in_python(self, asleep: Any) -> None:
+        with torch.library._scoped_library("mempool_bypass_test", "FRAGMENT") as library:
+            library.define("twice(Tensor x) -> Tensor")
+            library.impl("twice", lambda x: x + x, "CPU")
+            x = torch.ones(10)
+            assert passes(asleep, lambda: torch.ops.mempool_bypass_test.twice(x)) == 0
+
+    def test_what_hooks_of_saved_tensors_do(self, asleep: Any) -> None:
+        packed: list[Any] = []
+
+        def pack(x: Any) -> Any:
+            packed.append(x + 0)
+            return packed[-1]
+
+        x = torch.ones(2048, requires_grad=True)
+        for _ in range(3):
+            x.exp()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            x.exp()
+        assert swapper_of(asleep).storages.find(packed[0].untyped_storage()) is not None
+
+    def test_functions_of_vmap_and_grad(self, asleep: Any) -> None:
+        x = torch.arange(12.0).view(3, 4)
+        for _ in range(3):
+            got = torch.vmap(torch.func.grad(lambda row: row.square().sum()))(x)
+            assert torch.equal(got, 2 * x)
+
+    def test_operations_of_higher_order(self, asleep: Any) -> None:
+        from torch._higher_order_ops.wrap import wrap
+
+        x = torch.arange(4.0)
+        assert torch.equal(wrap(lambda y: y + 1, x), x + 1)
+
+
+def test_what_is_not_written_yet_is_nobodys_to_move(asleep: Any) -> None:
+    """Functions of C++ write into it next, past the dispatcher."""
+    for _ in range(3):
+        blank, written = torch.empty(2048), torch.ones(2048)
+    swapper = swapper_of(asleep)
+    swapper.see_all()
+    assert swapper.storages.find(written.untyped_storage()) is not None
+    assert swapper.storages.find(blank.untyped_storage()) is None
+
+
+def test_while_operations_pass_by_nothing_leaves(asleep: Any) -> None:
+    swapper = swapper_of(asleep)
+    x = torch.ones(MIB)
+    swapper._know(x, x.untyped_storage())
+    held = swapper.storages.find(x.untyped_storage())
+    assert held is not None
+    swapper._governor.clear(set(), 0)
+    assert HERE_BYTES(x.untyped_storage()) == 4 * MIB
+    swapper.see_all()
+    swapper._governor.clear(set(), 0)
+    assert HERE_BYTES(x.untyped_storage()) == 0
+    assert x.sum().item() == MIB
+    del held
+
+
+def test_what_was_written_unseen_is_what_comes_back(asleep: Any) -> None:
+    swapper, x = swapper_of(asleep), torch.ones(MIB)
+    swapper.see_all()
+    x.add_(1)
+    swapper._governor.clear(set(), 0)  # there is a copy now
+    x.sum()
+    bypass_of(asleep).open()
+    for _ in range(3):
+        x.add_(1)
+    swapper.see_all()
+    swapper._governor.clear(set(), 0)
+    assert HERE_BYTES(x.untyped_storage()) == 0
+    assert x[0].item() == 5
+
+
+def test_only_one_swapper_of_a_process_does_it(asleep: Any) -> None:
+    with Swapper(HostEngine(1 << 20), CPU, 1 << 40, client=asleep.client) as other:
+        assert other.bypass is not None
+        other.bypass.open()
+        assert not other.bypass.is_open
+    assert bypass_of(asleep).is_open
+
+
+def test_other_threads_are_seen_as_before(asleep: Any) -> None:
+    x, found = torch.ones(100), []
+    assert passes(asleep, lambda: x + 1) == 1
+    before = bypass_of(asleep).passed
+
+    def work() -> None:
+        found.append(x + 1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert bypass_of(asleep).passed == before
+    assert torch.equal(found.pop(), x + 1)
+
+
+def test_a_forked_child_goes_on(asleep: Any) -> None:
+    x = torch.ones(1000)
+    for _ in range(3):
+        x = x + 1
+    pid = os.fork()
+    if pid == 0:
+        good = False
+        try:
+            for _ in range(3):
+                x = x + 1
+            good = bool(x.sum().item() == 7000) and not bypass_of(asleep).is_open
+        finally:
+            os._exit(not good)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert bypass_of(asleep).is_open
+
+
+def test_afterwards_pytorch_is_as_it_was() -> None:
+    before = str(torch._C._dispatch_tls_local_include_set())
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        opened(pool, Loop())
+        assert str(torch._C._dispatch_tls_local_include_set()) != before
+    assert str(torch._C._dispatch_tls_local_include_set()) == before
+
+
+def test_without_a_compiler_all_are_seen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mempool.torch.swapping import bypass
+
+    bypass._library.cache_clear()
+    loop = Loop()
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
+        monkeypatch.setenv("CXX", "false")
+        with caplog.at_level(logging.INFO):
+            for _ in range(40):
+                loop.step()
+        assert pool.report().values["swapping"]["bypassed"] == 0
+    assert caplog.text.count("each operation is seen within the limit") == 1
+    bypass._library.cache_clear()
+
+
+def test_a_loop_of_inferences_that_marks_nothing_passes_by_too() -> None:
+    net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+    batch = torch.ones(16, 64)
+    with torch.no_grad():
+        expected = net(batch)
+        with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+            for _ in range(200):
+                got = net(batch)
+            assert pool.report().values["swapping"]["bypassed"] > 0
+            assert torch.equal(got, expected)
+            del got
+
+
+SCRIPT = """
+    import torch, mempool.torch
+    pool = mempool.torch.install(device="cpu", limit="1GiB")
+    lin = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(lin.parameters(), 0.01)
+    for _ in range(40):
+        lin(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+    assert pool.report().values["swapping"]["bypassed"] > 0
+    print("well")
+"""
+
+
+def test_a_program_may_end_while_operations_pass_by() -> None:
+    folder = str(Path(mempool.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT)],
+        env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "well\n", "")
