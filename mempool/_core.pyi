@@ -336,6 +336,11 @@ class Client:
         The arena that patterns need, now rather than at the next boundary. False: it is not so large.
         """
 
+    def set_takes_arena(self, takes: bool) -> None:
+        """
+        Whether within a budget the arena comes at boundaries, as where there is none, or only by `ask_for_arena`.
+        """
+
     def place_of(self, address: int) -> int | None:
         """
         Offset in the arena that the plan followed now has for a live buffer, or would have if there were an arena; None: none.

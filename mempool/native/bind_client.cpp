@@ -203,6 +203,8 @@ void bind_client(nb::module_& m) {
            "by force. True: no arena is left.")
       .def("ask_for_arena", &Client::ask_for_arena, released,
            "The arena that patterns need, now rather than at the next boundary. False: it is not so large.")
+      .def("set_takes_arena", &Client::set_takes_arena, "takes"_a, released,
+           "Whether within a budget the arena comes at boundaries, as where there is none, or only by `ask_for_arena`.")
       .def("place_of",
            [](Client& c, Address address) -> std::optional<Offset> {
              const Offset place = patiently(c.pool(), [&] { return c.place_of(address); });

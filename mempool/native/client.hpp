@@ -113,6 +113,8 @@ class Client : private Live<Client> {
   // The arena now, rather than at the next boundary, and whatever was refused before: room was made for it. Where there is a budget
   // it comes only so. False: not as large as the patterns need it.
   bool ask_for_arena() noexcept;
+  // Or at boundaries, as without a budget, as long as somebody sees to it that there is room.
+  void set_takes_arena(bool takes) noexcept;
   // Where the plan that is followed has the live buffer, or would have it if there were an arena; kDynamic: nowhere.
   Offset place_of(Address address) noexcept;
   // The next request inside of a dynamic scope gets this place in the arena if it is free: what was there before comes back.
@@ -286,7 +288,7 @@ class Client : private Live<Client> {
   bool outgrows(const Follower::Due& due, std::size_t bytes, const Follower::Match& match) noexcept;
   bool may_stand_aside() noexcept;
   void stand_aside(Stream stream) noexcept;
-  bool has_to_ask() const noexcept { return pool_->source().has_budget() && !asks_; }
+  bool has_to_ask() const noexcept { return pool_->source().has_budget() && !takes_arena_; }
   void refused(Pattern& pattern, Refusal why) noexcept;
   void have_arena_for_others() noexcept;
   void signal_work() noexcept;
@@ -340,7 +342,7 @@ class Client : private Live<Client> {
   std::deque<Divergence> divergences_;
   std::vector<Blocker> blockers_;     // alive at every boundary since they were first in the way
   unsigned dynamic_ = 0;              // depth of dynamic scopes
-  bool asks_ = false;                 // within ask_for_arena()
+  bool takes_arena_ = false;          // within a budget
   Offset place_next_ = kDynamic;      // see place_next()
   bool between_ = false;              // between the end of a marked region and the next one's beginning
   bool marked_ = false, replaying_ = false;

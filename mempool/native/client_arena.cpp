@@ -126,10 +126,16 @@ void Client::refused(Pattern& pattern, Refusal why) noexcept {
 bool Client::ask_for_arena() noexcept {
   const Guarded guard(pool_->lock);
   for (Pattern* pattern : known_) pattern->asks.make_due();
-  asks_ = true;
+  const bool before = std::exchange(takes_arena_, true);
   have_arena();
-  asks_ = false;
+  takes_arena_ = before;
   return pool_->arena_bytes() >= needed_bytes();
+}
+
+void Client::set_takes_arena(bool takes) noexcept {
+  const Guarded guard(pool_->lock);
+  for (Pattern* pattern : known_) pattern->asks.make_due();
+  takes_arena_ = takes;
 }
 
 // An arena that cannot grow in place is replaced, in a moment when nothing in it is alive. At others' own boundaries there may

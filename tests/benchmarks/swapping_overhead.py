@@ -1,12 +1,13 @@
-"""What swapping costs an operation of PyTorch where nothing has to move, on the CPU.
+"""What a limit costs an operation of PyTorch where nothing has to move, on the CPU.
 
     python tests/benchmarks/swapping_overhead.py [--rounds 8] [--large 8]
 
-Training steps of transformers' ResNet-50 on small pictures, so that operations are short, are taken in turns
-without anything, under a dispatch mode that does nothing, and under a `Swapper` whose limit is never reached
-and that follows its plan. Processor seconds of the process with one thread, the best step of all rounds for
-each; the cost is the difference to the step without anything, over the operations of the step. With
-``--large`` also the part that this is of a step with so many pictures of 224 x 224.
+Two programs: training steps of transformers' ResNet-50 on small pictures, so that operations are short; and
+fifty additions of 64 numbers with a training step of one small linear layer. Both in turns, with one pool:
+without anything, under a dispatch mode that does nothing, within a limit that is never reached where each
+operation is seen, and where operations pass by. Processor seconds of the process with one thread, the best
+step of all rounds for each; the cost is the difference to the step without anything, over the operations of
+the step. With ``--large`` also the part that this is of a step with so many pictures of 224 x 224.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import mempool.torch
 from mempool.torch.swapping.host_engine import HostEngine
 from mempool.torch.swapping.swapper import Swapper
 
-#: Steps in a row: the first is not like those before it.
-_STEPS = 4
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+#: Steps in a row: the first is not like those before it. Before them, so many until all is known.
+_STEPS, _BEFORE = 6, 6
 
 
 class Empty(TorchDispatchMode):
@@ -33,12 +38,12 @@ class Empty(TorchDispatchMode):
     count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        Empty.count += 1
+        self.count += 1
         return func(*args, **(kwargs or {}))
 
 
-class Training:
-    """Steps of a model on one batch."""
+class Pictures:
+    """Steps of ResNet-50 on one batch."""
 
     def __init__(self, pictures: int, side: int) -> None:
         torch.manual_seed(0)
@@ -55,15 +60,75 @@ class Training:
         self.model(**self.batch).loss.backward()
         self.optimizer.step()
 
-    def best(self, mode: Any) -> float:
-        """Seconds of the fastest of some steps."""
-        seconds = []
-        with mode:
-            for _ in range(_STEPS):
-                begin = time.process_time()
-                self.step()
-                seconds.append(time.process_time() - begin)
-        return min(seconds)
+
+class Small:
+    """What is over before one has looked."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.layer, self.batch = torch.nn.Linear(8, 8), torch.randn(4, 8)
+        self.optimizer = torch.optim.SGD(self.layer.parameters(), 0.01, momentum=0.9)
+
+    def step(self) -> None:
+        """One step."""
+        x = torch.randn(64)
+        for _ in range(50):
+            x = x + 1
+        self.optimizer.zero_grad()
+        self.layer(self.batch).relu().sum().backward()
+        self.optimizer.step()
+
+
+@contextlib.contextmanager
+def limited(client: Any, step: Callable[[], None], *, pass_by: bool) -> Iterator[None]:
+    """Within a limit that is never reached."""
+    engine = HostEngine(1 << 20)
+    with Swapper(engine, torch.device("cpu"), 1 << 40, client=client) as swapper:
+        assert swapper.bypass is not None
+        for _ in range(_BEFORE):
+            step()
+            if pass_by:
+                swapper.bypass.open()
+        assert swapper.bypass.is_open == pass_by
+        yield
+        assert swapper.bypass.is_open == pass_by
+        assert swapper.counts.out_bytes == 0
+        if not pass_by:
+            assert swapper.iterations.following
+    engine.close()
+
+
+def best(step: Callable[[], None], within: Any) -> float:
+    """Seconds of the fastest of some steps."""
+    seconds = []
+    with within:
+        for _ in range(_STEPS):
+            begin = time.process_time_ns()
+            step()
+            seconds.append(time.process_time_ns() - begin)
+    return min(seconds) / 1e9
+
+
+def measured(step: Callable[[], None], client: Any, rounds: int) -> dict[str, float]:
+    """Seconds of a step, by what was around it; printed too."""
+    step()  # the first one makes what the others have
+    with Empty() as empty:
+        step()
+    found: dict[str, float] = {}
+    for _ in range(rounds):
+        around = {
+            "nothing": contextlib.nullcontext(),
+            "a mode that does nothing": Empty(),
+            "a limit, each seen": limited(client, step, pass_by=False),
+            "a limit, passing by": limited(client, step, pass_by=True),
+        }
+        for name, within in around.items():
+            found[name] = min(found.get(name, float("inf")), best(step, within))
+    print(f"{empty.count} operations")
+    for name, seconds in found.items():
+        cost = (seconds - found["nothing"]) / empty.count
+        print(f"  {name:26} {seconds * 1e6:9.0f} us a step {cost * 1e6:6.1f} us an operation")
+    return found
 
 
 def main() -> None:
@@ -73,28 +138,16 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=0, help="pictures of 224 x 224")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    training = Training(2, 32)
-    engine = HostEngine(1 << 20)
-    swapper = Swapper(engine, torch.device("cpu"), 1 << 60)
-    modes: dict[str, Any] = {"nothing": contextlib.nullcontext(), "empty": Empty(), "swapping": swapper}
-    best = dict.fromkeys(modes, float("inf"))
-    for _ in range(given.rounds):
-        for name, mode in modes.items():
-            best[name] = min(best[name], training.best(mode))
-    assert swapper.iterations.following
-    assert swapper.counts.out_bytes == 0
-    count = Empty.count / given.rounds / _STEPS
-    print(f"{count:.0f} operations, {best['nothing'] * 1e3:.1f} ms without anything")
-    for name in ("empty", "swapping"):
-        cost = best[name] - best["nothing"]
-        print(f"{name:10} {best[name] * 1e3:6.1f} ms, {cost / count * 1e6:5.1f} us an operation")
+    with mempool.torch.install(device="cpu", mode="record") as pool:
+        print("fifty additions and a linear layer: ", end="")
+        measured(Small().step, pool.client, given.rounds)
+        print("ResNet-50, two pictures of 32 x 32: ", end="")
+        found = measured(Pictures(2, 32).step, pool.client, given.rounds)
     if given.large:
-        seconds = Training(given.large, 224).best(contextlib.nullcontext())
-        share = (best["swapping"] - best["nothing"]) / seconds
-        print(
-            f"a step of {given.large} at 224 x 224: {seconds:.2f} s, of which {share:.2%} would be swapping's"
-        )
-    engine.close()
+        seconds = best(Pictures(given.large, 224).step, contextlib.nullcontext())
+        print(f"a step of {given.large} at 224 x 224: {seconds:.2f} s, of which")
+        for name, of_one in found.items():
+            print(f"  {name:26} {(of_one - found['nothing']) / seconds:7.2%}")
 
 
 if __name__ == "__main__":

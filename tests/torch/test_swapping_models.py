@@ -20,6 +20,8 @@ SHARES = (0.7, 0.85, 0.6)
 DEAR_SHARES = (0.95, 0.8, 0.6, 0.4, 0.2, 0.05)
 #: The first steps meet operations of which nobody knows what they take for themselves.
 SETTLED = 3
+#: After so many steps without a move most operations are not seen where there is twice the room.
+CALM = 26
 #: Choices of `test_training` that are not dear; every model is among the pairs.
 FEW: tuple[dict[str, Any], ...] = (
     {"model": "unet", "optimizer": "sgd", "checkpointing": True, "marks": "watch"},
@@ -72,6 +74,38 @@ def test_training_within_a_limit_is_the_same_to_the_bit_and_the_limit_is_kept(
     trainings: Trainings, limited: list[dict[str, Any]], at: int
 ) -> None:
     check(trainings.plain[at], limited[at], limited[at]["report"]["swapping"]["limit_bytes"])
+
+
+def check_unseen(trained_all: TrainedAll, observer: str, setups: Sequence[dict[str, Any]]) -> None:
+    """The same results within a limit that is not reached, though most operations are not seen."""
+    long = [{**setup, "steps": CALM, "size": 2} for setup in setups]
+    plain = trained_all("plain", long)
+    watched = [{**setup, "observer": observer} for setup in long]
+    peaks = [max(said["peaks"]) for said in trained_all("pool", [{**one, "steps": 3} for one in watched])]
+    ample = [{**setup, "limit": 2 * peak} for setup, peak in zip(watched, peaks, strict=True)]
+    for expected, said in zip(plain, trained_all("pool", ample), strict=True):
+        assert said["losses"] == expected["losses"]
+        assert said["parameters"] == expected["parameters"]
+        assert said["overlaps"] == 0
+        assert said["report"]["swapping"]["bypassed"] > 0
+
+
+def test_training_is_the_same_to_the_bit_where_operations_are_not_seen(
+    trained_all: TrainedAll, observer: str
+) -> None:
+    for setup in FEW:
+        needs(setup)
+    check_unseen(trained_all, observer, FEW)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("setup", PAIRS, ids=NAMES)
+def test_any_two_choices_together_where_operations_are_not_seen(
+    trained_all: TrainedAll, observer: str, setup: dict[str, Any]
+) -> None:
+    needs(setup)
+    check_unseen(trained_all, observer, [setup])
 
 
 @pytest.fixture(scope="module")

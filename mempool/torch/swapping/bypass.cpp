@@ -52,7 +52,6 @@ struct Operation {
 
 struct Bypass {
   std::atomic<bool> open{false};
-  std::atomic<bool> failed{false};  // an operation found no memory
   // These are written while it is not open.
   std::atomic<const void*> mode{nullptr};
   std::atomic<c10::DeviceType> device{c10::DeviceType::CPU};
@@ -86,15 +85,13 @@ struct Bypass {
     return operations.emplace(&schema, made).first->second;
   }
 
-  // Whether it is new.
-  bool use(const c10::Storage& storage) {
+  void use(const c10::Storage& storage) {
     const auto found = used.find(storage.unsafeGetStorageImpl());
     if (found != used.end()) {
       found->second.last = clock;
-      return false;
+    } else {
+      used.emplace(storage.unsafeGetStorageImpl(), Used{storage.getWeakStorageImpl(), clock});
     }
-    used.emplace(storage.unsafeGetStorageImpl(), Used{storage.getWeakStorageImpl(), clock});
-    return true;
   }
 
   void sweep() {
@@ -177,7 +174,7 @@ class Signature {
   bool add(const at::Tensor& tensor) {
     if (!tensor.defined()) return mix(16);
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-    if (impl.is_python_dispatch() || impl.layout() != c10::kStrided || !impl.has_storage() || impl.has_symbolic_sizes_strides()) return false;
+    if (impl.is_python_dispatch() || !impl.has_storage() || impl.has_symbolic_sizes_strides()) return false;
     mix(17);
     for (const std::int64_t size : impl.sizes()) mix(static_cast<std::uint64_t>(size));
     mix(static_cast<std::uint64_t>(c10::typeMetaToScalarType(impl.dtype())) << 8 | static_cast<std::uint64_t>(impl.device_type()));
@@ -224,13 +221,10 @@ bool seen_by_us_alone(const Bypass& all, DispatchKeySet below) {
          stream_now(all.device) == all.stream.load();
 }
 
-// What was returned is in use; bytes of what is new of it.
-std::int64_t use_results(Bypass& all, const torch::jit::Stack& stack, std::size_t count) {
-  std::int64_t made = 0;
+void use_results(Bypass& all, const torch::jit::Stack& stack, std::size_t count) {
   const auto use = [&](const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.has_storage() || tensor.device().type() != all.device) return;
-    const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-    if (all.use(storage)) made += static_cast<std::int64_t>(storage.nbytes());
+    all.use(tensor.unsafeGetTensorImpl()->unsafe_storage());
   };
   for (auto at = stack.end() - static_cast<std::ptrdiff_t>(count); at != stack.end(); ++at) {
     if (at->isTensor()) {
@@ -239,7 +233,6 @@ std::int64_t use_results(Bypass& all, const torch::jit::Stack& stack, std::size_
       for (const at::Tensor& one : at->toTensorList()) use(one);
     }
   }
-  return made;
 }
 
 void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -270,8 +263,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     }
     if (need) {
       ++all.clock;
-      for (const c10::Storage* storage : signature.storages())
-        if (storage->nbytes() > 0) all.use(*storage);
+      for (const c10::Storage* storage : signature.storages()) all.use(*storage);
     }
   }
   if (need) {
@@ -285,7 +277,6 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
       if (again.empty()) throw;
       stack->erase(stack->begin() + others, stack->end());
       stack->insert(stack->end(), again.begin(), again.end());
-      all.failed = true;
       need.reset();
     }
   }
@@ -300,8 +291,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
   }
   if (operation->views || operation->inert || operation->blank) return;  // what is blank is in use from its first use on
   const std::lock_guard lock(all.mutex);
-  const std::int64_t made = use_results(all, *stack, schema.returns().size());
-  if (made > *need) all.needs[signature.value()] = made;
+  use_results(all, *stack, schema.returns().size());
   all.sweep();
 }
 
@@ -350,8 +340,6 @@ MEMPOOL_EXPORT int mempool_bypass_open(const void* mode, int cuda, std::int64_t 
   all.room = room;
   all.client = client;
   all.reserve = reserve;
-  all.used.clear();
-  all.failed = false;
   all.mode = mode;
   all.open.store(true, std::memory_order_release);
   c10::impl::tls_set_dispatch_key_included(kKey, true);
@@ -360,8 +348,6 @@ MEMPOOL_EXPORT int mempool_bypass_open(const void* mode, int cuda, std::int64_t 
 
 // No longer. Takes no lock, which another thread may have had when a process was forked.
 MEMPOOL_EXPORT void mempool_bypass_close() { bypass().open.store(false, std::memory_order_release); }
-
-MEMPOOL_EXPORT int mempool_bypass_failed() { return bypass().failed.load() ? 1 : 0; }
 
 // How many operations passed by.
 MEMPOOL_EXPORT std::uint64_t mempool_bypass_count() {

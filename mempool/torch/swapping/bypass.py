@@ -2,9 +2,9 @@
 
 To see an operation costs its time in Python many times over where it is small. While a program stays clearly
 below its limit that buys nothing. So then a library (``bypass.cpp``) looks at each operation first: one that
-the mode has seen, with tensors of the same shapes, and for which there is ample room, runs without it; on a
-device with streams, only on that on which the iteration began. Of the
-storages in use the library keeps the order, so that all are known at once when room becomes scarce.
+the mode has seen, with tensors of the same shapes, on the stream on which all are, and for which there is
+ample room, runs without it. Of the storages in use the library keeps the order, so that all are known at once
+when room becomes scarce. The pool plans meanwhile as it does without a limit.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ SOURCE = Source(Path(__file__).with_name("bypass.cpp"), ("c10", "torch_cpu"))
 #: What part of the limit has to be left by an iteration before others need not be seen, and what part by each
 #: operation that is not.
 _CLEARLY, _AMPLE = 8, 32
-#: After how many such iterations in a row operations pass by; where an arena is still to come, which does so
-#: between operations that are seen; and the most, since each time it ends there have to be twice as many.
-_CALM, _BEFORE_ARENA, _MOST_CALM = 2, 16, 64
+#: After how many such iterations in a row operations pass by, at first and at most: each time it ends there
+#: have to be twice as many.
+_CALM, _MOST_CALM = 2, 64
 
 
 class Bypass:
@@ -76,8 +76,7 @@ class Bypass:
         away = sum(held.room for held in list(self._storages.known.values()) if held.state == AWAY)
         is_calm = not moved and most + away <= self._iterations.limit_bytes - limit // _CLEARLY
         self._calm = self._calm + 1 if is_calm else 0
-        to_come = self._iterations.by_plan and not self._room.arena
-        if self._calm >= max(self._patience, _BEFORE_ARENA if to_come else 0):
+        if self._calm >= self._patience:
             self.open()
 
     def open(self) -> None:
@@ -98,6 +97,8 @@ class Bypass:
         if library.mempool_bypass_open(id(self._mode), cuda, room, client, reserve):
             self._before = before
             self._mover.stays = self.is_open = True
+            self._iterations.settled()
+            self._client.set_takes_arena(True)
 
     def _have_all(self) -> None:
         """Everything is here, and has no copy that an operation could make old unseen."""
@@ -111,7 +112,6 @@ class Bypass:
         self._mover.settle_all()
         for held in list(self._storages.known.values()):
             self._mover.forget(held)
-        self._iterations.settled()
 
     def close(self) -> list[torch.Tensor]:
         """Operations are seen again.
@@ -122,6 +122,7 @@ class Bypass:
         if not self.is_open or self._library is None:
             return []
         self.abandon()
+        self._client.set_takes_arena(False)
         self._counts.bypassed += self._library.mempool_bypass_count() - self._before
         self._calm, self._patience = 0, min(2 * self._patience, _MOST_CALM)
         with between_us():
@@ -144,9 +145,7 @@ class Bypass:
     # --- what is seen while it is open
 
     def lacks(self, more: int) -> bool:
-        """Whether there is too little room for so many bytes, or there was."""
-        if self._library is None or self._library.mempool_bypass_failed():
-            return True
+        """Whether there is too little room for so many bytes."""
         return self._room.left() - more < self._room.limit_bytes // _AMPLE
 
     def learn(self, kind: Kind, need: int) -> None:

@@ -216,6 +216,7 @@ class Swapper(TorchDispatchMode):
             self.iterations.limit_bytes = self.limit_bytes - self._beside()
             if self._is_partial:
                 self._is_partial = False
+                self.counts.ended()
                 self.iterations.resume()
             else:
                 self.iterations.end()
