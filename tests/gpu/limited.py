@@ -1,9 +1,10 @@
 """A small training on a GPU, as it is or within a limit, in a process of its own; prints JSON.
 
-    python limited.py native|pool|swapping|eager|inductor MODEL LIMIT
+    python limited.py native|pool|swapping|streams|eager|inductor MODEL LIMIT
 
-"native" is PyTorch's allocator, "eager" and "inductor" are graphs that are rewritten, on top of it. A limit
-of 0 is none. The models are those of the tests on the CPU.
+"native" is PyTorch's allocator, "eager" and "inductor" are graphs that are rewritten, on top of it. With
+"streams", swapping, every other step is on a stream of its own. A limit of 0 is none. The models are those of
+the tests on the CPU.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def train(way: str, name: str, limit: int) -> dict[str, Any]:
 
     torch.use_deterministic_algorithms(True)
     pool = None
-    if way in ("pool", "swapping"):
+    if way in ("pool", "swapping", "streams"):
         import mempool.torch
 
         pool = mempool.torch.install(device="cuda", background=False, **({"limit": limit} if limit else {}))
@@ -44,15 +45,18 @@ def train(way: str, name: str, limit: int) -> dict[str, Any]:
         register()
         options = {"inner": way, **({"limit": limit} if limit else {})}
         loss_of = torch.compile(model.loss, backend="mempool", options=options)
-    losses, peaks = [], []
+    losses, peaks, stream = [], [], torch.cuda.Stream()
     for number in range(STEPS):
         batch = [part.to("cuda") for part in model.batch(number, SIZE)]
         torch.cuda.reset_peak_memory_stats()
-        optimizer.zero_grad()
-        loss = loss_of(*batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item().hex())
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream if way == "streams" and number % 2 else torch.cuda.current_stream()):
+            optimizer.zero_grad()
+            loss = loss_of(*batch)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item().hex())
+        torch.cuda.synchronize()
         peaks.append(torch.cuda.max_memory_allocated())
         del loss, batch
         if pool is not None:
@@ -63,6 +67,7 @@ def train(way: str, name: str, limit: int) -> dict[str, Any]:
         "losses": losses,
         "parameters": hashlib.sha256(b"".join(parts)).hexdigest()[:16],
         "peak_bytes": max(peaks[-3:]),
+        "bypassed": 0 if pool is None or not limit else pool.report().values["swapping"]["bypassed"],
     }
 
 

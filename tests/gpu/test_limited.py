@@ -28,6 +28,15 @@ def test_swapping_changes_no_bit(model: str) -> None:
     assert swapped["peak_bytes"] <= limit
 
 
+@pytest.mark.parametrize("way", ["swapping", "streams"])
+@pytest.mark.parametrize("model", ["resnet", "gpt"])
+def test_operations_that_are_not_seen_change_no_bit(way: str, model: str) -> None:
+    native = trained("native", model)
+    within = trained(way, model, 4 * trained("pool", model)["peak_bytes"])
+    assert (within["losses"], within["parameters"]) == (native["losses"], native["parameters"])
+    assert within["bypassed"] > 0
+
+
 @pytest.mark.parametrize("model", ["resnet", "gpt", "bert"])
 @pytest.mark.parametrize("way", ["eager", "inductor"])
 def test_rewriting_changes_no_bit(way: str, model: str) -> None:

@@ -246,38 +246,52 @@ def test_an_iteration_that_was_half_seen_is_none() -> None:
         del half
 
 
+def hits(pool: Any, loop: Loop, steps: int) -> float:
+    """The part of allocations in batches of many sizes that had their planned place."""
+    choose = random.Random(steps)
+    before = pool.client.stats()["outcomes"]
+    for step in range(steps):
+        loop.step(choose.randrange(400, 512))
+        if step % 10 == 9:
+            pool.plan_now()
+    after = pool.client.stats()["outcomes"]
+    new = {name: after[name] - before[name] for name in after}
+    return float(new["hit"] / sum(new.values()))
+
+
 def test_the_pool_plans_meanwhile_as_without_a_limit() -> None:
-    choose = random.Random(1)
     loop = Loop()
     with mempool.torch.install(device="cpu", limit="32MiB", background=False) as pool:
         pool.watch(loop.optimizer)
-
-        def hits(steps: int) -> float:
-            before = pool.client.stats()["outcomes"]
-            for step in range(steps):
-                loop.step(choose.randrange(400, 512))
-                if step % 10 == 9:
-                    pool.plan_now()
-            after = pool.client.stats()["outcomes"]
-            new = {name: after[name] - before[name] for name in after}
-            return float(new["hit"] / sum(new.values()))
-
-        hits(60)
-        assert hits(30) > 0.9
+        hits(pool, loop, 60)
+        assert hits(pool, loop, 30) > 0.9
         assert bypass_of(pool).is_open
         swapper_of(pool).see_all()
         assert swapper_of(pool)._room.holds_arena
         assert pool.client.pool.stats()["arena_bytes"] > 0
 
 
+def test_an_arena_comes_by_itself_only_meanwhile() -> None:
+    loop = Loop()
+    with mempool.torch.install(device="cpu", limit="32MiB", background=False) as pool:
+        pool.watch(loop.optimizer)
+        opened(pool, loop)
+        swapper_of(pool).see_all()
+        swapper_of(pool).bypass = None
+        assert hits(pool, loop, 60) == 0
+        assert pool.client.state()["needed_bytes"] > pool.client.pool.stats()["arena_bytes"] == 0
+
+
 def test_what_autocast_keeps_is_known_too() -> None:
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
         opened(pool, Loop())
         x, weight = torch.ones(4, 32, 32), torch.ones(4, 32, 32, requires_grad=True)
-        with torch.autocast("cpu", torch.bfloat16):
-            for _ in range(4):
-                torch.bmm(x, weight)
-            known(pool)
+        for enabled in (False, True):  # what passes by without it may not with it
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                for _ in range(4):
+                    torch.bmm(x, weight)
+                if enabled:
+                    known(pool)
         del x, weight
 
 
@@ -403,6 +417,20 @@ class TestOutOfMemory:
             assert all(torch.equal(one, 2 * torch.arange(MIB // 4)) for one in more)
             assert [one.mean().item() for one in kept] == [float(i) for i in range(8)]
             del kept, more, source
+
+    def test_one_that_draws_random_numbers_raises(self) -> None:
+        loop = Loop()
+        with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
+            opened(pool, loop)
+            source = torch.ones(MIB // 4)
+            for _ in range(2):
+                torch.rand_like(source)
+            pool.client.pool.set_max_reserved(pool.client.pool.stats()["reserved"]["current"])
+            drawn: list[Any] = []
+            with pytest.raises(torch.OutOfMemoryError):
+                drawn.extend(torch.rand_like(source) for _ in range(64))
+            pool.client.pool.set_max_reserved(1 << 62)
+            del source, drawn
 
     def test_one_that_writes_raises(self) -> None:
         loop = Loop()
