@@ -116,6 +116,30 @@ def test_no_arena_comes_that_is_beyond_the_budget_until_room_was_made_for_it() -
     assert beyond(core) == 0
 
 
+def test_the_arena_comes_by_itself_as_long_as_it_is_told_to_and_within_the_budget() -> None:
+    core = kept(Core(large=64 * KIB))
+    core.pool.set_budget(3 * MIB // 2)
+    core.client.install(pattern([MIB // 2]), 3)
+    core.step()
+    assert core.pool.stats()["arena_bytes"] == 0
+    core.client.set_takes_arena(True)  # whatever was refused before
+    core.step()
+    assert core.pool.stats()["arena_bytes"] == MIB // 2
+    assert core.client.ask_for_arena()  # which changes nothing of it
+    core.client.install(pattern([MIB]), 4)
+    core.step()
+    assert core.pool.stats()["arena_bytes"] == MIB
+    core.client.set_takes_arena(False)
+    core.client.install(pattern([5 * MIB // 4]), 5)
+    core.step()
+    assert core.pool.stats()["arena_bytes"] == MIB
+    core.client.set_takes_arena(True)
+    core.client.install(pattern([2 * MIB]), 6)
+    core.step()
+    assert core.pool.stats()["arena_bytes"] == 5 * MIB // 4
+    assert beyond(core) == 0
+
+
 @pytest.mark.parametrize(("budget", "stranded"), [(NONE, 924 * KIB), (4 * MIB, 0)])
 def test_large_free_memory_is_not_split_within_a_budget(budget: int, stranded: int) -> None:
     """What is split is of no use to others before all of it is free again."""

@@ -259,7 +259,7 @@ void meddle(Setting& s, Random random) {
         break;
       }
       case 11: { const Guarded guard(s.pool->lock); s.pool->segments().set_retained_limit(below(random, 1 << 22)); break; }
-      case 12: client.ask_for_arena(); client.stats(); client.state(); client.divergences(); client.blockers(); client.reset_peaks(); break;
+      case 12: client.ask_for_arena(); client.set_takes_arena(chance(random, 50)); client.stats(); client.state(); client.divergences(); client.blockers(); client.reset_peaks(); break;
       case 15: client.set_history(chance(random, 60) ? 100 : 0); break;
       case 16: look_at(take_snapshot(*s.pool, &client)); take_usage(*s.pool); break;
       case 17: client.look(); client.wait_for_work({0.0005, 1.0, below(random, 10000), below(random, 10000), 12}); break;

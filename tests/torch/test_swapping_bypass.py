@@ -271,17 +271,6 @@ def test_the_pool_plans_meanwhile_as_without_a_limit() -> None:
         assert pool.client.pool.stats()["arena_bytes"] > 0
 
 
-def test_an_arena_comes_by_itself_only_meanwhile() -> None:
-    loop = Loop()
-    with mempool.torch.install(device="cpu", limit="32MiB", background=False) as pool:
-        pool.watch(loop.optimizer)
-        opened(pool, loop)
-        swapper_of(pool).see_all()
-        swapper_of(pool).bypass = None
-        assert hits(pool, loop, 60) == 0
-        assert pool.client.state()["needed_bytes"] > pool.client.pool.stats()["arena_bytes"] == 0
-
-
 def test_what_autocast_keeps_is_known_too() -> None:
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
         opened(pool, Loop())
