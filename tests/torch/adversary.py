@@ -86,6 +86,7 @@ class LazyEngine:
             transfer.data = None
             transfer.copy.users -= 1
             transfer.copy.end()
+            transfer.copy = None
         return 0.0
 
     def drop(self, copy: Any) -> None:
@@ -121,7 +122,8 @@ class LazyEngine:
         return 0
 
     def close(self) -> None:
-        """There is nothing to end."""
+        for waiting in self._asked:
+            waiting.clear()
 
 
 class Adversary(Swapper):
@@ -144,6 +146,12 @@ class Adversary(Swapper):
         self.share = share
         self.mover.least_bytes = least
         self.away = 0  #: how many were sent away
+
+    def __exit__(self, *args: object) -> None:
+        super().__exit__(*args)
+        self.engine.close()
+        for held in self.storages.known.values():
+            held.copy = None  # which is the pool's memory here
 
     def send_away(self) -> None:
         """Move all that may be moved to the host."""
