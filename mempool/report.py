@@ -77,7 +77,7 @@ _SWAPPING = (
     ("beyond", "times more was reserved than that"),
     ("beyond_bytes", "more by at most"),
     ("diverged", "iterations off the plan"),
-    ("bypassed", "operations not seen"),
+    ("bypassed", "operations that passed by"),
     ("plans", "plans"),
     ("changes", "changes by waits"),
     ("host_peak_bytes", "host memory at most"),

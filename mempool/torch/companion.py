@@ -10,7 +10,7 @@ from mempool import _core
 from mempool.errors import UsageError
 from mempool.torch.compiling import Source
 
-SOURCE = Source(Path(__file__).with_name("companion.cpp"), ("c10",))
+SOURCE = Source(Path(__file__).with_name("companion.cpp"), ("c10",), "mempool_companion_install")
 
 
 def install() -> None:

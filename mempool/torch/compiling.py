@@ -13,6 +13,7 @@ import hashlib
 import os
 import shlex
 import shutil
+import struct
 import subprocess
 import tempfile
 from pathlib import Path
@@ -24,6 +25,9 @@ from mempool.logs import log
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w")
 COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 300
+#: The head of a library of 64 bits, of which is read where its table of sections lies, which is its end, the
+#: size of an entry, and their number.
+_ELF = struct.Struct("<40xQ10xHH2x")
 
 
 class Source(NamedTuple):
@@ -32,10 +36,12 @@ class Source(NamedTuple):
     Attributes:
         path: of the source.
         libraries: of torch, that it is linked with.
+        symbol: one that the library has.
     """
 
     path: Path
     libraries: tuple[str, ...]
+    symbol: str
 
     @property
     def name(self) -> str:
@@ -78,13 +84,18 @@ class Source(NamedTuple):
         """
         built = self.build()
         try:
-            return ctypes.CDLL(str(built))
+            return self._loaded(built)
         except OSError:
             built.unlink(missing_ok=True)
             try:
-                return ctypes.CDLL(str(self.build()))
+                return self._loaded(self.build())
             except OSError as error:
                 raise UsageError(f"the {self.name} for PyTorch cannot be loaded: {error}") from None
+
+    def _loaded(self, built: Path) -> ctypes.CDLL:
+        if not _is_whole(built.read_bytes(), self.symbol):
+            raise OSError(f"{built} is damaged")
+        return ctypes.CDLL(str(built))
 
     def _compile(self, command: list[str], built: Path) -> None:
         """Compile beside and rename: others may be about to load or to build it."""
@@ -111,6 +122,14 @@ class Source(NamedTuple):
             raise UsageError(f"the {self.name} for PyTorch cannot be built: {error}") from None
         finally:
             Path(beside).unlink(missing_ok=True)
+
+
+def _is_whole(library: bytes, symbol: str) -> bool:
+    """Whether it is as long as its head says, and has a symbol: to load what is cut ends the process."""
+    if len(library) < _ELF.size or not library.startswith(b"\x7fELF\x02\x01"):
+        return False
+    sections, size, count = _ELF.unpack_from(library)
+    return len(library) >= int(sections + size * count) and symbol.encode() in library
 
 
 def compiler() -> list[str]:

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -360,7 +361,7 @@ class TestWhen:
         swapper.counts.iteration_in_bytes = 0
         assert self.opens(swapper, MIB)
 
-    def test_not_where_what_is_away_would_not_fit_then_it_is_here(self, swapper: Swapper) -> None:
+    def test_not_where_what_is_away_would_not_fit(self, swapper: Swapper) -> None:
         x = torch.ones(MIB // 2)
         swapper._governor.clear(set(), 0)
         assert HERE_BYTES(x.untyped_storage()) == 0
@@ -436,6 +437,22 @@ class TestOutOfMemory:
             pool.client.pool.set_max_reserved(1 << 62)
             del source, outs, out
 
+    @pytest.mark.parametrize("seen", [False, True])
+    def test_one_that_writes_where_nothing_is_yet_is_not_run_again(self, seen: bool) -> None:
+        """The first time has given it a shape, and no memory."""
+        with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
+            if seen:
+                swapper_of(pool).bypass = None
+            else:
+                opened(pool, Loop())
+            source = torch.arange(MIB // 4)
+            outs = [torch.empty(0, dtype=torch.long) for _ in range(64)]
+            pool.client.pool.set_max_reserved(pool.client.pool.stats()["reserved"]["current"])
+            with pytest.raises(torch.OutOfMemoryError):
+                summed(source, outs)
+            pool.client.pool.set_max_reserved(1 << 62)
+            del source, outs
+
 
 # --- what is always seen
 
@@ -450,7 +467,7 @@ def passes(pool: Any, act: Any) -> int:
 
 
 @pytest.fixture
-def asleep() -> Iterator[Any]:
+def open_pool() -> Iterator[Any]:
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
         opened(pool, Loop())
         yield pool
@@ -483,51 +500,114 @@ class Doubled(torch.Tensor):
 
 
 class TestAlwaysSeen:
-    def test_by_a_class_of_tensors(self, asleep: Any) -> None:
+    def test_by_a_class_of_tensors(self, open_pool: Any) -> None:
         x = torch.ones(100)
-        assert passes(asleep, lambda: x + 1) == 1
+        assert passes(open_pool, lambda: x + 1) == 1
         y = Doubled(x)
         assert all(torch.equal(y + 1, torch.full((100,), 3.0)) for _ in range(3))
 
-    def test_by_a_mode_that_was_entered_later(self, asleep: Any) -> None:
+    def test_by_a_mode_that_was_entered_later(self, open_pool: Any) -> None:
         x = torch.ones(100)
-        assert passes(asleep, lambda: x + 1) == 1
+        assert passes(open_pool, lambda: x + 1) == 1
         with Other() as other:
-            assert passes(asleep, lambda: x + 1) == 0
+            assert passes(open_pool, lambda: x + 1) == 0
         assert other.seen == [torch.ops.aten.add.Tensor] * 3
 
-    def test_by_a_mode_that_takes_its_place(self, asleep: Any) -> None:
+    def test_by_a_mode_that_takes_its_place(self, open_pool: Any) -> None:
         x = torch.ones(100)
-        assert passes(asleep, lambda: x + 1) == 1
+        assert passes(open_pool, lambda: x + 1) == 1
         with _disable_current_modes(), Other() as other:
-            assert passes(asleep, lambda: x + 1) == 0
+            assert passes(open_pool, lambda: x + 1) == 0
         assert other.seen == [torch.ops.aten.add.Tensor] * 3
 
-    def test_by_fake_tensors(self, asleep: Any) -> None:
+    def test_by_fake_tensors(self, open_pool: Any) -> None:
         from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-        assert passes(asleep, lambda: torch.ones(100)) == 1
+        assert passes(open_pool, lambda: torch.ones(100)) == 1
         with FakeTensorMode():
             assert all(isinstance(torch.ones(100), FakeTensor) for _ in range(3))
 
-    def test_whose_size_goes_by_data(self, asleep: Any) -> None:
+    def test_whose_size_goes_by_data(self, open_pool: Any) -> None:
         x = torch.ones(1000)
-        assert passes(asleep, lambda: x.nonzero()) == 0
-        assert passes(asleep, lambda: x[x > 0]) == 1  # the comparison
+        assert passes(open_pool, lambda: x.nonzero()) == 0
+        assert passes(open_pool, lambda: x[x > 0]) == 1  # the comparison
 
-    def test_whose_size_goes_by_a_fraction(self, asleep: Any) -> None:
+    def test_whose_size_goes_by_a_fraction(self, open_pool: Any) -> None:
         ends = iter((10.0, 20.0, 1e5))
-        assert passes(asleep, lambda: torch.arange(0.0, next(ends))) == 0
-        assert passes(asleep, lambda: torch.full((10,), random.random())) == 1
+        assert passes(open_pool, lambda: torch.arange(0.0, next(ends))) == 0
+        assert passes(open_pool, lambda: torch.full((10,), random.random())) == 1
 
-    def test_what_a_library_has_in_python(self, asleep: Any) -> None:
+    def test_what_goes_by_how_much_memory_there_is_already(self, open_pool: Any) -> None:
+        source, out = torch.ones(100), torch.empty(100)
+        assert passes(open_pool, lambda: torch.add(source, source, out=out)) == 0
+        assert passes(open_pool, lambda: torch.arange(0.0, 100.0, out=out)) == 0
+        assert passes(open_pool, lambda: out.resize_(50)) == 0
+
+    def test_what_is_made_of_data_alone(self, open_pool: Any) -> None:
+        x = torch.eye(10)
+        assert passes(open_pool, x.to_sparse) == 0
+        assert passes(open_pool, lambda: torch._lazy_clone(x)) == 0  # which both go on using
+
+    def test_the_first_of_each_shape_strides_and_type(self, open_pool: Any) -> None:
+        base = torch.ones(20, 1536)
+        thin = base[:, 0]  # with strides that are as large as the other's side
+        assert passes(open_pool, lambda: thin + 1) == 1
+        before = bypass_of(open_pool).passed
+        for other in (base, thin[:10], thin.clone(), thin.double(), torch.ones(20, 1)):
+            seen = bypass_of(open_pool).passed
+            _ = other + 1
+            assert bypass_of(open_pool).passed == seen
+        assert bypass_of(open_pool).passed > before  # of copies
+        numbers = torch.ones(100, dtype=torch.int32)
+        assert passes(open_pool, lambda: numbers / 2) == 1
+        torch.set_default_dtype(torch.float64)
+        try:
+            seen = bypass_of(open_pool).passed
+            _ = numbers / 2
+            assert bypass_of(open_pool).passed == seen
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    def test_numbers_of_a_library(self, open_pool: Any) -> None:
+        with torch.library._scoped_library("mempool_bypass_test", "FRAGMENT") as library:
+            library.define("number(int x) -> int")
+            library.impl("number", lambda x: x, "CompositeExplicitAutograd")
+            assert passes(open_pool, lambda: torch.ops.mempool_bypass_test.number(1)) == 0
+
+    def test_an_operator_where_another_was(self, open_pool: Any) -> None:
+        y, name = torch.ones(1000), "mempool_bypass_test"
+        for at, schema in enumerate(("(int x) -> int", "(Tensor x) -> Tensor") * 5):
+            before = bypass_of(open_pool).passed
+            with torch.library._scoped_library(name, "FRAGMENT") as library:
+                for i in range(20):
+                    library.define(f"one{at}_{i}{schema}")
+                    library.impl(f"one{at}_{i}", lambda x: x, "CompositeExplicitAutograd")
+                    getattr(torch.ops.mempool_bypass_test, f"one{at}_{i}")(y if at % 2 else 1)
+            assert bypass_of(open_pool).passed == before
+
+    def test_memory_that_is_not_the_pools(self) -> None:
+        with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
+            opened(pool, Loop())
+            x = torch.ones(MIB)
+            kept, others = [x + 1], []
+            for _ in range(8):
+                others.append(torch.from_numpy(np.ones(MIB, np.float32)))
+                others[-1].add_(1)
+                kept.append(x + 1)
+            kept += [x + 1 for _ in range(8)]
+            stats = pool.client.pool.stats()
+            assert stats["reserved"]["peak"] + 32 * MIB <= 64 * MIB * 1.02
+            assert all(one.sum().item() == 2 * MIB for one in (*kept, *others))
+            del x, kept, others
+
+    def test_what_a_library_has_in_python(self, open_pool: Any) -> None:
         with torch.library._scoped_library("mempool_bypass_test", "FRAGMENT") as library:
             library.define("twice(Tensor x) -> Tensor")
             library.impl("twice", lambda x: x + x, "CPU")
             x = torch.ones(10)
-            assert passes(asleep, lambda: torch.ops.mempool_bypass_test.twice(x)) == 0
+            assert passes(open_pool, lambda: torch.ops.mempool_bypass_test.twice(x)) == 0
 
-    def test_what_hooks_of_saved_tensors_do(self, asleep: Any) -> None:
+    def test_what_hooks_of_saved_tensors_do(self, open_pool: Any) -> None:
         packed: list[Any] = []
 
         def pack(x: Any) -> Any:
@@ -539,15 +619,15 @@ class TestAlwaysSeen:
             x.exp()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             x.exp()
-        assert swapper_of(asleep).storages.find(packed[0].untyped_storage()) is not None
+        assert swapper_of(open_pool).storages.find(packed[0].untyped_storage()) is not None
 
-    def test_functions_of_vmap_and_grad(self, asleep: Any) -> None:
+    def test_functions_of_vmap_and_grad(self, open_pool: Any) -> None:
         x = torch.arange(12.0).view(3, 4)
         for _ in range(3):
             got = torch.vmap(torch.func.grad(lambda row: row.square().sum()))(x)
             assert torch.equal(got, 2 * x)
 
-    def test_operations_of_higher_order(self, asleep: Any) -> None:
+    def test_operations_of_higher_order(self, open_pool: Any) -> None:
         from torch._higher_order_ops.cond import cond_op
 
         x = torch.arange(4.0)
@@ -555,18 +635,85 @@ class TestAlwaysSeen:
             assert torch.equal(cond_op(True, torch.sin, torch.cos, (x,)), x.sin())
 
 
-def test_what_is_not_written_yet_is_nobodys_to_move(asleep: Any) -> None:
+def test_what_is_not_written_yet_is_nobodys_to_move(open_pool: Any) -> None:
     """Functions of C++ write into it next, past the dispatcher."""
     for _ in range(3):
         blank, written = torch.empty(2048), torch.ones(2048)
-    swapper = swapper_of(asleep)
+    swapper = swapper_of(open_pool)
     swapper.see_all()
     assert swapper.storages.find(written.untyped_storage()) is not None
     assert swapper.storages.find(blank.untyped_storage()) is None
 
 
-def test_while_operations_pass_by_nothing_leaves(asleep: Any) -> None:
-    swapper = swapper_of(asleep)
+def test_nor_once_there_are_views_of_it(open_pool: Any) -> None:
+    swapper = swapper_of(open_pool)
+    for _ in range(3):
+        blank = torch.empty(2048)
+        view = blank.view(2, 1024)
+    swapper.see_all()
+    assert swapper.storages.find(blank.untyped_storage()) is None
+    del blank, view
+
+
+def test_what_has_been_written_may_move(open_pool: Any) -> None:
+    swapper = swapper_of(open_pool)
+    tensors = [torch.empty(2048 + i).fill_(1) for i in range(8)]  # no two alike: each is seen
+    for one in tensors:
+        for _ in range(3):
+            one.add_(1)
+    swapper.see_all()
+    swapper._governor.clear(set(), 0)
+    assert [HERE_BYTES(one.untyped_storage()) for one in tensors] == [0] * 8
+    assert all(one.mean().item() == 4 for one in tensors)
+    assert swapper._blank == {}
+    del tensors, one
+
+
+def test_an_optimizer_that_steps_in_the_backward(open_pool: Any) -> None:
+    net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+    optimizers = {one: torch.optim.SGD([one], 0.01) for one in net.parameters()}
+
+    def steps(one: Any) -> None:
+        optimizers[one].step()
+        optimizers[one].zero_grad()
+
+    for one in optimizers:
+        one.register_post_accumulate_grad_hook(steps)
+    swapper_of(open_pool).see_all()
+    bypass_of(open_pool)._patience = 2
+    for _ in range(40):
+        net(torch.ones(8, 64)).square().mean().backward()
+    assert bypass_of(open_pool).is_open
+    assert passes(open_pool, lambda: net(torch.ones(8, 64)).square().mean().backward()) > 20
+    net.zero_grad()
+
+
+def test_ctrl_c_while_it_opens_leaves_all_where_it_is(
+    open_pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swapper, bypass, x = swapper_of(open_pool), bypass_of(open_pool), torch.ones(MIB)
+    swapper.see_all()
+    for _ in range(3):
+        x + 1
+    library = bypass._library
+    monkeypatch.setattr(library, "mempool_bypass_open", broken_after(library.mempool_bypass_open))
+    with pytest.raises(KeyboardInterrupt):
+        bypass.open()
+    swapper._governor.clear(set(), 0)
+    assert HERE_BYTES(x.untyped_storage()) == 4 * MIB
+    assert (x + 1).mean().item() == 2
+
+
+def broken_after(act: Any) -> Any:
+    def broken(*args: Any) -> None:
+        act(*args)
+        raise KeyboardInterrupt
+
+    return broken
+
+
+def test_while_operations_pass_by_nothing_leaves(open_pool: Any) -> None:
+    swapper = swapper_of(open_pool)
     x = torch.ones(MIB)
     swapper._know(x, x.untyped_storage())
     held = swapper.storages.find(x.untyped_storage())
@@ -580,13 +727,13 @@ def test_while_operations_pass_by_nothing_leaves(asleep: Any) -> None:
     del held
 
 
-def test_what_was_written_unseen_is_what_comes_back(asleep: Any) -> None:
-    swapper, x = swapper_of(asleep), torch.ones(MIB)
+def test_what_was_written_unseen_is_what_comes_back(open_pool: Any) -> None:
+    swapper, x = swapper_of(open_pool), torch.ones(MIB)
     swapper.see_all()
     x.add_(1)
     swapper._governor.clear(set(), 0)  # there is a copy now
     x.sum()
-    bypass_of(asleep).open()
+    bypass_of(open_pool).open()
     for _ in range(3):
         x.add_(1)
     swapper.see_all()
@@ -595,7 +742,7 @@ def test_what_was_written_unseen_is_what_comes_back(asleep: Any) -> None:
     assert x[0].item() == 5
 
 
-def test_what_passed_by_and_is_gone_takes_no_memory(asleep: Any) -> None:
+def test_what_passed_by_and_is_gone_takes_no_memory(open_pool: Any) -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
@@ -608,18 +755,18 @@ def test_what_passed_by_and_is_gone_takes_no_memory(asleep: Any) -> None:
     assert resident() - before < 8 * MIB
 
 
-def test_only_one_swapper_of_a_process_does_it(asleep: Any) -> None:
-    with Swapper(HostEngine(1 << 20), CPU, 1 << 40, client=asleep.client) as other:
+def test_only_one_swapper_of_a_process_does_it(open_pool: Any) -> None:
+    with Swapper(HostEngine(1 << 20), CPU, 1 << 40, client=open_pool.client) as other:
         assert other.bypass is not None
         other.bypass.open()
         assert not other.bypass.is_open
-    assert bypass_of(asleep).is_open
+    assert bypass_of(open_pool).is_open
 
 
-def test_other_threads_are_seen_as_before(asleep: Any) -> None:
+def test_other_threads_are_seen_as_before(open_pool: Any) -> None:
     x, found = torch.ones(100), []
-    assert passes(asleep, lambda: x + 1) == 1
-    before = bypass_of(asleep).passed
+    assert passes(open_pool, lambda: x + 1) == 1
+    before = bypass_of(open_pool).passed
 
     def work() -> None:
         found.append(x + 1)
@@ -627,11 +774,11 @@ def test_other_threads_are_seen_as_before(asleep: Any) -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert bypass_of(asleep).passed == before
+    assert bypass_of(open_pool).passed == before
     assert torch.equal(found.pop(), x + 1)
 
 
-def test_a_forked_child_goes_on(asleep: Any) -> None:
+def test_a_forked_child_goes_on(open_pool: Any) -> None:
     x = torch.ones(1000)
     for _ in range(3):
         x = x + 1
@@ -641,11 +788,11 @@ def test_a_forked_child_goes_on(asleep: Any) -> None:
         try:
             for _ in range(3):
                 x = x + 1
-            good = bool(x.sum().item() == 7000) and not bypass_of(asleep).is_open
+            good = bool(x.sum().item() == 7000) and not bypass_of(open_pool).is_open
         finally:
             os._exit(not good)
     assert os.waitpid(pid, 0)[1] == 0
-    assert bypass_of(asleep).is_open
+    assert bypass_of(open_pool).is_open
 
 
 def test_afterwards_pytorch_is_as_it_was() -> None:

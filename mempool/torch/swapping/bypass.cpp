@@ -40,14 +40,18 @@ constexpr std::size_t kLeastSwept = 4096;
 struct Used {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // which also keeps its address from being another's
   std::uint64_t last;
+  bool blank;  // not written yet: a function of C++ may do so next, past the dispatcher
 };
 
 struct Operation {
-  bool composite;  // made of others, which come here themselves
-  bool inert;      // neither given tensors nor returning any, such as marks for a profiler
+  c10::OperatorName name;  // where its schema lies another's may lie later
+  std::uint64_t hash;      // of the name
+  bool composite;          // made of others, which come here themselves
+  bool inert;              // neither given tensors nor returning any, such as marks for a profiler
   bool repeatable;  // neither writes what it is given nor draws random numbers
+  // As learned:
   bool views = false;
-  bool blank = false;  // does not write what it makes: a function of C++ may do so next, past the dispatcher
+  bool blank = false;  // does not write what it makes
 };
 
 struct Bypass {
@@ -65,10 +69,11 @@ struct Bypass {
   std::unordered_map<const c10::StorageImpl*, Used> used;
   std::size_t sweep_at = kLeastSwept;
   std::uint64_t clock = 0;
+  std::uint64_t passed = 0;
 
   Operation& operation(const c10::OperatorHandle& op) {
     const auto found = operations.find(&op.schema());
-    if (found != operations.end()) return found->second;
+    if (found != operations.end() && found->second.name == op.operator_name()) return found->second;
     const auto& tags = op.getTags();
     const bool draws = std::find(tags.begin(), tags.end(), at::Tag::nondeterministic_seeded) != tags.end();
     const auto is_number = [](const c10::Argument& one) {
@@ -76,22 +81,31 @@ struct Bypass {
       return type.find("Tensor") == std::string::npos && type.find("Storage") == std::string::npos && type != "Any";
     };
     const c10::FunctionSchema& schema = op.schema();
-    const Operation made{
+    const auto space = schema.getNamespace().value_or("");
+    const bool known = space == "aten" || space == "prim" || space == "profiler";
+    Operation made{
+        .name = op.operator_name(),
+        .hash = std::hash<c10::OperatorName>{}(op.operator_name()),
         .composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd),
-        .inert = std::all_of(schema.arguments().begin(), schema.arguments().end(), is_number) &&
+        .inert = known && std::all_of(schema.arguments().begin(), schema.arguments().end(), is_number) &&
                  std::all_of(schema.returns().begin(), schema.returns().end(), is_number),
         .repeatable = !draws && !schema.is_mutable(),
     };
-    return operations.emplace(&schema, made).first->second;
+    return operations.insert_or_assign(&schema, std::move(made)).first->second;
   }
 
-  void use(const c10::Storage& storage) {
+  bool knows(const c10::Storage& storage) const { return used.contains(storage.unsafeGetStorageImpl()); }
+
+  // By one that makes views of what is blank it stays so.
+  void use(const c10::Storage& storage, bool views) {
     const auto found = used.find(storage.unsafeGetStorageImpl());
-    if (found != used.end()) {
-      found->second.last = clock;
-    } else {
-      used.emplace(storage.unsafeGetStorageImpl(), Used{storage.getWeakStorageImpl(), clock});
-    }
+    if (found == used.end()) return;
+    found->second.last = clock;
+    found->second.blank &= views;
+  }
+
+  void add(const c10::Storage& storage, bool blank) {
+    used.try_emplace(storage.unsafeGetStorageImpl(), Used{storage.getWeakStorageImpl(), clock, blank});
   }
 
   void sweep() {
@@ -116,7 +130,10 @@ thread_local std::vector<Awaited> awaited;
 // What decides how much memory an operation takes, as one number.
 class Signature {
  public:
-  Signature(c10::DeviceType device, const c10::FunctionSchema& schema) : device_(device) { mix(reinterpret_cast<std::uintptr_t>(&schema)); }
+  Signature(c10::DeviceType device, const Operation& operation) : device_(device) {
+    mix(operation.hash);
+    mix(static_cast<std::uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
+  }
 
   // False: this is nothing ordinary.
   bool add(const c10::IValue& value) {
@@ -133,15 +150,17 @@ class Signature {
     }
     if (value.isTensorList()) {
       mix(6);
+      mix(value.toTensorList().size());
       for (const at::Tensor& one : value.toTensorList())
         if (!add(one)) return false;
-      return mix(7);
+      return true;
     }
     if (value.isIntList()) {
       sized_ = true;
-      mix(8);
+      mix(7);
+      mix(value.toIntList().size());
       for (const std::int64_t one : value.toIntList()) mix(static_cast<std::uint64_t>(one));
-      return mix(9);
+      return true;
     }
     if (value.isDevice()) return mix(10) && mix(static_cast<std::uint64_t>(value.toDevice().type()));
     if (value.isString()) return mix(11) && mix(std::hash<std::string_view>{}(value.toStringView()));
@@ -149,9 +168,10 @@ class Signature {
     if (value.isGenerator()) return mix(13);
     if (value.isList()) {
       mix(14);
+      mix(value.toListRef().size());
       for (const c10::IValue& one : value.toListRef())
         if (!add(one)) return false;
-      return mix(15);
+      return true;
     }
     return false;
   }
@@ -175,13 +195,16 @@ class Signature {
     if (!tensor.defined()) return mix(16);
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     if (impl.is_python_dispatch() || !impl.has_storage() || impl.has_symbolic_sizes_strides()) return false;
-    mix(17);
+    mix(impl.is_contiguous() ? 17 : 18);
+    mix(static_cast<std::uint64_t>(c10::typeMetaToScalarType(impl.dtype())));
+    mix(static_cast<std::uint64_t>(impl.device_type()));
+    mix(static_cast<std::uint64_t>(impl.dim()));
     for (const std::int64_t size : impl.sizes()) mix(static_cast<std::uint64_t>(size));
-    mix(static_cast<std::uint64_t>(c10::typeMetaToScalarType(impl.dtype())) << 8 | static_cast<std::uint64_t>(impl.device_type()));
     if (!impl.is_contiguous())
       for (const std::int64_t stride : impl.strides()) mix(static_cast<std::uint64_t>(stride));
-    if (impl.device_type() == device_) storages_.push_back(&impl.unsafe_storage());
-    return mix(18);
+    const bool number = impl.is_wrapped_number();  // made for this operation alone
+    if (impl.device_type() == device_ && !number && impl.unsafe_storage().nbytes() > 0) storages_.push_back(&impl.unsafe_storage());
+    return true;
   }
 
   c10::DeviceType device_;
@@ -208,8 +231,8 @@ c10::StreamId stream_now(c10::DeviceType device) {
   return guard.getStream(guard.getDevice()).id();
 }
 
-// Whether nothing but our mode would see the operation, and on the stream on which everything is: no transform, autocast or other mode, and no hooks of saved tensors, which
-// are Python's and run in the middle of it.
+// Whether nothing but our mode would see the operation: no transform, autocast or other mode, and no hooks of saved tensors, which
+// are Python's and run in the middle of it; and it is on the stream on which all are.
 bool seen_by_us_alone(const Bypass& all, DispatchKeySet below) {
   static const std::uint64_t ordinary = (DispatchKeySet({DispatchKey::Dense, DispatchKey::BackendSelect, DispatchKey::Python,
                                                          DispatchKey::ADInplaceOrView, DispatchKey::AutogradOther, DispatchKey::AutogradFunctionality}) |
@@ -221,16 +244,17 @@ bool seen_by_us_alone(const Bypass& all, DispatchKeySet below) {
          stream_now(all.device) == all.stream.load();
 }
 
-void use_results(Bypass& all, const torch::jit::Stack& stack, std::size_t count) {
-  const auto use = [&](const at::Tensor& tensor) {
+// What was returned and is new.
+void add_results(Bypass& all, const torch::jit::Stack& stack, std::size_t count, bool blank) {
+  const auto add = [&](const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.has_storage() || tensor.device().type() != all.device) return;
-    all.use(tensor.unsafeGetTensorImpl()->unsafe_storage());
+    all.add(tensor.unsafeGetTensorImpl()->unsafe_storage(), blank);
   };
   for (auto at = stack.end() - static_cast<std::ptrdiff_t>(count); at != stack.end(); ++at) {
     if (at->isTensor()) {
-      use(at->toTensor());
+      add(at->toTensor());
     } else if (at->isTensorList()) {
-      for (const at::Tensor& one : at->toTensorList()) use(one);
+      for (const at::Tensor& one : at->toTensorList()) add(one);
     }
   }
 }
@@ -246,25 +270,30 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
   const auto given = stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
   std::optional<Operation> operation;
   std::optional<std::int64_t> need;
-  Signature signature(all.device, schema);
-  bool ordinary = false;
+  std::uint64_t signature = 0;
   {
     const std::lock_guard lock(all.mutex);
     operation = all.operation(op);
+    ++all.clock;
     if (operation->inert) {
       need = 0;
     } else if (!operation->composite) {
-      ordinary = std::all_of(given, stack->end(), [&](const c10::IValue& value) { return signature.add(value); });
-      if (ordinary && operation->views) {
+      Signature sign(all.device, *operation);
+      if (std::all_of(given, stack->end(), [&](const c10::IValue& value) { return sign.add(value); })) signature = sign.value();
+      const auto known = all.needs.find(signature);
+      if (signature != 0 && operation->views) {
         need = 0;
-      } else if (const auto known = all.needs.find(signature.value()); ordinary && known != all.needs.end()) {
+      } else if (signature != 0 && known != all.needs.end() &&
+                 // What came in another way the mode has to meet: it may be memory that is not the pool's.
+                 std::all_of(sign.storages().begin(), sign.storages().end(), [&](const auto* one) { return all.knows(*one); })) {
         if (known->second == 0 || all.room(all.client) - known->second >= all.reserve) need = known->second;
       }
+      for (const c10::Storage* storage : sign.storages()) {
+        if (!operation->views) all.add(*storage, false);
+        all.use(*storage, operation->views);
+      }
     }
-    if (need) {
-      ++all.clock;
-      for (const c10::Storage* storage : signature.storages()) all.use(*storage);
-    }
+    if (need) ++all.passed;
   }
   if (need) {
     torch::jit::Stack again;  // what it is given, which it takes away
@@ -285,24 +314,29 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
       explicit Waiting(const Awaited& one) { awaited.push_back(one); }
       ~Waiting() { awaited.pop_back(); }
     };
-    const Waiting waiting({&schema, ordinary ? signature.value() : 0});
+    const Waiting waiting({&schema, signature});
     op.redispatchBoxed(below, stack);
-    return;
+    if (signature == 0 || !all.open.load(std::memory_order_acquire)) return;
   }
-  if (operation->views || operation->inert || operation->blank) return;  // what is blank is in use from its first use on
+  if (operation->inert) return;
   const std::lock_guard lock(all.mutex);
-  use_results(all, *stack, schema.returns().size());
+  const Operation& learned = all.operation(op);
+  if (learned.views) return;
+  add_results(all, *stack, schema.returns().size(), learned.blank);
   all.sweep();
 }
 
-// Uint8 tensors of all storages that were used while open and live, the one that was unused for longest first.
+// Uint8 tensors of all storages that were used while open and live, the one that was unused for longest first. What is still
+// blank is nobody's to move: it is met when it is used.
 std::vector<at::Tensor> taken() {
   Bypass& all = bypass();
   std::vector<std::pair<std::uint64_t, c10::Storage>> alive;
   {
     const std::lock_guard lock(all.mutex);
-    for (const auto& [_, one] : all.used)
+    for (const auto& [_, one] : all.used) {
+      if (one.blank) continue;
       if (auto storage = one.storage.lock(); storage && storage->nbytes() > 0) alive.emplace_back(one.last, std::move(storage));
+    }
     all.used.clear();
   }
   std::stable_sort(alive.begin(), alive.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -346,6 +380,12 @@ MEMPOOL_EXPORT int mempool_bypass_open(const void* mode, int cuda, std::int64_t 
   return 1;
 }
 
+MEMPOOL_EXPORT void mempool_bypass_reserve(std::int64_t reserve) {
+  Bypass& all = bypass();
+  const std::lock_guard lock(all.mutex);
+  all.reserve = reserve;
+}
+
 // No longer. Takes no lock, which another thread may have had when a process was forked.
 MEMPOOL_EXPORT void mempool_bypass_close() { bypass().open.store(false, std::memory_order_release); }
 
@@ -353,19 +393,24 @@ MEMPOOL_EXPORT void mempool_bypass_close() { bypass().open.store(false, std::mem
 MEMPOOL_EXPORT std::uint64_t mempool_bypass_count() {
   Bypass& all = bypass();
   const std::lock_guard lock(all.mutex);
-  return all.clock;
+  return all.passed;
 }
 
-// The operation that is on its way to the mode makes views, or what is blank, and needs so many bytes where it is given the like.
+// The operation that is on its way to the mode makes views, or what is blank, and needs so many bytes where it is given the like;
+// -1: it is to be seen each time.
 MEMPOOL_EXPORT void mempool_bypass_learn(const char* name, const char* overload, int views, int blank, std::int64_t bytes) {
+  // An engine of backwards gives its threads the keys of when it began, and takes them away again.
+  c10::impl::tls_set_dispatch_key_included(kKey, true);
   if (awaited.empty()) return;
   const auto [schema, signature] = awaited.back();
   if (signature == 0 || schema->name() != name || schema->overload_name() != overload) return;
   Bypass& all = bypass();
   const std::lock_guard lock(all.mutex);
-  Operation& operation = all.operations.at(schema);
-  operation.views = views != 0;
-  operation.blank = blank != 0;
+  const auto found = all.operations.find(schema);
+  if (found == all.operations.end()) return;
+  found->second.views = views != 0;
+  found->second.blank = blank != 0;
+  if (bytes < 0) return;
   if (all.needs.size() >= kMostKnown) all.needs.clear();
   all.needs[signature] = bytes;
 }

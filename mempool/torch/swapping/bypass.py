@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.room import Room
     from mempool.torch.swapping.storages import Storages
 
-SOURCE = Source(Path(__file__).with_name("bypass.cpp"), ("c10", "torch_cpu"))
+SOURCE = Source(Path(__file__).with_name("bypass.cpp"), ("c10", "torch_cpu"), "mempool_bypass_open")
 #: What part of the limit has to be left by an iteration before others need not be seen, and what part by each
 #: operation that is not.
-_CLEARLY, _AMPLE = 8, 32
+_LEFT_BEFORE, _LEFT_MEANWHILE = 8, 32
 #: After how many such iterations in a row operations pass by, at first and at most: each time it ends there
 #: have to be twice as many.
 _CALM, _MOST_CALM = 2, 64
@@ -65,6 +65,7 @@ class Bypass:
         self._possible = True
         self._calm, self._patience = 0, _CALM
         self._before = 0  # operations that had passed when it was opened
+        self._reserve = 0
         self.is_open = False
 
     # --- when
@@ -74,14 +75,14 @@ class Bypass:
         counts, limit = self._counts, self._room.limit_bytes
         moved = counts.iteration_in_bytes > 0 or counts.iteration_out_bytes > 0
         away = sum(held.room for held in list(self._storages.known.values()) if held.state == AWAY)
-        is_calm = not moved and most + away <= self._iterations.limit_bytes - limit // _CLEARLY
+        is_calm = not moved and most + away <= self._iterations.limit_bytes - limit // _LEFT_BEFORE
         self._calm = self._calm + 1 if is_calm else 0
         if self._calm >= self._patience:
             self.open()
 
     def open(self) -> None:
         """Have everything here, and let operations pass by; nothing where that cannot be."""
-        if not self._possible or threading.get_ident() != self._mover.thread:
+        if self.is_open or not self._possible or threading.get_ident() != self._mover.thread:
             return
         try:
             library = self._library = _library()
@@ -90,15 +91,20 @@ class Bypass:
             self._possible = False
             return
         self._have_all()
-        reserve = self._room.limit_bytes // _AMPLE + self._storages.outside_bytes
+        self._reserve = self._left()
         cuda = self._storages.device == "cuda"
         room, client = _core.torch_room_function(), self._client.handle
-        before = library.mempool_bypass_count()
-        if library.mempool_bypass_open(id(self._mode), cuda, room, client, reserve):
-            self._before = before
-            self._mover.stays = self.is_open = True
+        self._before = library.mempool_bypass_count()
+        self._mover.stays = self.is_open = True  # before it is, as Ctrl-C may come between
+        if library.mempool_bypass_open(id(self._mode), cuda, room, client, self._reserve):
             self._iterations.settled()
             self._client.set_takes_arena(True)
+        else:
+            self._mover.stays = self.is_open = False
+
+    def _left(self) -> int:
+        """Bytes that there have to be in the pool after an operation that is not seen."""
+        return self._room.limit_bytes // _LEFT_MEANWHILE + self._storages.outside_bytes
 
     def _have_all(self) -> None:
         """Everything is here, and has no copy that an operation could make old unseen."""
@@ -130,7 +136,7 @@ class Bypass:
         return taken
 
     def abandon(self) -> None:
-        """Operations are seen again, and what they used is forgotten; takes no lock."""
+        """In a forked child: operations are seen again. Takes no lock."""
         if self.is_open and self._library is not None:
             self._library.mempool_bypass_close()
             self._mover.stays = self.is_open = False
@@ -146,14 +152,18 @@ class Bypass:
 
     def lacks(self, more: int) -> bool:
         """Whether there is too little room for so many bytes."""
-        return self._room.left() - more < self._room.limit_bytes // _AMPLE
+        if self._library is not None and self._reserve != self._left():  # memory came that is not the pool's
+            self._reserve = self._left()
+            self._library.mempool_bypass_reserve(self._reserve)
+        return self._room.left() - more < self._room.limit_bytes // _LEFT_MEANWHILE
 
     def learn(self, kind: Kind, need: int) -> None:
-        """The operation that is seen may pass by; it needs so many bytes where it is given the like."""
-        if self._library is not None and kind.may_pass:
-            schema = kind.function._schema
+        """What is seen now may pass by, if its kind may; where it is given the like it needs so much."""
+        if self._library is not None and (schema := getattr(kind.function, "_schema", None)) is not None:
             name, overload = schema.name.encode(), schema.overload_name.encode()
-            self._library.mempool_bypass_learn(name, overload, kind.views, kind.odd is not None, need)
+            blank = kind.odd is not None and kind.odd.blank
+            views, bytes_ = (kind.views, need) if kind.may_pass else (False, -1)
+            self._library.mempool_bypass_learn(name, overload, views, blank, bytes_)
 
     @property
     def passed(self) -> int:
@@ -166,7 +176,11 @@ class Bypass:
 @functools.cache
 def _library() -> ctypes.CDLL:
     library = SOURCE.load()
-    torch.ops.load_library(library._name)
+    try:
+        torch.ops.load_library(library._name)
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"PyTorch does not take the bypass: {error}") from None
+    library.mempool_bypass_reserve.argtypes = [ctypes.c_int64]
     library.mempool_bypass_open.argtypes = [
         ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
     ]  # fmt: skip

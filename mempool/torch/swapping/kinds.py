@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 #: Classes of tensors that are no other's wrapper: what most are.
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+#: Whose need goes by more than shapes: by data, or by how large a storage is already.
+_SIZED_OTHERWISE = frozenset(
+    ("resize", "resize_", "resize_as_", "_resize_output_", "set_", "_to_sparse", "to_sparse", "bincount")
+)
 
 
 def is_compiled() -> bool:
@@ -59,11 +63,13 @@ class Kind:
         schema = getattr(function, "_schema", None)
         tensors = schema is None or any("Tensor" in str(one.type) for one in schema.arguments)
         self.plain = not keeps and not tensors
-        tags = getattr(function, "tags", ())
+        name = operation.name.partition("::")[2].split(".", 1)[0]
         self.may_pass = (
             (self.odd is None or self.odd.only_blank)
             and operation.name.startswith("aten::")
-            and torch.Tag.dynamic_output_shape not in tags
+            and name not in _SIZED_OTHERWISE
+            and torch.Tag.dynamic_output_shape not in getattr(function, "tags", ())
+            and not (schema is None or any(one.is_out for one in schema.arguments))
             and not is_overridden(operation)
         )
 

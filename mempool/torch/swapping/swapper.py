@@ -214,8 +214,8 @@ class Swapper(TorchDispatchMode):
             self.iterations.unseen()
         else:
             self.iterations.limit_bytes = self.limit_bytes - self._beside()
-            if self._is_partial:
-                self._is_partial = False
+            partial, self._is_partial = self._is_partial, False
+            if partial:
                 self.counts.ended()
                 self.iterations.resume()
             else:
@@ -223,7 +223,7 @@ class Swapper(TorchDispatchMode):
             self._governor.limit_bytes = self.iterations.kept_bytes  # a plan may hold only more
             if self._arrival is not None:
                 self._arrival.look()
-            if self.bypass is not None:
+            if self.bypass is not None and not partial:
                 self.bypass.look(most)
         if self._room is not None:
             self._room.tell()
@@ -365,7 +365,7 @@ class Swapper(TorchDispatchMode):
         for held in written:  # also if it fails half-way
             held.clean = False
         iterations.begins()
-        result, made = self._perform(kind, args, kwargs, given, written, need, size)
+        result, made = self._perform(kind, args, kwargs, given, need, size)
         if storages.here_bytes > self.counts.peak_bytes:
             self.counts.peak_bytes = storages.here_bytes
         if need.room:
@@ -374,14 +374,7 @@ class Swapper(TorchDispatchMode):
         return result
 
     def _perform(
-        self,
-        kind: Kind,
-        args: Any,
-        kwargs: Any,
-        given: list[Held],
-        written: list[Held],
-        need: Need,
-        size: int,
+        self, kind: Kind, args: Any, kwargs: Any, given: list[Held], need: Need, size: int
     ) -> tuple[Any, list[Held]]:
         """What an operation returns for which there is room, and the storages that are new of it."""
         func, sampled = kind.function, need.samples < SAMPLES
@@ -392,7 +385,7 @@ class Swapper(TorchDispatchMode):
         try:
             result = call(*args, **kwargs)
         except torch.OutOfMemoryError:
-            if not self._can_again(func, given, written):
+            if not self._can_again(kind, given):
                 raise
             result = call(*args, **kwargs)
         made = self._made(result)
@@ -415,13 +408,15 @@ class Swapper(TorchDispatchMode):
         if self.storages.dead:
             self._bury()
             self.iterations.unseen()
-        given, written = self._given(kind, args, kwargs)
+        given, _ = self._given(kind, args, kwargs)
+        if self._blank:
+            self._unblank(given)
         size = sum(held.room for held in given)
         need = self._needs.of(kind.function, args, kwargs, size, self._governor.spare)
         if bypass.lacks(need.made + need.room):
             self.see_all()
             return self._run(kind, args, kwargs)
-        result, _ = self._perform(kind, args, kwargs, given, written, need, size)
+        result, _ = self._perform(kind, args, kwargs, given, need, size)
         bypass.learn(kind, need.made + need.room)
         return result
 
@@ -429,14 +424,15 @@ class Swapper(TorchDispatchMode):
         """No more operations pass by; what those that did have used is known now."""
         if self.bypass is None:
             return
+        self._is_partial = True
         for tensor in self.bypass.close():
             self._clock += 1
             for plain, storage in storages_in(tensor):
                 if (held := self._know(plain, storage)) is not None:
                     held.last = self._clock
+                    self._unblank([held])
                     if held.state == HERE and bytes_of(storage) != held.size:
                         self.storages.resized(held, bytes_of(storage))
-        self._is_partial = True
         if self._arrival is not None:
             self._arrival.look()
 
@@ -499,16 +495,17 @@ class Swapper(TorchDispatchMode):
                 raise
             self.mover.bring_each(absent)
 
-    def _can_again(self, func: Any, given: list[Held], written: list[Held]) -> bool:
+    def _can_again(self, kind: Kind, given: list[Held]) -> bool:
         """Whether an operation that found no memory may run once more, and there is more now.
 
-        One that writes may have written, and one that draws random numbers may have drawn them.
+        One that writes may have written, or given what it writes its shape and no memory, and one that draws
+        random numbers may have drawn them.
         """
-        seeded = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        if kind.writes or torch.Tag.nondeterministic_seeded in getattr(kind.function, "tags", ()):
+            return False
         if self._is_unseen():
             self.see_all()
-        keep = {held.key for held in given}
-        return not written and not seeded and self._governor.clear(keep, self._clock)
+        return self._governor.clear({held.key for held in given}, self._clock)
 
     def _given(self, kind: Kind, args: Any, kwargs: Any) -> tuple[list[Held], list[Held]]:
         """Storages among the arguments, one more than once perhaps, and those of them that are written."""
