@@ -677,15 +677,15 @@ def test_an_optimizer_that_steps_in_the_backward(open_pool: Any) -> None:
         optimizers[one].step()
         optimizers[one].zero_grad()
 
-    for one in optimizers:
-        one.register_post_accumulate_grad_hook(steps)
+    hooks = [one.register_post_accumulate_grad_hook(steps) for one in optimizers]
     swapper_of(open_pool).see_all()
     bypass_of(open_pool)._patience = 2
     for _ in range(40):
         net(torch.ones(8, 64)).square().mean().backward()
     assert bypass_of(open_pool).is_open
     assert passes(open_pool, lambda: net(torch.ones(8, 64)).square().mean().backward()) > 20
-    net.zero_grad()
+    for hook in hooks:
+        hook.remove()
 
 
 def test_ctrl_c_while_it_opens_leaves_all_where_it_is(
