@@ -43,15 +43,19 @@ struct Used {
   bool blank;  // not written yet: a function of C++ may do so next, past the dispatcher
 };
 
-struct Operation {
-  c10::OperatorName name;  // where its schema lies another's may lie later
-  std::uint64_t hash;      // of the name
-  bool composite;          // made of others, which come here themselves
-  bool inert;              // neither given tensors nor returning any, such as marks for a profiler
+struct Traits {
+  bool composite;   // made of others, which come here themselves
+  bool inert;       // neither given tensors nor returning any, such as marks for a profiler
   bool repeatable;  // neither writes what it is given nor draws random numbers
   // As learned:
   bool views = false;
   bool blank = false;  // does not write what it makes
+};
+
+struct Operation {
+  c10::OperatorName name;  // where its schema lies another's may lie later
+  std::uint64_t hash;      // of the name
+  Traits traits;
 };
 
 struct Bypass {
@@ -86,10 +90,10 @@ struct Bypass {
     Operation made{
         .name = op.operator_name(),
         .hash = std::hash<c10::OperatorName>{}(op.operator_name()),
-        .composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd),
-        .inert = known && std::all_of(schema.arguments().begin(), schema.arguments().end(), is_number) &&
-                 std::all_of(schema.returns().begin(), schema.returns().end(), is_number),
-        .repeatable = !draws && !schema.is_mutable(),
+        .traits = {.composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd),
+                   .inert = known && std::all_of(schema.arguments().begin(), schema.arguments().end(), is_number) &&
+                            std::all_of(schema.returns().begin(), schema.returns().end(), is_number),
+                   .repeatable = !draws && !schema.is_mutable()},
     };
     return operations.insert_or_assign(&schema, std::move(made)).first->second;
   }
@@ -268,20 +272,21 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
   }
   const c10::FunctionSchema& schema = op.schema();
   const auto given = stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
-  std::optional<Operation> operation;
+  Traits operation{};
   std::optional<std::int64_t> need;
   std::uint64_t signature = 0;
   {
     const std::lock_guard lock(all.mutex);
-    operation = all.operation(op);
+    const Operation& found = all.operation(op);
+    operation = found.traits;
     ++all.clock;
-    if (operation->inert) {
+    if (operation.inert) {
       need = 0;
-    } else if (!operation->composite) {
-      Signature sign(all.device, *operation);
+    } else if (!operation.composite) {
+      Signature sign(all.device, found);
       if (std::all_of(given, stack->end(), [&](const c10::IValue& value) { return sign.add(value); })) signature = sign.value();
       const auto known = all.needs.find(signature);
-      if (signature != 0 && operation->views) {
+      if (signature != 0 && operation.views) {
         need = 0;
       } else if (signature != 0 && known != all.needs.end() &&
                  // What came in another way the mode has to meet: it may be memory that is not the pool's.
@@ -289,15 +294,15 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
         if (known->second == 0 || all.room(all.client) - known->second >= all.reserve) need = known->second;
       }
       for (const c10::Storage* storage : sign.storages()) {
-        if (!operation->views) all.add(*storage, false);
-        all.use(*storage, operation->views);
+        if (!operation.views) all.add(*storage, false);
+        all.use(*storage, operation.views);
       }
     }
     if (need) ++all.passed;
   }
   if (need) {
     torch::jit::Stack again;  // what it is given, which it takes away
-    if (operation->repeatable && *need > 0) again.assign(given, stack->end());
+    if (operation.repeatable && *need > 0) again.assign(given, stack->end());
     const auto others = given - stack->begin();
     try {
       const Hidden hidden;
@@ -318,9 +323,9 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     op.redispatchBoxed(below, stack);
     if (signature == 0 || !all.open.load(std::memory_order_acquire)) return;
   }
-  if (operation->inert) return;
+  if (operation.inert) return;
   const std::lock_guard lock(all.mutex);
-  const Operation& learned = all.operation(op);
+  const Traits learned = all.operation(op).traits;
   if (learned.views) return;
   add_results(all, *stack, schema.returns().size(), learned.blank);
   all.sweep();
@@ -408,8 +413,8 @@ MEMPOOL_EXPORT void mempool_bypass_learn(const char* name, const char* overload,
   const std::lock_guard lock(all.mutex);
   const auto found = all.operations.find(schema);
   if (found == all.operations.end()) return;
-  found->second.views = views != 0;
-  found->second.blank = blank != 0;
+  found->second.traits.views = views != 0;
+  found->second.traits.blank = blank != 0;
   if (bytes < 0) return;
   if (all.needs.size() >= kMostKnown) all.needs.clear();
   all.needs[signature] = bytes;
