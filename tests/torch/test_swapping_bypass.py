@@ -552,12 +552,10 @@ class TestAlwaysSeen:
         base = torch.ones(20, 1536)
         thin = base[:, 0]  # with strides that are as large as the other's side
         assert passes(open_pool, lambda: thin + 1) == 1
-        before = bypass_of(open_pool).passed
         for other in (base, thin[:10], thin.clone(), thin.double(), torch.ones(20, 1)):
             seen = bypass_of(open_pool).passed
             _ = other + 1
             assert bypass_of(open_pool).passed == seen
-        assert bypass_of(open_pool).passed > before  # of copies
         numbers = torch.ones(100, dtype=torch.int32)
         assert passes(open_pool, lambda: numbers / 2) == 1
         torch.set_default_dtype(torch.float64)
