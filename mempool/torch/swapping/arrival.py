@@ -92,13 +92,13 @@ class Arrival:
         short = self._short(stays, max(needed - there, 0))
         self._pause = self._until = min(2 * self._pause, _LONGEST_PAUSE)  # soon again, and ever more rarely
         if needed <= there:
-            self._bring(stays if short <= 0 else [], places)
+            self.bring(stays if short <= 0 else [], places)
         elif self._had(short):
             self._room.arena = self._room.holds_arena = True
             self._room.begin(by_plan=self._iterations.served_by_plan)
-            self._bring(stays, places)
+            self.bring(stays, places)
         elif short <= 0 or not self._is_short(short):
-            self._bring([*stays, *(held for held, _ in places)], [])  # all as it was
+            self.bring([*stays, *(held for held, _ in places)], [])  # all as it was
         self._iterations.undisturbed()
 
     def _is_short(self, short: int) -> bool:
@@ -142,7 +142,7 @@ class Arrival:
         away = sum(held.room for held in stays if held.state == AWAY)
         return held + more + away - self._room.limit_bytes
 
-    def _bring(self, stays: list[Held], places: list[tuple[Held, int]]) -> None:
+    def bring(self, stays: list[Held], places: list[tuple[Held, int]]) -> None:
         """All back to where it belongs: that is no part of what recurs."""
         self._client.enter_dynamic()
         try:

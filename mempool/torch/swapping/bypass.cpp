@@ -152,25 +152,12 @@ class Signature {
       fractions_ = mixed(fractions_, bits);
       return mix(5);
     }
-    if (value.isTensorList()) {
-      mix(6);
-      mix(value.toTensorList().size());
-      for (const at::Tensor& one : value.toTensorList())
-        if (!add(one)) return false;
-      return true;
-    }
-    if (value.isIntList()) {
-      sized_ = true;
-      mix(7);
-      mix(value.toIntList().size());
-      for (const std::int64_t one : value.toIntList()) mix(static_cast<std::uint64_t>(one));
-      return true;
-    }
     if (value.isDevice()) return mix(10) && mix(static_cast<std::uint64_t>(value.toDevice().type()));
     if (value.isString()) return mix(11) && mix(std::hash<std::string_view>{}(value.toStringView()));
     if (value.isComplexDouble()) return mix(12);
     if (value.isGenerator()) return mix(13);
     if (value.isList()) {
+      sized_ |= value.isIntList();
       mix(14);
       mix(value.toListRef().size());
       for (const c10::IValue& one : value.toListRef())
@@ -322,12 +309,12 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     const Waiting waiting({&schema, signature});
     op.redispatchBoxed(below, stack);
     if (signature == 0 || !all.open.load(std::memory_order_acquire)) return;
+    const std::lock_guard lock(all.mutex);
+    operation = all.operation(op).traits;  // as it has been learned by now
   }
-  if (operation.inert) return;
+  if (operation.inert || operation.views) return;
   const std::lock_guard lock(all.mutex);
-  const Traits learned = all.operation(op).traits;
-  if (learned.views) return;
-  add_results(all, *stack, schema.returns().size(), learned.blank);
+  add_results(all, *stack, schema.returns().size(), operation.blank);
   all.sweep();
 }
 

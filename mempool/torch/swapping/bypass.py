@@ -25,6 +25,7 @@ from mempool.torch.swapping.mover import between_us
 from mempool.torch.swapping.storages import AWAY
 
 if TYPE_CHECKING:
+    from mempool.torch.swapping.arrival import Arrival
     from mempool.torch.swapping.iterations import Iterations
     from mempool.torch.swapping.kinds import Kind
     from mempool.torch.swapping.mover import Mover
@@ -56,16 +57,17 @@ class Bypass:
         storages: Storages,
         iterations: Iterations,
         mover: Mover,
+        arrival: Arrival,
         counts: SwapCounts,
     ) -> None:
         """All are seen at first."""
         self._mode, self._client, self._room = mode, client, room
         self._storages, self._iterations, self._mover, self._counts = storages, iterations, mover, counts
+        self._arrival = arrival
         self._library: ctypes.CDLL | None = None
         self._possible = True
         self._calm, self._patience = 0, _CALM
         self._before = 0  # operations that had passed when it was opened
-        self._reserve = 0
         self.is_open = False
 
     # --- when
@@ -91,12 +93,11 @@ class Bypass:
             self._possible = False
             return
         self._have_all()
-        self._reserve = self._left()
         cuda = self._storages.device == "cuda"
         room, client = _core.torch_room_function(), self._client.handle
         self._before = library.mempool_bypass_count()
         self._mover.stays = self.is_open = True  # before it is, as Ctrl-C may come between
-        if library.mempool_bypass_open(id(self._mode), cuda, room, client, self._reserve):
+        if library.mempool_bypass_open(id(self._mode), cuda, room, client, self._left()):
             self._iterations.settled()
             self._client.set_takes_arena(True)
         else:
@@ -109,14 +110,9 @@ class Bypass:
     def _have_all(self) -> None:
         """Everything is here, and has no copy that an operation could make old unseen."""
         self._iterations.unseen()
-        self._client.enter_dynamic()  # what comes back is no part of what recurs
-        try:
-            for held in list(self._storages.known.values()):
-                self._mover.fetch(held)
-        finally:
-            self._client.leave_dynamic()
-        self._mover.settle_all()
-        for held in list(self._storages.known.values()):
+        known = list(self._storages.known.values())
+        self._arrival.bring(known, [])
+        for held in known:
             self._mover.forget(held)
 
     def close(self) -> list[torch.Tensor]:
@@ -152,9 +148,8 @@ class Bypass:
 
     def lacks(self, more: int) -> bool:
         """Whether there is too little room for so many bytes."""
-        if self._library is not None and self._reserve != self._left():  # memory came that is not the pool's
-            self._reserve = self._left()
-            self._library.mempool_bypass_reserve(self._reserve)
+        if self._library is not None:
+            self._library.mempool_bypass_reserve(self._left())  # memory may have come that is not the pool's
         return self._room.left() - more < self._room.limit_bytes // _LEFT_MEANWHILE
 
     def learn(self, kind: Kind, need: int) -> None:

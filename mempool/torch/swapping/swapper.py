@@ -100,9 +100,20 @@ class Swapper(TorchDispatchMode):
             self.storages, self.mover, self.counts, limit_bytes, self.iterations.until, self._room
         )
         self._arrival: Arrival | None = None
+        self.bypass: Bypass | None = None
         if client is not None and self._room is not None:  # either has both
             self._arrival = Arrival(
                 client, self._room, self.storages, self.iterations, self._governor, self.mover, anew
+            )
+            self.bypass = Bypass(
+                self,
+                client,
+                self._room,
+                self.storages,
+                self.iterations,
+                self.mover,
+                self._arrival,
+                self.counts,
             )
         self._known = self.storages.known
         self._kinds: dict[int, Kind] = {}
@@ -117,11 +128,6 @@ class Swapper(TorchDispatchMode):
         self._told = self._told_of_compiler = False
         self._blank: dict[int, Held] = {}
         self._most = 0  # bytes that were needed at once in this iteration
-        self.bypass: Bypass | None = None
-        if client is not None and self._room is not None:
-            self.bypass = Bypass(
-                self, client, self._room, self.storages, self.iterations, self.mover, self.counts
-            )
         self._is_partial = False  # the beginning of this iteration was not seen
         self.escapes = Escapes(self.storages, self.mover, self._know)
         self._threads = Threads(self)
@@ -195,9 +201,8 @@ class Swapper(TorchDispatchMode):
         self.marked = True
         self._marks()
         self._bury()
-        if not self._is_unseen():
-            self._is_partial = False
-            self.iterations.begin()
+        self._is_partial = False
+        self.iterations.begin()
 
     def step(self) -> None:
         """An iteration has ended, and the next one may begin."""
@@ -354,13 +359,10 @@ class Swapper(TorchDispatchMode):
                 self._room.differs(need.made - needs[at][2].made)
             iterations.needed(func, asked, need)
         more, room = need.made + need.room, self._room
-        if storages.here_bytes + more > self._most:
-            self._most = storages.here_bytes + more
-        if (
-            not here
-            or storages.here_bytes + more > self._governor.limit_bytes
-            or (room is not None and more and room.lacks(more))
-        ):
+        most = storages.here_bytes + more
+        if most > self._most:
+            self._most = most
+        if not here or most > self._governor.limit_bytes or (room is not None and more and room.lacks(more)):
             self._bring(more, given)
         for held in written:  # also if it fails half-way
             held.clean = False
