@@ -49,6 +49,16 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
+def nothing_is_held(one_thread: None) -> Iterator[None]:
+    """No tensor is left in a pool; this also lets go of pools whose last tensor went after they closed."""
+    from mempool import _core
+
+    yield
+    gc.collect()
+    assert _core.torch_cpu_hook().held() == 0
+
+
+@pytest.fixture
 def few_objects() -> Iterator[None]:
     """What other tests have left is not looked through each time that a graph is compiled."""
     gc.collect()
@@ -72,6 +82,18 @@ def pool() -> Iterator[TensorPool]:
     import mempool.torch
 
     with mempool.torch.install(device="cpu", mode="record") as pool:
+        yield pool
+
+
+@pytest.fixture
+def open_pool() -> Iterator[TensorPool]:
+    """One with a limit, where operations pass by."""
+    from bypassed import opened, small
+
+    import mempool.torch
+
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        opened(pool, small())
         yield pool
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import subprocess
@@ -15,8 +14,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from chain import Loop
+
 import mempool.torch
-from mempool import Pool, UsageError, _core
+from mempool import Pool, UsageError
 from mempool.torch.swapping.host_engine import HostEngine
 from mempool.torch.swapping.reserved import Settling, arena_bytes
 from mempool.torch.swapping.swapper import Swapper
@@ -31,44 +32,7 @@ CPU = torch.device("cpu")
 FULL = pytest.mark.full
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_held(one_thread: None) -> Iterator[None]:
-    yield
-    gc.collect()
-    assert (
-        _core.torch_cpu_hook().held() == 0
-    )  # also lets go of pools whose last tensor went after they closed
-
-
-class Net(torch.nn.Module):
-    """A chain whose activations are all there is."""
-
-    def __init__(self, layers: int = 8) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(layers))
-
-    def forward(self, x: Any) -> Any:
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x
-
-
-class Loop:
-    """Training that is told how large each batch is."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.net = Net()
-        self.optimizer = torch.optim.SGD(self.net.parameters(), 1e-2, momentum=0.9)
-        self.random = torch.Generator().manual_seed(1)
-
-    def step(self, size: int = 1024) -> float:
-        batch = torch.randn(size, 64, generator=self.random)
-        loss = self.net(batch).square().mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return float(loss.detach())
+pytestmark = pytest.mark.usefixtures("nothing_is_held")
 
 
 def losses(sizes: list[int]) -> list[float]:

@@ -1,0 +1,46 @@
+"""Pools with a limit where operations pass by the mode that swaps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from chain import Loop
+
+if TYPE_CHECKING:
+    from mempool.torch.swapping.swapper import Swapper
+
+MIB = 1 << 20
+
+
+def small() -> Loop:
+    """A training of some operations, none of them large."""
+    return Loop(6, 256)
+
+
+def swapper_of(pool: Any) -> Swapper:
+    """What swaps for a pool."""
+    found: Swapper = pool._swapping.swapper
+    return found
+
+
+def bypass_of(pool: Any) -> Any:
+    """When its operations pass by."""
+    return swapper_of(pool).bypass
+
+
+def opened(pool: Any, loop: Loop) -> None:
+    """Train until operations pass by."""
+    for _ in range(40):
+        loop.step()
+        if bypass_of(pool).is_open:
+            return
+    raise AssertionError("operations are all seen")
+
+
+def passes(pool: Any, act: Any) -> int:
+    """How many of the last one's operations were not seen, after they could have been learned."""
+    for _ in range(2):
+        act()
+    before = bypass_of(pool).passed
+    act()
+    return int(bypass_of(pool).passed - before)
