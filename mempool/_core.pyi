@@ -287,6 +287,9 @@ class Client:
 
     def mark(self, mark: Mark) -> None: ...
 
+    def mark_tape(self, mark: Mark) -> None:
+        """A mark that only the tape shows: nothing begins or ends by it."""
+
     def enter_dynamic(self) -> None: ...
 
     def leave_dynamic(self) -> None: ...

@@ -73,6 +73,7 @@ class Client : private Live<Client> {
 
   // --- marks and scopes; any thread
   void mark(Mark mark);
+  void mark_tape(Mark mark);  // on the tape alone
   void enter_dynamic() noexcept;  // until leave_dynamic(), nothing is planned or recorded
   void leave_dynamic() noexcept;
 

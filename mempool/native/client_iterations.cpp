@@ -15,6 +15,12 @@ constexpr unsigned kLooksBeside = 2;  // after memory was taken beside the arena
 constexpr std::uint64_t kMostSpoilt = 24;  // so that it is soon over
 constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest, the planner stops recording
 
+RecordedEvent::Kind on_tape(Mark kind) noexcept {
+  return kind == Mark::step    ? RecordedEvent::step
+         : kind == Mark::begin ? RecordedEvent::begin
+                               : RecordedEvent::end;
+}
+
 }  // namespace
 
 std::uint64_t Client::large_allocations() const noexcept {
@@ -177,12 +183,15 @@ Pattern* Client::followed() const noexcept {
   return furthest == nullptr ? nullptr : furthest->pattern();
 }
 
+void Client::mark_tape(Mark kind) {
+  const Guarded guard(pool_->lock);
+  if (tape_.on()) tape_.add(on_tape(kind), 0, 0, 0, sequence(0).follower.sequence());
+}
+
 void Client::mark(Mark kind) {
   const Guarded guard(pool_->lock);
   Sequence& mine = sequence(0);
-  const RecordedEvent::Kind event = kind == Mark::step    ? RecordedEvent::step
-                                    : kind == Mark::begin ? RecordedEvent::begin
-                                                          : RecordedEvent::end;
+  const RecordedEvent::Kind event = on_tape(kind);
   if (tape_.on()) tape_.add(event, 0, 0, 0, mine.follower.sequence());
   pool_->collect();
   marked_ = true;

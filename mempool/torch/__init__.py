@@ -146,10 +146,11 @@ class TensorPool(Pool):
     def begin(self) -> None:
         """Serve PyTorch's tensors, and keep them within the limit if there is one."""
         self.serve()
-        if self.settings.mode == "replay" and self.settings.limit is None:  # swapping finds steps itself
+        ends = self.settings.mode == "replay" and self.settings.limit is None  # swapping finds steps itself
+        if ends or self._tape is not None:
             from mempool.torch.found_steps import FoundSteps
 
-            self._found_steps = FoundSteps(self)
+            self._found_steps = FoundSteps(self, ends=ends, notes=self._tape is not None)
         if (limit := self.settings.limit) is not None:
             from mempool.torch.swapping.attached import Swapping
 

@@ -1,8 +1,9 @@
-"""Iterations of a program that marks none, where what recurs comes in no fixed order.
+"""Iterations of a program that marks none: the steps of its optimizer, the one that stepped first.
 
 Detection needs a period. Batches of any of a few lengths, drawn at random, have none, though each step of
 training is like some earlier one. So where nothing was marked for long, and much of what was allocated had no
-place in a plan, iterations end from then on as the optimizer steps, the one that stepped first.
+place in a plan, iterations end from then on as the optimizer steps. A trace that is written shows its steps
+from the beginning: whoever plans from it has no program to watch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mempool._core import Mark
 from mempool.logs import log
 from mempool.report import NewOutcomes, missed
 from mempool.torch.optimizer_steps import Listener
@@ -33,9 +35,16 @@ LEAST_ALLOCATIONS = 1 << 11
 class FoundSteps:
     """Looks at one pool each time an optimizer has stepped."""
 
-    def __init__(self, pool: TensorPool) -> None:
-        """Begin."""
+    def __init__(self, pool: TensorPool, *, ends: bool, notes: bool) -> None:
+        """Begin.
+
+        Args:
+            pool: whose iterations they are.
+            ends: end its iterations where detection finds no order.
+            notes: show them in its trace.
+        """
         self._pool = weakref.ref(pool)
+        self._ends, self._notes = ends, notes
         self._optimizer: Any = None
         self._steps = self._in_vain = 0
         self._new = NewOutcomes()
@@ -57,8 +66,10 @@ class FoundSteps:
         if self._marks:
             pool.mark_found_step()
             return
+        if self._notes:
+            pool.client.mark_tape(Mark.STEP)
         self._steps += 1
-        if self._steps % STEPS_BETWEEN_LOOKS == 0 and self._is_in_no_order(pool):
+        if self._ends and self._steps % STEPS_BETWEEN_LOOKS == 0 and self._is_in_no_order(pool):
             log.info("what recurs comes in no fixed order: iterations end with the steps of the optimizer")
             self._marks = True
             pool.begin_anew()
