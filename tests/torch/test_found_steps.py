@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -14,9 +15,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import mempool.torch
 from mempool.torch.found_steps import FoundSteps
 from mempool.torch.optimizer_steps import LISTENERS
+from traces import Kind
+from traces.parquet import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 LENGTHS = (1, 2, 3, 5, 8)
 
@@ -180,3 +184,37 @@ def test_what_a_hook_of_the_program_calls_disturbs_no_other_hook(what: str) -> N
             hook.remove()
         if what != "close":
             pool.close()
+
+
+@pytest.mark.parametrize("mode", ["replay", "record"])
+def test_a_trace_shows_the_steps_from_the_first(mode: Any, tmp_path: Path, one_thread: None) -> None:
+    steps = 12
+    with mempool.torch.install(device="cpu", background=False, mode=mode, record=str(tmp_path / "run.trace")):
+        training = Training(drawn(), optimizers=2)
+        for _ in range(steps):
+            training.step()
+    trace = read_trace(tmp_path / "run.trace")
+    marks = np.flatnonzero(trace.kind == Kind.MARK)
+    assert [trace.names[name] for name in trace.operation[marks]] == steps * ["step"]
+    between = np.diff(np.searchsorted(np.flatnonzero(trace.kind == Kind.ALLOC), marks))
+    assert (between > 0).all()
+
+
+def test_a_trace_shows_only_the_programs_own_marks_where_it_sets_them(
+    tmp_path: Path, one_thread: None
+) -> None:
+    with mempool.torch.install(device="cpu", background=False, record=str(tmp_path / "run.trace")) as pool:
+        training = Training(drawn())
+        for _ in range(5):
+            with pool.iteration():
+                training.step()
+    trace = read_trace(tmp_path / "run.trace")
+    marks = trace.operation[trace.kind == Kind.MARK]
+    assert [trace.names[name] for name in marks] == 5 * ["begin", "end"]
+
+
+def test_the_pool_itself_takes_no_notice_of_what_its_trace_shows(tmp_path: Path, one_thread: None) -> None:
+    with mempool.torch.install(device="cpu", background=False, record=str(tmp_path / "run.trace")) as pool:
+        trained(pool, Training(lambda: 2), 100)
+        assert not is_marked(pool)
+        assert pool.client.state()["marks"] == 0
