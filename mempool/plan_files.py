@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from traces.buffers import Buffers
 
 T = TypeVar("T")
-_OTHER = "other."
+#: How the columns begin that are the files of other plans.
+OTHER = "other."
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def write_saved(saved: Saved, path: str | Path, *, client: str = "", made_with: 
     for number in range(1, len(saved.plans)):
         file = BytesIO()
         _write_one(saved, number, file, extra, {})
-        others[f"{_OTHER}{number}"] = np.frombuffer(file.getbuffer(), np.uint8)
+        others[f"{OTHER}{number}"] = np.frombuffer(file.getbuffer(), np.uint8)
     _write_one(saved, 0, path, extra, others)
 
 
@@ -127,11 +128,11 @@ def read_saved(path: str | Path) -> Saved:
 
     one = _read_one(path, path)
     columns, ones = one.columns, [one]
-    count = sum(name.startswith(_OTHER) for name in columns)
+    count = sum(name.startswith(OTHER) for name in columns)
     if count >= MOST_KNOWN:
         raise PlanError(f"{path}: {count + 1} plans are more than {MOST_KNOWN}")
     for number in range(1, count + 1):
-        column = columns.get(f"{_OTHER}{number}")
+        column = columns.get(f"{OTHER}{number}")
         if column is None or column.dtype != np.uint8:
             raise TraceError(f"damaged plan: its other plans are not 1 to {count}", file=str(path))
         ones.append(_read_one(BytesIO(column.tobytes()), path))

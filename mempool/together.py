@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from mempool.kinds import Kinds
+    from mempool.plan_files import Saved
     from mempool.planned import Planned
     from mempool.rest import Counts
     from solvers.kinds import Kind
@@ -147,3 +148,37 @@ class Together:
             plans = [known[number] for number in kinds]
             self._kinds.take_up(plans, list(kinds.values()))
             self.are(plans)
+
+
+def plan_together(made: Sequence[Planned], *, wait_bytes: int) -> Saved | None:
+    """Plans of kinds that each may follow any other, instead of these, which were made one by one.
+
+    Args:
+        made: plans of all kinds of a finished recording, with one alignment.
+        wait_bytes: bytes that a plan must save for each wait of one stream for another.
+
+    Returns:
+        One for each of ``made``, in their order; None: nothing is known of what follows what, there is too
+        much to pack, or all need clearly more memory so.
+    """
+    from mempool.kinds import make_plans
+    from mempool.plan_files import Saved
+
+    together = Together()
+    if not together.are_due(made, [planned.pattern for planned in made], 0):
+        return None
+    joined = together.joined(made)
+    alignment = int(made[0].buffers.alignment.max(initial=1))
+    new = together.make(
+        joined,
+        0,
+        lambda known, kinds: make_plans(
+            known, kinds, alignment=alignment, wait_bytes=wait_bytes, patient=True
+        ),
+    )
+    if new is None or not together.are_worth_it(new, joined):
+        return None
+    together.are(new)
+    instead = {planned.key: planned for planned in new}
+    plans = [instead.get(planned.key, planned) for planned in made]
+    return Saved(plans, together.kinds(plans))

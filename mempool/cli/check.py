@@ -16,7 +16,9 @@ from mempool.report import binary
 if TYPE_CHECKING:
     from mempool.cli.work import Work
     from solvers import Plan
+    from solvers.kinds import Kind
     from traces import Buffers
+    from traces.pattern import Pattern
 
 
 def check(
@@ -49,9 +51,12 @@ def check(
     )
     if given.kind == "plan":
         raise Stop(ExitCode.FILE, f"{trace}: a plan, not a trace")
-    reason = None
+    reason, kinds = None, 0
     try:
-        judge(*matched(solved.plan, solved.buffers, given))
+        parts = matching(plan, solved, given)
+        kinds = len(parts)
+        for part in parts:
+            judge(*part)
     except PlanError as error:
         reason = str(error)
     if json:
@@ -59,7 +64,8 @@ def check(
             {
                 "ok": reason is None,
                 "reason": reason,
-                "buffers": len(given.buffers),
+                "buffers": len(solved.buffers),
+                "kinds": kinds if solved.plan.period is not None else None,
                 "arena_bytes": solved.plan.arena_bytes,
                 "lower_bound_bytes": solved.plan.lower_bound_bytes,
                 "ratio": 1 + solved.plan.gap,
@@ -70,7 +76,58 @@ def check(
         raise Stop(ExitCode.NEGATIVE, f"{plan}: {reason}")
     if not json:
         arena = f"{binary(solved.plan.arena_bytes)}, {percent(solved.plan.gap)} above the lower bound"
-        facts("the plan holds", [("buffers", f"{len(given.buffers):,}"), ("arena", arena)])
+        rows = [("buffers", f"{len(solved.buffers):,}"), ("arena", arena)]
+        if kinds > 1:
+            rows.append(("kinds", f"{kinds} of iterations"))
+        facts("the plan holds", rows)
+
+
+def matching(path: Path, solved: Work, given: Work) -> list[tuple[Plan, Buffers]]:
+    """The plans of a file, of several kinds of iterations all, each with the buffers that it must serve.
+
+    Raises:
+        PlanError: one is for another trace, or wrong.
+        TraceError: the file is damaged.
+    """
+    from mempool.plan_files import OTHER, read_saved
+    from solvers import read_plan_columns
+
+    assert solved.plan is not None
+    if solved.kind != "plan" or not any(name.startswith(OTHER) for name in read_plan_columns(path)):
+        return [matched(solved.plan, solved.buffers, _of_its_kind(given, solved.buffers))]
+    saved = read_saved(path)  # which checks those that were planned together
+    keys = [saved.plans[number].key for number in saved.kinds]
+    parts = []
+    for number, planned in enumerate(saved.plans):
+        mine = _of_its_kind(given, planned.buffers)
+        if number in saved.kinds and mine.pattern is not None:
+            _check_lifetimes(saved.kinds[number], keys, planned.buffers, mine.pattern)
+            parts.append((planned.plan, planned.buffers))
+        else:
+            parts.append(matched(planned.plan, planned.buffers, mine))
+    return parts
+
+
+def _of_its_kind(given: Work, planned: Buffers) -> Work:
+    """The work, of several kinds of iterations with the buffers of the one that was planned."""
+    for pattern in () if given.pattern is None else (given.pattern, *given.others):
+        if np.array_equal(pattern.buffers.size, planned.size):
+            return dataclasses.replace(given, pattern=pattern, buffers=pattern.buffers)
+    return given
+
+
+def _check_lifetimes(kind: Kind, keys: list[bytes], planned: Buffers, pattern: Pattern) -> None:
+    """Whether a kind was planned for lifetimes as long as the trace's, whichever of the others follows."""
+    from solvers import PlanError
+
+    if not np.array_equal(pattern.buffers.size, planned.size):
+        raise PlanError(f"a plan for another trace: no iteration has the {len(planned)} buffers of a kind")
+    longer = (pattern.buffers.end > kind.buffers.end) | pattern.buffers.persistent
+    for column, key in enumerate(keys):
+        if key in pattern.reach:
+            longer |= pattern.reach[key] > kind.reach[:, column]
+    if wrong := np.flatnonzero(longer & ~planned.persistent).tolist():
+        raise PlanError(f"a plan for another trace: buffer {wrong[0]} of a kind lives longer than planned")
 
 
 def matched(plan: Plan, planned: Buffers, given: Work) -> tuple[Plan, Buffers]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from mempool.cli import where
+from mempool.cli import kinds, where
 from mempool.cli.main_part import passed_over
 from mempool.cli.options import Device, Frames, Lenient  # noqa: TC001 - typer reads them from the signature
 from mempool.cli.output import bar, console, facts, percent, print_json, source_line, table
@@ -86,6 +86,7 @@ def answer(work: Work, largest: int, *, frames: bool = False, device: int | None
         said |= _events(work.file)
         said["device"] = work.device
         said["iterations"] = 1 if work.pattern is None else work.pattern.iterations
+        said["kinds"] = _kinds(work)
         said["where"] = where.answer(work, largest, frames=frames, device=device)
     if work.plan is not None:
         said |= {
@@ -101,6 +102,12 @@ def answer(work: Work, largest: int, *, frames: bool = False, device: int | None
             "stopped_by": work.plan.stopped_by,
         }
     return said
+
+
+def _kinds(work: Work) -> list[dict[str, Any]] | None:
+    if work.pattern is None:
+        return None
+    return [kinds.answer(one, one.buffers) for one in (work.pattern, *work.others)]
 
 
 def _events(trace: Trace) -> dict[str, Any]:
@@ -190,6 +197,8 @@ def _show(file: Path, work: Work, said: dict[str, Any]) -> None:
     from mempool.cli.plot import show_addresses, show_load
 
     facts(f"{file}: {work.kind}", _facts(work, said))
+    if work.others:
+        kinds.show(said["kinds"])
     print_to = console()
     print_to.print("\nload over time")
     show_load(print_to, work.buffers)
@@ -215,11 +224,11 @@ def _show(file: Path, work: Work, said: dict[str, Any]) -> None:
 def _facts(work: Work, said: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if work.trace is not None:
-        kinds = ", ".join(
+        counted = ", ".join(
             f"{said[name]:,} {name}" for name in ("allocs", "frees", "reads", "writes", "marks") if said[name]
         )
         rows += [
-            ("events", f"{said['events']:,}: {kinds or 'none'}"),
+            ("events", f"{said['events']:,}: {counted or 'none'}"),
             ("from", f"threads {said['threads']}, streams {said['streams']}, devices {said['devices']}"),
             ("requested", binary(said["requested_bytes"])),
             ("seconds", f"{said['duration_ns'] / 1e9:.3f}"),
@@ -227,9 +236,9 @@ def _facts(work: Work, said: dict[str, Any]) -> list[tuple[str, str]]:
     if said.get("devices", 0) > 1:
         rows.append(("device", f"{said['device']}; what follows is of it alone"))
     if work.pattern is not None:
-        rows.append(
-            ("iteration", f"{said['period']:,} allocations, {said['iterations']} alike; what follows is one")
-        )
+        one = "one" if not work.others else f"the largest of {1 + len(work.others)} kinds"
+        told = f"{said['period']:,} allocations, {kinds.iterations_told(work.pattern)}; what follows is {one}"
+        rows.append(("iteration", told))
     elif work.minor is not None:
         rows.append(("iteration", f"{passed_over(work.minor)}; what follows is all"))
     elif said["period"] is not None:

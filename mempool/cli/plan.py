@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from fractions import Fraction
 from pathlib import Path  # noqa: TC003 - typer reads it from the signature
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mempool.cli import kinds
 from mempool.cli.main_part import passed_over
 from mempool.cli.options import Device, Lenient  # noqa: TC001 - typer reads them from the signature
-from mempool.cli.output import ExitCode, Stop, bar, facts, percent, print_json, progress
+from mempool.cli.output import ExitCode, Stop, bar, facts, percent, print_json
 from mempool.cli.outputs import why_not, written_over
 from mempool.cli.parsed import parsed
+from mempool.cli.plan_work import Solver, write
 from mempool.report import binary
 
 if TYPE_CHECKING:
+    from mempool.cli.plan_work import Solved
     from mempool.cli.work import Work
-    from solvers import Plan, Progress
-
-T = TypeVar("T")
+    from mempool.plan_files import Saved
 
 
 def _solvers(incomplete: str) -> list[str]:
@@ -97,9 +99,10 @@ def plan(
 ) -> None:
     """Give every buffer of a trace an offset, in an arena as small as can be.
 
-    Of a trace that repeats an iteration, that iteration is planned. The plan
-    is checked by independent code before it is written. Ctrl-C writes the
-    best plan so far.
+    Of a trace that repeats an iteration, that iteration is planned; of one
+    whose marks tell several kinds of iterations apart, such as batches of a
+    few lengths, each kind, in one arena. The plan is checked by independent
+    code before it is written. Ctrl-C writes the best plan so far.
 
     For example:
 
@@ -109,7 +112,6 @@ def plan(
         mempool plan run.trace --whole --capacity 2GiB --json
         mempool plan run.trace --capacity 8GiB --capacity 4GiB
     """
-    import solvers
     from mempool.cli.work import read_work
     from mempool.settings import parse_bytes, wait_price
 
@@ -136,22 +138,19 @@ def plan(
     if work.kind == "plan":
         raise Stop(ExitCode.FILE, f"{trace}: a plan already; plans are made from traces")
     _check_fits(output, work)
-    found = _solve(
-        work,
-        solver,
-        seed=seed,
-        threads=threads,
-        capacity=sizes if len(sizes) > 1 else next(iter(sizes), None),
-        stop=solvers.Stop(seconds=time_limit, nodes=nodes, target_bytes=target_bytes),
-        close_enough=times,
-        wait_bytes=price,
-    )
+    if len(sizes) > 1:  # a pool, which knows several kinds, has one arena
+        work = dataclasses.replace(work, others=())
+    how: dict[str, Any] = {"seed": seed, "threads": threads, "close_enough": times}
+    how["capacity"] = sizes if len(sizes) > 1 else next(iter(sizes), None)
+    assert price is not None
+    solved = Solver(solver, price, time_limit, nodes, target_bytes, how).solve(work)
+    found = solved.plan
     if output is not None and found.offset is not None:
-        _write(found, work, output)
+        write(solved, output)
     if json:
-        print_json(answer(found, work))
+        print_json(answer(solved))
     else:
-        _show(found, work, output)
+        _show(solved, output)
     if found.offset is None:
         raise Stop(ExitCode.NEGATIVE, f"{found.status}: {found.reason}")
     if found.stopped_by == "interrupt":
@@ -159,12 +158,13 @@ def plan(
         raise Stop(ExitCode.INTERRUPTED, f"interrupted{kept}")
 
 
-def answer(found: Plan, work: Work) -> dict[str, Any]:
+def answer(solved: Solved) -> dict[str, Any]:
     """The keys of ``mempool plan --json``."""
     from mempool.cli.work import arenas
     from solvers import peak_load
     from solvers.streams import waits
 
+    found, work = solved.plan, solved.work
     there = found.offset is not None
     peak = peak_load(work.buffers)
     return {
@@ -185,9 +185,16 @@ def answer(found: Plan, work: Work) -> dict[str, Any]:
         "period": found.period,
         "stream_waits": waits(found, work.buffers) if there else None,
         "iterations": 1 if work.pattern is None else work.pattern.iterations,
+        "kinds": None if solved.saved is None else _kinds(solved.saved),
         "reason": found.reason or None,
         "skipped": work.skipped,
     }
+
+
+def _kinds(saved: Saved) -> list[dict[str, Any]]:
+    return [
+        kinds.answer(one.pattern, one.buffers) | {"arena_bytes": one.plan.arena_bytes} for one in saved.plans
+    ]
 
 
 def _parse_target(text: str) -> tuple[Fraction | None, int | None]:
@@ -232,64 +239,13 @@ def _check_fits(output: Path | None, work: Work) -> None:
         )
 
 
-def _solve(work: Work, solver: str, **how: Any) -> Plan:
-    import solvers
-    from solvers.streams import solve_streams
-
-    if solver not in solvers.SOLVERS:
-        raise typer.BadParameter(f"no solver {solver!r}; there are {', '.join(solvers.SOLVERS)}")
-    with progress(f"planning {len(work.buffers):,} buffers; Ctrl-C keeps the best plan") as show:
-        try:
-            found = solve_streams(
-                work.buffers, solver=solver, on_progress=lambda far: show(_line(far)), **how
-            )
-        except ModuleNotFoundError as error:
-            raise Stop(
-                ExitCode.FAILED, f"solver {solver!r} needs {error.name}, which is not installed"
-            ) from None
-        except ValueError as error:
-            raise Stop(ExitCode.FILE, f"cannot be planned: {error}") from None
-    if found.offset is not None:
-        try:
-            solvers.check(found, work.buffers)
-        except solvers.PlanError as error:
-            raise Stop(
-                ExitCode.FAILED, f"the solver made a wrong plan, which is not written: {error}"
-            ) from None
-    return found
-
-
-def _line(far: Progress) -> str:
-    """How far the search has come, in the width of most terminals."""
-    best = "no plan" if far.arena_bytes is None else f"arena {binary(far.arena_bytes)}"
-    gap = "" if far.gap is None else f", gap {percent(far.gap)}"
-    millions = far.nodes / 1e6
-    speed = f"{millions / far.seconds:.1f} M/s, {far.seconds:.0f} s" if far.seconds else "0 s"
-    return f"{best}, bound {binary(far.lower_bound_bytes)}{gap}, {millions:.1f} M nodes, {speed}"
-
-
-def _write(found: Plan, work: Work, output: Path) -> None:
-    assert found.offset is not None
-    if output.suffix == ".csv":
-        from traces.minimalloc import write_csv
-
-        write_csv(work.buffers, output, offsets=found.offset[:, 0])
-    elif work.pattern is not None:
-        from mempool.plan_files import write_planned
-        from mempool.planned import Planned
-
-        client = "" if work.trace is None else work.trace.metadata.get("client", "")
-        write_planned(Planned(work.pattern, work.buffers, found), output, client=client)
-    else:
-        from solvers import write_plan
-
-        write_plan(found, work.buffers, output)
-
-
-def _show(found: Plan, work: Work, output: Path | None) -> None:
-    said = answer(found, work)
+def _show(solved: Solved, output: Path | None) -> None:
+    found, work, said = solved.plan, solved.work, answer(solved)
+    several = said["kinds"] or ()
     if work.pattern is not None:
-        what = f"{len(work.buffers):,} of one iteration, of {work.pattern.iterations} alike"
+        what = f"{len(work.buffers):,} of one iteration, of {kinds.iterations_told(work.pattern)}"
+        if len(several) > 1:
+            what += f", the largest of {len(several)} kinds"
     else:
         what = f"{len(work.buffers):,}" + (", the trace as one" if work.kind == "trace" else "")
     if work.minor is not None:
@@ -317,3 +273,5 @@ def _show(found: Plan, work: Work, output: Path | None) -> None:
     if output is not None and found.offset is not None:
         rows.append(("written", str(output)))
     facts("plan", rows)
+    if len(several) > 1:
+        kinds.show(several)

@@ -156,7 +156,7 @@ def _swaps(path: Path, trace: Trace) -> Scene:
 
 def _check_for(solved: Work, given: Work, trace: Path, plan: Path) -> None:
     """Refuse a plan for another trace: its picture would lie."""
-    from mempool.cli.check import matched
+    from mempool.cli.check import matching
     from mempool.cli.work import read_work
     from solvers import PlanError
 
@@ -164,7 +164,7 @@ def _check_for(solved: Work, given: Work, trace: Path, plan: Path) -> None:
     if solved.plan.period is not None:  # of one iteration
         given = read_work(trace, lenient=given.skipped is not None)
     try:
-        matched(solved.plan, solved.buffers, given)
+        matching(plan, solved, given)
     except PlanError as error:
         raise Stop(ExitCode.FILE, f"{plan}: {error}") from None
 

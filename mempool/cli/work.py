@@ -33,7 +33,9 @@ class Work:
         kind: what the file is.
         buffers: what is, or was, to be placed.
         trace: the events, if the file is a trace: those of ``device``.
-        pattern: the iteration that most of the trace repeats; None if there is none or it was not asked for.
+        pattern: the iteration that most of the trace repeats, or, where marks tell several kinds apart, the
+            one with the largest peak load; None if there is none or it was not asked for.
+        others: the other kinds, those first that most of the trace repeats.
         minor: an iteration that was passed over, being no main part of the trace.
         plan: of a plan file, or of a CSV that has an offset for every buffer.
         skipped: how many events were left out, by reason; None where the first would have been an error.
@@ -45,6 +47,7 @@ class Work:
     buffers: Buffers
     trace: Trace | None = None
     pattern: Pattern | None = None
+    others: tuple[Pattern, ...] = ()
     minor: Pattern | None = None
     plan: Plan | None = None
     skipped: Counter[str] | None = None
@@ -53,13 +56,18 @@ class Work:
 
     @property
     def begins(self) -> NDArray[np.int64]:
-        """Rows of ``file`` at which the iterations of ``pattern`` begin, int64[k]; empty without one."""
-        if self.pattern is None or self.file is None or self.device is None or self.trace is self.file:
-            return np.empty(0, np.int64) if self.pattern is None else self.pattern.begins
+        """Rows of ``file`` at which iterations of any kind begin, int64[k], in order; empty without one."""
+        if self.pattern is None:
+            return np.empty(0, np.int64)
+        begins: NDArray[np.int64] = np.sort(
+            np.concatenate([one.begins for one in (self.pattern, *self.others)])
+        )
+        if self.file is None or self.device is None or self.trace is self.file:
+            return begins
         from mempool.analysis.where import rows_of
 
-        begins: NDArray[np.int64] = rows_of(self.file, self.device)[self.pattern.begins]
-        return begins
+        in_file: NDArray[np.int64] = rows_of(self.file, self.device)[begins]
+        return in_file
 
 
 def read_work(
@@ -137,19 +145,30 @@ def tell_skipped(path: Path | str, skipped: Counter[str] | None) -> None:
 
 def _of_trace(path: Path, trace: Trace, *, whole: bool, main: bool, alignment: int) -> Work:
     from mempool.cli.main_part import is_main
+    from mempool.known_plans import MOST_KNOWN
+    from solvers import peak_load
     from traces import buffers_of
     from traces.pattern import find_patterns
+    from traces.windows import iteration_marks
 
-    patterns = [] if whole else find_patterns(trace, anywhere=True)
-    most = max(patterns, key=lambda one: one.iterations * len(one.buffers), default=None)
+    found = [] if whole else find_patterns(trace, anywhere=True, enveloped=())
+    patterns = [_aligned(one, max(alignment, trace.alignment)) for one in found]
+    patterns.sort(key=lambda one: -one.iterations * len(one.buffers))
+    kinds = patterns[:MOST_KNOWN] if len(patterns) > 1 and len(iteration_marks(trace)) else patterns[:1]
+    for one in kinds:
+        _check_sums(path, one.buffers)
+    most = max(kinds, key=lambda one: peak_load(one.buffers), default=None)
     if most is None or (main and not is_main(most, trace)):
         linear = buffers_of(trace, alignment=alignment)
         _check_sums(path, linear)
         return Work("trace", linear, trace, minor=most)
-    aligned = np.full(len(most.buffers), max(alignment, trace.alignment), np.int64)
-    buffers = dataclasses.replace(most.buffers, alignment=aligned)
-    _check_sums(path, buffers)
-    return Work("trace", buffers, trace, most)
+    others = tuple(one for one in kinds if one is not most)
+    return Work("trace", most.buffers, trace, most, others)
+
+
+def _aligned(pattern: Pattern, alignment: int) -> Pattern:
+    column = np.full(len(pattern.buffers), alignment, np.int64)
+    return dataclasses.replace(pattern, buffers=dataclasses.replace(pattern.buffers, alignment=column))
 
 
 def _read_csv(path: Path) -> Work:

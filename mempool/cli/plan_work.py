@@ -1,0 +1,177 @@
+"""Solving what ``mempool plan`` was given: one set of buffers, or each kind of iteration and all together."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from mempool.cli.output import ExitCode, Stop, percent, progress
+from mempool.report import binary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mempool.cli.work import Work
+    from mempool.plan_files import Saved
+    from solvers import Plan, Progress
+    from traces import Buffers
+
+#: Solvers whose plans of several kinds are worth nothing apart from each other: those of the pool.
+_OWN = ("auto", "search")
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What was found.
+
+    Attributes:
+        work: with the buffers of ``plan``: of several kinds those of the one that needs the largest arena.
+        plan: of these.
+        saved: of iterations all kinds, this one first; None where there is no iteration, or no plan.
+    """
+
+    work: Work
+    plan: Plan
+    saved: Saved | None = None
+
+
+@dataclass(frozen=True)
+class Solver:
+    """How to solve.
+
+    Attributes:
+        name: of the solver.
+        seconds: after which to stop, all in all; None: never.
+        nodes: as of `solvers.Stop`.
+        target_bytes: likewise.
+        wait_bytes: as of `solvers.streams.solve_streams`.
+        how: its other arguments.
+    """
+
+    name: str
+    wait_bytes: int
+    seconds: float | None = None
+    nodes: int | None = None
+    target_bytes: int | None = None
+    how: dict[str, Any] = field(default_factory=dict)
+
+    def solve(self, work: Work) -> Solved:
+        """Plan all that there is, and check it.
+
+        Raises:
+            Stop: it cannot be planned.
+            typer.BadParameter: there is no such solver.
+        """
+        import solvers
+
+        if self.name not in solvers.SOLVERS:
+            raise typer.BadParameter(f"no solver {self.name!r}; there are {', '.join(solvers.SOLVERS)}")
+        if work.pattern is None:
+            return Solved(work, self._plan(work.buffers, self.seconds, self.nodes))
+        return self._kinds(work)
+
+    def _kinds(self, work: Work) -> Solved:
+        from mempool.plan_files import Saved
+        from mempool.planned import Planned
+
+        assert work.pattern is not None
+        patterns = [work.pattern, *work.others]
+        made, interrupted = [], False
+        for number, pattern in enumerate(patterns, 1):
+            which = f"kind {number} of {len(patterns)}, " if work.others else ""
+            seconds = None if self.seconds is None else self.seconds / len(patterns)
+            plan = self._plan(pattern.buffers, seconds, 0 if interrupted else self.nodes, which)
+            if plan.offset is None:
+                return Solved(dataclasses.replace(work, pattern=pattern, buffers=pattern.buffers), plan)
+            interrupted = interrupted or plan.stopped_by == "interrupt"
+            made.append(Planned(pattern, pattern.buffers, plan))
+        saved = Saved(made)
+        if len(made) > 1 and not interrupted and self.name in _OWN:
+            saved = self._together(made) or saved
+        first = max(saved.plans, key=lambda planned: planned.plan.arena_bytes)
+        plan = first.plan
+        if interrupted:
+            plan = dataclasses.replace(plan, stopped_by="interrupt")
+        work = dataclasses.replace(work, pattern=first.pattern, buffers=first.buffers)
+        return Solved(work, plan, _with_first(saved, first))
+
+    def _together(self, made: list[Any]) -> Saved | None:
+        """Where any may follow any other, so that what one leaves alive is in nobody's way."""
+        from mempool.together import plan_together
+
+        with progress(f"planning {len(made)} kinds of iterations together; Ctrl-C keeps them apart"):
+            try:
+                return plan_together(made, wait_bytes=self.wait_bytes)
+            except KeyboardInterrupt:
+                return None
+
+    def _plan(self, buffers: Buffers, seconds: float | None, nodes: int | None, which: str = "") -> Plan:
+        import solvers
+        from solvers.streams import solve_streams
+
+        stop = solvers.Stop(seconds=seconds, nodes=nodes, target_bytes=self.target_bytes)
+        with progress(f"planning {which}{len(buffers):,} buffers; Ctrl-C keeps the best plan") as show:
+            try:
+                found = solve_streams(
+                    buffers,
+                    solver=self.name,
+                    stop=stop,
+                    wait_bytes=self.wait_bytes,
+                    on_progress=lambda far: show(_line(far)),
+                    **self.how,
+                )
+            except ModuleNotFoundError as error:
+                raise Stop(
+                    ExitCode.FAILED, f"solver {self.name!r} needs {error.name}, which is not installed"
+                ) from None
+            except ValueError as error:
+                raise Stop(ExitCode.FILE, f"cannot be planned: {error}") from None
+        if found.offset is not None:
+            try:
+                solvers.check(found, buffers)
+            except solvers.PlanError as error:
+                raise Stop(
+                    ExitCode.FAILED, f"the solver made a wrong plan, which is not written: {error}"
+                ) from None
+        return found
+
+
+def _with_first(saved: Saved, first: Any) -> Saved:
+    """The same with this plan in front, which is the one that other tools take."""
+    from mempool.plan_files import Saved
+
+    order = sorted(range(len(saved.plans)), key=lambda number: saved.plans[number] is not first)
+    places = {number: place for place, number in enumerate(order)}
+    kinds = {places[number]: kind for number, kind in saved.kinds.items()}
+    return Saved([saved.plans[number] for number in order], kinds)
+
+
+def _line(far: Progress) -> str:
+    """How far the search has come, in the width of most terminals."""
+    best = "no plan" if far.arena_bytes is None else f"arena {binary(far.arena_bytes)}"
+    gap = "" if far.gap is None else f", gap {percent(far.gap)}"
+    millions = far.nodes / 1e6
+    speed = f"{millions / far.seconds:.1f} M/s, {far.seconds:.0f} s" if far.seconds else "0 s"
+    return f"{best}, bound {binary(far.lower_bound_bytes)}{gap}, {millions:.1f} M nodes, {speed}"
+
+
+def write(solved: Solved, output: Path) -> None:
+    """Write the plan, of several kinds all of them; a name in .csv makes a MiniMalloc CSV."""
+    work, plan = solved.work, solved.plan
+    assert plan.offset is not None
+    if output.suffix == ".csv":
+        from traces.minimalloc import write_csv
+
+        write_csv(work.buffers, output, offsets=plan.offset[:, 0])
+    elif solved.saved is not None:
+        from mempool.plan_files import write_saved
+
+        client = "" if work.trace is None else work.trace.metadata.get("client", "")
+        write_saved(solved.saved, output, client=client)
+    else:
+        from solvers import write_plan
+
+        write_plan(plan, work.buffers, output)

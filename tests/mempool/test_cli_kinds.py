@@ -1,0 +1,200 @@
+"""Traces whose marks tell several kinds of iterations apart: all are planned, for whatever comes next."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import programs
+import pytest
+from pools import simulated
+from several_kinds import at_random, in_steps, kinds, marking_last, misses, with_states
+
+from mempool import Pool
+from mempool.cli.app import call
+from mempool.plan_files import Saved, read_saved, write_saved
+from traces import Kind, Trace
+from traces.parquet import read_trace, write_trace
+from traces.trace import COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+THREE = (900, 1300, 1900)
+
+
+def recorded(
+    path: Path, scales: Sequence[int], work: Callable[..., None] = in_steps, steps: int = 60, **how: bool
+) -> None:
+    """The trace of a program of so many kinds, which nobody planned."""
+    with Pool(simulated(), background=False, mode="record", record=str(path)) as pool:
+        memory = programs.Watched(pool)
+        work(pool, with_states(memory, kinds(memory, at_random(tuple(scales)), **how)), steps)
+        memory.free_all()
+
+
+def said(capsys: pytest.CaptureFixture[str], *command: str | Path, code: int = 0) -> dict[str, Any]:
+    capsys.readouterr()
+    assert call([str(part) for part in (*command, "--json")]) == code
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("work", [in_steps, marking_last])
+def test_a_pool_that_is_given_the_plans_follows_them_from_the_second_iteration_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], work: Callable[..., None], late: bool, long: bool
+) -> None:
+    """In another order than was recorded."""
+    recorded(tmp_path / "run.trace", THREE, work, late=late, long=long)
+    answer = said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+    assert len(answer["kinds"]) == len(THREE)
+    with Pool(simulated(), background=False, plan=tmp_path / "run.plan") as pool:
+        memory = programs.Watched(pool)
+        order = at_random(THREE)
+        iteration = with_states(memory, kinds(memory, lambda n: order(n + 500), late=late, long=long))
+        work(pool, iteration, 1)
+        assert misses(pool, lambda: work(pool, iteration, 200, first=1)) == 0
+        assert pool.plans == 0
+        assert pool.report().to_dict()["planned_arena_bytes"] == answer["arena_bytes"]
+        memory.free_all()
+    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["kinds"] == len(THREE)
+
+
+def test_the_arena_is_as_large_as_the_largest_kind_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path / "run.trace", THREE)
+    answer = said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+    each = answer["kinds"]
+    assert answer["arena_bytes"] == each[0]["arena_bytes"] == max(kind["arena_bytes"] for kind in each)
+    assert answer["peak_load_bytes"] == each[0]["peak_load_bytes"]
+    assert answer["arena_bytes"] < 1.25 * max(kind["peak_load_bytes"] for kind in each)
+    about = said(capsys, "info", tmp_path / "run.trace")
+    assert about["iterations"] == about["kinds"][0]["iterations"]
+    assert about["peak_load_bytes"] == max(kind["peak_load_bytes"] for kind in about["kinds"])
+    assert sum(kind["iterations"] for kind in about["kinds"]) >= 58  # all but the first ones
+    assert said(capsys, "info", tmp_path / "run.plan")["arena_bytes"] == answer["arena_bytes"]
+
+
+def test_tables_list_the_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded(tmp_path / "run.trace", THREE)
+    for verb in ("plan", "info"):
+        assert call([verb, str(tmp_path / "run.trace")]) == 0
+        shown = capsys.readouterr().out
+        assert "the largest of 3 kinds" in shown
+        assert "kinds of iterations" in shown
+
+
+def test_of_many_kinds_that_differ_in_sizes_only_there_is_one_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path / "run.trace", range(900, 2000, 50), steps=80)
+    answer = said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+    assert [kind["sizes_vary"] for kind in answer["kinds"]] == [True]
+    assert answer["iterations"] > 70
+    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["kinds"] == 1
+    with Pool(simulated(), background=False, plan=tmp_path / "run.plan") as pool:
+        memory = programs.Watched(pool)
+        iteration = with_states(memory, kinds(memory, lambda number: 905 + 37 * number % 1000))  # not seen
+        in_steps(pool, iteration, 2)
+        assert misses(pool, lambda: in_steps(pool, iteration, 50, first=2)) == 0
+        memory.free_all()
+    assert call(["plan", str(tmp_path / "run.trace")]) == 0
+    assert "whose sizes vary" in capsys.readouterr().out
+
+
+def test_those_of_another_solver_are_planned_one_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path / "run.trace", THREE)
+    said(capsys, "plan", tmp_path / "run.trace", "--solver", "best_fit", "-o", tmp_path / "run.plan")
+    saved = read_saved(tmp_path / "run.plan")
+    assert len(saved.plans) == len(THREE)
+    assert not saved.kinds
+    assert {planned.plan.solver for planned in saved.plans} == {"best_fit"}
+    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["kinds"] == len(THREE)
+
+
+def test_for_several_arenas_the_largest_is_planned_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path / "run.trace", THREE)
+    answer = said(capsys, "plan", tmp_path / "run.trace", "--capacity", "1MiB", "--capacity", "1MiB")
+    assert len(answer["kinds"]) == 1
+    largest = max(kind["peak_load_bytes"] for kind in said(capsys, "info", tmp_path / "run.trace")["kinds"])
+    assert answer["peak_load_bytes"] == largest
+
+
+def test_a_kind_that_does_not_fit_is_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded(tmp_path / "run.trace", THREE)
+    fitting = said(capsys, "plan", tmp_path / "run.trace")
+    answer = said(
+        capsys, "plan", tmp_path / "run.trace", "--capacity", str(fitting["arena_bytes"] // 2), code=1
+    )
+    assert answer["kinds"] is None
+    assert answer["arena_bytes"] is None
+
+
+def damaged(path: Path, change: Callable[[list[Any]], None], *, together: bool) -> None:
+    """The plans with one that is changed."""
+    saved = read_saved(path)
+    plans = list(saved.plans)
+    change(plans)
+    write_saved(Saved(plans, saved.kinds if together else {}), path)
+
+
+def moved(number: int) -> Callable[[list[Any]], None]:
+    """A plan of whose buffers all lie at the beginning of the arena."""
+
+    def change(plans: list[Any]) -> None:
+        plan = plans[number].plan
+        offset = np.where(plan.offset >= 0, 0, plan.offset)
+        plans[number] = dataclasses.replace(plans[number], plan=dataclasses.replace(plan, offset=offset))
+
+    return change
+
+
+@pytest.mark.parametrize("number", range(len(THREE)))
+@pytest.mark.parametrize("together", [False, True])
+def test_a_wrong_plan_of_any_kind_does_not_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, together: bool
+) -> None:
+    recorded(tmp_path / "run.trace", THREE)
+    said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+    assert read_saved(tmp_path / "run.plan").kinds
+    damaged(tmp_path / "run.plan", moved(number), together=together)
+    assert call(["check", str(tmp_path / "run.plan"), str(tmp_path / "run.trace")]) != 0
+
+
+@pytest.mark.parametrize("solver", ["auto", "best_fit"])
+@pytest.mark.parametrize("other", ["kept for longer", "another kind"])
+def test_a_plan_of_another_trace_does_not_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str, solver: str
+) -> None:
+    """Of the same sizes, with gradients that live for longer; or with one kind that was not there."""
+    recorded(tmp_path / "run.trace", THREE, late=False)
+    said(capsys, "plan", tmp_path / "run.trace", "--solver", solver, "-o", tmp_path / "run.plan")
+    if other == "kept for longer":
+        write_trace(_freed_later(read_trace(tmp_path / "run.trace")), tmp_path / "other.trace")
+    else:
+        recorded(tmp_path / "other.trace", (*THREE[:2], 2100))
+    answer = said(capsys, "check", tmp_path / "run.plan", tmp_path / "other.trace", code=1)
+    assert "another trace" in answer["reason"]
+
+
+def _freed_later(trace: Trace) -> Trace:
+    """The same, but that what a mark's next iteration frees first, it frees some allocations later."""
+    order = np.arange(len(trace), dtype=np.float64)
+    marks = np.flatnonzero(trace.kind == Kind.MARK)
+    allocs = np.flatnonzero(trace.kind == Kind.ALLOC)
+    for free in np.flatnonzero(trace.kind == Kind.FREE):
+        mark = marks[np.searchsorted(marks, free) - 1]
+        if trace.births[free] < mark and np.searchsorted(allocs, free) - np.searchsorted(allocs, mark) < 4:
+            order[free] = allocs[np.searchsorted(allocs, free) + 5] + 0.5
+    rows = np.argsort(order, kind="stable")
+    return dataclasses.replace(trace, **{name: getattr(trace, name)[rows] for name in COLUMNS})
