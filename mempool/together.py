@@ -150,16 +150,19 @@ class Together:
             self.are(plans)
 
 
-def plan_together(made: Sequence[Planned], *, wait_bytes: int) -> Saved | None:
+def plan_together(
+    made: Sequence[Planned], *, wait_bytes: int, interrupt: Callable[[], bool] | None = None
+) -> Saved | None:
     """Plans of kinds that each may follow any other, instead of these, which were made one by one.
 
     Args:
         made: plans of all kinds of a finished recording, with one alignment.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
+        interrupt: asked now and then whether to stop.
 
     Returns:
         One for each of ``made``, in their order; None: nothing is known of what follows what, there is too
-        much to pack, or all need clearly more memory so.
+        much to pack, it was interrupted before there was any, or all need clearly more memory so.
     """
     from mempool.kinds import make_plans
     from mempool.plan_files import Saved
@@ -173,7 +176,7 @@ def plan_together(made: Sequence[Planned], *, wait_bytes: int) -> Saved | None:
         joined,
         0,
         lambda known, kinds: make_plans(
-            known, kinds, alignment=alignment, wait_bytes=wait_bytes, patient=True
+            known, kinds, alignment=alignment, wait_bytes=wait_bytes, patient=True, interrupt=interrupt
         ),
     )
     if new is None or not together.are_worth_it(new, joined):

@@ -157,7 +157,8 @@ def _windows_of(
     shared[row_of[births[uses]][row_of[births[uses]] >= 0]] = True
 
     sequence, size = trace.thread[event], trace.size[event]
-    mark_events = iteration_marks(trace)
+    mark_events = np.flatnonzero(trace.kind == Kind.MARK)
+    mark_events = np.array([e for e in mark_events if _mark_name(trace, int(e)) not in _PHASES], np.int64)
     begins = np.array([e for e in mark_events if _mark_name(trace, int(e)) != "end"], np.int64)
     marks = np.searchsorted(event, begins)
     if len(mark_events):
@@ -247,12 +248,6 @@ def _powers(base: int, most: int) -> NDArray[np.uint64]:
 def _heaviest(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64], rows: slice) -> int:
     """The sequence that allocates most bytes in these rows."""
     return int(np.bincount(sequence[rows], weights=size[rows].astype(np.float64)).argmax())
-
-
-def iteration_marks(trace: Trace) -> NDArray[np.int64]:
-    """The rows of the marks that tell iterations apart, int64[k]; none where those are to be detected."""
-    marks = np.flatnonzero(trace.kind == Kind.MARK)
-    return np.array([row for row in marks if _mark_name(trace, int(row)) not in _PHASES], np.int64)
 
 
 def _mark_name(trace: Trace, event: int) -> str:

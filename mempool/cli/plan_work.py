@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +14,12 @@ from mempool.cli.output import ExitCode, Stop, percent, progress
 from mempool.report import binary
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from mempool.cli.work import Work
     from mempool.plan_files import Saved
+    from mempool.planned import Planned
     from solvers import Plan, Progress
     from traces import Buffers
 
@@ -79,34 +83,42 @@ class Solver:
 
         assert work.pattern is not None
         patterns = [work.pattern, *work.others]
+        together = len(patterns) > 1 and self.name in _OWN
+        share = math.inf if self.seconds is None else self.seconds / (len(patterns) + together)
         made, interrupted = [], False
         for number, pattern in enumerate(patterns, 1):
             which = f"kind {number} of {len(patterns)}, " if work.others else ""
-            seconds = None if self.seconds is None else self.seconds / len(patterns)
+            seconds = None if self.seconds is None else share
             plan = self._plan(pattern.buffers, seconds, 0 if interrupted else self.nodes, which)
             if plan.offset is None:
                 return Solved(dataclasses.replace(work, pattern=pattern, buffers=pattern.buffers), plan)
             interrupted = interrupted or plan.stopped_by == "interrupt"
             made.append(Planned(pattern, pattern.buffers, plan))
         saved = Saved(made)
-        if len(made) > 1 and not interrupted and self.name in _OWN:
-            saved = self._together(made) or saved
+        if together and not interrupted:
+            saved = self._together(made, share) or saved
         first = max(saved.plans, key=lambda planned: planned.plan.arena_bytes)
         plan = first.plan
         if interrupted:
             plan = dataclasses.replace(plan, stopped_by="interrupt")
         work = dataclasses.replace(work, pattern=first.pattern, buffers=first.buffers)
-        return Solved(work, plan, _with_first(saved, first))
+        return Solved(work, plan, with_first(saved, first))
 
-    def _together(self, made: list[Any]) -> Saved | None:
+    def _together(self, made: Sequence[Planned], seconds: float) -> Saved | None:
         """Where any may follow any other, so that what one leaves alive is in nobody's way."""
         from mempool.together import plan_together
 
         with progress(f"planning {len(made)} kinds of iterations together; Ctrl-C keeps them apart"):
+            until = time.monotonic() + seconds
             try:
-                return plan_together(made, wait_bytes=self.wait_bytes)
+                saved = plan_together(
+                    made, wait_bytes=self.wait_bytes, interrupt=lambda: time.monotonic() > until
+                )
             except KeyboardInterrupt:
                 return None
+        if saved is None or time.monotonic() <= until:
+            return saved
+        return dataclasses.replace(saved, plans=[_out_of_time(planned) for planned in saved.plans])
 
     def _plan(self, buffers: Buffers, seconds: float | None, nodes: int | None, which: str = "") -> Plan:
         import solvers
@@ -139,7 +151,14 @@ class Solver:
         return found
 
 
-def _with_first(saved: Saved, first: Any) -> Saved:
+def _out_of_time(planned: Planned) -> Planned:
+    """As if the search itself had looked at the clock."""
+    if planned.plan.stopped_by != "interrupt":
+        return planned
+    return dataclasses.replace(planned, plan=dataclasses.replace(planned.plan, stopped_by="time"))
+
+
+def with_first(saved: Saved, first: Planned) -> Saved:
     """The same with this plan in front, which is the one that other tools take."""
     from mempool.plan_files import Saved
 

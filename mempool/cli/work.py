@@ -149,12 +149,11 @@ def _of_trace(path: Path, trace: Trace, *, whole: bool, main: bool, alignment: i
     from solvers import peak_load
     from traces import buffers_of
     from traces.pattern import find_patterns
-    from traces.windows import iteration_marks
 
     found = [] if whole else find_patterns(trace, anywhere=True, enveloped=())
     patterns = [_aligned(one, max(alignment, trace.alignment)) for one in found]
     patterns.sort(key=lambda one: -one.iterations * len(one.buffers))
-    kinds = patterns[:MOST_KNOWN] if len(patterns) > 1 and len(iteration_marks(trace)) else patterns[:1]
+    kinds = patterns[:MOST_KNOWN]  # several only where marks tell them apart
     for one in kinds:
         _check_sums(path, one.buffers)
     most = max(kinds, key=lambda one: peak_load(one.buffers), default=None)

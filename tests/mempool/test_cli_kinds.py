@@ -12,9 +12,16 @@ import pytest
 from pools import simulated
 from several_kinds import at_random, in_steps, kinds, marking_last, misses, with_states
 
+import solvers.streams
 from mempool import Pool
 from mempool.cli.app import call
+from mempool.cli.check import matching
+from mempool.cli.plan_work import with_first
+from mempool.cli.work import read_work
 from mempool.plan_files import Saved, read_saved, write_saved
+from mempool.together import Together
+from solvers import PlanError
+from solvers.check import check_kinds
 from traces import Kind, Trace
 from traces.parquet import read_trace, write_trace
 from traces.trace import COLUMNS
@@ -185,6 +192,99 @@ def test_a_plan_of_another_trace_does_not_hold(
         recorded(tmp_path / "other.trace", (*THREE[:2], 2100))
     answer = said(capsys, "check", tmp_path / "run.plan", tmp_path / "other.trace", code=1)
     assert "another trace" in answer["reason"]
+
+
+def test_each_of_lifetime_reach_and_staying_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path / "run.trace", THREE)
+    said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+    given, solved = (read_work(tmp_path / name) for name in ("run.trace", "run.plan"))
+    assert matching(tmp_path / "run.plan", solved, given)
+    assert given.pattern is not None
+    rows, reach = given.pattern.buffers, given.pattern.reach
+    first = np.arange(len(rows)) == np.flatnonzero(~rows.persistent)[0]
+    for longer in (
+        {"buffers": dataclasses.replace(rows, end=rows.end + first)},
+        {"buffers": dataclasses.replace(rows, persistent=rows.persistent | first)},
+        {"reach": {key: into + 20 * first for key, into in reach.items()}},
+    ):
+        changed = dataclasses.replace(given, pattern=dataclasses.replace(given.pattern, **longer))
+        with pytest.raises(PlanError, match="lives longer than planned"):
+            matching(tmp_path / "run.plan", solved, changed)
+
+
+def test_the_one_in_front_takes_what_was_planned_together_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path / "run.trace", THREE)
+    said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+    saved = read_saved(tmp_path / "run.plan")
+    other = with_first(saved, saved.plans[2])
+    assert [planned.key for planned in other.plans] == [saved.plans[n].key for n in (2, 0, 1)]
+    assert [other.plans[n].key for n in other.kinds] == [saved.plans[n].key for n in saved.kinds]
+    for number, kind in other.kinds.items():
+        assert len(kind) == len(other.plans[number].buffers)
+        assert kind.buffers.size.tolist() == other.plans[number].buffers.size.tolist()
+    check_kinds(list(other.kinds.values()), [other.plans[number].plan for number in other.kinds])
+
+
+@pytest.fixture
+def solves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """How solves are told to stop; the second is interrupted."""
+    stops: list[Any] = []
+
+    def told(*arguments: Any, stop: Any, **how: Any) -> Any:
+        plan = solve(*arguments, stop=stop, **how)
+        stops.append(stop)
+        return plan if len(stops) != 2 else dataclasses.replace(plan, stopped_by="interrupt")
+
+    solve = solvers.streams.solve_streams
+    monkeypatch.setattr(solvers.streams, "solve_streams", told)
+    return stops
+
+
+def test_the_time_is_shared_and_an_interruption_ends_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], solves: list[Any]
+) -> None:
+    recorded(tmp_path / "run.trace", THREE)
+    command = ("plan", tmp_path / "run.trace", "--time-limit", "40", "-o", tmp_path / "run.plan")
+    assert said(capsys, *command, code=130)["stopped_by"] == "interrupt"
+    assert [stop.seconds for stop in solves] == [10, 10, 10]  # and ten for all together
+    assert [stop.nodes for stop in solves] == [None, None, 0]
+    saved = read_saved(tmp_path / "run.plan")
+    assert len(saved.plans) == len(THREE)
+    assert not saved.kinds
+
+
+def test_where_all_together_would_need_more_they_are_planned_one_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(tmp_path / "run.trace", THREE)
+    monkeypatch.setattr(Together, "are_worth_it", lambda *_: False)
+    said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+    assert not read_saved(tmp_path / "run.plan").kinds
+
+
+def test_without_time_there_is_a_plan_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path / "run.trace", THREE)
+    command = ("plan", tmp_path / "run.trace", "--time-limit", "0", "-o", tmp_path / "run.plan")
+    assert said(capsys, *command)["stopped_by"] == "time"
+    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["kinds"] == len(THREE)
+
+
+def test_iterations_of_any_kind_begin_where_they_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path / "run.trace", THREE)
+    begins = read_work(tmp_path / "run.trace").begins
+    kinds_told = said(capsys, "info", tmp_path / "run.trace")["kinds"]
+    assert len(begins) == sum(kind["iterations"] for kind in kinds_told)
+    marks = np.flatnonzero(read_trace(tmp_path / "run.trace").kind == Kind.MARK)
+    assert set((begins - 1).tolist()) <= set(marks.tolist())
+    assert (np.diff(begins) > 0).all()
 
 
 def _freed_later(trace: Trace) -> Trace:
