@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import mempool.torch
+from mempool.cli.app import call
 from mempool.torch.found_steps import FoundSteps
 from mempool.torch.optimizer_steps import LISTENERS
 from traces import Kind
@@ -218,3 +219,25 @@ def test_the_pool_itself_takes_no_notice_of_what_its_trace_shows(tmp_path: Path,
         trained(pool, Training(lambda: 2), 100)
         assert not is_marked(pool)
         assert pool.client.state()["marks"] == 0
+
+
+def test_lengths_that_were_recorded_are_planned_for_from_the_file(tmp_path: Path, one_thread: None) -> None:
+    """Nobody marked anything, and the other order follows the plan from the second step on."""
+    file, plan = str(tmp_path / "run.trace"), str(tmp_path / "run.plan")
+    with mempool.torch.install(device="cpu", background=False, mode="record", record=file):
+        training = Training(drawn())
+        for _ in range(60):
+            training.step()
+    assert call(["plan", file, "-o", plan]) == 0
+    training = Training(drawn(seed=2))
+    expected = [training.step() for _ in range(40)]
+    with mempool.torch.install(device="cpu", background=False, plan=plan) as pool:
+        training = Training(drawn(seed=2))
+        found = [training.step()]
+        before = dict(pool.client.stats()["outcomes"])
+        found += [training.step() for _ in range(39)]
+        now = pool.client.stats()["outcomes"]
+        missed = {outcome: now[outcome] - before[outcome] for outcome in now if outcome != "hit"}
+        assert sum(missed.values()) == 0, missed
+        assert now["hit"] > before["hit"]
+    assert found == expected
