@@ -217,6 +217,11 @@ class Run:
         """Say what was not as whoever began it may have thought."""
         if reports and self.options["plan"] is not None and not self._plan_used:
             _say(f"the plan was not used: it is of {self._plan_is_of}, and the program has no such memory")
+        if reports and self.options["limit"] is not None and "torch" not in reports:
+            _say(
+                "nothing was held within the limit, which is of PyTorch's tensors, and the program has none; "
+                "--max-reserved limits what any pool takes"
+            )
         if not reports:
             _say(f"nothing to report: the program imported none of {', '.join(ADAPTERS)}")
         if did_it:

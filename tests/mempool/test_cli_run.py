@@ -247,6 +247,16 @@ def test_a_plan_of_another_framework_is_told(tmp_path: Path) -> None:
     assert "the plan was not used: it is of torch" in done.stderr
 
 
+def test_a_limit_that_is_nobodys_is_told(tmp_path: Path) -> None:
+    """Else whoever asked for it takes it for kept."""
+    write(tmp_path / "script.py", "import numpy; numpy.ones(1 << 20)")
+    done = outcome(start(tmp_path, *MEMPOOL, "--limit", "1MiB", "script.py"))
+    assert done.status == 0
+    assert "nothing was held within the limit" in done.stderr
+    done = outcome(start(tmp_path, *MEMPOOL, "--max-reserved", "1GiB", "script.py"))
+    assert "nothing was held within the limit" not in done.stderr
+
+
 def sleeps(pid: int) -> bool:
     """Whether a process waits, and is not kept waiting for a processor."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "R"
