@@ -140,10 +140,16 @@ def plan(
     _check_fits(output, work)
     if len(sizes) > 1:  # a pool, which knows several kinds, has one arena
         work = dataclasses.replace(work, others=())
-    how: dict[str, Any] = {"seed": seed, "threads": threads, "close_enough": times}
-    how["capacity"] = sizes if len(sizes) > 1 else next(iter(sizes), None)
     assert price is not None
-    solved = Solver(solver, price, time_limit, nodes, target_bytes, how).solve(work)
+    solved = Solver(
+        solver,
+        price,
+        sizes if len(sizes) > 1 else next(iter(sizes), None),
+        time_limit,
+        nodes,
+        target_bytes,
+        {"seed": seed, "threads": threads, "close_enough": times},
+    ).solve(work)
     found = solved.plan
     if output is not None and found.offset is not None:
         write(solved, output)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from solvers import Plan, Progress
     from traces import Buffers
 
-#: Solvers whose plans of several kinds are worth nothing apart from each other: those of the pool.
+#: Solvers after which kinds are planned together; who asks for another wants to see what that one does.
 _OWN = ("auto", "search")
 
 
@@ -52,11 +52,13 @@ class Solver:
         nodes: as of `solvers.Stop`.
         target_bytes: likewise.
         wait_bytes: as of `solvers.streams.solve_streams`.
+        capacity: likewise.
         how: its other arguments.
     """
 
     name: str
     wait_bytes: int
+    capacity: int | Sequence[int] | None = None
     seconds: float | None = None
     nodes: int | None = None
     target_bytes: int | None = None
@@ -94,13 +96,17 @@ class Solver:
                 return Solved(dataclasses.replace(work, pattern=pattern, buffers=pattern.buffers), plan)
             interrupted = interrupted or plan.stopped_by == "interrupt"
             made.append(Planned(pattern, pattern.buffers, plan))
-        saved = Saved(made)
-        if together and not interrupted:
-            saved = self._together(made, share) or saved
+        saved, plans = Saved(made), [planned.plan for planned in made]
+        if together and not interrupted and (joint := self._together(made, share)) is not None:
+            saved = joint
+            plans.append(joint.plans[0].plan)  # of which all are parts
         first = max(saved.plans, key=lambda planned: planned.plan.arena_bytes)
-        plan = first.plan
-        if interrupted:
-            plan = dataclasses.replace(plan, stopped_by="interrupt")
+        plan = dataclasses.replace(
+            first.plan,
+            seconds=sum(one.seconds for one in plans),
+            nodes=sum(one.nodes for one in plans),
+            stopped_by="interrupt" if interrupted else first.plan.stopped_by,
+        )
         work = dataclasses.replace(work, pattern=first.pattern, buffers=first.buffers)
         return Solved(work, plan, with_first(saved, first))
 
@@ -116,9 +122,15 @@ class Solver:
                 )
             except KeyboardInterrupt:
                 return None
-        if saved is None or time.monotonic() <= until:
+        if saved is None or max(one.plan.arena_bytes for one in saved.plans) > self._fits():
+            return None
+        if time.monotonic() <= until:
             return saved
         return dataclasses.replace(saved, plans=[_out_of_time(planned) for planned in saved.plans])
+
+    def _fits(self) -> float:
+        """The largest arena that does."""
+        return self.capacity if isinstance(self.capacity, int) else math.inf
 
     def _plan(self, buffers: Buffers, seconds: float | None, nodes: int | None, which: str = "") -> Plan:
         import solvers
@@ -132,6 +144,7 @@ class Solver:
                     solver=self.name,
                     stop=stop,
                     wait_bytes=self.wait_bytes,
+                    capacity=self.capacity,
                     on_progress=lambda far: show(_line(far)),
                     **self.how,
                 )

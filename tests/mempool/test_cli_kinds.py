@@ -12,6 +12,7 @@ import pytest
 from pools import simulated
 from several_kinds import at_random, in_steps, kinds, marking_last, misses, with_states
 
+import mempool.together
 import solvers.streams
 from mempool import Pool
 from mempool.cli.app import call
@@ -19,7 +20,7 @@ from mempool.cli.check import matching
 from mempool.cli.plan_work import with_first
 from mempool.cli.work import read_work
 from mempool.plan_files import Saved, read_saved, write_saved
-from mempool.together import Together
+from mempool.together import Together, plan_together
 from solvers import PlanError
 from solvers.check import check_kinds
 from traces import Kind, Trace
@@ -264,6 +265,30 @@ def test_where_all_together_would_need_more_they_are_planned_one_by_one(
     monkeypatch.setattr(Together, "are_worth_it", lambda *_: False)
     said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
     assert not read_saved(tmp_path / "run.plan").kinds
+
+
+@pytest.mark.parametrize("capacity", ["largest", "less than together"])
+def test_a_capacity_holds_for_all_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, capacity: str
+) -> None:
+    """What only fits one by one is planned so."""
+    recorded(tmp_path / "run.trace", THREE, late=True)
+    joint = said(capsys, "plan", tmp_path / "run.trace")
+    if capacity == "less than together":
+        together = plan_together
+
+        def larger(*made: Any, **how: Any) -> Any:
+            saved = together(*made, **how)
+            assert saved is not None
+            first = saved.plans[0]
+            plan = dataclasses.replace(first.plan, arena_bytes=joint["arena_bytes"] + 1)
+            return dataclasses.replace(saved, plans=[dataclasses.replace(first, plan=plan), *saved.plans[1:]])
+
+        monkeypatch.setattr(mempool.together, "plan_together", larger)
+    command = ["plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan"]
+    answer = said(capsys, *command, "--capacity", str(joint["arena_bytes"]))
+    assert answer["arena_bytes"] <= joint["arena_bytes"]
+    assert bool(read_saved(tmp_path / "run.plan").kinds) == (capacity == "largest")
 
 
 def test_without_time_there_is_a_plan_all_the_same(
