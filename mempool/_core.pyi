@@ -285,10 +285,11 @@ class Client:
     def reallocate(self, address: int, bytes: int, stream: int = 0) -> tuple[int, bool]:
         """(new address or 0, whether the old one is not ours)."""
 
-    def mark(self, mark: Mark) -> None: ...
+    def mark(self, mark: Mark, *, found: bool = False) -> None:
+        """found: the program did not set it."""
 
-    def mark_tape(self, mark: Mark) -> None:
-        """A mark that only the tape shows: nothing begins or ends by it."""
+    def show_found(self) -> None:
+        """A step that only the tape shows: nothing begins or ends by it."""
 
     def enter_dynamic(self) -> None: ...
 

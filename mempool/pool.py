@@ -210,8 +210,11 @@ class Pool:
         Raises:
             UsageError: inside `iteration`, which marks both.
         """
+        self._step()
+
+    def _step(self, *, found: bool = False) -> None:
         self._check_outside_iterations()
-        self.client.mark(_core.Mark.STEP)
+        self.client.mark(_core.Mark.STEP, found=found)
 
     def _check_outside_iterations(self) -> None:
         with self._lock:

@@ -8,6 +8,7 @@ import numpy as np
 
 from mempool._core import BRIEF_FIELDS, EVENT_FIELDS
 from traces.trace import Kind, Trace
+from traces.windows import FOUND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -22,7 +23,7 @@ RECORD = np.dtype([(name, kind) for name, kind in EVENT_FIELDS])
 BRIEF = np.dtype([(name, kind) for name, kind in BRIEF_FIELDS])
 #: Names of the marks in traces, by the core's kind of event.
 MARKS = ("step", "begin", "end")
-_ALLOC, _FREE, _HANDOVER, _USE, _FIRST_MARK = 0, 1, 2, 3, 4
+_ALLOC, _FREE, _HANDOVER, _USE, _FIRST_MARK, _FOUND = 0, 1, 2, 3, 4, 12
 
 
 class Recording:
@@ -76,11 +77,13 @@ class Recording:
             stream=stream[rows],
             thread=records["sequence"][rows].astype(np.int32),
             time_ns=time_ns[rows].astype(np.int64),
-            operation=np.where(mark, kind.astype(np.int32) - _FIRST_MARK, -1),
+            operation=np.where(
+                mark, np.where(kind == _FOUND, len(MARKS), kind.astype(np.int32) - _FIRST_MARK), -1
+            ),
             address=np.where(event == Kind.ALLOC, records["address"][rows].astype(np.int64), -1)
             if self._addresses
             else -1,
-            names=MARKS,
+            names=(*MARKS, FOUND),
             metadata=self._metadata,
         )
 

@@ -108,6 +108,7 @@ def find_patterns(
     whole_recording: bool = True,
     anywhere: bool = False,
     enveloped: Collection[int] | None = None,
+    found: bool = False,
 ) -> list[Pattern]:
     """The iterations that recur in a trace, the one that was seen last first.
 
@@ -122,16 +123,17 @@ def find_patterns(
             other things at last.
         enveloped: where marked iterations of many kinds differ in sizes only, find their envelope instead;
             and of those with as many allocations as one of these, however few they are. None: find none.
+        found: marks that nobody set, `traces.windows.FOUND`, decide too.
 
     Raises:
         TraceError: the trace contradicts itself.
     """
-    windows = find_windows(trace, small_bytes, anywhere=anywhere, enveloped=enveloped)
-    found = [
+    windows = find_windows(trace, small_bytes, anywhere=anywhere, enveloped=enveloped, found=found)
+    patterns = [
         _Builder(kind).pattern(reach, whole_recording=whole_recording)
         for kind, reach in zip(windows, reaches(windows), strict=True)
     ]
-    return [pattern for pattern in found if pattern is not None]
+    return [pattern for pattern in patterns if pattern is not None]
 
 
 @dataclass(frozen=True, eq=False)

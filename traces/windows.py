@@ -39,6 +39,8 @@ _BASE = 0x9E3779B97F4A7C15
 
 #: Marks that lie within an iteration, as recorders of training set them.
 _PHASES = ("forward", "backward", "optimizer")
+#: A mark that nobody set: an optimizer's step, which ends iterations where nothing else tells them apart.
+FOUND = "optimizer step"
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +91,12 @@ class Windows:
 
 
 def find_windows(
-    trace: Trace, small_bytes: int, *, anywhere: bool = False, enveloped: Collection[int] | None = None
+    trace: Trace,
+    small_bytes: int,
+    *,
+    anywhere: bool = False,
+    enveloped: Collection[int] | None = None,
+    found: bool = False,
 ) -> list[Windows]:
     """Cut a trace into iterations, and sort them by what they do: the latest first, none that came only once.
 
@@ -100,18 +107,27 @@ def find_windows(
             ends with.
         enveloped: marked iterations of many kinds that differ in sizes only are one (`traces.envelope`), and
             those with as many allocations as one of these however few they are; None: they are not.
+        found: marks that nobody set, of the name `FOUND`, count as marks.
 
     Raises:
         TraceError: the trace contradicts itself.
     """
     event = np.flatnonzero((trace.kind == Kind.ALLOC) & (trace.size > small_bytes))
-    found = _windows_of(trace, event, EVIDENCE, anywhere=anywhere, enveloped=enveloped)
-    if found:
-        return found
+    marks = iteration_marks(trace, found=found)
+    windows = _windows_of(trace, event, marks, EVIDENCE, anywhere=anywhere, enveloped=enveloped)
+    if windows:
+        return windows
     for steady in _without_rare(event, trace.size):
-        if found := _windows_of(trace, steady, BUT_RARE, anywhere=anywhere, enveloped=enveloped):
+        if windows := _windows_of(trace, steady, marks, BUT_RARE, anywhere=anywhere, enveloped=enveloped):
             break
-    return found
+    return windows
+
+
+def iteration_marks(trace: Trace, *, found: bool = False) -> NDArray[np.int64]:
+    """Rows of the marks that tell iterations apart, int64[k]; with those that nobody set, if ``found``."""
+    within = _PHASES if found else (*_PHASES, FOUND)
+    marks = np.flatnonzero(trace.kind == Kind.MARK)
+    return np.array([row for row in marks if _mark_name(trace, int(row)) not in within], np.int64)
 
 
 def _without_rare(event: NDArray[np.int64], size: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -135,6 +151,7 @@ def _without_rare(event: NDArray[np.int64], size: NDArray[np.int64]) -> Iterator
 def _windows_of(
     trace: Trace,
     event: NDArray[np.int64],
+    mark_events: NDArray[np.int64],
     evidence: Evidence,
     *,
     anywhere: bool,
@@ -157,8 +174,6 @@ def _windows_of(
     shared[row_of[births[uses]][row_of[births[uses]] >= 0]] = True
 
     sequence, size = trace.thread[event], trace.size[event]
-    mark_events = np.flatnonzero(trace.kind == Kind.MARK)
-    mark_events = np.array([e for e in mark_events if _mark_name(trace, int(e)) not in _PHASES], np.int64)
     begins = np.array([e for e in mark_events if _mark_name(trace, int(e)) != "end"], np.int64)
     marks = np.searchsorted(event, begins)
     if len(mark_events):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path  # noqa: TC003 - typer reads it from the signature
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,10 +15,12 @@ from mempool.cli.output import ExitCode, Stop, facts, percent, print_json
 from mempool.report import binary
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mempool.cli.work import Work
     from solvers import Plan
     from solvers.kinds import Kind
-    from traces import Buffers
+    from traces import Buffers, Trace
     from traces.pattern import Pattern
 
 
@@ -82,6 +85,14 @@ def check(
         facts("the plan holds", rows)
 
 
+def all_kinds(trace: Trace) -> Iterator[Pattern]:
+    """Each that iterations have, also within envelopes, of whatever marks."""
+    from traces.pattern import find_patterns
+
+    for found in (False, True):
+        yield from find_patterns(trace, anywhere=True, found=found)
+
+
 def matching(path: Path, solved: Work, given: Work) -> list[tuple[Plan, Buffers]]:
     """The plans of a file, of several kinds of iterations all, each with the buffers that it must serve.
 
@@ -102,7 +113,8 @@ def matching(path: Path, solved: Work, given: Work) -> list[tuple[Plan, Buffers]
         mine = _of_its_kind(given, planned.buffers)
         if number in saved.kinds and mine.pattern is not None:
             _check_lifetimes(saved.kinds[number], keys, planned.buffers, mine.pattern)
-            parts.append((planned.plan, planned.buffers))
+            alignment = np.maximum(planned.buffers.alignment, mine.buffers.alignment)
+            parts.append((planned.plan, dataclasses.replace(planned.buffers, alignment=alignment)))
         else:
             parts.append(matched(planned.plan, planned.buffers, mine))
     return parts
@@ -110,9 +122,13 @@ def matching(path: Path, solved: Work, given: Work) -> list[tuple[Plan, Buffers]
 
 def _of_its_kind(given: Work, planned: Buffers) -> Work:
     """The work, of several kinds of iterations with the buffers of the one that was planned."""
-    for pattern in () if given.pattern is None else (given.pattern, *given.others):
+    if given.pattern is None or given.trace is None:
+        return given
+    for pattern in itertools.chain((given.pattern, *given.others), all_kinds(given.trace)):
         if np.array_equal(pattern.buffers.size, planned.size):
-            return dataclasses.replace(given, pattern=pattern, buffers=pattern.buffers)
+            alignment = np.full(len(planned), int(given.buffers.alignment.max(initial=1)), np.int64)
+            buffers = dataclasses.replace(pattern.buffers, alignment=alignment)
+            return dataclasses.replace(given, pattern=pattern, buffers=buffers)
     return given
 
 

@@ -76,7 +76,7 @@ class Solver:
         if self.name not in solvers.SOLVERS:
             raise typer.BadParameter(f"no solver {self.name!r}; there are {', '.join(solvers.SOLVERS)}")
         if work.pattern is None:
-            return Solved(work, self._plan(work.buffers, self.seconds, self.nodes))
+            return Solved(work, self._plan(work.buffers, self.seconds, self.nodes, self.target_bytes))
         return self._kinds(work)
 
     def _kinds(self, work: Work) -> Solved:
@@ -87,11 +87,14 @@ class Solver:
         patterns = [work.pattern, *work.others]
         together = len(patterns) > 1 and self.name in _OWN
         share = math.inf if self.seconds is None else self.seconds / (len(patterns) + together)
-        made, interrupted = [], False
+        made: list[Planned] = []
+        interrupted = False
         for number, pattern in enumerate(patterns, 1):
             which = f"kind {number} of {len(patterns)}, " if work.others else ""
             seconds = None if self.seconds is None else share
-            plan = self._plan(pattern.buffers, seconds, 0 if interrupted else self.nodes, which)
+            # Beside a larger one a kind needs no better plan than that.
+            target = max((planned.plan.arena_bytes for planned in made), default=self.target_bytes)
+            plan = self._plan(pattern.buffers, seconds, 0 if interrupted else self.nodes, target, which)
             if plan.offset is None:
                 return Solved(dataclasses.replace(work, pattern=pattern, buffers=pattern.buffers), plan)
             interrupted = interrupted or plan.stopped_by == "interrupt"
@@ -132,11 +135,13 @@ class Solver:
         """The largest arena that does."""
         return self.capacity if isinstance(self.capacity, int) else math.inf
 
-    def _plan(self, buffers: Buffers, seconds: float | None, nodes: int | None, which: str = "") -> Plan:
+    def _plan(
+        self, buffers: Buffers, seconds: float | None, nodes: int | None, target: int | None, which: str = ""
+    ) -> Plan:
         import solvers
         from solvers.streams import solve_streams
 
-        stop = solvers.Stop(seconds=seconds, nodes=nodes, target_bytes=self.target_bytes)
+        stop = solvers.Stop(seconds=seconds, nodes=nodes, target_bytes=target)
         with progress(f"planning {which}{len(buffers):,} buffers; Ctrl-C keeps the best plan") as show:
             try:
                 found = solve_streams(

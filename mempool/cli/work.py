@@ -144,25 +144,36 @@ def tell_skipped(path: Path | str, skipped: Counter[str] | None) -> None:
 
 
 def _of_trace(path: Path, trace: Trace, *, whole: bool, main: bool, alignment: int) -> Work:
-    from mempool.cli.main_part import is_main
-    from mempool.known_plans import MOST_KNOWN
+    from mempool.cli.main_part import found_only, is_main
     from solvers import peak_load
     from traces import buffers_of
-    from traces.pattern import find_patterns
 
-    found = [] if whole else find_patterns(trace, anywhere=True, enveloped=())
-    patterns = [_aligned(one, max(alignment, trace.alignment)) for one in found]
-    patterns.sort(key=lambda one: -one.iterations * len(one.buffers))
-    kinds = patterns[:MOST_KNOWN]  # several only where marks tell them apart
+    kinds: list[Pattern] = []
+    if not whole:
+        kinds = _kinds(trace, max(alignment, trace.alignment))
+        # What was detected says more than steps of an optimizer, which may be a small part.
+        if found_only(trace) and not (kinds and is_main(kinds, trace)):
+            by_steps = _kinds(trace, max(alignment, trace.alignment), found=True)
+            kinds = by_steps if by_steps and is_main(by_steps, trace) else kinds
     for one in kinds:
         _check_sums(path, one.buffers)
     most = max(kinds, key=lambda one: peak_load(one.buffers), default=None)
-    if most is None or (main and not is_main(most, trace)):
+    if most is None or (main and not is_main(kinds, trace)):
         linear = buffers_of(trace, alignment=alignment)
         _check_sums(path, linear)
         return Work("trace", linear, trace, minor=most)
     others = tuple(one for one in kinds if one is not most)
     return Work("trace", most.buffers, trace, most, others)
+
+
+def _kinds(trace: Trace, alignment: int, *, found: bool = False) -> list[Pattern]:
+    """Those that most of the trace repeats first; several only where marks tell them apart."""
+    from mempool.known_plans import MOST_KNOWN
+    from traces.pattern import find_patterns
+
+    patterns = find_patterns(trace, anywhere=True, enveloped=(), found=found)
+    patterns.sort(key=lambda one: -one.iterations * len(one.buffers))
+    return [_aligned(one, alignment) for one in patterns[:MOST_KNOWN]]
 
 
 def _aligned(pattern: Pattern, alignment: int) -> Pattern:

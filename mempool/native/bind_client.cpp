@@ -164,8 +164,8 @@ void bind_client(nb::module_& m) {
              const Address moved = unlocked([&] { return c.reallocate(address, bytes, stream, &foreign); });
              return nb::make_tuple(moved, foreign);
            }, "address"_a, "bytes"_a, "stream"_a = 0, "(new address or 0, whether the old one is not ours).")
-      .def("mark", &Client::mark, released, "mark"_a)
-      .def("mark_tape", &Client::mark_tape, released, "mark"_a, "A mark that only the tape shows: nothing begins or ends by it.")
+      .def("mark", &Client::mark, released, "mark"_a, nb::kw_only(), "found"_a = false, "found: the program did not set it.")
+      .def("show_found", &Client::show_found, released, "A step that only the tape shows: nothing begins or ends by it.")
       .def("enter_dynamic", &Client::enter_dynamic, released)
       .def("leave_dynamic", &Client::leave_dynamic, released)
       .def("set_recording", [](Client& c, bool on) { patiently(c.pool(), [&] { c.set_recording(on); }); }, "on"_a)

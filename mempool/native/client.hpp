@@ -72,8 +72,8 @@ class Client : private Live<Client> {
   bool use(Address address, Stream stream);
 
   // --- marks and scopes; any thread
-  void mark(Mark mark);
-  void mark_tape(Mark mark);  // on the tape alone
+  void mark(Mark mark, bool found = false);  // found: not by the program, which the tape tells
+  void show_found();                         // a step that is on the tape alone
   void enter_dynamic() noexcept;  // until leave_dynamic(), nothing is planned or recorded
   void leave_dynamic() noexcept;
 

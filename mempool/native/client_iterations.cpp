@@ -15,12 +15,6 @@ constexpr unsigned kLooksBeside = 2;  // after memory was taken beside the arena
 constexpr std::uint64_t kMostSpoilt = 24;  // so that it is soon over
 constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest, the planner stops recording
 
-RecordedEvent::Kind on_tape(Mark kind) noexcept {
-  return kind == Mark::step    ? RecordedEvent::step
-         : kind == Mark::begin ? RecordedEvent::begin
-                               : RecordedEvent::end;
-}
-
 }  // namespace
 
 std::uint64_t Client::large_allocations() const noexcept {
@@ -183,16 +177,18 @@ Pattern* Client::followed() const noexcept {
   return furthest == nullptr ? nullptr : furthest->pattern();
 }
 
-void Client::mark_tape(Mark kind) {
+void Client::show_found() {
   const Guarded guard(pool_->lock);
-  if (tape_.on()) tape_.add(on_tape(kind), 0, 0, 0, sequence(0).follower.sequence());
+  if (tape_.on()) tape_.add(RecordedEvent::found, 0, 0, 0, sequence(0).follower.sequence());
 }
 
-void Client::mark(Mark kind) {
+void Client::mark(Mark kind, bool found) {
   const Guarded guard(pool_->lock);
   Sequence& mine = sequence(0);
-  const RecordedEvent::Kind event = on_tape(kind);
-  if (tape_.on()) tape_.add(event, 0, 0, 0, mine.follower.sequence());
+  const RecordedEvent::Kind event = kind == Mark::step    ? RecordedEvent::step
+                                    : kind == Mark::begin ? RecordedEvent::begin
+                                                          : RecordedEvent::end;
+  if (tape_.on()) tape_.add(found ? RecordedEvent::found : event, 0, 0, 0, mine.follower.sequence());
   pool_->collect();
   marked_ = true;
   between_ = kind == Mark::end;

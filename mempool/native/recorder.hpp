@@ -18,7 +18,8 @@ struct RecordedEvent {
   // marks. What follows is of a history only: memory that the device gave (all of a reservation, or pages of one) or got
   // back, and a request that nobody served.
   enum Kind : std::uint32_t {
-    alloc, free, handover, use, step, begin, end, segment_alloc, segment_free, segment_map, segment_unmap, refused
+    alloc, free, handover, use, step, begin, end, segment_alloc, segment_free, segment_map, segment_unmap, refused,
+    found,  // of a tape: a step that nobody marked
   };
 
   std::uint64_t index;     // how many events the recorder had seen before this one, dropped ones included

@@ -147,10 +147,11 @@ class TensorPool(Pool):
         """Serve PyTorch's tensors, and keep them within the limit if there is one."""
         self.serve()
         ends = self.settings.mode == "replay" and self.settings.limit is None  # swapping finds steps itself
-        if ends or self._tape is not None:
+        shown = self._tape is not None and self.settings.limit is None
+        if ends or shown:
             from mempool.torch.found_steps import FoundSteps
 
-            self._found_steps = FoundSteps(self, ends=ends, notes=self._tape is not None)
+            self._found_steps = FoundSteps(self, ends=ends, shown=shown)
         if (limit := self.settings.limit) is not None:
             from mempool.torch.swapping.attached import Swapping
 
@@ -178,7 +179,7 @@ class TensorPool(Pool):
         with contextlib.suppress(
             UsageError
         ):  # inside of `iteration`, which has just begun for the first time
-            super().step()
+            self._step(found=True)
 
     def _end_finding_steps(self) -> None:
         if self._found_steps is not None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mempool._core import Mark
 from mempool.logs import log
 from mempool.report import NewOutcomes, missed
 from mempool.torch.optimizer_steps import Listener
@@ -30,23 +29,25 @@ LEAST_HITS = 0.9
 LOOKS = 2
 #: Where there is no plan at all: the planner may have had no turn yet before so many allocations.
 LEAST_ALLOCATIONS = 1 << 11
+#: After so many steps of other optimizers in a row, the one that ended iterations is taken to be done.
+STEPS_OF_OTHERS = 64
 
 
 class FoundSteps:
     """Looks at one pool each time an optimizer has stepped."""
 
-    def __init__(self, pool: TensorPool, *, ends: bool, notes: bool) -> None:
+    def __init__(self, pool: TensorPool, *, ends: bool, shown: bool) -> None:
         """Begin.
 
         Args:
             pool: whose iterations they are.
             ends: end its iterations where detection finds no order.
-            notes: show them in its trace.
+            shown: in its trace.
         """
         self._pool = weakref.ref(pool)
-        self._ends, self._notes = ends, notes
+        self._ends, self._shown = ends, shown
         self._optimizer: Any = None
-        self._steps = self._in_vain = 0
+        self._steps = self._in_vain = self._others = 0
         self._new = NewOutcomes()
         self._marks = False
         self._listener = Listener(after=self._stepped)
@@ -59,21 +60,27 @@ class FoundSteps:
         pool = None if torch.compiler.is_compiling() else self._pool()
         if pool is None:
             return
-        if self._optimizer is None or self._optimizer() is None:
-            self._optimizer = weakref.ref(optimizer)
-        if self._optimizer() is not optimizer:
+        if not self._is_the_one(optimizer):
             return
         if self._marks:
             pool.mark_found_step()
             return
-        if self._notes:
-            pool.client.mark_tape(Mark.STEP)
         self._steps += 1
         if self._ends and self._steps % STEPS_BETWEEN_LOOKS == 0 and self._is_in_no_order(pool):
             log.info("what recurs comes in no fixed order: iterations end with the steps of the optimizer")
             self._marks = True
             pool.begin_anew()
             pool.mark_found_step()
+        elif self._shown:
+            pool.client.show_found()
+
+    def _is_the_one(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether this one ends iterations: the first that stepped, as long as it does."""
+        known = None if self._optimizer is None else self._optimizer()
+        if known is None or (known is not optimizer and self._others >= STEPS_OF_OTHERS):
+            self._optimizer, known = weakref.ref(optimizer), optimizer
+        self._others = 0 if known is optimizer else self._others + 1
+        return known is optimizer
 
     def _is_in_no_order(self, pool: TensorPool) -> bool:
         outcomes = pool.client.stats()["outcomes"]

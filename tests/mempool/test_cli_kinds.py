@@ -195,6 +195,45 @@ def test_a_plan_of_another_trace_does_not_hold(
     assert "another trace" in answer["reason"]
 
 
+@pytest.mark.parametrize("solver", ["auto", "best_fit"])
+def test_the_traces_own_alignment_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], solver: str
+) -> None:
+    recorded(tmp_path / "run.trace", THREE)
+    said(capsys, "plan", tmp_path / "run.trace", "--solver", solver, "-o", tmp_path / "run.plan")
+    trace = read_trace(tmp_path / "run.trace")
+    strict = dataclasses.replace(trace, metadata={**trace.metadata, "alignment": "4096"})
+    write_trace(strict, tmp_path / "strict.trace")
+    answer = said(capsys, "check", tmp_path / "run.plan", tmp_path / "strict.trace", code=1)
+    assert "not aligned" in answer["reason"]
+
+
+def test_a_plan_of_one_kind_of_an_envelope_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a pool saves it that has seen no more of them yet."""
+    scales = (900, *range(900, 2000, 50))
+    with Pool(simulated(), background=False, record=str(tmp_path / "run.trace")) as pool:
+        memory = programs.Watched(pool)
+        order = [900] * 20 + [scales[number % len(scales)] for number in range(80)]
+        iteration = with_states(memory, kinds(memory, order.__getitem__))
+        in_steps(pool, iteration, 20)
+        assert pool.planned is not None
+        pool.save(tmp_path / "early.plan")
+        in_steps(pool, iteration, 80, first=20)
+        memory.free_all()
+    assert [one["sizes_vary"] for one in said(capsys, "info", tmp_path / "run.trace")["kinds"]] == [True]
+    assert said(capsys, "check", tmp_path / "early.plan", tmp_path / "run.trace")["ok"]
+
+
+def test_many_kinds_take_no_longer_than_the_largest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside it the others need no better plan than that."""
+    recorded(tmp_path / "run.trace", THREE)
+    alone = said(capsys, "plan", tmp_path / "run.trace", "--capacity", "1MiB", "--capacity", "1MiB")
+    together = said(capsys, "plan", tmp_path / "run.trace", "--solver", "search")
+    assert together["nodes"] < 1000 + 2 * max(alone["nodes"], 20_000_000)
+
+
 def test_each_of_lifetime_reach_and_staying_is_looked_at(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

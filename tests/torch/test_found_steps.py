@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import mempool.torch
 from mempool.cli.app import call
-from mempool.torch.found_steps import FoundSteps
+from mempool.torch.found_steps import STEPS_OF_OTHERS, FoundSteps
 from mempool.torch.optimizer_steps import LISTENERS
 from traces import Kind
 from traces.parquet import read_trace
@@ -196,7 +197,7 @@ def test_a_trace_shows_the_steps_from_the_first(mode: Any, tmp_path: Path, one_t
             training.step()
     trace = read_trace(tmp_path / "run.trace")
     marks = np.flatnonzero(trace.kind == Kind.MARK)
-    assert [trace.names[name] for name in trace.operation[marks]] == steps * ["step"]
+    assert [trace.names[name] for name in trace.operation[marks]] == steps * ["optimizer step"]
     between = np.diff(np.searchsorted(np.flatnonzero(trace.kind == Kind.ALLOC), marks))
     assert (between > 0).all()
 
@@ -241,3 +242,70 @@ def test_lengths_that_were_recorded_are_planned_for_from_the_file(tmp_path: Path
         assert sum(missed.values()) == 0, missed
         assert now["hit"] > before["hit"]
     assert found == expected
+
+
+def planned_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], program: Callable[[], None], **options: Any
+) -> dict[str, Any]:
+    """What ``mempool plan`` says of a program's trace."""
+    file = str(tmp_path / "run.trace")
+    with mempool.torch.install(device="cpu", background=False, record=file, **options):
+        program()
+    capsys.readouterr()
+    assert call(["plan", file, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+@pytest.mark.parametrize("then", ["inference", "another optimizer"])
+def test_steps_that_are_a_small_part_decide_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], one_thread: None, then: str
+) -> None:
+    """What repeats most is planned, as without them."""
+    training = Training(lambda: 2)
+
+    def program() -> None:
+        for _ in range(3):
+            training.step()
+        if then == "another optimizer":
+            training.optimizers.append(torch.optim.SGD(training._networks[0].parameters(), 1e-3))
+            kept, training.optimizers = training.optimizers, training.optimizers[1:]
+            for _ in range(50):
+                training.step()
+            assert kept
+        else:
+            with torch.no_grad():
+                for _ in range(300):
+                    training._networks[0](torch.ones(64, 96))
+
+    assert planned_from(tmp_path, capsys, program)["iterations"] >= 45
+
+
+def test_within_a_limit_each_step_is_shown_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], one_thread: None
+) -> None:
+    training = Training(drawn())
+
+    def program() -> None:
+        for _ in range(40):
+            training.step()
+
+    planned_from(tmp_path, capsys, program, limit="64MiB")
+    trace = read_trace(tmp_path / "run.trace")
+    marks = np.flatnonzero(trace.kind == Kind.MARK)
+    assert {trace.names[name] for name in trace.operation[marks]} <= {"optimizer step"}
+    between = np.diff(np.searchsorted(np.flatnonzero(trace.kind == Kind.ALLOC), marks))
+    assert (between > 0).all()
+
+
+def test_where_the_first_optimizer_is_done_another_ends_iterations(one_thread: None) -> None:
+    with mempool.torch.install(device="cpu", background=False, mode="record") as pool:
+        steps = FoundSteps(pool, ends=False, shown=False)
+        first, other = Training(drawn()).optimizers[0], Training(drawn()).optimizers[0]
+        assert steps._is_the_one(first)
+        assert not any(steps._is_the_one(other) for _ in range(STEPS_OF_OTHERS))
+        assert steps._is_the_one(first)
+        assert not any(steps._is_the_one(other) for _ in range(STEPS_OF_OTHERS))
+        assert steps._is_the_one(other)
+        assert not steps._is_the_one(first)
+        steps.end()
