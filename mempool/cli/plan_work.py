@@ -106,6 +106,7 @@ class Solver:
         first = max(saved.plans, key=lambda planned: planned.plan.arena_bytes)
         plan = dataclasses.replace(
             first.plan,
+            lower_bound_bytes=max(first.plan.lower_bound_bytes, min(_load(saved), first.plan.arena_bytes)),
             seconds=sum(one.seconds for one in plans),
             nodes=sum(one.nodes for one in plans),
             stopped_by="interrupt" if interrupted else first.plan.stopped_by,
@@ -174,6 +175,14 @@ def _out_of_time(planned: Planned) -> Planned:
     if planned.plan.stopped_by != "interrupt":
         return planned
     return dataclasses.replace(planned, plan=dataclasses.replace(planned.plan, stopped_by="time"))
+
+
+def _load(saved: Saved) -> int:
+    """Most bytes alive in any succession of what was planned together: no arena for it is smaller."""
+    from solvers import peak_load
+    from solvers.kinds import Joint
+
+    return peak_load(Joint(list(saved.kinds.values())).buffers) if saved.kinds else 0
 
 
 def with_first(saved: Saved, first: Planned) -> Saved:

@@ -21,8 +21,9 @@ from mempool.cli.plan_work import with_first
 from mempool.cli.work import read_work
 from mempool.plan_files import Saved, read_saved, write_saved
 from mempool.together import Together, plan_together
-from solvers import PlanError
+from solvers import PlanError, peak_load
 from solvers.check import check_kinds
+from solvers.kinds import Joint
 from traces import Kind, Trace
 from traces.parquet import read_trace, write_trace
 from traces.trace import COLUMNS
@@ -81,6 +82,9 @@ def test_the_arena_is_as_large_as_the_largest_kind_needs(
     each = answer["kinds"]
     assert answer["arena_bytes"] == each[0]["arena_bytes"] == max(kind["arena_bytes"] for kind in each)
     assert answer["peak_load_bytes"] == each[0]["peak_load_bytes"]
+    together = list(read_saved(tmp_path / "run.plan").kinds.values())
+    assert answer["lower_bound_bytes"] >= peak_load(Joint(together).buffers) >= answer["peak_load_bytes"]
+    assert answer["arena_bytes"] >= answer["lower_bound_bytes"]
     assert answer["arena_bytes"] < 1.25 * max(kind["peak_load_bytes"] for kind in each)
     about = said(capsys, "info", tmp_path / "run.trace")
     assert about["iterations"] == about["kinds"][0]["iterations"]
