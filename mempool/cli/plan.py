@@ -14,7 +14,7 @@ import typer
 from mempool.cli import kinds
 from mempool.cli.main_part import passed_over
 from mempool.cli.options import Device, Lenient  # noqa: TC001 - typer reads them from the signature
-from mempool.cli.output import ExitCode, Stop, bar, error_line, facts, percent, print_json
+from mempool.cli.output import ExitCode, Stop, bar, facts, percent, print_json
 from mempool.cli.outputs import why_not, written_over
 from mempool.cli.parsed import parsed
 from mempool.cli.plan_work import Solver, write
@@ -153,11 +153,6 @@ def plan(
     found = solved.plan
     if output is not None and found.offset is not None:
         write(solved, output)
-        if work.kind == "trace" and solved.saved is None and not whole and output.suffix != ".csv":
-            error_line(
-                f"{output}: a plan of the trace as one, which no pool replays: no iteration makes up most of "
-                "it. What a pool finds while the program runs is saved by pool.save()"
-            )
     if json:
         print_json(answer(solved))
     else:
@@ -283,6 +278,10 @@ def _show(solved: Solved, output: Path | None) -> None:
     rows += [("seconds", f"{found.seconds:.3f}"), ("nodes", f"{found.nodes:,}")]
     if output is not None and found.offset is not None:
         rows.append(("written", str(output)))
+        if work.kind == "trace" and solved.saved is None and output.suffix != ".csv":
+            rows.append(
+                ("replayed", "by no pool, since it is of no iteration; pool.save() writes what one finds")
+            )
     facts("plan", rows)
     if len(several) > 1:
         kinds.show(several)
