@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool._core import BRIEF_FIELDS, EVENT_FIELDS
-from traces.trace import Kind, Trace
-from traces.windows import FOUND
+from traces.trace import FOUND, Kind, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

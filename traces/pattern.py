@@ -123,7 +123,7 @@ def find_patterns(
             other things at last.
         enveloped: where marked iterations of many kinds differ in sizes only, find their envelope instead;
             and of those with as many allocations as one of these, however few they are. None: find none.
-        found: marks that nobody set, `traces.windows.FOUND`, decide too.
+        found: marks that nobody set, `traces.trace.FOUND`, decide too.
 
     Raises:
         TraceError: the trace contradicts itself.

@@ -32,6 +32,9 @@ class Kind(enum.IntEnum):
     RELEASE = 6  #: and gave one back
 
 
+#: A mark that nobody set: a step of an optimizer, which ends iterations where nothing else tells them apart.
+FOUND = "optimizer step"
+
 #: Per-event columns of a trace and their types, in the order in which they are kept and stored.
 COLUMNS: Mapping[str, np.dtype[Any]] = types.MappingProxyType(
     {

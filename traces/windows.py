@@ -19,7 +19,7 @@ from traces._core import (
 from traces.columns import distinct
 from traces.cycles import EVIDENCE, Cycle, Evidence, find_cycle
 from traces.envelope import Envelope, envelopes
-from traces.trace import Kind
+from traces.trace import FOUND, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -39,8 +39,6 @@ _BASE = 0x9E3779B97F4A7C15
 
 #: Marks that lie within an iteration, as recorders of training set them.
 _PHASES = ("forward", "backward", "optimizer")
-#: A mark that nobody set: an optimizer's step, which ends iterations where nothing else tells them apart.
-FOUND = "optimizer step"
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +124,10 @@ def find_windows(
 def iteration_marks(trace: Trace, *, found: bool = False) -> NDArray[np.int64]:
     """Rows of the marks that tell iterations apart, int64[k]; with those that nobody set, if ``found``."""
     within = _PHASES if found else (*_PHASES, FOUND)
+    counts = np.array([*(name not in within for name in trace.names), True])  # the last one: of no name
     marks = np.flatnonzero(trace.kind == Kind.MARK)
-    return np.array([row for row in marks if _mark_name(trace, int(row)) not in within], np.int64)
+    rows: NDArray[np.int64] = marks[counts[trace.operation[marks]]]
+    return rows
 
 
 def _without_rare(event: NDArray[np.int64], size: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

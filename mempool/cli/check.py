@@ -85,7 +85,7 @@ def check(
         facts("the plan holds", rows)
 
 
-def all_kinds(trace: Trace) -> Iterator[Pattern]:
+def _all_kinds(trace: Trace) -> Iterator[Pattern]:
     """Each that iterations have, also within envelopes, of whatever marks."""
     from traces.pattern import find_patterns
 
@@ -124,7 +124,7 @@ def _of_its_kind(given: Work, planned: Buffers) -> Work:
     """The work, of several kinds of iterations with the buffers of the one that was planned."""
     if given.pattern is None or given.trace is None:
         return given
-    for pattern in itertools.chain((given.pattern, *given.others), all_kinds(given.trace)):
+    for pattern in itertools.chain((given.pattern, *given.others), _all_kinds(given.trace)):
         if np.array_equal(pattern.buffers.size, planned.size):
             alignment = np.full(len(planned), int(given.buffers.alignment.max(initial=1)), np.int64)
             buffers = dataclasses.replace(pattern.buffers, alignment=alignment)
