@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from answers import said
 
 from mempool.cli.app import call
 from solvers import read_plan
@@ -39,13 +39,6 @@ def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
     write_trace(doubled(made, 3), "two.trace")
     write_trace(doubled(made, -1), "host.trace")
     return made
-
-
-def said(capsys: pytest.CaptureFixture[str], *command: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert call([*command, "--json"]) == 0
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return answer
 
 
 @pytest.mark.parametrize("whole", [(), ("--whole",)])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import programs
 import pytest
+from answers import said
 from pools import simulated
 from several_kinds import at_random, in_steps, kinds, marking_last, misses, with_states
 
@@ -43,13 +43,6 @@ def recorded(
         memory = programs.Watched(pool)
         work(pool, with_states(memory, kinds(memory, at_random(tuple(scales)), **how)), steps)
         memory.free_all()
-
-
-def said(capsys: pytest.CaptureFixture[str], *command: str | Path, code: int = 0) -> dict[str, Any]:
-    capsys.readouterr()
-    assert call([str(part) for part in (*command, "--json")]) == code
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return answer
 
 
 @pytest.mark.parametrize("long", [False, True])
@@ -296,6 +289,8 @@ def test_the_time_is_shared_and_an_interruption_ends_all(
     assert said(capsys, *command, code=130)["stopped_by"] == "interrupt"
     assert [stop.seconds for stop in solves] == [10, 10, 10]  # and ten for all together
     assert [stop.nodes for stop in solves] == [None, None, 0]
+    assert solves[0].target_bytes is None
+    assert None not in [stop.target_bytes for stop in solves[1:]]  # beside the largest there is enough
     saved = read_saved(tmp_path / "run.plan")
     assert len(saved.plans) == len(THREE)
     assert not saved.kinds

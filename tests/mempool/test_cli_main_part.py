@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from answers import said
 
 from mempool.cli.app import call
 from traces import Kind, Trace
@@ -33,13 +32,6 @@ def recorded(before: list[int], times: int, *, freed: bool = True, mark: bool = 
         buffer += 10
     kind, ids, size = zip(*rows, strict=True)
     return Trace.of(kind, ids, size)
-
-
-def said(capsys: pytest.CaptureFixture[str], *command: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert call([*command, "--json"]) == 0
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return answer
 
 
 few = [1000 + 8 * k for k in range(20)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from answers import said
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -251,10 +251,7 @@ def planned_from(
     file = str(tmp_path / "run.trace")
     with mempool.torch.install(device="cpu", background=False, record=file, **options):
         program()
-    capsys.readouterr()
-    assert call(["plan", file, "--json"]) == 0
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return answer
+    return said(capsys, "plan", file)
 
 
 @pytest.mark.parametrize("then", ["inference", "another optimizer"])
