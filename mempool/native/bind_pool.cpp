@@ -1,5 +1,3 @@
-#include <malloc.h>
-
 #include <algorithm>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -9,6 +7,7 @@
 #include "bindings.hpp"
 #include "client.hpp"
 #include "host_device.hpp"
+#include "host_heap.hpp"
 #include "pool.hpp"
 #include "simulated_device.hpp"
 
@@ -133,10 +132,8 @@ nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
 void bind_pool(nb::module_& m) {
   m.def("give_back_host_heap",
         [] {
-#ifdef __GLIBC__
           const nb::gil_scoped_release release;
-          malloc_trim(0);
-#endif
+          give_back_host_heap();
         },
         "Return what planning left behind in the C library's heap.");
 

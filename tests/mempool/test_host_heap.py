@@ -1,0 +1,108 @@
+"""What planning leaves in the C library's heap goes back to the system, and nothing else does."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import random
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mempool import _core
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
+
+#: A thread takes and frees what glibc would keep; of that a buffer in the middle and one at the end live on.
+LEAVES = """
+import ctypes, sys, threading
+from mempool import _core
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+libc.free(libc.malloc(24 << 20))  # from now on glibc keeps twice as much at the end of each arena
+
+def told(what):
+    return int(open("/proc/self/status").read().split(what + ":")[1].split()[0]) << 10
+
+def taken(count):
+    blocks = [libc.malloc(60_000) for _ in range(count)]
+    for block in blocks:
+        ctypes.memset(block, 7, 60_000)
+    return blocks
+
+def plans():
+    before = told("RssAnon")
+    blocks = taken(400)
+    alive = [blocks.pop(at) for at in map(int, sys.argv[1:])]
+    for block in blocks:
+        libc.free(block)
+    held = told("RssAnon") - before
+    _core.give_back_host_heap()
+    left = told("RssAnon") - before
+    assert all(ctypes.string_at(block, 60_000) == bytes([7]) * 60_000 for block in alive)
+    reserved = told("VmData")
+    for _ in range(20):
+        _core.give_back_host_heap()
+    assert told("VmData") - reserved < 1 << 20  # nor is any of it lost
+    again = taken(400)  # and all can be had again
+    assert all(ctypes.string_at(block, 60_000) == bytes([7]) * 60_000 for block in alive + again)
+    print(held, left)
+
+thread = threading.Thread(target=plans)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("alive", [[], [0], [200], [100, 300], [399]])
+def test_what_a_thread_has_freed_goes_back_wherever_it_lies(alive: list[int]) -> None:
+    command = [sys.executable, "-c", LEAVES, *(str(at - i) for i, at in enumerate(alive))]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    held, left = map(int, said.split())
+    assert held > 20 << 20, "glibc has kept nothing, so that nothing is shown"
+    # A page or two stay of each block that is asked for, 120 KiB, and of each that lives.
+    assert left < held // 10
+
+
+def test_what_lives_is_left_alone_whoever_asks_meanwhile() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    done = threading.Event()
+
+    def allocates(seed: int) -> int:
+        choose, alive, wrong = random.Random(seed), list[tuple[int, int, int]](), 0
+        for number in range(1500):
+            if len(alive) > 40 or (alive and choose.random() < 0.45):
+                block, size, mark = alive.pop(choose.randrange(len(alive)))
+                wrong += ctypes.string_at(block, size) != bytes([mark]) * size
+                libc.free(block)
+            else:
+                size, mark = int(2 ** choose.uniform(4, 19)), number % 251 + 1
+                block = libc.malloc(size)
+                ctypes.memset(block, mark, size)
+                alive.append((block, size, mark))
+            if number % 20 == 0:
+                _core.give_back_host_heap()
+        for block, size, mark in alive:
+            wrong += ctypes.string_at(block, size) != bytes([mark]) * size
+            libc.free(block)
+        return wrong
+
+    def gives_back() -> None:
+        while not done.is_set():
+            _core.give_back_host_heap()
+
+    giving = threading.Thread(target=gives_back)
+    giving.start()
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            assert list(threads.map(allocates, range(3))) == [0, 0, 0]
+    finally:
+        done.set()
+        giving.join()
