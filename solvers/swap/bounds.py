@@ -98,7 +98,10 @@ class LinkBound:
         if not worst or one == float("inf"):
             return one
         one = max([one, *(self._least_wait(op, needed[op], whole=True) for op in self._largest(waits))])
-        parts = least_stall_of_parts(self._step, self._link, self._absences, limit, stretches=self._stretches)
+        worst = [max(waits, key=lambda op: waits[op])]
+        parts = least_stall_of_parts(
+            self._step, self._link, self._absences, limit, stretches=self._stretches, alone=worst
+        )
         return max(one, parts)
 
     def _worst(self) -> list[int]:

@@ -14,20 +14,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from solvers.swap.absences import Absences
     from solvers.swap.link import Link
     from solvers.swap.step import Step
 
-#: Of more absences than this the smallest count as away for nothing.
-_MOST = 600
+#: Of more absences than the second for each stretch, and the first, the smallest count as away for nothing.
+_FEW, _EACH = 600, 15
 #: How finely time is cut, where nobody says.
 STRETCHES = 24
 
 
 def least_stall_of_parts(
-    step: Step, link: Link, absences: Absences, limit: int, *, stretches: int = STRETCHES
+    step: Step,
+    link: Link,
+    absences: Absences,
+    limit: int,
+    *,
+    stretches: int = STRETCHES,
+    alone: Sequence[int] = (),
 ) -> float:
     """No schedule that holds the limit waits less, in seconds; inf where none can hold it.
 
@@ -36,25 +44,36 @@ def least_stall_of_parts(
         link: how long copies take.
         absences: all of the step.
         limit: bytes.
-        stretches: how finely time is cut; finer is no worse, and slower.
+        stretches: how finely time is cut, and by how many absences; finer is no worse, and slower.
+        alone: operations that are a stretch of their own, in which nothing else can leave or return.
     """
     try:
-        return _Fluid(step, link, absences, limit, stretches).solve()
+        return _Fluid(step, link, absences, limit, stretches, alone).solve()
     except ImportError:  # OR-Tools is not there: nothing is claimed
         return 0.0
 
 
 class _Fluid:
-    def __init__(self, step: Step, link: Link, absences: Absences, limit: int, stretches: int) -> None:
+    def __init__(
+        self,
+        step: Step,
+        link: Link,
+        absences: Absences,
+        limit: int,
+        stretches: int,
+        alone: Sequence[int],
+    ) -> None:
         from ortools.linear_solver import pywraplp
 
         self._solver: Any = pywraplp.Solver.CreateSolver("GLOP")
         self._step, self._a = step, absences
         even = np.linspace(0.0, step.duration, stretches, endpoint=False)
         cuts = np.minimum(np.searchsorted(step.begins, even), len(step) - 1)
-        self._first = np.unique(np.append(cuts, 0))
+        ends = np.asarray(alone, np.int64) + 1
+        self._first = np.unique(np.concatenate([[0], cuts, alone, ends[ends < len(step)]]).astype(np.int64))
         large = np.argsort(-absences.size, kind="stable")
-        small, self._rows = large[_MOST:], np.sort(large[:_MOST])
+        most = max(_FEW, _EACH * stretches)
+        small, self._rows = large[most:], np.sort(large[:most])
         load = step.load - step.spread(absences.last[small] + 1, absences.use[small], absences.size[small])
         ends = np.append(self._first[1:], len(step))
         self._top = np.array([a + load[a:b].argmax() for a, b in zip(self._first, ends, strict=True)])

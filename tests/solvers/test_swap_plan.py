@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,9 +11,10 @@ from hypothesis import strategies as st
 from swap_steps import links, step_from, steps
 
 from solvers import PlanError
-from solvers.swap import Link, LinkBound, Schedule, Step, SwapPlanner, replay
+from solvers.swap import Link, LinkBound, Schedule, Step, SwapPlanner, fluid, replay
 from solvers.swap.absences import absences_of
 from solvers.swap.compress import grid_of
+from solvers.swap.fluid import least_stall_of_parts
 
 SOME = settings(deadline=None, max_examples=15)
 
@@ -168,6 +171,36 @@ def test_a_flat_load_is_bounded_by_more_than_one_operation() -> None:
     limit = made.floor()[0] + 4
     whole = LinkBound(step, link).stall_seconds(limit)
     assert 20 < whole <= made.hold(limit).stall_seconds
+
+
+@given(st.data())
+@SOME
+def test_more_detail_says_no_less_and_never_too_much(data: st.DataObject) -> None:
+    """An operation that is a stretch of its own, and absences that do not count as away for nothing."""
+    step, link = data.draw(steps()), data.draw(links())
+    step = step.without(step.untouched)  # which are away for nothing
+    made = planner(step, link)
+    limit = data.draw(st.integers(made.floor()[0], max(step.peak_bytes, made.floor()[0])))
+    stretches, op = data.draw(st.integers(1, 24)), data.draw(st.integers(0, len(step) - 1))
+    told = partial(least_stall_of_parts, step, link, made.absences, limit, stretches=stretches)
+    few = data.draw(st.integers(0, 4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fluid, "_FEW", few)
+        patch.setattr(fluid, "_EACH", 0)
+        of_few = told()
+    all_of_them, with_one = told(), told(alone=[op])
+    assert of_few <= all_of_them + 1e-6 * step.duration
+    assert all_of_them <= with_one + 1e-6 * step.duration
+    assert with_one <= made.hold(limit).stall_seconds + 1e-6 * step.duration
+
+
+def test_an_operation_of_its_own_tells_what_its_stretch_hides() -> None:
+    """Within one stretch of the whole step all could leave before the peak and return after it."""
+    step, link = hump(6, 1000), Link(0.0, 4e-3, 0.0, 4e-3)
+    made = planner(step, link)
+    limit, peak = step.peak_bytes // 2, int(step.load.argmax())
+    told = partial(least_stall_of_parts, step, link, made.absences, limit, stretches=1)
+    assert told() < told(alone=[peak]) <= made.hold(limit).stall_seconds
 
 
 @given(st.data())
