@@ -33,6 +33,8 @@ _LEAST_SHARE = 4096
 #: Work of a search in operations and absences looked at, for one limit; some tenths of a second.
 _WORK = 150_000_000
 _MOST_TRIES = 300
+#: The same for the least peak without waiting, which nothing improves in the end, of steps not grouped.
+_FREE_WORK, _MOST_FREE_TRIES = 600_000_000, 1000
 #: The same of what improves the best one in the end.
 _IMPROVING = 100e6
 _RESTARTS = 4
@@ -85,8 +87,8 @@ class SwapPlanner:
         link: how long copies take.
         least_bytes: smaller buffers stay; by default `LEAST_BYTES`, or of a small step a 4,096th of its peak.
         host_limit: bytes that the host holds at most at one time; None for as many as it takes.
-        tries: how many orders are tried beside the scores, for one limit; by default what takes some tenths
-            of a second.
+        tries: how many orders are tried beside the scores, for one limit or for none; by default what takes
+            some tenths of a second.
         trials: how many weighted sums of the published scores are tried for one limit (`search_weights`).
         few: steps of more operations are planned in groups of operations.
     """
@@ -117,6 +119,9 @@ class SwapPlanner:
         orders = 11  # ours and the published
         self._rounds = _ROUNDS if 2 * _ROUNDS * orders * work <= _MOST_WORK else 1
         self._tries = min(_MOST_TRIES, _WORK // work) if tries is None else tries
+        self._free_tries = self._tries
+        if tries is None and k == len(step):
+            self._free_tries = min(_MOST_FREE_TRIES, _FREE_WORK // work)
         self._trials = trials
         self._free: Swap | None = None
         self._published = Published(step, link, self.absences)
@@ -227,7 +232,7 @@ class SwapPlanner:
             found = self._least(name, order, best)
             if found.peak_bytes < best.peak_bytes:
                 best, leader = found, order
-        for k, order in enumerate(self._neighbours(leader, self._tries)):
+        for k, order in enumerate(self._neighbours(leader, self._free_tries)):
             best = self._least(f"{k} of search", order, best)
         return self.published_without_stall(best)
 

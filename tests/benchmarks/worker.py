@@ -102,11 +102,13 @@ class Model:
 
 
 PLANNING = (
+    "mempool.enveloped",
     "mempool.planned",
     "mempool.recording",
     "mempool.report",
     "solvers",
     "traces.pattern",
+    "traces.ranges",
     "traces.workload",
 )
 IN_TORCH = (
