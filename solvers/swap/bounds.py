@@ -64,7 +64,7 @@ class LinkBound:
         step: the step.
         link: how long copies take.
         stretches: see `least_stall_of_parts`: four times as many say up to 4 % of the step more of a stall
-            where memory is short for long, and take ten times as long.
+            where memory is short for long, and take twenty times as long.
     """
 
     def __init__(self, step: Step, link: Link, *, stretches: int = STRETCHES) -> None:
