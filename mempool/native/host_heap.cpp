@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -25,8 +26,8 @@ namespace {
 constexpr std::size_t kBlock = 120 << 10;
 // What an arena of a thread lies in is never larger. The arena of the program, in one that may be, ends where `malloc_trim` put it.
 constexpr std::size_t kMostMapped = 64 << 20;
-// Where less than this is there, taking blocks to return it would touch as much.
-constexpr std::size_t kLeastPages = 16;
+// Less than this, next to each other, is not looked for.
+constexpr std::size_t kLeast = 2 * kBlock;
 
 struct Range {
   std::uintptr_t begin = 0, end = 0;
@@ -78,30 +79,38 @@ class Blocks {
   std::vector<void*> blocks_;
 };
 
+// The end of what is there of a mapping, or 0 where no part of it that is there as a whole is long enough to be worth while.
+std::uintptr_t end_of_what_is_there(const Range& mapped, std::uintptr_t page) {
+  std::vector<unsigned char> there((mapped.end - mapped.begin) / page);
+  if (mincore(reinterpret_cast<void*>(mapped.begin), mapped.end - mapped.begin, there.data()) != 0) return 0;
+  std::size_t longest = 0, run = 0, end = 0;
+  for (std::size_t i = 0; i < there.size(); ++i) {
+    run = (there[i] & 1) != 0 ? run + 1 : 0;
+    if (run != 0) end = i + 1;
+    longest = std::max(longest, run);
+  }
+  return longest * page < kLeast ? 0 : mapped.begin + end * page;
+}
+
 // Pages of a thread's arena behind its last buffer stay the process's until they are more than glibc's threshold, which rises up to
 // 64 MiB with what the program has freed. They are had by asking for blocks until nothing that is there lies behind one; what is in
-// a block is nobody's else.
-void give_back_end(std::uintptr_t page) {
+// a block is nobody else's. True if blocks were taken: what is written beside one, before and behind, is there again.
+bool give_back_end(std::uintptr_t page) {
   void* first = std::malloc(kBlock);
   const auto place = reinterpret_cast<std::uintptr_t>(first);
   const Range mapped = first == nullptr ? Range{} : mapping_of(place);
   std::free(first);
-  if (mapped.end - mapped.begin == 0 || mapped.end - mapped.begin > kMostMapped) return;
-  std::vector<unsigned char> there((mapped.end - mapped.begin) / page);
-  if (mincore(reinterpret_cast<void*>(mapped.begin), mapped.end - mapped.begin, there.data()) != 0) return;
-  std::size_t pages = 0, last = 0;
-  for (std::size_t i = 0; i < there.size(); ++i) {
-    if ((there[i] & 1) != 0) ++pages, last = i;
-  }
-  if (pages < kLeastPages) return;
-  const std::uintptr_t hot_end = mapped.begin + (last + 1) * page;
+  if (mapped.end == 0 || mapped.end - mapped.begin > kMostMapped) return false;
+  const std::uintptr_t end = end_of_what_is_there(mapped, page);
+  if (end == 0) return false;
   Blocks blocks((mapped.end - mapped.begin) / kBlock);
   while (void* block = blocks.take()) {
     const auto at = reinterpret_cast<std::uintptr_t>(block);
-    const std::uintptr_t begin = (at + page - 1) / page * page, end = (at + kBlock) / page * page;
-    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
-    if (at + 2 * kBlock > hot_end) return;  // one more would write behind what is there, each time a block further
+    const std::uintptr_t inner = (at + page - 1) / page * page, outer = (at + kBlock) / page * page;
+    madvise(reinterpret_cast<void*>(inner), outer - inner, MADV_DONTNEED);
+    if (at + 2 * kBlock > end) break;  // one more would write behind what is there, each time a block further
   }
+  return true;
 }
 
 }  // namespace
@@ -109,7 +118,7 @@ void give_back_end(std::uintptr_t page) {
 void give_back_host_heap() noexcept {
   malloc_trim(0);
   try {
-    give_back_end(static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE)));
+    if (give_back_end(static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE)))) malloc_trim(0);
   } catch (const std::bad_alloc&) {  // then it stays
   }
 }

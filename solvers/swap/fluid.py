@@ -45,7 +45,7 @@ def least_stall_of_parts(
         absences: all of the step.
         limit: bytes.
         stretches: how finely time is cut, and by how many absences; finer is no worse, and slower.
-        alone: operations that are a stretch of their own, in which nothing else can leave or return.
+        alone: operations that are a stretch of their own, so that nothing leaves or returns beside them.
     """
     try:
         return _Fluid(step, link, absences, limit, stretches, alone).solve()

@@ -88,7 +88,7 @@ class SwapPlanner:
         least_bytes: smaller buffers stay; by default `LEAST_BYTES`, or of a small step a 4,096th of its peak.
         host_limit: bytes that the host holds at most at one time; None for as many as it takes.
         tries: how many orders are tried beside the scores, for one limit or for none; by default what takes
-            some tenths of a second.
+            some tenths of a second, or without a limit up to two.
         trials: how many weighted sums of the published scores are tried for one limit (`search_weights`).
         few: steps of more operations are planned in groups of operations.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import random
 import subprocess
@@ -38,35 +39,66 @@ def taken(count):
 def plans():
     before = told("RssAnon")
     blocks = taken(400)
-    alive = [blocks.pop(at) for at in map(int, sys.argv[1:])]
+    alive = [blocks.pop(at) for at in map(int, sys.argv[3:])]
     for block in blocks:
         libc.free(block)
     held = told("RssAnon") - before
-    _core.give_back_host_heap()
+    give_back()
     left = told("RssAnon") - before
     assert all(ctypes.string_at(block, 60_000) == bytes([7]) * 60_000 for block in alive)
+    again = taken(400 - len(alive))  # all can be had again
+    for block in again:
+        libc.free(block)
     reserved = told("VmData")
-    for _ in range(20):
+    for _ in range(40):
         _core.give_back_host_heap()
-    assert told("VmData") - reserved < 1 << 20  # nor is any of it lost
-    again = taken(400)  # and all can be had again
+    again = taken(400 - len(alive))
+    assert told("VmData") - reserved < 1 << 20  # and none of it is lost
     assert all(ctypes.string_at(block, 60_000) == bytes([7]) * 60_000 for block in alive + again)
     print(held, left)
 
-thread = threading.Thread(target=plans)
-thread.start()
-thread.join()
+def trims():
+    libc.malloc_trim(0)
+
+give_back = _core.give_back_host_heap if sys.argv[1] == "all" else trims
+if sys.argv[2] == "thread":
+    thread = threading.Thread(target=plans)
+    thread.start()
+    thread.join()
+else:
+    plans()
 """
+ALIVE: list[list[int]] = [[], [0], [200], [100, 300], [399]]
 
 
-@pytest.mark.parametrize("alive", [[], [0], [200], [100, 300], [399]])
-def test_what_a_thread_has_freed_goes_back_wherever_it_lies(alive: list[int]) -> None:
-    command = [sys.executable, "-c", LEAVES, *(str(at - i) for i, at in enumerate(alive))]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    held, left = map(int, said.split())
+def left(how: str, where: str, alive: list[int], **environment: str) -> int:
+    """Bytes that are still there of 24 MB, after they have gone back so."""
+    command = [sys.executable, "-c", LEAVES, how, where, *(str(at - i) for i, at in enumerate(alive))]
+    around = os.environ | environment
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env=around).stdout
+    held, still = map(int, said.split())
     assert held > 20 << 20, "glibc has kept nothing, so that nothing is shown"
-    # A page or two stay of each block that is asked for, 120 KiB, and of each that lives.
-    assert left < held // 10
+    return still
+
+
+@pytest.mark.parametrize("alive", ALIVE)
+def test_what_a_thread_has_freed_goes_back_wherever_it_lies(alive: list[int]) -> None:
+    # A page or two of each block that is asked for stay, of each that lives, and two blocks at the end.
+    assert left("all", "thread", alive) < 1_300_000
+
+
+def test_the_end_of_a_threads_arena_is_what_glibc_leaves() -> None:
+    assert left("trimmed", "thread", [200]) > 2 * left("all", "thread", [200])
+
+
+@pytest.mark.parametrize("alive", ALIVE)
+@pytest.mark.parametrize(
+    ("where", "environment"),
+    [("main", {}), ("thread", {"MALLOC_ARENA_MAX": "1"}), ("thread", {"MALLOC_TRIM_THRESHOLD_": "65536"})],
+)
+def test_no_more_is_left_than_by_glibc(where: str, environment: dict[str, str], alive: list[int]) -> None:
+    """Where it gives back the end itself; but for pages at the ends of a block or two."""
+    assert left("all", where, alive, **environment) < left("trimmed", where, alive, **environment) + 100_000
 
 
 def test_what_lives_is_left_alone_whoever_asks_meanwhile() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,10 +12,13 @@ from hypothesis import strategies as st
 from swap_steps import links, step_from, steps
 
 from solvers import PlanError
-from solvers.swap import Link, LinkBound, Schedule, Step, SwapPlanner, fluid, replay
+from solvers.swap import Link, LinkBound, Schedule, Step, SwapPlanner, fluid, plan, replay
 from solvers.swap.absences import absences_of
 from solvers.swap.compress import grid_of
 from solvers.swap.fluid import least_stall_of_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SOME = settings(deadline=None, max_examples=15)
 
@@ -201,6 +205,38 @@ def test_an_operation_of_its_own_tells_what_its_stretch_hides() -> None:
     limit, peak = step.peak_bytes // 2, int(step.load.argmax())
     told = partial(least_stall_of_parts, step, link, made.absences, limit, stretches=1)
     assert told() < told(alone=[peak]) <= made.hold(limit).stall_seconds
+
+
+def test_a_step_is_bounded_with_its_worst_operation_alone_and_by_more_absences_where_it_is_cut_finer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step, link = hump(24, 1000), Link(0.0, 4e-3, 0.0, 4e-3)
+    limit, worst = step.peak_bytes // 2, int(step.load.argmax())
+    monkeypatch.setattr("solvers.swap.bounds.LinkBound._least_wait", lambda _, op, *__, **___: op == worst)
+    cut = partial(least_stall_of_parts, step, link, planner(step, link).absences, limit)
+    assert LinkBound(step, link, stretches=3).stall_seconds(limit) == cut(stretches=3, alone=[worst])
+    assert cut(stretches=3) < cut(stretches=3, alone=[worst])
+    monkeypatch.setattr(fluid, "_FEW", 5)
+    few = cut(stretches=24)
+    monkeypatch.setattr(fluid, "_EACH", 0)
+    assert cut(stretches=24) < few
+
+
+def test_as_many_orders_are_tried_as_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def neighbours(_: SwapPlanner, __: object, tries: int) -> Iterator[object]:
+        asked.append(tries)
+        return iter(())
+
+    monkeypatch.setattr(SwapPlanner, "_neighbours", neighbours)
+    step, link = hump(), Link(0.0, 0.5, 0.0, 0.5)
+    for tries in (0, 7):
+        SwapPlanner(step, link, least_bytes=0, tries=tries).without_stall()
+    SwapPlanner(step, link, least_bytes=0).without_stall()
+    SwapPlanner(step, link, least_bytes=0, few=1).without_stall()  # in groups
+    SwapPlanner(step, link, least_bytes=0).hold(step.peak_bytes // 2)
+    assert asked == [0, 7, plan._MOST_FREE_TRIES, plan._MOST_TRIES, plan._MOST_TRIES]
 
 
 @given(st.data())
