@@ -130,16 +130,11 @@ nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
 }  // namespace
 
 void bind_pool(nb::module_& m) {
-  m.def("give_back_host_heap",
-        [] {
-          const nb::gil_scoped_release release;
-          give_back_host_heap();
-        },
-        "Return what planning left behind in the C library's heap.");
-
   // Who waits for the device, or for somebody who does, lets Python's other threads run: a function that is queued on a stream
   // may be one of theirs.
   const auto released = nb::call_guard<nb::gil_scoped_release>();
+  m.def("give_back_host_heap", &give_back_host_heap, released, "Return what planning left behind in the C library's heap.");
+
   nb::class_<Pool>(m, "Pool", "One device's memory: arena, guard, fallback.")
       .def(
           "__init__",

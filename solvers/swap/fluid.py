@@ -69,8 +69,8 @@ class _Fluid:
         self._step, self._a = step, absences
         even = np.linspace(0.0, step.duration, stretches, endpoint=False)
         cuts = np.minimum(np.searchsorted(step.begins, even), len(step) - 1)
-        ends = np.asarray(alone, np.int64) + 1
-        self._first = np.unique(np.concatenate([[0], cuts, alone, ends[ends < len(step)]]).astype(np.int64))
+        begins = np.concatenate([[0], cuts, alone, np.add(alone, 1)]).astype(np.int64)
+        self._first = np.unique(begins[begins < len(step)])
         large = np.argsort(-absences.size, kind="stable")
         most = max(_FEW, _EACH * stretches)
         small, self._rows = large[most:], np.sort(large[:most])

@@ -17,17 +17,15 @@ from mempool import _core
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
 
-#: A thread takes and frees what glibc would keep; of that a buffer in the middle and one at the end live on.
+#: A thread, or the program, takes what glibc would keep and frees it, but for the blocks that are named.
 LEAVES = """
 import ctypes, sys, threading
 from mempool import _core
+from mempool.demo.worker import resident_bytes
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
-
-def told(what):
-    return int(open("/proc/self/status").read().split(what + ":")[1].split()[0]) << 10
 
 def taken(count):
     blocks = [libc.malloc(60_000) for _ in range(count)]
@@ -36,23 +34,23 @@ def taken(count):
     return blocks
 
 def plans():
-    before = told("RssAnon")
+    before = resident_bytes("RssAnon")
     blocks = taken(400)
     alive = [blocks.pop(at) for at in map(int, sys.argv[3:])]
     for block in blocks:
         libc.free(block)
-    held = told("RssAnon") - before
+    held = resident_bytes("RssAnon") - before
     give_back()
-    left = told("RssAnon") - before
+    left = resident_bytes("RssAnon") - before
     assert all(ctypes.string_at(block, 60_000) == bytes([7]) * 60_000 for block in alive)
     again = taken(400 - len(alive))  # all can be had again
     for block in again:
         libc.free(block)
-    reserved = told("VmData")
+    reserved = resident_bytes("VmData")
     for _ in range(40):
         _core.give_back_host_heap()
     again = taken(400 - len(alive))
-    assert told("VmData") - reserved < 1 << 20  # and none of it is lost
+    assert resident_bytes("VmData") - reserved < 1 << 20  # and none of it is lost
     assert all(ctypes.string_at(block, 60_000) == bytes([7]) * 60_000 for block in alive + again)
     print(held, left)
 
