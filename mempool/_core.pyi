@@ -304,7 +304,7 @@ class Client:
 
     def recording(self, allocations: int = 18446744073709551615) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)], list[int], list[int], bool]:
         """
-        The planner's ring, or its last so many allocations and what came between: (packed records, see BRIEF_FIELDS; streams by sequence; allocations ever by sequence; nothing was lost or left out).
+        The planner's ring, or its last so many allocations and what came between: (packed records, for `TraceNames`; streams by sequence; allocations ever by sequence; nothing was lost or left out).
         """
 
     def look(self) -> tuple[int, int] | None:
@@ -402,10 +402,6 @@ class Client:
     @staticmethod
     def last_out_of_memory() -> dict[str, int]: ...
 
-EVENT_FIELDS: tuple = ...
-
-BRIEF_FIELDS: tuple = ...
-
 class Bypass:
     """
     While entered, this thread's allocations bypass the adapters: the pool must not record itself.
@@ -416,6 +412,21 @@ class Bypass:
     def __enter__(self) -> Bypass: ...
 
     def __exit__(self, *args: object) -> None: ...
+
+class TraceNames:
+    """
+    Gives buffers the ids that a trace knows them by, across the pieces of a recording.
+    """
+
+    def __init__(self) -> None: ...
+
+    def rows(self, packed: bytes | NDArray[numpy.uint8]) -> dict[str, NDArray[Any]]:
+        """Columns of a trace, from events as `Client.take_tape` gives them."""
+
+    def brief_rows(self, packed: bytes | NDArray[numpy.uint8], streams: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """The same from those of `Client.recording`, all at time 0."""
+
+EVENT_FIELDS: tuple = ...
 
 def snapshot(pool: Pool, client: Client | None = None) -> tuple[bytes, bytes, bytes]:
     """
@@ -579,7 +590,7 @@ class ReplayDevice(Device):
     @property
     def calls(self) -> int: ...
 
-    def held(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+    def held(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]]:
         """
         Columns address, size, region, start, end, of segments or pages: where reservations are numbered from 1, and indices of events; the end is -1 of what is still held.
         """
@@ -597,7 +608,7 @@ class Replay:
         Goes on until there may be something to plan, for at most so many events; whether any is left.
         """
 
-    def course(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], int]:
+    def course(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)], int]:
         """
         Address of each alloc, bytes live and reserved after each event, the first alloc not served or -1.
         """

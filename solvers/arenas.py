@@ -22,7 +22,7 @@ from solvers.pieces import pieces_of
 from solvers.plan import check_arenas, stride_of
 from solvers.registry import search
 from solvers.task import Task
-from traces.columns import distinct
+from traces.columns import distinct, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -230,7 +230,7 @@ def _part(jobs: Jobs, rows: NDArray[np.int64], base: int) -> Jobs:
 def _load(jobs: Jobs) -> int:
     """Most bytes alive at one time."""
     size = np.repeat(jobs.size, jobs.pieces)
-    times, at = np.unique(np.concatenate([jobs.start, jobs.end]), return_inverse=True)
+    times, at = numbered(np.concatenate([jobs.start, jobs.end]))
     change = np.zeros(len(times), np.int64)
     np.add.at(change, at, np.concatenate([size, -size]))
     return int(np.cumsum(change).max(initial=0))

@@ -10,7 +10,7 @@ import numpy as np
 
 from solvers.errors import PlanError
 from traces.buffers import Buffers
-from traces.columns import distinct
+from traces.columns import distinct, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,15 +163,15 @@ def _claims(plan: Plan) -> None:
 
 def _groups(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
     """No address belongs to two groups."""
-    group = np.unique(buffers.group[rows], return_inverse=True)[1]
+    group = numbered(buffers.group[rows])[1]
     if group.max(initial=0) == 0:
         return
     row = np.repeat(rows, offset.shape[1])
     low = offset[rows].ravel()
-    places, ranks = np.unique(np.concatenate([low, low + buffers.size[row]]), return_inverse=True)
+    places, (start, end) = numbered(np.stack([low, low + buffers.size[row]]))
     # One axis for all groups, each on a stretch of its own: there, buffers that touch are joined to ranges.
     stretch = np.repeat(group, offset.shape[1]) * (len(places) + 1)
-    start, end = ranks.reshape(2, -1) + stretch
+    start, end = start + stretch, end + stretch
     order = np.argsort(start, kind="stable")
     reach = np.maximum.accumulate(end[order])
     opens = np.append(True, start[order][1:] > reach[:-1])
@@ -224,21 +224,17 @@ def _boxes(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64])
             raise PlanError(f"a buffer lives {meet} periods, more than {_MOST_PERIODS}")
         turns = max(columns + meet, 2 * meet)
         # Ranks within the period instead of times: many periods on end then fit 64 bits.
-        moments = distinct(np.concatenate([start, end]) % buffers.period)
+        before, within = np.divmod(np.stack([start, end]), buffers.period)
+        moments, rank = numbered(within)
         period = len(moments)
-        start, end = (
-            time // buffers.period * period + np.searchsorted(moments, time % buffers.period)
-            for time in (start, end)
-        )
+        start, end = before * period + rank
     turn = np.repeat(np.arange(turns), len(owner))
     later = turn * period
     owner = np.tile(owner, turns)
     low = offset[owner, turn % columns]
     start, end = np.tile(start, turns) + later, np.tile(end, turns) + later
-    times = distinct(np.concatenate([start, end]))
-    return _Boxes(
-        owner, np.searchsorted(times, start), np.searchsorted(times, end), low, low + buffers.size[owner]
-    )
+    start, end = numbered(np.stack([start, end]))[1]
+    return _Boxes(owner, start, end, low, low + buffers.size[owner])
 
 
 def _pieces(
@@ -266,8 +262,7 @@ def _overlaps(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int6
     that only reach into the same node are compared in the levels below.
     """
     box = _boxes(buffers, offset, rows)
-    places = distinct(np.concatenate([box.low, box.high]))
-    low, high = np.searchsorted(places, box.low), np.searchsorted(places, box.high)
+    low, high = numbered(np.stack([box.low, box.high]))[1]
     left, right = box.start.copy(), box.end.copy()  # nodes of this level that are still to be covered
     level = 0
     while (left < right).any():
@@ -302,7 +297,7 @@ def _clash(
 ) -> tuple[int, int] | None:
     """Two boxes that share addresses, of which one fills a node and the other fills it or reaches into it."""
     span = int(high.max()) + 1
-    order = np.argsort(node * span + low[full])
+    order = np.argsort(node * span + low[full], kind="stable")
     full, node = full[order], node[order]
     key = node * span + low[full]
     bad = np.flatnonzero((node[1:] == node[:-1]) & (high[full[:-1]] > low[full[1:]]))

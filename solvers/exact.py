@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from solvers.greedy import quick
+from traces.columns import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,7 +130,7 @@ class _Model:
 
     def _rectangles(self, task: Task) -> tuple[list[Any], list[Any]]:
         jobs, model = self._jobs, self.model
-        ranks = np.unique(np.concatenate([jobs.start, jobs.end]), return_inverse=True)[1].reshape(2, -1)
+        ranks = numbered(np.stack([jobs.start, jobs.end]))[1]
         spans = [
             model.new_fixed_size_interval_var(
                 self._offsets[j], int(jobs.size[j]) // self._unit, f"addresses{j}"

@@ -21,7 +21,7 @@ from solvers.plan import Status, Stop
 from solvers.progress import Total
 from solvers.solve import solve
 from solvers.task import Watch
-from traces.columns import distinct
+from traces.columns import distinct, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ def waits(plan: Plan, buffers: Buffers) -> float:
     rows = (~buffers.persistent & (buffers.size > 0) & (buffers.lengths > 0)).nonzero()[0]
     if len(rows) == 0:
         return 0.0
-    stream = np.unique(buffers.stream[rows], return_inverse=True)[1].astype(np.int64)
+    stream = numbered(buffers.stream[rows])[1]
     counted = count_waits(
         buffers.start[rows],
         buffers.end[rows],
@@ -228,8 +228,7 @@ class _Search:
         part = np.zeros(len(b), np.int64)
         for k, streams in enumerate(parts):
             part[np.isin(b.stream, list(streams)) & (b.offset < 0)] = k
-        group = np.unique(b.group * max(len(parts), 1) + part, return_inverse=True)[1]
-        return dataclasses.replace(b, group=group.astype(np.int64))
+        return dataclasses.replace(b, group=numbered(b.group * max(len(parts), 1) + part)[1])
 
 
 def _joined(parts: list[frozenset[int]], pair: frozenset[int]) -> list[frozenset[int]]:

@@ -37,6 +37,11 @@ LEAST_EVIDENCE_BUT_RARE: int = 256
 
 LEAST_REPEATS_BUT_RARE: int = 4
 
+def quietest(row: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], freed_before: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, period: int) -> int:
+    """
+    The place in the periods from `start` on at which least of what comes and goes is alive.
+    """
+
 class Refused(ValueError):
     pass
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.columns import column
+from traces.columns import column, numbered
 from traces.rules import check_buffers
 from traces.trace import Kind
 
@@ -243,9 +243,8 @@ def buffers_of(trace: Trace, *, alignment: int = 1) -> Buffers:
     freed = np.flatnonzero(trace.kind == Kind.FREE)
     end = np.full(len(trace), len(trace), np.int64)
     end[trace.births[freed]] = freed
-    device = np.unique(trace.device[row], return_inverse=True)[1]
-    stream = np.unique(trace.stream[row], return_inverse=True)[1]
-    group = np.unique(device * (stream.max(initial=0) + 1) + stream, return_inverse=True)[1]
+    device, stream = (numbered(of)[1] for of in (trace.device[row], trace.stream[row]))
+    group = numbered(device * (stream.max(initial=0) + 1) + stream)[1]
     return Buffers.of(
         row,
         end[row],

@@ -72,8 +72,15 @@ def power_of_two(values: NDArray[np.int64]) -> NDArray[np.bool_]:
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
     """The values in their order, each once: ``np.unique``, which for that imports all of ``numpy.ma``.
 
-    That would stay in the memory of a program whose planner asked, and take a part of its first second.
+    That would stay in the memory of a program whose planner asked, and take a part of its first second. The
+    beginnings and ends of what a trace tells are a few sorted runs, which a stable sort merges.
     """
-    ordered = np.sort(values, axis=None)
+    ordered = np.sort(values, axis=None, kind="stable")
     result: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
     return result
+
+
+def numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The values in their order, each once, and which of them each of ``values`` is, of the same shape."""
+    found = distinct(values)
+    return found, np.searchsorted(found, values)

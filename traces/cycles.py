@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from traces._core import LEAST_EVIDENCE, LEAST_REPEATS
+from traces._core import LEAST_EVIDENCE, LEAST_REPEATS, quietest
 from traces.detect import Period, tail_period
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def find_cycle(
     rows = rows[: stretch.start + stretch.length]
     values = values[: len(rows)]
     period = _with_lifetimes(_lifetimes(rows[stretch.start :], freed_before), stretch)
-    first = stretch.start + _quietest(values, freed_before[rows], rows, stretch.start, period)
+    first = stretch.start + quietest(rows, values, freed_before[rows], stretch.start, period)
     return Cycle(rows, first, period)
 
 
@@ -125,22 +125,3 @@ def _with_lifetimes(life: NDArray[np.int64], stretch: Period) -> int:
     longer = int(np.lcm(period, repeated.period))
     enough = longest <= MOST_ITERATIONS_ALIVE * longer and stretch.length >= LEAST_REPEATS * longer
     return longer if enough else period
-
-
-def _quietest(
-    size: NDArray[np.int64],
-    freed_before: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    start: int,
-    period: int,
-) -> int:
-    """The place in the period at which least of what comes and goes is alive: the best place to begin."""
-    born = np.arange(start, len(rows))
-    gone = np.searchsorted(rows, np.where(freed_before[born] < 0, rows[born], freed_before[born]))
-    change = np.zeros(len(rows) + 1, np.int64)
-    np.add.at(change, born + 1, size[born])
-    np.add.at(change, np.maximum(gone, born + 1), -size[born])
-    load = np.cumsum(change)[start:]
-    folds = len(load) // period
-    # The median over the iterations: what one of them leaves behind does not count.
-    return int(np.median(load[: folds * period].reshape(-1, period), axis=0).argmin())

@@ -128,7 +128,9 @@ class Trace:
         length = len(np.atleast_1d(np.asarray(kind)))
         given: dict[str, ArrayLike] = {"kind": kind, "buffer": buffer, "size": size, **columns}
         table = {
-            name: column(given.get(name, _DEFAULTS.get(name, 0)), dtype, name, length)
+            name: column(given[name], dtype, name, length)
+            if name in given
+            else np.full(length, _DEFAULTS.get(name, 0), dtype)
             for name, dtype in COLUMNS.items()
         }
         return cls(**table, names=tuple(names), metadata=metadata or {})

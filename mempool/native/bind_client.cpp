@@ -1,12 +1,12 @@
 #include <unistd.h>
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "arrays.hpp"
 #include "bindings.hpp"
 #include "client.hpp"
 
@@ -120,20 +120,6 @@ nb::bytes take_tape(Client& client) {
   return nb::bytes(events.data(), events.size() * sizeof(RecordedEvent));
 }
 
-template <class T>
-using Array = nb::ndarray<nb::numpy, const T, nb::ndim<1>>;
-
-// The values as T, without a copy: the array owns them.
-template <class T, class Value>
-Array<T> as_array(std::vector<Value> values) {
-  auto kept = std::make_unique<std::vector<Value>>(std::move(values));
-  const std::size_t count = kept->size() * sizeof(Value) / sizeof(T);
-  const void* data = kept->data();
-  const nb::capsule owner(kept.get(), [](void* p) noexcept { delete static_cast<std::vector<Value>*>(p); });
-  kept.release();
-  return Array<T>(data, {count}, owner);
-}
-
 std::unique_ptr<Pattern> owned(Pattern* pattern) {
   return pattern == nullptr ? nullptr : std::make_unique<Pattern>(*pattern);
 }
@@ -177,7 +163,7 @@ void bind_client(nb::module_& m) {
              Client::Recording r = unlocked([&] { return c.recording(allocations); });
              return nb::make_tuple(as_array<std::uint8_t>(std::move(r.events)), r.streams, r.counts, r.whole);
            }, "allocations"_a = ~std::size_t{0},
-           "The planner's ring, or its last so many allocations and what came between: (packed records, see BRIEF_FIELDS; "
+           "The planner's ring, or its last so many allocations and what came between: (packed records, for `TraceNames`; "
            "streams by sequence; allocations ever by sequence; nothing was lost or left out).")
       .def("look",
            [](Client& c) -> std::optional<std::pair<std::size_t, std::size_t>> {
@@ -258,14 +244,6 @@ void bind_client(nb::module_& m) {
         d["limit_bytes"] = o.limit;
         return d;
       });
-
-  m.attr("EVENT_FIELDS") = nb::make_tuple(
-      nb::make_tuple("index", "<u8"), nb::make_tuple("address", "<u8"), nb::make_tuple("size", "<u8"),
-      nb::make_tuple("time_ns", "<u8"), nb::make_tuple("stream", "<i8"), nb::make_tuple("sequence", "<u4"),
-      nb::make_tuple("kind", "<u4"));
-
-  m.attr("BRIEF_FIELDS") = nb::make_tuple(nb::make_tuple("address", "<u8"), nb::make_tuple("size", "<u8"),
-                                          nb::make_tuple("sequence", "<u4"), nb::make_tuple("kind", "<u4"));
 
   nb::class_<Client::Bypass>(m, "Bypass", "While entered, this thread's allocations bypass the adapters: the pool must not record itself.")
       .def(nb::init<>())

@@ -1,10 +1,10 @@
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/tuple.h>
 
 #include <memory>
 #include <stdexcept>
 #include <utility>
 
+#include "arrays.hpp"
 #include "bindings.hpp"
 #include "replay.hpp"
 
@@ -16,16 +16,6 @@ namespace {
 
 template <class T>
 using Column = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Result = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>;
-
-Result array_of(std::vector<std::int64_t> values) {
-  auto kept = std::make_unique<std::vector<std::int64_t>>(std::move(values));
-  auto* const data = kept->data();
-  const std::size_t count = kept->size();
-  const nb::capsule owner(kept.get(), [](void* p) noexcept { delete static_cast<std::vector<std::int64_t>*>(p); });
-  kept.release();
-  return Result(data, {count}, owner);
-}
 
 void check(bool holds) {
   if (!holds) throw std::invalid_argument("columns of different lengths, or of events that cannot be");
@@ -49,7 +39,7 @@ auto held(const ReplayDevice& device) {
   const auto column = [&](std::int64_t ReplayDevice::Held::* field) {
     std::vector<std::int64_t> values;
     for (const ReplayDevice::Held& one : device.held()) values.push_back(one.*field);
-    return array_of(std::move(values));
+    return as_array<std::int64_t>(std::move(values));
   };
   using Held = ReplayDevice::Held;
   return std::tuple(column(&Held::address), column(&Held::size), column(&Held::region), column(&Held::start), column(&Held::end));
@@ -73,6 +63,7 @@ void bind_replay(nb::module_& m) {
       .def("go", &Replay::go, nb::call_guard<nb::gil_scoped_release>(), "most"_a,
            "Goes on until there may be something to plan, for at most so many events; whether any is left.")
       .def("course", [](const Replay& r) {
-             return std::tuple(array_of(r.address), array_of(r.live), array_of(r.reserved), r.failed_at);
+             return std::tuple(as_array<std::int64_t>(r.address), as_array<std::int64_t>(r.live),
+                               as_array<std::int64_t>(r.reserved), r.failed_at);
            }, "Address of each alloc, bytes live and reserved after each event, the first alloc not served or -1.");
 }

@@ -37,6 +37,7 @@ void bind_device(nanobind::module_& m);
 void bind_pattern(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_client(nanobind::module_& m);
+void bind_recording(nanobind::module_& m);
 void bind_snapshot(nanobind::module_& m);
 void bind_checked(nanobind::module_& m);
 void bind_hook(nanobind::module_& m);

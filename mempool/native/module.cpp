@@ -11,6 +11,7 @@ NB_MODULE(_core, m) {
   bind_pattern(m);
   bind_pool(m);
   bind_client(m);
+  bind_recording(m);
   bind_snapshot(m);
   bind_checked(m);
   bind_hook(m);

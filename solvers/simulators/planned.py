@@ -13,6 +13,7 @@ from solvers.simulators.native import Allocator, check_bytes, check_power_of_two
 from solvers.simulators.simulation import Course, Segments
 from solvers.solve import solve
 from traces.buffers import Buffers
+from traces.columns import numbered
 from traces.errors import TraceError
 from traces.trace import Kind
 
@@ -87,7 +88,7 @@ class Planned(Allocator):
         """Offsets of buffers from the rows of their allocs and frees, and the arena's size, in bytes."""
         if float(size.sum(dtype=np.float64)) >= 2**61:
             raise TraceError("sizes add up to 2**62 bytes or more")
-        group = np.unique(stream, return_inverse=True)[1]
+        group = numbered(stream)[1]
         buffers = Buffers.of(rows, freed, size, alignment=self.alignment_bytes, group=group, stream=stream)
         plan = solve(buffers, stop=Stop(nodes=self.nodes), solver="search")
         check(plan, buffers)

@@ -15,6 +15,7 @@ from traces._core import (
     LEAST_REPEATS_BUT_RARE,
     iterations_begin,
     iterations_begin_but_rare,
+    quietest,
 )
 from traces.pattern import find_patterns
 
@@ -107,3 +108,35 @@ def test_where_most_varies_nothing_repeats() -> None:
     size = np.random.default_rng(0).integers(1000, 1 << 40, (40, 24))
     size[:, 3:] = np.arange(21)
     assert iterations_begin_but_rare(np.zeros(size.size, np.uint32), size.ravel().astype(np.uint64)) == -1
+
+
+@st.composite
+def living(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], int, int]:
+    """Rows, sizes and frees of a sequence among others, where its periods begin, and a period."""
+    row = np.cumsum(draw(st.lists(st.integers(1, 3), min_size=1, max_size=24))).tolist()
+    frees = [draw(st.just(-1) | st.integers(born + 1, row[-1] + 4)) for born in row]
+    sizes = [draw(st.integers(0, 4) | st.just(2**62)) for _ in row]
+    start = draw(st.integers(0, len(row)))
+    return row, sizes, frees, start, draw(st.integers(1, len(row) + 1 - start))
+
+
+@given(living())
+def test_an_iteration_begins_where_least_is_alive(
+    case: tuple[list[int], list[int], list[int], int, int],
+) -> None:
+    row, size, freed_before, start, period = case
+    # Alive before the sequence's next allocation: born by then, and freed no earlier than at it.
+    loads = [
+        sum(
+            size[i]
+            for i in range(start, now)
+            if freed_before[i] >= 0 and sum(r < freed_before[i] for r in row) > now
+        )
+        for now in range(start, len(row) + 1)
+    ]
+    periods = len(loads) // period
+    medians = [
+        sorted(loads[place : periods * period : period])[(periods - 1) // 2] for place in range(period)
+    ]
+    found = quietest(np.array(row), np.array(size), np.array(freed_before), start, period)
+    assert found == medians.index(min(medians))

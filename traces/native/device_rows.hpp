@@ -6,6 +6,7 @@
 
 #include "chunked.hpp"
 #include "held.hpp"
+#include "kinds.hpp"
 #include "living.hpp"
 #include "places.hpp"
 
@@ -14,9 +15,8 @@ namespace traces {
 struct Row {
   int64_t buffer, size, stream, time_us, address;
   Place place;
-  uint8_t kind;  // traces.trace.Kind
+  uint8_t kind;
 };
-constexpr uint8_t kAlloc = 0, kFree = 1, kReserve = 5, kRelease = 6;
 
 class DeviceRows {
  public:

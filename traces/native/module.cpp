@@ -9,6 +9,7 @@
 
 #include "bindings.hpp"
 #include "period.hpp"
+#include "quietest.hpp"
 
 namespace nb = nanobind;
 template <class Value>
@@ -55,6 +56,18 @@ NB_MODULE(_core, m) {
   m.attr("LEAST_KEPT") = static_cast<double>(traces::kLeastKept) / traces::kLeastKeptOf;
   m.attr("LEAST_EVIDENCE_BUT_RARE") = traces::kRareLeftOut.values;
   m.attr("LEAST_REPEATS_BUT_RARE") = traces::kRareLeftOut.repeats;
+  m.def(
+      "quietest",
+      [](const Column<std::int64_t>& row, const Column<std::int64_t>& size, const Column<std::int64_t>& freed_before,
+         std::size_t start, std::size_t period) {
+        const std::size_t n = row.shape(0);
+        if (size.shape(0) != n || freed_before.shape(0) != n) throw nb::value_error("columns differ in length");
+        if (start > n || period < 1 || period > n + 1 - start) throw nb::value_error("not one period");
+        const nb::gil_scoped_release unlocked;
+        return traces::quietest(row.data(), size.data(), freed_before.data(), n, start, period);
+      },
+      nb::arg("row"), nb::arg("size"), nb::arg("freed_before"), nb::arg("start"), nb::arg("period"),
+      "The place in the periods from `start` on at which least of what comes and goes is alive.");
   bind_snapshots(m);
   bind_living(m);
 }
