@@ -18,6 +18,9 @@ def iterations_begin(sequence: Annotated[NDArray[numpy.uint32], dict(shape=(None
     The first allocation of the iterations that the sequences end with; -1 where the main one does not repeat.
     """
 
+def heaviest(sequence: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+    """The sequence that allocates most bytes, of several the lowest."""
+
 LEAST_EVIDENCE: int = 24
 
 LEAST_REPEATS: int = 3

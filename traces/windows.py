@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from traces._core import (
     LEAST_RARE,
     LEAST_REPEATS_BUT_RARE,
     MOST_RARE,
+    heaviest,
 )
 from traces.columns import distinct
 from traces.cycles import EVIDENCE, Cycle, Evidence, find_cycle
@@ -179,14 +180,15 @@ def _windows_of(
     if len(mark_events):
         bounds = _marked(trace, mark_events, event)
     else:
-        main = _heaviest(sequence, size, slice(len(size) // 2, None))
+        main = heaviest(sequence[len(size) // 2 :], size[len(size) // 2 :])
         rows = np.flatnonzero(sequence == main)
         bounds = _detected(find_cycle(rows, size, freed_before, anywhere=anywhere, evidence=evidence))
     stream = trace.stream[event]
     if len(bounds) < 2 or bounds[0, 0] == bounds[-1, 1]:
         return []
     if len(mark_events):
-        main = _heaviest(sequence, size, slice(bounds[0, 0], bounds[-1, 1]))
+        marked = slice(bounds[0, 0], bounds[-1, 1])
+        main = heaviest(sequence[marked], size[marked])
     seen = len(bounds)
     if not anywhere:
         bounds = bounds[_worth_a_look(sequence == main, size, bounds)]
@@ -258,11 +260,6 @@ def _worth_a_look(
 def _powers(base: int, most: int) -> NDArray[np.uint64]:
     """uint64[most + 1], the powers of `base` from 0 on, modulo 2**64."""
     return np.append(np.uint64(1), np.cumprod(np.full(most, base, np.uint64)))
-
-
-def _heaviest(sequence: NDArray[np.integer[Any]], size: NDArray[np.int64], rows: slice) -> int:
-    """The sequence that allocates most bytes in these rows."""
-    return int(np.bincount(sequence[rows], weights=size[rows].astype(np.float64)).argmax())
 
 
 def _mark_name(trace: Trace, event: int) -> str:

@@ -40,6 +40,14 @@ NB_MODULE(_core, m) {
       },
       nb::arg("sequence"), nb::arg("size"),
       "The first allocation of the iterations that the sequences end with; -1 where the main one does not repeat.");
+  m.def(
+      "heaviest",
+      [](const Column<std::int32_t>& sequence, const Column<std::int64_t>& size) {
+        if (sequence.shape(0) != size.shape(0)) throw nb::value_error("sequence and size differ in length");
+        if (sequence.shape(0) == 0) throw nb::value_error("no allocations");
+        return traces::heaviest(sequence.data(), size.data(), sequence.shape(0));
+      },
+      nb::arg("sequence"), nb::arg("size"), "The sequence that allocates most bytes, of several the lowest.");
   m.attr("LEAST_EVIDENCE") = traces::kIterations.values;
   m.attr("LEAST_REPEATS") = traces::kIterations.repeats;
   m.def(

@@ -53,13 +53,20 @@ struct Evidence {
 // Of iterations.
 constexpr Evidence kIterations{24, 3};
 
+// The sequence that allocates most bytes in n allocations, of several the lowest; n >= 1.
+template <class Sequence, class Size>
+Sequence heaviest(const Sequence* sequence, const Size* size, std::size_t n) {
+  std::map<Sequence, double> bytes;
+  for (std::size_t i = 0; i < n; ++i) bytes[sequence[i]] += static_cast<double>(size[i]);
+  return std::max_element(bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; })->first;
+}
+
 // Before which of n allocations, of sequences mixed as they came, nothing is said of the iterations they end with: the
 // earliest beginning of any. -1: the main one, which allocates most bytes in the second half, does not repeat.
 inline std::int64_t iterations_begin(const std::uint32_t* sequence, const std::uint64_t* size, std::size_t n,
                                      const Evidence& evidence) {
   struct Own {
     std::vector<std::int64_t> values, rows;
-    double late_bytes = 0;
     bool late = false;
   };
   std::map<std::uint32_t, Own> owns;
@@ -67,13 +74,7 @@ inline std::int64_t iterations_begin(const std::uint32_t* sequence, const std::u
     Own& own = owns[sequence[i]];
     own.values.push_back(static_cast<std::int64_t>(size[i]));
     own.rows.push_back(static_cast<std::int64_t>(i));
-    if (i < n / 2) continue;
-    own.late_bytes += static_cast<double>(size[i]);
-    own.late = true;
-  }
-  const Own* main = nullptr;
-  for (const auto& [name, own] : owns) {
-    if (own.late && (main == nullptr || own.late_bytes > main->late_bytes)) main = &own;
+    own.late = own.late || i >= n / 2;
   }
   std::int64_t begin = -1;
   std::vector<std::int64_t> border;
@@ -84,9 +85,11 @@ inline std::int64_t iterations_begin(const std::uint32_t* sequence, const std::u
     if (begin == -1 || first < begin) begin = first;
     return true;
   };
-  if (main == nullptr || !look(*main)) return -1;
+  if (n == 0) return -1;
+  const std::uint32_t main = heaviest(sequence + n / 2, size + n / 2, n - n / 2);
+  if (!look(owns.at(main))) return -1;
   for (const auto& [name, own] : owns) {
-    if (own.late && &own != main) look(own);
+    if (own.late && name != main) look(own);
   }
   return begin;
 }
