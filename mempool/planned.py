@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 POOL_NODES = 20_000_000
 #: The same where what these give is not good, and nothing goes on meanwhile: few patterns, a second each.
 HARD_NODES, GOOD = 1_000_000_000, 1.01
-#: Around what is in the way the lower bound is out of reach, so a search would take all that it may.
-AROUND_NODES = POOL_NODES // 20
 #: Two patterns are close when their common beginning and end are this share of the longer one.
 CLOSE = 0.9
 #: Nor do they look further once the arena is so close to the lower bound.
@@ -320,7 +318,7 @@ def make_plan(
     )
     search = Search(wait_bytes=wait_bytes, patient=patient, interrupt=interrupt, seed=seed)
     everything, bound = with_kept(buffers, around), lower_bound(buffers)
-    plan = search.alone(buffers) if not around else search.around(everything)
+    plan = search.alone(buffers) if not around else search.soon(everything)
     if plan.offset is None:
         return None
     check(plan, everything)
@@ -328,7 +326,7 @@ def make_plan(
         return Planned(pattern, buffers, plan)
     plan = as_if_alone(dataclasses.replace(plan, offset=plan.offset[: len(rows)]), buffers, bound)
     if plan.arena_bytes > LESS * bound:  # what lies below such a range is hard to use for many buffers
-        apart = search.around(buffers)
+        apart = search.soon(buffers)
         if apart.offset is None:
             return None
         base = _first_gap(apart.arena_bytes, around, alignment)
@@ -358,18 +356,18 @@ class Search:
     interrupt: Callable[[], bool] | None
     seed: int = 0
 
+    def soon(self, buffers: Buffers) -> Plan:
+        """Not for long: around what is in the way, where the bound is out of reach, more gives little."""
+        return self._searched(buffers, POOL_NODES, CLOSE_ENOUGH)
+
     def alone(self, buffers: Buffers) -> Plan:
         """With nothing in the way."""
-        plan = self._searched(buffers, POOL_NODES, CLOSE_ENOUGH)
+        plan = self.soon(buffers)
         if self.patient and plan.offset is not None and _is_hard(plan, buffers, self.wait_bytes):
             longer = self._searched(buffers, HARD_NODES, GOOD)
             if longer.offset is not None and longer.arena_bytes < plan.arena_bytes:
                 return longer
         return plan
-
-    def around(self, buffers: Buffers) -> Plan:
-        """With something in the way, which is among them."""
-        return self._searched(buffers, AROUND_NODES, CLOSE_ENOUGH)
 
     def _searched(self, buffers: Buffers, nodes: int, close_enough: float) -> Plan:
         from solvers import Stop

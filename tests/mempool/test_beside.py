@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sequences
 from hypothesis import given
 from hypothesis import strategies as st
 from pools import simulated
@@ -15,7 +16,9 @@ from programs import Watched, layers
 
 from mempool import Pool
 from mempool.beside import joined
-from mempool.planned import make_plan
+from mempool.planned import make_plan, with_kept
+from solvers import lower_bound
+from traces.pattern import find_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,6 +92,23 @@ def test_a_plan_around_what_lies_beyond_its_need_is_no_larger(count: int) -> Non
     beyond = make_plan(pattern, alignment=64, around=[(0, need // 2), (need, need + 1000)])
     assert beyond is not None
     assert beyond.plan.arena_bytes <= 2.02 * need
+
+
+@pytest.mark.parametrize("network", sequences.NETWORKS)
+def test_a_plan_around_what_stays_is_as_good_as_one_with_nothing_in_the_way(network: str) -> None:
+    """Three buffers somewhere in its lower quarter cost their own bytes and two percent."""
+    [pattern] = find_patterns(sequences.scaled(network, 100 * MIB, [1.0] * 4, marks=True))
+    draw, beyond = random.Random(network), list[float]()
+    for _ in range(5):
+        around, at = list[tuple[int, int]](), 0
+        for size in draw.choices(pattern.buffers.size.tolist(), k=3):
+            begin = at + draw.randrange(8 * MIB) // 64 * 64
+            around.append((begin, begin + min(size, 4 * MIB)))
+            at = begin + -(-size // 64) * 64
+        planned = make_plan(pattern, alignment=64, around=around, patient=False)
+        assert planned is not None
+        beyond.append(planned.plan.arena_bytes / lower_bound(with_kept(planned.buffers, around)))
+    assert sum(beyond) / len(beyond) <= 1.02
 
 
 # --- programs

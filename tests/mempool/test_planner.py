@@ -7,17 +7,14 @@ import random
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import programs
 import pytest
 from pools import run, simulated
 
-import solvers
 from mempool import Pool, planner
 from mempool.budget import Budget
-from mempool.planned import make_plan
-from solvers import Plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -335,25 +332,6 @@ def test_planning_is_free_only_while_the_program_follows_its_plans(pool: Pool) -
     assert not pool._planner._learner.known.are_followed()
     before = budget.left()
     assert looks_until_a_plan(4096) == before - budget.left()
-
-
-def test_a_plan_around_something_is_looked_for_briefly(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lower bound is out of its reach, so that it always looks as long as it may."""
-    memory = programs.Watched(pool)
-    run(pool, lambda _: programs.layers(memory), 12, marks=True)
-    assert pool.planned is not None
-    budgets: list[int] = []
-
-    def watched(*args: Any, stop: solvers.Stop, **options: Any) -> Plan:
-        assert stop.nodes is not None
-        budgets.append(stop.nodes)
-        return solve(*args, stop=stop, **options)
-
-    solve = solvers.solve
-    monkeypatch.setattr("solvers.streams.solve", watched)
-    for around in ([], [(4096 * i, 4096 * i + 64) for i in range(8)]):
-        assert make_plan(pool.planned.pattern, alignment=64, around=around) is not None
-    assert budgets[1] * 10 < budgets[0]
 
 
 def test_a_planner_in_the_background_plans_around_what_is_kept() -> None:
