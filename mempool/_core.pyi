@@ -516,6 +516,11 @@ def numpy_hook() -> Hook:
     Who serves NumPy's arrays, whose default handler has our functions from now on.
     """
 
+def keep_no_small_arrays() -> None:
+    """
+    From now on this thread's arrays are the C library's, and go back to it: NumPy keeps some of up to 1 KiB.
+    """
+
 def torch_cpu_hook() -> Hook:
     """Who serves PyTorch's tensors on the CPU, through the companion."""
 

@@ -8,9 +8,11 @@ import math
 import random
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import programs
+import pytest
 from pools import simulated
 
 from mempool import Pool, planner, rest
@@ -19,8 +21,6 @@ from mempool.replanning import Replanning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
 
 
 class Turns:
@@ -199,6 +199,23 @@ def test_what_planning_left_in_the_heap_goes_back_though_nothing_more_happens(
         until(lambda: pool._planner.plans > 1, marked(pool, memory, scale=4096))  # type: ignore[union-attr]
         until(lambda: len(trims) > before, lambda: None)
         assert min(later - earlier for earlier, later in itertools.pairwise(trims)) >= 1.0
+
+
+def test_what_planning_makes_is_not_kept_among_the_programs_small_arrays() -> None:
+    """NumPy keeps seven of each size, and would give the program what lies in the planner's heap."""
+    multiarray = pytest.importorskip("numpy._core.multiarray", reason="a NumPy of other names")
+
+    def handler(array: Any) -> object:
+        while array.base is not None:
+            array = array.base
+        return multiarray.get_handler_name(array)
+
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        until(lambda: pool.planned is not None, lambda: programs.layers(memory))
+        assert pool.planned is not None
+        assert handler(pool.planned.pattern.lasting) == "plain"
+        assert handler(np.zeros(3)) == "default_allocator"
 
 
 def test_so_does_what_a_look_in_vain_left_beside_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
