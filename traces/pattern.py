@@ -278,7 +278,7 @@ class _Builder:
         when = np.full(len(before), _NEVER, np.int64)
         # What lives on past an iteration and a half was made to stay, whatever its size looks like.
         life = np.where(w.freed_before[before] < 0, len(w.sequence), w.freed_before[before]) - before
-        passing = life <= 1.5 * len(self._rows)
+        passing = 2 * life <= 3 * len(self._rows)
         own = w.sequence[self._rows]
         for sequence in w.groups:
             rows = before[(w.sequence[before] == sequence) & passing]
