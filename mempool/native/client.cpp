@@ -298,22 +298,20 @@ void Client::ended(std::size_t requested, std::size_t rounded) noexcept {
   if (is_small(requested)) ended_small(requested, rounded);
 }
 
-Pool::Given Client::serve_small(std::size_t bytes, Stream stream) noexcept try {
+// Into `given`, field by field: a copy of it would wait until what was just written can be read again.
+void Client::serve_small(std::size_t bytes, Stream stream, Pool::Given& given) noexcept try {
   const std::uint32_t recorded_as = tape_.on() ? sequence(stream).follower.sequence() : 0;
-  Pool::Given given = pool_->allocate_small(bytes, stream);
+  given.address = pool_->allocate_small(bytes, stream);
+  given.rounded = pool_->small().rounded(bytes);
   if (given.address == 0) given = pool_->allocate_dynamic(bytes, stream, Pool::Holes::open);  // any hole will do
-  if (given.address == 0) {
-    refuse(bytes);
-    return given;
-  }
+  if (given.address == 0) return refuse(bytes);
   served_small(given, bytes);
   served(given, bytes);
   if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
-  return given;
 } catch (...) {  // the host has no memory for a new thread's sequence
+  given = {};
   refuse(bytes);
-  return {};
 }
 
 // A graph is being captured; false: this request is none of its.
@@ -395,7 +393,7 @@ Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept
     if (pool_->capturing() && serve_for_graph(bytes, stream, given)) {
       // whose memory nobody else gets
     } else if (is_small(bytes)) {
-      given = serve_small(bytes, stream);
+      serve_small(bytes, stream, given);
     } else {
       if (cached != nullptr) given.address = serve_hit(*cached, bytes);
       if (given.address == 0) given = serve(bytes, stream);
@@ -485,7 +483,8 @@ Address Client::reallocate(Address address, std::size_t bytes, Stream stream, bo
     *foreign = !found.is_live();
     if (*foreign) return 0;
     const bool mine = pool_->owners().of(found.owner, this) == this;
-    given = is_small(bytes) ? serve_small(bytes, stream) : serve(bytes, stream, mine ? &resized : nullptr);
+    if (is_small(bytes)) serve_small(bytes, stream, given);
+    else given = serve(bytes, stream, mine ? &resized : nullptr);
   }
   if (given.address == 0 || resized.done) return given.address;
   pool_->source().device().copy(given.address, address, std::min(old, bytes), stream);

@@ -250,7 +250,7 @@ class Client : private Live<Client> {
   bool is_small(std::size_t bytes) const noexcept { return bytes <= pool_->options().small_bytes; }
   void served_small(const Pool::Given& given, std::size_t bytes) noexcept;
   void ended_small(std::size_t requested, std::size_t rounded) noexcept;
-  Pool::Given serve_small(std::size_t bytes, Stream stream) noexcept;
+  void serve_small(std::size_t bytes, Stream stream, Pool::Given& given) noexcept;
   bool serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& given) noexcept;
   struct Resized {  // of the buffer that a new one replaces
     Address address = 0;

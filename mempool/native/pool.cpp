@@ -231,19 +231,13 @@ void Pool::rebuild_cells() {
   }
 }
 
-Pool::Given Pool::allocate_small(std::size_t bytes, Stream stream) noexcept {
-  try {
-    Address address = small_.allocate(bytes, stream);
-    if (address == 0) {
-      ++retries_;
-      trim();
-      address = small_.allocate(bytes, stream);
-    }
-    if (address == 0) return {};
-    return {address, small_.rounded(bytes), false};
-  } catch (...) {
-    return {};
-  }
+Address Pool::allocate_small(std::size_t bytes, Stream stream) noexcept try {
+  if (const Address address = small_.allocate(bytes, stream)) return address;
+  ++retries_;
+  trim();
+  return small_.allocate(bytes, stream);
+} catch (...) {
+  return 0;
 }
 
 Pool::Given Pool::from_segments(std::size_t bytes, Stream stream, Segments::Effort effort) {
@@ -355,10 +349,7 @@ Pool::Freed Pool::at(Address address) noexcept {
     if (lives.end == 0) return {Freed::dead};
     return {Freed::arena, lives.end - begin, round_up(lives.end - begin), streams_.stream_of(lives.line), lives.owner};
   }
-  if (small_.owns(address)) {
-    const SmallBlocks::Freed found = small_.at(address);
-    return {found.ours ? Freed::small : Freed::dead, found.requested, found.rounded, found.stream, found.owner};
-  }
+  if (const SmallBlocks::Place place = small_.find(address); place.in_a_region) return small_at(place);
   if (const Block* block = segments_.find(address)) {
     return {Freed::segment, block->requested, block->size, block->stream, block->owner};
   }
@@ -367,6 +358,12 @@ Pool::Freed Pool::at(Address address) noexcept {
     return {Freed::graph, block->requested, block->size, block->stream, block->owner};
   }
   return {owns(address) ? Freed::dead : Freed::foreign};
+}
+
+Pool::Freed Pool::small_at(const SmallBlocks::Place& place) const noexcept {
+  if (!place.is_live()) return {Freed::dead};
+  const auto [requested, rounded, stream, owner] = small_.at(place);
+  return {Freed::small, requested, rounded, stream, owner};
 }
 
 Pool::Freed Pool::free(Address address, Stream stream) noexcept {
@@ -406,17 +403,19 @@ bool Pool::hand_back(Address address, const Freed& freed, Stream stream) noexcep
   return true;
 }
 
+Pool::Freed Pool::free_small(const SmallBlocks::Place& place, Address address, Stream stream) noexcept {
+  const Freed freed = small_at(place);
+  if (freed.is_live() && hand_back(address, freed, stream)) small_.free(place);
+  return freed;
+}
+
 Pool::Freed Pool::free_now(Address address, Stream stream) noexcept {
   if (arena_holds(address)) {
     const Freed freed = at(address);
     if (freed.is_live()) release_in_arena(address, stream);
     return freed;
   }
-  if (small_.owns(address)) {
-    const Freed freed = at(address);
-    if (freed.is_live() && hand_back(address, freed, stream)) small_.free(address);
-    return freed;
-  }
+  if (const SmallBlocks::Place place = small_.find(address); place.in_a_region) return free_small(place, address, stream);
   Segments* in = &segments_;
   Block* block = segments_.find(address);
   if (block == nullptr) block = graphs_.find(address, in);
@@ -565,8 +564,8 @@ void Pool::set_owner(Address address, Owner owner) noexcept {
   Segments* in = nullptr;
   if (arena_holds(address)) {
     occupancy_.set_owner_at(address - arena_base_, owner);
-  } else if (small_.owns(address)) {
-    small_.set_owner(address, owner);
+  } else if (const SmallBlocks::Place place = small_.find(address); place.is_live()) {
+    small_.set_owner(place, owner);
   } else if (Block* const block = segments_.find(address)) {
     block->owner = owner;
   } else if (Block* const block = graphs_.find(address, in)) {

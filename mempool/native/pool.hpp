@@ -112,7 +112,7 @@ class Pool : private Live<Pool>, private Idle {
     std::size_t rounded = 0;  // bytes in use
     bool fresh = false;       // reads as zeros
   };
-  Given allocate_small(std::size_t bytes, Stream stream) noexcept;
+  Address allocate_small(std::size_t bytes, Stream stream) noexcept;
   // The arena's: kept free for who follows a plan, if possible; open, unless what stays was in a plan's way; needed, even then.
   enum class Holes : std::uint8_t { kept, open, needed };
   Given allocate_dynamic(std::size_t bytes, Stream stream, Holes holes) noexcept;
@@ -290,6 +290,8 @@ class Pool : private Live<Pool>, private Idle {
     return end - begin;
   }
   Freed free_now(Address address, Stream stream) noexcept;
+  Freed small_at(const SmallBlocks::Place& place) const noexcept;
+  Freed free_small(const SmallBlocks::Place& place, Address address, Stream stream) noexcept;
   void wait_for_uses(Address address, const Freed& freed, Stream stream) noexcept;
   bool add_use(Address address, const Freed& freed, Stream stream) noexcept;
   bool hand_back(Address address, const Freed& freed, Stream stream) noexcept;

@@ -15,11 +15,14 @@ std::size_t reach(std::size_t unit, std::size_t page) {
 
 SmallBlocks::SmallBlocks(MemorySource& source, std::size_t largest)
     : source_(source),
-      unit_(std::max<std::size_t>(64, source.traits().alignment)),
-      largest_(std::min(largest, reach(unit_, kPage))),
+      unit_log2_(std::max(6u, static_cast<unsigned>(__builtin_ctzll(source.traits().alignment)))),
+      largest_(std::min(largest, reach(unit(), kPage))),
       granule_(std::max(kPage, source.traits().page) / kPage) {
   // A device page beyond a region could not be committed for a part of it.
   if (granule_ * kPage > kRegion || kRegion % (granule_ * kPage) != 0) largest_ = 0;
+  for (std::size_t k = 0; largest_ != 0 && k < kClasses; ++k) {
+    inverse_[k] = static_cast<std::uint32_t>(~std::uint32_t{0} / size_of(k) + 1);
+  }
 }
 
 SmallBlocks::~SmallBlocks() {
@@ -113,7 +116,7 @@ SmallBlocks::Page* SmallBlocks::fresh_page(std::size_t size_class, Stream stream
   page->size_class = static_cast<std::uint8_t>(size_class);
   page->stream = stream;
   page->used = 0;
-  page->blocks = static_cast<std::uint16_t>(kPage / ((size_class + 1) * unit_));
+  page->blocks = static_cast<std::uint16_t>(kPage / size_of(size_class));
   for (unsigned word = 0; word < page->free.size(); ++word) {
     const int left = static_cast<int>(page->blocks) - static_cast<int>(word) * 64;
     page->free[word] = left >= 64 ? ~std::uint64_t{0} : left <= 0 ? 0 : (std::uint64_t{1} << left) - 1;
@@ -149,48 +152,35 @@ Address SmallBlocks::allocate(std::size_t bytes, Stream stream) {
     page.listed = false;
     room = page.next;
   }
-  return page.address + block * ((size_class + 1) * unit_);
+  return page.address + block * size_of(size_class);
 }
 
-SmallBlocks::Page* SmallBlocks::locate(Address address, std::size_t& block) const noexcept {
-  Region* region = region_of(address);
-  if (region == nullptr) return nullptr;
+SmallBlocks::Place SmallBlocks::find(Address address) const noexcept {
+  Place place;
+  Region* const region = region_of(address);
+  if (region == nullptr) return place;
+  place.in_a_region = true;
   Page& page = region->pages[(address - region->base) / kPage];
-  const std::size_t size = (page.size_class + std::size_t{1}) * unit_;
   const auto within = static_cast<std::uint32_t>(address - page.address);
-  block = within / static_cast<std::uint32_t>(size);
-  const bool live = block < page.blocks && within % size == 0 && (page.free[block / 64] >> (block % 64) & 1) == 0;
-  return live ? &page : nullptr;
+  // A division: what was rounded up in the inverse adds less than 2^14, and the next block is 2^32 / size further.
+  const std::size_t block = (std::uint64_t{within} * inverse_[page.size_class]) >> 32;
+  const bool begins = block < page.blocks && block * size_of(page.size_class) == within;
+  if (!begins || (page.free[block / 64] >> (block % 64) & 1) != 0) return place;
+  place.page_ = &page;
+  place.block_ = block;
+  return place;
 }
 
-SmallBlocks::Freed SmallBlocks::free(Address address) noexcept {
-  std::size_t block = 0;
-  Page* page = locate(address, block);
-  if (page == nullptr) return {};
-  const Freed freed{true, page->requested[block], (page->size_class + std::size_t{1}) * unit_, page->stream,
-                    page->owner[block]};
-  page->free[block / 64] |= std::uint64_t{1} << (block % 64);
-  --page->used;
+void SmallBlocks::free(const Place& place) noexcept {
+  Page& page = *place.page_;
+  page.free[place.block_ / 64] |= std::uint64_t{1} << (place.block_ % 64);
+  --page.used;
   --live_;
-  if (!page->listed) {
-    Page*& room = stocks_.find(page->stream)->second.room[page->size_class];
-    page->next = room;
-    page->listed = true;
-    room = page;
-  }
-  return freed;
-}
-
-SmallBlocks::Freed SmallBlocks::at(Address address) const noexcept {
-  std::size_t block = 0;
-  const Page* page = locate(address, block);
-  if (page == nullptr) return {};
-  return {true, page->requested[block], (page->size_class + std::size_t{1}) * unit_, page->stream, page->owner[block]};
-}
-
-void SmallBlocks::set_owner(Address address, Owner owner) noexcept {
-  std::size_t block = 0;
-  if (Page* const page = locate(address, block)) page->owner[block] = owner;
+  if (page.listed) return;
+  Page*& room = stocks_.find(page.stream)->second.room[page.size_class];
+  page.next = room;
+  page.listed = true;
+  room = &page;
 }
 
 void SmallBlocks::trim() noexcept {

@@ -17,6 +17,8 @@
 namespace mempool {
 
 class SmallBlocks {
+  struct Page;
+
  public:
   static constexpr std::size_t kRegion = std::size_t{1} << 21;
   static constexpr std::size_t kPage = std::size_t{16} << 10;
@@ -30,21 +32,35 @@ class SmallBlocks {
 
   // 0: out of memory. May throw std::bad_alloc.
   Address allocate(std::size_t bytes, Stream stream);
-  struct Freed {
-    bool ours = false;  // else nothing lives there
-    std::size_t requested = 0;
-    std::size_t rounded = 0;
-    Stream stream = 0;  // its next user's
-    Owner owner = 0;
+  // Where an address lies; without a page: in no live block. Until the next call that is not const.
+  class Place {
+   public:
+    bool in_a_region = false;
+    bool is_live() const noexcept { return page_ != nullptr; }
+
+   private:
+    friend SmallBlocks;
+    Page* page_ = nullptr;
+    std::size_t block_ = 0;
   };
-  Freed free(Address address) noexcept;
+  Place find(Address address) const noexcept;
   bool owns(Address address) const noexcept { return region_of(address) != nullptr; }
-  std::size_t rounded(std::size_t bytes) const noexcept { return (class_of(bytes) + 1) * unit_; }
+  // Of a live block, here and below.
+  struct Block {
+    std::size_t requested, rounded;
+    Stream stream;  // its next user's
+    Owner owner;
+  };
+  Block at(const Place& place) const noexcept {
+    const Page& page = *place.page_;
+    return {page.requested[place.block_], size_of(page.size_class), page.stream, page.owner[place.block_]};
+  }
+  void set_owner(const Place& place, Owner owner) noexcept { place.page_->owner[place.block_] = owner; }
+  void free(const Place& place) noexcept;
+  std::size_t rounded(std::size_t bytes) const noexcept { return size_of(class_of(bytes)); }
   std::size_t blocks() const noexcept { return live_; }  // live ones
   std::size_t largest() const noexcept { return largest_; }
-  Freed at(Address address) const noexcept;  // what free() would say
-  void set_owner(Address address, Owner owner) noexcept;  // of a live block
-  std::size_t unit() const noexcept { return unit_; }  // bytes between one size class and the next
+  std::size_t unit() const noexcept { return size_of(0); }  // bytes between one size class and the next
   // Calls use(region) with each of the regions, whose tables only a snapshot reads from outside.
   template <class Use>
   void each_region(Use use) const {
@@ -77,9 +93,9 @@ class SmallBlocks {
     std::size_t pages = 0;  // its own, when last counted
   };
 
-  std::size_t class_of(std::size_t bytes) const noexcept { return bytes == 0 ? 0 : (bytes - 1) / unit_; }
+  std::size_t class_of(std::size_t bytes) const noexcept { return bytes == 0 ? 0 : (bytes - 1) >> unit_log2_; }
+  std::size_t size_of(std::size_t size_class) const noexcept { return (size_class + 1) << unit_log2_; }
   Region* region_of(Address address) const noexcept { return regions_by_base_.find(address / kRegion); }
-  Page* locate(Address address, std::size_t& block) const noexcept;
   Page* fresh_page(std::size_t size_class, Stream stream);
   bool may_take(const Page& page, Stream stream) const noexcept;
   Page* spare_page(Stream stream) noexcept;
@@ -91,7 +107,8 @@ class SmallBlocks {
   bool return_granules(Region& region) noexcept;
 
   MemorySource& source_;
-  std::size_t unit_;
+  unsigned unit_log2_;
+  std::array<std::uint32_t, kClasses> inverse_{};  // 2^32 / each class's size, rounded up
   std::size_t largest_;
   std::size_t granule_;  // pages committed and returned together: the device's pages may be larger than ours
   std::vector<std::unique_ptr<Region>> regions_;

@@ -339,6 +339,25 @@ def test_thousands_of_holes_of_one_size_do_not_make_the_fallback_slow() -> None:
 # --- small allocations
 
 
+@pytest.mark.parametrize("alignment", [1, 64, 128, 512, 1024, 4096, 8192, 16384])
+def test_a_small_buffer_is_told_from_every_address_inside_of_it(alignment: int) -> None:
+    """Of each size class, in each place of its page."""
+    page, unit = 16 << 10, max(alignment, 64)
+    pool = _core.Pool(device=_core.SimulatedDevice(alignment=alignment), small_bytes=page)
+    client = _core.Client(pool, "test")
+    for size in range(unit, min(16 * unit, page) + 1, unit):
+        live = [client.allocate(size) for _ in range(page // size + 1)]  # one is in the next page
+        behind = live[0] // page * page + page // size * size  # the rest of a page, or a page that nobody had
+        assert behind in live or not client.free(behind)
+        for address in live:
+            inside = {1, size // 2, size - 1, size - unit} - {0}
+            assert not any(client.free(address + within) for within in inside)
+            assert client.free(address)
+            assert not client.free(address)
+    stats = client.stats()
+    assert stats["small"]["total"] == stats["blocks"]["total"] > 0 == stats["blocks"]["current"]
+
+
 @pytest.mark.parametrize("page", [0, 4096, 1 << 16, 1 << 21, 1 << 22])
 @pytest.mark.parametrize("alignment", [64, 512, 1 << 14, 1 << 15])
 @pytest.mark.parametrize("small", [0, 512, 1 << 20])
