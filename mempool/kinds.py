@@ -250,7 +250,7 @@ def _packed(
         best = Plan(offset[:, None], arena, min(bound, arena), Status.FEASIBLE, "search", 0, 0.0, "finished")
         if arena <= GOOD * bound or len(everything) + len(everything.gap_buffer) > FEW_PIECES:
             return best
-    plan = search.soon(everything) if around else search.alone(everything)
+    plan = search.briefly(everything) if around else search.alone(everything)
     if best is None or (plan.offset is not None and plan.arena_bytes < best.arena_bytes):
         return plan
     return best

@@ -318,7 +318,7 @@ def make_plan(
     )
     search = Search(wait_bytes=wait_bytes, patient=patient, interrupt=interrupt, seed=seed)
     everything, bound = with_kept(buffers, around), lower_bound(buffers)
-    plan = search.alone(buffers) if not around else search.soon(everything)
+    plan = search.alone(buffers) if not around else search.briefly(everything)
     if plan.offset is None:
         return None
     check(plan, everything)
@@ -326,7 +326,7 @@ def make_plan(
         return Planned(pattern, buffers, plan)
     plan = as_if_alone(dataclasses.replace(plan, offset=plan.offset[: len(rows)]), buffers, bound)
     if plan.arena_bytes > LESS * bound:  # what lies below such a range is hard to use for many buffers
-        apart = search.soon(buffers)
+        apart = search.briefly(buffers)
         if apart.offset is None:
             return None
         base = _first_gap(apart.arena_bytes, around, alignment)
@@ -356,13 +356,13 @@ class Search:
     interrupt: Callable[[], bool] | None
     seed: int = 0
 
-    def soon(self, buffers: Buffers) -> Plan:
-        """Not for long: around what is in the way, where the bound is out of reach, more gives little."""
+    def briefly(self, buffers: Buffers) -> Plan:
+        """With what may be in the way among them: where the bound is out of reach, more gives little."""
         return self._searched(buffers, POOL_NODES, CLOSE_ENOUGH)
 
     def alone(self, buffers: Buffers) -> Plan:
         """With nothing in the way."""
-        plan = self.soon(buffers)
+        plan = self.briefly(buffers)
         if self.patient and plan.offset is not None and _is_hard(plan, buffers, self.wait_bytes):
             longer = self._searched(buffers, HARD_NODES, GOOD)
             if longer.offset is not None and longer.arena_bytes < plan.arena_bytes:

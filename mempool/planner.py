@@ -222,7 +222,7 @@ class Planner:
 
     def _work(self) -> None:
         self._process.begin(soon=self._learns and self.planned is None)  # while the program begins
-        with contextlib.suppress(ImportError):  # an unknown NumPy
+        with contextlib.suppress(Exception):  # an unknown NumPy, which then keeps some
             _core.keep_no_small_arrays()
         with contextlib.suppress(OSError):  # a sandbox may forbid it; the solver is brief
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

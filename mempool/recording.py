@@ -19,16 +19,12 @@ if TYPE_CHECKING:
     Packed = bytes | NDArray[np.uint8]
 
 RECORD = np.dtype([(name, kind) for name, kind in EVENT_FIELDS])
-#: Names of the marks in traces, by the core's number of each.
+#: Names of the marks in traces, in the order of the core's kinds; behind them comes `traces.trace.FOUND`.
 MARKS = ("step", "begin", "end")
 
 
 class Recording:
-    """Turns pieces of a recording into pieces of one trace: buffers keep their ids across pieces.
-
-    The core tells buffers by address; a trace by ids that are never used twice. Frees of buffers that were
-    allocated before the recording began are left out.
-    """
+    """Turns pieces of a recording into pieces of one trace: buffers keep their ids across pieces."""
 
     def __init__(self, alignment: int, *, addresses: bool = False) -> None:
         self._addresses = addresses

@@ -82,5 +82,10 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
 
 def numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """The values in their order, each once, and which of them each of ``values`` is, of the same shape."""
-    found = distinct(values)
-    return found, np.searchsorted(found, values)
+    flat = values.ravel()
+    order = np.argsort(flat, kind="stable")
+    ordered = flat[order]
+    first = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
+    number = np.empty(len(flat), np.int64)
+    number[order] = np.cumsum(first) - 1
+    return ordered[first], number.reshape(values.shape)

@@ -51,7 +51,7 @@ Hook& attached() {
 }
 
 // NumPy's default handler keeps seven freed arrays of each size of up to 1 KiB, for ever.
-numpy_hook::Handler plain{"plain",
+numpy_hook::Handler plain{"mempool_plain",
                           1,
                           {nullptr, [](void*, std::size_t bytes) { return std::malloc(bytes); },
                            [](void*, std::size_t count, std::size_t each) { return std::calloc(count, each); },

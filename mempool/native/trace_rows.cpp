@@ -24,16 +24,26 @@ void reserve(TraceRows& rows, std::size_t count) {
 }
 
 void add(TraceRows& rows, const RecordedEvent& event, std::int64_t buffer) {
-  const bool alloc = event.kind == Kind::alloc, mark = event.kind > Kind::use;
-  if (!mark && buffer < 0) return;
-  rows.kind.push_back(alloc ? traces::kAlloc : mark ? traces::kMark : event.kind == Kind::use ? traces::kRead : traces::kFree);
+  std::uint8_t kind = traces::kMark;
+  std::int32_t mark = -1;
+  switch (event.kind) {
+    case Kind::alloc: kind = traces::kAlloc; break;
+    case Kind::free:
+    case Kind::handover: kind = traces::kFree; break;
+    case Kind::use: kind = traces::kRead; break;
+    case Kind::found: mark = TraceRows::kFound; break;
+    default: mark = static_cast<std::int32_t>(event.kind - Kind::step);
+  }
+  if (kind != traces::kMark && buffer < 0) return;
+  const bool alloc = kind == traces::kAlloc;
+  rows.kind.push_back(kind);
   rows.buffer.push_back(buffer);
   rows.size.push_back(alloc ? static_cast<std::int64_t>(event.size) : 0);
   rows.stream.push_back(event.stream);
   rows.time_ns.push_back(static_cast<std::int64_t>(event.time_ns));
   rows.address.push_back(alloc ? static_cast<std::int64_t>(event.address) : -1);
   rows.thread.push_back(static_cast<std::int32_t>(event.sequence));
-  rows.operation.push_back(!mark ? -1 : event.kind == Kind::found ? 3 : static_cast<std::int32_t>(event.kind - Kind::step));
+  rows.operation.push_back(mark);
 }
 
 }  // namespace

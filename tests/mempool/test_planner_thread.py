@@ -214,7 +214,7 @@ def test_what_planning_makes_is_not_kept_among_the_programs_small_arrays() -> No
         memory = programs.Watched(pool)
         until(lambda: pool.planned is not None, lambda: programs.layers(memory))
         assert pool.planned is not None
-        assert handler(pool.planned.pattern.lasting) == "plain"
+        assert handler(pool.planned.pattern.lasting) == "mempool_plain"
         assert handler(np.zeros(3)) == "default_allocator"
 
 

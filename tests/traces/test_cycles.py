@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,10 +15,12 @@ from traces._core import (
     LEAST_EVIDENCE_BUT_RARE,
     LEAST_REPEATS,
     LEAST_REPEATS_BUT_RARE,
+    heaviest,
     iterations_begin,
     iterations_begin_but_rare,
     quietest,
 )
+from traces.columns import distinct, numbered
 from traces.pattern import find_patterns
 
 
@@ -115,7 +119,7 @@ def living(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], int, int]:
     """Rows, sizes and frees of a sequence among others, where its periods begin, and a period."""
     row = np.cumsum(draw(st.lists(st.integers(1, 3), min_size=1, max_size=24))).tolist()
     frees = [draw(st.just(-1) | st.integers(born + 1, row[-1] + 4)) for born in row]
-    sizes = [draw(st.integers(0, 4) | st.just(2**62)) for _ in row]
+    sizes = [draw(st.integers(0, 4) | st.just(2**57)) for _ in row]
     start = draw(st.integers(0, len(row)))
     return row, sizes, frees, start, draw(st.integers(1, len(row) + 1 - start))
 
@@ -140,3 +144,56 @@ def test_an_iteration_begins_where_least_is_alive(
     ]
     found = quietest(np.array(row), np.array(size), np.array(freed_before), start, period)
     assert found == medians.index(min(medians))
+
+
+def columns(*mixed: tuple[int, int]) -> tuple[Any, Any]:
+    """Sequence and size of each allocation."""
+    sequence, size = np.array(mixed).T
+    return sequence.astype(np.uint32), size.astype(np.uint64)
+
+
+def test_the_main_sequence_is_the_one_that_allocates_most_lately() -> None:
+    varied = [(0, 10_000 + n) for n in range(40)]  # more than all that comes later
+    periodic = [(1, 100 + n % 4) for n in range(40)]
+    assert iterations_begin(*columns(*varied, *periodic)) == 40
+    assert iterations_begin(*columns(*periodic, *varied)) == -1
+
+
+def test_of_two_that_allocate_as_much_the_first_is_the_main_one() -> None:
+    periodic, varied = [1058 + n % 4 for n in range(80)], list(range(1000, 1080))
+    assert sum(periodic[40:]) == sum(varied[40:])
+    for main, other, begin in ((periodic, varied, 0), (varied, periodic, -1)):
+        both = [(k, size) for pair in zip(main, other, strict=True) for k, size in enumerate(pair)]
+        assert iterations_begin(*columns(*both)) == begin
+        assert heaviest(*(c.astype(t) for c, t in zip(columns(*both[80:]), ("i4", "i8"), strict=True))) == 0
+
+
+def test_what_has_long_allocated_nothing_says_nothing_of_when_iterations_begin() -> None:
+    over, begun = [(1, 100 + n % 4) for n in range(40)], [(0, 1000 + n % 4) for n in range(60)]
+    assert iterations_begin(*columns(*over, *begun)) == 40
+    assert iterations_begin(*columns(*over, *begun[:30])) == 0
+
+
+def test_columns_that_do_not_fit_are_refused() -> None:
+    rows = np.arange(4)
+    for short in range(3):
+        given = [rows[: 3 if short == n else 4] for n in range(3)]
+        with pytest.raises(ValueError, match="differ in length"):
+            quietest(*given, 0, 1)
+    for start, period in ((5, 1), (0, 0), (0, 6), (4, 2)):
+        with pytest.raises(ValueError, match="no period"):
+            quietest(rows, rows, rows, start, period)
+    with pytest.raises(ValueError, match="differ in length"):
+        heaviest(np.zeros(3, np.int32), np.zeros(2, np.int64))
+    with pytest.raises(ValueError, match="no allocations"):
+        heaviest(np.zeros(0, np.int32), np.zeros(0, np.int64))
+
+
+@given(st.lists(st.integers(-3, 3) | st.integers(-(2**62), 2**62), max_size=12), st.sampled_from("il"))
+def test_values_are_numbered_in_their_order(values: list[int], kind: str) -> None:
+    given = np.array(values, np.int64).astype(kind)
+    for shaped in (given, np.stack([given, given[::-1]])):
+        found, number = numbered(shaped)
+        assert found.tolist() == sorted(set(given.tolist())) == distinct(shaped).tolist()
+        assert found.dtype == shaped.dtype
+        assert (found[number] == shaped).all()

@@ -45,6 +45,7 @@ NB_MODULE(_core, m) {
       [](const Column<std::int32_t>& sequence, const Column<std::int64_t>& size) {
         if (sequence.shape(0) != size.shape(0)) throw nb::value_error("sequence and size differ in length");
         if (sequence.shape(0) == 0) throw nb::value_error("no allocations");
+        const nb::gil_scoped_release unlocked;
         return traces::heaviest(sequence.data(), size.data(), sequence.shape(0));
       },
       nb::arg("sequence"), nb::arg("size"), "The sequence that allocates most bytes, of several the lowest.");
@@ -70,7 +71,7 @@ NB_MODULE(_core, m) {
          std::size_t start, std::size_t period) {
         const std::size_t n = row.shape(0);
         if (size.shape(0) != n || freed_before.shape(0) != n) throw nb::value_error("columns differ in length");
-        if (start > n || period < 1 || period > n + 1 - start) throw nb::value_error("not one period");
+        if (start > n || period < 1 || period > n + 1 - start) throw nb::value_error("no period behind the start");
         const nb::gil_scoped_release unlocked;
         return traces::quietest(row.data(), size.data(), freed_before.data(), n, start, period);
       },

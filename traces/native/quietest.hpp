@@ -8,14 +8,13 @@
 
 namespace traces {
 
-// Of n allocations in order: `row` as counted by `freed_before`, which says how many came before each one's free, or -1: those
-// do not count, nor those before `start`, where the periods begin. By the (lower) median over the periods, so that what one of
+// Of n allocations in order: `row` as counted by `freed_before`, which says how many came before each one's free, or -1: those go as
+// soon as they come, so that they do not count, nor do those before `start`, where the periods begin. By the (lower) median over the periods, so that what one of
 // them leaves behind does not count either.
 inline std::int64_t quietest(const std::int64_t* row, const std::int64_t* size, const std::int64_t* freed_before, std::size_t n,
                              std::size_t start, std::size_t period) {
   std::vector<std::uint64_t> load(n + 1);  // before each, and at the end
   for (std::size_t i = start; i < n; ++i) {
-    if (freed_before[i] < 0) continue;
     const auto gone = static_cast<std::size_t>(std::lower_bound(row, row + n, freed_before[i]) - row);
     load[i + 1] += static_cast<std::uint64_t>(size[i]);
     load[std::max(gone, i + 1)] -= static_cast<std::uint64_t>(size[i]);

@@ -1,0 +1,116 @@
+"""From recorded events to the rows of a trace, beside the same said plainly."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mempool._core import EVENT_FIELDS, TraceNames
+from mempool.recording import RECORD, Recording
+from traces.trace import Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ALLOC, FREE, HANDOVER, USE, STEP, BEGIN, END, FOUND = 0, 1, 2, 3, 4, 5, 6, 12
+OF_BRIEF = ("address", "size", "sequence", "kind")
+BRIEF = np.dtype([(name, kind) for name, kind in EVENT_FIELDS if name in OF_BRIEF])
+STREAMS = [70, 80, 90]  # of each sequence
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from([ALLOC, ALLOC, ALLOC, FREE, FREE, HANDOVER, USE, STEP, BEGIN, END, FOUND]),
+        st.sampled_from([64, 128, 192, 2**47]),
+        st.sampled_from([1, 1000, 2**40]),
+        st.integers(0, 2),
+    ),
+    max_size=40,
+)
+
+
+def records(events: list[tuple[int, int, int, int]]) -> NDArray[Any]:
+    """At a time of their own each, by streams of their own."""
+    made = np.zeros(len(events), RECORD)
+    for n, (kind, address, size, sequence) in enumerate(events):
+        made[n] = (n, address, size if kind == ALLOC else 0, 10 * n, -n, sequence, kind)
+    return made
+
+
+def plainly(events: NDArray[Any], alive: dict[int, int], born: itertools.count[int]) -> list[tuple[int, ...]]:
+    """Kind, buffer, size, stream, thread, time, operation and address of each row."""
+    named = []
+    for event in events:
+        kind, address = int(event["kind"]), int(event["address"])
+        if kind == ALLOC:
+            alive[address] = next(born)
+        buffer = alive.get(address, -1) if kind <= USE else -1
+        if kind in (FREE, HANDOVER):
+            alive.pop(address, None)
+        named.append((event, buffer))
+    order = list(range(len(named)))
+    for n in range(len(named) - 1):
+        if named[n][0]["kind"] == HANDOVER and named[n + 1][0]["kind"] == ALLOC:
+            order[n], order[n + 1] = n + 1, n
+    rows = []
+    for when, n in enumerate(order):
+        event, buffer = named[n]
+        kind = int(event["kind"])
+        row = {ALLOC: Kind.ALLOC, FREE: Kind.FREE, HANDOVER: Kind.FREE, USE: Kind.READ}.get(kind, Kind.MARK)
+        if buffer < 0 and row != Kind.MARK:
+            continue
+        operation = {STEP: 0, BEGIN: 1, END: 2, FOUND: 3}.get(kind, -1)
+        size, address = (event["size"], event["address"]) if kind == ALLOC else (0, -1)
+        own = (size, event["stream"], event["sequence"], events[when]["time_ns"], operation, address)
+        rows.append((int(row), buffer, *map(int, own)))
+    return rows
+
+
+@given(EVENTS, st.lists(st.integers(0, 40), max_size=3))
+def test_rows_are_as_events_were(events: list[tuple[int, int, int, int]], cuts: list[int]) -> None:
+    """In whatever pieces they come; a handover at a piece's end is a free, before whatever follows."""
+    made = records(events)
+    recording = Recording(64, addresses=True)
+    alive, born = dict[int, int](), itertools.count()
+    for begin, end in itertools.pairwise(sorted({0, len(made), *(min(cut, len(made)) for cut in cuts)})):
+        trace = recording.trace(made[begin:end].tobytes())
+        columns = trace.kind, trace.buffer, trace.size, trace.stream, trace.thread
+        columns += trace.time_ns, trace.operation, trace.address
+        rows = list(zip(*(column.tolist() for column in columns), strict=True))
+        assert rows == plainly(made[begin:end], alive, born)
+        assert trace.names == ("step", "begin", "end", "optimizer step")
+        assert trace.alignment == 64
+
+
+@given(EVENTS)
+def test_brief_ones_have_their_sequences_stream_and_no_time(events: list[tuple[int, int, int, int]]) -> None:
+    made = records(events)
+    brief = np.zeros(len(made), BRIEF)
+    for name in OF_BRIEF:
+        brief[name] = made[name]
+    used = made["kind"] == USE
+    brief["size"][used] = np.arange(used.sum())
+    made["time_ns"] = 0
+    made["stream"] = np.where(made["kind"] < USE, np.array(STREAMS)[made["sequence"]], 0)
+    made["stream"][used] = np.arange(used.sum())
+    trace = Recording(64).brief(brief.view(np.uint8), STREAMS)
+    columns = trace.kind, trace.buffer, trace.size, trace.stream, trace.thread, trace.time_ns, trace.operation
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    assert rows == [row[:-1] for row in plainly(made, {}, itertools.count())]
+    assert (trace.address == -1).all()
+
+
+def test_a_part_of_a_record_and_a_sequence_without_a_stream_are_refused() -> None:
+    one = records([(ALLOC, 64, 1000, 2)])
+    with pytest.raises(ValueError, match="a part of a record"):
+        TraceNames().rows(one.tobytes()[:-1])
+    brief = np.zeros(1, BRIEF)
+    brief["sequence"] = 2
+    with pytest.raises(ValueError, match="a part of a record"):
+        TraceNames().brief_rows(brief.tobytes()[1:], STREAMS)
+    with pytest.raises(IndexError):
+        TraceNames().brief_rows(brief.tobytes(), STREAMS[:2])
