@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -19,4 +21,5 @@ def test_it_is_the_same_training_with_all_hits_in_less_memory(marks: bool) -> No
     assert (answer["state"], answer["misses"]) == ("replaying", 0)
     assert answer["coverage"] >= 0.99
     assert answer["planned_arena_bytes"] <= 1.02 * answer["peak_load_bytes"]
-    assert sum(done.pool.page_faults) < sum(done.default.page_faults)
+    # Of a step; glibc mostly has thousands, and now and then happens to keep what the program frees.
+    assert statistics.median(done.pool.page_faults) <= 16
