@@ -76,7 +76,7 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
     beginnings and ends of what a trace tells are a few sorted runs, which a stable sort merges.
     """
     ordered = np.sort(values, axis=None, kind="stable")
-    result: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    result: NDArray[Any] = ordered[_firsts(ordered)]
     return result
 
 
@@ -85,7 +85,12 @@ def numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     flat = values.ravel()
     order = np.argsort(flat, kind="stable")
     ordered = flat[order]
-    first = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
+    first = _firsts(ordered)
     number = np.empty(len(flat), np.int64)
     number[order] = np.cumsum(first) - 1
     return ordered[first], number.reshape(values.shape)
+
+
+def _firsts(ordered: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which are not the same as the one before, of values in order."""
+    return np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]

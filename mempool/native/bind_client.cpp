@@ -161,7 +161,7 @@ void bind_client(nb::module_& m) {
            [](Client& c, std::size_t allocations)
                -> nb::typed<nb::tuple, Array<std::uint8_t>, std::vector<Stream>, std::vector<std::uint64_t>, bool> {
              Client::Recording r = unlocked([&] { return c.recording(allocations); });
-             return nb::make_tuple(as_array<std::uint8_t>(std::move(r.events)), r.streams, r.counts, r.whole);
+             return nb::make_tuple(viewed_as<std::uint8_t>(std::move(r.events)), r.streams, r.counts, r.whole);
            }, "allocations"_a = ~std::size_t{0},
            "The planner's ring, or its last so many allocations and what came between: (packed records, for `TraceNames`; "
            "streams by sequence; allocations ever by sequence; nothing was lost or left out).")

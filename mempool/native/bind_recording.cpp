@@ -19,14 +19,14 @@ Columns rows(TraceNames& names, const Packed& packed, const Streams&... streams)
   if (packed.size() % sizeof(Event) != 0) throw nb::value_error("a part of a record");
   TraceRows made = unlocked([&] { return names.rows(packed.data(), packed.size() / sizeof(Event), streams...); });
   Columns d;
-  d["kind"] = as_array<std::uint8_t>(std::move(made.kind));
-  d["buffer"] = as_array<std::int64_t>(std::move(made.buffer));
-  d["size"] = as_array<std::int64_t>(std::move(made.size));
-  d["stream"] = as_array<std::int64_t>(std::move(made.stream));
-  d["thread"] = as_array<std::int32_t>(std::move(made.thread));
-  d["time_ns"] = as_array<std::int64_t>(std::move(made.time_ns));
-  d["operation"] = as_array<std::int32_t>(std::move(made.operation));
-  d["address"] = as_array<std::int64_t>(std::move(made.address));
+  d["kind"] = as_array(std::move(made.kind));
+  d["buffer"] = as_array(std::move(made.buffer));
+  d["size"] = as_array(std::move(made.size));
+  d["stream"] = as_array(std::move(made.stream));
+  d["thread"] = as_array(std::move(made.thread));
+  d["time_ns"] = as_array(std::move(made.time_ns));
+  d["operation"] = as_array(std::move(made.operation));
+  d["address"] = as_array(std::move(made.address));
   return d;
 }
 

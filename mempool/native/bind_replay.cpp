@@ -39,7 +39,7 @@ auto held(const ReplayDevice& device) {
   const auto column = [&](std::int64_t ReplayDevice::Held::* field) {
     std::vector<std::int64_t> values;
     for (const ReplayDevice::Held& one : device.held()) values.push_back(one.*field);
-    return as_array<std::int64_t>(std::move(values));
+    return as_array(std::move(values));
   };
   using Held = ReplayDevice::Held;
   return std::tuple(column(&Held::address), column(&Held::size), column(&Held::region), column(&Held::start), column(&Held::end));
@@ -63,7 +63,6 @@ void bind_replay(nb::module_& m) {
       .def("go", &Replay::go, nb::call_guard<nb::gil_scoped_release>(), "most"_a,
            "Goes on until there may be something to plan, for at most so many events; whether any is left.")
       .def("course", [](const Replay& r) {
-             return std::tuple(as_array<std::int64_t>(r.address), as_array<std::int64_t>(r.live),
-                               as_array<std::int64_t>(r.reserved), r.failed_at);
+             return std::tuple(as_array(r.address), as_array(r.live), as_array(r.reserved), r.failed_at);
            }, "Address of each alloc, bytes live and reserved after each event, the first alloc not served or -1.");
 }

@@ -32,7 +32,7 @@ class SmallBlocks {
 
   // 0: out of memory. May throw std::bad_alloc.
   Address allocate(std::size_t bytes, Stream stream);
-  // Where an address lies; without a page: in no live block. Until the next call that is not const.
+  // Where an address lies: in a live block, elsewhere in a region, or in none. Until the next call that is not const.
   class Place {
    public:
     bool in_a_region = false;

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-ROUNDS = 8
+ROUNDS = 4
 #: np.empty of so many bytes, over and over.
 SIZES = (64, 480, 1000, 8000)
 WORKER = """

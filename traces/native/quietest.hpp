@@ -8,9 +8,9 @@
 
 namespace traces {
 
-// Of n allocations in order: `row` as counted by `freed_before`, which says how many came before each one's free, or -1: those go as
-// soon as they come, so that they do not count, nor do those before `start`, where the periods begin. By the (lower) median over the periods, so that what one of
-// them leaves behind does not count either.
+// Of n allocations in order: `row` as counted by `freed_before`, which says how many came before each one's free, or -1: those go
+// as soon as they come, so that they do not count, nor do those before `start`, where the periods begin. By the (lower) median over
+// the periods, so that what one of them leaves behind does not count either.
 inline std::int64_t quietest(const std::int64_t* row, const std::int64_t* size, const std::int64_t* freed_before, std::size_t n,
                              std::size_t start, std::size_t period) {
   std::vector<std::uint64_t> load(n + 1);  // before each, and at the end
