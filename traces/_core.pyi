@@ -67,10 +67,27 @@ class Snapshot:
     def skipped(self) -> dict[str, int]: ...
 
     @property
+    def known(self) -> list[tuple[int, int, int]]:
+        """
+        Of each device its events, and the bytes that were live and reserved before the first of them.
+        """
+
+    @property
+    def device_free(self) -> list[int]:
+        """
+        Bytes that were free on the device at each refused request; -1 where unknown.
+        """
+
+    @property
     def alive_before(self) -> int: ...
 
     @property
     def expandable(self) -> bool: ...
+
+def is_library_file(path: str) -> bool:
+    """
+    Tell whether a source file, by its path, is of an installed library or of Python itself.
+    """
 
 def read_snapshot(descriptor: int, total: int, lenient: bool, paths: bool, progress: Callable[[int, int], object] | None) -> Snapshot:
     """

@@ -3,8 +3,11 @@
 Instants named ``[memory]`` are allocs, or with negative ``Bytes`` frees (PyTorch,
 torch/csrc/autograd/profiler_kineto.cpp); the profiler writes them with ``profile_memory=True``. The operation
 of each is the innermost operator around it on its thread, the source line that of the innermost function
-outside PyTorch, where ``with_stack=True`` has recorded them. A file is not in order of time: its events are
-kept as numbers, some 90 bytes each, and sorted.
+outside of libraries, where ``with_stack=True`` has recorded them. A file is not in order of time: its events
+are kept as numbers, some 110 bytes each, and sorted.
+
+Memory from before the recording has no events, but each event tells the allocator's totals: the difference is
+one buffer that lives throughout, and the changes of the reserved bytes are segments at unknown addresses.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from traces._core import is_library_file
 from traces.columns import LARGEST, MAX_EVENTS
 from traces.errors import TraceError
 from traces.json_events import trace_events
@@ -41,7 +45,13 @@ _FUNCTIONS = ("python_function", "Python")
 #: Of a step; early releases call it an operator. ``gpu_user_annotation`` tells it again, on the GPU's track.
 _STEPS = ("user_annotation", *_OPERATORS)
 #: ``FILE(LINE): FUNCTION``; the line is the function's first.
-_FUNCTION = re.compile(r"(?!torch/|.*(?:site|dist)-packages/torch/)(?:.*/)?([^/]+\.py)\((\d+)\): ")
+_FUNCTION = re.compile(r"(.*\.py)\((\d+)\): ")
+#: The operation of the buffer that stands for memory from before the recording.
+BEFORE = "allocated before the recording"
+#: Columns of an event while a file is read; ``order`` is the profiler's index of it, -1 where unknown.
+_MEMORY = ("time", "thread", "device", "address", "size", "row", "kind", "order", "allocated", "reserved")
+_EVENT, _REFUSED, _STEP = range(3)
+_SECOND = 10**9  # ns
 _MOST_NAMES, _NAME_CHARS = 1 << 20, 200
 _MOST_DEVICES = 1 << 16
 _ROWS = 1 << 16  # made Python's numbers at a time
@@ -57,8 +67,8 @@ def read_chrome(
 
     Memory of the host is device -1. A profiler's step (``ProfilerStep#N``) is a mark. Streams are not known.
     Source lines are file name and first line of the function, without folders. Metadata: ``framework``,
-    ``alignment``, ``alive_before`` (buffers allocated before the recording), ``failures`` and, of memory that
-    is not the host's, ``device_type``, its number in PyTorch.
+    ``alignment``, ``alive_before`` (buffers allocated before the recording), those of `traces.completeness`
+    and, of memory that is not the host's, ``device_type``, its number in PyTorch.
 
     Args:
         path: the file, as it is or compressed by gzip.
@@ -67,7 +77,8 @@ def read_chrome(
 
     Raises:
         TraceError: naming the file and, as its row, the index of the event: not such a trace, one without
-            memory events, a field that is no number, memory that is allocated again without a free.
+            memory events, a field that is no number, memory that is allocated again without a free, a time
+            that contradicts the order of the events (``Ev Idx``, or times that are lost: all 0).
         OSError: the file cannot be read.
     """
     return read_log(path, _fill, KNOWN, skipped, progress)
@@ -75,23 +86,22 @@ def read_chrome(
 
 def _fill(path: StrPath, log: Log) -> Iterator[None]:
     seen = _Seen(log)
-    log.said["failures"] = 0
     for row, event in enumerate(trace_events(path, log.skipped, log.progress)):
         if row >= MAX_EVENTS:
             raise TraceError(f"more than {MAX_EVENTS} events, the most read at once")
         try:
             seen.add(event, row)
         except TraceError as error:
-            log.refuse(error, row)
+            log.reject(error, row)
     yield from seen.tell()
 
 
 @dataclass
 class _Seen:
-    """What is kept of a file.
+    """The events of a file that matter, as numbers.
 
-    ``memory``: rows of (time, thread, device, address, bytes, row in the file); 0 bytes are the beginning of
-    a step. ``operators`` and ``functions``: rows of (start, end, thread, name). Times are in ns.
+    ``memory``: rows of `_MEMORY`, for an event of memory, a refused request or the beginning of a step.
+    ``operators`` and ``functions``: rows of (start, end, thread, name). Times are in ns.
     """
 
     log: Log
@@ -108,7 +118,7 @@ class _Seen:
         if type(name) is not str:
             return
         if phase == "X" and category in _STEPS and name.startswith("ProfilerStep#"):
-            self.memory.extend((_time(event, "ts"), self._thread(event), 0, 0, 0, row))
+            self.memory.extend((_time(event, "ts"), self._thread(event), 0, 0, 0, row, _STEP, -1, 0, 0))
         elif phase == "X" and category in _OPERATORS:
             self._add_operator(event, name)
         elif phase == "X" and category in _FUNCTIONS:
@@ -117,7 +127,7 @@ class _Seen:
         elif name == "[memory]":
             self._add_memory(event, row)
         elif name == "[OutOfMemory]":
-            self.log.said["failures"] += 1
+            self._add_refused(event, row)
 
     def _add_operator(self, event: dict[str, Any], name: str) -> None:
         self.operators.extend(self._span(event, self._name(name)))
@@ -137,7 +147,21 @@ class _Seen:
         number(abs(size), "Bytes")
         if size:
             where = (_time(event, "ts"), self._thread(event), self._device(told))
-            self.memory.extend((*where, number(_integer(told, "Addr"), "Addr"), size, row))
+            totals = (_total(told, "Total Allocated"), _total(told, "Total Reserved"))
+            order = told.get("Ev Idx")
+            order = order if type(order) is int and 0 <= order <= LARGEST else -1
+            address = number(_integer(told, "Addr"), "Addr")
+            self.memory.extend((*where, address, size, row, _EVENT, order, *totals))
+
+    def _add_refused(self, event: dict[str, Any], row: int) -> None:
+        told = event.get("args")
+        if type(told) is not dict:
+            raise TraceError("an out-of-memory event without fields")
+        size = number(_integer(told, "Bytes"), "Bytes")
+        device = self._device(told) if "Device Type" in told else HOST
+        self.memory.extend(
+            (_time(event, "ts"), self._thread(event), device, 0, size, row, _REFUSED, -1, 0, 0)
+        )
 
     def _device(self, told: dict[str, Any]) -> int:
         kind, index = _integer(told, "Device Type"), _integer(told, "Device Id")
@@ -171,37 +195,110 @@ class _Seen:
         if (known := self.lines.get(function)) is not None:
             return known
         found = _FUNCTION.match(function)
-        line = -1 if found is None else self._name(f"{found[1]}:{found[2]}")
+        path = "" if found is None else found[1].replace("\\", "/")
+        known = found is not None and not is_library_file(path)
+        line = self._name(f"{path.rpartition('/')[2]}:{found[2]}") if found is not None and known else -1
         if len(self.lines) < _MOST_NAMES:
             self.lines[function] = line
         return line
 
     def tell(self) -> Iterator[None]:
         """Give the log the memory events in the order of their times."""
-        log, memory = self.log, np.asarray(self.memory, np.int64).reshape(-1, 6)
-        if not memory[:, 4].any():
+        log, memory = self.log, np.asarray(self.memory, np.int64).reshape(-1, len(_MEMORY))
+        if not (memory[:, _MEMORY.index("kind")] == _EVENT).any():
             raise TraceError(
                 "no memory events: record with profile_memory=True, as in torch.profiler.profile"
             )
-        memory = memory[np.argsort(memory[:, 0], kind="stable")]
-        on_host = bool((memory[memory[:, 4] != 0, 2] == HOST).any())
+        memory = self._in_order(memory)
+        kind = memory[:, _MEMORY.index("kind")]
+        on_host = bool((memory[kind != _STEP, _MEMORY.index("device")] == HOST).any())
         log.said["alignment"] = _HOST_ALIGNMENT if on_host else _DEVICE_ALIGNMENT
+        totals = _Totals(memory)
+        before = self._name(BEFORE) if totals.before else -1
         log.names = tuple(self.names)
         operation, frame = _around(memory, self.operators), _around(memory, self.functions)
         for first in range(0, len(memory), _ROWS):
             rows = slice(first, first + _ROWS)
-            table = np.column_stack([memory[rows], operation[rows], frame[rows]])
-            for time, thread, device, address, size, row, *named in table.tolist():
-                try:
-                    if size == 0:
-                        log.mark(thread, time)
-                    else:
-                        (log.alloc if size > 0 else log.free)(
-                            device, address, abs(size), 0, thread, time, *named
-                        )
-                except TraceError as error:
-                    log.refuse(error, row)
+            table = np.column_stack(
+                [memory[rows], totals.reserved_change[rows], operation[rows], frame[rows]]
+            )
+            for row in table.tolist():
+                self._tell_row(row)
                 yield
+        live = log.live_before()
+        for device, (allocated, reserved) in totals.before.items():
+            log.base(device, allocated - live[device], reserved, before)
+
+    def _tell_row(self, values: list[int]) -> None:
+        """Give the log a row of `_MEMORY`, with the change of the reserved bytes, operation and frame."""
+        time, thread, device, address, size, row, kind, _, _, _, change, *named = values
+        where = (0, thread, time, *named)
+        try:
+            if kind == _STEP:
+                self.log.mark(thread, time)
+            elif kind == _REFUSED:
+                self.log.refused(device, size, *where)
+            else:
+                if change > 0:
+                    self.log.reserve(device, -1, change, *where)
+                elif change < 0:
+                    self.log.release(device, -change, *where)
+                (self.log.alloc if size > 0 else self.log.free)(device, address, abs(size), *where)
+        except TraceError as error:
+            self.log.reject(error, row)
+
+    def _in_order(self, memory: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sort rows by their times, and reject times that contradict the order in which events happened."""
+        lost = self._lost_times(memory)
+        for row in memory[lost, _MEMORY.index("row")].tolist():
+            self.log.reject(TraceError("a time that contradicts the order of the events"), row)
+        # Where that is allowed the order of the file stands, and an event happens when the one before it did.
+        time = np.where(lost, 0, memory[:, 0])
+        memory[:, 0] = np.where(lost, np.maximum.accumulate(time), memory[:, 0])
+        return memory[np.argsort(memory[:, 0], kind="stable")]
+
+    @staticmethod
+    def _lost_times(memory: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which times cannot be, bool[n].
+
+        One is earlier than that of an event with a smaller index, or it is 0 as others are, where all that is
+        later begins after a gap that is longer than the recording.
+        """
+        time, order = memory[:, 0], memory[:, _MEMORY.index("order")]
+        lost = np.zeros(len(memory), np.bool_)
+        indexed = np.flatnonzero(order >= 0)
+        rows = indexed[np.argsort(order[indexed], kind="stable")]
+        if (np.diff(order[rows]) > 0).all():  # else the indices say nothing
+            lost[rows] = time[rows] < np.maximum.accumulate(time[rows])
+        zero, known = (time == 0) & (memory[:, _MEMORY.index("kind")] == _EVENT), time[time > 0]
+        if zero.sum() > 1 and len(known) and known.min() > max(np.ptp(known), _SECOND):
+            lost |= zero
+        return lost
+
+
+class _Totals:
+    """Bytes that the allocator of each device says it holds, beside those of the events.
+
+    Attributes:
+        before: of each device the bytes allocated and reserved before its first event.
+        reserved_change: int64[n], by how much the reserved bytes grew at each row of memory.
+    """
+
+    def __init__(self, memory: NDArray[np.int64]) -> None:
+        self.before: dict[int, tuple[int, int]] = {}
+        self.reserved_change = np.zeros(len(memory), np.int64)
+        columns = (
+            memory[:, _MEMORY.index(name)] for name in ("device", "size", "kind", "allocated", "reserved")
+        )
+        device, size, kind, allocated, reserved = columns
+        for index in np.unique(device[kind == _EVENT]).tolist():
+            rows = np.flatnonzero((device == index) & (kind == _EVENT))
+            if not allocated[rows].any():  # an allocator that does not say
+                continue
+            # Threads may report in another order than they allocate, so totals differ for a moment.
+            base = int(np.median(allocated[rows] - np.cumsum(size[rows])))
+            self.reserved_change[rows[1:]] = np.diff(reserved[rows])
+            self.before[index] = (max(base, 0), int(reserved[rows[0]]))
 
 
 def _around(memory: NDArray[np.int64], spans: array[int]) -> NDArray[np.int64]:
@@ -217,6 +314,12 @@ def _time(event: dict[str, Any], name: str) -> int:
     if isinstance(value, (int, float)) and 0 <= value <= LARGEST // 1000:  # which NaN is not
         return round(value * 1000)
     raise TraceError(f"not a time: {name} {str(value)[:40]!r}")
+
+
+def _total(told: dict[str, Any], name: str) -> int:
+    """Bytes in all; 0 where a file does not say, or says no number."""
+    value = told.get(name)
+    return value if type(value) is int and 0 <= value <= LARGEST else 0
 
 
 def _integer(told: dict[str, Any], name: str) -> int:

@@ -41,8 +41,9 @@ def read_cupy_hook(
 ) -> Trace:
     """Read what a ``DebugPrintHook`` printed, every device; what the pool took from a device is reserved.
 
-    Metadata: ``framework``, ``alignment``, ``alive_before`` (buffers allocated before the first line),
-    ``failures`` (to allocate, or to take memory from the device).
+    Metadata: ``framework``, ``alignment``, ``alive_before`` (buffers allocated before the first line) and
+    those of `traces.completeness`. A request that got no memory is refused; that the pool got none from the
+    device is passed over, since it may free what it caches and try again.
 
     Args:
         path: the lines, as they are or compressed by gzip.
@@ -63,7 +64,6 @@ def iter_cupy_hook(path: StrPath, *, skipped: Counter[str] | None = None) -> Ite
 
 
 def _fill(path: StrPath, log: Log) -> Iterator[None]:
-    log.said["failures"] = 0
     events = 0
     for row, line in lines(path, log.progress):
         if (found := EVENT.search(line)) is None:
@@ -72,7 +72,7 @@ def _fill(path: StrPath, log: Log) -> Iterator[None]:
         try:
             _add(log, _object(text_of(line[found.start() :])))
         except TraceError as error:
-            log.refuse(error, row)
+            log.reject(error, row)
         yield
     if not events:
         raise TraceError("none of its lines is of CuPy's DebugPrintHook")
@@ -96,7 +96,8 @@ def _add(log: Log, event: dict[str, Any]) -> None:
     if hook not in ("alloc", "malloc", "free"):
         raise TraceError(f"none of CuPy's hooks: {str(hook)[:40]!r}")
     if address == 0:  # nothing was asked for, or nothing was got
-        log.said["failures"] += size > 0
+        if hook == "malloc" and size > 0:
+            log.refused(device, size, *_NOWHERE)
     elif hook == "alloc":
         log.reserve(device, address, size, *_NOWHERE)
     elif hook == "malloc":

@@ -26,6 +26,8 @@ FileKind = Literal["trace", "plan", "csv", "snapshot", "rmm", "cupy", "chrome"]
 KIND_KEY, VERSION_KEY = "mempool.kind", "mempool.version"
 #: `sniff` looks no further: what a program prints before its first line of CuPy's hook may be as long.
 _HEAD_BYTES = 1 << 16
+#: A line of RMM's own log, ``RMM_DEBUG_LOG_FILE``: thread, time, level (rmm/logger.hpp).
+_RMM_DEBUG = re.compile(rb"\[ *\d+\]\[\d\d:\d\d:\d\d:\d+\]\[\w+ *\] ")
 _JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*\{)')
 
 
@@ -122,7 +124,7 @@ def expect(metadata: Mapping[str, str], kind: str, version: str, path: StrPath |
 def sniff(path: StrPath) -> FileKind:
     """What a file is, by its content.
 
-    ``"snapshot"`` is PyTorch's; ``"rmm"`` a log of RMM, ``"cupy"`` lines of CuPy's hook and ``"chrome"`` a
+    ``"snapshot"`` is PyTorch's, ``"rmm"`` a log of RMM, ``"cupy"`` lines of CuPy's hook and ``"chrome"`` a
     trace of PyTorch's profiler, each as it is or compressed by gzip.
 
     Raises:
@@ -133,7 +135,7 @@ def sniff(path: StrPath) -> FileKind:
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise TraceError("no regular file: it is read more than once, so store it first", file=path)
     with Path(path).open("rb") as file:
-        head = file.read(4)
+        head = file.read(16)
     if not head:
         raise TraceError("the file is empty", file=path)
     if head.startswith(b"PAR1"):
@@ -141,18 +143,36 @@ def sniff(path: StrPath) -> FileKind:
         if kind in ("trace", "plan"):
             return "trace" if kind == "trace" else "plan"
         raise TraceError("a Parquet file, but neither a trace nor a plan", file=path)
-    if head[0] == 0x80 and head[1:2] in (b"\2", b"\3", b"\4", b"\5"):  # a pickle's first opcode and protocol
+    if _is_pickle(head):
         return "snapshot"
+    if head.startswith(b"PK\3\4"):
+        raise TraceError(
+            "a zip file, as torch.save writes it: write the snapshot by torch.cuda.memory._dump_snapshot",
+            file=path,
+        )
     return _sniff_text(path)
+
+
+def _is_pickle(head: bytes) -> bool:
+    """Tell a pickle by its first opcode and protocol."""
+    return head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")
 
 
 def _sniff_text(path: StrPath) -> FileKind:
     with opened(path) as file:
         head = file.read(_HEAD_BYTES)
         packed = isinstance(file, gzip.GzipFile)
+    if packed and _is_pickle(head):
+        return "snapshot"
     line = (head.removeprefix(b"\xef\xbb\xbf").splitlines() or [b""])[0]
     if is_rmm_header(line):
         return "rmm"
+    if _RMM_DEBUG.match(line):
+        raise TraceError(
+            "RMM's debug log, which has no addresses: log allocations by "
+            "rmm.enable_logging(log_file_name=...) or rmm::mr::logging_resource_adaptor",
+            file=path,
+        )
     if CUPY_EVENT.search(head):
         return "cupy"
     if _JSON.match(head.removeprefix(b"\xef\xbb\xbf")):

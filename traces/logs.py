@@ -16,8 +16,9 @@ import numpy as np
 
 from traces import _core
 from traces.columns import LARGEST, MAX_EVENTS, MOST_THREADS, PIECE_EVENTS
+from traces.completeness import known_before
 from traces.errors import TraceError
-from traces.trace import COLUMNS, Kind, Trace
+from traces.trace import COLUMNS, UNKNOWN, Kind, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -50,7 +51,7 @@ class Log:
     Attributes:
         skipped: where events that contradict others are counted by reason; None: the first is an error.
         progress: as of `traces.read.read`; whoever reads the file calls it.
-        said: metadata that are numbers: failures and the like.
+        said: metadata that are numbers, such as the type of the device.
         names: what the trace's columns of names point to.
     """
 
@@ -64,6 +65,7 @@ class Log:
     _rows: array[int] = field(default_factory=lambda: array("q"))
     _before: array[int] = field(default_factory=lambda: array("q"))
     _begin: int | None = None
+    _reserved_before: Counter[int] = field(default_factory=Counter)
 
     def alloc(self, device: int, address: int, size: int, *where: int) -> None:
         """A new buffer; ``where`` is stream, thread, time in ns and, if known, operation and frame.
@@ -95,8 +97,37 @@ class Log:
         self._add(self._rows, Kind.FREE, buffer, 0, device, -1, *where)
 
     def reserve(self, device: int, address: int, size: int, *where: int) -> None:
-        """A segment that the recorded allocator took from the device, as `alloc`."""
+        """Add a segment that the recorded allocator took from the device, as `alloc`."""
         self._add(self._rows, Kind.RESERVE, -1, size, device, address, *where)
+
+    def release(self, device: int, size: int, *where: int) -> None:
+        """Add bytes that the recorded allocator gave back at an unknown address, as `alloc`."""
+        self._add(self._rows, Kind.RELEASE, -1, size, device, -1, *where)
+
+    def refused(self, device: int, size: int, *where: int) -> None:
+        """Add a request for which there was no memory, as `alloc`."""
+        self._add(self._rows, Kind.REFUSED, -1, size, device, -1, *where)
+
+    def base(self, device: int, live: int, reserved: int, name: int) -> None:
+        """Add memory from before the log of which totals alone are known, in bytes.
+
+        It is one buffer, and one segment, that stay; ``name`` is the operation of both.
+        """
+        where = (0, 0, self._begin or 0, name)
+        if reserved > 0:
+            self._reserved_before[device] += reserved
+            self._add(self._before, Kind.RESERVE, -1, reserved, device, -1, *where)
+        if live > 0:
+            self._add(self._before, Kind.ALLOC, self._buffers, live, device, -1, *where)
+            self._buffers += 1
+
+    def live_before(self) -> Counter[int]:
+        """Return by device the bytes of all buffers that were there before the log."""
+        live = Counter[int]()
+        table = np.asarray(self._before, np.int64).reshape(-1, len(_TOLD))
+        for kind, _, size, _, device, *_ in table.tolist():
+            live[device] += size if kind == Kind.ALLOC else 0
+        return live
 
     def mark(self, thread: int, time: int) -> None:
         """The beginning of an iteration."""
@@ -112,8 +143,8 @@ class Log:
             raise TraceError(f"more than {MOST_THREADS} threads")
         return self._threads.setdefault(name, len(self._threads))
 
-    def refuse(self, error: TraceError, row: int | None) -> None:
-        """Count an event that cannot be, under its reason up to the first colon, where that is asked for.
+    def reject(self, error: TraceError, row: int | None) -> None:
+        """Count an event that cannot be, under its reason up to the first colon, if the log is read so.
 
         Raises:
             TraceError: it is not; the error with its row.
@@ -157,9 +188,20 @@ class Log:
         return found
 
     def metadata(self, known: Mapping[str, str]) -> dict[str, str]:
-        """``known``, what was counted and how much was there before."""
+        """Return ``known`` with the numbers of `said` and the memory from before the log."""
         counted = {name: str(count) for name, count in sorted(self.said.items())}
-        return {**known, "alive_before": str(len(self._before) // len(_TOLD)), **counted}
+        kinds = self._before[:: len(_TOLD)]
+        return {
+            **known,
+            "alive_before": str(sum(kind == Kind.ALLOC for kind in kinds)),
+            **known_before(
+                {
+                    device: (1, live, self._reserved_before[device])
+                    for device, live in self.live_before().items()
+                }
+            ),
+            **counted,
+        }
 
 
 def read_log(
@@ -233,8 +275,9 @@ def number(value: int, name: str) -> int:
 def _columns(rows: array[int]) -> dict[str, NDArray[Any]]:
     table = np.asarray(rows, np.int64).reshape(-1, len(_TOLD))
     told = {name: table[:, at].astype(COLUMNS[name]) for at, name in enumerate(_TOLD)}
-    unknown = np.full(len(table), -1)
-    return told | {name: unknown.astype(dtype) for name, dtype in COLUMNS.items() if name not in told}
+    return told | {
+        name: np.full(len(table), UNKNOWN[name], dtype) for name, dtype in COLUMNS.items() if name not in told
+    }
 
 
 def _validate(trace: Trace) -> None:

@@ -19,7 +19,7 @@ from traces.columns import MAX_EVENTS, PIECE_EVENTS, column
 from traces.consistent import consistent
 from traces.errors import TraceError
 from traces.files import KIND_KEY, VERSION_KEY, atomic, expect, one_line, read_schema, string_metadata
-from traces.trace import COLUMNS, NAMED, Kind, Trace
+from traces.trace import COLUMNS, NAMED, UNKNOWN, Kind, Trace
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -33,8 +33,8 @@ VERSION = "1"
 _PREFIX = "trace."
 _KINDS = tuple(kind.name.lower() for kind in Kind)
 _TEXT = ("kind", *NAMED)
-#: Columns that files of earlier releases lack, and what stands for them.
-_LATER = {"address": -1, "module": -1, "category": -1}
+#: Columns that files of earlier releases lack.
+_LATER = ("address", "module", "category", "stack", "pool")
 
 
 def write_trace(trace: Trace, path: StrPath) -> None:
@@ -271,7 +271,7 @@ def _columns(batch: Any, names: dict[str, int]) -> dict[str, NDArray[Any]]:
     result = {}
     for name, dtype in COLUMNS.items():
         if name in _LATER and name not in batch.schema.names:
-            result[name] = column(_LATER[name], dtype, name, len(batch))
+            result[name] = column(UNKNOWN[name], dtype, name, len(batch))
             continue
         values = batch.column(name)
         if name not in NAMED and values.null_count:

@@ -1,8 +1,7 @@
 """Logs of RMM's ``logging_resource_adaptor``, as traces.
 
 A header ``Thread,Time,Action,Pointer,Size,Stream`` and a line an event; actions are ``allocate``,
-``allocate failure`` and ``free`` (RMM, docs/user_guide/logging.md). Failures are counted in the metadata, not
-kept.
+``allocate failure``, which is a refused request, and ``free`` (RMM, docs/user_guide/logging.md).
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ def read_rmm_log(
 ) -> Trace:
     """Read a log, with addresses, threads and streams.
 
-    Metadata: ``framework``, ``alignment``, ``alive_before`` (buffers allocated before the log), ``failures``.
+    Metadata: ``framework``, ``alignment``, ``alive_before`` (buffers allocated before the log) and those of
+    `traces.completeness`.
 
     Args:
         path: the log, as it is or compressed by gzip.
@@ -71,7 +71,6 @@ def _names(line: bytes) -> Iterator[str]:
 
 
 def _fill(path: StrPath, log: Log) -> Iterator[None]:
-    log.said["failures"] = 0
     clock = _Clock()
     for row, line in lines(path, log.progress):
         if row == 1:
@@ -83,7 +82,7 @@ def _fill(path: StrPath, log: Log) -> Iterator[None]:
             if text := text_of(line):
                 _add(log, clock, text.split(","))
         except TraceError as error:
-            log.refuse(error, row)
+            log.reject(error, row)
         yield
 
 
@@ -91,10 +90,7 @@ def _add(log: Log, clock: _Clock, fields: list[str]) -> None:
     if len(fields) != len(HEADER):
         raise TraceError(f"not {len(HEADER)} fields: {len(fields)}")
     action = fields[2].strip().lower()
-    if action == "allocate failure":
-        log.said["failures"] += 1
-        return
-    if action not in ("allocate", "free"):
+    if action not in ("allocate", "allocate failure", "free"):
         raise TraceError(f"none of RMM's actions: {action[:40]!r}")
     address, size, stream = (
         _number(fields[3], "pointer"),
@@ -104,7 +100,10 @@ def _add(log: Log, clock: _Clock, fields: list[str]) -> None:
     if address == size == 0:  # RMM's pools answer so where nothing was asked for
         return
     where = (stream, log.thread(_number(fields[0], "thread")), clock.time_ns(fields[1]))
-    (log.alloc if action == "allocate" else log.free)(0, address, size, *where)
+    if action == "allocate failure":
+        log.refused(0, size, *where)
+    else:
+        (log.alloc if action == "allocate" else log.free)(0, address, size, *where)
 
 
 def _number(text: str, name: str) -> int:

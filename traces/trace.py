@@ -30,10 +30,15 @@ class Kind(enum.IntEnum):
     MARK = 4
     RESERVE = 5  #: the recorded allocator took a segment from the device
     RELEASE = 6  #: and gave one back
+    REFUSED = 7  #: a request that failed: the recorded program ran out of memory
 
 
 #: A mark that nobody set: a step of an optimizer, which ends iterations where nothing else tells them apart.
 FOUND = "optimizer step"
+
+#: Categories of marks that open and close a named range of the program, such as ``record_function`` writes.
+#: Ranges of one device nest; their marks divide no iterations.
+RANGE_BEGIN, RANGE_END = "range begins", "range ends"
 
 #: Per-event columns of a trace and their types, in the order in which they are kept and stored.
 COLUMNS: Mapping[str, np.dtype[Any]] = types.MappingProxyType(
@@ -50,11 +55,16 @@ COLUMNS: Mapping[str, np.dtype[Any]] = types.MappingProxyType(
         "address": np.dtype(np.int64),
         "module": np.dtype(np.int32),
         "category": np.dtype(np.int32),
+        "stack": np.dtype(np.int32),
+        "pool": np.dtype(np.int32),
     }
 )
 #: Columns that are indices into the trace's names, -1 where unknown.
-NAMED = ("operation", "frame", "module", "category")
-_DEFAULTS = {**dict.fromkeys(NAMED, -1), "address": -1}
+NAMED = ("operation", "frame", "module", "category", "stack")
+#: The value of a column where nothing is known.
+UNKNOWN: Mapping[str, int] = types.MappingProxyType(
+    dict.fromkeys(COLUMNS, 0) | dict.fromkeys((*NAMED, "address"), -1)
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +74,8 @@ class Trace:
     Attributes:
         kind: uint8, a `Kind`.
         buffer: int64, id of the buffer, used by one alloc only; -1 for marks and segments.
-        size: int64, bytes asked for on an alloc, or of a segment that is reserved or released; 0 elsewhere.
+        size: int64, bytes asked for on an alloc or a refused request, or of a segment that is reserved or
+            released; 0 elsewhere.
         stream: int64, the stream of the event.
         device: int32, the device's index.
         thread: int32, dense index of the thread, in order of first appearance in the recording.
@@ -76,7 +87,12 @@ class Trace:
         module: int32, index into ``names`` of the path of the framework's module that the event happened in,
             -1 where unknown.
         category: int32, on an alloc the index into ``names`` of what the buffer is to the program, such as
-            "parameters" or "activations"; -1 elsewhere and where unknown.
+            "parameters" or "activations"; on a mark `RANGE_BEGIN` or `RANGE_END`; -1 elsewhere and where
+            unknown.
+        stack: int32, index into ``names`` of the Python frames of the event, ``FILE:LINE FUNCTION`` each,
+            innermost first, with a line feed between them; -1 where unknown.
+        pool: int32, of an alloc or a segment the private pool that it belongs to, as PyTorch gives one to
+            each captured graph and to each ``MemPool``; 0 for the common one and elsewhere.
         names: the strings.
         metadata: anything else, as strings; ``alignment`` is what the recorded allocator rounds addresses to.
 
@@ -96,6 +112,8 @@ class Trace:
     address: NDArray[np.int64]
     module: NDArray[np.int32]
     category: NDArray[np.int32]
+    stack: NDArray[np.int32]
+    pool: NDArray[np.int32]
     names: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -130,7 +148,7 @@ class Trace:
         table = {
             name: column(given[name], dtype, name, length)
             if name in given
-            else np.full(length, _DEFAULTS.get(name, 0), dtype)
+            else np.full(length, UNKNOWN[name], dtype)
             for name, dtype in COLUMNS.items()
         }
         return cls(**table, names=tuple(names), metadata=metadata or {})
@@ -182,10 +200,15 @@ class Trace:
         return tuple(distinct(self.device[self.kind != Kind.MARK]).tolist())
 
     def on_device(self, device: int) -> Trace:
-        """The events of one device, and all marks, which then are of that device."""
-        keep = (self.device == device) | (self.kind == Kind.MARK)
-        cut = {name: getattr(self, name)[keep] for name in COLUMNS}
+        """Return the events of one device with all marks but other devices' ranges; all are of it then."""
+        rows = self.rows_on_device(device)
+        cut = {name: getattr(self, name)[rows] for name in COLUMNS}
         return dataclasses.replace(self, **cut | {"device": np.full_like(cut["device"], device)})
+
+    def rows_on_device(self, device: int) -> NDArray[np.int64]:
+        """Return the rows that `on_device` keeps, int64[m]."""
+        common = (self.kind == Kind.MARK) & (self.category < 0)
+        return np.flatnonzero((self.device == device) | common)
 
     def validate(self) -> None:
         """Check that the events can have happened.
@@ -262,22 +285,26 @@ class Trace:
 
     def faults(self) -> list[tuple[NDArray[np.bool_], str]]:
         """Masks of the rows that are impossible in themselves, each bool[n], with the reason."""
-        of_buffer, segment = self.of_buffers, self.kind >= Kind.RESERVE
-        placed = (self.kind == Kind.ALLOC) | segment
+        of_buffer = self.of_buffers
+        segment = (self.kind == Kind.RESERVE) | (self.kind == Kind.RELEASE)
+        placed, refused = (self.kind == Kind.ALLOC) | segment, self.kind == Kind.REFUSED
+        named = (self.kind == Kind.ALLOC) | (self.kind == Kind.MARK)
         names = len(self.names)
         return [
             (self.kind > max(Kind), "unknown kind of event"),
             (self.size < 0, "negative size"),
             (self.size > LARGEST, "size beyond 2**62"),
-            (~placed & (self.size != 0), "only an alloc has a size"),
+            (~placed & ~refused & (self.size != 0), "only an alloc has a size"),
             (self.address < -1, "negative address"),
             (~placed & (self.address != -1), "only an alloc has an address"),
+            (refused & (self.buffer != -1), "a refused request with a buffer"),
             (~of_buffer & ~segment & (self.buffer != -1), "a mark with a buffer"),
             (segment & (self.buffer != -1), "a segment with a buffer"),
             (of_buffer & (self.buffer < 0), "negative buffer id"),
             (self.thread < 0, "negative thread index"),
             (self.thread >= MOST_THREADS, f"thread index beyond {MOST_THREADS}"),
-            ((self.kind != Kind.ALLOC) & (self.category != -1), "only an alloc has a category"),
+            (~named & (self.category != -1), "only an alloc or a mark has a category"),
+            (self.pool < 0, "negative pool"),
             *((_beyond(getattr(self, name), names), f"{name} is not among the names") for name in NAMED),
         ]
 

@@ -126,7 +126,7 @@ def iteration_marks(trace: Trace, *, found: bool = False) -> NDArray[np.int64]:
     """Rows of the marks that tell iterations apart, int64[k]; with those that nobody set, if ``found``."""
     within = _PHASES if found else (*_PHASES, FOUND)
     counts = np.array([*(name not in within for name in trace.names), True])  # the last one: of no name
-    marks = np.flatnonzero(trace.kind == Kind.MARK)
+    marks = np.flatnonzero((trace.kind == Kind.MARK) & (trace.category < 0))
     rows: NDArray[np.int64] = marks[counts[trace.operation[marks]]]
     return rows
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mempool.analysis.where import rows_of
 from mempool.what_if import ALLOCATORS, simulate
 from solvers.simulators.recorded import recorded
 from traces import Kind
@@ -121,7 +120,7 @@ def compare(
     trace.validate()
     for device in trace.devices:
         events = trace if len(trace.devices) == 1 else trace.on_device(device)
-        rows = rows_of(trace, device)
+        rows = trace.rows_on_device(device)
         for choice in _all(events) if choices is None else choices:
             told(choice.allocator)
             try:

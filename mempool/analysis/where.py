@@ -12,7 +12,6 @@ from mempool.analysis.peak import Peak, at_peak
 from mempool.analysis.remedies import Remedy, remedies
 from mempool.analysis.tried import tried
 from solvers.simulators.recorded import recorded
-from traces import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,11 +61,6 @@ class Where:
         return int(self.recorded.reserved[event] - self.recorded.live[event])
 
 
-def rows_of(trace: Trace, device: int) -> NDArray[np.int64]:
-    """The rows that `Trace.on_device` keeps, int64[n]."""
-    return np.flatnonzero((trace.device == device) | (trace.kind == Kind.MARK))
-
-
 def where(trace: Trace, begins: NDArray[np.int64] | None = None, only: int | None = None) -> Iterator[Where]:
     """Look at each device of a trace.
 
@@ -80,7 +74,7 @@ def where(trace: Trace, begins: NDArray[np.int64] | None = None, only: int | Non
     """
     begins = np.empty(0, np.int64) if begins is None else begins
     for device in trace.devices if only is None else (only,):
-        rows = rows_of(trace, device)
+        rows = trace.rows_on_device(device)
         own = np.searchsorted(rows, begins)  # the same beginnings among the device's events
         events = trace if len(rows) == len(trace) else trace.on_device(device)
         peak = at_peak(events, own)

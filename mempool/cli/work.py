@@ -64,9 +64,7 @@ class Work:
         )
         if self.file is None or self.device is None or self.trace is self.file:
             return begins
-        from mempool.analysis.where import rows_of
-
-        in_file: NDArray[np.int64] = rows_of(self.file, self.device)[begins]
+        in_file: NDArray[np.int64] = self.file.rows_on_device(self.device)[begins]
         return in_file
 
 

@@ -32,7 +32,7 @@ def recorded(trace: Trace) -> Simulation | None:
     Raises:
         TraceError: the trace contradicts itself.
     """
-    segment = np.flatnonzero(trace.kind >= Kind.RESERVE)
+    segment = np.flatnonzero((trace.kind == Kind.RESERVE) | (trace.kind == Kind.RELEASE))
     alloc = trace.kind == Kind.ALLOC
     if not len(segment) or (trace.address[alloc & (trace.size > 0)] < 0).any():
         return None
@@ -89,7 +89,8 @@ def recorded_segments(trace: Trace) -> Segments:
     """
     held: list[_Range] = []  # sorted, without overlaps
     done: list[tuple[_Range, int]] = []
-    known = (trace.kind >= Kind.RESERVE) & (trace.address >= 0) & (trace.size > 0)
+    taken = (trace.kind == Kind.RESERVE) | (trace.kind == Kind.RELEASE)
+    known = taken & (trace.address >= 0) & (trace.size > 0)
     for row in np.flatnonzero(known).tolist():
         address, size = int(trace.address[row]), int(trace.size[row])
         new = _Range(address, address + size, row, int(trace.stream[row]))

@@ -17,7 +17,7 @@ from traces.trace import COLUMNS
 if TYPE_CHECKING:
     from pathlib import Path
 
-A, F, R, W, M, RESERVE, _ = Kind
+A, F, R, W, M, RESERVE, *_ = Kind
 KIB = 1024
 
 

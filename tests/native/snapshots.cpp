@@ -155,7 +155,7 @@ class Snapshots {
     if (action == 1 && gone_[place]) return;
     if (action == 0) living_[place] = true, gone_[place] = false, ++rows_;
     if (action == 1) rows_ += living_[place] ? 1 : 2, living_[place] = false, gone_[place] = true;
-    if (action == 3) ++rows_;
+    if (action == 3 || action == 4) ++rows_;
     to_.code("}(");
     field("action"), to_.text(actions[action]);
     field("addr", static_cast<uint64_t>(place) * 1024), field("size", static_cast<uint64_t>(random_.below(1000)));
@@ -198,7 +198,8 @@ void check(const Columns& columns) {
     if (columns.kind[i] == kFree && !std::exchange(alive[buffer], false)) fail("a buffer is freed that is not alive");
     if (columns.kind[i] >= kReserve && buffer != -1) fail("a segment with a buffer");
     const auto names = static_cast<int32_t>(columns.names.size());
-    if (columns.operation[i] >= names || columns.frame[i] >= names) fail("a name that is not there");
+    if (columns.operation[i] >= names || columns.frame[i] >= names || columns.stack[i] >= names)
+      fail("a name that is not there");
     if (columns.size[i] < 0 || columns.time_ns[i] < 0 || columns.address[i] < -1) fail("a negative number");
   }
 }

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from held_model import Held
@@ -15,7 +15,7 @@ from plain_pickles import read_plain
 
 from traces.columns import LARGEST
 from traces.errors import TraceError
-from traces.trace import COLUMNS, NAMED, Kind, Trace
+from traces.trace import COLUMNS, FOUND, NAMED, RANGE_BEGIN, RANGE_END, Kind, Trace
 
 if TYPE_CHECKING:
     from _typeshed import StrPath
@@ -30,9 +30,32 @@ _KINDS = {
     "segment_map": Kind.RESERVE,
     "segment_free": Kind.RELEASE,
     "segment_unmap": Kind.RELEASE,
+    "oom": Kind.REFUSED,
 }
-_PYTORCHS = re.compile(r"torch/|.*(site|dist)-packages/torch/", re.DOTALL)
+_SEGMENT = (Kind.RESERVE, Kind.RELEASE)
+_PYTORCHS = re.compile(r"torch/|.*((site|dist)-packages/torch/|/torchinductor_)", re.DOTALL)
+_LIBRARYS = re.compile(
+    r"(?!.*(/models/|modeling_[^/]*$)).*(site|dist)-packages/"
+    r"|(?!.*(site|dist)-packages/)(.*/lib(64)?/python3|.:/.*/Lib/|.:/Lib/)",
+    re.DOTALL,
+)
 _OPERATION = re.compile(r"at::_ops::(\w+)::", re.ASCII)
+_MOST_FRAMES, _LONGEST_FUNCTION, _LONGEST_ANNOTATION = 64, 200, 200
+
+
+class _Row(NamedTuple):
+    """An event: texts are "" where nothing is known."""
+
+    kind: int
+    buffer: int
+    size: int
+    stream: int
+    time: int
+    address: int
+    place: tuple[str, str, str] = ("", "", "")
+    module: str = ""
+    range: str = ""
+    pool: int = 0
 
 
 def model_snapshot(path: StrPath) -> Trace:
@@ -41,12 +64,18 @@ def model_snapshot(path: StrPath) -> Trace:
     try:
         if not isinstance(data, dict) or not {"segments", "device_traces"} <= data.keys():
             raise TraceError("a pickle, but not a memory snapshot of PyTorch")
-        devices = [_device(at, events) for at, events in enumerate(_list(data["device_traces"]))]
+        pools = {(0, 0): 0}
+        devices = [_device(at, events, pools) for at, events in enumerate(_list(data["device_traces"]))]
+        _annotate(devices, data.get("external_annotations", []))
         for segment in _list(data["segments"]):
-            _held(devices, _dict(segment))
+            _held(devices, _dict(segment), pools)
+        if len(pools) > 1 and not any(device.pools_told for device in devices):
+            for device in devices:
+                _place_in_pools(device)
+        live = [sum(row.size for row in device.before) for device in devices]
         for device in devices:
             device.before[:0] = _segments_before(device)
-        trace = _joined(devices)
+        trace = _joined(devices, live)
         trace.validate()
         expandable = any(segment.get("is_expandable") is True for segment in data["segments"])
     except TraceError as error:
@@ -56,143 +85,231 @@ def model_snapshot(path: StrPath) -> Trace:
 
 @dataclass
 class _Device:
-    """One device's events as rows of (kind, buffer, size, stream, time in us, operation, frame, address).
+    """One device's events; ``before`` are allocs of earlier buffers, ``segments`` are those at the end."""
 
-    ``before`` are allocs of what was there already, ``segments`` what is held at the end.
-    """
-
-    rows: list[tuple[int, ...]] = field(default_factory=list)
-    before: list[tuple[int, ...]] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
+    before: list[_Row] = field(default_factory=list)
+    marks: list[_Row] = field(default_factory=list)
     living: Living = field(default_factory=Living)
     segments: Held = field(default_factory=Held)
+    pool_of: dict[tuple[int, int], int] = field(default_factory=dict)  # of segments [begin, end)
+    pools_told: bool = False
     buffers: int = 0
-    stacks: list[tuple[str, str]] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
 
 
-def _device(index: int, events: Any) -> _Device:
+def _device(index: int, events: Any, pools: dict[Any, int]) -> _Device:
     device = _Device()
-    known: dict[int, int] = {}  # stacks are shared by many events: each is looked at once
+    known: dict[int, tuple[str, str, str]] = {}  # stacks are shared by many events: each is looked at once
     for row, event in enumerate(_list(events)):
         try:
-            _add(device, _dict(event), known)
+            _add(device, _dict(event), known, pools)
         except TraceError as error:
             raise TraceError(f"device {index}, event {row}: {error.reason}") from None
     return device
 
 
-def _add(device: _Device, event: dict[Any, Any], known: dict[int, int]) -> None:
+def _pool(pools: dict[Any, int], value: Any) -> int:
+    small = isinstance(value, tuple) and len(value) == 2
+    if not small or not all(type(part) is int and 0 <= part < 1 << 29 for part in value):
+        return 0
+    return pools.setdefault(value, len(pools))
+
+
+def _add(
+    device: _Device, event: dict[Any, Any], known: dict[int, tuple[str, str, str]], pools: dict[Any, int]
+) -> None:
     kind = _KINDS.get(str(event.get("action")))
     if kind is None:
         device.skipped[str(event.get("action"))[:40]] += 1
         return
-    address, size, stream = (_integer(event, name) for name in ("addr", "size", "stream"))
+    free = event.get("device_free")
+    address = free if type(free) is int and 0 <= free <= LARGEST // 1024 else -1
+    if kind != Kind.REFUSED:
+        address = _integer(event, "addr")
+    size, stream = _integer(event, "size"), _integer(event, "stream")
     time = _integer(event, "time_us") if "time_us" in event else 0
-    if kind in (Kind.RESERVE, Kind.RELEASE):
-        device.rows.append((kind, -1, size, stream, time, -1, address))
+    device.pools_told |= isinstance(event.get("pool_id"), tuple)
+    row = _Row(kind, -1, size, stream, time, address, pool=_pool(pools, event.get("pool_id")))
+    if kind in _SEGMENT:
+        device.rows.append(row)
         return
     if kind == Kind.FREE:
         buffer = device.living.free(address, size, device.buffers)
         if buffer == device.buffers:
             device.buffers += 1
-            device.before.append((Kind.ALLOC, buffer, size, stream, time, -1, address))
-        device.rows.append((Kind.FREE, buffer, 0, stream, time, -1, -1))
+            device.before.append(row._replace(kind=Kind.ALLOC, buffer=buffer))
+        device.rows.append(row._replace(buffer=buffer, size=0, address=-1, pool=0))
         return
-    buffer = device.buffers
-    device.living.alloc(address, size, buffer)
-    device.buffers += 1
     frames = event.get("frames", _NOWHERE)
+    if kind == Kind.ALLOC:
+        device.living.alloc(address, size, device.buffers)
+        text = event.get("user_metadata")
+        row = row._replace(buffer=device.buffers, module=text if isinstance(text, str) else "")
+        device.buffers += 1
     if id(frames) not in known:
-        known[id(frames)] = len(device.stacks)
-        device.stacks.append(_where(_list(frames)))
-    device.rows.append((Kind.ALLOC, buffer, size, stream, time, known[id(frames)], address))
+        known[id(frames)] = _where(_list(frames))
+    device.rows.append(row._replace(place=known[id(frames)]))
 
 
-def _where(frames: list[Any]) -> tuple[str, str]:
-    """Operation and source line of a stack, innermost first; empty where unknown."""
-    operation = line = ""
-    for frame in frames:
-        name, file = str(_dict(frame).get("name", "")), str(frame.get("filename", ""))
-        if not operation and (found := _OPERATION.match(name)):
+def _where(frames: list[Any]) -> tuple[str, str, str]:
+    """Operation, source line and Python frames of a stack, innermost first; empty where unknown."""
+    operation = function = line = outside = ""
+    texts: list[str] = []
+    for at, frame in enumerate(map(_dict, frames)):
+        name, file = str(frame.get("name", "")), str(frame.get("filename", "")).replace("\\", "/")
+        if not operation and not outside and (found := _OPERATION.match(name)):
             operation = found[1]
-        if file.endswith(".py") and not _PYTORCHS.match(file):
-            line = f"{file.rsplit('/', 1)[-1]}:{frame.get('line', 0)}"
-            break
-    return operation, line
+        if not file.endswith(".py"):
+            continue
+        base, pytorchs = file.rsplit("/", 1)[-1], bool(_PYTORCHS.match(file))
+        place, name = f"{base}:{frame.get('line', 0)}", name[:_LONGEST_FUNCTION]
+        if at == 0 and pytorchs and name:
+            function = f"{base[:-3]}.{name}"
+        if not pytorchs:
+            outside = outside or place
+            line = line or ("" if _LIBRARYS.match(file) else place)
+        texts.append(f"{place} {name}" if name else place)
+    return operation or function, line or outside, "\n".join(texts[:_MOST_FRAMES])
 
 
-def _held(devices: list[_Device], segment: dict[Any, Any]) -> None:
+def _annotate(devices: list[_Device], annotations: Any) -> None:
+    """Add marks for the ranges and steps of the program, in the order of their times."""
+    first = len(devices)
+    for one in _list(annotations):
+        try:
+            at, time = _integer(_dict(one), "device") if "device" in one else 0, _integer(one, "time_us")
+        except TraceError:
+            continue
+        stage, name = one.get("stage"), one.get("name") if isinstance(one.get("name"), str) else ""
+        if at >= len(devices) or stage not in ("START", "END"):
+            continue
+        name = name.strip("# ")[:_LONGEST_ANNOTATION] or name
+        steps, first = at <= first, min(first, at)
+        mark = _Row(Kind.MARK, -1, 0, 0, time, -1)
+        marks = devices[at].marks
+        if name.startswith("ProfilerStep#"):
+            marks += [mark] if steps and stage == "START" else []
+            continue
+        kind = RANGE_BEGIN if stage == "START" else RANGE_END
+        marks.append(mark._replace(place=(name, "", ""), range=kind))
+        if steps and stage == "END" and name.startswith("Optimizer.step"):
+            marks.append(mark._replace(place=(FOUND, "", "")))
+    for device in devices:
+        device.marks.sort(key=lambda mark: mark.time)
+
+
+def _held(devices: list[_Device], segment: dict[Any, Any], pools: dict[Any, int]) -> None:
     """Add what a segment holds at the end and no event allocated."""
     index, stream = segment.get("device", 0), _integer(segment, "stream")
     if not isinstance(index, int) or not 0 <= index < len(devices):
         raise TraceError(f"a segment of device {str(index)[:20]}, of {len(devices)} devices")
     device = devices[index]
+    pool = _pool(pools, segment.get("segment_pool_id"))
     begin = address = _integer(segment, "address")
     for block in map(_dict, _list(segment.get("blocks", []))):
         address = _integer(block, "address") if "address" in block else address
         if str(block.get("state")).startswith("active"):
             size = _integer(block, "requested_size" if "requested_size" in block else "size")
+            place = _where(_list(block.get("frames", _NOWHERE)))
             if device.living.alive(address, size, device.buffers):
-                device.before.append((Kind.ALLOC, device.buffers, size, stream, -1, -1, address))
+                row = _Row(Kind.ALLOC, device.buffers, size, stream, -1, address, place, pool=pool)
+                device.before.append(row)
                 device.buffers += 1
         address += _integer(block, "size")
-    device.segments.at[begin] = (max(address - begin, _integer(segment, "total_size")), stream)
+    total = max(address - begin, _integer(segment, "total_size"))
+    device.segments.at[begin] = (total, stream)
+    device.pool_of[begin, begin + total] = pool
 
 
-def _segments_before(device: _Device) -> list[tuple[int, ...]]:
+def _place_in_pools(device: _Device) -> None:
+    def placed(row: _Row) -> _Row:
+        if row.kind not in (Kind.ALLOC, *_SEGMENT):
+            return row
+        pools = [pool for (begin, end), pool in device.pool_of.items() if begin <= row.address < end]
+        return row._replace(pool=pools[0] if pools else 0)
+
+    device.rows = [placed(row) for row in device.rows]
+    device.before = [placed(row) for row in device.before]
+
+
+def _segments_before(device: _Device) -> list[_Row]:
     """Rows of the segments that were there when the recording began."""
-    events = [(row[0], row[6], row[2], row[3]) for row in device.rows if row[0] >= Kind.RESERVE]
+    events = [(row.kind, row.address, row.size, row.stream) for row in device.rows if row.kind in _SEGMENT]
     held = sorted(device.segments.before(events).at.items())
-    return [(Kind.RESERVE, -1, size, stream, -1, -1, address) for address, (size, stream) in held]
+    return [
+        _Row(Kind.RESERVE, -1, size, stream, -1, address, pool=_pool_at(device, address))
+        for address, (size, stream) in held
+    ]
 
 
-def _joined(devices: list[_Device]) -> Trace:
-    """All devices' events in the order of their clock, what was there before first."""
-    columns, clocks = [], []
-    names: dict[str, int] = {}
+def _pool_at(device: _Device, address: int) -> int:
+    """The pool of a segment that was there first: as the end tells it, or the event that gave it back."""
+    for row in device.rows:
+        if row.kind == Kind.RELEASE and row.address <= address < row.address + row.size:
+            return row.pool
+        if row.kind == Kind.RESERVE and row.address <= address < row.address + row.size:
+            break
+    pools = [pool for (begin, end), pool in device.pool_of.items() if begin <= address < end]
+    return pools[0] if pools else 0
+
+
+def _joined(devices: list[_Device], live: list[int]) -> Trace:
+    """All devices' events in the order of their clock, what was there before first, marks before events."""
+    placed: list[tuple[int, int, int, int, _Row]] = []  # clock, device, of marks 0, its first buffer, row
     first = 0
     for at, device in enumerate(devices):
-        rows = np.array(device.before + device.rows, np.int64).reshape(-1, 7)
-        times = rows[:, 4]
-        begin = int(times[len(device.before) :].min(initial=LARGEST)) if device.rows else 0
-        times[: len(device.before)] = begin
-        clock = np.maximum.accumulate(times)
-        clock[: len(device.before)] = -1
-        rows[:, 1] += first
-        rows[rows[:, 0] >= Kind.RESERVE, 1] = -1
+        begin = min((row.time for row in device.rows), default=0)
+        placed += [(-1, at, 0, first, row._replace(time=begin)) for row in device.before]
+        for order, rows in ((0, device.marks), (1, device.rows)):
+            clock = 0
+            for row in rows:
+                clock = max(clock, row.time)
+                placed.append((clock, at, order, first, row))
         first += device.buffers
-        texts = np.array(
-            [[names.setdefault(text, len(names)) if text else -1 for text in pair] for pair in device.stacks]
-            + [[-1, -1]],
-            np.int64,
-        )
-        columns.append(np.column_stack([rows, texts[rows[:, 5]], np.full(len(rows), at)]))
-        clocks.append(clock)
-    table = np.concatenate([*columns, np.empty((0, 10), np.int64)])
-    table = table[np.argsort(np.concatenate([*clocks, np.empty(0, np.int64)]), kind="stable")]
-    kind, buffer, size, stream, time, _, address, operation, frame, where = table.T
+    placed.sort(key=lambda one: one[:3])
+    rows = [row._replace(buffer=row.buffer + first * (row.buffer >= 0)) for *_, first, row in placed]
+    names: dict[str, int] = {}
+
+    def numbers(texts: list[str]) -> list[int]:
+        return [names.setdefault(text, len(names)) if text else -1 for text in texts]
+
+    free = [row.address for row in rows if row.kind == Kind.REFUSED]
     return Trace.of(
-        kind,
-        buffer,
-        size,
-        stream=stream,
-        time_ns=time * 1000,
-        operation=operation,
-        frame=frame,
-        address=address,
-        device=where,
+        [row.kind for row in rows],
+        [row.buffer for row in rows],
+        [row.size for row in rows],
+        stream=[row.stream for row in rows],
+        time_ns=[row.time * 1000 for row in rows],
+        operation=numbers([row.place[0] for row in rows]),
+        frame=numbers([row.place[1] for row in rows]),
+        stack=numbers([row.place[2] for row in rows]),
+        module=numbers([row.module for row in rows]),
+        category=numbers([row.range for row in rows]),
+        pool=[row.pool for row in rows],
+        address=[-1 if row.kind == Kind.REFUSED else row.address for row in rows],
+        device=[one[1] for one in placed],
         names=list(names),
-        metadata=_metadata(devices),
+        metadata=_metadata(devices, live, free),
     )
 
 
-def _metadata(devices: list[_Device]) -> dict[str, str]:
+def _metadata(devices: list[_Device], live: list[int], free: list[int]) -> dict[str, str]:
     skipped = sum((device.skipped for device in devices), Counter[str]())
-    return {
+    said = {
         "framework": "pytorch",
         "alignment": "512",
-        "alive_before": str(sum(row[0] == Kind.ALLOC for device in devices for row in device.before)),
-    } | {f"action.{name}": str(count) for name, count in sorted(skipped.items())}
+        "alive_before": str(sum(row.kind == Kind.ALLOC for device in devices for row in device.before)),
+    }
+    for at, device in enumerate(devices):
+        reserved = sum(row.size for row in device.before if row.kind == Kind.RESERVE)
+        before = live[at] > 0 or reserved > 0
+        said[f"history.{at}"] = "whole" if not before else "window" if device.rows else "absent"
+        if before:
+            said |= {f"live_before.{at}": str(live[at]), f"reserved_before.{at}": str(reserved)}
+    if any(value >= 0 for value in free):
+        said["refused.device_free"] = ",".join(map(str, free))
+    return said | {f"action.{name}": str(count) for name, count in sorted(skipped.items())}
 
 
 def _integer(table: dict[Any, Any], name: str) -> int:
@@ -225,5 +342,8 @@ def assert_same(native: Trace, model: Trace) -> None:
             [one.names[i] if i >= 0 else "" for i in getattr(one, name).tolist()] for one in (native, model)
         ]
         assert texts[0] == texts[1]
-    metadata = [{k: v for k, v in one.metadata.items() if "setting." not in k} for one in (native, model)]
+    left_out = ("setting.", "action.annotation")
+    metadata = [
+        {k: v for k, v in one.metadata.items() if not k.startswith(left_out)} for one in (native, model)
+    ]
     assert metadata[0] == metadata[1]

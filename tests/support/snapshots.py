@@ -47,6 +47,14 @@ FILES = (
     "torch/a.py",
     "é.py",
     ".py",
+    r"C:\me\train.py",
+    r"C:\py\Lib\site-packages\torch\a.py",
+    r"C:\py\Lib\a.py",
+    "/usr/lib/python3.12/a.py",
+    "/x/site-packages/einops/b.py",
+    "/x/site-packages/timm/models/c.py",
+    "/x/dist-packages/t/modeling_d.py",
+    "/tmp/torchinductor_me/e.py",
 )
 FRAMES = st.fixed_dictionaries(
     {
@@ -57,14 +65,26 @@ FRAMES = st.fixed_dictionaries(
     },
     optional={"line": st.integers(0, 70_000), "fx_node": st.none() | st.floats()},
 )
-#: Fields of an event that nothing is asked of.
+POOLS = st.tuples(st.integers(0, 1), st.integers(0, 2))
+#: Fields of an event that nothing is asked of, or that may hold anything.
 OTHERS = st.dictionaries(
-    st.sampled_from(["compile_context", "user_metadata", "pool_id", "new"]),
+    st.sampled_from(["compile_context", "user_metadata", "pool_id", "device_free", "new"]),
     st.none()
     | st.text(max_size=5)
     | st.booleans()
+    | st.integers(-1, 9)
+    | POOLS
     | st.tuples(st.integers(), st.floats())
     | st.lists(st.none()),
+)
+ANNOTATIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": st.sampled_from(["## forward ##", "ProfilerStep#3", "Optimizer.step#SGD.step", "# #", "é"]),
+        "stage": st.sampled_from(["START", "END", "?"]),
+        "time_us": st.integers(0, 12),
+        "device": st.integers(0, 2),
+    },
 )
 
 
@@ -117,8 +137,15 @@ def snapshots(draw: st.DrawFn) -> dict[str, Any]:
                 state = "inactive" if last.get(address) == "free_completed" else draw(st.sampled_from(states))
                 blocks.append((address, 512, draw(st.integers(0, 512)), state))
             more = {"frames": draw(st.sampled_from(known)), "is_expandable": draw(st.booleans())}
-            segments.append(segment(*blocks, device=device) | more)
-    return snapshot(*devices, segments=segments, external_annotations=[{"name": "step", "stage": "START"}])
+            if draw(st.booleans()):
+                more["segment_pool_id"] = draw(POOLS)
+            made = segment(*blocks, device=device) | more
+            for block in made["blocks"]:
+                if draw(st.booleans()):
+                    block["frames"] = draw(st.sampled_from(known))
+            segments.append(made)
+    notes = draw(st.lists(ANNOTATIONS, max_size=6))
+    return snapshot(*devices, segments=segments, external_annotations=notes)
 
 
 TEXTS = ("action", "alloc", "free_requested", "free_completed", "addr", "size", "stream", "time_us", "frames")

@@ -67,12 +67,14 @@ def test_memory_events_become_buffers_in_the_order_of_their_times(tmp_path: Path
     )
     trace = read_chrome(path)
     assert sniff(path) == "chrome"
-    assert trace.load().tolist() == [100, 107, 7]
-    assert trace.time_ns.tolist() == [12_000, 20_250, 30_500]
-    assert trace.address.tolist() == [512, 1024, -1]
-    assert names(trace, "operation") == ["aten::empty", "aten::randn", None]
-    assert names(trace, "frame") == ["train.py:12"] * 3
-    assert (trace.devices, trace.alignment, trace.metadata["failures"]) == ((-1,), 64, "1")
+    assert trace.load().tolist() == [0, 100, 107, 7]
+    assert trace.time_ns.tolist() == [3_000, 12_000, 20_250, 30_500]
+    assert trace.address.tolist() == [-1, 512, 1024, -1]
+    assert names(trace, "operation") == [None, "aten::empty", "aten::randn", None]
+    assert names(trace, "frame") == ["train.py:12"] * 4
+    assert (trace.devices, trace.alignment) == ((-1,), 64)
+    refused = trace.kind == Kind.REFUSED
+    assert (trace.size[refused].tolist(), trace.time_ns[refused].tolist()) == ([9], [3_000])
 
 
 def test_early_releases_tell_source_lines_with_the_operators(tmp_path: Path) -> None:

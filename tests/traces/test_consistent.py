@@ -27,10 +27,10 @@ def test_what_is_left_is_valid_and_the_rest_is_counted(events: list[tuple[int, i
     kept = []
     for event in events:
         what, whose, bytes_ = event
-        segment = what in (Kind.RESERVE, Kind.RELEASE)
-        if not 0 <= what <= max(Kind) or bytes_ < 0 or (bytes_ and what != Kind.ALLOC and not segment):
+        sized = what in (Kind.ALLOC, Kind.RESERVE, Kind.RELEASE, Kind.REFUSED)
+        if not 0 <= what <= max(Kind) or bytes_ < 0 or (bytes_ and not sized):
             continue
-        if segment or what == Kind.MARK:
+        if what >= Kind.MARK:
             if whose == -1:
                 kept.append(event)
             continue

@@ -107,7 +107,7 @@ def test_an_exception_while_writing_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         half()
     with pytest.raises(TraceError, match="unknown kind"), TraceWriter(tmp_path / "t") as writer:
-        writer.write(Trace.of([7], [0]))
+        writer.write(Trace.of([len(Kind)], [0]))
     with pytest.raises(TraceError, match="row 0: free"):
         write_trace(Trace.of([F], [0]), tmp_path / "t")
     assert list(tmp_path.iterdir()) == []

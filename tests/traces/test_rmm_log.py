@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from traces import TraceError
+from traces import Kind, TraceError
 from traces.files import sniff
 from traces.rmm_log import read_rmm_log
 from traces.text_files import MAX_LINE_BYTES
@@ -34,12 +34,19 @@ def test_a_log_becomes_a_trace_with_addresses_threads_and_streams(tmp_path: Path
     )
     trace = read_rmm_log(path)
     assert sniff(path) == "rmm"
-    assert trace.load().tolist() == [300, 308, 8]
-    assert trace.address.tolist() == [0x100, 0x400, -1]
-    assert trace.thread.tolist() == [0, 1, 1]
-    assert trace.stream.tolist() == [0, 7, 0]
-    assert trace.time_ns.tolist() == [3602_500_000_000, 3602_000_007_000, 3604_000_000_000]
-    assert (trace.alignment, trace.metadata["failures"], trace.metadata["alive_before"]) == (256, "1", "0")
+    assert trace.kind.tolist() == [Kind.ALLOC, Kind.ALLOC, Kind.REFUSED, Kind.FREE]
+    assert trace.load().tolist() == [300, 308, 308, 8]
+    assert trace.size.tolist() == [300, 8, 999_999, 0]
+    assert trace.address.tolist() == [0x100, 0x400, -1, -1]
+    assert trace.thread.tolist() == [0, 1, 0, 1]
+    assert trace.stream.tolist() == [0, 7, 0, 0]
+    assert trace.time_ns.tolist() == [
+        3602_500_000_000,
+        3602_000_007_000,
+        3603_000_001_000,
+        3604_000_000_000,
+    ]
+    assert (trace.alignment, trace.metadata["alive_before"]) == (256, "0")
 
 
 def test_what_is_freed_but_was_never_allocated_was_there_before(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 from collections import Counter
@@ -16,9 +17,12 @@ from snapshot_model import assert_same, model_snapshot
 from snapshots import event, segment, snapshot, stored
 
 from traces import Kind, Trace, TraceError
+from traces.completeness import History, completeness, device_free
 from traces.files import sniff
 from traces.read import read
 from traces.snapshot import read_snapshot
+from traces.trace import RANGE_BEGIN, RANGE_END
+from traces.windows import iteration_marks
 
 if TYPE_CHECKING:
     import random
@@ -133,12 +137,203 @@ def test_operation_and_source_line_come_from_the_stack_without_folders(tmp_path:
         ("/home/me/torch/a.py", True),
         ("src/torch/a.py", True),
         ("mytorch/a.py", True),
+        (r"C:\venv\Lib\site-packages\torch\nn\a.py", False),
+        (r"C:\me\a.py", True),
+        (r"C:\Python312\Lib\a.py", False),
+        ("/home/me/Lib/a.py", True),
+        ("/opt/lib/python3.12/site-packages/einops/a.py", False),
+        ("/opt/lib/python3.12/site-packages/bitsandbytes/optim/a.py", False),
+        ("/usr/lib/python3.12/a.py", False),
+        ("/tmp/torchinductor_me/ab/a.py", False),
+        ("/opt/lib/python3.12/site-packages/timm/models/a.py", True),
     ],
 )
-def test_a_folder_of_ones_own_may_be_named_as_pytorch_is(file: str, own: bool, tmp_path: Path) -> None:
+def test_source_line_is_the_innermost_outside_of_libraries(file: str, own: bool, tmp_path: Path) -> None:
+    """A folder of one's own may be called torch; a library's model definitions tell the layer."""
     frames = [{"name": "f", "filename": file, "line": 3}, {"name": "g", "filename": "b.py", "line": 5}]
     trace = read_snapshot(stored(tmp_path / "s", [event("alloc", 512, 1, frames=frames)]))
-    assert trace.names == ("a.py:3" if own else "b.py:5",)
+    assert trace.names[trace.frame[0]] == ("a.py:3" if own else "b.py:5")
+    assert trace.names[trace.stack[0]] == "a.py:3 f\nb.py:5 g"
+
+
+def test_source_line_is_a_librarys_where_all_frames_are(tmp_path: Path) -> None:
+    """A program may be installed itself; PyTorch's own files never count."""
+    files = ("torch/a.py", "/x/site-packages/einops/b.py", "/x/site-packages/litgpt/c.py")
+    frames = [{"name": "f", "filename": file, "line": 3} for file in files]
+    trace = read_snapshot(stored(tmp_path / "s", [event("alloc", 512, 1, frames=frames)]))
+    assert trace.names[trace.frame[0]] == "b.py:3"
+
+
+@pytest.mark.parametrize(
+    ("frames", "operation"),
+    [
+        ([("einsum", "/x/site-packages/torch/functional.py"), ("f", "a.py")], "functional.einsum"),
+        ([("f", "a.py"), ("_call_impl", "torch/nn/modules/module.py")], None),
+        ([("at::_ops::mul::call", "??"), ("einsum", "torch/functional.py"), ("f", "a.py")], "mul"),
+        ([("f", "a.py"), ("at::_ops::mul::call", "??")], None),
+    ],
+)
+def test_operation_without_operator_frames_is_the_innermost_function_of_pytorch(
+    frames: list[tuple[str, str]], operation: str | None, tmp_path: Path
+) -> None:
+    """Stacks of Python frames alone, as ``stacks="python"`` records them, name no operator."""
+    stack = [{"name": name, "filename": file, "line": 3} for name, file in frames]
+    trace = read_snapshot(stored(tmp_path / "s", [event("alloc", 512, 1, frames=stack)]))
+    named = int(trace.operation[0])
+    assert (trace.names[named] if named >= 0 else None) == operation
+
+
+def test_stack_keeps_the_innermost_frames_of_a_deep_recursion(tmp_path: Path) -> None:
+    frames = [{"name": "f", "filename": "a.py", "line": line} for line in range(500)]
+    trace = read_snapshot(stored(tmp_path / "s", [event("alloc", 512, 1, frames=frames)]))
+    assert trace.names[trace.stack[0]].split("\n") == [f"a.py:{line} f" for line in range(64)]
+
+
+def test_blocks_tell_the_stacks_of_buffers_whose_events_are_lost(tmp_path: Path) -> None:
+    """PyTorch before 2.1 keeps them in the history of the block."""
+    frames = [{"name": "f", "filename": "a.py", "line": 3}]
+    held = segment((0, 512, 400, "active_allocated"), (512, 512, 300, "active_allocated"))
+    held["blocks"][0]["frames"] = frames
+    held["blocks"][1]["history"] = [{"addr": 512, "real_size": 300, "frames": frames}]
+    trace = read_snapshot(stored(tmp_path / "s", [], segments=[held]))
+    alloc = trace.kind == Kind.ALLOC
+    assert [trace.names[at] for at in trace.frame[alloc].tolist()] == ["a.py:3"] * 2
+    assert (trace.stack[alloc] >= 0).all()
+
+
+def test_out_of_memory_events_are_refused_requests(tmp_path: Path) -> None:
+    frames = [{"name": "f", "filename": "a.py", "line": 3}]
+    refused = {"action": "oom", "size": 900, "stream": 3, "time_us": 2, "frames": frames, "device_free": 70}
+    unknown = {"action": "oom", "size": 800, "stream": 3, "time_us": 3, "frames": []}
+    trace = read_snapshot(stored(tmp_path / "s", [event("alloc", 512, 1, time=1), refused, unknown]))
+    assert trace.kind.tolist() == [Kind.ALLOC, Kind.REFUSED, Kind.REFUSED]
+    assert trace.size.tolist() == [1, 900, 800]
+    assert trace.names[trace.frame[1]] == "a.py:3"
+    assert device_free(trace).tolist() == [70, -1]
+
+
+def annotation(name: str, stage: str, time: int, device: int = 0) -> dict[str, Any]:
+    return {"name": name, "stage": stage, "time_us": time, "device": device}
+
+
+def test_annotations_are_ranges_that_divide_no_iterations(tmp_path: Path) -> None:
+    """In the order of their times, before an event of the same time; names lose their decoration."""
+    events = [event("alloc", 512, 1, time=5), event("free_completed", 512, 1, time=9)]
+    notes = [annotation("## forward ##", "START", 5), annotation("## forward ##", "END", 7)]
+    trace = read_snapshot(stored(tmp_path / "s", events, external_annotations=notes))
+    marks = np.flatnonzero(trace.kind == Kind.MARK)
+    assert trace.kind.tolist() == [Kind.MARK, Kind.ALLOC, Kind.MARK, Kind.FREE]
+    assert [trace.names[at] for at in trace.operation[marks]] == ["forward", "forward"]
+    assert [trace.names[at] for at in trace.category[marks]] == [RANGE_BEGIN, RANGE_END]
+    assert len(iteration_marks(trace, found=True)) == 0
+
+
+def test_annotated_steps_divide_iterations_once_for_all_devices(tmp_path: Path) -> None:
+    """PyTorch writes an annotation for each device; an optimizer's step ends one, a profiler's begins one."""
+    devices = [[event("alloc", 512, 1, time=5)], [event("alloc", 512, 1, time=5)]]
+    notes = [
+        annotation(name, stage, time, device)
+        for name, stage, time in (
+            ("ProfilerStep#3", "START", 1),
+            ("Optimizer.step#AdamW.step", "START", 6),
+            ("Optimizer.step#AdamW.step", "END", 8),
+            ("ProfilerStep#3", "END", 9),
+        )
+        for device in (0, 1)
+    ]
+    trace = read_snapshot(stored(tmp_path / "s", *devices, external_annotations=notes))
+    steps = iteration_marks(trace, found=True)
+    assert trace.time_ns[steps].tolist() == [1000, 8000]
+    assert len(trace.on_device(1)) == 5  # an alloc, a range's two ends, and the steps of all
+
+
+@pytest.mark.parametrize("value", [{}, {"name": "x", "stage": "START"}, 5, {"stage": "?", "time_us": 1}])
+def test_annotations_without_sense_are_counted(value: Any, tmp_path: Path) -> None:
+    """They say nothing of memory, so the rest of the file stands."""
+    path = stored(tmp_path / "s", [event("alloc", 512, 1)], external_annotations=[value])
+    trace = read_snapshot(path)
+    assert (trace.kind.tolist(), trace.metadata["action.annotation"]) == ([Kind.ALLOC], "1")
+
+
+def test_user_metadata_names_the_module(tmp_path: Path) -> None:
+    events = [event("alloc", 512, 1, user_metadata="layer0.attn"), event("alloc", 1024, 1, user_metadata="")]
+    trace = read_snapshot(stored(tmp_path / "s", events))
+    assert [trace.names[at] if at >= 0 else None for at in trace.module.tolist()] == ["layer0.attn", None]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_private_pools_are_told_by_events_or_else_by_segments(told: bool, tmp_path: Path) -> None:
+    events = [
+        event("segment_alloc", 0, 1024, 1),
+        event("alloc", 0, 100, 2),
+        event("segment_alloc", 4096, 1024, 3),
+        event("alloc", 4096, 100, 4),
+        event("free_completed", 4096, 100, 5),
+    ]
+    if told:
+        events = [one | {"pool_id": (0, 0) if one["addr"] == 0 else (0, 7)} for one in events]
+    held = [
+        segment((0, 1024, 100, "active_allocated")) | {"segment_pool_id": (0, 0)},
+        segment((4096, 1024, 0, "inactive")) | {"segment_pool_id": (0, 7)},
+    ]
+    trace = read_snapshot(stored(tmp_path / "s", events, segments=held))
+    assert trace.pool.tolist() == [0, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("events", "history", "before"),
+    [
+        ([], History.ABSENT, (400, 512)),
+        ([event("free_completed", 4096, 70, 1)], History.WINDOW, (470, 512)),
+        ([event("segment_alloc", 0, 512, 1), event("alloc", 0, 400, 2)], History.WHOLE, (0, 0)),
+    ],
+)
+def test_completeness_tells_the_part_of_the_history_that_was_recorded(
+    events: list[Any], history: History, before: tuple[int, int], tmp_path: Path
+) -> None:
+    held = segment((0, 512, 400, "active_allocated"))
+    trace = read_snapshot(stored(tmp_path / "s", events, segments=[held]))
+    known = completeness(trace, 0)
+    assert (known.history, (known.live_before_bytes, known.reserved_before_bytes)) == (history, before)
+
+
+def test_list_of_segments_is_a_snapshot_without_events(tmp_path: Path) -> None:
+    """As ``torch.cuda.memory_snapshot`` returns it; segments name their devices."""
+    path = tmp_path / "s"
+    held = [segment((0, 512, 400, "active_allocated"), device=at) for at in (0, 3)]
+    path.write_bytes(pickle.dumps(held, 4))
+    trace = read_snapshot(path)
+    assert (trace.devices, trace.load().tolist()[-1]) == ((0, 3), 800)
+    assert completeness(trace, 3).history is History.ABSENT
+
+
+@pytest.mark.parametrize("value", [[], [5], [{"device": 0}], [[]]])
+def test_other_lists_are_no_snapshots(value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.write_bytes(pickle.dumps(value, 4))
+    with pytest.raises(TraceError, match="not a memory snapshot of PyTorch"):
+        read_snapshot(path)
+
+
+def test_compressed_snapshot_is_the_snapshot(tmp_path: Path) -> None:
+    plain, packed = stored(tmp_path / "s", [event("alloc", 512, 1)] * 1), tmp_path / "s.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert sniff(packed) == "snapshot"
+    assert_same(read_snapshot(packed), read_snapshot(plain))
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_damaged_compression_is_named(damage: str, tmp_path: Path) -> None:
+    events = [event("alloc", 512 * at, 1, time=at) for at in range(4000)]
+    raw = bytearray(gzip.compress(stored(tmp_path / "s", events).read_bytes()))
+    if damage == "cut":
+        del raw[len(raw) // 2 :]
+    else:
+        raw[len(raw) // 2] ^= 255
+    path = tmp_path / "s.gz"
+    path.write_bytes(raw)
+    with pytest.raises(TraceError, match=r"s\.gz: .*(gzip|damaged|truncated)"):
+        read(path)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +464,7 @@ def test_keys_of_newer_versions_are_passed_over_whatever_they_hold(tmp_path: Pat
     path = tmp_path / "s"
     path.write_bytes(pickle.dumps(snapshot(events, segments=[held], **more), protocol))
     trace = read_snapshot(path)
-    assert trace.names == ("mul", "a.py:3")
+    assert trace.names[:2] == ("mul", "a.py:3")
     assert (trace.metadata["action.new"], trace.metadata["action.None"]) == ("1", "1")
     assert trace.load().tolist() == [0, 1]
 
@@ -279,7 +474,7 @@ def test_what_is_both_an_event_and_a_frame_is_read_as_both(tmp_path: Path) -> No
     events = [event("alloc", 0, 1, frames=[both]), both]
     path = stored(tmp_path / "s", events)
     assert_same(read_snapshot(path), model_snapshot(path))
-    assert read_snapshot(path).names == ("mul", "a.py:3")
+    assert read_snapshot(path).names[:2] == ("mul", "a.py:3")
 
 
 @pytest.mark.parametrize(
@@ -310,8 +505,8 @@ def test_frames_are_no_events(tmp_path: Path) -> None:
 def test_folders_of_source_lines_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
     frames = [{"name": "train", "filename": "/home/me/train.py", "line": 12}]
     path = stored(tmp_path / "s", [event("alloc", 512, 1, frames=frames)])
-    assert read_snapshot(path).names == ("train.py:12",)
-    assert read_snapshot(path, paths=True).names == ("/home/me/train.py:12",)
+    assert read_snapshot(path).names[0] == "train.py:12"
+    assert read_snapshot(path, paths=True).names[0] == "/home/me/train.py:12"
 
 
 WRONG = {

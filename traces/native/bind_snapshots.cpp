@@ -99,6 +99,7 @@ struct Read {
   nb::list names;
   nb::object settings;
   std::map<std::string, int64_t> actions, skipped;
+  nb::list known, device_free;
   int64_t alive_before = 0;
   bool expandable = false;
 };
@@ -113,7 +114,20 @@ void take(Read& to, Columns columns) {
   to.columns["operation"] = array_of(columns.operation);
   to.columns["frame"] = array_of(columns.frame);
   to.columns["address"] = array_of(columns.address);
+  to.columns["module"] = array_of(columns.module);
+  to.columns["category"] = array_of(columns.category);
+  to.columns["stack"] = array_of(columns.stack);
+  to.columns["pool"] = array_of(columns.pool);
+  for (const auto& one : columns.known) to.known.append(nb::make_tuple(one.events, one.live_before, one.reserved_before));
+  for (const int64_t free : columns.device_free) to.device_free.append(free);
   for (const std::string& name : columns.names) to.names.append(text_of(name));
+}
+
+// Of the list that `torch.cuda.memory_snapshot` returns.
+bool is_segments(const Records& records, Value root) {
+  if (!records.has_shape(root, Records::kList) || records.items(root).count == 0) return false;
+  const Value first = *records.items(root).begin();
+  return records.has_shape(first, Records::kDict) && !records.fields(first)[kTotalSize].is(Value::kMissing);
 }
 
 // Of the whole; where it is read leniently, of what came before the end of a truncated file, if events did.
@@ -125,6 +139,11 @@ Fields fields_of(const Records& records, Pickle& pickle, bool lenient) {
     if (!lenient || !pickle.truncated()) throw;
     root = pickle.begun();
     if (!records.has_shape(root, Records::kDict) || records.fields(root)[kDeviceTraces].is(Value::kMissing)) throw;
+  }
+  if (is_segments(records, root)) {
+    Fields fields;
+    fields[kSegments] = root;
+    return fields;
   }
   const Fields fields = records.has_shape(root, Records::kDict) ? records.fields(root) : Fields{};
   if (fields[kSegments].is(Value::kMissing) || fields[kDeviceTraces].is(Value::kMissing))
@@ -182,8 +201,16 @@ void bind_snapshots(nb::module_& m) {
                    nb::sig("def actions(self) -> dict[str, int]"))
       .def_prop_ro("skipped", [](const Read& self) { return counts_of(self.skipped); },
                    nb::sig("def skipped(self) -> dict[str, int]"))
+      .def_prop_ro("known", [](const Read& self) { return self.known; },
+                   nb::sig("def known(self) -> list[tuple[int, int, int]]"),
+                   "Of each device its events, and the bytes that were live and reserved before the first of them.")
+      .def_prop_ro("device_free", [](const Read& self) { return self.device_free; },
+                   nb::sig("def device_free(self) -> list[int]"),
+                   "Bytes that were free on the device at each refused request; -1 where unknown.")
       .def_ro("alive_before", &Read::alive_before)
       .def_ro("expandable", &Read::expandable);
+  m.def("is_library_file", [](const std::string& path) { return is_library_file(path); }, "path"_a,
+        "Tell whether a source file, by its path, is of an installed library or of Python itself.");
   m.def("read_snapshot", &read_snapshot, "descriptor"_a, "total"_a, "lenient"_a, "paths"_a, "progress"_a.none(),
         nb::sig("def read_snapshot(descriptor: int, total: int, lenient: bool, paths: bool, "
                 "progress: collections.abc.Callable[[int, int], object] | None) -> Snapshot"),

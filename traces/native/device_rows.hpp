@@ -13,16 +13,20 @@
 namespace traces {
 
 struct Row {
-  int64_t buffer, size, stream, time_us, address;
-  Place place;
-  uint8_t kind;
+  enum Range : uint8_t { kNoRange, kBegins, kEnds };
+  int64_t buffer, size, stream, time_us, address;  // `address` of a refused request: bytes free on the device, or -1
+  Place place{};
+  int32_t module = -1, pool = 0;
+  uint8_t kind = 0;
+  Range range = kNoRange;  // of a mark
 };
 
 class DeviceRows {
  public:
-  explicit DeviceRows(Budget& budget) : rows(budget), before(budget) {}
+  explicit DeviceRows(Budget& budget) : rows(budget), before(budget), marks(budget) {}
 
   Chunked<Row> rows, before;  // `before`: allocs of what was there already
+  Chunked<Row> marks;         // of the program's ranges and steps, in the order of their times
   Held held;                  // segments, at the end
   int64_t buffers = 0;
 
@@ -36,22 +40,34 @@ class DeviceRows {
   void free(Row row) {
     row.buffer = living_.free(row.address, row.size, buffers);
     row.place = {};
+    row.module = -1;
     row.kind = kAlloc;
     if (row.buffer == buffers) before.push(row), ++buffers;
     row.kind = kFree;
+    row.pool = 0;
     row.size = 0;
     row.address = -1;
     rows.push(row);
   }
-  void segment(Row row, uint8_t kind) {
-    row.kind = kind;
+  // Of no buffer: a segment or a refused request.
+  void other(Row row) {
     row.buffer = -1;
-    row.place = {};
     rows.push(row);
   }
   // Alive at the end; was there before unless an event allocated it.
-  void alive(int64_t address, int64_t size, int64_t stream) {
-    if (living_.alive(address, size, buffers)) before.push({buffers++, size, stream, 0, address, {}, kAlloc});
+  void alive(Row row) {
+    if (!living_.alive(row.address, row.size, buffers)) return;
+    row.buffer = buffers++;
+    row.kind = kAlloc;
+    before.push(row);
+  }
+  // The pools of all buffers and segments by what is held at the end: events of earlier releases do not tell theirs.
+  void place_in_pools() {
+    for (auto* const table : {&before, &rows})
+      for (size_t i = 0; i < table->size(); ++i) {
+        Row& row = (*table)[i];
+        if (row.kind == kAlloc || row.kind == kReserve || row.kind == kRelease) row.pool = held.pool_at(row.address);
+      }
   }
   // The segments that were there when the recording began, told from the end backwards. What was reserved and is not
   // held at the end is passed over.
@@ -59,9 +75,9 @@ class DeviceRows {
     Held result = held;
     for (size_t i = rows.size(); i > 0; --i) {
       const Row& row = rows[i - 1];
-      if (row.kind < kReserve) continue;
+      if (row.kind != kReserve && row.kind != kRelease) continue;
       result.cut(row.address, row.size);
-      if (row.kind == kRelease) result.add(row.address, row.size, row.stream);
+      if (row.kind == kRelease) result.add(row.address, row.size, row.stream, row.pool);
     }
     return result;
   }

@@ -11,6 +11,7 @@ class Held {
  public:
   struct Range {
     int64_t size, stream;
+    int32_t pool = 0;
   };
 
   // Whether it would overlap none; what has no bytes overlaps nothing.
@@ -21,10 +22,17 @@ class Held {
     return next == ranges_.begin() || address - std::prev(next)->first >= std::prev(next)->second.size;
   }
   // False where it would overlap another.
-  bool add(int64_t address, int64_t size, int64_t stream) {
+  bool add(int64_t address, int64_t size, int64_t stream, int32_t pool = 0) {
     if (!fits(address, size)) return false;
-    if (size > 0) ranges_[address] = {size, stream};
+    if (size > 0) ranges_[address] = {size, stream, pool};
     return true;
+  }
+  // Pool of the range that holds an address, 0 where none does.
+  int32_t pool_at(int64_t address) const {
+    const auto next = ranges_.upper_bound(address);
+    if (next == ranges_.begin()) return 0;
+    const auto& [begin, range] = *std::prev(next);
+    return address - begin < range.size ? range.pool : 0;
   }
   // The range that begins there, if one does.
   void remove(int64_t address) { ranges_.erase(address); }
@@ -36,9 +44,9 @@ class Held {
     while (at != ranges_.end() && at->first < address + size) {
       const auto [begin, range] = *at;
       at = ranges_.erase(at);
-      if (begin < address) ranges_[begin] = {address - begin, range.stream};
+      if (begin < address) ranges_[begin] = {address - begin, range.stream, range.pool};
       const int64_t rest = begin + range.size - (address + size);
-      if (rest > 0) ranges_[address + size] = {rest, range.stream};
+      if (rest > 0) ranges_[address + size] = {rest, range.stream, range.pool};
     }
   }
   const std::map<int64_t, Range>& ranges() const { return ranges_; }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "annotations.hpp"
 #include "device_rows.hpp"
 #include "fields.hpp"
 #include "records.hpp"
@@ -28,15 +29,19 @@ class MemorySnapshot {
   bool expandable = false;
   std::deque<DeviceRows> devices;
 
-  // `end`: whether the events are all there were, so that the segments at the end tell of them.
+  // `end`: whether the events are all there were, so that the segments at the end tell of them. Without events, as
+  // `torch.cuda.memory_snapshot` returns them, segments name their devices.
   void read(const Fields& root, bool end) {
-    const auto traces = list_at("device_traces", root[kDeviceTraces]);
+    const bool listed = root[kDeviceTraces].is(Value::kMissing);
+    const auto traces = listed ? Records::Items{} : list_at("device_traces", root[kDeviceTraces]);
     visit(traces.count);
     for (const Value events : traces) {
       devices.emplace_back(budget_);
       add_events(events);
     }
+    if (!root[kAnnotations].is(Value::kMissing)) add_annotations(root[kAnnotations]);
     if (!end) return;
+    most_devices_ = listed ? kMostListed : devices.size();
     const auto segments = list_at("segments", root[kSegments]);
     visit(segments.count);
     size_t index = 0;
@@ -44,6 +49,8 @@ class MemorySnapshot {
       attempt([&] { add_segment(segment); }, [&] { return "segment " + std::to_string(index); });
       ++index;
     }
+    if (!pools_told_ && pools_.size() > 1)
+      for (DeviceRows& device : devices) device.place_in_pools();
   }
 
  private:
@@ -61,22 +68,64 @@ class MemorySnapshot {
     const Event event = event_of(value);
     const uint8_t kind = kind_of(event.action);
     if (kind == kOther) return;
-    const int64_t address = number_of(records_, event.addr, "addr"), size = number_of(records_, event.size, "size"),
-                  stream = number_of(records_, event.stream, "stream"),
+    const bool refused = kind == kRefused;  // it has no address, and may tell how much was free on the device
+    const int64_t address = refused ? free_of(event.device_free) : number_of(records_, event.addr, "addr"),
+                  size = number_of(records_, event.size, "size"), stream = number_of(records_, event.stream, "stream"),
                   time = event.time.is(Value::kMissing) ? 0 : number_of(records_, event.time, "time_us");
-    Row row{-1, size, stream, time, address, {}, kind};
+    Row row{-1, size, stream, time, address};
+    row.kind = kind;
+    row.pool = pool_of(event.pool);
+    pools_told_ = pools_told_ || event.pool.is(Value::kTuple);
     DeviceRows& device = devices.back();
     if (kind == kFree) return device.free(row);
-    if (kind != kAlloc) return device.segment(row, kind);
+    if (kind == kReserve || kind == kRelease) return device.other(row);
     row.place = place_of(event.frames);
+    if (refused) return device.other(row);
+    row.module = module_of(event.user_metadata);
     device.alloc(row);
+  }
+
+  static int64_t free_of(Value value) {
+    return value.is(Value::kNumber) && value.payload() >= 0 && value.payload() <= kLargestField ? value.payload() : -1;
+  }
+
+  // Number of a private pool, from 1 on; 0 of the common one, which PyTorch calls (0, 0), and where none is told.
+  int32_t pool_of(Value id) {
+    if (!id.is(Value::kTuple) || id.payload() <= 1) return 0;
+    return pools_.try_emplace(id.payload(), static_cast<int32_t>(pools_.size())).first->second;
+  }
+
+  // Of what the program said about an alloc (`torch.cuda.memory._set_memory_metadata`).
+  int32_t module_of(Value text) const {
+    if (!text.is(Value::kText) || records_.texts[static_cast<size_t>(text.payload())].empty()) return -1;
+    return static_cast<int32_t>(text.payload());
+  }
+
+  void add_annotations(Value value) {
+    Annotations annotations(records_.texts, devices);
+    const auto rows = list_at("external_annotations", value);
+    visit(rows.count);
+    for (const Value row : rows) try {
+        add_annotation(annotations, row);
+      } catch (const Fault&) {
+        ++actions["annotation"];  // it says nothing of memory, so it may be passed over
+      }
+    annotations.sort();
+  }
+  void add_annotation(Annotations& annotations, Value value) {
+    const Fields fields = fields_of(value);
+    const auto text = [&](Value field) {
+      return field.is(Value::kText) ? records_.texts[static_cast<size_t>(field.payload())] : std::string_view{};
+    };
+    const int64_t device = fields[kDevice].is(Value::kMissing) ? 0 : number_of(records_, fields[kDevice], "device");
+    const int64_t time = number_of(records_, fields[kTime], "time_us");
+    annotations.add(static_cast<size_t>(device), time, std::string(text(fields[kName])), text(fields[kStage]));
   }
 
   Event event_of(Value value) {
     if (records_.has_shape(value, Records::kEvent)) return records_.event(value);
     if (records_.has_shape(value, Records::kFrame)) return {};
-    const Fields fields = fields_of(value);
-    return {fields[kAction], fields[kAddr], fields[kSize], fields[kStream], fields[kTime], fields[kFrames]};
+    return Event::of(fields_of(value));
   }
 
   // Of a trace's events; kOther is counted.
@@ -90,6 +139,7 @@ class MemorySnapshot {
     if (name == "free" || name == "free_completed") return kFree;
     if (name == "segment_alloc" || name == "segment_map") return kReserve;
     if (name == "segment_free" || name == "segment_unmap") return kRelease;
+    if (name == "oom") return kRefused;
     ++actions[std::string(name)];
     return kOther;
   }
@@ -98,46 +148,50 @@ class MemorySnapshot {
   Place place_of(Value frames) {
     if (frames.is(Value::kMissing)) return {};
     if (records_.has_shape(frames, Records::kStack)) return records_.place(frames);
-    Place place;
+    Places::Stack stack(records_.places);
     const auto items = list_of(records_, frames);
     visit(items.count);
-    for (const Value frame : items)
-      if (place.add(frame_of(frame))) break;
-    return place;
+    for (const Value frame : items) stack.add(frame_of(frame));
+    return stack.place();
   }
 
-  Place frame_of(Value value) {
-    if (records_.has_shape(value, Records::kFrame)) return records_.place(value);
-    if (records_.has_shape(value, Records::kEvent)) return {};  // it has no file's name
+  uint32_t frame_of(Value value) {
+    if (records_.has_shape(value, Records::kFrame)) return records_.frame(value);
+    if (records_.has_shape(value, Records::kEvent)) return records_.places.frame(-1, -1, 0);  // it has no file's name
     const Fields fields = fields_of(value);
     const auto text = [](Value field) { return field.is(Value::kText) ? field.payload() : -1; };
     const Value line = fields[kLine];
     if (!line.is(Value::kMissing) && !line.is(Value::kNumber))
       throw Fault("line is not a number", std::string("line is ") + type_of(records_, line) + ", not a number");
-    return records_.places.of(text(fields[kName]), text(fields[kFilename]), line.payload());
+    return records_.places.frame(text(fields[kName]), text(fields[kFilename]), line.payload());
   }
 
   void add_segment(Value value) {
     const Fields segment = fields_of(value);
     const Value index = segment[kDevice];
     const int64_t at = index.is(Value::kMissing) ? 0 : number_of(records_, index, "device");
-    if (at >= static_cast<int64_t>(devices.size()))
+    if (at >= static_cast<int64_t>(most_devices_))
       throw Fault("a segment of no device", "a segment of device " + std::to_string(at) + ", of " +
                                                 std::to_string(devices.size()) + " devices");
+    while (at >= static_cast<int64_t>(devices.size())) devices.emplace_back(budget_);
     const int64_t stream = number_of(records_, segment[kStream], "stream"),
                   begin = number_of(records_, segment[kAddress], "address"),
                   total = number_of(records_, segment[kTotalSize], "total_size");
     DeviceRows& device = devices[static_cast<size_t>(at)];
-    std::vector<std::pair<int64_t, int64_t>> alive;
+    const int32_t pool = pool_of(segment[kSegmentPool]);
+    std::vector<Row> alive;
     const int64_t end = blocks_of(segment[kBlocks], begin, alive);
-    if (!device.held.add(begin, std::max(end - begin, total), stream)) throw Fault("a segment overlaps another");
+    if (!device.held.add(begin, std::max(end - begin, total), stream, pool)) throw Fault("a segment overlaps another");
     expandable = expandable || (segment[kIsExpandable].is(Value::kBool) && segment[kIsExpandable].payload() == 1);
-    for (const auto& [address, size] : alive) device.alive(address, size, stream);
+    for (Row& row : alive) {
+      row.stream = stream, row.pool = pool;
+      device.alive(row);
+    }
   }
 
-  // Where they end; address and requested size of those that are alive. A block lies behind the one before it where it
-  // does not say (PyTorch before 2.1).
-  int64_t blocks_of(Value value, int64_t address, std::vector<std::pair<int64_t, int64_t>>& alive) {
+  // Where they end; address, requested size and place of those that are alive. A block lies behind the one before it
+  // where it does not say (PyTorch before 2.1).
+  int64_t blocks_of(Value value, int64_t address, std::vector<Row>& alive) {
     if (value.is(Value::kMissing)) return address;
     const auto blocks = list_of(records_, value);
     visit(blocks.count);
@@ -147,10 +201,18 @@ class MemorySnapshot {
       const int64_t size = number_of(records_, block[kSize], "size");
       const bool asked = !block[kRequestedSize].is(Value::kMissing);
       const int64_t requested = asked ? number_of(records_, block[kRequestedSize], "requested_size") : size;
-      if (is_active(block[kState])) alive.emplace_back(address, requested);
+      if (is_active(block[kState])) alive.push_back({-1, requested, 0, 0, address, place_of(frames_of(block))});
       address += size;
     }
     return address;
+  }
+
+  // Of a block's alloc; PyTorch before 2.1 keeps them in a history, the latest first.
+  Value frames_of(const Fields& block) {
+    if (!block[kFrames].is(Value::kMissing) || !records_.has_shape(block[kHistory], Records::kList))
+      return block[kFrames];
+    const auto history = records_.items(block[kHistory]);
+    return history.count == 0 ? Value() : fields_of(history.first[0])[kFrames];
   }
 
   bool is_active(Value state) const {
@@ -190,10 +252,13 @@ class MemorySnapshot {
   static constexpr uint8_t kOther = 255;
   static constexpr size_t kTick = 1 << 16;
   static constexpr uint64_t kVisits = 1 << 20;
+  static constexpr size_t kMostListed = 1 << 10;  // devices that segments alone may name
   Budget& budget_;
   Records& records_;
   uint64_t visits_left_;
-  bool lenient_;
+  size_t most_devices_ = 0;
+  std::map<int64_t, int32_t> pools_{{1, 0}};  // numbers of pools by the payloads of their ids
+  bool pools_told_ = false, lenient_;
   Tick tick_;
 };
 

@@ -168,15 +168,17 @@ class Pickle {
     records_.extend(stack_[first - 1], stack_.data() + first, count);
     stack_.resize(first);
   }
-  // What is asked of a tuple or a set is at most that it is one; its elements are whole.
+  // Elements of a tuple or a set are whole: nothing but a pair of small numbers is asked for later.
   void drop(size_t first) {
     for (size_t i = first; i < stack_.size(); ++i) records_.whole(stack_[i], false);
     stack_.resize(first);
   }
   void tuple(size_t count) {
     need(count);
+    const Value* const items = stack_.data() + (stack_.size() - count);
+    const Value made = count == 2 ? Value::pair(items[0], items[1]) : Value(Value::kTuple);
     drop(stack_.size() - count);
-    push(Value::kTuple);
+    push(made);
   }
   void gather(Value::Kind kind) {
     drop(above_mark());

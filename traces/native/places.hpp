@@ -1,4 +1,4 @@
-// Where in a program: an operation and a source line, from the frames of a stack.
+// The place of an event in the recorded program: operation, source line and Python frames, from a stack.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +7,15 @@
 #include <string_view>
 #include <tuple>
 
+#include "chunked.hpp"
+#include "source_files.hpp"
 #include "texts.hpp"
 
 namespace traces {
 
-// Numbers of texts, each -1 where unknown.
+// Numbers of texts, each -1 where unknown. `stack`: the Python frames, innermost first, a line each.
 struct Place {
-  int32_t operation = -1, line = -1;
-
-  // Adds the next frame outward; whether those beyond it say no more.
-  bool add(const Place& frame) {
-    if (operation < 0) operation = frame.operation;
-    line = frame.line;
-    return line >= 0;
-  }
+  int32_t operation = -1, line = -1, stack = -1;
 };
 
 // The NAME of `at::_ops::NAME::`, with which a function's name begins; empty if it does not.
@@ -36,45 +31,82 @@ inline std::string_view operation_in(std::string_view name) {
   return rest.substr(end, 2) == "::" ? rest.substr(0, end) : std::string_view{};
 }
 
-// PyTorch as it is installed, or without the folders before it; a user's own folder may have its name.
-inline bool is_pytorchs(std::string_view file) {
-  return file.substr(0, 6) == "torch/" || file.find("site-packages/torch/") != std::string_view::npos ||
-         file.find("dist-packages/torch/") != std::string_view::npos;
-}
-
-// Python outside of PyTorch.
-inline bool is_users(std::string_view file) {
-  constexpr std::string_view python = ".py";
-  return file.size() >= python.size() && file.substr(file.size() - python.size()) == python && !is_pytorchs(file);
-}
-
 class Places {
  public:
-  Places(Budget& budget, Texts& texts, bool paths) : budget_(budget), texts_(texts), paths_(paths) {}
+  Places(Budget& budget, Texts& texts, bool paths) : budget_(budget), texts_(texts), paths_(paths), frames_(budget) {}
 
-  // Of one frame: the numbers of its two texts, -1 for none.
-  Place of(int64_t name, int64_t file, int64_t line) {
-    const auto [found, fresh] = known_.try_emplace({name, file, line});
-    if (!fresh) return found->second;
-    budget_.take(kNode);
-    if (name >= 0) {
-      const std::string_view operation = operation_in(texts_[static_cast<size_t>(name)]);
-      if (!operation.empty()) found->second.operation = static_cast<int32_t>(texts_.id(operation));
+  // Number of a frame: the numbers of its two texts, -1 for none, and its line.
+  uint32_t frame(int64_t name, int64_t file, int64_t line) {
+    const auto [found, fresh] = known_.try_emplace({name, file, line}, static_cast<uint32_t>(frames_.size()));
+    if (fresh) {
+      budget_.take(kNode);
+      frames_.push(described(name, file, line));
     }
-    if (file < 0) return found->second;
-    std::string_view path = texts_[static_cast<size_t>(file)];
-    if (!is_users(path)) return found->second;
-    if (!paths_) path = path.substr(path.rfind('/') + 1);
-    found->second.line = static_cast<int32_t>(texts_.id(std::string(path) + ':' + std::to_string(line)));
     return found->second;
   }
 
+  // Collects the frames of one stack, the innermost first.
+  class Stack {
+   public:
+    explicit Stack(Places& places) : places_(places) {}
+
+    void add(uint32_t number) {
+      const Frame& frame = places_.frames_[number];
+      if (count_++ == 0) inner_ = frame.function;
+      if (outside_pytorch_ < 0 && operation_ < 0) operation_ = frame.operation;
+      if (line_ < 0 && !frame.library) line_ = frame.line;
+      if (outside_pytorch_ < 0 && !frame.pytorch) outside_pytorch_ = frame.line;
+      if (frame.text < 0 || frames_ == kMostFrames) return;
+      if (frames_++ > 0) text_ += '\n';
+      text_ += places_.texts_[static_cast<size_t>(frame.text)];
+    }
+    // Without names of operators, as in stacks of Python frames alone, a function of PyTorch tells the operation.
+    Place place() {
+      const auto stack = text_.empty() ? -1 : static_cast<int32_t>(places_.texts_.id(text_));
+      return {operation_ >= 0 ? operation_ : inner_, line_ >= 0 ? line_ : outside_pytorch_, stack};
+    }
+
+   private:
+    static constexpr int kMostFrames = 64;
+    Places& places_;
+    std::string text_;
+    int32_t operation_ = -1, line_ = -1, outside_pytorch_ = -1, inner_ = -1;
+    int frames_ = 0;
+    size_t count_ = 0;
+  };
+
  private:
-  static constexpr size_t kNode = 80;
+  // Numbers of texts, -1 for none. `function`: of PyTorch's files, "functional.einsum".
+  struct Frame {
+    int32_t operation = -1, line = -1, text = -1, function = -1;
+    bool library = false, pytorch = false;
+  };
+
+  Frame described(int64_t name, int64_t file, int64_t line) {
+    Frame frame;
+    const std::string_view function = name < 0 ? std::string_view{} : texts_[static_cast<size_t>(name)];
+    const std::string_view operation = operation_in(function);
+    if (!operation.empty()) frame.operation = id(std::string(operation));
+    if (file < 0) return frame;
+    std::string path = with_slashes(texts_[static_cast<size_t>(file)]);
+    if (!is_python_file(path)) return frame;
+    frame.pytorch = is_pytorch_file(path), frame.library = is_library_file(path);
+    const std::string base = path.substr(path.rfind('/') + 1);
+    const std::string place = (paths_ ? path : base) + ':' + std::to_string(line);
+    frame.line = id(place);
+    frame.text = function.empty() ? frame.line : id(place + ' ' + std::string(function.substr(0, kLongestFunction)));
+    if (frame.pytorch && !function.empty())
+      frame.function = id(base.substr(0, base.size() - 3) + '.' + std::string(function.substr(0, kLongestFunction)));
+    return frame;
+  }
+  int32_t id(const std::string& text) { return static_cast<int32_t>(texts_.id(text)); }
+
+  static constexpr size_t kNode = 80, kLongestFunction = 200;
   Budget& budget_;
   Texts& texts_;
   bool paths_;
-  std::map<std::tuple<int64_t, int64_t, int64_t>, Place> known_;
+  std::map<std::tuple<int64_t, int64_t, int64_t>, uint32_t> known_;
+  Chunked<Frame> frames_;
 };
 
 }  // namespace traces

@@ -2,8 +2,8 @@
 //
 // A list or dict grows while it is on the stack only. Once it is part of another it is whole, and must not change: no
 // writer of snapshots does that, since none holds itself. What is whole is made small: a dict that becomes an element
-// of a list and has a file's name is a frame, of which the place is kept; a list of frames is a stack, of which the
-// operation and the innermost line are kept; a dict with an action is an event. All else stays as it is.
+// of a list and has a file's name is a frame, kept by its number; a list of frames is a stack, of which the place is
+// kept; a dict with an action is an event. All else stays as it is.
 #pragma once
 
 #include <array>
@@ -20,15 +20,22 @@ namespace traces {
 // Keys that mean something: the numbers of their texts.
 enum Key : uint32_t {
   kAction, kAddr, kSize, kStream, kTime, kFrames, kFilename, kName, kLine, kDevice, kAddress, kBlocks, kState,
-  kRequestedSize, kTotalSize, kIsExpandable, kSegments, kDeviceTraces, kSettings, kKeys
+  kRequestedSize, kTotalSize, kIsExpandable, kSegments, kDeviceTraces, kSettings, kDeviceFree, kPool, kSegmentPool,
+  kUserMetadata, kAnnotations, kStage, kHistory, kKeys
 };
 constexpr const char* kKeyNames[kKeys] = {
     "action", "addr", "size", "stream", "time_us", "frames", "filename", "name", "line", "device", "address", "blocks",
-    "state", "requested_size", "total_size", "is_expandable", "segments", "device_traces", "allocator_settings"};
+    "state", "requested_size", "total_size", "is_expandable", "segments", "device_traces", "allocator_settings",
+    "device_free", "pool_id", "segment_pool_id", "user_metadata", "external_annotations", "stage", "history"};
 using Fields = std::array<Value, kKeys>;
 
 struct Event {
-  Value action, addr, size, stream, time, frames;
+  Value action, addr, size, stream, time, frames, device_free, pool, user_metadata;
+
+  static Event of(const Fields& fields) {
+    return {fields[kAction], fields[kAddr],       fields[kSize], fields[kStream],      fields[kTime],
+            fields[kFrames], fields[kDeviceFree], fields[kPool], fields[kUserMetadata]};
+  }
 };
 
 class Records {
@@ -42,7 +49,7 @@ class Records {
   };
 
   Records(Budget& budget, bool paths)
-      : texts(budget), places(budget, texts, paths), budget_(budget), objects_(budget), events_(budget) {
+      : texts(budget), places(budget, texts, paths), budget_(budget), objects_(budget), events_(budget), stacks_(budget) {
     for (const char* name : kKeyNames) texts.id(name);
   }
 
@@ -86,29 +93,27 @@ class Records {
   // What a dict has under the keys that mean something.
   Fields fields(Value dict) const { return fields_of(items(dict)); }
   const Event& event(Value value) const { return events_[objects_[static_cast<size_t>(value.payload())].at]; }
-  // Of a stack or a frame.
-  Place place(Value value) const { return unpacked(objects_[static_cast<size_t>(value.payload())].at); }
+  uint32_t frame(Value frame) const {
+    return static_cast<uint32_t>(objects_[static_cast<size_t>(frame.payload())].at);
+  }
+  // Of a stack.
+  Place place(Value value) const {
+    const uint64_t at = objects_[static_cast<size_t>(value.payload())].at;
+    return at == kEmpty ? Place{} : stacks_[at];
+  }
   bool is_empty_stack(Value value) const {
     return has_shape(value, kStack) && objects_[static_cast<size_t>(value.payload())].at == kEmpty;
   }
 
   // All but the texts.
-  void forget() { objects_.clear(), events_.clear(), std::vector<std::vector<Value>>().swap(slots_); }
+  void forget() { objects_.clear(), events_.clear(), stacks_.clear(), std::vector<std::vector<Value>>().swap(slots_); }
 
  private:
   struct Object {
-    uint64_t shape : 3, whole : 1, at : 60;  // `at`: a slot, an event, or a place in one word
+    uint64_t shape : 3, whole : 1, at : 60;  // `at`: a slot, an event, a frame or a stack
   };
   static constexpr uint64_t kEmpty = uint64_t{1} << 59;
   static constexpr size_t kKeptCapacity = 1 << 12;  // of a slot that is used again
-
-  static uint64_t packed(const Place& place) {
-    return static_cast<uint64_t>(place.operation + 1) | static_cast<uint64_t>(place.line + 1) << 29;
-  }
-  static Place unpacked(uint64_t at) {
-    constexpr uint64_t mask = (uint64_t{1} << 29) - 1;
-    return {static_cast<int32_t>(at & mask) - 1, static_cast<int32_t>(at >> 29 & mask) - 1};
-  }
 
   Value open(Shape shape) {
     if (free_.empty()) {
@@ -163,31 +168,32 @@ class Records {
     release(object.at);
     if (file) {
       const auto text = [](Value value) { return value.is(Value::kText) ? value.payload() : -1; };
-      object.at = packed(places.of(text(fields[kName]), text(fields[kFilename]), fields[kLine].payload()));
+      object.at = places.frame(text(fields[kName]), text(fields[kFilename]), fields[kLine].payload());
       object.shape = kFrame;
     } else {
       object.at = events_.size();
       object.shape = kEvent;
-      events_.push({fields[kAction], fields[kAddr], fields[kSize], fields[kStream], fields[kTime], fields[kFrames]});
+      events_.push(Event::of(fields));
     }
   }
 
   void make_stack(Object& object) {
     const auto& slot = slots_[object.at];
-    Place place;
-    for (const Value frame : slot) {
+    for (const Value frame : slot)
       if (!has_shape(frame, kFrame)) return;
-      if (place.add(this->place(frame))) break;
-    }
-    const uint64_t at = slot.empty() ? kEmpty : packed(place);
+    Places::Stack stack(places);
+    for (const Value frame : slot) stack.add(this->frame(frame));
+    const bool empty = slot.empty();
     release(object.at);
-    object.at = at;
+    object.at = empty ? kEmpty : stacks_.size();
     object.shape = kStack;
+    if (!empty) stacks_.push(stack.place());
   }
 
   Budget& budget_;
   Chunked<Object> objects_;
   Chunked<Event> events_;
+  Chunked<Place> stacks_;
   std::vector<std::vector<Value>> slots_;  // what is in lists, and keys and values of dicts
   std::vector<size_t> free_;               // slots
 };

@@ -17,7 +17,7 @@ class Value {
     kText,      // its number among the texts
     kLongText,  // too long to say anything
     kBytes,
-    kTuple,     // nothing of what is in these three is asked for
+    kTuple,     // a pair of small numbers has a payload, all others none; of a set nothing is kept
     kSet,
     kObject,    // index of a list or a dict
   };
@@ -27,6 +27,13 @@ class Value {
   static constexpr Value whole(int64_t number) {
     const Value value(kNumber, number);
     return value.payload() == number ? value : Value(kLarge);
+  }
+
+  // A tuple of two values: of whole numbers below 2^29 each pair has a payload of its own, from 1 on.
+  static constexpr Value pair(Value first, Value second) {
+    constexpr int64_t most = int64_t{1} << 29;
+    const auto small = [](Value value) { return value.is(kNumber) && value.payload() >= 0 && value.payload() < most; };
+    return {kTuple, small(first) && small(second) ? first.payload() * most + second.payload() + 1 : 0};
   }
 
   constexpr Kind kind() const { return static_cast<Kind>(bits_ & 15); }

@@ -1,0 +1,111 @@
+"""The part of a program's memory history that a recording covers, and the memory from before it.
+
+Readers write into a trace's metadata, of each device: ``history.DEVICE``, and ``live_before.DEVICE`` and
+``reserved_before.DEVICE`` in bytes. Whoever draws conclusions from a trace asks `completeness` first: a load
+that was not recorded may have been larger than any that was.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traces.trace import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    from traces.trace import Trace
+
+_DEVICE_FREE = "refused.device_free"
+#: Refused requests of which the free memory is kept: metadata is a line of text.
+_MOST_DEVICE_FREE = 1000
+
+
+class History(enum.StrEnum):
+    """The part of a device's history that a recording holds."""
+
+    WHOLE = "whole"  #: nothing was there before the first event
+    WINDOW = "window"  #: memory was in use, or reserved, before the first event
+    ABSENT = "absent"  #: no events, only the state at the end
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """What a trace knows of one device beside its events.
+
+    Attributes:
+        device: its index.
+        history: the part of the history that was recorded.
+        live_before_bytes: requested bytes alive before the first event, as far as they are known.
+        reserved_before_bytes: bytes of segments held before the first event, as far as they are known.
+    """
+
+    device: int
+    history: History
+    live_before_bytes: int
+    reserved_before_bytes: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing that happened on the device is missing."""
+        return self.history is History.WHOLE
+
+
+def completeness(trace: Trace, device: int) -> Completeness:
+    """Tell how much of a device's history a trace holds.
+
+    Traces whose readers say nothing are whole, unless buffers were alive before them.
+    """
+    said = trace.metadata
+    before = _number(said.get("alive_before")) > 0
+    default = History.WINDOW if before else History.WHOLE
+    text = said.get(f"history.{device}", default)
+    return Completeness(
+        device=device,
+        history=History(text) if text in set(History) else default,
+        live_before_bytes=_number(said.get(f"live_before.{device}")),
+        reserved_before_bytes=_number(said.get(f"reserved_before.{device}")),
+    )
+
+
+def known_before(devices: Mapping[int, tuple[int, int, int]]) -> dict[str, str]:
+    """Return the metadata that `completeness` reads.
+
+    Args:
+        devices: of each the count of its events, and the bytes live and reserved before the first of them.
+    """
+    said = {}
+    for device, (events, live, reserved) in devices.items():
+        before = live > 0 or reserved > 0
+        history = History.WHOLE if not before else History.WINDOW if events else History.ABSENT
+        said[f"history.{device}"] = str(history)
+        if before:
+            said |= {f"live_before.{device}": str(live), f"reserved_before.{device}": str(reserved)}
+    return said
+
+
+def with_device_free(free_bytes: Iterable[int]) -> dict[str, str]:
+    """Return the metadata that `device_free` reads: bytes by refused request, in order, -1 where unknown."""
+    known = list(free_bytes)[:_MOST_DEVICE_FREE]
+    return {_DEVICE_FREE: ",".join(map(str, known))} if any(value >= 0 for value in known) else {}
+
+
+def device_free(trace: Trace) -> NDArray[np.int64]:
+    """Return the bytes that were free on the device at each refused request, int64[k]; -1 where unknown."""
+    count = int((trace.kind == Kind.REFUSED).sum())
+    free = np.full(count, -1, np.int64)
+    for at, text in enumerate(trace.metadata.get(_DEVICE_FREE, "").split(",")[:count]):
+        free[at] = _number(text, unknown=-1)
+    return free
+
+
+def _number(text: str | None, unknown: int = 0) -> int:
+    """A whole number of at most 18 digits in metadata, which may hold anything."""
+    plain = text is not None and text.isascii() and text.isdigit() and len(text) < 19
+    return int(text or "") if plain else unknown
