@@ -112,7 +112,8 @@ def _marks(trace: Trace) -> NDArray[np.int8]:
     for at, name in enumerate(trace.names):
         if name in MARKS:
             number[at] = MARKS.index(name)
-    return np.where(trace.kind == Kind.MARK, number[trace.operation], np.int8(-1))
+    own = (trace.kind == Kind.MARK) & (trace.category < 0)
+    return np.where(own, number[trace.operation], np.int8(-1))
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from traces.trace import Trace
 
-KNOWN = {"framework": "pytorch"}
+KNOWN = {"framework": "pytorch", "recorder": "profiler"}
 #: c10::DeviceType of host memory, and the device that a trace gives it; others have indices from 0.
 CPU, HOST = 0, -1
 #: What c10's allocators round addresses to, on the host and on devices.
@@ -67,8 +67,8 @@ def read_chrome(
 
     Memory of the host is device -1. A profiler's step (``ProfilerStep#N``) is a mark. Streams are not known.
     Source lines are file name and first line of the function, without folders. Metadata: ``framework``,
-    ``alignment``, ``alive_before`` (buffers allocated before the recording), those of `traces.completeness`
-    and, of memory that is not the host's, ``device_type``, its number in PyTorch.
+    ``recorder``, ``alignment``, ``alive_before`` (how many buffers are older), those of
+    `traces.completeness` and, of memory that is not the host's, ``device_type``, its number in PyTorch.
 
     Args:
         path: the file, as it is or compressed by gzip.
@@ -296,9 +296,12 @@ class _Totals:
             if not allocated[rows].any():  # an allocator that does not say
                 continue
             # Threads may report in another order than they allocate, so totals differ for a moment.
-            base = int(np.median(allocated[rows] - np.cumsum(size[rows])))
-            self.reserved_change[rows[1:]] = np.diff(reserved[rows])
-            self.before[index] = (max(base, 0), int(reserved[rows[0]]))
+            base = max(int(np.median(allocated[rows] - np.cumsum(size[rows]))), 0)
+            first = (
+                int(reserved[rows[0]]) if base else 0
+            )  # with nothing allocated it is taken for the first event
+            self.reserved_change[rows] = np.diff(reserved[rows], prepend=first)
+            self.before[index] = base, first
 
 
 def _around(memory: NDArray[np.int64], spans: array[int]) -> NDArray[np.int64]:

@@ -48,7 +48,7 @@ def read_snapshot(
 ) -> Trace:
     """Read a snapshot: every device, ordered by time, with addresses, operations, lines and Python stacks.
 
-    Metadata: ``framework``, ``alignment``, ``alive_before`` (buffers allocated before the recording),
+    Metadata: ``framework``, ``recorder``, ``alignment``, ``alive_before`` (how many buffers are older),
     those of `traces.completeness`, ``expandable`` (``1`` if any segment is, else ``0``), ``setting.NAME`` of
     the allocator, as JSON unless it is a text and without what is longer than 1000 characters, and, for each
     action that is not kept, ``action.NAME``, how often. Unknown keys are passed over, whatever plain data
@@ -129,6 +129,7 @@ def _metadata(read: _core.Snapshot) -> dict[str, str]:
         actions[name[:40]] += count
     return {
         "framework": "pytorch",
+        "recorder": "snapshot",
         "alignment": str(ALIGNMENT),
         "alive_before": str(read.alive_before),
         "expandable": str(int(read.expandable)),

@@ -12,12 +12,15 @@ import numpy as np
 from mempool.what_if import ALLOCATORS, simulate
 from solvers.simulators.recorded import recorded
 from traces import Kind
+from traces.completeness import completeness
+from traces.refused import with_attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from solvers.simulators import Simulation
     from traces import Trace
+    from traces.completeness import History
 
 #: What the trace's own allocator did goes by this name.
 RECORDED = "recorded"
@@ -33,11 +36,21 @@ class Choice:
 
 @dataclass(frozen=True)
 class Failure:
-    """The first alloc that did not fit: its row, bytes, and operation where it was recorded."""
+    """The first request that did not fit.
+
+    Attributes:
+        event: its row.
+        size_bytes: bytes asked for.
+        operation: its operation, None where unknown.
+        frame: its source line, None where unknown.
+        recorded: it failed when it was recorded, whatever the limit is here.
+    """
 
     event: int
     size_bytes: int
     operation: str | None
+    frame: str | None
+    recorded: bool
 
 
 @dataclass(frozen=True)
@@ -51,17 +64,23 @@ class Row:
         allocator: its name.
         device: whose events.
         settings: those that were given.
-        peak_load_bytes: most bytes asked for that were alive together.
+        peak_load_bytes: most bytes asked for that were alive together, those of requests included that were
+            refused in truth, but for what was recorded.
+        refused: of such requests, how many are included.
         peak_live_bytes: the same as the allocator rounds them.
         peak_reserved_bytes: most bytes held from the device.
         fragmentation: 1 - peak of the bytes asked for and served / peak reserved: the sum of the two parts.
         internal_fragmentation: of what is reserved at most, the part lost to rounding.
         external_fragmentation: of what is reserved at most, the part that nobody lives in.
         driver_calls: calls to the device to take or give back memory.
-        largest_free_bytes: the largest free block when most is reserved, and most of it in use.
-        fits: whether every alloc fits in the limit, or in that of the allocator's own settings; None where
-            there is none and all fit.
-        failed_at: the first alloc that does not; its event is a row of the whole trace.
+        largest_free_bytes: the largest free block when most is reserved, and most of it in use; None where
+            the recording does not tell.
+        fits: whether every request, those included that were refused in truth, fits in the limit, or in that
+            of the allocator's own settings; None where there is none and all fit, and where all that was
+            recorded fits but a part of the history is missing.
+        history: the part of the device's history that was recorded, a `traces.completeness.History`.
+        failed_at: the first request that does not fit; its event is a row of the whole trace. Of what was
+            recorded, the first that was refused.
         seconds: of processor, for the simulation.
     """
 
@@ -69,14 +88,16 @@ class Row:
     device: int
     settings: dict[str, Any]
     peak_load_bytes: int
+    refused: int
     peak_live_bytes: int
     peak_reserved_bytes: int
     fragmentation: float
     internal_fragmentation: float
     external_fragmentation: float
     driver_calls: int
-    largest_free_bytes: int
+    largest_free_bytes: int | None
     fits: bool | None
+    history: History
     failed_at: Failure | None
     seconds: float
 
@@ -120,17 +141,21 @@ def compare(
     trace.validate()
     for device in trace.devices:
         events = trace if len(trace.devices) == 1 else trace.on_device(device)
+        attempts, of_events = with_attempts(events)
         rows = trace.rows_on_device(device)
         for choice in _all(events) if choices is None else choices:
             told(choice.allocator)
+            real = choice.allocator == RECORDED
+            asked, own = (events, rows) if real else (attempts, rows[of_events])
             try:
-                row = _row(events, choice, device, limit_bytes)
+                row = _row(asked, choice, device, limit_bytes)
+                row = replace(row, refused=0 if real else len(attempts) - len(events))
             except ValueError as error:  # settings that there are not, or that these events do not go with
                 yield Unable(choice.allocator, device, choice.settings, " ".join(str(error).split()))
                 continue
             failed = row.failed_at
             if failed is not None:
-                row = replace(row, failed_at=replace(failed, event=int(rows[failed.event])))
+                row = replace(row, failed_at=replace(failed, event=int(own[failed.event])))
             yield row
 
 
@@ -154,7 +179,7 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
     begin = time.process_time()
     made = _simulation(trace, choice, limit_bytes)
     seconds = time.process_time() - begin
-    failure = _failure(made, limit_bytes)
+    failure, known = _failure(made, limit_bytes), completeness(trace, device)
     if made.failed_at is not None and limit_bytes is not None:
         with contextlib.suppress(ValueError):  # some do not go without a limit
             made = _simulation(trace, choice, None)
@@ -166,6 +191,7 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
         device=device,
         settings=choice.settings,
         peak_load_bytes=int(made.trace.load().max(initial=0)),
+        refused=0,
         peak_live_bytes=live,
         peak_reserved_bytes=reserved,
         fragmentation=made.fragmentation,
@@ -173,21 +199,26 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
         external_fragmentation=(reserved - live) / whole,
         driver_calls=made.driver_calls,
         largest_free_bytes=made.largest_free_bytes,
-        fits=None if limit_bytes is None and failure is None else failure is None,
+        fits=False if failure is not None else None if limit_bytes is None or not known.is_whole else True,
+        history=known.history,
         failed_at=failure,
         seconds=seconds,
     )
 
 
 def _failure(made: Simulation, limit_bytes: int | None) -> Failure | None:
-    event = made.failed_at
+    refused = np.flatnonzero(made.trace.kind == Kind.REFUSED)  # of what was recorded alone
+    event = int(refused[0]) if len(refused) else made.failed_at
     if event is None:
         if limit_bytes is None or made.peak_reserved_bytes <= limit_bytes:
             return None
         event = _first_alloc(made.trace, int(np.argmax(made.reserved > limit_bytes)))  # recorded without it
     trace = made.trace
-    name = int(trace.operation[event])
-    return Failure(event, int(trace.size[event]), trace.names[name] if name >= 0 else None)
+    operation, frame = (
+        trace.names[name] if (name := int(column[event])) >= 0 else None
+        for column in (trace.operation, trace.frame)
+    )
+    return Failure(event, int(trace.size[event]), operation, frame, len(refused) > 0)
 
 
 def _first_alloc(trace: Trace, event: int) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mempool.analysis.caveats import caveats
 from mempool.analysis.compare import Choice, Row, Unable, compare
 from mempool.analysis.each import each
 
@@ -22,12 +23,14 @@ class Compared:
     Attributes:
         file: its path.
         rows: as `mempool.analysis.compare.compare` yields them.
+        caveats: of each device the sentences of `mempool.analysis.caveats`.
         skipped: how many events were left out, by reason; None where the first would have been an error.
         error: in a line, why there are none, or None.
     """
 
     file: str
     rows: tuple[Row | Unable, ...] = ()
+    caveats: dict[int, list[str]] = field(default_factory=dict)
     skipped: Counter[str] | None = None
     error: str | None = None
 
@@ -82,7 +85,8 @@ def compare_file(
             file, skipped=skipped, progress=lambda done, total: told(f"reading, {done / max(total, 1):.0%}")
         )
         rows = compare(trace, choices, limit_bytes=limit_bytes, told=lambda name: told(f"simulating {name}"))
-        return Compared(file, tuple(rows), skipped)
+        known = {device: caveats(trace.on_device(device), device) for device in trace.devices}
+        return Compared(file, tuple(rows), known, skipped)
     except MemoryError:
         return Compared(file, error=f"{file}: out of memory")
     except OSError as error:

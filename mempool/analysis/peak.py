@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from traces import Kind, buffers_of
+from traces.trace import RANGE_BEGIN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -117,11 +118,32 @@ def shares(trace: Trace, peak: Peak, names: NDArray[np.int32], most: int) -> lis
 
 
 def phases(trace: Trace) -> NDArray[np.int32]:
-    """The phase that each event is in, by the last mark that names one: an index into names, -1 before it."""
+    """Return the phase of each event, an index into names; -1 where unknown.
+
+    It is the innermost range of the program that is open; where no ranges were recorded, the last mark of a
+    recorder that names one of `PHASES`.
+    """
+    if RANGE_BEGIN in trace.names:
+        return _innermost_ranges(trace)
     known = [at for at, name in enumerate(trace.names) if name in PHASES]
     named = (trace.kind == Kind.MARK) & np.isin(trace.operation, known)
     last = np.maximum.accumulate(np.where(named, np.arange(len(trace)), -1))
     return np.append(trace.operation, np.int32(-1))[last]
+
+
+def _innermost_ranges(trace: Trace) -> NDArray[np.int32]:
+    begins = trace.names.index(RANGE_BEGIN)
+    marks = np.flatnonzero((trace.kind == Kind.MARK) & (trace.category >= 0))
+    inner = np.full(len(marks) + 1, -1, np.int32)  # after so many marks
+    opened: list[int] = []
+    for at, row in enumerate(marks.tolist(), 1):
+        name = int(trace.operation[row])
+        if trace.category[row] == begins:
+            opened.append(name)
+        elif name in opened:  # ends without a beginning are of ranges that were open before the recording
+            del opened[len(opened) - 1 - opened[::-1].index(name) :]
+        inner[at] = opened[-1] if opened else -1
+    return inner[np.searchsorted(marks, np.arange(len(trace)), side="right")]
 
 
 def by_bytes_and_time(peak: Peak) -> NDArray[np.int64]:

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from mempool.analysis.idle import LEAST_ABSENCE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mempool.analysis.idle import Absences
     from mempool.analysis.peak import Peak
-    from solvers.simulators import Simulation
-
-#: What to do where more is reserved than is asked for.
-PLAN = "place buffers by a plan: `mempool plan`; other allocators: `mempool compare`"
 
 
 @dataclass(frozen=True)
@@ -21,7 +19,7 @@ class Remedy:
     """One thing to do.
 
     Attributes:
-        name: "plan", "setting" (of the recorded allocator), "free_earlier" or "swap".
+        name: "pool", "setting" (of the recorded allocator), "fragmentation", "free_earlier" or "swap".
         saves_bytes: of what is reserved, or of the peak load, at most.
         how: what to do, in a sentence.
     """
@@ -34,23 +32,24 @@ class Remedy:
 def remedies(
     peak: Peak,
     idle: Absences | None,
-    recorded: Simulation | None,
+    unused: int | None,
     iteration_events: int,
-    tried: list[Remedy] | None = None,
+    simulated: Sequence[Remedy] = (),
 ) -> list[Remedy]:
     """What would help, the largest saving first; nothing that saves nothing.
 
     Args:
         peak: who is alive at the peak load.
         idle: absences there, if accesses were recorded.
-        recorded: what the recorded allocator did, if that is known.
+        unused: bytes reserved at most beyond the peak load, where a recording tells all of its history and
+            nothing was simulated; else None.
         iteration_events: length of an iteration; of the whole trace where it repeats none.
-        tried: what simulations say of plans and settings, where there were any.
+        simulated: savings of the pool and of settings.
     """
-    found = list(tried or ())
-    if recorded is not None and tried is None:
-        lost = recorded.peak_reserved_bytes - peak.bytes
-        found.append(Remedy("plan", lost, PLAN))
+    found = list(simulated)
+    if unused is not None:
+        how = "reserved beyond the peak load: see `mempool compare` for pools and allocators that need less"
+        found.append(Remedy("fragmentation", unused, how))
     if idle is not None:
         late, away = idle.late(peak), idle.used_again & idle.away(iteration_events)
         found += [

@@ -1,17 +1,21 @@
-"""What settings of PyTorch's allocator, or a plan, would have saved of a recording, by simulation."""
+"""Reserved bytes of a recording of PyTorch under the pool, a plan and other settings, by simulation."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mempool.analysis.remedies import PLAN, Remedy
-from solvers.simulators import simulate
+from mempool.analysis.remedies import Remedy
+from mempool.report import binary
+from mempool.what_if import simulate
 from solvers.simulators.pytorch_conf import recorded_settings
 from traces import TraceError
+from traces.completeness import History
 
 if TYPE_CHECKING:
     from solvers.simulators import Simulation
     from traces import Trace
+    from traces.completeness import Completeness
 
 #: Longer traces are not tried: that takes seconds.
 MOST_EVENTS = 2_000_000
@@ -23,36 +27,67 @@ SETTINGS = (
 )
 
 
-def tried(trace: Trace, recorded: Simulation | None) -> list[Remedy] | None:
-    """What each saves, which may be nothing or less; None where nothing can be tried.
+@dataclass(frozen=True)
+class Tried:
+    """Simulations of a recorded device.
 
-    A plan is held against what was recorded. A setting is held against the smaller of that and the simulated
-    allocator with the settings of the recording, so that no fault of the simulation counts as its merit. Of
-    each setting the value that saves most is told.
+    Attributes:
+        pool_bytes: most bytes that `mempool run` would reserve; None where that cannot be simulated.
+        plan_bytes: the arena of a plan of all that was recorded: no pool that learns can do better.
+        remedies: changes that save, or do not, against what was recorded.
+    """
+
+    pool_bytes: int | None
+    plan_bytes: int | None
+    remedies: list[Remedy]
+
+
+def tried(trace: Trace, recorded: Simulation | None, known: Completeness) -> Tried | None:
+    """Simulate the pool, a plan, and settings; None where nothing can be tried.
+
+    The pool is held against the recorded peak. A setting is held against the smaller of that and the
+    simulated allocator with the settings of the recording, so that no fault of the simulation counts as its
+    merit; so is the pool where the recording lacks a beginning, since the recorded reservation may have been
+    made for a load that nobody knows. Of each setting the value that saves most is told.
 
     Args:
         trace: events of one device; tried if PyTorch's, and at most `MOST_EVENTS`.
-        recorded: what the recorded allocator did, if that is known.
+        recorded: the recorded allocator, if that is known.
+        known: the part of the history that was recorded; without any, nothing is tried.
     """
     if recorded is None or trace.metadata.get("framework") != "pytorch" or len(trace) > MOST_EVENTS:
         return None
-    peak = recorded.peak_reserved_bytes
-    planned = _reserved(trace, "planned")
-    found = [] if planned is None else [Remedy("plan", peak - planned, f"{PLAN}; simulated")]
-    if trace.metadata.get("expandable") == "1":  # they have none of the gaps that the others are against
-        return found
+    if known.history is History.ABSENT:
+        return None
     own = recorded_settings(trace.metadata)
-    if (now := _reserved(trace, "pytorch", **own)) is None:
-        return found
+    expandable = trace.metadata.get("expandable") == "1"
+    peak = recorded.peak_reserved_bytes
+    now = _reserved(trace, "pytorch_expandable" if expandable else "pytorch", **own)
+    base = peak if known.is_whole or now is None else min(peak, now)
+    pool, plan = _reserved(trace, "planned_online"), _reserved(trace, "planned")
+    found = [] if pool is None else [_pool_remedy(base, pool, plan)]
+    if now is not None and not expandable:  # these have none of the gaps that settings are against
+        found += _settings(trace, own, min(peak, now))
+    return Tried(pool, plan, found)
+
+
+def _pool_remedy(base: int, pool: int, plan: int | None) -> Remedy:
+    how = "run it under the pool: `mempool run`; other allocators: `mempool compare`; simulated"
+    if plan is not None and base > plan:
+        how += f", at best {binary(base - plan)} by a plan of all that was recorded"
+    return Remedy("pool", base - pool, how)
+
+
+def _settings(trace: Trace, own: dict[str, Any], base: int) -> list[Remedy]:
     best: dict[str, Remedy] = {}
     for setting, value, allocator in SETTINGS:
         change = {} if allocator == "pytorch_expandable" else {setting: value}
         if (reserved := _reserved(trace, allocator, **own | change)) is None:
             continue
         how = f"{setting}:{value} in PYTORCH_CUDA_ALLOC_CONF; simulated"
-        one = Remedy("setting", min(peak, now) - reserved, how)
+        one = Remedy("setting", base - reserved, how)
         best[setting] = max(one, best.get(setting, one), key=lambda remedy: remedy.saves_bytes)
-    return [*found, *best.values()]
+    return list(best.values())
 
 
 def _reserved(trace: Trace, allocator: str, **settings: Any) -> int | None:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mempool.analysis.caveats import Refusals, refusals
 from mempool.analysis.idle import Absences, absences
 from mempool.analysis.peak import Peak, at_peak
 from mempool.analysis.remedies import Remedy, remedies
-from mempool.analysis.tried import tried
+from mempool.analysis.tried import Tried, tried
 from solvers.simulators.recorded import recorded
+from traces.completeness import completeness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from solvers.simulators import Simulation
     from traces import Trace
+    from traces.completeness import Completeness
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +38,9 @@ class Where:
         peak: who is alive at the peak load.
         idle: absences there, None where no accesses were recorded.
         recorded: what the recorded allocator did, None where that is not known.
+        known: the part of the device's history that was recorded.
+        refusals: requests that failed, None where none did.
+        tried: simulations of the pool, a plan and settings, None where nothing could be tried.
         remedies: what would help, the largest saving first.
     """
 
@@ -46,6 +52,9 @@ class Where:
     peak: Peak
     idle: Absences | None
     recorded: Simulation | None
+    known: Completeness
+    refusals: Refusals | None
+    tried: Tried | None
     remedies: list[Remedy]
 
     def row(self, event: int) -> int:
@@ -78,8 +87,12 @@ def where(trace: Trace, begins: NDArray[np.int64] | None = None, only: int | Non
         own = np.searchsorted(rows, begins)  # the same beginnings among the device's events
         events = trace if len(rows) == len(trace) else trace.on_device(device)
         peak = at_peak(events, own)
-        idle, known = absences(events, peak), recorded(events)
+        idle, made, known = absences(events, peak), recorded(events), completeness(trace, device)
         iteration = int(np.median(np.diff(own))) if len(own) > 1 else len(events)
+        simulated = tried(events, made, known)
+        unused = None
+        if made is not None and simulated is None and known.is_whole:
+            unused = made.peak_reserved_bytes - peak.bytes
         yield Where(
             device,
             events,
@@ -88,6 +101,9 @@ def where(trace: Trace, begins: NDArray[np.int64] | None = None, only: int | Non
             len(own),
             peak,
             idle,
+            made,
             known,
-            remedies(peak, idle, known, iteration, tried(events, known)),
+            refusals(events),
+            simulated,
+            remedies(peak, idle, unused, iteration, simulated.remedies if simulated else ()),
         )

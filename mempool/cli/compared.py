@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mempool.cli.output import console, percent, plain, table
+from mempool.cli.output import console, percent, plain, table, tell_caveats
 from mempool.report import binary
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ def answers(one: Compared) -> list[dict[str, Any]]:
 
     about = {"file": one.file, "skipped": one.skipped}
     if one.error is not None:
-        return [about | dict.fromkeys(Row.__dataclass_fields__) | {"error": one.error}]
-    return [about | row.to_dict() for row in one.rows]
+        return [about | dict.fromkeys(Row.__dataclass_fields__) | {"error": one.error, "caveats": []}]
+    return [about | row.to_dict() | {"caveats": one.caveats.get(row.device, [])} for row in one.rows]
 
 
 def errors(one: Compared) -> Iterator[str]:
@@ -38,6 +38,7 @@ def show(found: list[Compared], limit_bytes: int | None) -> None:
     for one in found:
         rows = _known(one)
         for device in dict.fromkeys(row.device for row in rows):
+            tell_caveats(f"{one.file}, device {device}", one.caveats.get(device, []))
             _table(one.file, device, [row for row in rows if row.device == device], limit_bytes)
         if not one.rows and one.error is None:
             console().print(plain(f"{one.file}: no allocations"))
@@ -52,7 +53,7 @@ def _known(one: Compared) -> list[Row]:
 
 
 def _table(file: str, device: int, rows: list[Row], limit_bytes: int | None) -> None:
-    limited = any(row.fits is not None for row in rows)
+    limited = limit_bytes is not None or any(row.fits is not None for row in rows)
     header = ["allocator", "reserved", "lost", "rounding", "largest gap", "calls", *["fits"] * limited, "s"]
     lines = [
         [
@@ -60,18 +61,33 @@ def _table(file: str, device: int, rows: list[Row], limit_bytes: int | None) -> 
             binary(row.peak_reserved_bytes),
             percent(row.fragmentation),
             percent(row.internal_fragmentation),
-            binary(row.largest_free_bytes),
+            binary(row.largest_free_bytes) if row.largest_free_bytes is not None else "unknown",
             f"{row.driver_calls:,}",
-            *["no" if row.fits is False else "yes"] * limited,
+            *[_fits(row)] * limited,
             f"{row.seconds:.2f}",
         ]
         for row in rows
     ]
-    load = binary(rows[0].peak_load_bytes)
-    table(f"{file}, device {device}: peak load {load}", header, lines)
+    table(f"{file}, device {device}: {_loads(rows)}", header, lines)
     for row in rows:
         if row.failed_at is not None:
             console().print(plain(_failure(row, limit_bytes)))
+
+
+def _loads(rows: list[Row]) -> str:
+    """The peak load, without and with the requests that failed, as far as the rows tell them."""
+    loads = {row.refused > 0: row.peak_load_bytes for row in rows}
+    parts = [binary(loads[False])] if False in loads else []
+    if True in loads:
+        parts.append(f"{binary(loads[True])} with the requests that failed")
+    return f"peak load {', '.join(parts)}"
+
+
+def _fits(row: Row) -> str:
+    """Answer as far as the recording allows: what it does not hold may need more."""
+    if row.fits is not None or row.history == "whole":
+        return "no" if row.fits is False else "yes"
+    return "in window" if row.history == "window" else "unknown"
 
 
 def _name(row: Row | Unable) -> str:
@@ -85,12 +101,11 @@ def _name(row: Row | Unable) -> str:
 def _failure(row: Row, limit_bytes: int | None) -> str:
     failed = row.failed_at
     assert failed is not None
-    operation = f" in {failed.operation}" if failed.operation else ""
+    place = failed.operation or failed.frame
+    where = f" in {place}" if place else ""
     limit = "what its settings allow" if limit_bytes is None else binary(limit_bytes)
-    return (
-        f"{_name(row)} runs out of {limit} at event {failed.event:,}{operation}, "
-        f"which asks for {binary(failed.size_bytes)}"
-    )
+    verb = "ran out of memory" if failed.recorded else f"runs out of {limit}"
+    return f"{_name(row)} {verb} at event {failed.event:,}{where}, which asks for {binary(failed.size_bytes)}"
 
 
 def _summary(found: list[Compared], limit_bytes: int | None) -> None:

@@ -11,7 +11,7 @@ import typer
 from mempool.cli import kinds, where
 from mempool.cli.main_part import passed_over
 from mempool.cli.options import Device, Frames, Lenient  # noqa: TC001 - typer reads them from the signature
-from mempool.cli.output import bar, console, facts, percent, print_json, source_line, table
+from mempool.cli.output import bar, console, facts, percent, print_json, source_line, table, tell_caveats
 from mempool.report import binary
 
 if TYPE_CHECKING:
@@ -71,13 +71,15 @@ def answer(work: Work, largest: int, *, frames: bool = False, device: int | None
     from solvers import lower_bound, peak_load
 
     buffers = work.buffers
+    planned = peak_load(buffers)
     said: dict[str, Any] = {
         "kind": work.kind,
         "buffers": len(buffers),
         "persistent_buffers": int(buffers.persistent.sum()),
         "wrap_around_buffers": int((buffers.wrap_around & ~buffers.persistent).sum()),
         "period": buffers.period,
-        "peak_load_bytes": peak_load(buffers),
+        "peak_load_bytes": _peak_load(work, planned),
+        "iteration_peak_load_bytes": None if work.pattern is None else planned,
         "lower_bound_bytes": lower_bound(buffers),
         "largest_at_peak": _largest_at_peak(work, largest, frames=frames),
         "skipped": work.skipped,
@@ -93,7 +95,7 @@ def answer(work: Work, largest: int, *, frames: bool = False, device: int | None
             "status": str(work.plan.status),
             "arena_bytes": work.plan.arena_bytes,
             "arenas": arenas(work.plan, buffers),
-            "fragmentation": work.plan.fragmentation(said["peak_load_bytes"]),
+            "fragmentation": work.plan.fragmentation(planned),
             "address_period_iterations": work.plan.columns,
             "solver": work.plan.solver,
             "seed": work.plan.seed,
@@ -102,6 +104,13 @@ def answer(work: Work, largest: int, *, frames: bool = False, device: int | None
             "stopped_by": work.plan.stopped_by,
         }
     return said
+
+
+def _peak_load(work: Work, planned: int) -> int:
+    """Return the peak load of all events, or of the buffers of a file that has none, in bytes."""
+    if work.trace is None or work.pattern is None:
+        return planned
+    return int(work.trace.load().max(initial=0))
 
 
 def _kinds(work: Work) -> list[dict[str, Any]] | None:
@@ -122,6 +131,7 @@ def _events(trace: Trace) -> dict[str, Any]:
         "reads": int(counts[Kind.READ]),
         "writes": int(counts[Kind.WRITE]),
         "marks": int(counts[Kind.MARK]),
+        "refused": int(counts[Kind.REFUSED]),
         "requested_bytes": int(trace.size[trace.kind == Kind.ALLOC].sum(dtype=np.float64)),
         "streams": len(np.unique(trace.stream)),
         "devices": len(trace.devices),
@@ -196,12 +206,18 @@ def _where(work: Work, row: int, *, frames: bool) -> dict[str, Any]:
 def _show(file: Path, work: Work, said: dict[str, Any]) -> None:
     from mempool.cli.plot import show_addresses, show_load
 
-    facts(f"{file}: {work.kind}", _facts(work, said))
+    wheres = said.get("where", [])
+    for device in wheres:
+        of = f", device {device['device']}" if len(wheres) > 1 else ""
+        tell_caveats(f"{file}{of}", device["caveats"])
+    ended = any(one["device"] == work.device and one["history"] == "absent" for one in wheres)
+    facts(f"{file}: {work.kind}", _facts(work, said, ended=ended))
     if work.others:
         kinds.show(said["kinds"])
     print_to = console()
-    print_to.print("\nload over time")
-    show_load(print_to, work.buffers)
+    if not ended:
+        print_to.print("\nload over time")
+        show_load(print_to, work.buffers)
     if said["largest_at_peak"]:
         rows = [
             (
@@ -213,7 +229,8 @@ def _show(file: Path, work: Work, said: dict[str, Any]) -> None:
             )
             for entry in said["largest_at_peak"]
         ]
-        table("\nlargest buffers at the peak", ("buffer", "size", "start", "end", "instances"), rows)
+        at = "at the end" if ended else "at the peak" if work.pattern is None else "at an iteration's peak"
+        table(f"\nlargest buffers {at}", ("buffer", "size", "start", "end", "instances"), rows)
     if work.trace is not None:
         where.show(said["where"])
     if work.plan is not None:
@@ -221,7 +238,7 @@ def _show(file: Path, work: Work, said: dict[str, Any]) -> None:
         show_addresses(print_to, work.buffers, work.plan)
 
 
-def _facts(work: Work, said: dict[str, Any]) -> list[tuple[str, str]]:
+def _facts(work: Work, said: dict[str, Any], *, ended: bool) -> list[tuple[str, str]]:
     rows = []
     if work.trace is not None:
         counted = ", ".join(
@@ -233,6 +250,8 @@ def _facts(work: Work, said: dict[str, Any]) -> list[tuple[str, str]]:
             ("requested", binary(said["requested_bytes"])),
             ("seconds", f"{said['duration_ns'] / 1e9:.3f}"),
         ]
+        if said["refused"]:
+            rows.insert(1, ("refused", f"{said['refused']:,} requests"))
     if said.get("devices", 0) > 1:
         rows.append(("device", f"{said['device']}; what follows is of it alone"))
     if work.pattern is not None:
@@ -251,7 +270,12 @@ def _facts(work: Work, said: dict[str, Any]) -> list[tuple[str, str]]:
             + (f", {wrap:,} wrap around" if wrap else "")
             + (f", {stay:,} stay" if stay else ""),
         ),
-        ("peak load", binary(said["peak_load_bytes"])),
+        ("live at the end" if ended else "peak load", binary(said["peak_load_bytes"])),
+        *(
+            [("of an iteration", binary(said["iteration_peak_load_bytes"]))]
+            if said["iteration_peak_load_bytes"] is not None
+            else []
+        ),
         ("lower bound", binary(said["lower_bound_bytes"])),
     ]
     if work.plan is not None:

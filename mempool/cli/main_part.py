@@ -30,7 +30,7 @@ def is_main(kinds: Sequence[Pattern], trace: Trace) -> bool:
     """
     from traces import Kind
 
-    if not found_only(trace) and (trace.kind == Kind.MARK).any():
+    if not found_only(trace) and ((trace.kind == Kind.MARK) & (trace.category < 0)).any():
         return True
     sizes = trace.size[(trace.kind == Kind.ALLOC) & (trace.size > _SMALL_BYTES)]
     if 2 * sum(one.iterations * len(one.buffers) for one in kinds) < len(sizes):

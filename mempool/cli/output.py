@@ -93,6 +93,12 @@ def facts(title: str, rows: Sequence[tuple[str, str]]) -> None:
     console().print(table)
 
 
+def tell_caveats(title: str, sentences: Sequence[str]) -> None:
+    """Print facts that are missing in a file, before anything that follows from the others."""
+    for sentence in sentences:
+        console().print(plain(f"{title}: {sentence}"))
+
+
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, fold: int = 0) -> None:
     """Print a table; all columns but the first and that which may ``fold`` are numbers."""
     from rich.box import SIMPLE_HEAD

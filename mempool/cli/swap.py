@@ -154,7 +154,7 @@ def _repeats(trace: Trace) -> tuple[int, int] | None:
     from traces import Kind
     from traces.pattern import find_patterns
 
-    if (trace.kind == Kind.MARK).any():
+    if ((trace.kind == Kind.MARK) & (trace.category < 0)).any():
         return None
     found = find_patterns(trace, anywhere=True)
     begins = found[0].begins.tolist() if found else []

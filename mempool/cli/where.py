@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mempool.cli.output import console, facts, percent, source_line, table
@@ -35,19 +36,29 @@ def answer(work: Work, most: int, *, frames: bool, device: int | None = None) ->
         frames: whether source lines may be told.
         device: the only one to look at; None for all.
     """
+    from mempool.analysis.caveats import caveats
     from mempool.analysis.where import where
 
     assert work.file is not None
-    return [_device(one, most, frames=frames) for one in where(work.file, work.begins, device)]
+    return [
+        _device(one, most, caveats(one.trace, one.device), frames=frames)
+        for one in where(work.file, work.begins, device)
+    ]
 
 
-def _device(one: Where, most: int, *, frames: bool) -> dict[str, Any]:
+def _device(one: Where, most: int, caveats: list[str], *, frames: bool) -> dict[str, Any]:
     from mempool.analysis.peak import Role, phases, shares
 
     peak, trace = one.peak, one.trace
     phase = phases(trace)
+    frames = frames or not (trace.operation[peak.alloc] >= 0).any()  # then lines tell most
     said: dict[str, Any] = {
         "device": one.device,
+        "caveats": caveats,
+        "history": str(one.known.history),
+        "live_before_bytes": one.known.live_before_bytes,
+        "reserved_before_bytes": one.known.reserved_before_bytes,
+        "refused": _refused(one),
         "peak_event": one.row(peak.event),
         "peak_load_bytes": peak.bytes,
         "roles": {role.name.lower(): int(peak.size[peak.role == role].sum()) for role in Role}
@@ -72,6 +83,7 @@ def _device(one: Where, most: int, *, frames: bool) -> dict[str, Any]:
         "idle_bytes": None,
         "late_bytes": None,
         "recorded": _recorded(one),
+        "simulated": one.tried and {"pool_bytes": one.tried.pool_bytes, "plan_bytes": one.tried.plan_bytes},
         "remedies": [
             {"name": remedy.name, "saves_bytes": remedy.saves_bytes, "how": remedy.how}
             for remedy in one.remedies
@@ -118,6 +130,16 @@ def _held_longest(one: Where, most: int, *, frames: bool) -> list[dict[str, Any]
     return rows
 
 
+def _refused(one: Where) -> dict[str, Any] | None:
+    if one.refusals is None:
+        return None
+    frame = one.refusals.frame
+    return asdict(one.refusals) | {
+        "event": one.row(one.refusals.event),
+        "frame": None if frame is None else source_line(frame),
+    }
+
+
 def _recorded(one: Where) -> dict[str, Any] | None:
     made = one.recorded
     if made is None:
@@ -134,7 +156,8 @@ def _recorded(one: Where) -> dict[str, Any] | None:
 def show(said: list[dict[str, Any]]) -> None:
     """Print what `answer` gives."""
     for device in said:
-        peak = max(device["peak_load_bytes"], 1)
+        peak, ended = max(device["peak_load_bytes"], 1), device["history"] == "absent"
+        at = "at the end" if ended else "at the peak"
         facts(f"\nwhere memory goes on device {device['device']}", _facts(device))
         for key, name in SHARES:
             rows = [
@@ -147,7 +170,7 @@ def show(said: list[dict[str, Any]]) -> None:
                 for share in device.get(key, ())
             ]
             if any(share[name] for share in device.get(key, ())):
-                table(f"\nat the peak by {name}", (name, "bytes", "share", "buffers"), rows)
+                table(f"\n{at} by {name}", (name, "bytes", "share", "buffers"), rows)
         longest = [
             (
                 " ".join(str(entry[name]) for name in ("buffer", "operation", "frame") if name in entry),
@@ -157,7 +180,7 @@ def show(said: list[dict[str, Any]]) -> None:
             )
             for entry in device["held_longest"]
         ]
-        if longest:
+        if longest and not ended:
             table(
                 "\nmost bytes held longest", ("buffer", "size", "events", "role")[: len(longest[0])], longest
             )
@@ -171,9 +194,11 @@ def _facts(device: dict[str, Any]) -> list[tuple[str, str]]:
     from mempool.analysis.idle import LEAST_ABSENCE
 
     roles = {name: size for name, size in (device["roles"] or {}).items() if size}
-    rows = [
-        ("peak load", f"{binary(device['peak_load_bytes'])} after event {device['peak_event']:,}"),
-    ]
+    load = binary(device["peak_load_bytes"])
+    rows = [("peak load", f"{load} after event {device['peak_event']:,}")]
+    ended = device["history"] == "absent"
+    if ended:
+        rows = [("live at the end", load)]
     if device["peak_phase"] is not None:
         rows.append(
             ("while", " of ".join(part for part in (device["peak_phase"], device["peak_module"]) if part))
@@ -186,13 +211,26 @@ def _facts(device: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(
             ("idle", f"{idle} for {LEAST_ABSENCE:.0%} of an iteration or more; {late} last used before")
         )
-    if (made := device["recorded"]) is not None:
-        rows += [
-            (
-                "reserved",
-                f"{binary(made['peak_reserved_bytes'])}, in {made['driver_calls']:,} calls to the driver",
-            ),
-            ("stranded", f"{binary(made['stranded_bytes'])} when most was reserved"),
-            ("largest free block", f"{binary(made['largest_free_bytes'])} then"),
-        ]
+    if device["recorded"] is not None:
+        rows += _reserved(device["recorded"], ended=ended)
+    if (simulated := device["simulated"]) is not None and simulated["pool_bytes"] is not None:
+        best = (
+            "" if simulated["plan_bytes"] is None else f"; a plan of all: {binary(simulated['plan_bytes'])}"
+        )
+        part = "" if device["history"] == "whole" else " of what was recorded"
+        rows.append(
+            ("with mempool run", f"{binary(simulated['pool_bytes'])} reserved, simulated{part}{best}")
+        )
+    return rows
+
+
+def _reserved(made: dict[str, Any], *, ended: bool) -> list[tuple[str, str]]:
+    calls = "" if ended else f", in {made['driver_calls']:,} calls to the driver"
+    when = "at the end" if ended else "when most was reserved"
+    rows = [
+        ("reserved", f"{binary(made['peak_reserved_bytes'])}{calls}"),
+        ("stranded", f"{binary(made['stranded_bytes'])} {when}"),
+    ]
+    if made["largest_free_bytes"] is not None:
+        rows.append(("largest free block", f"{binary(made['largest_free_bytes'])} then"))
     return rows

@@ -13,6 +13,7 @@ from solvers.simulators.native import course_of
 from solvers.simulators.pytorch import PyTorch
 from solvers.simulators.pytorch_conf import recorded_settings
 from solvers.simulators.simulate import simulation_of
+from traces.private_pools import pools_as_streams
 from traces.trace import Kind
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def judge(trace: Trace, **parameters: Any) -> Judgement:
         raise ValueError("a recording of expandable segments cannot be judged")
     if len(trace.devices) > 1:
         raise ValueError("a trace of several devices; judge each by itself")
+    trace = pools_as_streams(trace)
     settings = PyTorch(**recorded_settings(trace.metadata) | parameters)
     rules = settings.rules()
     truth = recording(trace, rules)

@@ -23,7 +23,8 @@ class PyTorch(Native):
     than 1 MiB are left. What is freed merges with its neighbours. Where the device has no more, segments that
     are free as a whole are given back. A call to the driver is a cudaMalloc or a cudaFree.
 
-    Not modelled: private pools of captured graphs and of `MemPool`, callbacks that free memory.
+    Private pools of captured graphs and of `MemPool` are modelled as streams. Not modelled: that they go when
+    their graphs do, callbacks that free memory.
 
     Attributes:
         conf: text as of ``PYTORCH_CUDA_ALLOC_CONF``; what it sets goes before the others here.

@@ -21,7 +21,8 @@ def recorded(trace: Trace) -> Simulation | None:
     """The recorded addresses and segments as a simulation called "recorded"; None where they are not known.
 
     They are not where an address is missing, or where a buffer lies outside of all that was ever held, as in
-    a recording whose beginning or end is lost.
+    a recording whose beginning or end is lost. Where no address of a segment is known, as in a profiler's
+    trace, the reserved bytes are known at each event, but no segments: the simulation has none.
 
     Bytes in use are the requested ones rounded to the trace's alignment: what the allocator lost beyond that
     inside of blocks is not told. Segments that were there before count as calls to the driver too.
@@ -34,7 +35,9 @@ def recorded(trace: Trace) -> Simulation | None:
     """
     segment = np.flatnonzero((trace.kind == Kind.RESERVE) | (trace.kind == Kind.RELEASE))
     alloc = trace.kind == Kind.ALLOC
-    if not len(segment) or (trace.address[alloc & (trace.size > 0)] < 0).any():
+    placed = np.flatnonzero(alloc & (trace.size > 0))
+    by_address = bool((trace.address[segment] >= 0).any())
+    if not len(segment) or (by_address and (trace.address[placed] < 0).any()):
         return None
     sign = np.where(trace.kind == Kind.RESERVE, 1, np.where(trace.kind == Kind.RELEASE, -1, 0))
     rounded = -(-trace.size // trace.alignment) * trace.alignment
@@ -42,11 +45,12 @@ def recorded(trace: Trace) -> Simulation | None:
     freed = trace.kind == Kind.FREE
     change[freed] = -rounded[trace.births[freed]]
     live, reserved, segments = np.cumsum(change), np.cumsum(sign * trace.size), recorded_segments(trace)
-    placed = np.flatnonzero(alloc & (trace.size > 0))
-    if (live > reserved).any() or not _lies_within(segments, trace.address[placed], trace.size[placed]):
+    if not by_address:  # threads may report in another order than they reserve
+        live = np.minimum(live, reserved)
+    elif (live > reserved).any() or not _lies_within(segments, trace.address[placed], trace.size[placed]):
         return None
     return Simulation(
-        address=np.where(alloc & (trace.size > 0), trace.address, -1),
+        address=np.where(alloc & (trace.size > 0), np.maximum(trace.address, 0), -1),
         live=live,
         reserved=reserved,
         segments=segments,

@@ -10,6 +10,7 @@ from solvers import _core
 from solvers.simulators.native import check_bytes
 from solvers.simulators.registry import ALLOCATORS
 from solvers.simulators.simulation import Course, Simulation
+from traces.private_pools import pools_as_streams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +29,8 @@ def simulate(
 ) -> Simulation:
     """Put a trace's allocs and frees through a simulated allocator.
 
-    Deterministic. Only the order of the events counts, their times do not.
+    Deterministic. Only the order of the events counts, their times do not. Refused requests are passed over
+    (`traces.refused.with_attempts` makes buffers of them); private pools are streams of their own.
 
     Args:
         trace: events of one device.
@@ -54,7 +56,7 @@ def simulate(
         raise ValueError(f"{allocator} has no setting {', '.join(unknown)}; there are {', '.join(known)}")
     made = kind(**parameters)
     most = _core.LARGEST_DEVICE
-    course = made.run(trace, most if limit_bytes is None else min(limit_bytes, most))
+    course = made.run(pools_as_streams(trace), most if limit_bytes is None else min(limit_bytes, most))
     return simulation_of(trace, allocator, made, course)
 
 

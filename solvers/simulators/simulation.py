@@ -63,7 +63,7 @@ class Simulation(Course):
         address: int64[events], where each alloc was put; -1 elsewhere, where it failed, and for zero bytes.
         live: int64[events], bytes of the blocks in use after each event: sizes as the allocator rounds them.
         reserved: int64[events], bytes held from the device after each event.
-        segments: what was held, and when.
+        segments: what was held, and when; empty where a recording tells the bytes alone.
         driver_calls: how often the device was called to take or give back memory.
         failed_at: the first alloc that did not fit, None if all did.
         allocator: its name in `ALLOCATORS`.
@@ -111,8 +111,10 @@ class Simulation(Course):
         return int(np.where(self.reserved == self.peak_reserved_bytes, self.live, -1).argmax())
 
     @cached_property
-    def largest_free_bytes(self) -> int:
-        """Largest free range of one region after `fullest_event`."""
+    def largest_free_bytes(self) -> int | None:
+        """Largest free range of one region after `fullest_event`; None where no segments are known."""
+        if not len(self.segments) and self.peak_reserved_bytes:
+            return None
         return _largest_gap(self, self.fullest_event) if len(self.live) else 0
 
 

@@ -81,7 +81,7 @@ def test_the_arena_is_as_large_as_the_largest_kind_needs(
     assert answer["arena_bytes"] < 1.25 * max(kind["peak_load_bytes"] for kind in each)
     about = said(capsys, "info", tmp_path / "run.trace")
     assert about["iterations"] == about["kinds"][0]["iterations"]
-    assert about["peak_load_bytes"] == max(kind["peak_load_bytes"] for kind in about["kinds"])
+    assert about["iteration_peak_load_bytes"] == max(kind["peak_load_bytes"] for kind in about["kinds"])
     assert sum(kind["iterations"] for kind in about["kinds"]) >= 58  # all but the first ones
     assert said(capsys, "info", tmp_path / "run.plan")["arena_bytes"] == answer["arena_bytes"]
 

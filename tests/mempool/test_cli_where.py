@@ -103,7 +103,7 @@ def test_what_was_reserved_and_what_would_help_is_told(
     assert said["recorded"]["peak_reserved_bytes"] == 512 * KIB
     assert said["recorded"]["driver_calls"] == 1
     saves = {remedy["name"]: remedy["saves_bytes"] for remedy in said["remedies"]}
-    assert saves["plan"] == (512 - 348) * KIB
+    assert saves["fragmentation"] == (512 - 348) * KIB
     assert saves["free_earlier"] == 100 * KIB + 40 * KIB + 8 * KIB  # written before the peak, never read
     assert list(saves.values()) == sorted(saves.values(), reverse=True)
 

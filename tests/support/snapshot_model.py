@@ -298,6 +298,7 @@ def _metadata(devices: list[_Device], live: list[int], free: list[int]) -> dict[
     skipped = sum((device.skipped for device in devices), Counter[str]())
     said = {
         "framework": "pytorch",
+        "recorder": "snapshot",
         "alignment": "512",
         "alive_before": str(sum(row.kind == Kind.ALLOC for device in devices for row in device.before)),
     }

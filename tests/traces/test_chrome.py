@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from solvers.simulators.recorded import recorded
 from traces import Kind, Trace, TraceError
 from traces.chrome import read_chrome
+from traces.completeness import completeness
 from traces.files import sniff
 
 if TYPE_CHECKING:
@@ -298,3 +300,106 @@ def test_what_pytorch_itself_writes_is_read(name: str, tmp_path: Path) -> None:
     assert (trace.kind == Kind.MARK).sum() == 5
     assert "aten::addmm" in names(trace, "operation")
     assert any((name or "").startswith("train.py:") for name in names(trace, "frame"))
+
+
+def on_gpu(ts: float, addr: int, size: int, allocated: int, reserved: int, order: int = -1) -> dict[str, Any]:
+    event = memory(ts, addr, size, kind=1, index=0)
+    event["args"] |= {"Total Allocated": allocated, "Total Reserved": reserved, "Ev Idx": order}
+    return event
+
+
+@given(
+    base=st.integers(0, 1000),
+    cached=st.integers(0, 1000),
+    sizes=st.lists(st.integers(1, 50), min_size=1, max_size=12),
+    frees=st.sets(st.integers(0, 11)),
+)
+@settings(deadline=None)
+def test_totals_of_the_allocator_are_the_load_and_the_reservation(
+    tmp_path_factory: pytest.TempPathFactory, base: int, cached: int, sizes: list[int], frees: set[int]
+) -> None:
+    """Memory from before the recording counts, with and without a free of a part of it."""
+    path = tmp_path_factory.getbasetemp() / "t.json"
+    allocated, reserved, told, events = base, base + cached, [], []
+    freed_before = [size for at, size in enumerate(sizes) if at not in frees and size <= base][:1]
+    for at, size in enumerate(sizes):
+        allocated += size
+        reserved = max(reserved, allocated)
+        events.append(on_gpu(at + 1, 512 * (at + 1), size, allocated, reserved))
+        told.append((allocated, reserved))
+        if at in frees:
+            allocated -= size
+            events.append(on_gpu(at + 1.5, 512 * (at + 1), -size, allocated, reserved))
+            told.append((allocated, reserved))
+    for size in freed_before:
+        allocated -= size
+        events.append(on_gpu(len(sizes) + 1, 1 << 30, -size, allocated, reserved))
+        told.append((allocated, reserved))
+    trace = read_chrome(stored(path, *events))
+    made = recorded(trace)
+    assert made is not None
+    moved = np.flatnonzero(trace.of_buffers)[-len(told) :]
+    assert list(zip(trace.load()[moved].tolist(), made.reserved[moved].tolist(), strict=True)) == told
+    assert made.largest_free_bytes is None
+    assert completeness(trace, 0).is_whole == (base == 0)
+
+
+def test_totals_of_threads_that_report_out_of_order_are_taken_on_the_whole(tmp_path: Path) -> None:
+    """One of many events tells a total that does not fit the others."""
+    events = [on_gpu(at + 1, 512 * (at + 1), 10, 100 + 10 * (at + 1), 500) for at in range(9)]
+    events[4]["args"]["Total Allocated"] += 7
+    assert read_chrome(stored(tmp_path / "t.json", *events)).load().max() == 190
+
+
+LOST = {
+    "zeros": ([5e9, 5e9 + 1, 0, 0], [-1] * 4),
+    "indexed zeros": ([5e9, 5e9 + 1, 0, 0], [1, 2, 3, 4]),
+    "one that is too early": ([10, 20, 5, 30], [1, 2, 3, 4]),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_times_that_contradict_the_order_are_an_error_or_counted(name: str, tmp_path: Path) -> None:
+    """Counted, the order of the file stands."""
+    times, order = LOST[name]
+    moves = [(512, 8), (512, -8), (1024, 8), (1024, -8)]
+    events = [on_gpu(ts, *move, 0, 0, index) for ts, move, index in zip(times, moves, order, strict=True)]
+    path = stored(tmp_path / "t.json", *events)
+    with pytest.raises(TraceError, match="row 2: a time that contradicts the order of the events"):
+        read_chrome(path)
+    skipped = Counter[str]()
+    assert read_chrome(path, skipped=skipped).load().tolist() == [8, 0, 8, 0]
+    assert skipped.total() == sum(time in (0, 5) for time in times)
+
+
+@pytest.mark.parametrize("indices", [[1, 1, 1], [-1, -1, -1]])
+def test_order_of_the_file_says_nothing_where_events_have_no_indices(
+    indices: list[int], tmp_path: Path
+) -> None:
+    events = [
+        on_gpu(ts, addr, size, 0, 0, index)
+        for (ts, addr, size), index in zip([(3, 64, -8), (1, 64, 8), (2, 128, 4)], indices, strict=True)
+    ]
+    assert read_chrome(stored(tmp_path / "t.json", *events)).load().tolist() == [8, 12, 4]
+
+
+@pytest.mark.parametrize(
+    ("file", "own"),
+    [
+        (r"C:\me\train.py", True),
+        (r"C:\venv\Lib\site-packages\torch\nn\a.py", False),
+        ("/x/lib/python3.12/site-packages/einops/a.py", False),
+        ("/usr/lib/python3.12/threading.py", False),
+        ("/x/lib/python3.12/site-packages/transformers/models/bert/modeling_bert.py", True),
+    ],
+)
+def test_source_line_is_of_the_innermost_function_outside_of_libraries(
+    file: str, own: bool, tmp_path: Path
+) -> None:
+    spans = [
+        span("python_function", "a.py(1): f", 1, 90),
+        span("python_function", f"{file}(7): g", 2, 80),
+    ]
+    trace = read_chrome(stored(tmp_path / "t.json", *spans, memory(5, 64, 8)))
+    base = file.replace("\\", "/").rsplit("/", 1)[-1]
+    assert names(trace, "frame") == [f"{base}:7" if own else "a.py:1"]

@@ -55,6 +55,22 @@ def test_a_link_is_followed_and_permissions_are_kept(tmp_path: Path) -> None:
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
 
 
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        (b"PK\3\4" + bytes(60), "torch.cuda.memory._dump_snapshot"),
+        (b"[  3311][10:21:05:123456][info  ] ----- RMM LOG BEGIN -----\n", "enable_logging"),
+        (b"[ 12][00:00:00:000001][debug ] [A][Stream 0x0][Upstream 1024B]\n", "logging_resource_adaptor"),
+    ],
+)
+def test_files_that_hold_no_events_name_the_remedy(content: bytes, remedy: str, tmp_path: Path) -> None:
+    """A snapshot that torch.save wrote, and RMM's debug log."""
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=remedy):
+        sniff(path)
+
+
 def to_nobody(pipe: Path, kind: str) -> None:
     """Write to a pipe whose reader has gone."""
     reader = threading.Thread(target=lambda: pipe.open("rb").close())

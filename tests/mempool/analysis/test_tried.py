@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mempool import what_if
 from mempool.analysis import tried as module
 from mempool.analysis.tried import tried
 from mempool.analysis.where import where
 from solvers.simulators import simulate
 from solvers.simulators.recorded import recorded
 from traces import Kind, Trace
+from traces.completeness import completeness
 from traces.read import read
 
 A, F, *_ = Kind
@@ -53,46 +55,66 @@ def saves(trace: Trace) -> dict[str, int]:
 
 def test_each_saving_is_what_a_simulation_saves() -> None:
     trace = snapshot()
-    known = recorded(trace)
-    assert known is not None
-    held = known.peak_reserved_bytes
+    made = recorded(trace)
+    assert made is not None
+    held = made.peak_reserved_bytes
 
     def less(allocator: str, **settings: Any) -> int:
-        return held - simulate(trace, allocator, **settings).peak_reserved_bytes
+        return held - what_if.simulate(trace, allocator, **settings).peak_reserved_bytes
 
     told = saves(trace)
-    assert told.pop("place") == less("planned") > 0
+    pool = less("planned_online")
+    assert told.pop("run", 0) == max(pool, 0)
     assert told.pop("expandable_segments:True") == less("pytorch_expandable") > 0
     for text, saved in told.items():
         name, _, value = text.partition(":")
         assert saved == less("pytorch", **{name: int(value)}) > 0
         assert saved == max(less("pytorch", **{name: size}) for n, size, _ in module.SETTINGS if n == name)
+    found = tried(trace, made, completeness(trace, 0))
+    assert found is not None
+    assert (found.pool_bytes, found.plan_bytes) == (held - pool, held - less("planned"))
 
 
 def test_no_fault_of_the_simulation_is_a_merit_of_a_setting() -> None:
-    """More was recorded than the same settings take when they are simulated."""
+    """More was recorded than the same settings take when they are simulated: the pool alone saves that."""
     trace = snapshot()
     more = Trace.of(
         np.append(RESERVE, trace.kind), np.append(-1, trace.buffer), np.append(100 * MIB, trace.size),
         address=np.append(1 << 50, trace.address), metadata=trace.metadata,
     )  # fmt: skip
     told, before = saves(more), saves(trace)
-    assert told.pop("place") == before.pop("place") + 100 * MIB
+    assert told.pop("run") == before.pop("run", 0) + 100 * MIB
     assert told == before
+
+
+@pytest.mark.parametrize("history", ["window", "absent"])
+def test_memory_reserved_before_the_recording_is_no_saving(history: str) -> None:
+    """It may have served a load that nobody knows; without events there is nothing to simulate either."""
+    more = dataclasses.replace(snapshot(), metadata=dict(snapshot().metadata) | {"history.0": history})
+    held = Trace.of(
+        np.append(RESERVE, more.kind), np.append(-1, more.buffer), np.append(100 * MIB, more.size),
+        address=np.append(1 << 50, more.address), metadata=more.metadata,
+    )  # fmt: skip
+    told, before = saves(held), saves(snapshot())
+    assert told == ({} if history == "absent" else before)
 
 
 @pytest.mark.parametrize("metadata", [{"framework": "cupy"}, {"framework": "pytorch", "expandable": "1"}])
 def test_settings_are_told_only_of_an_allocator_that_has_them(metadata: dict[str, str]) -> None:
     trace = dataclasses.replace(snapshot(), metadata={"alignment": "512", **metadata})
-    assert saves(trace).keys() == {"place"}
-    assert (tried(trace, recorded(trace)) is None) == (metadata["framework"] == "cupy")
+    assert saves(trace).keys() <= {"run", "reserved"}
+    found = tried(trace, recorded(trace), completeness(trace, 0))
+    assert (found is None) == (metadata["framework"] == "cupy")
 
 
 def test_a_long_trace_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes beyond the peak load are told instead."""
     trace = snapshot()
     monkeypatch.setattr(module, "MOST_EVENTS", len(trace) - 1)
-    assert tried(trace, recorded(trace)) is None
-    assert saves(trace).keys() == {"place"}
+    made = recorded(trace)
+    assert made is not None
+    assert tried(trace, made, completeness(trace, 0)) is None
+    assert saves(trace) == {"reserved": made.peak_reserved_bytes - int(trace.load().max())}
 
 
 def test_settings_of_the_recording_stay() -> None:
@@ -102,13 +124,16 @@ def test_settings_of_the_recording_stay() -> None:
 
 
 @pytest.mark.parametrize("name", ["transformer_ctx128_fullstep", "transformer_medium_128_training"])
-def test_what_helps_a_real_network_is_told(name: str) -> None:
+def test_remedies_of_a_real_window_save_what_simulations_of_the_window_save(name: str) -> None:
     path = SNAPSHOTS / f"{name}.pickle"
     if not path.exists():
         pytest.skip(f"{path} is not here")
     trace = read(path)
-    told, known = saves(trace), recorded(trace)
-    assert known is not None
-    now = min(known.peak_reserved_bytes, simulate(trace, "pytorch").peak_reserved_bytes)
+    told, made = saves(trace), recorded(trace)
+    assert made is not None
+    assert not completeness(trace, 0).is_whole
+    now = min(made.peak_reserved_bytes, simulate(trace, "pytorch").peak_reserved_bytes)
     expandable = simulate(trace, "pytorch_expandable").peak_reserved_bytes
-    assert told["place"] >= told["expandable_segments:True"] == now - expandable > 0
+    assert told["expandable_segments:True"] == now - expandable > 0
+    pool = now - what_if.simulate(trace, "planned_online").peak_reserved_bytes
+    assert told.get("run", 0) == max(pool, 0)

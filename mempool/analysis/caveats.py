@@ -1,0 +1,129 @@
+"""Facts that a recording withholds, and requests that failed: sentences for the first lines of reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mempool.report import binary
+from traces.completeness import History, completeness, device_free
+from traces.trace import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from traces import Trace
+
+#: Remedies for a beginning that is missing, by the recorder that the metadata name.
+_RECORD_EARLIER = {
+    "snapshot": "call torch.cuda.memory._record_memory_history(max_entries=...) before the model is made",
+    "profiler": "they count as one buffer; a memory snapshot tells them apart",
+}
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """Requests for which the recorded program got no memory, on one device.
+
+    Attributes:
+        count: of the requests.
+        event: row of the largest among the device's events.
+        size_bytes: bytes that the largest asked for.
+        live_bytes: requested bytes alive at that moment.
+        free_bytes: bytes free on the device then; None where unknown.
+        operation: of the largest; None where unknown.
+        frame: its source line; None where unknown.
+    """
+
+    count: int
+    event: int
+    size_bytes: int
+    live_bytes: int
+    free_bytes: int | None
+    operation: str | None
+    frame: str | None
+
+
+def refusals(trace: Trace) -> Refusals | None:
+    """Summarize the refused requests of a trace of one device; None where there are none.
+
+    Raises:
+        TraceError: the trace contradicts itself.
+    """
+    rows = np.flatnonzero(trace.kind == Kind.REFUSED)
+    if not len(rows):
+        return None
+    event = int(rows[trace.size[rows].argmax()])
+    free = int(device_free(trace)[np.searchsorted(rows, event)])
+    operation, frame = (
+        trace.names[at] if (at := int(column[event])) >= 0 else None
+        for column in (trace.operation, trace.frame)
+    )
+    return Refusals(
+        count=len(rows),
+        event=event,
+        size_bytes=int(trace.size[event]),
+        live_bytes=int(trace.load()[event]),
+        free_bytes=free if free >= 0 else None,
+        operation=operation,
+        frame=frame,
+    )
+
+
+def caveats(trace: Trace, device: int) -> list[str]:
+    """Return sentences about the facts that are missing in a trace of one device, and about its failures.
+
+    Args:
+        trace: the events of the device.
+        device: its index in the recording.
+
+    Raises:
+        TraceError: the trace contradicts itself.
+    """
+    return [*_history(trace, device), *_refusals(trace), *_pools(trace)]
+
+
+def _history(trace: Trace, device: int) -> Iterator[str]:
+    known = completeness(trace, device)
+    if known.is_whole:
+        return
+    earlier = _RECORD_EARLIER.get(trace.metadata.get("recorder", ""), "begin to record earlier")
+    if known.history is History.ABSENT:
+        yield (
+            "history not recorded: only the state at the end is known, and no peak, lifetime or saving "
+            f"before it; {earlier}"
+        )
+        return
+    reserved = known.reserved_before_bytes
+    held = f", {binary(reserved)} reserved" if reserved else ""
+    yield (
+        f"the first events are lost: {binary(known.live_before_bytes)} were live{held} before the first one "
+        f"that is recorded; a load before it may have been larger; {earlier}"
+    )
+
+
+def _refusals(trace: Trace) -> Iterator[str]:
+    failed = refusals(trace)
+    if failed is None:
+        return
+    many = "1 request failed" if failed.count == 1 else f"{failed.count:,} requests failed, the largest"
+    place = " in ".join(part for part in (failed.frame, failed.operation) if part)
+    free = f", {binary(failed.free_bytes)} free on the device" if failed.free_bytes is not None else ""
+    yield (
+        f"out of memory: {many} for {binary(failed.size_bytes)}{f' at {place}' if place else ''}, "
+        f"with {binary(failed.live_bytes)} live{free}"
+    )
+
+
+def _pools(trace: Trace) -> Iterator[str]:
+    segment = (trace.kind == Kind.RESERVE) & (trace.pool > 0)
+    private = trace.kind == Kind.ALLOC
+    count = len(np.unique(trace.pool[(trace.pool > 0) & (segment | private)]))
+    if count:
+        pools = "1 private pool" if count == 1 else f"{count:,} private pools"
+        yield (
+            f"{pools} of captured graphs or MemPool, which shares no memory: simulated as such for PyTorch, "
+            "plans and allocators that keep streams apart, not for others"
+        )

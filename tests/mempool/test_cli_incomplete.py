@@ -1,0 +1,273 @@
+"""Reports name the facts that a recording withholds, and claim nothing that needs them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from snapshots import event, segment, snapshot
+
+from mempool.cli.app import call
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MIB = 1 << 20
+CASES = Path(__file__).parents[2] / "../shared/cases"
+
+
+def answered(capsys: pytest.CaptureFixture[str], *command: str) -> Any:
+    capsys.readouterr()
+    assert call([*command, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    capsys.readouterr()
+    assert call(list(command)) == 0
+    return capsys.readouterr().out
+
+
+def stored(path: Path, *devices: Sequence[Any], **more: Any) -> str:
+    path.write_bytes(pickle.dumps(snapshot(*map(list, devices), **more), 4))
+    return str(path)
+
+
+def shared(name: str) -> str:
+    if not (CASES / name).exists():
+        pytest.skip(f"{CASES / name} is not here")
+    return str(CASES / name)
+
+
+def kept(*sizes: int) -> list[dict[str, Any]]:
+    """Segments of 1000 MiB, each with a buffer of so many bytes."""
+    return [
+        segment(
+            (at << 40, size, size, "active_allocated"), ((at << 40) + size, 1000 * MIB - size, 0, "inactive")
+        )
+        for at, size in enumerate(sizes, 1)
+    ]
+
+
+def without_history(tmp_path: Path) -> str:
+    return stored(tmp_path / "s", [], segments=kept(100 * MIB, 300 * MIB))
+
+
+def window(tmp_path: Path) -> str:
+    """Ten allocs and frees of 100 MiB long after 2000 MiB were reserved."""
+    events = [event(what, 3 << 40, 100 * MIB, 2 * at + k) for at in range(10) for k, what in PAIR]
+    held = [*kept(100 * MIB, 300 * MIB), segment((3 << 40, 1000 * MIB, 0, "inactive"))]
+    return stored(tmp_path / "s", events, segments=held)
+
+
+PAIR = ((0, "alloc"), (1, "free_completed"))
+
+
+def died(tmp_path: Path, *, frames: Any = ()) -> str:
+    """400 MiB are live when 900 MiB, then 50 MiB, are refused."""
+    events = [event("segment_alloc", 0, 400 * MIB, 1), event("alloc", 0, 400 * MIB, 2)]
+    refused = [
+        {
+            "action": "oom",
+            "size": size * MIB,
+            "stream": 3,
+            "time_us": 3,
+            "frames": list(frames),
+            "device_free": 7,
+        }
+        for size in (900, 50)
+    ]
+    held = [segment((0, 400 * MIB, 400 * MIB, "active_allocated"))]
+    return stored(tmp_path / "s", [*events, *refused], segments=held)
+
+
+def test_snapshot_without_history_tells_the_end_state_and_no_saving(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = without_history(tmp_path)
+    [device] = answered(capsys, "info", path)["where"]
+    assert (device["history"], device["remedies"], device["simulated"]) == ("absent", [], None)
+    text = printed(capsys, "info", path)
+    assert text.splitlines()[0].startswith(
+        f"{path}: history not recorded: only the state at the end is known"
+    )
+    assert "load over time" not in text
+    assert "up to" not in text
+    assert "400 MiB" in text
+
+
+def test_window_tells_the_lost_beginning_and_claims_nothing_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """More than 2 GiB were reserved before the window, whose load is 500 MiB."""
+    path = window(tmp_path)
+    [device] = answered(capsys, "info", path)["where"]
+    assert device["history"] == "window"
+    assert (device["live_before_bytes"], device["reserved_before_bytes"]) == (400 * MIB, 3000 * MIB)
+    assert all(remedy["saves_bytes"] < 100 * MIB for remedy in device["remedies"])
+    first = printed(capsys, "info", path).splitlines()[0]
+    assert "the first events are lost: 400 MiB were live, 2.93 GiB reserved before" in first
+
+
+@pytest.mark.parametrize(("made", "word"), [(without_history, "unknown"), (window, "in window")])
+def test_limit_above_an_incomplete_recording_is_not_told_to_suffice(
+    made: Any, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that the recorded part exceeds is exceeded all the same."""
+    path = made(tmp_path)
+    rows = answered(capsys, "compare", path, "--limit", "80GiB")
+    assert {row["fits"] for row in rows} == {None}
+    assert all(row["caveats"] for row in rows)
+    table = printed(capsys, "compare", path, "--limit", "80GiB", "-a", "pytorch")
+    assert word in table
+    assert " yes " not in table
+    assert {row["fits"] for row in answered(capsys, "compare", path, "--limit", "50MiB")} == {False}
+
+
+def test_refused_requests_are_counted_located_and_part_of_every_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frames = [{"name": "forward", "filename": "/me/train.py", "line": 12}]
+    path = died(tmp_path, frames=frames)
+    answer = answered(capsys, "info", path)
+    assert answer["refused"] == 2
+    assert answer["where"][0]["refused"] == {
+        "count": 2,
+        "event": 2,
+        "size_bytes": 900 * MIB,
+        "live_bytes": 400 * MIB,
+        "free_bytes": 7,
+        "operation": None,
+        "frame": "train.py:12",
+    }
+    first = printed(capsys, "info", path).splitlines()[0]
+    assert first.endswith("the largest for 900 MiB at train.py:12, with 400 MiB live, 7 B free on the device")
+    rows = {row["allocator"]: row for row in answered(capsys, "compare", path, "--limit", "1299MiB")}
+    assert {row["fits"] for row in rows.values()} == {False}
+    assert rows["recorded"]["failed_at"]["recorded"] is True
+    assert rows["planned"]["failed_at"]["frame"] == "train.py:12"
+    assert (rows["recorded"]["peak_load_bytes"], rows["planned"]["peak_load_bytes"]) == (
+        400 * MIB,
+        1300 * MIB,
+    )
+    enough = {
+        row["allocator"]: row["fits"] for row in answered(capsys, "compare", path, "--limit", "1300MiB")
+    }
+    assert (enough["recorded"], enough["planned"]) == (False, True)
+
+
+def test_recorded_failure_needs_no_limit_to_be_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, "compare", died(tmp_path), "-a", "recorded", "-a", "planned")
+    assert "recorded ran out of memory at event 2, which asks for 900 MiB" in text
+    assert "peak load 400 MiB, 1.27 GiB with the requests that failed" in text
+
+
+def test_private_pools_are_simulated_apart_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A graph's memory serves nobody else, so that both pools' 300 MiB are needed."""
+    events = []
+    for at, pool in enumerate([(0, 0), (0, 1)]):
+        for k, what in enumerate(("segment_alloc", "alloc", "free_completed")):
+            events.append(event(what, at << 40, 300 * MIB, 3 * at + k, pool_id=pool))
+    held = [segment((at << 40, 300 * MIB, 0, "inactive")) | {"segment_pool_id": (0, at)} for at in range(2)]
+    path = stored(tmp_path / "s", events, segments=held)
+    rows = {row["allocator"]: row for row in answered(capsys, "compare", path)}
+    for name in ("recorded", "pytorch", "planned", "planned_online"):
+        assert rows[name]["peak_reserved_bytes"] == 600 * MIB
+    assert "1 private pool of captured graphs" in printed(capsys, "info", path).splitlines()[0]
+
+
+def test_ranges_are_phases_and_user_metadata_are_modules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The innermost open range counts; a range that ends without a beginning was open before."""
+    notes = [("outer", "START", 0), ("inner", "START", 2), ("inner", "END", 4), ("old", "END", 4)]
+    events = [event("alloc", at << 30, MIB, 2 * at + 1, user_metadata=f"layer{at % 2}") for at in range(4)]
+    path = stored(
+        tmp_path / "s",
+        events,
+        external_annotations=[{"name": n, "stage": s, "time_us": t, "device": 0} for n, s, t in notes],
+    )
+    [device] = answered(capsys, "info", path)["where"]
+    assert {share["phase"]: share["buffers"] for share in device["phases"]} == {"outer": 3, "inner": 1}
+    assert {share["module"]: share["buffers"] for share in device["modules"]} == {"layer0": 2, "layer1": 2}
+
+
+def test_lines_are_told_where_no_operation_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frames = [{"name": "f", "filename": "/me/model.py", "line": 42}]
+    path = stored(tmp_path / "s", [event("alloc", 512, MIB, frames=frames)])
+    [device] = answered(capsys, "info", path)["where"]
+    assert device["frames"] == [{"frame": "model.py:42", "bytes": MIB, "buffers": 1}]
+
+
+def test_iteration_and_whole_have_peak_loads_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parameters of 64 MiB stay; an iteration's buffers have 3 MiB."""
+    rows = ["Thread,Time,Action,Pointer,Size,Stream", f"1,1.0,allocate,0x100000000,{64 * MIB},0"]
+    for at in range(40):
+        for k, (what, size) in enumerate(
+            [("allocate", MIB), ("allocate", 2 * MIB), ("free", MIB), ("free", 2 * MIB)]
+        ):
+            address = 0x200000000 if size == MIB else 0x300000000
+            rows.append(f"1,{2 + at}.{k},{what},{address:#x},{size},0")
+    (tmp_path / "log.csv").write_text("\n".join(rows))
+    answer = answered(capsys, "info", str(tmp_path / "log.csv"))
+    assert answer["iterations"] >= 20
+    loads = (
+        answer["peak_load_bytes"],
+        answer["iteration_peak_load_bytes"],
+        answer["where"][0]["peak_load_bytes"],
+    )
+    assert loads == (67 * MIB, 3 * MIB, 67 * MIB)
+
+
+def test_shared_profiler_trace_counts_the_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    path = shared("profiler_weights.json")
+    answer = answered(capsys, "info", path)
+    assert answer["peak_load_bytes"] == 3_196_059_648  # the largest `Total Allocated` of the file
+    assert answer["where"][0]["recorded"]["peak_reserved_bytes"] == 3_217_031_168
+    rows = answered(capsys, "compare", path, "--limit", "2GiB")
+    assert rows[0]["allocator"] == "recorded"
+    assert {row["fits"] for row in rows} == {False}
+
+
+def test_shared_truncated_history_promises_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    [device] = answered(capsys, "info", shared("ring.pickle"))["where"]
+    assert (device["history"], device["reserved_before_bytes"]) == ("window", 10_485_760_000)
+    assert device["remedies"] == []
+
+
+def test_shared_snapshots_of_one_program_tell_one_line_on_windows_and_linux(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("windows.pickle", "linux.pickle", "blockframes.pickle"):
+        [device] = answered(capsys, "info", shared(name), "--frames")["where"]
+        assert [share["frame"] for share in device["frames"]] == ["model.py:42"]
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("nohistory.pickle", {"history": "absent", "remedies": []}),
+        ("list.pickle", {"history": "absent", "remedies": []}),
+        ("rmm_fail.csv", {"history": "whole"}),
+        ("rmm_docs.csv", {"history": "whole", "refused": None}),
+        ("oom.pickle", {"history": "whole"}),
+    ],
+)
+def test_shared_files_are_answered_with_what_they_lack(
+    name: str, answer: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    [device] = answered(capsys, "info", shared(name))["where"]
+    assert {key: device[key] for key in answer} == answer
+    failed = {"rmm_fail.csv": 99_999_999_999, "oom.pickle": 943_718_400}.get(name)
+    assert (device["refused"] or {}).get("size_bytes") == failed
