@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +159,11 @@ def readable(key: str, value: Any) -> str:
 def sized(size_bytes: int) -> str:
     """1536 -> "1,536 B (1.5 KiB)"."""
     return f"{size_bytes:,} B ({binary(size_bytes)})" if size_bytes >= 1024 else f"{size_bytes:,} B"
+
+
+def source_line(frame: str) -> str:
+    """Return file and line without folders, of either style of paths."""
+    return re.split(r"[/\\]", frame)[-1]
 
 
 def binary(size_bytes: float) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mempool.report import binary
+from mempool.report import binary, source_line
 from traces.completeness import History, completeness, device_free
 from traces.trace import Kind
 
@@ -34,7 +34,7 @@ class Refusals:
         live_bytes: requested bytes alive at that moment.
         free_bytes: bytes free on the device then; None where unknown.
         operation: of the largest; None where unknown.
-        frame: its source line; None where unknown.
+        frame: its source line without folders; None where unknown.
     """
 
     count: int
@@ -44,6 +44,15 @@ class Refusals:
     free_bytes: int | None
     operation: str | None
     frame: str | None
+
+
+def place_of(trace: Trace, event: int) -> tuple[str | None, str | None]:
+    """Return operation and source line, without folders, of an event; None where unknown."""
+    operation, frame = int(trace.operation[event]), int(trace.frame[event])
+    return (
+        trace.names[operation] if operation >= 0 else None,
+        source_line(trace.names[frame]) if frame >= 0 else None,
+    )
 
 
 def refusals(trace: Trace) -> Refusals | None:
@@ -57,10 +66,7 @@ def refusals(trace: Trace) -> Refusals | None:
         return None
     event = int(rows[trace.size[rows].argmax()])
     free = int(device_free(trace)[np.searchsorted(rows, event)])
-    operation, frame = (
-        trace.names[at] if (at := int(column[event])) >= 0 else None
-        for column in (trace.operation, trace.frame)
-    )
+    operation, frame = place_of(trace, event)
     return Refusals(
         count=len(rows),
         event=event,

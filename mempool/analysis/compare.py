@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mempool.analysis.caveats import place_of
 from mempool.what_if import ALLOCATORS, simulate
 from solvers.simulators.recorded import recorded
 from traces import Kind
@@ -42,7 +43,7 @@ class Failure:
         event: its row.
         size_bytes: bytes asked for.
         operation: its operation, None where unknown.
-        frame: its source line, None where unknown.
+        frame: its source line without folders, None where unknown.
         recorded: it failed when it was recorded, whatever the limit is here.
     """
 
@@ -213,12 +214,7 @@ def _failure(made: Simulation, limit_bytes: int | None) -> Failure | None:
         if limit_bytes is None or made.peak_reserved_bytes <= limit_bytes:
             return None
         event = _first_alloc(made.trace, int(np.argmax(made.reserved > limit_bytes)))  # recorded without it
-    trace = made.trace
-    operation, frame = (
-        trace.names[name] if (name := int(column[event])) >= 0 else None
-        for column in (trace.operation, trace.frame)
-    )
-    return Failure(event, int(trace.size[event]), operation, frame, len(refused) > 0)
+    return Failure(event, int(made.trace.size[event]), *place_of(made.trace, event), len(refused) > 0)
 
 
 def _first_alloc(trace: Trace, event: int) -> int:

@@ -111,5 +111,6 @@ def _as_csv(source: Path, target: Path, skipped: Counter[str] | None) -> dict[st
 
 
 def _without_frames(piece: Trace) -> Trace:
-    """Names that nothing points to are not written."""
-    return dataclasses.replace(piece, frame=np.full(len(piece), -1, np.int32))
+    """Drop source lines and stacks: names that nothing points to are not written."""
+    unknown = np.full(len(piece), -1, np.int32)
+    return dataclasses.replace(piece, frame=unknown, stack=unknown)

@@ -11,8 +11,8 @@ import typer
 from mempool.cli import kinds, where
 from mempool.cli.main_part import passed_over
 from mempool.cli.options import Device, Frames, Lenient  # noqa: TC001 - typer reads them from the signature
-from mempool.cli.output import bar, console, facts, percent, print_json, source_line, table, tell_caveats
-from mempool.report import binary
+from mempool.cli.output import bar, console, facts, percent, print_json, table, tell_caveats
+from mempool.report import binary, source_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

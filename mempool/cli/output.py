@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import re
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -60,11 +59,6 @@ def write_json(answer: Mapping[str, Any], path: str) -> None:
 def percent(fraction: float) -> str:
     """A fraction as percent."""
     return f"{100 * fraction:.2f} %"
-
-
-def source_line(frame: str) -> str:
-    """File and line without folders, whatever recorded them."""
-    return re.split(r"[/\\]", frame)[-1]
 
 
 def console() -> Console:

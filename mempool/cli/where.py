@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mempool.cli.output import console, facts, percent, source_line, table
-from mempool.report import binary
+from mempool.cli.output import console, facts, percent, table
+from mempool.report import binary, source_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -133,11 +133,7 @@ def _held_longest(one: Where, most: int, *, frames: bool) -> list[dict[str, Any]
 def _refused(one: Where) -> dict[str, Any] | None:
     if one.refusals is None:
         return None
-    frame = one.refusals.frame
-    return asdict(one.refusals) | {
-        "event": one.row(one.refusals.event),
-        "frame": None if frame is None else source_line(frame),
-    }
+    return asdict(one.refusals) | {"event": one.row(one.refusals.event)}
 
 
 def _recorded(one: Where) -> dict[str, Any] | None:

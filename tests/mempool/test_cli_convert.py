@@ -162,7 +162,10 @@ def test_source_lines_are_left_out_unless_asked_for(files: Path, capsys: pytest.
     for source, line in (("profile.json.gz", "train.py:7"), ("folders.trace", "deep.py:3")):
         if source == "folders.trace":
             names = ["/home/me/secret/deep.py:3", "C:\\secret\\deep.py:3", "aten::empty"]
-            told = Trace.of([0, 0], [0, 1], [8, 16], frame=[0, 1], operation=[2, 2], names=names)
+            names.append("/home/me/secret/deep.py:3 f\n/home/me/secret/main.py:9 g")
+            told = Trace.of(
+                [0, 0], [0, 1], [8, 16], frame=[0, 1], operation=[2, 2], stack=[3, 3], names=names
+            )
             write_trace(told, source)
         for how, shown in (([], False), (["--frames"], True)):
             assert call(["info", source, *how]) == 0
@@ -174,6 +177,7 @@ def test_source_lines_are_left_out_unless_asked_for(files: Path, capsys: pytest.
             assert call(["convert", source, "x.trace", *how]) == 0
             assert any(line in name for name in read_trace("x.trace").names) == shown
             assert (line.encode() in (files / "x.trace").read_bytes()) == shown
+            assert shown or b"secret" not in (files / "x.trace").read_bytes()
             assert "aten::empty" in read_trace("x.trace").names
             capsys.readouterr()
 
