@@ -72,6 +72,8 @@ def answer(work: Work, largest: int, *, frames: bool = False, device: int | None
 
     buffers = work.buffers
     planned = peak_load(buffers)
+    if work.trace is not None and (work.trace.operation < 0).all():  # then lines tell most
+        frames = True
     said: dict[str, Any] = {
         "kind": work.kind,
         "buffers": len(buffers),

@@ -112,7 +112,7 @@ def plan(
         mempool plan run.trace --whole --capacity 2GiB --json
         mempool plan run.trace --capacity 8GiB --capacity 4GiB
     """
-    from mempool.cli.work import read_work
+    from mempool.cli.work import read_work, require_history
     from mempool.settings import parse_bytes, wait_price
 
     sizes = tuple(parsed("--capacity", parse_bytes, one) or 0 for one in capacity or ())
@@ -137,6 +137,7 @@ def plan(
         )
     if work.kind == "plan":
         raise Stop(ExitCode.FILE, f"{trace}: a plan already; plans are made from traces")
+    require_history(trace, work)
     _check_fits(output, work)
     if len(sizes) > 1:  # a pool, which knows several kinds, has one arena
         work = dataclasses.replace(work, others=())

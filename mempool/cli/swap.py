@@ -130,7 +130,7 @@ def _parse_link(text: str) -> Link:
 def _step(
     path: Path, bandwidth: int | None, *, whole: bool, lenient: bool, device: int | None
 ) -> tuple[Step, Cut]:
-    from mempool.cli.work import read_work
+    from mempool.cli.work import read_work, require_history
     from solvers import PlanError
     from solvers.swap.moves import Cut
     from solvers.swap.of_trace import iteration_of
@@ -139,6 +139,7 @@ def _step(
         work = read_work(path, whole=True, lenient=lenient, device=device, several="refuse", progress=told)
     if work.kind != "trace" or work.trace is None:
         raise Stop(ExitCode.FILE, f"{path}: a {work.kind}, which has no events")
+    require_history(path, work)
     if not bandwidth and "rates" in work.trace.metadata:
         error_line(f"times are those of {work.trace.metadata['rates'][:200]}")
     window = None if whole else iteration_of(work.trace) or _repeats(work.trace)

@@ -51,7 +51,7 @@ def _device(one: Where, most: int, caveats: list[str], *, frames: bool) -> dict[
 
     peak, trace = one.peak, one.trace
     phase = phases(trace)
-    frames = frames or not (trace.operation[peak.alloc] >= 0).any()  # then lines tell most
+    frames = frames or bool((trace.operation[peak.alloc] < 0).all())  # then lines tell most
     said: dict[str, Any] = {
         "device": one.device,
         "caveats": caveats,

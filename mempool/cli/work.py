@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from mempool.cli.devices import device_of
-from mempool.cli.output import error_line
+from mempool.cli.output import ExitCode, Stop, error_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,6 +139,24 @@ def tell_skipped(path: Path | str, skipped: Counter[str] | None) -> None:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in skipped.most_common())
         events = "event" if skipped.total() == 1 else "events"
         error_line(f"{path}: {skipped.total():,} {events} left out: {reasons}")
+
+
+def require_history(path: Path, work: Work) -> None:
+    """Say on stderr what a trace withholds, before a plan is made of it.
+
+    Raises:
+        Stop: there are no events, only the state at the end.
+    """
+    from mempool.analysis.caveats import caveats
+    from traces.completeness import History, completeness
+
+    if work.trace is None or work.device is None:
+        return
+    known = caveats(work.trace, work.device)
+    if completeness(work.trace, work.device).history is History.ABSENT:
+        raise Stop(ExitCode.FILE, f"{path}: nothing to plan: {known[0]}")
+    for sentence in known:
+        error_line(f"{path}: {sentence}")
 
 
 def _of_trace(path: Path, trace: Trace, *, whole: bool, main: bool, alignment: int) -> Work:

@@ -112,6 +112,16 @@ def test_window_tells_the_lost_beginning_and_claims_nothing_of_it(
     assert "the first events are lost: 400 MiB were live, 2.93 GiB reserved before" in first
 
 
+@pytest.mark.parametrize("verb", ["plan", "swap"])
+def test_plans_need_a_history_and_tell_where_its_beginning_is_lost(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call([verb, without_history(tmp_path)]) == 3
+    assert "nothing to plan: history not recorded" in capsys.readouterr().err
+    assert call([verb, window(tmp_path)]) == (0 if verb == "plan" else 3)  # it has no accesses
+    assert "the first events are lost: 400 MiB were live" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("made", "word"), [(without_history, "unknown"), (window, "in window")])
 def test_limit_above_an_incomplete_recording_is_not_told_to_suffice(
     made: Any, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
