@@ -22,9 +22,9 @@ class Absences:
         last: int64[q], operation of the access before, in [0, K).
         use: int64[q], operation of the next access, in (last + 1, last + K].
         size: int64[q], bytes.
-        source: int32[q], the absence of the same buffer before this one, if since its end there were only
-        reads,
-            so that a copy made then is still good; else -1.
+        source: int32[q], the absence of the same buffer before this one, if there were only reads since its
+            end, so that a copy made then is still good; the row itself where nothing ever writes the buffer,
+            so that the copy of an earlier turn is still good; else -1.
     """
 
     buffer: NDArray[np.int64]
@@ -81,23 +81,26 @@ def seconds_of(step: Step, first: NDArray[np.int64], end: NDArray[np.int64]) -> 
 
 
 def _sources(step: Step, rows: NDArray[np.int64], following: NDArray[np.int64]) -> NDArray[np.int32]:
-    """See `Absences.source`; ``rows`` are the accesses that begin an absence."""
-    begins = np.full(len(step.access_op), -1, np.int64)
+    """Return `Absences.source` of the absences that begin at the accesses ``rows``."""
+    owner = step.access_buffer
+    begins = np.full(len(owner), -1, np.int64)
     begins[rows] = np.arange(len(rows))
-    before = np.full(len(step.access_op), -1, np.int64)
+    before = np.full(len(owner), -1, np.int64)
     before[following] = np.arange(len(following))
     # The first access of what is not persistent follows nothing.
-    opens = np.searchsorted(step.access_buffer, step.access_buffer) == np.arange(len(before))
-    before[opens & ~step.persistent[step.access_buffer]] = -1
+    opens = np.searchsorted(owner, owner) == np.arange(len(owner))
+    before[opens & ~step.persistent[owner]] = -1
+    kept = step.persistent.copy()
+    kept[owner[step.access_writes]] = False
     result = np.full(len(rows), -1, np.int32)
     for row, access in enumerate(rows.tolist()):
-        at, seen = access, 0
-        while at >= 0 and not step.access_writes[at] and seen < len(begins):
-            at, seen = int(before[at]), seen + 1
+        if kept[owner[access]]:
+            result[row] = row
+            continue
+        at = access
+        while at >= 0 and not step.access_writes[at]:
+            at = int(before[at])
             if at >= 0 and begins[at] >= 0:
-                if begins[at] != row:
-                    result[row] = begins[at]
-                break
-            if at == access:
+                result[row] = begins[at]
                 break
     return result

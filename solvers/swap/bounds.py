@@ -116,24 +116,21 @@ class LinkBound:
         return [int(op) for op in candidates[order]]
 
     def _copies(self) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Seconds from when the earliest copy that each absence could use may begin to its own beginning.
+        """Return how long before each absence the earliest copy may begin that it can use, in seconds.
 
-        A copy is good as long as there are only reads; also, how often a turn begins in these seconds, and
+        A copy is good as long as there are only reads. Also, how often a turn begins in these seconds, and
         which absences need no copy at all, for nothing ever writes their buffers.
         """
         a = self._absences
-        since, wraps, free = np.zeros(len(a)), np.zeros(len(a), np.int64), np.zeros(len(a), np.bool_)
-        for row in range(len(a)):
-            here, seen = row, {row}
+        free = a.source == np.arange(len(a))
+        since, wraps = np.zeros(len(a)), np.zeros(len(a), np.int64)
+        for row in np.flatnonzero(~free).tolist():
+            here = row
             while (source := int(a.source[here])) >= 0:
-                if source in seen:
-                    free[row] = True
-                    break
                 since[row] += float(seconds_of(self._step, a.last[[source]], a.last[[here]])[0])
                 since[row] += self._step.duration if a.last[source] > a.last[here] else 0.0
                 wraps[row] += a.last[source] > a.last[here]
                 here = source
-                seen.add(here)
         return since, wraps, free
 
     def _around(self, op: int) -> _Around:

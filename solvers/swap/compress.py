@@ -38,17 +38,18 @@ class Grid:
     absences: Absences
 
     def planner(self, step: Step, link: Link) -> _core.SwapPlanner:
-        """Who plans on it, in native code; no absence of the step has a move yet."""
+        """Return a native planner on it; only of a buffer that nothing writes the host has a copy."""
         a = self.absences
+        kept = a.source == np.arange(len(a))
         return _core.SwapPlanner(
             np.ascontiguousarray(self.seconds),
             np.ascontiguousarray(self.load),
             a.last,
             a.use,
             a.size,
-            link.out(a.size),
+            np.where(kept, 0.0, link.out(a.size)),
             link.back(a.size),
-            np.full(len(a), -1, np.int32),
+            np.where(kept, a.source, np.int32(-1)),
             step.circular,
             link.duplex,
         )

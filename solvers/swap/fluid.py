@@ -5,6 +5,13 @@ operations and what is waited there; a copy may be made by parts, at any time in
 touches; at one operation of each stretch, that of most load, as much must be away as is over the limit. Every
 schedule is a solution of it, so none waits less. It sees what one operation alone does not: that memory is
 short for long, so that what leaves must cross the link at that pace.
+
+Of a large step only some absences are counted; the others are away for nothing. That is a relaxation: the
+operations at which memory is asked for follow from the step's load alone, whichever absences are counted. So
+a solution of the program of all absences, with the variables of the others left out, is a solution of the
+program of some: the memory asked for shrinks by the whole size of each absence left out, which is at least
+the part that was away, and the copies that remain share the link with fewer. Fewer absences therefore never
+raise the bound.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
     from solvers.swap.link import Link
     from solvers.swap.step import Step
 
-#: Of more absences than the second for each stretch, and the first, the smallest count as away for nothing.
+#: The largest absences are counted: the second for each stretch, and at least the first.
 _FEW, _EACH = 600, 15
 #: How finely time is cut, where nobody says.
 STRETCHES = 24
@@ -36,19 +43,25 @@ def least_stall_of_parts(
     *,
     stretches: int = STRETCHES,
     alone: Sequence[int] = (),
+    counted: NDArray[np.int64] | None = None,
 ) -> float:
-    """No schedule that holds the limit waits less, in seconds; inf where none can hold it.
+    """Return a bound on the least stall of the schedules that hold the limit, in seconds; inf where none can.
 
     Args:
         step: the step.
         link: how long copies take.
         absences: all of the step.
         limit: bytes.
-        stretches: how finely time is cut, and by how many absences; finer is no worse, and slower.
+        stretches: how finely time is cut; finer says more as a rule, and is slower.
         alone: operations that are a stretch of their own, so that nothing leaves or returns beside them.
+        counted: rows of the absences whose copies take time, by default the largest, more of them where time
+            is cut finer; the others are away for nothing. More of them never say less.
     """
+    if counted is None:
+        large = np.argsort(-absences.size, kind="stable")
+        counted = np.sort(large[: max(_FEW, _EACH * stretches)])
     try:
-        return _Fluid(step, link, absences, limit, stretches, alone).solve()
+        return _Fluid(step, link, absences, limit, stretches, alone, counted).solve()
     except ImportError:  # OR-Tools is not there: nothing is claimed
         return 0.0
 
@@ -62,21 +75,21 @@ class _Fluid:
         limit: int,
         stretches: int,
         alone: Sequence[int],
+        counted: NDArray[np.int64],
     ) -> None:
         from ortools.linear_solver import pywraplp
 
         self._solver: Any = pywraplp.Solver.CreateSolver("GLOP")
-        self._step, self._a = step, absences
+        self._step, self._a, self._rows = step, absences, counted
         even = np.linspace(0.0, step.duration, stretches, endpoint=False)
         cuts = np.minimum(np.searchsorted(step.begins, even), len(step) - 1)
         begins = np.concatenate([[0], cuts, alone, np.add(alone, 1)]).astype(np.int64)
         self._first = np.unique(begins[begins < len(step)])
-        large = np.argsort(-absences.size, kind="stable")
-        most = max(_FEW, _EACH * stretches)
-        small, self._rows = large[most:], np.sort(large[:most])
-        load = step.load - step.spread(absences.last[small] + 1, absences.use[small], absences.size[small])
         ends = np.append(self._first[1:], len(step))
-        self._top = np.array([a + load[a:b].argmax() for a, b in zip(self._first, ends, strict=True)])
+        # By the step's own load, not the load without what is away for nothing: see the module.
+        self._top = np.array([a + step.load[a:b].argmax() for a, b in zip(self._first, ends, strict=True)])
+        free = np.setdiff1d(np.arange(len(absences)), counted)
+        load = step.load - step.spread(absences.last[free] + 1, absences.use[free], absences.size[free])
         self._unit = float(max(absences.size.max(initial=1), 1))
         self._scale = max(step.duration, 1e-9)
         self._out, self._back = link.out(absences.size) / self._scale, link.back(absences.size) / self._scale
@@ -110,12 +123,12 @@ class _Fluid:
         """Absences between which nothing writes share one copy on the host."""
         chains = dict[int, list[tuple[int, int]]]()
         for row in self._rows.tolist():
-            root, seen = row, {row}
-            while (source := int(self._a.source[root])) >= 0 and source not in seen:
-                seen.add(root := source)
-            if source >= 0:  # round the circle: nothing ever writes, so that no copy is made again
+            if self._a.source[row] == row:  # nothing ever writes the buffer, so that no copy is made again
                 self._absence(row, None)
                 continue
+            root = row
+            while (source := int(self._a.source[root])) >= 0:
+                root = source
             since = int(self._a.last[row] - self._a.last[root]) % len(self._step)
             chains.setdefault(root, []).append((row, since))
         for root, members in chains.items():
@@ -144,7 +157,7 @@ class _Fluid:
         last, use, k = int(a.last[row]), int(a.use[row]), len(self._step)
         gone = solver.Constraint(-infinity, 1.0)  # in all
         ends = solver.Constraint(0.0, 0.0)  # with all back
-        before: tuple[Any, Any] | None = None
+        before: list[tuple[Any, float]] = []
         for at, group in enumerate(range(self._group(last), self._group(use) + 1)):
             turn, within = divmod(group, len(self._first))
             leaves, returns, away = (solver.NumVar(0.0, 1.0, "") for _ in range(3))
@@ -153,12 +166,16 @@ class _Fluid:
             ends.SetCoefficient(returns, -1.0)
             self._add(self._ins[within], returns, float(self._back[row]))
             # What leaves in this stretch is away at once, what returns still is.
-            solver.Add(away <= leaves + (before[0] - before[1] if before is not None else 0.0))
+            stays = solver.Constraint(-infinity, 0.0)
+            for variable, sign in ((away, 1.0), (leaves, -1.0), *before):
+                stays.SetCoefficient(variable, sign)
             if copied is not None:
-                solver.Add(away <= copied[at])
+                held = solver.Constraint(-infinity, 0.0)
+                held.SetCoefficient(away, 1.0)
+                held.SetCoefficient(copied[at], -1.0)
             if within in self._memory and last < self._top[within] + turn * k < use:
                 self._add(self._memory[within], away, float(a.size[row]) / self._unit)
-            before = away, returns
+            before = [(away, -1.0), (returns, 1.0)]
 
     @staticmethod
     def _add(constraint: Any, variable: Any, value: float) -> None:
