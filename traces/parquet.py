@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import numpy as np
 
@@ -230,7 +230,6 @@ def _table(piece: Trace) -> Any:
 def _opened(path: StrPath) -> Iterator[tuple[Any, dict[str, str]]]:
     """The open Parquet file and the trace's metadata; errors inside the block name the file."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     schema = read_schema(path)
     stored = string_metadata(schema, path)
@@ -239,11 +238,24 @@ def _opened(path: StrPath) -> Iterator[tuple[Any, dict[str, str]]]:
     with Path(path).open("rb") as raw:
         try:
             _check_schema(schema)
-            yield pq.ParquetFile(raw, read_dictionary=list(_TEXT)), metadata
+            yield _parquet_file(raw), metadata
         except TraceError as error:
             raise error.within(path) from None
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise TraceError(f"not a whole Parquet file ({one_line(error)})", file=path) from None
+
+
+def _parquet_file(raw: BinaryIO) -> Any:
+    """Open a Parquet file, whose own schema and counts may contradict the one of Arrow that it stores."""
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(raw, read_dictionary=list(_TEXT))
+    except KeyError as error:
+        raise TraceError(f"not a whole Parquet file (it has no column {error})") from None
+    if file.metadata.num_rows < 0:
+        raise TraceError(f"not a whole Parquet file ({file.metadata.num_rows} rows)")
+    return file
 
 
 def _check_schema(schema: Any) -> None:

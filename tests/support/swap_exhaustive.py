@@ -203,7 +203,7 @@ def drawn(random: np.random.Generator) -> Iterator[Case]:
         floor = int((step.load - step.spread(a.last + 1, a.use, a.size)).max())
         if floor >= step.peak_bytes or (outcomes := outcomes_of(step, link)) is None:
             continue
-        limits = random.integers(floor, step.peak_bytes, 4)
+        limits = random.integers(floor, step.peak_bytes, 8)
         yield from (Case(step, link, limit, outcomes) for limit in np.unique(limits).tolist())
 
 
@@ -230,23 +230,25 @@ def _link(random: np.random.Generator) -> Link:
 
 
 def compare(case: Case, random: np.random.Generator, *, whole: bool) -> None:
-    """Assert that bounds keep their order: some absences, all of them, one more stretch, the least stall.
+    """Assert that bounds keep their order: some absences, all of them, the least stall.
 
     Args:
         case: the step, the link and the limit.
         random: draws the absences that are counted and how time is cut.
-        whole: compare `LinkBound`, too, which takes ten times as long.
+        whole: compare the bound with a stretch of one operation, and `LinkBound`, too, which takes ten times
+            as long.
     """
     step, link, limit = case.step, case.link, case.limit
     a, stretches, op = absences_of(step), int(random.integers(1, 5)), int(random.integers(len(step)))
     counted = np.flatnonzero(random.random(len(a)) < random.choice([0.2, 0.5, 0.8]))
     some = least_stall_of_parts(step, link, a, limit, stretches=stretches, counted=counted)
     parts = least_stall_of_parts(step, link, a, limit, stretches=stretches)
-    alone = least_stall_of_parts(step, link, a, limit, stretches=stretches, alone=[op])
     assert some <= parts + SLACK, (case, stretches, counted)
-    assert parts <= alone + SLACK, (case, stretches, op)
-    assert alone <= case.least_stall(alone) + SLACK, (case, stretches, op)
+    assert parts <= case.least_stall(parts) + SLACK, (case, stretches)
     if whole:
+        alone = least_stall_of_parts(step, link, a, limit, stretches=stretches, alone=[op])
+        assert parts <= alone + SLACK, (case, stretches, op)
+        assert alone <= case.least_stall(alone) + SLACK, (case, stretches, op)
         bound = LinkBound(step, link, stretches=stretches)
         stall, peak = bound.stall_seconds(limit), bound.peak_bytes()
         assert stall <= case.least_stall(stall) + SLACK, (case, stretches)
@@ -260,7 +262,7 @@ def main() -> None:
     arguments = parser.parse_args()
     random, circles = np.random.default_rng(arguments.seed), 0
     for number, case in enumerate(itertools.islice(drawn(random), arguments.cases), 1):
-        compare(case, random, whole=number % 50 == 0)
+        compare(case, random, whole=number % 20 == 0)
         circles += case.step.circular
         if number % 10_000 == 0:
             print(f"{number:,} cases, {circles:,} on circles: no bound is wrong", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -246,3 +247,36 @@ def test_a_damaged_file_is_refused_or_read_but_never_crashes(tmp_path: Path, dat
     path.write_bytes(content)
     with contextlib.suppress(TraceError):
         read_trace(path).validate()
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_parquet_schema_that_contradicts_that_of_arrow_is_refused(tmp_path: Path, name: str) -> None:
+    """Arrow's own schema has the column; the file's has one that is called otherwise by a letter."""
+    good, path = tmp_path / "good", tmp_path / "t"
+    write_trace(sample(200), good)
+    content = good.read_bytes()
+    for found in re.finditer(re.escape(name.encode()), content):
+        path.write_bytes(content[: found.end() - 1] + b"#" + content[found.end() :])
+        with contextlib.suppress(TraceError):
+            read_trace(path).validate()
+
+
+def test_fewer_than_no_rows_are_refused(tmp_path: Path) -> None:
+    good, path = tmp_path / "good", tmp_path / "t"
+    write_trace(sample(200), good)
+    content, refused = good.read_bytes(), set[str]()
+    rows = pq.ParquetFile(good).metadata.num_rows
+    for found in re.finditer(re.escape(thrift(rows)), content):
+        path.write_bytes(content[: found.start()] + thrift(-rows) + content[found.end() :])
+        with pytest.raises(TraceError) as error:
+            read_trace(path)
+        refused.add(error.value.reason)
+    assert f"not a whole Parquet file ({-rows} rows)" in refused
+
+
+def thrift(number: int) -> bytes:
+    """A field of 64 bits in Thrift's compact protocol: seven bits a byte, the sign in the lowest."""
+    rest, written = number << 1 if number >= 0 else -number * 2 - 1, b"\x16"
+    while rest >> 7:
+        written, rest = written + bytes([rest & 127 | 128]), rest >> 7
+    return written + bytes([rest])
