@@ -23,10 +23,20 @@ PACKAGES = ("traces", "solvers", "mempool")
 def pytest_configure(config: pytest.Config) -> None:
     """Import the native modules first: a wrong copy is one clear error then, not one for each test file.
 
-    No property fails by the clock: the machine may be busy. The long form of the tests tries more examples.
+    No property fails by the clock: the machine may be busy. Nor by chance: examples are the same each time,
+    unless a seed is given (``--hypothesis-seed=7``). The long form of the tests tries more of them, and
+    others each time.
     """
-    examples = 200 if "full" in config.option.markexpr.replace("not full", "") else 50
-    hypothesis.settings.register_profile("untimed", deadline=None, max_examples=examples)
+    full = "full" in config.option.markexpr.replace("not full", "")
+    seeded = config.getoption("--hypothesis-seed", None) is not None
+    hypothesis.settings.register_profile(
+        "untimed",
+        deadline=None,
+        max_examples=200 if full else 50,
+        database=None,
+        derandomize=not (full or seeded),
+        print_blob=True,
+    )
     hypothesis.settings.load_profile("untimed")
     for package in PACKAGES:
         try:
