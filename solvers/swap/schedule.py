@@ -20,8 +20,9 @@ class Schedule:
     and the copy to the device is asked for. Before operation ``use`` begins, that is waited for. So memory is
     a matter of the operations' order alone, whatever the link does; the link decides who waits.
 
-    Copies of one direction are made in the order in which they are asked for; at one operation, what is
-    waited for first comes first: by ``release``, or by ``use``, then in the order of rows.
+    Copies of one direction are made in the order in which they are asked for; at one operation, by
+    ``release``, or by ``use``, then in the order of rows. So what is waited for first comes first, but for
+    moves that began in different turns of a circle: these numbers count from the turn of each move.
 
     Attributes:
         buffer: row of the buffer in the step.

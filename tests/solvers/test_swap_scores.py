@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swap_steps import links, step_from, steps
 
-from solvers.swap import PRESETS, replay
+from solvers.swap import PRESETS, Link, replay
 from solvers.swap.absences import absences_of
 from solvers.swap.published import scheduled, selected
 from solvers.swap.scores import Published, aoa, doa, spanning, swdoa_order, wdoa
@@ -65,10 +65,21 @@ def test_the_published_planner_makes_schedules_that_the_judge_accepts(data: st.D
     rows = selected(step, a, order, limit)
     holding = replay(step, link, scheduled(step, link, a, rows, limit))
     assert holding.peak_bytes <= step.peak_bytes
-    free = replay(step, link, scheduled(step, link, a, rows, None))
+    made = scheduled(step, link, a, rows, None)
     busy = max(float(link.out(a.size[rows]).sum()), float(link.back(a.size[rows]).sum()))
-    if link.duplex and busy < 0.99 * step.duration:
-        assert free.stall_seconds == 0
+    turns = len(np.unique(made.fetch)) == len(np.unique(made.fetch % len(step)))
+    if link.duplex and busy < 0.99 * step.duration and turns:
+        assert replay(step, link, made).stall_seconds == 0
+
+
+def test_copies_back_of_moves_of_different_turns_come_by_use_counted_from_those_turns() -> None:
+    """At operation 7 the copy for operation 0 of the next turn comes before that for operation 8 of this."""
+    buffers = [(4, [(0, False), (1, False)]), (1, [(8, False)])]
+    step, link = step_from([0.5] * 9, buffers, circular=True, persistent={0, 1}), Link(0.0, 0.0, 0.0, 0.125)
+    a = absences_of(step)
+    made = scheduled(step, link, a, np.arange(len(a)), None)
+    assert (made.use.tolist(), made.fetch.tolist()) == ([9, 17], [7, 16])
+    assert replay(step, link, made).wait.tolist() == [0.0] * 8 + [0.125]
 
 
 def test_candidates_of_the_published_planner_are_large_and_span_the_peak() -> None:
