@@ -62,7 +62,7 @@ def tried(asked: Asked, told: Callable[[str], object]) -> Iterator[Tried]:
         Stop: it cannot be tried; a line that says why.
     """
     scripts: Scripts = {}
-    with _quiet(), unreal():
+    with _quiet(), unreal(asked.job.get("device")):
         for image in asked.images:
             for seq in asked.seqs:
                 for batch in asked.batches:

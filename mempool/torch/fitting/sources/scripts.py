@@ -23,7 +23,7 @@ from mempool.torch.fitting.isolation import isolated
 from mempool.torch.fitting.sources.savers import unsaved
 from mempool.torch.fitting.sources.stops import Trains, frames
 from mempool.torch.fitting.sources.watched import Seen, watched
-from mempool.torch.fitting.target.as_on import as_on
+from mempool.torch.fitting.target.as_on import as_on, cuda_is_here, device_around
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -101,12 +101,18 @@ def load_module(name: str) -> Loaded:
 
 
 @contextlib.contextmanager
-def unreal() -> Iterator[None]:
-    """Tensors have no memory in the block nor go to files, and what is printed goes to stderr."""
+def unreal(device: str | None = None) -> Iterator[None]:
+    """Tensors have no memory in the block nor go to files, and what is printed goes to stderr.
+
+    Args:
+        device: "cuda" or "cpu", whose buffers are taken; None: that of the block around, else "cuda".
+            Programs may name "cuda" in either case.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(isolated())
         stack.enter_context(fake_mode())
-        stack.enter_context(as_on("cuda"))
+        stack.enter_context(as_on(device or device_around() or "cuda"))
+        stack.enter_context(cuda_is_here())
         stack.enter_context(unsaved(lambda _: None))
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         yield
