@@ -92,6 +92,83 @@ def test_a_long_loop_may_ask_in_each_of_its_steps(script: Script, capsys: pytest
     assert said(capsys, script(*lines, STEP))["batch"] == 8
 
 
+LOOP = (
+    "ids = torch.zeros(8, 64)",
+    "for step in range(50):",
+    "    with torch.no_grad(): ids = torch.cat([ids, net(ids[-8:])])",
+    "    if (ids > 2).all():",
+    "        break",
+)
+CAVEAT = "only of what ran"
+
+
+@pytest.mark.parametrize(("lines", "more"), [(LOOP, []), ((*LOOP, STEP), ["--main"])])
+def test_verdict_is_restricted_where_the_program_decides_by_values(
+    script: Script, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], more: list[str]
+) -> None:
+    """Inference and training; in the verdict, in a line below, in JSON, and in the exit code."""
+    name = script(*lines)
+    free = said(capsys, name, *more)
+    assert (free["fits"], free["caveats"][0]["label"]) == (None, CAVEAT)
+    reason = (
+        "train.py:9 decides by values, which nobody has: conditions are taken to be true, and numbers zero"
+    )
+    assert free["caveats"] == [{"label": CAVEAT, "reason": reason}]
+    assert free["warnings"][0] == f"{CAVEAT}: {reason}"
+    capsys.readouterr()
+    assert call(["fit", name, *more, "--limit", "1GiB", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["fits"] is None
+    assert call(["fit", name, *more, "--limit", "1GiB"]) == 1
+    verdict, warning, *rest = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("not known whether it fits in 1 GiB: ")
+    assert verdict.endswith(f"({CAVEAT})")
+    assert warning == f"warning: {CAVEAT}: {reason}"
+    assert not any("yes" in line or "it fits" in line for line in rest)
+    assert any("largest batch" in line and line.rstrip().endswith(f"({CAVEAT})") for line in rest)
+    assert call(["fit", name, *more, "--limit", "1MiB", "--no-remedies"]) == 1
+    assert capsys.readouterr().out.splitlines()[0].endswith(f"short ({CAVEAT})")
+
+
+def test_sweep_of_a_program_that_decides_by_values_is_restricted(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = script(*LOOP)
+    assert call(["fit", name, "--batch", "4,8", "--limit", "24GiB"]) == 1
+    verdict, warning, *rest = capsys.readouterr().out.splitlines()
+    assert verdict == f"not known whether 2 of 2 sizes fit in 24 GiB ({CAVEAT})"
+    assert warning.startswith(f"warning: {CAVEAT}: train.py:9 decides")
+    assert sum(" ? " in line for line in rest) == 2
+
+
+def test_values_that_decide_nothing_leave_the_verdict_as_it_is(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    look = "y = net(x)\nprint(y.mean().item())\nif torch.isnan(y).any(): raise ValueError"
+    answer = said(capsys, script(look, "y.sum().backward()"), "--limit", "24GiB")
+    assert (answer["fits"], answer["caveats"]) == (True, [])
+
+
+def test_failure_behind_a_decision_by_a_value_names_its_line(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, script("if (x > 3).any():", "    raise ValueError('too large')", STEP))
+    assert "train.py:7: ValueError: too large (behind train.py:6, which decides by a value: " in line
+    line = refused(capsys, script("import sys", "if (x > 3).any(): sys.exit('too large')", STEP))
+    assert "train.py:7 ends itself (too large)" in line
+    assert "(behind train.py:7, which decides by a value: conditions are taken to be true" in line
+
+
+@pytest.mark.parametrize(
+    "lines", ["k = (x > 2).sum().item()", "k = x.long().tolist()", "k = x[x > 2]", "k = x.numpy()"]
+)
+def test_values_that_become_sizes_are_refused_at_their_line(
+    script: Script, capsys: pytest.CaptureFixture[str], lines: str
+) -> None:
+    line = refused(capsys, script(lines, STEP))
+    assert line.startswith("mempool: train.py:6: ")
+    assert "tensors have no values here" in line
+
+
 def test_a_function_that_reads_a_value_is_told_with_its_line(
     script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 WITHOUT_LOSS = "peak without the loss"
-AS_FAR_AS_RUN = "peak of what ran"
+AS_FAR_AS_RAN = "only of what ran"
 
 
 class Caveat(NamedTuple):

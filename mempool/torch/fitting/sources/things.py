@@ -16,13 +16,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool.errors import UsageError
 from mempool.report import binary
-from mempool.torch.fitting.caveats import WITHOUT_LOSS, Caveat
+from mempool.torch.fitting.caveats import AS_FAR_AS_RAN, WITHOUT_LOSS, Caveat
 from mempool.torch.fitting.failures import told
 from mempool.torch.fitting.inputs import Arguments, arguments, batch_of, resizable
 from mempool.torch.fitting.job import Job
 from mempool.torch.fitting.sources import hub_inputs
 from mempool.torch.fitting.sources.hub import Hub, task_of
-from mempool.torch.fitting.sources.scripts import unreal
+from mempool.torch.fitting.sources.scripts import GUESSES, unreal
 from mempool.torch.fitting.sources.taped_loss import UntakenLossError, taped_loss
 from mempool.torch.fitting.sources.targets import Sizes, Target
 from mempool.torch.fitting.sources.watched import bytes_of
@@ -39,6 +39,8 @@ _NOT_LIGHTNING = (
     "{0}'s own training_step and configure_optimizers are not used: its forward is tried, with --loss and "
     "--optimizer, or AdamW"
 )
+#: Lines that are named.
+_MOST_LINES = 3
 #: Names that a function's parameters may have, by what they are given.
 _SIZES = {
     "batch": ("batch", "batch_size", "bs"),
@@ -130,6 +132,8 @@ def _of_seen(seen: Seen, named: Named) -> Target:
     except UntakenLossError as error:
         if seen.trains:
             caveats.append(Caveat(WITHOUT_LOSS, f"the loss of {named.where} {error}"))
+    if seen.decisions:
+        caveats.append(Caveat(AS_FAR_AS_RAN, _decided(seen.decisions)))
     if seen.idle:
         own["margin"] = {"other_models": sum(size for _, size in seen.idle)}
         names = ", ".join(f"{name}, {binary(size)}" for name, size in seen.idle)
@@ -152,6 +156,13 @@ def _of_seen(seen: Seen, named: Named) -> Target:
         caveats=tuple(caveats),
         examples=examples,
     )
+
+
+def _decided(lines: list[str]) -> str:
+    """Name the lines that decided by values."""
+    more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
+    decide = "decides" if len(lines) == 1 else "decide"
+    return f"{', '.join(lines[:_MOST_LINES])}{more} {decide} by values, which nobody has: {GUESSES}"
 
 
 def _left_out(seen: Seen, call: Call, named: Named) -> tuple[str, ...]:

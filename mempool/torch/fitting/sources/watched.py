@@ -52,6 +52,7 @@ class Seen:
         swallowed: whether it caught what stopped it.
         idle: models that were alive then and had not been called: classes, and bytes.
         adds_up: where it steps after several batches only.
+        decisions: files and lines that decided on the course of the program by a value that nobody knows.
         elsewhere: file and line where another thread, in which nothing is seen, trains a model; or "".
     """
 
@@ -63,6 +64,7 @@ class Seen:
     swallowed: bool = False
     idle: list[tuple[str, int]] = field(default_factory=list)
     adds_up: AddsUp | None = None
+    decisions: list[str] = field(default_factory=list)
     elsewhere: str = ""
     _depth: int = 0
     _unrecorded: int = 0
@@ -172,6 +174,11 @@ class Seen:
         self.tape.stop(losses, (value for frame in there for value in frame.f_locals.values()))
         self.idle, self.adds_up = idle_models(self._known()), adds_up(there)
         raise Trains(self.swallow)
+
+    def decide(self, line: str) -> None:
+        """A line decides by a value; "" for none."""
+        if line and line not in self.decisions:
+            self.decisions.append(line)
 
     def swallow(self) -> None:
         """The program caught what stops it."""
