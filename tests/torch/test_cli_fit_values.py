@@ -235,15 +235,64 @@ def test_a_thread_that_trains_nothing_is_let_alone(
     assert said(capsys, name) == said(capsys, script(STEP))
 
 
-def test_what_is_compiled_by_torchscript_is_tried_as_it_is_written(
-    script: Script, capsys: pytest.CaptureFixture[str]
+COMPILERS = {
+    "torch.jit.script": "net = torch.jit.script(net)",
+    "torch.jit.trace": "net = torch.jit.trace(func=net, example_inputs=x)",
+    "torch.compile": "net = torch.compile(net, mode='max-autotune')",
+    "Module.compile": "net.compile()",
+}
+
+
+@pytest.mark.parametrize("name", COMPILERS)
+def test_compiled_model_of_a_script_is_tried_eagerly_with_a_note(
+    script: Script, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    plain = said(capsys, script(STEP))
-    ways = ("script(net)", "trace(net, x)", "trace(func=net, example_inputs=x)", "script(obj=net)")
-    kept = torch.jit.script
-    for way in ways:
-        assert said(capsys, script(f"net = torch.jit.{way}", STEP)) == plain
-    assert torch.jit.script is kept
+    plain, kept = said(capsys, script("", STEP)), (torch.compile, torch.jit.script, torch.nn.Module.compile)
+    found = said(capsys, script(COMPILERS[name], STEP))
+    [note] = set(found.pop("warnings")) - set(plain.pop("warnings"))
+    assert note.startswith(f"{name} at train.py:6 is left out: the result is of the eager model")
+    assert found == plain
+    assert (torch.compile, torch.jit.script, torch.nn.Module.compile) == kept
+
+
+@pytest.mark.parametrize("head", ["@torch.compile", "@torch.compile(dynamic=True)", "@torch.jit.script"])
+def test_compiled_function_of_a_script_is_told_with_its_line(
+    script: Script, capsys: pytest.CaptureFixture[str], head: str
+) -> None:
+    name = script(f"{head}\ndef loss(y):\n    return y.square().mean()", "loss(net(x)).backward()")
+    call_of = head.removeprefix("@").partition("(")[0]
+    assert any(f"{call_of} at train.py:6 is left out" in text for text in said(capsys, name)["warnings"])
+
+
+@pytest.mark.parametrize("made", ["torch.compile(net)", "torch.nn.Sequential(torch.compile(net))"])
+def test_compiled_model_of_a_function_is_tried_eagerly_with_a_note(
+    script: Script, capsys: pytest.CaptureFixture[str], made: str
+) -> None:
+    name = script("def make():\n    return torch.nn.Sequential(torch.nn.Linear(64, 64)), x")
+    plain = said(capsys, f"{name}:make")
+    assert not any("torch.compile" in text for text in plain["warnings"])
+    name = script(f"def make():\n    net = torch.nn.Linear(64, 64)\n    return {made}, x")
+    found = said(capsys, f"{name}:make")
+    assert "the model is compiled by torch.compile: the result is of the eager" in " ".join(found["warnings"])
+    assert found["peak_bytes"] == plain["peak_bytes"]
+
+
+def test_library_that_compiles_for_itself_is_not_told(
+    script: Script, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """But where it compiles the script's model, with the line of the script."""
+    library = tmp_path / "site-packages" / "compiling.py"
+    library.parent.mkdir()
+    library.write_text(
+        "import torch\n@torch.compile\ndef f(x): return x\ndef prepare(n): return torch.compile(n)"
+    )
+    before = (
+        "import sys; sys.path.insert(0, 'site-packages'); sys.modules.pop('compiling', 0); import compiling"
+    )
+    alone = said(capsys, script(STEP, before=before))["warnings"]
+    assert not any("left out" in text for text in alone)
+    prepared = said(capsys, script("net = compiling.prepare(net)", STEP, before=before))["warnings"]
+    assert any("torch.compile at train.py:6 is left out" in text for text in prepared)
 
 
 @pytest.mark.parametrize("made", ["torch.jit.script(net)", "torch.nn.Sequential(torch.jit.script(net))"])

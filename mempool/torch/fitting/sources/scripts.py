@@ -22,6 +22,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from mempool.errors import UsageError
 from mempool.torch.fitting.fake import fake_mode
 from mempool.torch.fitting.isolation import isolated
+from mempool.torch.fitting.sources.compilers import uncompiled
 from mempool.torch.fitting.sources.decisions import decision
 from mempool.torch.fitting.sources.finite import FiniteNumbers, true_if_finite
 from mempool.torch.fitting.sources.savers import unsaved
@@ -75,9 +76,9 @@ def load_script(path: str, arguments: Sequence[str] = (), *, main: bool = False)
     module.__file__ = path
     sys.path.insert(0, str(Path(path).resolve().parent))
     with (
-        _started(path, arguments, module),
         unreal(),
         watched() as seen,
+        _started(path, arguments, module, seen),
         _Values(seen),
         FiniteNumbers(),
         _told(path, seen, main=main),
@@ -211,7 +212,7 @@ def _code(error: SystemExit) -> str:
 
 
 @contextlib.contextmanager
-def _started(path: str, arguments: Sequence[str], module: ModuleType) -> Iterator[None]:
+def _started(path: str, arguments: Sequence[str], module: ModuleType, seen: Seen) -> Iterator[None]:
     """As a program that was started so, in one process, that nobody answers, and that compiles nothing."""
     loader: Any = torch.utils.data.DataLoader
     stdin, argv, iterator = sys.stdin, sys.argv, loader._get_iterator
@@ -220,38 +221,12 @@ def _started(path: str, arguments: Sequence[str], module: ModuleType) -> Iterato
     sys.argv = [path, *arguments]
     loader._get_iterator = _in_this_process
     try:
-        with open(os.devnull) as sys.stdin, _uncompiled():  # noqa: PTH123
+        with open(os.devnull) as sys.stdin, uncompiled(seen.leave_eager):  # noqa: PTH123
             yield
     finally:
         sys.stdin, sys.argv, loader._get_iterator = stdin, argv, iterator
         if before is not None:
             sys.modules[module.__name__] = before
-
-
-@contextlib.contextmanager
-def _uncompiled() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for holder, name, instead in _COMPILERS:
-            stack.callback(setattr, holder, name, getattr(holder, name))
-            setattr(holder, name, instead)
-        yield
-
-
-def _eager(model: Any = None, *_: Any, **given: Any) -> Any:
-    """In the place of `torch.compile`, which is a decorator with options, too, and of TorchScript's."""
-    for name in ("obj", "func", "mod"):
-        model = given.get(name, model)
-    return (lambda function: function) if model is None else model
-
-
-_COMPILERS: tuple[tuple[Any, str, Any], ...] = (
-    (torch, "compile", _eager),
-    (torch.nn.Module, "compile", lambda *_, **__: None),
-    *(
-        (torch.jit, name, _eager)
-        for name in ("script", "trace", "trace_module", "freeze", "optimize_for_inference")
-    ),
-)
 
 
 def _in_this_process(loader: Any) -> Any:

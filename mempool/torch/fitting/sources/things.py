@@ -20,6 +20,7 @@ from mempool.torch.fitting.caveats import AS_FAR_AS_RAN, WITHOUT_LOSS, Caveat
 from mempool.torch.fitting.failures import told
 from mempool.torch.fitting.inputs import Arguments, arguments, batch_of, resizable
 from mempool.torch.fitting.job import Job
+from mempool.torch.fitting.models import EAGER
 from mempool.torch.fitting.sources import hub_inputs
 from mempool.torch.fitting.sources.hub import Hub, task_of
 from mempool.torch.fitting.sources.scripts import GUESSES, unreal
@@ -140,10 +141,11 @@ def _of_seen(seen: Seen, named: Named) -> Target:
         notes.append(
             f"{named.where} holds models that it has not called before its backward: {names}; counted"
         )
+    notes += [f"{call} is left out: {EAGER}" for call in seen.eager]
     if seen.adds_up is not None:
         own["accumulate"] = 2  # more batches need no more
-        where = f"{named.where}:{seen.adds_up.line}"
-        notes.append(f"{where} lets gradients of {seen.adds_up.batches:,} batches add up: tried with two")
+        where, batches = seen.adds_up.where, seen.adds_up.batches
+        notes.append(f"{where} lets gradients of {batches:,} batches add up: tried with two")
     examples = _cut((call.args, call.kwargs))
     return Target(
         f"{type(call.module).__name__} of {named.where}",

@@ -53,6 +53,7 @@ class Seen:
         idle: models that were alive then and had not been called: classes, and bytes.
         adds_up: where it steps after several batches only.
         decisions: files and lines that decided on the course of the program by a value that nobody knows.
+        eager: calls of compilers that were left out, with their lines.
         elsewhere: file and line where another thread, in which nothing is seen, trains a model; or "".
     """
 
@@ -65,6 +66,7 @@ class Seen:
     idle: list[tuple[str, int]] = field(default_factory=list)
     adds_up: AddsUp | None = None
     decisions: list[str] = field(default_factory=list)
+    eager: list[str] = field(default_factory=list)
     elsewhere: str = ""
     _depth: int = 0
     _unrecorded: int = 0
@@ -179,6 +181,11 @@ class Seen:
         """A line decides by a value; "" for none."""
         if line and line not in self.decisions:
             self.decisions.append(line)
+
+    def leave_eager(self, call: str) -> None:
+        """A call that would have compiled something."""
+        if call not in self.eager:
+            self.eager.append(call)
 
     def swallow(self) -> None:
         """The program caught what stops it."""
