@@ -235,9 +235,18 @@ def test_a_thread_that_trains_nothing_is_let_alone(
     assert said(capsys, name) == said(capsys, script(STEP))
 
 
+def test_what_is_compiled_by_torchscript_is_tried_as_it_is_written(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = said(capsys, script(STEP))
+    ways = ("script(net)", "trace(net, x)", "trace(func=net, example_inputs=x)", "script(obj=net)")
+    kept = torch.jit.script
+    for way in ways:
+        assert said(capsys, script(f"net = torch.jit.{way}", STEP)) == plain
+    assert torch.jit.script is kept
+
+
 COMPILERS = {
-    "torch.jit.script": "net = torch.jit.script(net)",
-    "torch.jit.trace": "net = torch.jit.trace(func=net, example_inputs=x)",
     "torch.compile": "net = torch.compile(net, mode='max-autotune')",
     "Module.compile": "net.compile()",
 }
@@ -247,21 +256,20 @@ COMPILERS = {
 def test_compiled_model_of_a_script_is_tried_eagerly_with_a_note(
     script: Script, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    plain, kept = said(capsys, script("", STEP)), (torch.compile, torch.jit.script, torch.nn.Module.compile)
+    plain, kept = said(capsys, script("", STEP)), (torch.compile, torch.nn.Module.compile)
     found = said(capsys, script(COMPILERS[name], STEP))
     [note] = set(found.pop("warnings")) - set(plain.pop("warnings"))
     assert note.startswith(f"{name} at train.py:6 is left out: the result is of the eager model")
     assert found == plain
-    assert (torch.compile, torch.jit.script, torch.nn.Module.compile) == kept
+    assert (torch.compile, torch.nn.Module.compile) == kept
 
 
-@pytest.mark.parametrize("head", ["@torch.compile", "@torch.compile(dynamic=True)", "@torch.jit.script"])
+@pytest.mark.parametrize("head", ["@torch.compile", "@torch.compile(dynamic=True)"])
 def test_compiled_function_of_a_script_is_told_with_its_line(
     script: Script, capsys: pytest.CaptureFixture[str], head: str
 ) -> None:
     name = script(f"{head}\ndef loss(y):\n    return y.square().mean()", "loss(net(x)).backward()")
-    call_of = head.removeprefix("@").partition("(")[0]
-    assert any(f"{call_of} at train.py:6 is left out" in text for text in said(capsys, name)["warnings"])
+    assert any("torch.compile at train.py:6 is left out" in text for text in said(capsys, name)["warnings"])
 
 
 @pytest.mark.parametrize("made", ["torch.compile(net)", "torch.nn.Sequential(torch.compile(net))"])

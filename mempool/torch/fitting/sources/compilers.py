@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,18 +22,18 @@ def uncompiled(told: Callable[[str], object]) -> Iterator[None]:
     """Let nothing be compiled in the block.
 
     Args:
-        told: called with what is left out, and where; not with what libraries compile for themselves.
+        told: called with each `torch.compile` that is left out, and where; not with what libraries compile for
+            themselves.
     """
-    compilers: list[tuple[Any, str, str, Callable[..., Any]]] = [
-        (torch, "compile", "torch.compile", _eager),
-        (nn.Module, "compile", "Module.compile", lambda *_, **__: None),
-        *((torch.jit, name, f"torch.jit.{name}", _eager) for name in _TORCHSCRIPT),
+    instead: list[tuple[Any, str, Callable[..., Any]]] = [
+        (torch, "compile", _noting(told, "torch.compile", _eager)),
+        (nn.Module, "compile", _noting(told, "Module.compile", lambda *_, **__: None)),
+        *((torch.jit, name, _eager) for name in _TORCHSCRIPT),
     ]
     with contextlib.ExitStack() as stack:
-        for holder, name, called, instead in compilers:
-            before = getattr(holder, name)
-            stack.callback(setattr, holder, name, before)
-            setattr(holder, name, functools.wraps(before)(_noting(told, called, instead)))
+        for holder, name, function in instead:
+            stack.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, function)
         yield
 
 

@@ -75,6 +75,7 @@ class TapedLoss:
         self._losses = _losses(tape)
         slots = _Slots(model, output)
         kept, derived = _kept(tape, self._losses, output)
+        kept = [entry for entry in kept if not _makes_labels(entry, kept)]
         drafts = [(entry, *slots.given(entry), slots.results(entry)) for entry in kept]
         self._loss_slots = [slots.of(loss) for loss in self._losses]
         if not any(id(loss) in derived for loss in self._losses):
@@ -287,6 +288,17 @@ def _kept(tape: Tape, losses: Sequence[Tensor], output: Any) -> tuple[list[Entry
             kept.append(entry)
             needed |= given
     return kept[::-1], derived
+
+
+def _makes_labels(entry: Entry, entries: Sequence[Entry]) -> bool:
+    """Whether it makes whole numbers of nothing, which stand for labels of the program's data."""
+    result = entry.result
+    if not isinstance(result, torch.Tensor) or result.is_floating_point() or result.dtype is torch.bool:
+        return False
+    changed = (other for other in entries if other.in_place)
+    return next(tensors_in((entry.args, entry.kwargs)), None) is None and not any(
+        leaf is result for other in changed for leaf in tensors_in((other.args, other.kwargs))
+    )
 
 
 def _steps(
