@@ -157,7 +157,7 @@ def _help(fit: Fit) -> None:
         say("\nwhat would help")
     for remedy in fit.remedies:
         if 200 * remedy.saves_bytes >= fit.peak_bytes:
-            fits = ", and it fits" if remedy.fits and not fit.caveats else ""
+            fits = ", and it fits" if remedy.fits else ""
             say(plain(f"  {remedy.name}: saves {binary(remedy.saves_bytes)}{fits}; {remedy.how}"))
             _code(remedy.code)
     together = fit.helps.cheapest or fit.helps.together

@@ -93,6 +93,8 @@ LOSSES = {
     "    hits = (p.argmax(-1) == y).float().mean()\nloss.backward()",
     "vector": "losses = o.log_softmax(-1).gather(1, y[:, None])\nlosses.backward(torch.ones_like(losses))",
     "autograd": "loss = o.square().mean()\ntorch.autograd.backward(loss)",
+    "gradients": "loss = o.square().mean()\nps = list(model.parameters())\n"
+    "for p, g in zip(ps, torch.autograd.grad(loss, ps)): p.grad = g",
     "autocast": "with torch.autocast('cpu', torch.bfloat16):\n    h = o @ o.T\n"
     "loss = h.float().square().mean()\nloss.backward()",
     "gradient_hook": "o.retain_grad()\nloss = o.logsumexp(-1).mean()\nloss.backward()",
@@ -229,6 +231,11 @@ WITHOUT = "peak without the loss"
         ),
         ("torch.ones(3, requires_grad=True).sum().backward()", "does not depend on the output of the model"),
         ("for p in model.parameters(): p.grad = torch.zeros_like(p)", "was not seen: no backward"),
+        (
+            "g, = torch.autograd.grad(o.sum(), model.words.weight, create_graph=True)\n"
+            "(o.mean() + g.square().mean()).backward()",
+            "cannot be computed again: grad at train.py:",
+        ),
         ("Unseen(o).sum().backward()", "goes through MulBackward0, which"),
     ],
 )
@@ -250,3 +257,28 @@ def test_verdict_says_without_the_loss_where_the_loss_cannot_be_taken(
     assert verdict.startswith("not known whether it fits in 24 GiB: ")
     assert verdict.endswith(f"({WITHOUT})")
     assert second == f"warning: {answer['warnings'][0]}" == f"warning: {WITHOUT}: {caveat['reason']}"
+
+
+def test_remedies_of_a_step_without_its_loss_are_no_verdicts(
+    fitted: Fitted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = program("for p in model.parameters(): p.grad = torch.zeros_like(p)", (16 * ROWS,))
+    on = ("--device", "cpu", "-a", "planned")
+    asked = ("--limit", str(fitted(text, *on)["needed_bytes"] * 3 // 4), *on)
+    answer = fitted(text, *asked, code=1)
+    assert answer["fits"] is False
+    assert answer["remedies"]
+    assert not any(remedy["fits"] for remedy in answer["remedies"])
+    assert answer["cheapest_remedy"]["fits"] is None
+    call(["fit", "train.py", "--main", *asked])
+    assert "it fits" not in capsys.readouterr().out
+
+
+def test_loss_that_is_asked_for_takes_the_place_of_one_that_is_not_seen(fitted: Fitted) -> None:
+    text = program("for p in model.parameters(): p.grad = torch.zeros_like(p)")
+    assert fitted(text, code=0)["caveats"]
+    named = fitted(text, "--loss", "cross-entropy")
+    assert named["caveats"] == []
+    own = fitted(program("F.cross_entropy(o, torch.zeros(len(o), dtype=torch.long)).backward()"))
+    assert named["peak_bytes"] == pytest.approx(own["peak_bytes"], rel=0.01)
+    assert fitted(text, "--mode", "inference")["caveats"] == []

@@ -95,10 +95,16 @@ class Fit:
         return ", ".join(dict.fromkeys(caveat.label for caveat in self.caveats))
 
     def restricted(self, caveats: Sequence[Caveat]) -> Fit:
-        """The same with caveats: that it fits is not known then."""
-        fits = None if caveats and self.fits else self.fits
-        warnings = [*map(str, caveats), *self.warnings]
-        return replace(self, fits=fits, caveats=[*self.caveats, *caveats], warnings=warnings)
+        """The same with caveats: that it fits, by itself or with a remedy, is not known then."""
+        if not caveats:
+            return self
+        return replace(
+            self,
+            fits=self.fits and None,
+            caveats=[*self.caveats, *caveats],
+            warnings=[*map(str, caveats), *self.warnings],
+            helps=self.helps and self.helps.without_verdicts(),
+        )
 
     def modules(self, depth: int) -> list[ModuleShare]:
         """``by_module`` with all below a depth added to the module there, largest first."""

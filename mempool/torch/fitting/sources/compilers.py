@@ -22,8 +22,8 @@ def uncompiled(told: Callable[[str], object]) -> Iterator[None]:
     """Let nothing be compiled in the block.
 
     Args:
-        told: called with each `torch.compile` that is left out, and where; not with what libraries compile for
-            themselves.
+        told: called with each `torch.compile` that is left out, and where; not with what libraries compile
+            for themselves.
     """
     instead: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch, "compile", _noting(told, "torch.compile", _eager)),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from mempool.errors import UsageError
 from mempool.torch.fitting.inputs import resizable
 from mempool.torch.fitting.sources.loss_tape import tensors_in
 from mempool.torch.fitting.sources.rescaled import Rescaling, UnknownSizeError
@@ -115,6 +116,7 @@ class TapedLoss:
         """Compute the loss.
 
         Raises:
+            UsageError: an operation fails.
             UnknownSizeError: of a batch that is not the program's own, where sizes in it are not known.
         """
         outputs = list(outputs_of(output))
@@ -144,7 +146,8 @@ class TapedLoss:
                 result = entry.function(*args, **kwargs)
             except (RuntimeError, IndexError, ValueError, TypeError) as error:
                 if not sizes.differ:
-                    raise
+                    text = " ".join(str(error).split())[:200]
+                    raise UsageError(f"{entry.name} at {entry.line} of its loss fails: {text}") from error
                 raise UnknownSizeError(entry, str(error)) from error
         made = list(tensors_in(result))
         if len(made) != len(step.results):
@@ -167,8 +170,7 @@ class TapedLoss:
         try:
             loss = self(mine, self.labels(self._batch or 1))
         except Exception as error:
-            text = " ".join(str(error).split())[:200]
-            raise UntakenLossError(f"cannot be computed again: {text}") from error
+            raise UntakenLossError(f"cannot be computed again: {error}") from error
         finally:
             self._variables = {}
         if not _reaches(loss, [leaf.grad_fn for leaf in mine if leaf.requires_grad]):

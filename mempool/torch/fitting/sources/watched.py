@@ -18,7 +18,7 @@ from mempool.torch.fitting.inputs import batch_of
 from mempool.torch.fitting.sources.accumulating import AddsUp, adds_up
 from mempool.torch.fitting.sources.again import made_again
 from mempool.torch.fitting.sources.idle import idle_models
-from mempool.torch.fitting.sources.loss_tape import Tape
+from mempool.torch.fitting.sources.loss_tape import Tape, tensors_in
 from mempool.torch.fitting.sources.savers import unsaved
 from mempool.torch.fitting.sources.stops import Trains, frames, place, stop_at_next_line
 
@@ -177,6 +177,11 @@ class Seen:
         self.idle, self.adds_up = idle_models(self._known()), adds_up(there)
         raise Trains(self.swallow)
 
+    def has_parameter(self, tensors: Any) -> bool:
+        """Whether a parameter of the called module is among tensors."""
+        mine = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
+        return any(id(tensor) in mine for tensor in tensors_in(tensors))
+
     def decide(self, line: str) -> None:
         """A line decides by a value; "" for none."""
         if line and line not in self.decisions:
@@ -284,8 +289,10 @@ def _own_functions(seen: Seen) -> Iterator[None]:
     def went_backward(tensors: Any, *_: Any, **__: Any) -> None:
         seen.backward(tensors)
 
-    def gradients(*args: Any, **kwargs: Any) -> Any:
-        return seen.record(grad, args, kwargs)
+    def gradients(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("create_graph") and seen.has_parameter(inputs):
+            seen.backward(outputs)
+        return seen.record(grad, (outputs, inputs, *args), kwargs)
 
     autograd: Any = torch.autograd
     autograd.Function.apply, autograd.backward, autograd.grad = classmethod(applied), went_backward, gradients
