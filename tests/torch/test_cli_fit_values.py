@@ -148,6 +148,26 @@ def test_values_that_decide_nothing_leave_the_verdict_as_it_is(
     assert (answer["fits"], answer["caveats"]) == (True, [])
 
 
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        (("if loss.item() < best:", "    kept = net.state_dict()"), "train.py:9"),
+        (("total = loss.item()", "print(total)", "if total < best: kept = 1"), "train.py:11"),
+        (("while best > 0.5:", "    best = loss.item()"), "train.py:9"),
+        (("print(loss.item())", "if loss is None: kept = 1"), None),
+    ],
+)
+def test_decision_behind_the_first_backward_is_noted(
+    script: Script, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], named: str | None
+) -> None:
+    """The step that was tried is as the others, so that the verdict stays."""
+    name = script("best = 1.0", "loss = net(x).sum()", "loss.backward()", *lines)
+    answer = said(capsys, name, "--limit", "24GiB", "--no-largest-batch")
+    assert (answer["fits"], answer["caveats"]) == (True, [])
+    notes = [text for text in answer["warnings"] if "behind the first backward" in text]
+    assert [text.partition(" ")[0] for text in notes] == [named] * bool(named)
+
+
 def test_failure_behind_a_decision_by_a_value_names_its_line(
     script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from mempool.torch.fitting.sources.decisions import INSTALLED
 from mempool.torch.fitting.sources.stops import frames, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_INSTALLED = ("site-packages", "dist-packages")
 _TORCHSCRIPT = ("script", "trace", "trace_module", "freeze", "optimize_for_inference")
 
 
@@ -39,7 +39,7 @@ def uncompiled(told: Callable[[str], object]) -> Iterator[None]:
 
 def _noting(told: Callable[[str], object], called: str, instead: Callable[..., Any]) -> Callable[..., Any]:
     def passed_over(*args: Any, **kwargs: Any) -> Any:
-        mine = [one for one in frames() if not any(part in one.f_code.co_filename for part in _INSTALLED)]
+        mine = [one for one in frames() if not any(part in one.f_code.co_filename for part in INSTALLED)]
         module = any(isinstance(given, nn.Module) for given in (*args, *kwargs.values()))
         if module or place().startswith(tuple(one.f_code.co_filename for one in mine[:1])):
             where = f"{mine[0].f_code.co_filename}:{mine[0].f_lineno}" if mine else place()

@@ -17,6 +17,10 @@ _MOST_CALLS = 30
 _COUNTING = frozenset(("range", "int", "ceil", "floor"))
 #: Functions that ask whether a number is finite, which it is in a sound run.
 _FINITE = frozenset(("isfinite", "isnan", "isinf"))
+#: Methods of tensors that read their values.
+_READING = frozenset(("item", "tolist"))
+#: Parts of the paths of installed libraries.
+INSTALLED = ("site-packages", "dist-packages")
 #: Methods that put their arguments into their object.
 _KEEPING = frozenset(("append", "appendleft", "extend", "add", "insert", "put", "update", "step"))
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -43,6 +47,33 @@ def decision(frames: Sequence[FrameType]) -> str:
         if not found.returns:
             return ""
     return ""
+
+
+def later_decisions(frames: Iterable[FrameType]) -> list[str]:
+    """Return files and lines of decisions that functions of the program are written to make by values.
+
+    Of these functions no more is run: what a value decides behind a backward is told from the source alone.
+
+    Args:
+        frames: of the program in its backward; those of installed libraries are left out.
+    """
+    found: dict[str, None] = {}
+    for frame in frames:
+        file = frame.f_code.co_filename
+        scope = None if any(part in file for part in INSTALLED) else _scope(frame)
+        for line in () if scope is None else _written(scope):
+            found[f"{file}:{line}"] = None
+    return list(found)
+
+
+def _written(scope: ast.AST) -> Iterator[int]:
+    """Lines of decisions by what methods of tensors read."""
+    reads = [
+        node
+        for node in _own_nodes(scope)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _READING
+    ]
+    yield from filter(None, (_Flow(scope, _Span.at(node), asks=False).decides for node in reads))
 
 
 def _scope(frame: FrameType) -> ast.AST | None:
@@ -84,6 +115,11 @@ class _Span(NamedTuple):
         if line is None or end_line is None or column is None or end_column is None:
             return cls(frame.f_lineno, 0, frame.f_lineno, 0)
         return cls(line, column, end_line, end_column)
+
+    @classmethod
+    def at(cls, node: Any) -> _Span:
+        """That of a node."""
+        return cls(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
 
     def within(self, node: Any) -> bool:
         """Whether a node of the source holds it."""

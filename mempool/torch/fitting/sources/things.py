@@ -134,7 +134,11 @@ def _of_seen(seen: Seen, named: Named) -> Target:
         if seen.trains:
             caveats.append(Caveat(WITHOUT_LOSS, f"the loss of {named.where} {error}"))
     if seen.decisions:
-        caveats.append(Caveat(AS_FAR_AS_RAN, _decided(seen.decisions)))
+        caveats.append(
+            Caveat(AS_FAR_AS_RAN, f"{_lines(seen.decisions)} by values, which nobody has: {GUESSES}")
+        )
+    if seen.later:
+        notes.append(f"{_lines(seen.later)} by values behind the first backward: what follows is not counted")
     if seen.idle:
         own["margin"] = {"other_models": sum(size for _, size in seen.idle)}
         names = ", ".join(f"{name}, {binary(size)}" for name, size in seen.idle)
@@ -160,11 +164,10 @@ def _of_seen(seen: Seen, named: Named) -> Target:
     )
 
 
-def _decided(lines: list[str]) -> str:
-    """Name the lines that decided by values."""
+def _lines(lines: list[str]) -> str:
+    """Name lines that decide."""
     more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
-    decide = "decides" if len(lines) == 1 else "decide"
-    return f"{', '.join(lines[:_MOST_LINES])}{more} {decide} by values, which nobody has: {GUESSES}"
+    return f"{', '.join(lines[:_MOST_LINES])}{more} {'decides' if len(lines) == 1 else 'decide'}"
 
 
 def _left_out(seen: Seen, call: Call, named: Named) -> tuple[str, ...]:

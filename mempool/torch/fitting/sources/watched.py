@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from mempool.torch.fitting.inputs import batch_of
 from mempool.torch.fitting.sources.accumulating import AddsUp, adds_up
 from mempool.torch.fitting.sources.again import made_again
+from mempool.torch.fitting.sources.decisions import later_decisions
 from mempool.torch.fitting.sources.idle import idle_models
 from mempool.torch.fitting.sources.loss_tape import Tape, tensors_in
 from mempool.torch.fitting.sources.savers import unsaved
@@ -53,6 +54,7 @@ class Seen:
         idle: models that were alive then and had not been called: classes, and bytes.
         adds_up: where it steps after several batches only.
         decisions: files and lines that decided on the course of the program by a value that nobody knows.
+        later: likewise, of lines behind the backward, which did not run.
         eager: calls of compilers that were left out, with their lines.
         elsewhere: file and line where another thread, in which nothing is seen, trains a model; or "".
     """
@@ -66,6 +68,7 @@ class Seen:
     idle: list[tuple[str, int]] = field(default_factory=list)
     adds_up: AddsUp | None = None
     decisions: list[str] = field(default_factory=list)
+    later: list[str] = field(default_factory=list)
     eager: list[str] = field(default_factory=list)
     elsewhere: str = ""
     _depth: int = 0
@@ -175,6 +178,7 @@ class Seen:
         there = frames()
         self.tape.stop(losses, (value for frame in there for value in frame.f_locals.values()))
         self.idle, self.adds_up = idle_models(self._known()), adds_up(there)
+        self.later = [line for line in later_decisions(there) if line not in self.decisions]
         raise Trains(self.swallow)
 
     def has_parameter(self, tensors: Any) -> bool:
