@@ -143,6 +143,41 @@ def test_peak_with_a_written_loss_is_that_of_the_real_run(fitted: Fitted, loss: 
     assert "sum of its floating outputs" not in " ".join(answer["warnings"])
 
 
+WRAPPED = {
+    "mapping": ("lambda o: {'logits': o, 'more': None}", "o['logits'].logsumexp(-1).mean().backward()"),
+    "object": ("lambda o: types.SimpleNamespace(logits=o)", "o.logits.logsumexp(-1).mean().backward()"),
+    "tuple": ("lambda o: (o, [o.sum()])", "(o[0].logsumexp(-1).mean() + o[1][0]).backward()"),
+    "loss within": (
+        "lambda o: {'loss': o.square().mean(), 'o': o}",
+        "(o['loss'] + o['o'].exp().mean()).backward()",
+    ),
+}
+
+
+@pytest.mark.parametrize(("wrap", "loss"), WRAPPED.values(), ids=WRAPPED)
+def test_output_in_a_structure_is_found(fitted: Fitted, wrap: str, loss: str) -> None:
+    text = program(loss, wrap=wrap)
+    answer = fitted(text, "--device", "cpu")
+    assert answer["caveats"] == []
+    assert answer["peak_bytes"] == pytest.approx(real_peak(text), rel=0.01)
+
+
+def test_loss_behind_an_autocast_forward_is_in_full_precision(fitted: Fitted) -> None:
+    text = program("loss = o.exp().logsumexp(-1).mean()\nloss.backward()")
+    lower = text.replace("o = model(x)", "with torch.autocast('cpu', torch.bfloat16): o = model(x)")
+    for one in (lower, lower.replace("o.exp()", "o.float().exp()")):
+        assert fitted(one, "--device", "cpu")["peak_bytes"] == pytest.approx(real_peak(one), rel=0.01)
+
+
+def test_variable_that_holds_a_part_of_the_loss_is_held_in_the_backward(fitted: Fitted) -> None:
+    """Until the next step has replaced it; a part that no variable holds goes when it was read."""
+    held = program("p = o * 2\nq = p.argmax(-1)\nloss = (o + 1).logsumexp(-1).mean()\nloss.backward()")
+    free = held.replace("p = o * 2", "").replace("p.argmax", "(o * 2).argmax")
+    peaks = [fitted(text, "--device", "cpu")["peak_bytes"] for text in (held, free)]
+    assert peaks[0] - peaks[1] == 4 * ROWS * WORDS
+    assert peaks == [pytest.approx(real_peak(text), rel=0.01) for text in (held, free)]
+
+
 #: Likewise, with sizes of the batch as numbers; the output has samples of 4 words.
 SIZED = {
     "flat": "loss = F.cross_entropy(o.view(-1, V), y.view(-1))\nloss.backward()",
