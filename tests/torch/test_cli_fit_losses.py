@@ -14,6 +14,9 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import mempool.torch
 from mempool.cli.app import call
+from mempool.named import parse_target
+from mempool.torch.fitting.sources.named import Sizes, find
+from mempool.torch.fitting.sources.scripts import unreal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,6 +163,19 @@ def test_output_in_a_structure_is_found(fitted: Fitted, wrap: str, loss: str) ->
     answer = fitted(text, "--device", "cpu")
     assert answer["caveats"] == []
     assert answer["peak_bytes"] == pytest.approx(real_peak(text), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("loss", "own"),
+    [("(o['loss'] / 2 + 1).backward()", True), ("(o['loss'] + o['o'].exp().mean()).backward()", False)],
+)
+def test_loss_of_the_model_itself_is_left_to_the_model(tmp_path: Path, loss: str, own: bool) -> None:
+    """So that remedies which change this loss are tried."""
+    path = tmp_path / "train.py"
+    path.write_text(program(loss, wrap="lambda o: {'loss': o.square().mean(), 'o': o}"))
+    with unreal():
+        target = find(parse_target(str(path)), Sizes(main=True))
+    assert ("loss" not in target.own) is own
 
 
 def test_loss_behind_an_autocast_forward_is_in_full_precision(fitted: Fitted) -> None:

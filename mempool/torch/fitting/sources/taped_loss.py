@@ -89,6 +89,15 @@ class TapedLoss:
         self._model: list[Tensor] = []
         self._variables: dict[int, Tensor] = {}
 
+    @property
+    def only_scales(self) -> bool:
+        """Whether nothing but numbers is computed with, as where a model's own loss is divided."""
+        return not any(
+            leaf.dim()
+            for step in self._steps
+            for leaf in tensors_in((step.entry.args, step.entry.kwargs, step.entry.result))
+        )
+
     def making(self, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
         """The same, and of what it makes the loss has its parameters."""
 

@@ -20,6 +20,7 @@ from mempool.torch.fitting.caveats import AS_FAR_AS_RAN, WITHOUT_LOSS, Caveat
 from mempool.torch.fitting.failures import told
 from mempool.torch.fitting.inputs import Arguments, arguments, batch_of, resizable
 from mempool.torch.fitting.job import Job
+from mempool.torch.fitting.losses import own_loss
 from mempool.torch.fitting.models import EAGER
 from mempool.torch.fitting.sources import hub_inputs
 from mempool.torch.fitting.sources.hub import Hub, task_of
@@ -128,8 +129,9 @@ def _of_seen(seen: Seen, named: Named) -> Target:
     make, caveats = _copies(call.module), []
     try:
         loss = taped_loss(seen.tape, call.module, call.output, given, call.autocast, make)
-        own |= {"loss": loss, "labels": loss.labels}
-        make = loss.making(make)
+        if own_loss(call.output) is None or not loss.only_scales:
+            own |= {"loss": loss, "labels": loss.labels}
+            make = loss.making(make)
     except UntakenLossError as error:
         if seen.trains:
             caveats.append(Caveat(WITHOUT_LOSS, f"the loss of {named.where} {error}"))
