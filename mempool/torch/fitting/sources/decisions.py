@@ -43,10 +43,20 @@ def decision(frames: Sequence[FrameType]) -> str:
             return f"{file}:{frame.f_lineno}"  # no source to look at
         found = _Flow(scope, _Span.of(frame), asks=frame is frames[0])
         if found.decides:
-            return f"{file}:{found.decides}"
+            return _place(file, found.decides, frames)
         if not found.returns:
             return ""
     return ""
+
+
+def _place(file: str, line: int, frames: Iterable[FrameType]) -> str:
+    """File and line; in an installed library, the line of the program that has called it, too."""
+    mine = [one for one in frames if not any(part in one.f_code.co_filename for part in INSTALLED)]
+    for part in INSTALLED:
+        if f"{part}/" in file and mine:
+            within = file.rpartition(f"{part}/")[2]
+            return f"{mine[0].f_code.co_filename}:{mine[0].f_lineno} (in {within}:{line})"
+    return f"{file}:{line}"
 
 
 def later_decisions(frames: Iterable[FrameType]) -> list[str]:

@@ -187,8 +187,9 @@ class Seen:
         return any(id(tensor) in mine for tensor in tensors_in(tensors))
 
     def decide(self, line: str) -> None:
-        """A line decides by a value; "" for none."""
-        if line and line not in self.decisions:
+        """A line decides by a value; "" for none. Of a library that it calls the first place is kept."""
+        known = {one.partition(" (in ")[0] for one in self.decisions}
+        if line and line.partition(" (in ")[0] not in known:
             self.decisions.append(line)
 
     def leave_eager(self, call: str) -> None:
