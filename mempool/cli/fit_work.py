@@ -116,7 +116,7 @@ def _one(
 
 
 def _caveats(asked: Asked, target: Target, job: Job) -> list[Caveat]:
-    """Those of the target that are left, whatever loss and mode were asked for."""
+    """Return the caveats of the target that loss and mode as asked for leave."""
     lost = job.mode == "train" and asked.loss is None
     return [caveat for caveat in target.caveats if lost or caveat.label != WITHOUT_LOSS]
 

@@ -73,7 +73,7 @@ if __name__ == "__main__":
     list(train(3))
 """
 )
-#: By name: lines of a loop from the model's output to the backward.
+#: Lines of a loop from the model's output to the backward, by name.
 LOSSES = {
     "method": "loss = -o.log_softmax(-1).gather(1, y[:, None]).mean()\nloss.backward()",
     "one_hot": "loss = ((o - F.one_hot(y, V)) ** 2).mean()\nloss.backward()",
@@ -194,7 +194,7 @@ def test_variable_that_holds_a_part_of_the_loss_is_held_in_the_backward(fitted: 
     assert peaks == [pytest.approx(real_peak(text), rel=0.01) for text in (held, free)]
 
 
-#: Likewise, with sizes of the batch as numbers; the output has samples of 4 words.
+#: Lines of a loop that use sizes of the batch as numbers, by name; samples have 4 words.
 SIZED = {
     "flat": "loss = F.cross_entropy(o.view(-1, V), y.view(-1))\nloss.backward()",
     "product": "B, T, _ = o.shape\nloss = F.nll_loss(o.view(B * T, V).log_softmax(-1), y.reshape(B * T))\n"
@@ -325,7 +325,7 @@ def test_remedies_of_a_step_without_its_loss_are_no_verdicts(
     assert "it fits" not in capsys.readouterr().out
 
 
-def test_loss_that_is_asked_for_takes_the_place_of_one_that_is_not_seen(fitted: Fitted) -> None:
+def test_named_loss_replaces_an_unseen_loss(fitted: Fitted) -> None:
     text = program("for p in model.parameters(): p.grad = torch.zeros_like(p)")
     assert fitted(text, code=0)["caveats"]
     named = fitted(text, "--loss", "cross-entropy")

@@ -155,7 +155,7 @@ def _of_seen(seen: Seen, named: Named) -> Target:
 
 
 def _notes(seen: Seen, named: Named) -> Iterator[str]:
-    """What was taken over of a script, and what was assumed."""
+    """Yield lines on what was taken over of a script, and what was assumed."""
     yield f"model and inputs are those that {named.where} calls itself"
     yield from seen.several()
     if seen.later:

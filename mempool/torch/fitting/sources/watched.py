@@ -182,7 +182,7 @@ class Seen:
         raise Trains(self.swallow)
 
     def has_parameter(self, tensors: Any) -> bool:
-        """Whether a parameter of the called module is among tensors."""
+        """Return whether a parameter of the called module is among tensors."""
         mine = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
         return any(id(tensor) in mine for tensor in tensors_in(tensors))
 
