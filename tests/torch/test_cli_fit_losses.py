@@ -305,6 +305,8 @@ def test_verdict_says_without_the_loss_where_the_loss_cannot_be_taken(
     [caveat] = answer["caveats"]
     assert caveat["label"] == WITHOUT
     assert reason in caveat["reason"]
+    assert caveat["reason"].endswith("; the sum of the output stands for it, --loss names another")
+    assert not any("no loss was given" in text for text in answer["warnings"])
     assert verdict.startswith("not known whether it fits in 24 GiB: ")
     assert verdict.endswith(f"({WITHOUT})")
     assert second == f"warning: {answer['warnings'][0]}" == f"warning: {WITHOUT}: {caveat['reason']}"

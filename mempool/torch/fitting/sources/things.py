@@ -132,7 +132,9 @@ def _of_seen(seen: Seen, named: Named) -> Target:
             make = loss.making(make)
     except UntakenLossError as error:
         if seen.trains:
-            caveats.append(Caveat(WITHOUT_LOSS, f"the loss of {named.where} {error}"))
+            stands = "the sum of the output" if own_loss(call.output) is None else "the model's own loss"
+            reason = f"the loss of {named.where} {error}; {stands} stands for it, --loss names another"
+            caveats.append(Caveat(WITHOUT_LOSS, reason))
     if seen.decisions:
         reason = f"{_lines(seen.decisions)} by values, which nobody has: {GUESSES}"
         caveats.append(Caveat(AS_FAR_AS_RAN, reason))
