@@ -39,8 +39,6 @@ def made_model(
         model = make()
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
-    if any(_is_compiled(module) for module in model.modules()):
-        warn(f"the model is compiled by torch.compile: {EAGER}")
     model = unwrapped(model)
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise UsageError("a ScriptModule cannot be looked into: give the module that it was made of")
@@ -90,10 +88,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    """Return whether a module comes from `torch.compile`, or was compiled in place."""
-    wrapped = isinstance(getattr(module, "_orig_mod", None), nn.Module)
-    return wrapped or getattr(module, "_compiled_call_impl", None) is not None
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether `torch.compile` has compiled a model or a part of it."""
+    return any(
+        isinstance(getattr(module, "_orig_mod", None), nn.Module)
+        or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
 
 
 def _hooked(model: nn.Module) -> list[str]:

@@ -21,7 +21,7 @@ from mempool.torch.fitting.failures import told
 from mempool.torch.fitting.inputs import Arguments, arguments, batch_of, resizable
 from mempool.torch.fitting.job import Job
 from mempool.torch.fitting.losses import own_loss
-from mempool.torch.fitting.models import EAGER
+from mempool.torch.fitting.models import EAGER, is_compiled
 from mempool.torch.fitting.sources import hub_inputs
 from mempool.torch.fitting.sources.hub import Hub, task_of
 from mempool.torch.fitting.sources.scripts import GUESSES, unreal
@@ -84,8 +84,9 @@ def of_loaded(loaded: Loaded, named: Named, sizes: Sizes) -> Target:
     )
     if "optimizer" not in target.own and _trains_itself(loaded.module, named):
         target = replace(target, notes=(*target.notes, _NOT_LIGHTNING.format(named.name)))
+    eager = [f"{compiler} is left out: {EAGER}" for compiler in loaded.seen.eager]
     caught = [f"{named.where} catches all exceptions, and was ended behind its first backward all the same"]
-    return replace(target, notes=(*target.notes, *saved, *(caught * loaded.seen.swallowed)))
+    return replace(target, notes=(*target.notes, *eager, *saved, *(caught * loaded.seen.swallowed)))
 
 
 def _trains_itself(module: Any, named: Named) -> bool:
@@ -165,7 +166,6 @@ def _notes(seen: Seen, named: Named) -> Iterator[str]:
     if seen.idle:
         names = ", ".join(f"{name}, {binary(size)}" for name, size in seen.idle)
         yield f"{named.where} holds models that it has not called before its backward: {names}; counted"
-    yield from (f"{compiler} is left out: {EAGER}" for compiler in seen.eager)
     if seen.adds_up is not None:
         where, batches = seen.adds_up.where, seen.adds_up.batches
         yield f"{where} lets gradients of {batches:,} batches add up: tried with two"
@@ -249,15 +249,16 @@ def _of_thing(thing: Any, name: str, given: dict[str, Any], sizes: Sizes, seen: 
     if isinstance(thing, nn.Module):
         if given:
             raise UsageError(f"{name} is a model already: it takes no arguments")
-        title, make = f"{name}, a {type(thing).__name__}", _copies(thing)
+        title, make, notes = f"{name}, a {type(thing).__name__}", _copies(thing), _compiled(thing)
     elif callable(thing):
         return _of_function(thing, name, given, sizes)
     else:
         raise UsageError(f"{name} is a {type(thing).__name__}, neither a model nor what makes one")
     call = seen.call
     if call is not None and call.module is thing:
-        return replace(_of_example((call.args, call.kwargs), title, make), own={"autocast": call.autocast})
-    return _with_own_inputs(thing, title, make, sizes)
+        own = {"autocast": call.autocast}
+        return replace(_of_example((call.args, call.kwargs), title, make), own=own, notes=notes)
+    return replace(_with_own_inputs(thing, title, make, sizes), notes=notes)
 
 
 def _copies(model: nn.Module) -> Callable[[], nn.Module]:
@@ -299,16 +300,22 @@ def _of_function(function: Callable[..., Any], name: str, given: dict[str, Any],
         rest = {key: getattr(made, key) for key in Job.__dataclass_fields__ if key not in ("model", "inputs")}
         return Target(name, made.model, made.inputs, batch=rest.pop("batch"), own=rest)
     model, inputs, own = _parts(made, name)
+    notes = _compiled(model)
     title = name if isinstance(function, type) else f"{type(model).__name__} of {name}"
     make = lambda: _parts(called(usual), name)[0]  # noqa: E731
     if inputs is None:
-        return replace(_with_own_inputs(model, title, make, sizes), own=own)
+        return replace(_with_own_inputs(model, title, make, sizes), own=own, notes=notes)
     uses = frozenset(taken.values()) - {"batch"}
     seq = sizes.seq or defaults.get("seq")
     if "batch" not in taken.values():
-        return replace(_of_example(arguments(inputs), title, make), own=own, seq=seq, uses=uses)
+        return replace(_of_example(arguments(inputs), title, make), own=own, seq=seq, uses=uses, notes=notes)
     examples = _examples(lambda batch: arguments(_parts(called(batch), name)[1]))
-    return Target(title, make, examples, batch=defaults.get("batch"), seq=seq, uses=uses, own=own)
+    return Target(title, make, examples, defaults.get("batch"), seq, uses, own, notes)
+
+
+def _compiled(model: nn.Module) -> tuple[str, ...]:
+    """Note on a model that `torch.compile` has compiled."""
+    return (f"the model is compiled by torch.compile: {EAGER}",) if is_compiled(model) else ()
 
 
 def _defaults(function: Callable[..., Any], taken: dict[str, str], sizes: Sizes, name: str) -> dict[str, int]:
