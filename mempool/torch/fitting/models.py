@@ -18,6 +18,7 @@ from mempool.torch.fitting.tensors import fake_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+EAGER = "the result is of the eager model, and a compiled one may need more or less"
 #: Where modules have their hooks.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -85,6 +86,15 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether `torch.compile` has compiled a model or a part of it."""
+    return any(
+        isinstance(getattr(module, "_orig_mod", None), nn.Module)
+        or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
 
 
 def _hooked(model: nn.Module) -> list[str]:

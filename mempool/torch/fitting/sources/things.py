@@ -16,17 +16,21 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool.errors import UsageError
 from mempool.report import binary
+from mempool.torch.fitting.caveats import AS_FAR_AS_RAN, WITHOUT_LOSS, Caveat
 from mempool.torch.fitting.failures import told
 from mempool.torch.fitting.inputs import Arguments, arguments, batch_of, resizable
 from mempool.torch.fitting.job import Job
+from mempool.torch.fitting.losses import own_loss
+from mempool.torch.fitting.models import EAGER, is_compiled
 from mempool.torch.fitting.sources import hub_inputs
 from mempool.torch.fitting.sources.hub import Hub, task_of
-from mempool.torch.fitting.sources.scripts import unreal
+from mempool.torch.fitting.sources.scripts import GUESSES, unreal
+from mempool.torch.fitting.sources.taped_loss import UntakenLossError, taped_loss
 from mempool.torch.fitting.sources.targets import Sizes, Target
 from mempool.torch.fitting.sources.watched import bytes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mempool.named import Named
     from mempool.torch.fitting.sources.scripts import Loaded
@@ -37,6 +41,8 @@ _NOT_LIGHTNING = (
     "{0}'s own training_step and configure_optimizers are not used: its forward is tried, with --loss and "
     "--optimizer, or AdamW"
 )
+#: Lines that are named.
+_MOST_LINES = 3
 #: Names that a function's parameters may have, by what they are given.
 _SIZES = {
     "batch": ("batch", "batch_size", "bs"),
@@ -78,8 +84,9 @@ def of_loaded(loaded: Loaded, named: Named, sizes: Sizes) -> Target:
     )
     if "optimizer" not in target.own and _trains_itself(loaded.module, named):
         target = replace(target, notes=(*target.notes, _NOT_LIGHTNING.format(named.name)))
+    eager = [f"{compiler} is left out: {EAGER}" for compiler in loaded.seen.eager]
     caught = [f"{named.where} catches all exceptions, and was ended behind its first backward all the same"]
-    return replace(target, notes=(*target.notes, *saved, *(caught * loaded.seen.swallowed)))
+    return replace(target, notes=(*target.notes, *eager, *saved, *(caught * loaded.seen.swallowed)))
 
 
 def _trains_itself(module: Any, named: Named) -> bool:
@@ -113,39 +120,61 @@ def _of_seen(seen: Seen, named: Named) -> Target:
     call, given = seen.call, seen.batch
     assert call is not None
     own: dict[str, Any] = {"autocast": call.autocast}
-    notes = [f"model and inputs are those that {named.where} calls itself"]
     outputs = [leaf for leaf in pytree.tree_leaves(call.output) if isinstance(leaf, torch.Tensor)]
     if not seen.trains and not any(leaf.requires_grad for leaf in outputs):
         own["mode"] = "inference"
     if (optimizer := seen.optimizer()) is not None:
         own["optimizer"] = optimizer
-        notes += seen.several()
-    if (found := seen.labelled_loss()) is not None:
-        loss, labels = found
-        own |= {"loss": loss, "labels": _scaled(_cut(labels), given)}
-    elif seen.trains:
-        notes.append("its loss is not a function of the model's output alone, and is not taken over")
+    make, caveats = _copies(call.module), []
+    try:
+        loss = taped_loss(seen.tape, call.module, call.output, given, call.autocast, make)
+        if own_loss(call.output) is None or not loss.only_scales:
+            own |= {"loss": loss, "labels": loss.labels}
+            make = loss.making(make)
+    except UntakenLossError as error:
+        if seen.trains:
+            stands = "the sum of the output" if own_loss(call.output) is None else "the model's own loss"
+            reason = f"the loss of {named.where} {error}; {stands} stands for it, --loss names another"
+            caveats.append(Caveat(WITHOUT_LOSS, reason))
+    if seen.decisions:
+        reason = f"{_lines(seen.decisions)} by values, which nobody has: {GUESSES}"
+        caveats.append(Caveat(AS_FAR_AS_RAN, reason))
     if seen.idle:
         own["margin"] = {"other_models": sum(size for _, size in seen.idle)}
-        names = ", ".join(f"{name}, {binary(size)}" for name, size in seen.idle)
-        notes.append(
-            f"{named.where} holds models that it has not called before its backward: {names}; counted"
-        )
     if seen.adds_up is not None:
         own["accumulate"] = 2  # more batches need no more
-        where = f"{named.where}:{seen.adds_up.line}"
-        notes.append(f"{where} lets gradients of {seen.adds_up.batches:,} batches add up: tried with two")
     examples = _cut((call.args, call.kwargs))
     return Target(
         f"{type(call.module).__name__} of {named.where}",
-        _copies(call.module),
+        make,
         resizable(examples, given),
         batch=given,
         own=own,
-        notes=tuple(notes),
+        notes=tuple(_notes(seen, named)),
         warnings=_left_out(seen, call, named),
+        caveats=tuple(caveats),
         examples=examples,
     )
+
+
+def _notes(seen: Seen, named: Named) -> Iterator[str]:
+    """Yield lines on what was taken over of a script, and what was assumed."""
+    yield f"model and inputs are those that {named.where} calls itself"
+    yield from seen.several()
+    if seen.later:
+        yield f"{_lines(seen.later)} by values behind the first backward: what follows is not counted"
+    if seen.idle:
+        names = ", ".join(f"{name}, {binary(size)}" for name, size in seen.idle)
+        yield f"{named.where} holds models that it has not called before its backward: {names}; counted"
+    if seen.adds_up is not None:
+        where, batches = seen.adds_up.where, seen.adds_up.batches
+        yield f"{where} lets gradients of {batches:,} batches add up: tried with two"
+
+
+def _lines(lines: list[str]) -> str:
+    """Name lines that decide."""
+    more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
+    return f"{', '.join(lines[:_MOST_LINES])}{more} {'decides' if len(lines) == 1 else 'decide'}"
 
 
 def _left_out(seen: Seen, call: Call, named: Named) -> tuple[str, ...]:
@@ -171,15 +200,6 @@ def _left_out(seen: Seen, call: Call, named: Named) -> tuple[str, ...]:
 def _cut(given: Any) -> Any:
     """Without what made it: what another module computed would be gone backward through in each run."""
     return pytree.tree_map_only(torch.Tensor, lambda t: t if t.grad_fn is None else t.detach(), given)
-
-
-def _scaled(labels: Any, batch: int | None) -> Callable[[int], Any]:
-    """Labels for other batches: their first dimension is a multiple of the samples."""
-    first = batch_of(labels)
-    if batch is None or first is None or first % batch:
-        return lambda _: labels
-    make = resizable(labels, first)
-    return lambda size: make(first // batch * size)
 
 
 def _only(module: Any, named: Named) -> tuple[str, Any]:
@@ -229,15 +249,16 @@ def _of_thing(thing: Any, name: str, given: dict[str, Any], sizes: Sizes, seen: 
     if isinstance(thing, nn.Module):
         if given:
             raise UsageError(f"{name} is a model already: it takes no arguments")
-        title, make = f"{name}, a {type(thing).__name__}", _copies(thing)
+        title, make, notes = f"{name}, a {type(thing).__name__}", _copies(thing), _compiled(thing)
     elif callable(thing):
         return _of_function(thing, name, given, sizes)
     else:
         raise UsageError(f"{name} is a {type(thing).__name__}, neither a model nor what makes one")
     call = seen.call
     if call is not None and call.module is thing:
-        return replace(_of_example((call.args, call.kwargs), title, make), own={"autocast": call.autocast})
-    return _with_own_inputs(thing, title, make, sizes)
+        own = {"autocast": call.autocast}
+        return replace(_of_example((call.args, call.kwargs), title, make), own=own, notes=notes)
+    return replace(_with_own_inputs(thing, title, make, sizes), notes=notes)
 
 
 def _copies(model: nn.Module) -> Callable[[], nn.Module]:
@@ -279,16 +300,22 @@ def _of_function(function: Callable[..., Any], name: str, given: dict[str, Any],
         rest = {key: getattr(made, key) for key in Job.__dataclass_fields__ if key not in ("model", "inputs")}
         return Target(name, made.model, made.inputs, batch=rest.pop("batch"), own=rest)
     model, inputs, own = _parts(made, name)
+    notes = _compiled(model)
     title = name if isinstance(function, type) else f"{type(model).__name__} of {name}"
     make = lambda: _parts(called(usual), name)[0]  # noqa: E731
     if inputs is None:
-        return replace(_with_own_inputs(model, title, make, sizes), own=own)
+        return replace(_with_own_inputs(model, title, make, sizes), own=own, notes=notes)
     uses = frozenset(taken.values()) - {"batch"}
     seq = sizes.seq or defaults.get("seq")
     if "batch" not in taken.values():
-        return replace(_of_example(arguments(inputs), title, make), own=own, seq=seq, uses=uses)
+        return replace(_of_example(arguments(inputs), title, make), own=own, seq=seq, uses=uses, notes=notes)
     examples = _examples(lambda batch: arguments(_parts(called(batch), name)[1]))
-    return Target(title, make, examples, batch=defaults.get("batch"), seq=seq, uses=uses, own=own)
+    return Target(title, make, examples, defaults.get("batch"), seq, uses, own, notes)
+
+
+def _compiled(model: nn.Module) -> tuple[str, ...]:
+    """Note on a model that `torch.compile` has compiled."""
+    return (f"the model is compiled by torch.compile: {EAGER}",) if is_compiled(model) else ()
 
 
 def _defaults(function: Callable[..., Any], taken: dict[str, str], sizes: Sizes, name: str) -> dict[str, int]:
