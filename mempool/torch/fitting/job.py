@@ -41,7 +41,9 @@ class Job:
             names modules instead, as ``fnmatch`` has it.
         accumulate: batches whose gradients add up to one optimizer step.
         hold_output: whether the program keeps output and loss until the next step replaces them, as a loop
-            without functions does; else they die with the last one that needs them.
+            without functions does; else they die with the last one that needs them. None: in training they
+            are kept; without gradients they are not, since ``model.generate``, a function or one call keeps
+            no former output, which with a key-value cache may be most of the memory.
         card: name of a GPU in `mempool.rates`, by whose rates times are told; None: the default.
         link: between it and the host, as `solvers.swap.parse_link` takes it; None: the card's.
         processes: that train together with DistributedDataParallel, one GPU each: a margin.
@@ -65,7 +67,7 @@ class Job:
     autocast: torch.dtype | None = None
     checkpoint: bool | str = False
     accumulate: int = 1
-    hold_output: bool = True
+    hold_output: bool | None = None
     set_to_none: bool = True
     card: str | None = None
     link: str | None = None
@@ -83,6 +85,11 @@ class Job:
             raise UsageError(f"processes is {self.processes}: it cannot be below one")
         if self.optimizer is None and self.mode != "inference":
             raise UsageError(f"mode {self.mode!r} needs an optimizer, such as torch.optim.AdamW")
+
+    @property
+    def holds_output(self) -> bool:
+        """Whether the output of a step is alive in the next forward."""
+        return self.mode == "train" if self.hold_output is None else self.hold_output
 
     def but(self, **changes: Any) -> Job:
         """The same with other attributes."""

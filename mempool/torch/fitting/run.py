@@ -18,7 +18,9 @@ from mempool.torch.fitting.fake import ValuelessMode, fake_mode
 from mempool.torch.fitting.helps.checkpointing import checkpointed
 from mempool.torch.fitting.isolation import isolated
 from mempool.torch.fitting.losses import loss_of
+from mempool.torch.fitting.model_outputs import cache_tensors, note_of_loop
 from mempool.torch.fitting.models import made_model
+from mempool.torch.fitting.positions import beyond_positions
 from mempool.torch.fitting.target.as_on import as_on
 from mempool.torch.fitting.tensors import to_fake
 from traces.recorders.torch import AccessRecorder
@@ -75,8 +77,9 @@ def run(
         made = _Made.of(job, mode, warn)
         watch.model = made.model
         with AccessRecorder([made.model], made.optimizers, clock=clock) as recorder:
-            inputs = _inputs(job, recorder)
-            take = _train(job, made, inputs, warn) if job.mode == "train" else _infer(job, made, inputs)
+            inputs = _inputs(job, made.model, recorder, warn)
+            begin = _train if job.mode == "train" else _infer
+            take = begin(job, made, inputs, recorder, warn)
             for _ in range(steps):
                 next(take)
                 recorder.own(_HOST, _on_the_host(job, made))
@@ -87,11 +90,15 @@ def run(
     return dataclasses.replace(trace, metadata=dict(trace.metadata) | of)
 
 
-def _inputs(job: Job, recorder: AccessRecorder) -> Iterator[tuple[Any, ...]]:
+def _inputs(
+    job: Job, model: nn.Module, recorder: AccessRecorder, warn: Callable[[str], object]
+) -> Iterator[tuple[Any, ...]]:
     """Batch after batch, as a loader brings them: a new one is there before the last one goes."""
     while True:
         batch = to_fake((*job.inputs(job.batch), job.labels and job.labels(job.batch)))
         recorder.own("inputs", _tensors(batch))
+        if text := beyond_positions(model, *batch[:2]):
+            warn(text)
         yield batch
 
 
@@ -165,7 +172,11 @@ def _without_host(trace: Trace) -> Trace:
 
 
 def _train(
-    job: Job, made: _Made, inputs: Iterator[tuple[Any, ...]], warn: Callable[[str], object]
+    job: Job,
+    made: _Made,
+    inputs: Iterator[tuple[Any, ...]],
+    recorder: AccessRecorder,
+    warn: Callable[[str], object],
 ) -> Iterator[None]:
     (optimizer,) = made.optimizers
     held: list[Any] = [None, None]  # what the variables of a loop hold on to: output and loss
@@ -173,12 +184,13 @@ def _train(
         for _, (args, kwargs, labels) in zip(range(job.accumulate), inputs, strict=False):
             with _precision(job):
                 output = made.model(*args, **kwargs)
-                held[0] = output if job.hold_output else None
+                recorder.own("key_value_cache", cache_tensors(output))
+                held[0] = output if job.holds_output else None
                 loss = loss_of(job, output, labels, warn)
                 del output
             if job.accumulate > 1:
                 loss = loss / job.accumulate
-            held[1] = loss if job.hold_output else None
+            held[1] = loss if job.holds_output else None
             loss.backward()
             del loss
         optimizer.step()
@@ -186,12 +198,21 @@ def _train(
         yield
 
 
-def _infer(job: Job, made: _Made, inputs: Iterator[tuple[Any, ...]]) -> Iterator[None]:
+def _infer(
+    job: Job,
+    made: _Made,
+    inputs: Iterator[tuple[Any, ...]],
+    recorder: AccessRecorder,
+    warn: Callable[[str], object],
+) -> Iterator[None]:
     held: list[Any] = [None]
     for args, kwargs, _ in inputs:
         with torch.no_grad(), _precision(job):
             output = made.model(*args, **kwargs)
-        held[0] = output if job.hold_output else None
+        recorder.own("key_value_cache", cache_tensors(output))
+        if job.hold_output is None and (note := note_of_loop(output, made.model)):
+            warn(note)
+        held[0] = output if job.holds_output else None
         del output
         yield
 

@@ -148,7 +148,7 @@ def _allocators(job: Job) -> list[Change]:
 
 def _loop(job: Job, seen: Seen) -> list[Change]:
     found = []
-    if job.hold_output:
+    if job.holds_output:
         found.append(
             Change(
                 "drop outputs",

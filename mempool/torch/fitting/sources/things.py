@@ -116,7 +116,7 @@ def _of_seen(seen: Seen, named: Named) -> Target:
     notes = [f"model and inputs are those that {named.where} calls itself"]
     outputs = [leaf for leaf in pytree.tree_leaves(call.output) if isinstance(leaf, torch.Tensor)]
     if not seen.trains and not any(leaf.requires_grad for leaf in outputs):
-        own["mode"] = "inference"
+        own |= {"mode": "inference", "hold_output": call.held}
     if (optimizer := seen.optimizer()) is not None:
         own["optimizer"] = optimizer
         notes += seen.several()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,7 +35,11 @@ _LOSSES = (
 
 @dataclass
 class Call:
-    """A call of a model by the program, not by another module."""
+    """A call of a model by the program, not by another module.
+
+    Attributes:
+        held: whether the output of the call before was alive when this one began; without gradients only.
+    """
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -43,6 +48,7 @@ class Call:
     autocast: torch.dtype | None
     trains: bool
     times: int = 1
+    held: bool = False
 
 
 @dataclass
@@ -72,6 +78,8 @@ class Seen:
     elsewhere: str = ""
     _depth: int = 0
     _thread: int = field(default_factory=threading.get_ident)
+    _outputs: dict[int, list[weakref.ref[torch.Tensor]]] = field(default_factory=dict)  # by module's id
+    _held: bool = False
 
     def enter(self, module: nn.Module, _: Any) -> None:
         """A module is called.
@@ -81,6 +89,8 @@ class Seen:
         """
         if threading.get_ident() != self._thread and _trained(module):
             self._leave_it()
+        if self._depth == 0:
+            self._held = any(ref() is not None for ref in self._outputs.get(id(module), ()))
         self._depth += 1
 
     def _leave_it(self) -> NoReturn:
@@ -101,8 +111,14 @@ class Seen:
             times = before.times + 1
         else:
             times = 1
+        if not trains:
+            leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+            self._outputs[id(module)] = [weakref.ref(leaf) for leaf in leaves]
+            # others of the same storages, so that the program alone holds its own
+            output = [leaf.detach().requires_grad_(leaf.requires_grad) for leaf in leaves]
         self.calls.pop(id(module), None)
-        self.calls[id(module)] = Call(module, args, kwargs, output, _autocast(), trains, times)
+        call = Call(module, args, kwargs, output, _autocast(), trains, times, held=self._held and not trains)
+        self.calls[id(module)] = call
 
     @property
     def call(self) -> Call | None:

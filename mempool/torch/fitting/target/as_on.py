@@ -13,7 +13,7 @@ all, but some functions take other buffers there. Inside the block these go the 
 * optimizers and gradient clipping take their foreach forms, as they do for parameters on CUDA;
 * "cuda" where a device is asked for is the fake device: `.to("cuda")` moves nothing;
 * modules can be converted and moved, which fake tensors otherwise refuse (`modules_convert`);
-* transformers does not take sequences to be packed because it cannot see that they are not (`unpacked.py`);
+* transformers does not take sequences to be packed because it cannot see that they are not (`masks.py`);
 * `trunc_normal_` does not draw for ever because it cannot see that all values are within bounds (`drawn.py`).
 
 Where CUDA takes the same buffers nothing is changed: batch norm (cuDNN's keeps mean and inverse deviation as
@@ -36,7 +36,7 @@ from torch.overrides import TorchFunctionMode
 from mempool.errors import UsageError
 from mempool.torch.fitting.target import kernels, precision
 from mempool.torch.fitting.target.drawn import drawn_blindly
-from mempool.torch.fitting.target.unpacked import sequences_unpacked
+from mempool.torch.fitting.target.masks import sequences_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
