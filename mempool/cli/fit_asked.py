@@ -121,10 +121,10 @@ def asked(said: dict[str, Any]) -> Asked:
 
 def _limit(limit: str | None, card: str | None) -> tuple[int | None, Card | None]:
     from mempool.cards import card as card_of
-    from mempool.settings import parse_bytes
+    from mempool.settings import parse_memory
 
     found = parsed("--card", card_of, card)
-    limit_bytes = parsed("--limit", parse_bytes, limit)
+    limit_bytes = parsed("--limit", parse_memory, limit)
     if limit_bytes is None and found is not None:
         limit_bytes = found.memory_bytes
     if limit_bytes == 0:

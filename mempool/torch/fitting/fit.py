@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mempool.errors import UsageError
-from mempool.settings import parse_bytes
+from mempool.settings import parse_memory
 from mempool.torch.fitting import batch_dims
 from mempool.torch.fitting.batches import NoLargestBatchError, largest_batch
 from mempool.torch.fitting.inputs import arguments, batch_of, resizable
@@ -196,7 +196,7 @@ def fit(
         )
     except TypeError as error:
         raise UsageError(str(error)) from None
-    limit_bytes = None if limit is None else parse_bytes(limit)
+    limit_bytes = parse_memory(limit) if isinstance(limit, str) else limit
     search = limit_bytes is not None and largest is not False
     if search and given is not None and (note := batch_dims.unscalable(inputs, given, dim)):
         notes, largest = [note], False
