@@ -10,10 +10,11 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
+from mempool.named import parse_name, parse_type
 from mempool.torch.fitting.sources.scripts import load_module, load_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from mempool.named import Named
 
@@ -67,6 +68,26 @@ def loss_of_name(named: Named) -> Callable[[Any], torch.Tensor]:
     if (found := LOSSES.get(named.name.lower().replace("_", "-"))) is None or named.arguments:
         raise UsageError(_unknown("loss", named.name, list(LOSSES)))
     return lambda output: found(_tensor(output))
+
+
+def resolved(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes of a `Job` with names of losses, optimizers and types replaced by the things named.
+
+    Names are those of the command line: "cross-entropy", "sgd+momentum", "bf16". A loss by name makes its own
+    labels, so that given ones are dropped.
+
+    Raises:
+        UsageError: there is no such name.
+    """
+    found = dict(attributes)
+    if isinstance(found.get("loss"), str):
+        found |= {"loss": loss_of_name(parse_name(found["loss"])), "labels": None}
+    if isinstance(found.get("optimizer"), str):
+        found["optimizer"] = optimizer_of(parse_name(found["optimizer"]))
+    for name in ("dtype", "autocast"):
+        if isinstance(found.get(name), str):
+            found[name] = getattr(torch, parse_type(found[name]))
+    return found
 
 
 def _of_file(named: Named) -> Any:

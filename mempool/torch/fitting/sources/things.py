@@ -20,6 +20,7 @@ from mempool.torch.fitting.failures import told
 from mempool.torch.fitting.inputs import Arguments, arguments, batch_of, resizable
 from mempool.torch.fitting.job import Job
 from mempool.torch.fitting.sources import hub_inputs
+from mempool.torch.fitting.sources.choices import resolved
 from mempool.torch.fitting.sources.hub import Hub, task_of
 from mempool.torch.fitting.sources.scripts import unreal
 from mempool.torch.fitting.sources.targets import Sizes, Target
@@ -335,7 +336,7 @@ def _parts(made: Any, name: str) -> tuple[nn.Module, Any, dict[str, Any]]:
         for key in own:
             if key not in Job.__dataclass_fields__:
                 raise UsageError(f"{name} returns {key!r}, which a Job has not")
-        return made["model"], made.get("inputs"), own
+        return made["model"], made.get("inputs"), resolved(own)
     raise UsageError(
         f"{name} returns a {type(made).__name__}: neither a model, nor (model, inputs), nor a dictionary"
     )
