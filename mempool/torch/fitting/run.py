@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
+from mempool.report import binary
 from mempool.torch.fitting.failures import told
 from mempool.torch.fitting.fake import ValuelessMode, fake_mode
 from mempool.torch.fitting.helps.checkpointing import checkpointed
@@ -28,6 +29,10 @@ from traces.trace import COLUMNS
 
 LOOKED = (
     "the optimizer looks at values, which there are none of: what it needs is taken not to depend on them"
+)
+PAGED = (
+    "not counted: {} of optimizer state in unified memory, which moves to the host where the GPU is full; "
+    "each step is slower by the copies then"
 )
 #: What the optimizer keeps on the host; as a category it does not leave here.
 _HOST = "host"
@@ -84,6 +89,8 @@ def run(
                 next(take)
                 recorder.own(_HOST, _on_the_host(job, made))
                 recorder.step()
+            if paged := _paged(job, made):
+                warn(PAGED.format(binary(sum(tensor.nbytes for tensor in paged))))
             del take
     trace = _without_host(recorder.trace())
     of = {"clock": "none" if clock is None else "modelled"}
@@ -150,8 +157,8 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _on_the_host(job: Job, made: _Made) -> list[torch.Tensor]:
-    """Counts of steps, which optimizers keep beside the device unless they are fused or capturable."""
-    return [
+    """Counts of steps, which optimizers keep beside the device unless fused or capturable; paged state."""
+    return _paged(job, made) + [
         state["step"]
         for optimizer in (made.optimizers if job.device == "cuda" else ())
         for group in optimizer.param_groups
@@ -159,6 +166,13 @@ def _on_the_host(job: Job, made: _Made) -> list[torch.Tensor]:
         for parameter in group["params"]
         if isinstance((state := optimizer.state.get(parameter, {})).get("step"), torch.Tensor)
     ]
+
+
+def _paged(job: Job, made: _Made) -> list[torch.Tensor]:
+    """State in unified memory, which moves to the host where the GPU is full."""
+    states = [state for each in made.optimizers if job.device == "cuda" for state in each.state.values()]
+    tensors = [tensor for state in states for tensor in state.values()]
+    return [tensor for tensor in tensors if getattr(tensor, "of_host", False)]
 
 
 def _without_host(trace: Trace) -> Trace:

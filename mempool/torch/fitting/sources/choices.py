@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
 from mempool.named import parse_name, parse_type
+from mempool.torch.fitting.eight_bit import STAND_INS
 from mempool.torch.fitting.sources.scripts import load_module, load_script
 
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ OPTIMIZERS = {
     if hasattr(torch.optim, name)
 }  # fmt: skip
 
+#: Those of bitsandbytes, by the names of their classes, which "adamw_bnb_8bit" and "paged_adamw_8bit" spell.
+_EIGHT_BIT = {name.lower(): made for name, made in STAND_INS.items() if name.endswith("bit")}
+
 
 def optimizer_of(named: Named) -> Callable[..., torch.optim.Optimizer]:
     """What makes the optimizer of a name such as ``adamw``, ``sgd+momentum`` or ``module:function``.
@@ -40,9 +45,11 @@ def optimizer_of(named: Named) -> Callable[..., torch.optim.Optimizer]:
         made = _of_file(named)
     else:
         name, _, more = named.name.lower().partition("+")
-        if name not in OPTIMIZERS or more not in ("", "momentum"):
-            raise UsageError(_unknown("optimizer", named.name, [*OPTIMIZERS, "sgd+momentum"]))
-        made = getattr(torch.optim, OPTIMIZERS[name])
+        eight = _EIGHT_BIT.get(re.sub("bnb|[-_]", "", name))
+        if (name not in OPTIMIZERS and eight is None) or more not in ("", "momentum"):
+            known = [*OPTIMIZERS, "sgd+momentum", *_EIGHT_BIT]
+            raise UsageError(_unknown("optimizer", named.name, known))
+        made = eight or getattr(torch.optim, OPTIMIZERS[name])
         if more:
             arguments.setdefault("momentum", 0.9)
 

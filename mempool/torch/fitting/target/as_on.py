@@ -14,6 +14,7 @@ all, but some functions take other buffers there. Inside the block these go the 
 * "cuda" where a device is asked for is the fake device: `.to("cuda")` moves nothing;
 * modules can be converted and moved, which fake tensors otherwise refuse (`modules_convert`);
 * transformers does not take sequences to be packed because it cannot see that they are not (`masks.py`);
+* optimizers of bitsandbytes have their state, and take no step (`eight_bit.py`);
 * `trunc_normal_` does not draw for ever because it cannot see that all values are within bounds (`drawn.py`).
 
 Where CUDA takes the same buffers nothing is changed: batch norm (cuDNN's keeps mean and inverse deviation as
@@ -34,6 +35,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from mempool.errors import UsageError
+from mempool.torch.fitting.eight_bit import optimizers_by_layout
 from mempool.torch.fitting.target import kernels, precision
 from mempool.torch.fitting.target.drawn import drawn_blindly
 from mempool.torch.fitting.target.masks import sequences_unpacked
@@ -70,7 +72,7 @@ def as_on(
     the whole process, while the block runs. Blocks do not overlap: the inner or later one counts.
 
     Args:
-        device: "cuda", or "cpu", where only the last three of these are done.
+        device: "cuda", or "cpu", where only the last four of these are done.
         capability: the compute capability, which decides between kernels of attention.
         cudnn: cuDNN's version, likewise.
 
@@ -84,6 +86,7 @@ def as_on(
         stack.enter_context(modules_convert())
         stack.enter_context(_numbers_copied())
         stack.enter_context(sequences_unpacked())
+        stack.enter_context(optimizers_by_layout())
         stack.enter_context(drawn_blindly())
         if kind == "cuda":
             stack.enter_context(foreach_by_default())
