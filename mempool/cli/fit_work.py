@@ -109,7 +109,9 @@ def _one(
         fitted = replace(fitted, helps=helps)
     if asked.traced:
         fitted = replace(fitted, trace=_timed(job))
-    fitted = replace(fitted, warnings=[*target.warnings, *target.notes, *fitted.warnings, *doubts.told()])
+    fitted = replace(
+        fitted, warnings=[*target.warnings, *asked.notes, *target.notes, *fitted.warnings, *doubts.told()]
+    )
     return Tried(fitted, job, target, image)
 
 
