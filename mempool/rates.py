@@ -39,8 +39,8 @@ class Rates:
 
 # GB/s, TFLOPS in float32, in 16 bits, and the generation of PCI Express, or a link of its own: the makers'
 # data sheets and white papers of the architectures, boost clock; of cards with several forms the fastest, of
-# laptops at the highest power. GeForce sums in 32 bits at half the rate of sums in 16. Links with 8 lanes have
-# the generation before, whose 16 are as fast.
+# laptops at the highest power. GeForce sums in 32 bits at half the rate of sums in 16. Links with 8 lanes
+# have the generation before, whose 16 are as fast.
 _RATES: dict[str, tuple[float, float, float, int | str]] = {
     "GTX 1080 Ti": (484, 11.3, 11.3, 3),  # whose 16 bits are slower than 32
     "RTX 2060": (336, 6.5, 25.8, 3),
