@@ -171,8 +171,8 @@ def _on_the_host(job: Job, made: _Made) -> list[torch.Tensor]:
 def _paged(job: Job, made: _Made) -> list[torch.Tensor]:
     """State in unified memory, which moves to the host where the GPU is full."""
     states = [state for each in made.optimizers if job.device == "cuda" for state in each.state.values()]
-    tensors = [tensor for state in states for tensor in state.values()]
-    return [tensor for tensor in tensors if getattr(tensor, "of_host", False)]
+    held = [value for state in states if isinstance(state, dict) for value in state.values()]
+    return [value for value in held if getattr(value, "of_host", False)]
 
 
 def _without_host(trace: Trace) -> Trace:

@@ -149,7 +149,7 @@ def _allocators(job: Job) -> list[Change]:
 
 def _loop(job: Job, seen: Seen) -> list[Change]:
     found = []
-    if job.holds_output:
+    if job.hold_output is not False:
         found.append(
             Change(
                 "drop outputs",
