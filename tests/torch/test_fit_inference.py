@@ -20,6 +20,7 @@ from mempool.torch.fitting.fake import fake_mode
 from mempool.torch.fitting.ones import holds_ones
 from mempool.torch.fitting.sources.hub import hub
 from mempool.torch.fitting.tensors import to_fake
+from traces.trace import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +57,36 @@ def test_key_value_cache_is_a_class_of_its_own() -> None:
     classes = fit_job(job()).by_class_bytes
     assert classes["key_value_cache"] == CACHE
     assert "key_value_cache" not in fit_job(job(model=lambda: llama(use_cache=False))).by_class_bytes
+
+
+def test_cache_in_a_tuple_is_found() -> None:
+    def inputs(batch: int) -> Any:
+        args, given = tokens(batch)
+        return args, given | {"return_dict": False}
+
+    assert fit_job(job(inputs=inputs)).by_class_bytes["key_value_cache"] == CACHE
+
+
+def test_cache_of_a_decoder_with_an_encoder_has_both_parts() -> None:
+    config = transformers.T5Config(
+        d_model=WIDTH,
+        d_kv=64,
+        d_ff=512,
+        num_layers=2,
+        num_heads=4,
+        vocab_size=WORDS,
+        decoder_start_token_id=0,
+    )
+
+    def inputs(batch: int) -> Any:
+        encoded = torch.zeros(batch, TOKENS, dtype=torch.int64)
+        return (), {"input_ids": encoded, "decoder_input_ids": encoded[:, :128]}
+
+    given = job(model=lambda: transformers.T5ForConditionalGeneration(config), inputs=inputs)
+    trace = fit_job(given).trace
+    cached = (trace.kind == Kind.ALLOC) & (trace.category == trace.names.index("key_value_cache"))
+    steps = 2
+    assert int(trace.size[cached].sum()) == steps * 2 * 2 * WIDTH * (TOKENS + 128) * 4
 
 
 def test_inference_counts_one_output_and_names_the_price_of_two() -> None:
@@ -193,6 +224,7 @@ with torch.no_grad():
 {0}
 """
 ANSWER = ("def answer(x):", "    return model(x).sum()")
+WRAPPED = ("def wrapped(x):", "    return [model(x)]")
 
 
 @pytest.mark.parametrize(
@@ -202,6 +234,7 @@ ANSWER = ("def answer(x):", "    return model(x).sum()")
         (["for _ in range(3):", "    y = model(torch.zeros(5000, 1000))", "    del y"], 1),
         (["y = model(torch.zeros(5000, 1000))"], 1),
         ([*ANSWER, "for _ in range(3):", "    y = answer(torch.zeros(5000, 1000))"], 1),
+        ([*WRAPPED, "for _ in range(3):", "    y = wrapped(torch.zeros(5000, 1000))"], 2),
         (["kept = []", "for _ in range(3):", "    kept.append(model(torch.zeros(5000, 1000)))"], 2),
     ],
 )  # fmt: skip

@@ -19,7 +19,9 @@ _LEAST_SHARE = 0.01
 
 
 def cache_tensors(output: Any) -> list[torch.Tensor]:
-    """Return the tensors of the key-value cache that an output of transformers holds."""
+    """Return the tensors of the key-value cache in an output of transformers, by name or in a tuple."""
+    if isinstance(output, (tuple, list)):
+        return _tensors([part for part in output if type(part).__name__.endswith("Cache")])
     fields = output if isinstance(output, dict) else getattr(output, "__dict__", {})
     return _tensors([fields[name] for name in list(fields) if name in _CACHES])
 

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from mempool.torch.fitting.inputs import batch_of
+from mempool.torch.fitting.model_outputs import cache_tensors
 from mempool.torch.fitting.sources.accumulating import AddsUp, adds_up
 from mempool.torch.fitting.sources.again import made_again
 from mempool.torch.fitting.sources.idle import idle_models
@@ -113,7 +114,7 @@ class Seen:
             times = 1
         if not trains:
             leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-            self._outputs[id(module)] = [weakref.ref(leaf) for leaf in leaves]
+            self._outputs[id(module)] = [weakref.ref(one) for one in (*leaves, *cache_tensors(output))]
             # others of the same storages, so that the program alone holds its own
             output = [leaf.detach().requires_grad_(leaf.requires_grad) for leaf in leaves]
         self.calls.pop(id(module), None)
