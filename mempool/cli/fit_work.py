@@ -17,6 +17,7 @@ from mempool.cli.output import ExitCode, Stop
 from mempool.errors import UsageError
 from mempool.rates import DEFAULT, rates_of
 from mempool.torch.fitting import Job, batch_dims, fit_job
+from mempool.torch.fitting.caveats import WITHOUT_LOSS
 from mempool.torch.fitting.helps.what_would_help import what_would_help
 from mempool.torch.fitting.margins import parse_margins
 from mempool.torch.fitting.roofline import Roofline
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from mempool.cli.fit_asked import Asked
     from mempool.torch.fitting import Fit
+    from mempool.torch.fitting.caveats import Caveat
     from mempool.torch.fitting.inputs import Arguments
     from mempool.torch.fitting.sources.named import Target
     from traces import Trace
@@ -62,7 +64,7 @@ def tried(asked: Asked, told: Callable[[str], object]) -> Iterator[Tried]:
         Stop: it cannot be tried; a line that says why.
     """
     scripts: Scripts = {}
-    with _quiet(), unreal():
+    with _quiet(), unreal(asked.job.get("device")):
         for image in asked.images:
             for seq in asked.seqs:
                 for batch in asked.batches:
@@ -112,7 +114,13 @@ def _one(
     fitted = replace(
         fitted, warnings=[*target.warnings, *asked.notes, *target.notes, *fitted.warnings, *doubts.told()]
     )
-    return Tried(fitted, job, target, image)
+    return Tried(fitted.restricted(_caveats(asked, target, job)), job, target, image)
+
+
+def _caveats(asked: Asked, target: Target, job: Job) -> list[Caveat]:
+    """Those of the target that are left, whatever loss and mode were asked for."""
+    lost = job.mode == "train" and asked.loss is None
+    return [caveat for caveat in target.caveats if lost or caveat.label != WITHOUT_LOSS]
 
 
 class _Doubts:

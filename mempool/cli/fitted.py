@@ -34,12 +34,16 @@ def answer(one: Tried) -> dict[str, Any]:
 
 def verdict(fit: Fit) -> str:
     """The first line."""
+    covers = f" ({fit.covers})" if fit.caveats else ""
     if fit.limit_bytes is None:
-        return f"needs {binary(fit.needed_bytes)}"
+        return f"needs {binary(fit.needed_bytes)}{covers}"
+    if fit.fits is None:
+        needed, limit = binary(fit.needed_bytes), binary(fit.limit_bytes)
+        return f"not known whether it fits in {limit}: {needed}{covers}"
     if fit.fits:
         spare = fit.limit_bytes - fit.needed_bytes
         return f"fits in {binary(fit.limit_bytes)} with {binary(spare)} to spare"
-    return f"does not fit in {binary(fit.limit_bytes)}: {binary(fit.missing_bytes or 0)} short"
+    return f"does not fit in {binary(fit.limit_bytes)}: {binary(fit.missing_bytes or 0)} short{covers}"
 
 
 def show(one: Tried) -> None:
@@ -47,7 +51,8 @@ def show(one: Tried) -> None:
     fit = one.fit
     say = console().print
     say(plain(verdict(fit)))
-    for text in one.target.warnings:
+    warnings = _warnings(one)
+    for text in warnings:
         say(plain(f"warning: {text}"))
     facts("", _facts(one))
     peak = max(fit.peak_bytes, 1)
@@ -61,8 +66,13 @@ def show(one: Tried) -> None:
     table("\nreserved of the device, with what a GPU adds", *_allocators(fit))
     _help(fit)
     for text in fit.warnings:
-        if text not in one.target.warnings:
+        if text not in warnings:
             say(plain(f"note: {text}"))
+
+
+def _warnings(one: Tried) -> list[str]:
+    """What stands next to the verdict."""
+    return [*map(str, one.fit.caveats), *one.target.warnings]
 
 
 def modules(fit: Fit) -> list[tuple[str, int]]:
@@ -95,7 +105,8 @@ def _facts(one: Tried) -> list[tuple[str, str]]:
         rows.append(("a GPU adds", f"{binary(sum(fit.margin_bytes.values()))}: {parts}"))
     if fit.largest_batch is not None:
         largest = f"{fit.largest_batch:,}" if fit.largest_batch else "none: not even one sample fits"
-        rows.append(("largest batch", largest))
+        covers = f" ({fit.covers})" if fit.caveats else ""
+        rows.append(("largest batch", largest + covers))
     return rows
 
 
@@ -126,11 +137,16 @@ def _allocators(fit: Fit) -> tuple[list[str], list[list[str]]]:
             name,
             binary(size),
             binary(size + added),
-            *["yes" if size + added <= (fit.limit_bytes or 0) else "no"] * limited,
+            *[_fits("no" if size + added > (fit.limit_bytes or 0) else "yes", fit)] * limited,
         ]
         for name, size in fit.reserved_bytes.items()
     ]
     return ["allocator", "reserved", "in all", *["fits"] * limited], lines
+
+
+def _fits(answer: str, fit: Fit) -> str:
+    """The answer of a table's row; a yes is none where there are caveats."""
+    return "?" if fit.caveats and answer == "yes" else answer
 
 
 def _help(fit: Fit) -> None:
@@ -146,7 +162,8 @@ def _help(fit: Fit) -> None:
             _code(remedy.code)
     together = fit.helps.cheapest or fit.helps.together
     if together is not None:
-        what = "the cheapest that makes it fit" if fit.helps.cheapest else "all of it, which is not enough"
+        enough = f"the cheapest that makes {'this much' if fit.caveats else 'it'} fit"
+        what = enough if fit.helps.cheapest else "all of it, which is not enough"
         say(plain(f"\n{what}: {together.name}; {together.how}"))
         _code(together.code)
     for name, why in fit.helps.not_tried:
@@ -164,7 +181,7 @@ def show_sweep(tried: Sequence[Tried], limit_bytes: int | None) -> None:
     """Print a row for each size, with a bar of what it needs."""
     if limit_bytes is not None:
         console().print(plain(_summary(tried, limit_bytes)))
-    first = tried[0].target.warnings
+    first = _warnings(tried[0])
     for text in first:
         console().print(plain(f"warning: {text}"))
     most = max(max(one.fit.needed_bytes for one in tried), limit_bytes or 0)
@@ -177,7 +194,7 @@ def show_sweep(tried: Sequence[Tried], limit_bytes: int | None) -> None:
             binary(one.fit.peak_bytes),
             binary(one.fit.reserved_bytes[one.fit.allocator]),
             binary(one.fit.needed_bytes),
-            *["yes" if one.fit.fits else "no"] * (limit_bytes is not None),
+            *[_fits("no" if one.fit.fits is False else "yes", one.fit)] * (limit_bytes is not None),
             _bar(one.fit.needed_bytes, limit_bytes, most),
         ]
         for one in tried
@@ -198,7 +215,10 @@ def _size(one: Tried, name: str) -> int:
 
 
 def _summary(tried: Sequence[Tried], limit_bytes: int) -> str:
-    fitting = [one for one in tried if one.fit.fits]
+    fitting = [one for one in tried if one.fit.fits is not False]
+    if fitting and (covers := fitting[0].fit.covers):
+        known = f"not known whether {len(fitting)} of {len(tried)} sizes fit"
+        return f"{known} in {binary(limit_bytes)} ({covers})"
     if not fitting:
         return f"none of {len(tried)} sizes fits in {binary(limit_bytes)}"
     return f"{len(fitting)} of {len(tried)} sizes fit in {binary(limit_bytes)}"

@@ -92,6 +92,103 @@ def test_a_long_loop_may_ask_in_each_of_its_steps(script: Script, capsys: pytest
     assert said(capsys, script(*lines, STEP))["batch"] == 8
 
 
+LOOP = (
+    "ids = torch.zeros(8, 64)",
+    "for step in range(50):",
+    "    with torch.no_grad(): ids = torch.cat([ids, net(ids[-8:])])",
+    "    if (ids > 2).all():",
+    "        break",
+)
+CAVEAT = "only of what ran"
+
+
+@pytest.mark.parametrize(("lines", "more"), [(LOOP, []), ((*LOOP, STEP), ["--main"])])
+def test_verdict_is_restricted_where_the_program_decides_by_values(
+    script: Script, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], more: list[str]
+) -> None:
+    """Inference and training; in the verdict, in a line below, in JSON, and in the exit code."""
+    name = script(*lines)
+    free = said(capsys, name, *more)
+    assert (free["fits"], free["caveats"][0]["label"]) == (None, CAVEAT)
+    reason = (
+        "train.py:9 decides by values, which nobody has: conditions are taken to be true, and numbers zero"
+    )
+    assert free["caveats"] == [{"label": CAVEAT, "reason": reason}]
+    assert free["warnings"][0] == f"{CAVEAT}: {reason}"
+    capsys.readouterr()
+    assert call(["fit", name, *more, "--limit", "1GiB", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["fits"] is None
+    assert call(["fit", name, *more, "--limit", "1GiB"]) == 1
+    verdict, warning, *rest = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("not known whether it fits in 1 GiB: ")
+    assert verdict.endswith(f"({CAVEAT})")
+    assert warning == f"warning: {CAVEAT}: {reason}"
+    assert not any("yes" in line or "it fits" in line for line in rest)
+    assert any("largest batch" in line and line.rstrip().endswith(f"({CAVEAT})") for line in rest)
+    assert call(["fit", name, *more, "--limit", "1MiB", "--no-remedies"]) == 1
+    assert capsys.readouterr().out.splitlines()[0].endswith(f"short ({CAVEAT})")
+
+
+def test_sweep_of_a_program_that_decides_by_values_is_restricted(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = script(*LOOP)
+    assert call(["fit", name, "--batch", "4,8", "--limit", "24GiB"]) == 1
+    verdict, warning, *rest = capsys.readouterr().out.splitlines()
+    assert verdict == f"not known whether 2 of 2 sizes fit in 24 GiB ({CAVEAT})"
+    assert warning.startswith(f"warning: {CAVEAT}: train.py:9 decides")
+    assert sum(" ? " in line for line in rest) == 2
+
+
+def test_values_that_decide_nothing_leave_the_verdict_as_it_is(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    look = "y = net(x)\nprint(y.mean().item())\nif torch.isnan(y).any(): raise ValueError"
+    answer = said(capsys, script(look, "y.sum().backward()"), "--limit", "24GiB")
+    assert (answer["fits"], answer["caveats"]) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        (("if loss.item() < best:", "    kept = net.state_dict()"), "train.py:9"),
+        (("total = loss.item()", "print(total)", "if total < best: kept = 1"), "train.py:11"),
+        (("while best > 0.5:", "    best = loss.item()"), "train.py:9"),
+        (("print(loss.item())", "if loss is None: kept = 1"), None),
+    ],
+)
+def test_decision_behind_the_first_backward_is_noted(
+    script: Script, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], named: str | None
+) -> None:
+    """The step that was tried is as the others, so that the verdict stays."""
+    name = script("best = 1.0", "loss = net(x).sum()", "loss.backward()", *lines)
+    answer = said(capsys, name, "--limit", "24GiB", "--no-largest-batch")
+    assert (answer["fits"], answer["caveats"]) == (True, [])
+    notes = [text for text in answer["warnings"] if "behind the first backward" in text]
+    assert [text.partition(" ")[0] for text in notes] == [named] * bool(named)
+
+
+def test_failure_behind_a_decision_by_a_value_names_its_line(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, script("if (x > 3).any():", "    raise ValueError('too large')", STEP))
+    assert "train.py:7: ValueError: too large (behind train.py:6, which decides by a value: " in line
+    line = refused(capsys, script("import sys", "if (x > 3).any(): sys.exit('too large')", STEP))
+    assert "train.py:7 ends itself (too large)" in line
+    assert "(behind train.py:7, which decides by a value: conditions are taken to be true" in line
+
+
+@pytest.mark.parametrize(
+    "lines", ["k = (x > 2).sum().item()", "k = x.long().tolist()", "k = x[x > 2]", "k = x.numpy()"]
+)
+def test_values_that_become_sizes_are_refused_at_their_line(
+    script: Script, capsys: pytest.CaptureFixture[str], lines: str
+) -> None:
+    line = refused(capsys, script(lines, STEP))
+    assert line.startswith("mempool: train.py:6: ")
+    assert "tensors have no values here" in line
+
+
 def test_a_function_that_reads_a_value_is_told_with_its_line(
     script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +264,63 @@ def test_what_is_compiled_by_torchscript_is_tried_as_it_is_written(
     for way in ways:
         assert said(capsys, script(f"net = torch.jit.{way}", STEP)) == plain
     assert torch.jit.script is kept
+
+
+COMPILERS = {
+    "torch.compile": "net = torch.compile(net, mode='max-autotune')",
+    "Module.compile": "net.compile()",
+}
+
+
+@pytest.mark.parametrize("name", COMPILERS)
+def test_compiled_model_of_a_script_is_tried_eagerly_with_a_note(
+    script: Script, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    plain, kept = said(capsys, script("", STEP)), (torch.compile, torch.nn.Module.compile)
+    found = said(capsys, script(COMPILERS[name], STEP))
+    [note] = set(found.pop("warnings")) - set(plain.pop("warnings"))
+    assert note.startswith(f"{name} at train.py:6 is left out: the result is of the eager model")
+    assert found == plain
+    assert (torch.compile, torch.nn.Module.compile) == kept
+
+
+@pytest.mark.parametrize("head", ["@torch.compile", "@torch.compile(dynamic=True)"])
+def test_compiled_function_of_a_script_is_told_with_its_line(
+    script: Script, capsys: pytest.CaptureFixture[str], head: str
+) -> None:
+    name = script(f"{head}\ndef loss(y):\n    return y.square().mean()", "loss(net(x)).backward()")
+    assert any("torch.compile at train.py:6 is left out" in text for text in said(capsys, name)["warnings"])
+
+
+@pytest.mark.parametrize("made", ["torch.compile(net)", "torch.nn.Sequential(torch.compile(net))"])
+def test_compiled_model_of_a_function_is_tried_eagerly_with_a_note(
+    script: Script, capsys: pytest.CaptureFixture[str], made: str
+) -> None:
+    name = script("def make():\n    return torch.nn.Sequential(torch.nn.Linear(64, 64)), x")
+    plain = said(capsys, f"{name}:make")
+    assert not any("torch.compile" in text for text in plain["warnings"])
+    name = script(f"def make():\n    net = torch.nn.Linear(64, 64)\n    return {made}, x")
+    found = said(capsys, f"{name}:make")
+    assert "the model is compiled by torch.compile: the result is of the eager" in " ".join(found["warnings"])
+    assert found["peak_bytes"] == plain["peak_bytes"]
+
+
+def test_library_that_compiles_for_itself_is_not_told(
+    script: Script, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """But where it compiles the script's model, with the line of the script."""
+    library = tmp_path / "site-packages" / "compiling.py"
+    library.parent.mkdir()
+    library.write_text(
+        "import torch\n@torch.compile\ndef f(x): return x\ndef prepare(n): return torch.compile(n)"
+    )
+    before = (
+        "import sys; sys.path.insert(0, 'site-packages'); sys.modules.pop('compiling', 0); import compiling"
+    )
+    alone = said(capsys, script(STEP, before=before))["warnings"]
+    assert not any("left out" in text for text in alone)
+    prepared = said(capsys, script("net = compiling.prepare(net)", STEP, before=before))["warnings"]
+    assert any("torch.compile at train.py:6 is left out" in text for text in prepared)
 
 
 @pytest.mark.parametrize("made", ["torch.jit.script(net)", "torch.nn.Sequential(torch.jit.script(net))"])

@@ -30,6 +30,11 @@ _LOOK_AT = torch.ops.aten._local_scalar_dense.default
 #: What makes a tensor of a number one of the mode's.
 _LIFTS = frozenset((torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default))
 _ADD = torch.ops.aten.add.Tensor
+#: Losses whose mean or sum is written into the storage of the loss of each element, which it keeps.
+_SHRINKING = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
+)
 #: What is done to counts of batches and steps.
 _NUMBERS = (int, float)
 _COUNTS = frozenset((torch.ops.aten.add_.Tensor, torch.ops.aten.zero_.default))
@@ -75,6 +80,8 @@ class ValuelessMode(FakeTensorMode):
         way = _WAYS.get(func)
         if way is None:
             way = _WAYS[func] = _way(func)
+        if way is _SHRINK:
+            return self._shrunk(self._found_out(func, types, args, kwargs), args)
         if way not in _BY_KIND:
             answer = self._at_once(way, func, args, kwargs)
             if answer is not _NOTHING:
@@ -93,6 +100,14 @@ class ValuelessMode(FakeTensorMode):
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
             self._within -= 1
+
+    def _shrunk(self, loss: Any, args: Any) -> Any:
+        """The loss in a storage of one value for each element, if it is their mean or sum."""
+        whole = torch.broadcast_shapes(args[0].shape, args[1].shape)
+        if loss.dim() or not whole:
+            return loss
+        storage = torch.empty(whole, dtype=loss.dtype, device="meta")
+        return self._remembered.tensor(storage.as_strided((), ()))
 
     def _at_once(self, way: str, func: Any, args: Any, kwargs: Any) -> Any:
         """What needs no look at the arguments' sizes; or _NOTHING."""
@@ -155,7 +170,7 @@ def fake_mode() -> FakeTensorMode:
 
 
 _USUAL, _FILL, _UPDATE, _OUT_OF_PLACE = "usual", "fill", "update", "out of place"
-_LOOK, _LIFT, _COUNT, _MEET, _KNOWN = "look", "lift", "count", "meet", "known"
+_LOOK, _LIFT, _COUNT, _MEET, _KNOWN, _SHRINK = "look", "lift", "count", "meet", "known", "shrink"
 _ONES = "ones"
 _REMEMBERED = frozenset((_KNOWN, _ONES, _COUNT, _MEET, _OUT_OF_PLACE))
 #: Those for which the kinds of the arguments say all.
@@ -179,6 +194,8 @@ def _way(operation: Any) -> str:
         return _LOOK
     if operation in _LIFTS:
         return _LIFT
+    if operation in _SHRINKING:
+        return _SHRINK
     if operation in _COUNTS:
         return _COUNT
     if operation is _ADD:

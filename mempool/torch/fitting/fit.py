@@ -24,6 +24,7 @@ from traces.recorders.optimizers import hooked_optimizer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mempool.torch.fitting.caveats import Caveat
     from mempool.torch.fitting.helps.trials import Help
     from mempool.torch.fitting.helps.what_would_help import Helps
     from traces import Trace
@@ -45,12 +46,14 @@ class Fit:
         allocator: the one that ``fits``, ``missing_bytes`` and ``largest_batch`` are of.
         batch: samples in a batch; ``mode`` and ``device`` likewise as of the job.
         limit_bytes: what the device has; None if it was not told.
-        fits: whether ``needed_bytes`` are at most that; None where there is no limit.
+        fits: whether ``needed_bytes`` are at most that; None where there is no limit, or where they are and
+            ``caveats`` leave it open.
         missing_bytes: how many more would be needed; 0 if it fits, None where there is no limit.
         largest_batch: that fits, by search; 0 if none does, None where it was not looked for.
         warnings: what makes the answer less certain.
         trace: what was recorded, sizes as asked for.
         helps: what would help, the cheapest way to make it fit, and hints; None where nothing was tried.
+        caveats: what is not covered, so that a step may need more.
     """
 
     peak_bytes: int
@@ -74,6 +77,7 @@ class Fit:
     warnings: list[str]
     trace: Trace = field(repr=False)
     helps: Helps | None = field(default=None, repr=False)
+    caveats: list[Caveat] = field(default_factory=list)
 
     @property
     def needed_bytes(self) -> int:
@@ -85,6 +89,23 @@ class Fit:
         """What would help, by how much, the largest saving first."""
         return [] if self.helps is None else self.helps.remedies
 
+    @property
+    def covers(self) -> str:
+        """Labels of the caveats, as they go with a verdict; "" where there are none."""
+        return ", ".join(dict.fromkeys(caveat.label for caveat in self.caveats))
+
+    def restricted(self, caveats: Sequence[Caveat]) -> Fit:
+        """The same with caveats: that it fits, by itself or with a remedy, is not known then."""
+        if not caveats:
+            return self
+        return replace(
+            self,
+            fits=self.fits and None,
+            caveats=[*self.caveats, *caveats],
+            warnings=[*map(str, caveats), *self.warnings],
+            helps=self.helps and self.helps.without_verdicts(),
+        )
+
     def modules(self, depth: int) -> list[ModuleShare]:
         """``by_module`` with all below a depth added to the module there, largest first."""
         return AtPeak.of(rounded(self.trace, ROUNDED_TO[self.device])).by_module(depth)
@@ -93,8 +114,10 @@ class Fit:
         """All but the trace, ready for JSON."""
         names = [name for name in self.__dataclass_fields__ if name not in ("trace", "by_module", "helps")]
         helps = {} if self.helps is None else self.helps.to_dict()
+        caveats = [caveat._asdict() for caveat in self.caveats]
         return {name: getattr(self, name) for name in names} | {
             "needed_bytes": self.needed_bytes,
+            "caveats": caveats,
             "by_module": [asdict(share) for share in self.by_module],
             "remedies": helps.get("remedies", []),
             "cheapest_remedy": helps.get("cheapest"),

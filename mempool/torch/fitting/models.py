@@ -18,6 +18,7 @@ from mempool.torch.fitting.tensors import fake_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+EAGER = "the result is of the eager model, and a compiled one may need more or less"
 #: Where modules have their hooks.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -38,6 +39,8 @@ def made_model(
         model = make()
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
+    if any(_is_compiled(module) for module in model.modules()):
+        warn(f"the model is compiled by torch.compile: {EAGER}")
     model = unwrapped(model)
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise UsageError("a ScriptModule cannot be looked into: give the module that it was made of")
@@ -85,6 +88,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether it is what `torch.compile` returned, or was compiled in place."""
+    wrapped = isinstance(getattr(module, "_orig_mod", None), nn.Module)
+    return wrapped or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _hooked(model: nn.Module) -> list[str]:

@@ -44,8 +44,13 @@ def size(number: int) -> str:
 
 def _verdict(fit: Fit) -> str:
     need = f"batch {fit.batch:,} needs {size(fit.needed_bytes)} with {fit.allocator}"
+    need += f" ({fit.covers})" if fit.caveats else ""
     if fit.limit_bytes is None:
         return need
-    told = "it fits" if fit.fits else f"it does not fit, {size(fit.missing_bytes or 0)} are missing"
+    told = {
+        True: "it fits",
+        False: f"it does not fit, {size(fit.missing_bytes or 0)} are missing",
+        None: "not known whether it fits",
+    }[fit.fits]
     batch = "" if fit.largest_batch is None else f"; the largest batch that fits is {fit.largest_batch:,}"
     return f"{told}: {need} of {size(fit.limit_bytes)}{batch}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import time
 import weakref
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mempool.torch.fitting.helps.trials import Help
     from mempool.torch.fitting.job import Job
 
+_H = TypeVar("_H", "Help", "Swapping")
 #: Runs of changed jobs at most, and processor seconds after which no further one begins.
 MOST_RUNS, MOST_SECONDS = 60, 120.0
 
@@ -58,6 +59,19 @@ class Helps:
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return asdict(self)
+
+    def without_verdicts(self) -> Helps:
+        """The same where the job was seen in part only: that something makes it fit is not known then."""
+        return replace(
+            self,
+            remedies=[_open(one) for one in self.remedies],
+            cheapest=self.cheapest and _open(self.cheapest),
+            swapping=self.swapping and _open(self.swapping),
+        )
+
+
+def _open(one: _H) -> _H:
+    return replace(one, fits=None) if one.fits else one
 
 
 @made_together()

@@ -1,4 +1,4 @@
-"""Whether a program lets gradients of several batches add up: from the lines around its backward."""
+"""Gradients of several batches that a program adds up: told by a library, or by lines around the backward."""
 
 from __future__ import annotations
 
@@ -14,28 +14,68 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AddsUp:
-    """Where a program steps after every so many batches: a line of it, and how many."""
+    """Where a program steps after every so many batches: a file and line, or a library; and how many."""
 
-    line: int
+    where: str
     batches: int
 
 
+def _of_trainer(trainer: Any) -> Any:
+    return trainer.args.gradient_accumulation_steps
+
+
+def _of_accelerator(accelerator: Any) -> Any:
+    return accelerator.gradient_accumulation_steps if accelerator.step else 1  # counted by accumulate() only
+
+
+def _of_lightning(trainer: Any) -> Any:
+    return trainer.accumulate_grad_batches
+
+
+#: By library and class: how many batches make a step.
+_LIBRARIES = {
+    ("transformers", "Trainer"): _of_trainer,
+    ("accelerate", "Accelerator"): _of_accelerator,
+    ("lightning", "Trainer"): _of_lightning,
+    ("pytorch_lightning", "Trainer"): _of_lightning,
+}
+
+
 def adds_up(frames: Iterable[FrameType]) -> AddsUp | None:
-    """What is written as ``if step % batches == 0:`` with a ``zero_grad()`` in it, where a backward begins.
+    """Find what a library was told, or ``if step % batches == 0:`` with a ``zero_grad()`` in it.
 
     Args:
         frames: of the program, in its backward; the innermost first.
 
     Returns:
-        The first one with a divisor that is a name or a number, above one; None if there is none.
+        The first one of more than one batch, in lines with a divisor that is a name or a number; None if
+        there is none.
     """
+    frames = list(frames)
+    return _of_library(frames) or _of_lines(frames)
+
+
+def _of_library(frames: Iterable[FrameType]) -> AddsUp | None:
+    """What a trainer of a library among the variables was told."""
+    for frame in frames:
+        for value in list(frame.f_locals.values()):
+            for kind in type(value).__mro__:
+                known = _LIBRARIES.get((kind.__module__.partition(".")[0], kind.__name__))
+                batches = known and known(value)
+                if isinstance(batches, int) and batches > 1:
+                    return AddsUp(f"the {kind.__name__} of {kind.__module__.partition('.')[0]}", batches)
+    return None
+
+
+def _of_lines(frames: Iterable[FrameType]) -> AddsUp | None:
+    """What is written in the lines around the backward."""
     for frame in frames:
         for test in _tests(frame):
             for node in ast.walk(test):
                 if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
                     batches = _value(node.right, frame)
                     if isinstance(batches, int) and batches > 1:
-                        return AddsUp(test.lineno, batches)
+                        return AddsUp(f"{frame.f_code.co_filename}:{test.lineno}", batches)
     return None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
+import linecache
 import os
 import sys
 import traceback
@@ -20,10 +22,13 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from mempool.errors import UsageError
 from mempool.torch.fitting.fake import fake_mode
 from mempool.torch.fitting.isolation import isolated
+from mempool.torch.fitting.sources.compilers import uncompiled
+from mempool.torch.fitting.sources.decisions import decision
+from mempool.torch.fitting.sources.finite import FiniteNumbers, true_if_finite
 from mempool.torch.fitting.sources.savers import unsaved
-from mempool.torch.fitting.sources.stops import Trains, frames
+from mempool.torch.fitting.sources.stops import Trains, frames, validates_distribution
 from mempool.torch.fitting.sources.watched import Seen, watched
-from mempool.torch.fitting.target.as_on import as_on
+from mempool.torch.fitting.target.as_on import as_on, cuda_is_here, device_around
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,6 +38,8 @@ _VALUES = ("DataDependent", "DynamicOutputShape", "FakeTensor", "for tensor subc
 #: Values that a line of a program may read, more than steps or samples that one looks at before training.
 #: A loop that is to end by another answer has none; numbers come also from each sample of a large data set.
 _CONDITIONS, _NUMBERS = 10_000, 100_000
+#: Answers to a program that reads values.
+GUESSES = "conditions are taken to be true, and numbers zero"
 _GUARD = 'put what runs behind `if __name__ == "__main__":` or name a function, '
 
 
@@ -63,20 +70,31 @@ def load_script(path: str, arguments: Sequence[str] = (), *, main: bool = False)
         BrokenScriptError: it fails, or ends the interpreter; the line says where and why.
     """
     source = Path(path).read_bytes()
+    _keep_source(path, source)
     name = "__main__" if main else Path(path).stem
     module = types.ModuleType(name if name not in sys.modules or main else f"{name} of {path}")
     module.__file__ = path
     sys.path.insert(0, str(Path(path).resolve().parent))
     with (
-        _started(path, arguments, module),
         unreal(),
-        _Values(),
         watched() as seen,
-        _told(path, main=main),
+        _started(path, arguments, module, seen),
+        _Values(seen),
+        FiniteNumbers(),
+        _told(path, seen, main=main),
         _in_one_thread(path, seen, main=main),
     ):
         exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102 - what it is for
     return Loaded(module, seen)
+
+
+def _keep_source(path: str, source: bytes) -> None:
+    """Let `linecache` have the source by the name that frames have, wherever the script changes to."""
+    try:
+        lines = importlib.util.decode_source(source).splitlines(keepends=True)
+    except (SyntaxError, UnicodeDecodeError):
+        return  # told when it is compiled
+    linecache.cache[path] = len(source), None, lines, path
 
 
 def load_module(name: str) -> Loaded:
@@ -88,7 +106,7 @@ def load_module(name: str) -> Loaded:
     """
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    with watched() as seen, _told(name, main=False), _in_one_thread(name, seen, main=False):
+    with watched() as seen, _told(name, seen, main=False), _in_one_thread(name, seen, main=False):
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -101,19 +119,25 @@ def load_module(name: str) -> Loaded:
 
 
 @contextlib.contextmanager
-def unreal() -> Iterator[None]:
-    """Tensors have no memory in the block nor go to files, and what is printed goes to stderr."""
+def unreal(device: str | None = None) -> Iterator[None]:
+    """Tensors have no memory in the block nor go to files, and what is printed goes to stderr.
+
+    Args:
+        device: "cuda" or "cpu", whose buffers are taken; None: that of the block around, else "cuda".
+            Programs may name "cuda" in either case.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(isolated())
         stack.enter_context(fake_mode())
-        stack.enter_context(as_on("cuda"))
+        stack.enter_context(as_on(device or device_around() or "cuda"))
+        stack.enter_context(cuda_is_here())
         stack.enter_context(unsaved(lambda _: None))
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         yield
 
 
 @contextlib.contextmanager
-def _told(name: str, *, main: bool) -> Iterator[None]:
+def _told(name: str, seen: Seen, *, main: bool) -> Iterator[None]:
     """What ends a script as a line; that it began to train is its good end."""
     try:
         yield
@@ -127,6 +151,7 @@ def _told(name: str, *, main: bool) -> Iterator[None]:
             if main
             else f"{_GUARD}{name}:function"
         )
+        hint = _behind(seen) or hint
         raise BrokenScriptError(f"{_place(name, error)} ends itself{_code(error)}: {hint}") from None
     except _AsksOn as error:
         asked = f"{error} again, as in a loop that another answer would end"
@@ -136,7 +161,7 @@ def _told(name: str, *, main: bool) -> Iterator[None]:
         raise BrokenScriptError(f"{error.filename or name}:{error.lineno}: {error.msg}") from None
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        hint = _without_values(name, main=main) if any(sign in text for sign in _VALUES) else ""
+        hint = _without_values(name, main=main) if any(sign in text for sign in _VALUES) else _behind(seen)
         raise BrokenScriptError(f"{_place(name, error)}: {text}{hint}") from error
 
 
@@ -155,6 +180,11 @@ def _in_one_thread(name: str, seen: Seen, *, main: bool) -> Iterator[None]:
 
 def _without_values(name: str, *, main: bool) -> str:
     return f"; tensors have no values here: {_instead(name, main=main)}"
+
+
+def _behind(seen: Seen) -> str:
+    """The decision that may have led a program to its failure."""
+    return f" (behind {seen.decisions[-1]}, which decides by a value: {GUESSES})" if seen.decisions else ""
 
 
 def _instead(name: str, *, main: bool) -> str:
@@ -182,7 +212,7 @@ def _code(error: SystemExit) -> str:
 
 
 @contextlib.contextmanager
-def _started(path: str, arguments: Sequence[str], module: ModuleType) -> Iterator[None]:
+def _started(path: str, arguments: Sequence[str], module: ModuleType, seen: Seen) -> Iterator[None]:
     """As a program that was started so, in one process, that nobody answers, and that compiles nothing."""
     loader: Any = torch.utils.data.DataLoader
     stdin, argv, iterator = sys.stdin, sys.argv, loader._get_iterator
@@ -191,38 +221,12 @@ def _started(path: str, arguments: Sequence[str], module: ModuleType) -> Iterato
     sys.argv = [path, *arguments]
     loader._get_iterator = _in_this_process
     try:
-        with open(os.devnull) as sys.stdin, _uncompiled():  # noqa: PTH123
+        with open(os.devnull) as sys.stdin, uncompiled(seen.leave_eager):  # noqa: PTH123
             yield
     finally:
         sys.stdin, sys.argv, loader._get_iterator = stdin, argv, iterator
         if before is not None:
             sys.modules[module.__name__] = before
-
-
-@contextlib.contextmanager
-def _uncompiled() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for holder, name, instead in _COMPILERS:
-            stack.callback(setattr, holder, name, getattr(holder, name))
-            setattr(holder, name, instead)
-        yield
-
-
-def _eager(model: Any = None, *_: Any, **given: Any) -> Any:
-    """In the place of `torch.compile`, which is a decorator with options, too, and of TorchScript's."""
-    for name in ("obj", "func", "mod"):
-        model = given.get(name, model)
-    return (lambda function: function) if model is None else model
-
-
-_COMPILERS: tuple[tuple[Any, str, Any], ...] = (
-    (torch, "compile", _eager),
-    (torch.nn.Module, "compile", lambda *_, **__: None),
-    *(
-        (torch.jit, name, _eager)
-        for name in ("script", "trace", "trace_module", "freeze", "optimize_for_inference")
-    ),
-)
 
 
 def _in_this_process(loader: Any) -> Any:
@@ -235,26 +239,33 @@ def _in_this_process(loader: Any) -> Any:
 class _Values(TorchDispatchMode):
     """Answers a script that reads a floating value with zero, and one that asks a condition with True.
 
-    Whole numbers become sizes, so that a script that reads one is refused; and so is a model's own step that
-    reads any, since it runs without this. A line that goes on asking is refused, too: it may wait for what
-    never comes.
+    Conditions on NaN and infinity come out as of finite numbers; where another answer decides on the course
+    of the program, its line is told. Whole numbers become sizes, so that a script that reads one is refused;
+    and so is a model's own step that reads any, since it runs without this. A line that goes on asking is
+    refused, too: it may wait for what never comes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seen: Seen) -> None:
         super().__init__()
+        self._seen = seen
         self._asked: Counter[tuple[str, int, bool]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].constant is None:
             kind = args[0].dtype
+            if (truth := true_if_finite(args[0])) is not None:
+                return truth
             if kind is torch.bool or kind.is_floating_point:
                 self._count(condition=kind is torch.bool)
                 return True if kind is torch.bool else 0.0
         return func(*args, **(kwargs or {}))
 
     def _count(self, *, condition: bool) -> None:
-        for frame in frames()[:1]:
+        there = frames()
+        for frame in there[:1]:
             line = frame.f_code.co_filename, frame.f_lineno, condition
+            if line not in self._asked and not validates_distribution():
+                self._seen.decide(decision(there))
             self._asked[line] += 1
             if self._asked[line] > (_CONDITIONS if condition else _NUMBERS):
                 raise _AsksOn(

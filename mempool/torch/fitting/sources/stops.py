@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
+_DISTRIBUTIONS = str(Path(torch.distributions.__file__).parent)
 _HERE = str(Path(__file__).parent)
 _OTHERS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), str(contextlib.__file__), "<")
 
@@ -64,6 +65,11 @@ def place() -> str:
     """File and line that this thread is at, not PyTorch's nor ours."""
     there = (frame for frame in _stack() if not frame.f_code.co_filename.startswith(_OTHERS))
     return next((f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in there), "")
+
+
+def validates_distribution() -> bool:
+    """Whether a distribution of PyTorch looks at its parameters, which are taken to be valid."""
+    return any(frame.f_code.co_filename.startswith(_DISTRIBUTIONS) for frame in _stack())
 
 
 def _stack() -> Iterator[FrameType]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mempool.named import Input
+    from mempool.torch.fitting.caveats import Caveat
     from mempool.torch.fitting.inputs import Arguments
 
 
@@ -51,6 +52,7 @@ class Target:
         own: attributes of a `Job` that the target itself decides: optimizer, loss, labels, autocast, ...
         notes: what was assumed.
         warnings: what is not counted.
+        caveats: why what is tried is no answer to whether the whole fits.
         examples: inputs of its own of which the first dimension is taken for the batch; None where a function
             makes them for any.
     """
@@ -64,4 +66,5 @@ class Target:
     own: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
     examples: Any = None

@@ -16,13 +16,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool.errors import UsageError
 from mempool.report import binary
+from mempool.torch.fitting.caveats import AS_FAR_AS_RAN, WITHOUT_LOSS, Caveat
 from mempool.torch.fitting.failures import told
 from mempool.torch.fitting.inputs import Arguments, arguments, batch_of, resizable
 from mempool.torch.fitting.job import Job
+from mempool.torch.fitting.models import EAGER
 from mempool.torch.fitting.sources import hub_inputs
 from mempool.torch.fitting.sources.choices import resolved
 from mempool.torch.fitting.sources.hub import Hub, task_of
-from mempool.torch.fitting.sources.scripts import unreal
+from mempool.torch.fitting.sources.scripts import GUESSES, unreal
+from mempool.torch.fitting.sources.taped_loss import UntakenLossError, taped_loss
 from mempool.torch.fitting.sources.targets import Sizes, Target
 from mempool.torch.fitting.sources.watched import bytes_of
 
@@ -38,6 +41,8 @@ _NOT_LIGHTNING = (
     "{0}'s own training_step and configure_optimizers are not used: its forward is tried, with --loss and "
     "--optimizer, or AdamW"
 )
+#: Lines that are named.
+_MOST_LINES = 3
 #: Names that a function's parameters may have, by what they are given.
 _SIZES = {
     "batch": ("batch", "batch_size", "bs"),
@@ -121,32 +126,49 @@ def _of_seen(seen: Seen, named: Named) -> Target:
     if (optimizer := seen.optimizer()) is not None:
         own["optimizer"] = optimizer
         notes += seen.several()
-    if (found := seen.labelled_loss()) is not None:
-        loss, labels = found
-        own |= {"loss": loss, "labels": _scaled(_cut(labels), given)}
-    elif seen.trains:
-        notes.append("its loss is not a function of the model's output alone, and is not taken over")
+    make, caveats = _copies(call.module), []
+    try:
+        loss = taped_loss(seen.tape, call.module, call.output, given, call.autocast, make)
+        own |= {"loss": loss, "labels": loss.labels}
+        make = loss.making(make)
+    except UntakenLossError as error:
+        if seen.trains:
+            caveats.append(Caveat(WITHOUT_LOSS, f"the loss of {named.where} {error}"))
+    if seen.decisions:
+        caveats.append(
+            Caveat(AS_FAR_AS_RAN, f"{_lines(seen.decisions)} by values, which nobody has: {GUESSES}")
+        )
+    if seen.later:
+        notes.append(f"{_lines(seen.later)} by values behind the first backward: what follows is not counted")
     if seen.idle:
         own["margin"] = {"other_models": sum(size for _, size in seen.idle)}
         names = ", ".join(f"{name}, {binary(size)}" for name, size in seen.idle)
         notes.append(
             f"{named.where} holds models that it has not called before its backward: {names}; counted"
         )
+    notes += [f"{call} is left out: {EAGER}" for call in seen.eager]
     if seen.adds_up is not None:
         own["accumulate"] = 2  # more batches need no more
-        where = f"{named.where}:{seen.adds_up.line}"
-        notes.append(f"{where} lets gradients of {seen.adds_up.batches:,} batches add up: tried with two")
+        where, batches = seen.adds_up.where, seen.adds_up.batches
+        notes.append(f"{where} lets gradients of {batches:,} batches add up: tried with two")
     examples = _cut((call.args, call.kwargs))
     return Target(
         f"{type(call.module).__name__} of {named.where}",
-        _copies(call.module),
+        make,
         resizable(examples, given),
         batch=given,
         own=own,
         notes=tuple(notes),
         warnings=_left_out(seen, call, named),
+        caveats=tuple(caveats),
         examples=examples,
     )
+
+
+def _lines(lines: list[str]) -> str:
+    """Name lines that decide."""
+    more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
+    return f"{', '.join(lines[:_MOST_LINES])}{more} {'decides' if len(lines) == 1 else 'decide'}"
 
 
 def _left_out(seen: Seen, call: Call, named: Named) -> tuple[str, ...]:
@@ -172,15 +194,6 @@ def _left_out(seen: Seen, call: Call, named: Named) -> tuple[str, ...]:
 def _cut(given: Any) -> Any:
     """Without what made it: what another module computed would be gone backward through in each run."""
     return pytree.tree_map_only(torch.Tensor, lambda t: t if t.grad_fn is None else t.detach(), given)
-
-
-def _scaled(labels: Any, batch: int | None) -> Callable[[int], Any]:
-    """Labels for other batches: their first dimension is a multiple of the samples."""
-    first = batch_of(labels)
-    if batch is None or first is None or first % batch:
-        return lambda _: labels
-    make = resizable(labels, first)
-    return lambda size: make(first // batch * size)
 
 
 def _only(module: Any, named: Named) -> tuple[str, Any]:

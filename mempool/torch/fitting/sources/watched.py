@@ -14,24 +14,19 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from mempool.torch.fitting.inputs import batch_of
 from mempool.torch.fitting.model_outputs import cache_tensors
 from mempool.torch.fitting.sources.accumulating import AddsUp, adds_up
 from mempool.torch.fitting.sources.again import made_again
+from mempool.torch.fitting.sources.decisions import later_decisions
 from mempool.torch.fitting.sources.idle import idle_models
+from mempool.torch.fitting.sources.loss_tape import Tape, tensors_in
 from mempool.torch.fitting.sources.savers import unsaved
 from mempool.torch.fitting.sources.stops import Trains, frames, place, stop_at_next_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-_LOSSES = (
-    "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div",
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "poisson_nll_loss", "soft_margin_loss",
-    "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "hinge_embedding_loss",
-)  # fmt: skip
 
 
 @dataclass
@@ -58,26 +53,33 @@ class Seen:
 
     Attributes:
         calls: the last one of each module with parameters, by its identity, the latest last.
-        loss: function, arguments and result of the last loss.
+        tape: what was done with the output of the last call that a backward can go through.
         optimizers: all that were made.
         trains: whether the program began to go backward.
         passed_over: names of what would have written tensors to files.
         swallowed: whether it caught what stopped it.
         idle: models that were alive then and had not been called: classes, and bytes.
         adds_up: where it steps after several batches only.
+        decisions: files and lines that decided on the course of the program by a value that nobody knows.
+        later: likewise, of lines behind the backward, which did not run.
+        eager: calls of compilers that were left out, with their lines.
         elsewhere: file and line where another thread, in which nothing is seen, trains a model; or "".
     """
 
     calls: dict[int, Call] = field(default_factory=dict)
-    loss: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any] | None = None
+    tape: Tape = field(default_factory=Tape)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     trains: bool = False
     passed_over: list[str] = field(default_factory=list)
     swallowed: bool = False
     idle: list[tuple[str, int]] = field(default_factory=list)
     adds_up: AddsUp | None = None
+    decisions: list[str] = field(default_factory=list)
+    later: list[str] = field(default_factory=list)
+    eager: list[str] = field(default_factory=list)
     elsewhere: str = ""
     _depth: int = 0
+    _unrecorded: int = 0
     _thread: int = field(default_factory=threading.get_ident)
     _outputs: dict[int, list[weakref.ref[torch.Tensor]]] = field(default_factory=dict)  # by module's id
     _held: bool = False
@@ -93,6 +95,8 @@ class Seen:
         if self._depth == 0:
             self._held = any(ref() is not None for ref in self._outputs.get(id(module), ()))
         self._depth += 1
+        if self._unrecorded or any(True for _ in module.parameters()):
+            self._unrecorded += 1
 
     def _leave_it(self) -> NoReturn:
         """Another thread trains: nothing sees its losses and its backward."""
@@ -102,6 +106,7 @@ class Seen:
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """It returns, or fails."""
         self._depth -= 1
+        self._unrecorded -= bool(self._unrecorded)
         if self.trains or self._depth or output is None or not any(True for _ in module.parameters()):
             return
         trains = _trained(module)
@@ -112,8 +117,10 @@ class Seen:
             times = before.times + 1
         else:
             times = 1
+        if trains:
+            self.tape.restart()
         if not trains:
-            leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+            leaves = list(tensors_in(output))
             self._outputs[id(module)] = [weakref.ref(one) for one in (*leaves, *cache_tensors(output))]
             # others of the same storages, so that the program alone holds its own
             output = [leaf.detach().requires_grad_(leaf.requires_grad) for leaf in leaves]
@@ -163,8 +170,18 @@ class Seen:
         if not any(map(callable, (*args[1:], *kwargs.values()))):
             self.backward()
 
-    def backward(self) -> None:
-        """The program goes backward.
+    def record(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Call a function of PyTorch, on the tape if it may be part of a loss."""
+        if self._unrecorded or self.trains or not self.tape.running:
+            return function(*args, **kwargs)
+        self._unrecorded += 1  # what a function calls in turn is part of it
+        try:
+            return self.tape.call(function, args, kwargs, _autocast())
+        finally:
+            self._unrecorded -= 1
+
+    def backward(self, losses: Any = ()) -> None:
+        """The program goes backward from losses, if they are known.
 
         Raises:
             Trains: always.
@@ -175,8 +192,26 @@ class Seen:
             self.swallow()
             stop_at_next_line(self.swallow)
         self.trains = True
-        self.idle, self.adds_up = idle_models(self._known()), adds_up(frames())
+        there = frames()
+        self.tape.stop(losses, (value for frame in there for value in frame.f_locals.values()))
+        self.idle, self.adds_up = idle_models(self._known()), adds_up(there)
+        self.later = [line for line in later_decisions(there) if line not in self.decisions]
         raise Trains(self.swallow)
+
+    def has_parameter(self, tensors: Any) -> bool:
+        """Whether a parameter of the called module is among tensors."""
+        mine = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
+        return any(id(tensor) in mine for tensor in tensors_in(tensors))
+
+    def decide(self, line: str) -> None:
+        """A line decides by a value; "" for none."""
+        if line and line not in self.decisions:
+            self.decisions.append(line)
+
+    def leave_eager(self, call: str) -> None:
+        """A call that would have compiled something."""
+        if call not in self.eager:
+            self.eager.append(call)
 
     def swallow(self) -> None:
         """The program caught what stops it."""
@@ -211,28 +246,6 @@ class Seen:
                 left -= own
         return found
 
-    def labelled_loss(self) -> tuple[Callable[[Any, Any], torch.Tensor], Any] | None:
-        """The loss of the model's output, as a function of it and of labels, and the labels.
-
-        None if it is not known to be a function of the output alone, perhaps in another shape.
-        """
-        if self.loss is None or self.call is None:
-            return None
-        function, args, kwargs, _ = self.loss
-        given, rest = args[0], args[1:]
-        leaves = [leaf for leaf in pytree.tree_leaves(self.call.output) if isinstance(leaf, torch.Tensor)]
-        at = [k for k, leaf in enumerate(leaves) if leaf.numel() == given.numel() and leaf.dim() > 0]
-        if not at:
-            return None
-        tail, same = given.shape[1:], leaves[at[0]].shape == given.shape
-
-        def loss(output: Any, labels: Any) -> torch.Tensor:
-            mine = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)][at[0]]
-            found: torch.Tensor = function(mine if same else mine.reshape(-1, *tail), *labels[0], **labels[1])
-            return found
-
-        return loss, (rest, kwargs)
-
 
 @contextlib.contextmanager
 def watched() -> Iterator[Seen]:
@@ -253,7 +266,7 @@ def watched() -> Iterator[Seen]:
     torch.optim.Optimizer.__init__ = made
     threading.excepthook = lambda given: None if given.exc_type is Trains else fails(given)
     try:
-        with unsaved(seen.passed_over.append), _Functions(seen):
+        with unsaved(seen.passed_over.append), _own_functions(seen), _Functions(seen):
             yield seen
     finally:
         if seen.swallowed:
@@ -266,25 +279,48 @@ def watched() -> Iterator[Seen]:
 
 
 class _Functions(TorchFunctionMode):
-    """Sees losses and the backward."""
+    """Sees what is done with tensors, and the backward."""
 
     def __init__(self, seen: Seen) -> None:
         super().__init__()
         self.seen = seen
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name == "backward":
-            self.seen.backward()
-        result = func(*args, **(kwargs or {}))
-        if name in _LOSSES and args and not self.seen.trains and self._is_better(result):
-            self.seen.loss = func, args, kwargs or {}, result
-        return result
+        if getattr(func, "__name__", "") == "backward":
+            self.seen.backward(args[0])
+        return self.seen.record(func, args, kwargs or {})
 
-    def _is_better(self, loss: Any) -> bool:
-        """Not that of a validation behind the one that is gone backward through."""
-        before = self.seen.loss
-        return before is None or loss.requires_grad or not before[3].requires_grad
+
+@contextlib.contextmanager
+def _own_functions(seen: Seen) -> Iterator[None]:
+    """See those of `torch.autograd`, which PyTorch hands to no mode."""
+    apply, backward, grad = (
+        vars(torch.autograd.Function)["apply"],
+        torch.autograd.backward,
+        torch.autograd.grad,
+    )
+
+    def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return apply.__func__(kind, *args, **kwargs)
+
+        call.__name__ = kind.__name__
+        return seen.record(call, args, kwargs)
+
+    def went_backward(tensors: Any, *_: Any, **__: Any) -> None:
+        seen.backward(tensors)
+
+    def gradients(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("create_graph") and seen.has_parameter(inputs):
+            seen.backward(outputs)
+        return seen.record(grad, (outputs, inputs, *args), kwargs)
+
+    autograd: Any = torch.autograd
+    autograd.Function.apply, autograd.backward, autograd.grad = classmethod(applied), went_backward, gradients
+    try:
+        yield
+    finally:
+        autograd.Function.apply, autograd.backward, autograd.grad = apply, backward, grad
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -69,7 +69,8 @@ def as_on(
     """Let fake tensors of the CPU take the buffers that those of a device would.
 
     Real tensors are left alone, but for the types that autocast gives them: what is changed is changed for
-    the whole process, while the block runs. Blocks do not overlap: the inner or later one counts.
+    the whole process, while the block runs. Of nested blocks the innermost counts: it takes back the kernels
+    of the one around it, which come back when it ends.
 
     Args:
         device: "cuda", or "cpu", where only the last four of these are done.
@@ -88,15 +89,69 @@ def as_on(
         stack.enter_context(sequences_unpacked())
         stack.enter_context(optimizers_by_layout())
         stack.enter_context(drawn_blindly())
+        stack.enter_context(_kernels_of(Target(capability, cudnn) if kind == "cuda" else None))
         if kind == "cuda":
-            stack.enter_context(foreach_by_default())
-            stack.enter_context(precision.autocast_of_cuda())
-            stack.enter_context(kernels.overriding("AutocastCPU", precision.of_cuda()))
-            stack.enter_context(kernels.overriding("AutogradCPU", kernels.of_cuda(Target(capability, cudnn))))
-            stack.enter_context(_no_inference_mode())
-            stack.enter_context(_backward_stays_in())
-            stack.enter_context(_CudaIsHere())
+            stack.enter_context(cuda_is_here())
         yield
+
+
+def device_around() -> str | None:
+    """Return the device of the innermost open block of `as_on`; None outside of all blocks."""
+    return None if _innermost is None else "cpu" if _innermost.target is None else "cuda"
+
+
+@contextlib.contextmanager
+def cuda_is_here() -> Iterator[None]:
+    """Let "cuda" name the device of fake tensors, so that `.to("cuda")` moves nothing."""
+    with _backward_stays_in(), _CudaIsHere():
+        yield
+
+
+class _Kernels:
+    """Overrides of functions that a device does in another way than the CPU; None: those of the CPU."""
+
+    def __init__(self, target: Target | None) -> None:
+        self.target = target
+        self._stack = contextlib.ExitStack()
+
+    def take(self) -> None:
+        """Override the functions."""
+        if self.target is not None:
+            enter = self._stack.enter_context
+            enter(foreach_by_default())
+            enter(precision.autocast_of_cuda())
+            enter(kernels.overriding("AutocastCPU", precision.of_cuda()))
+            enter(kernels.overriding("AutogradCPU", kernels.of_cuda(self.target)))
+            enter(_no_inference_mode())
+
+    def give_back(self) -> None:
+        """Leave the functions as they were."""
+        self._stack.close()
+
+
+#: Kernels of the innermost open block.
+_innermost: _Kernels | None = None
+
+
+@contextlib.contextmanager
+def _kernels_of(target: Target | None) -> Iterator[None]:
+    """Override the kernels in the block; those of a block around it are taken back meanwhile."""
+    global _innermost
+    around, mine = _innermost, _Kernels(target)
+    if around is not None and around.target == target:
+        yield
+        return
+    if around is not None:
+        around.give_back()
+    mine.take()
+    _innermost = mine
+    try:
+        yield
+    finally:
+        mine.give_back()
+        _innermost = around
+        if around is not None:
+            around.take()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,110 @@
+"""A tape of the operations that a program does with a model's output, up to its backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from mempool.torch.fitting.sources.stops import place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch import Tensor
+
+#: Change what they are given, and return nothing.
+_SETTERS = frozenset(("__setitem__", "__set__"))
+#: Of a variable with more parts than that, a data set perhaps, no part is looked at.
+_MOST_PARTS = 100
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An operation as it was called.
+
+    Attributes:
+        function: PyTorch's, with its arguments and its result.
+        shapes: of the tensors among the arguments, before an operation in place could change them.
+        gradients: whether gradients were recorded.
+        autocast: lower precision that was on; None: none.
+        line: file and line of the program.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    shapes: tuple[torch.Size, ...]
+    gradients: bool
+    autocast: torch.dtype | None
+    line: str
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return str(getattr(self.function, "__name__", self.function))
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it changes an argument, or is one."""
+        given = {id(leaf) for leaf in tensors_in((self.args, self.kwargs))}
+        return self.name in _SETTERS or any(id(leaf) in given for leaf in tensors_in(self.result))
+
+
+@dataclass
+class Tape:
+    """Operations since a model returned.
+
+    Attributes:
+        running: whether there is an output to record from.
+        entries: in the order of the program.
+        losses: what a backward began at.
+        held: identities of the tensors that variables of the program hold on to in its backward.
+    """
+
+    running: bool = False
+    entries: list[Entry] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    held: frozenset[int] = frozenset()
+
+    def restart(self) -> None:
+        """Forget what was recorded: a model has returned an output to train it by."""
+        self.running = True
+        self.entries.clear()
+
+    def stop(self, losses: Any, variables: Iterable[Any]) -> None:
+        """End the tape at a backward; what its loss was computed of is on the tape."""
+        self.running = False
+        self.losses = list(tensors_in(losses))
+        self.held = frozenset(id(leaf) for leaf in tensors_in(list(map(_parts, variables))))
+
+    def call(
+        self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], autocast: torch.dtype | None
+    ) -> Any:
+        """Call a function, and record it if it makes or changes a tensor."""
+        if function is torch.Tensor.__iter__:
+            return iter(self.call(torch.Tensor.unbind, args, kwargs, autocast))
+        shapes = tuple(leaf.shape for leaf in tensors_in((args, kwargs)))
+        result = function(*args, **kwargs)
+        if getattr(function, "__name__", "") in _SETTERS or next(tensors_in(result), None) is not None:
+            gradients = torch.is_grad_enabled()
+            made = Entry(function, tuple(args), kwargs, result, shapes, gradients, autocast, place())
+            self.entries.append(made)
+        return result
+
+
+def tensors_in(given: Any) -> Iterator[Tensor]:
+    """Tensors in a structure, in order; of an object that is no structure those among its attributes."""
+    for leaf in pytree.tree_leaves(given):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+
+
+def _parts(variable: Any) -> Any:
+    """The parts of a small container; anything else as it is."""
+    if isinstance(variable, (list, tuple, dict)) and len(variable) <= _MOST_PARTS:
+        return list(variable.values()) if isinstance(variable, dict) else list(variable)
+    return variable if isinstance(variable, torch.Tensor) else None

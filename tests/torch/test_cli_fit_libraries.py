@@ -1,0 +1,99 @@
+"""``mempool fit`` on programs that a library trains: it is asked how many batches make a step."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mempool.cli.app import call
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRAINER = """
+import sys, torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, i):
+        return {"input_ids": torch.ones(32, dtype=torch.long), "labels": torch.tensor(0)}
+
+class Own(Trainer):
+    pass
+
+config = BertConfig(
+    vocab_size=99, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
+arguments = TrainingArguments(
+    "out", per_device_train_batch_size=4, gradient_accumulation_steps=int(sys.argv[1]), report_to="none",
+    torch_compile=len(sys.argv) > 2)
+Own(model=BertForSequenceClassification(config), args=arguments, train_dataset=Data()).train()
+"""
+ACCELERATE = """
+import contextlib, sys, torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(gradient_accumulation_steps=int(sys.argv[1]))
+net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(64, 64))
+net, opt, data = accelerator.prepare(net, opt, torch.utils.data.DataLoader(data, batch_size=8))
+for (x,) in data:
+    with accelerator.accumulate(net) if "plain" not in sys.argv else contextlib.nullcontext():
+        accelerator.backward((net(x) - x).square().mean())
+        opt.step()
+        opt.zero_grad()
+"""
+
+
+@pytest.fixture
+def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return what the command says of a program with arguments, as JSON."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def of(text: str, *arguments: str, asked: tuple[str, ...] = ()) -> Any:
+        (tmp_path / "train.py").write_text(text)
+        capsys.readouterr()
+        assert call(["fit", "train.py", "--main", "--json", *asked, "--", *arguments]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("library", "text"),
+    [("transformers", TRAINER), ("accelerate", ACCELERATE)],
+    ids=["Trainer", "accelerate"],
+)
+def test_batches_that_a_library_accumulates_are_tried_so(answer: Any, library: str, text: str) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    once, often = answer(text, "1"), answer(text, "4")
+    assert often["by_phase_bytes"] == answer(text, "1", asked=("--accumulate", "4"))["by_phase_bytes"]
+    assert often["by_phase_bytes"]["forward"] > once["by_phase_bytes"]["forward"]
+    note = f"of {library} lets gradients of 4 batches add up: tried with two"
+    assert any(note in line for line in often["warnings"])
+    assert not any("add up" in line for line in once["warnings"])
+    assert once["caveats"] == often["caveats"] == []
+    assert answer(text, "4", asked=("--accumulate", "1"))["peak_bytes"] == once["peak_bytes"]
+
+
+def test_accelerator_that_is_not_asked_to_accumulate_is_tried_without(answer: Any) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    plain = answer(ACCELERATE, "4", "plain")
+    assert not any("add up" in line for line in plain["warnings"])
+    assert plain["peak_bytes"] == answer(ACCELERATE, "1")["peak_bytes"]
+
+
+def test_trainer_that_compiles_is_told_to_be_tried_eagerly(answer: Any) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    assert any(
+        "is left out: the result is of the eager" in text for text in answer(TRAINER, "1", "c")["warnings"]
+    )
+    assert not any("left out" in text for text in answer(TRAINER, "1")["warnings"])
