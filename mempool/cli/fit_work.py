@@ -19,6 +19,7 @@ from mempool.rates import DEFAULT, rates_of
 from mempool.torch.fitting import Job, batch_dims, fit_job
 from mempool.torch.fitting.caveats import WITHOUT_LOSS
 from mempool.torch.fitting.helps.what_would_help import what_would_help
+from mempool.torch.fitting.losses import SUMMED
 from mempool.torch.fitting.margins import parse_margins
 from mempool.torch.fitting.roofline import Roofline
 from mempool.torch.fitting.run import run
@@ -111,14 +112,15 @@ def _one(
         fitted = replace(fitted, helps=helps)
     if asked.traced:
         fitted = replace(fitted, trace=_timed(job))
-    fitted = replace(
-        fitted, warnings=[*target.warnings, *asked.notes, *target.notes, *fitted.warnings, *doubts.told()]
-    )
-    return Tried(fitted.restricted(_caveats(asked, target, job)), job, target, image)
+    caveats = _caveats(asked, target, job)
+    without = any(caveat.label == WITHOUT_LOSS for caveat in caveats)
+    said = [text for text in fitted.warnings if text != SUMMED or not without]
+    fitted = replace(fitted, warnings=[*target.warnings, *asked.notes, *target.notes, *said, *doubts.told()])
+    return Tried(fitted.restricted(caveats), job, target, image)
 
 
 def _caveats(asked: Asked, target: Target, job: Job) -> list[Caveat]:
-    """Those of the target that are left, whatever loss and mode were asked for."""
+    """Return the caveats of the target that loss and mode as asked for leave."""
     lost = job.mode == "train" and asked.loss is None
     return [caveat for caveat in target.caveats if lost or caveat.label != WITHOUT_LOSS]
 

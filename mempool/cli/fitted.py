@@ -71,7 +71,7 @@ def show(one: Tried) -> None:
 
 
 def _warnings(one: Tried) -> list[str]:
-    """What stands next to the verdict."""
+    """Return the lines next to the verdict."""
     return [*map(str, one.fit.caveats), *one.target.warnings]
 
 

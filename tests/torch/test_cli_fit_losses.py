@@ -14,6 +14,9 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import mempool.torch
 from mempool.cli.app import call
+from mempool.named import parse_target
+from mempool.torch.fitting.sources.named import Sizes, find
+from mempool.torch.fitting.sources.scripts import unreal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +73,7 @@ if __name__ == "__main__":
     list(train(3))
 """
 )
-#: By name: lines of a loop from the model's output to the backward.
+#: Lines of a loop from the model's output to the backward, by name.
 LOSSES = {
     "method": "loss = -o.log_softmax(-1).gather(1, y[:, None]).mean()\nloss.backward()",
     "one_hot": "loss = ((o - F.one_hot(y, V)) ** 2).mean()\nloss.backward()",
@@ -143,7 +146,55 @@ def test_peak_with_a_written_loss_is_that_of_the_real_run(fitted: Fitted, loss: 
     assert "sum of its floating outputs" not in " ".join(answer["warnings"])
 
 
-#: Likewise, with sizes of the batch as numbers; the output has samples of 4 words.
+WRAPPED = {
+    "mapping": ("lambda o: {'logits': o, 'more': None}", "o['logits'].logsumexp(-1).mean().backward()"),
+    "object": ("lambda o: types.SimpleNamespace(logits=o)", "o.logits.logsumexp(-1).mean().backward()"),
+    "tuple": ("lambda o: (o, [o.sum()])", "(o[0].logsumexp(-1).mean() + o[1][0]).backward()"),
+    "loss within": (
+        "lambda o: {'loss': o.square().mean(), 'o': o}",
+        "(o['loss'] + o['o'].exp().mean()).backward()",
+    ),
+}
+
+
+@pytest.mark.parametrize(("wrap", "loss"), WRAPPED.values(), ids=WRAPPED)
+def test_output_in_a_structure_is_found(fitted: Fitted, wrap: str, loss: str) -> None:
+    text = program(loss, wrap=wrap)
+    answer = fitted(text, "--device", "cpu")
+    assert answer["caveats"] == []
+    assert answer["peak_bytes"] == pytest.approx(real_peak(text), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("loss", "own"),
+    [("(o['loss'] / 2 + 1).backward()", True), ("(o['loss'] + o['o'].exp().mean()).backward()", False)],
+)
+def test_loss_of_the_model_itself_is_left_to_the_model(tmp_path: Path, loss: str, own: bool) -> None:
+    """So that remedies which change this loss are tried."""
+    path = tmp_path / "train.py"
+    path.write_text(program(loss, wrap="lambda o: {'loss': o.square().mean(), 'o': o}"))
+    with unreal():
+        target = find(parse_target(str(path)), Sizes(main=True))
+    assert ("loss" not in target.own) is own
+
+
+def test_loss_behind_an_autocast_forward_is_in_full_precision(fitted: Fitted) -> None:
+    text = program("loss = o.exp().logsumexp(-1).mean()\nloss.backward()")
+    lower = text.replace("o = model(x)", "with torch.autocast('cpu', torch.bfloat16): o = model(x)")
+    for one in (lower, lower.replace("o.exp()", "o.float().exp()")):
+        assert fitted(one, "--device", "cpu")["peak_bytes"] == pytest.approx(real_peak(one), rel=0.01)
+
+
+def test_variable_that_holds_a_part_of_the_loss_is_held_in_the_backward(fitted: Fitted) -> None:
+    """Until the next step has replaced it; a part that no variable holds goes when it was read."""
+    held = program("p = o * 2\nq = p.argmax(-1)\nloss = (o + 1).logsumexp(-1).mean()\nloss.backward()")
+    free = held.replace("p = o * 2", "").replace("p.argmax", "(o * 2).argmax")
+    peaks = [fitted(text, "--device", "cpu")["peak_bytes"] for text in (held, free)]
+    assert peaks[0] - peaks[1] == 4 * ROWS * WORDS
+    assert peaks == [pytest.approx(real_peak(text), rel=0.01) for text in (held, free)]
+
+
+#: Lines of a loop that use sizes of the batch as numbers, by name; samples have 4 words.
 SIZED = {
     "flat": "loss = F.cross_entropy(o.view(-1, V), y.view(-1))\nloss.backward()",
     "product": "B, T, _ = o.shape\nloss = F.nll_loss(o.view(B * T, V).log_softmax(-1), y.reshape(B * T))\n"
@@ -254,6 +305,8 @@ def test_verdict_says_without_the_loss_where_the_loss_cannot_be_taken(
     [caveat] = answer["caveats"]
     assert caveat["label"] == WITHOUT
     assert reason in caveat["reason"]
+    assert caveat["reason"].endswith("; the sum of the output stands for it, --loss names another")
+    assert not any("no loss was given" in text for text in answer["warnings"])
     assert verdict.startswith("not known whether it fits in 24 GiB: ")
     assert verdict.endswith(f"({WITHOUT})")
     assert second == f"warning: {answer['warnings'][0]}" == f"warning: {WITHOUT}: {caveat['reason']}"
@@ -274,7 +327,7 @@ def test_remedies_of_a_step_without_its_loss_are_no_verdicts(
     assert "it fits" not in capsys.readouterr().out
 
 
-def test_loss_that_is_asked_for_takes_the_place_of_one_that_is_not_seen(fitted: Fitted) -> None:
+def test_named_loss_replaces_an_unseen_loss(fitted: Fitted) -> None:
     text = program("for p in model.parameters(): p.grad = torch.zeros_like(p)")
     assert fitted(text, code=0)["caveats"]
     named = fitted(text, "--loss", "cross-entropy")

@@ -140,7 +140,7 @@ def test_sweep_of_a_program_that_decides_by_values_is_restricted(
     assert sum(" ? " in line for line in rest) == 2
 
 
-def test_values_that_decide_nothing_leave_the_verdict_as_it_is(
+def test_printed_values_leave_the_verdict_unrestricted(
     script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     look = "y = net(x)\nprint(y.mean().item())\nif torch.isnan(y).any(): raise ValueError"

@@ -112,3 +112,14 @@ def test_decision_by_a_value_is_found_at_its_line(tmp_path: Path, lines: str, in
 @pytest.mark.parametrize("lines", DECIDES_NOT.values(), ids=DECIDES_NOT)
 def test_value_that_decides_nothing_is_no_decision(tmp_path: Path, lines: str, inside: bool) -> None:
     assert decisions(tmp_path, lines, inside=inside)[0] == []
+
+
+def test_decision_of_a_library_is_told_with_the_line_that_calls_it(tmp_path: Path) -> None:
+    library = tmp_path / "site-packages" / "deciding.py"
+    library.parent.mkdir()
+    library.write_text(
+        "def f(x):\n    if x.any():\n        return 1\n    while x.all(): return 2\n    return 3\n"
+    )
+    lines = "import sys\nsys.path.insert(0, 'site-packages')\nsys.modules.pop('deciding', 0)\nimport deciding"
+    (tmp_path / "train.py").write_text(f"{HEAD}{lines}\ndeciding.f(x)\ndeciding.f(-x)\n")
+    assert load_script("train.py").seen.decisions == ["train.py:13 (in deciding.py:2)"]

@@ -1,4 +1,4 @@
-"""What a result does not cover, so that it is no answer to whether something fits."""
+"""Restrictions of a result, which leave open whether something fits."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def loss_of(job: Job, output: Any, labels: Any, warn: Callable[[str], object]) -
         if not isinstance(loss, torch.Tensor):
             raise UsageError(f"the loss is a {type(loss).__name__}, not a tensor")
     else:
-        loss = _own(output)
+        loss = own_loss(output)
         if loss is None:
             loss = _summed(output)
             warn(SUMMED)
@@ -40,8 +40,8 @@ def loss_of(job: Job, output: Any, labels: Any, warn: Callable[[str], object]) -
     return loss if loss.dim() == 0 else loss.sum()
 
 
-def _own(output: Any) -> torch.Tensor | None:
-    """The loss that an output holds, as those of transformers do, or is."""
+def own_loss(output: Any) -> torch.Tensor | None:
+    """Return the loss that an output holds, as those of transformers do, or is."""
     found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if found is None and isinstance(output, torch.Tensor) and output.dim() == 0:
         found = output

@@ -91,7 +91,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether it is what `torch.compile` returned, or was compiled in place."""
+    """Return whether a module comes from `torch.compile`, or was compiled in place."""
     wrapped = isinstance(getattr(module, "_orig_mod", None), nn.Module)
     return wrapped or getattr(module, "_compiled_call_impl", None) is not None
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AddsUp:
-    """Where a program steps after every so many batches: a file and line, or a library; and how many."""
+    """A program's step after every so many batches: its file and line, or a library; and how many."""
 
     where: str
     batches: int
@@ -56,7 +56,7 @@ def adds_up(frames: Iterable[FrameType]) -> AddsUp | None:
 
 
 def _of_library(frames: Iterable[FrameType]) -> AddsUp | None:
-    """What a trainer of a library among the variables was told."""
+    """Return the setting of a library's trainer among the variables."""
     for frame in frames:
         for value in list(frame.f_locals.values()):
             for kind in type(value).__mro__:
@@ -68,7 +68,7 @@ def _of_library(frames: Iterable[FrameType]) -> AddsUp | None:
 
 
 def _of_lines(frames: Iterable[FrameType]) -> AddsUp | None:
-    """What is written in the lines around the backward."""
+    """Read the lines around the backward."""
     for frame in frames:
         for test in _tests(frame):
             for node in ast.walk(test):

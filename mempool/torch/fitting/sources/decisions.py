@@ -43,10 +43,20 @@ def decision(frames: Sequence[FrameType]) -> str:
             return f"{file}:{frame.f_lineno}"  # no source to look at
         found = _Flow(scope, _Span.of(frame), asks=frame is frames[0])
         if found.decides:
-            return f"{file}:{found.decides}"
+            return _place(file, found.decides, frames)
         if not found.returns:
             return ""
     return ""
+
+
+def _place(file: str, line: int, frames: Iterable[FrameType]) -> str:
+    """File and line; in an installed library, the line of the program that has called it, too."""
+    mine = [one for one in frames if not any(part in one.f_code.co_filename for part in INSTALLED)]
+    for part in INSTALLED:
+        if f"{part}/" in file and mine:
+            within = file.rpartition(f"{part}/")[2]
+            return f"{mine[0].f_code.co_filename}:{mine[0].f_lineno} (in {within}:{line})"
+    return f"{file}:{line}"
 
 
 def later_decisions(frames: Iterable[FrameType]) -> list[str]:
@@ -122,18 +132,18 @@ class _Span(NamedTuple):
         return cls(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
 
     def within(self, node: Any) -> bool:
-        """Whether a node of the source holds it."""
+        """Return whether a node of the source holds the span."""
         starts = (node.lineno, node.col_offset) <= (self.line, self.column or node.col_offset)
         return starts and (self.end_line, self.end_column) <= (node.end_lineno, node.end_col_offset)
 
     def holds(self, node: Any) -> bool:
-        """Whether it holds a node of the source, as the statement that jumps by a condition does."""
+        """Return whether the span holds a node, as a statement that jumps by a condition does."""
         starts = (self.line, self.column) <= (node.lineno, node.col_offset)
         return starts and (node.end_lineno, node.end_col_offset) <= (self.end_line, self.end_column)
 
 
 class _Flow:
-    """Where a value goes that is read in an expression of a function.
+    """The names and decisions that a value comes to, which an expression of a function reads.
 
     Attributes:
         decides: line of the first decision by it; 0 if there is none.
@@ -165,7 +175,7 @@ class _Flow:
         )
 
     def _has(self, node: ast.expr) -> bool:
-        """Whether an expression holds the value, or a name that it was given to."""
+        """Return whether an expression holds the value, or a name that the value was given to."""
         parts = list(_parts(node))
         harmless = any(_is_harmless(part) and self._read.within(part) for part in ast.walk(node))
         return (self._read.within(node) and not harmless) or any(_name(part) in self._names for part in parts)
@@ -240,7 +250,7 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_harmless(node: ast.AST) -> bool:
-    """Whether a test asks only whether something is there, or whether a number is finite."""
+    """Return whether a test asks only if something is there, or if a number is finite."""
     if isinstance(node, ast.Compare):
         return all(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops)
     return isinstance(node, ast.Call) and _name(node.func).rpartition(".")[2] in _FINITE

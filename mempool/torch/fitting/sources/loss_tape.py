@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Change what they are given, and return nothing.
 _SETTERS = frozenset(("__setitem__", "__set__"))
-#: Of a variable with more parts than that, a data set perhaps, no part is looked at.
+#: Largest container among the variables whose parts are looked at; a larger one is a data set.
 _MOST_PARTS = 100
 
 
@@ -49,7 +49,7 @@ class Entry:
 
     @property
     def in_place(self) -> bool:
-        """Whether it changes an argument, or is one."""
+        """Return whether the operation changes or returns an argument."""
         given = {id(leaf) for leaf in tensors_in((self.args, self.kwargs))}
         return self.name in _SETTERS or any(id(leaf) in given for leaf in tensors_in(self.result))
 

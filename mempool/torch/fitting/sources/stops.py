@@ -68,7 +68,7 @@ def place() -> str:
 
 
 def validates_distribution() -> bool:
-    """Whether a distribution of PyTorch looks at its parameters, which are taken to be valid."""
+    """Return whether a distribution of PyTorch validates its parameters, which are taken to be valid."""
     return any(frame.f_code.co_filename.startswith(_DISTRIBUTIONS) for frame in _stack())
 
 

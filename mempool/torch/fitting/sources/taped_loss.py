@@ -89,6 +89,15 @@ class TapedLoss:
         self._model: list[Tensor] = []
         self._variables: dict[int, Tensor] = {}
 
+    @property
+    def only_scales(self) -> bool:
+        """Return whether the loss computes with single numbers only, as one that divides the model's own."""
+        return not any(
+            leaf.dim()
+            for step in self._steps
+            for leaf in tensors_in((step.entry.args, step.entry.kwargs, step.entry.result))
+        )
+
     def making(self, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
         """The same, and of what it makes the loss has its parameters."""
 
@@ -101,7 +110,7 @@ class TapedLoss:
         return made
 
     def labels(self, batch: int) -> list[Tensor]:
-        """What the loss is computed of beside the output, for a batch."""
+        """Return the tensors that the loss takes beside the output, for a batch."""
         return [self._sized(tensor, batch) for _, tensor in self._externals]
 
     def _sized(self, tensor: Tensor, batch: int) -> Tensor:
@@ -252,7 +261,7 @@ class _Slots:
 
 
 def _reaches(tensor: Tensor, nodes: Collection[Any]) -> bool:
-    """Whether a backward from the tensor comes to one of the nodes."""
+    """Return whether a backward from the tensor comes to one of the nodes."""
     left, met = [tensor.grad_fn], set()
     while left:
         node = left.pop()
@@ -263,7 +272,7 @@ def _reaches(tensor: Tensor, nodes: Collection[Any]) -> bool:
 
 
 def _losses(tape: Tape) -> list[Tensor]:
-    """Where a backward began; in a program without, the last number with a gradient."""
+    """Return the tensors a backward began at; without a backward, the last number with a gradient."""
     if tape.losses:
         return tape.losses
     for entry in reversed(tape.entries):
@@ -293,7 +302,7 @@ def _kept(tape: Tape, losses: Sequence[Tensor], output: Any) -> tuple[list[Entry
 
 
 def _makes_labels(entry: Entry, entries: Sequence[Entry]) -> bool:
-    """Whether it makes whole numbers of nothing, which stand for labels of the program's data."""
+    """Return whether an entry makes whole numbers of nothing: they stand for labels of the data."""
     result = entry.result
     if not isinstance(result, torch.Tensor) or result.is_floating_point() or result.dtype is torch.bool:
         return False

@@ -20,6 +20,7 @@ from mempool.torch.fitting.caveats import AS_FAR_AS_RAN, WITHOUT_LOSS, Caveat
 from mempool.torch.fitting.failures import told
 from mempool.torch.fitting.inputs import Arguments, arguments, batch_of, resizable
 from mempool.torch.fitting.job import Job
+from mempool.torch.fitting.losses import own_loss
 from mempool.torch.fitting.models import EAGER
 from mempool.torch.fitting.sources import hub_inputs
 from mempool.torch.fitting.sources.choices import resolved
@@ -30,7 +31,7 @@ from mempool.torch.fitting.sources.targets import Sizes, Target
 from mempool.torch.fitting.sources.watched import bytes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mempool.named import Named
     from mempool.torch.fitting.sources.scripts import Loaded
@@ -119,38 +120,29 @@ def _of_seen(seen: Seen, named: Named) -> Target:
     call, given = seen.call, seen.batch
     assert call is not None
     own: dict[str, Any] = {"autocast": call.autocast}
-    notes = [f"model and inputs are those that {named.where} calls itself"]
     outputs = [leaf for leaf in pytree.tree_leaves(call.output) if isinstance(leaf, torch.Tensor)]
     if not seen.trains and not any(leaf.requires_grad for leaf in outputs):
         own |= {"mode": "inference", "hold_output": call.held}
     if (optimizer := seen.optimizer()) is not None:
         own["optimizer"] = optimizer
-        notes += seen.several()
     make, caveats = _copies(call.module), []
     try:
         loss = taped_loss(seen.tape, call.module, call.output, given, call.autocast, make)
-        own |= {"loss": loss, "labels": loss.labels}
-        make = loss.making(make)
+        if own_loss(call.output) is None or not loss.only_scales:
+            own |= {"loss": loss, "labels": loss.labels}
+            make = loss.making(make)
     except UntakenLossError as error:
         if seen.trains:
-            caveats.append(Caveat(WITHOUT_LOSS, f"the loss of {named.where} {error}"))
+            stands = "the sum of the output" if own_loss(call.output) is None else "the model's own loss"
+            reason = f"the loss of {named.where} {error}; {stands} stands for it, --loss names another"
+            caveats.append(Caveat(WITHOUT_LOSS, reason))
     if seen.decisions:
-        caveats.append(
-            Caveat(AS_FAR_AS_RAN, f"{_lines(seen.decisions)} by values, which nobody has: {GUESSES}")
-        )
-    if seen.later:
-        notes.append(f"{_lines(seen.later)} by values behind the first backward: what follows is not counted")
+        reason = f"{_lines(seen.decisions)} by values, which nobody has: {GUESSES}"
+        caveats.append(Caveat(AS_FAR_AS_RAN, reason))
     if seen.idle:
         own["margin"] = {"other_models": sum(size for _, size in seen.idle)}
-        names = ", ".join(f"{name}, {binary(size)}" for name, size in seen.idle)
-        notes.append(
-            f"{named.where} holds models that it has not called before its backward: {names}; counted"
-        )
-    notes += [f"{call} is left out: {EAGER}" for call in seen.eager]
     if seen.adds_up is not None:
         own["accumulate"] = 2  # more batches need no more
-        where, batches = seen.adds_up.where, seen.adds_up.batches
-        notes.append(f"{where} lets gradients of {batches:,} batches add up: tried with two")
     examples = _cut((call.args, call.kwargs))
     return Target(
         f"{type(call.module).__name__} of {named.where}",
@@ -158,11 +150,26 @@ def _of_seen(seen: Seen, named: Named) -> Target:
         resizable(examples, given),
         batch=given,
         own=own,
-        notes=tuple(notes),
+        notes=tuple(_notes(seen, named)),
         warnings=_left_out(seen, call, named),
         caveats=tuple(caveats),
         examples=examples,
     )
+
+
+def _notes(seen: Seen, named: Named) -> Iterator[str]:
+    """Yield lines on what was taken over of a script, and what was assumed."""
+    yield f"model and inputs are those that {named.where} calls itself"
+    yield from seen.several()
+    if seen.later:
+        yield f"{_lines(seen.later)} by values behind the first backward: what follows is not counted"
+    if seen.idle:
+        names = ", ".join(f"{name}, {binary(size)}" for name, size in seen.idle)
+        yield f"{named.where} holds models that it has not called before its backward: {names}; counted"
+    yield from (f"{compiler} is left out: {EAGER}" for compiler in seen.eager)
+    if seen.adds_up is not None:
+        where, batches = seen.adds_up.where, seen.adds_up.batches
+        yield f"{where} lets gradients of {batches:,} batches add up: tried with two"
 
 
 def _lines(lines: list[str]) -> str:

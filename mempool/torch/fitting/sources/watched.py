@@ -199,13 +199,14 @@ class Seen:
         raise Trains(self.swallow)
 
     def has_parameter(self, tensors: Any) -> bool:
-        """Whether a parameter of the called module is among tensors."""
+        """Return whether a parameter of the called module is among tensors."""
         mine = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
         return any(id(tensor) in mine for tensor in tensors_in(tensors))
 
     def decide(self, line: str) -> None:
-        """A line decides by a value; "" for none."""
-        if line and line not in self.decisions:
+        """A line decides by a value; "" for none. Of a library that it calls the first place is kept."""
+        known = {one.partition(" (in ")[0] for one in self.decisions}
+        if line and line.partition(" (in ")[0] not in known:
             self.decisions.append(line)
 
     def leave_eager(self, call: str) -> None:

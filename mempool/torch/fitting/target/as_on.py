@@ -143,9 +143,9 @@ def _kernels_of(target: Target | None) -> Iterator[None]:
         return
     if around is not None:
         around.give_back()
-    mine.take()
     _innermost = mine
     try:
+        mine.take()
         yield
     finally:
         mine.give_back()
