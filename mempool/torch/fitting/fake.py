@@ -173,7 +173,7 @@ _USUAL, _FILL, _UPDATE, _OUT_OF_PLACE = "usual", "fill", "update", "out of place
 _LOOK, _LIFT, _COUNT, _MEET, _KNOWN, _SHRINK = "look", "lift", "count", "meet", "known", "shrink"
 _ONES = "ones"
 _REMEMBERED = frozenset((_KNOWN, _ONES, _COUNT, _MEET, _OUT_OF_PLACE))
-#: Those for which the kinds of the arguments say all.
+#: Ways for which the kinds of the arguments say all.
 _BY_KIND = frozenset((_KNOWN, _ONES, _USUAL))
 _NOTHING = object()
 #: Of each operation that was met: whether there is a short way.

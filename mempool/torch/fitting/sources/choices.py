@@ -30,7 +30,7 @@ OPTIMIZERS = {
     if hasattr(torch.optim, name)
 }  # fmt: skip
 
-#: Those of bitsandbytes, by the names of their classes, which "adamw_bnb_8bit" and "paged_adamw_8bit" spell.
+#: Optimizers of bitsandbytes by class names, which "adamw_bnb_8bit" and "paged_adamw_8bit" spell, too.
 _EIGHT_BIT = {name.lower(): made for name, made in STAND_INS.items() if name.endswith("bit")}
 
 
