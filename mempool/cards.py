@@ -33,7 +33,7 @@ class Card:
 # ("total capacity of 14.56 GiB", a T4). Those marked (*) are from other programs' lines (hashcat,
 # llama.cpp, nvidia-smi's free memory of an idle card, rocminfo). Drivers differ by up to 1.5 %; of what
 # Linux's were seen to report it is the least. Windows reports all that is on the box, and lends it to others.
-# Of those marked (=) no such line was found: theirs is the least of a card of the same memory and generation.
+# Cards marked (=), of which no such line was found, have the least of a card of that memory and generation.
 _CARDS = {
     "GTX 1080 Ti": (11172, (6, 1)),
     "RTX 2060": (5735, (7, 5)),  # (*)

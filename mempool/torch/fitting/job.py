@@ -103,7 +103,7 @@ class Job:
 
     @property
     def holds_output(self) -> bool:
-        """Whether the output of a step is alive in the next forward."""
+        """Return whether the output of a step is alive in the next forward."""
         return self.mode == "train" if self.hold_output is None else self.hold_output
 
     def but(self, **changes: Any) -> Job:
