@@ -17,11 +17,13 @@ class Card:
         name: as its maker calls it, without "NVIDIA" and "GeForce", with the size where there are several.
         memory_bytes: total memory as CUDA reports it, which is less than what is written on the box.
         capability: of computation, by which PyTorch chooses kernels.
+        caveat: a line on what is not modelled of it; "" for nothing.
     """
 
     name: str
     memory_bytes: int
     capability: tuple[int, int]
+    caveat: str = ""
 
 
 # What is on the box is not what a program gets: the driver keeps some 2 % for itself, and error correction
@@ -29,24 +31,51 @@ class Card:
 # 2026: first of all `total_memory` of PyTorch's device properties, as itself or in the first line of
 # Ultralytics' YOLO ("CUDA:0 (NVIDIA GeForce RTX 4090, 24081MiB)"), and PyTorch's out of memory errors
 # ("total capacity of 14.56 GiB", a T4). Those marked (*) are from other programs' lines (hashcat,
-# llama.cpp, nvidia-smi's free memory of an idle card). Drivers differ by up to 1.5 %; of what Linux's were
-# seen to report it is the least. Windows reports all that is on the box, and lends it to others.
+# llama.cpp, nvidia-smi's free memory of an idle card, rocminfo). Drivers differ by up to 1.5 %; of what
+# Linux's were seen to report it is the least. Windows reports all that is on the box, and lends it to others.
+# Cards marked (=), of which no such line was found, have the least of a card of that memory and generation.
 _CARDS = {
     "GTX 1080 Ti": (11172, (6, 1)),
+    "RTX 2060": (5735, (7, 5)),  # (*)
+    "RTX 2060 SUPER": (7972, (7, 5)),  # (=)
+    "RTX 2070": (7972, (7, 5)),  # (=)
+    "RTX 2070 SUPER": (7972, (7, 5)),
+    "RTX 2080": (7972, (7, 5)),  # (=)
+    "RTX 2080 SUPER": (7982, (7, 5)),
     "RTX 2080 Ti": (10825, (7, 5)),
     "TITAN RTX": (24212, (7, 5)),
+    "RTX 3050": (7833, (8, 6)),  # (=), with 8 GB
+    "RTX 3050 Laptop": (3759, (8, 6)),  # (*), with 4 GB
+    "RTX 3050 Ti Laptop": (3902, (8, 6)),
+    "RTX 3060 Laptop": (5806, (8, 6)),  # (*)
     "RTX 3060": (11908, (8, 6)),  # with 12 GB
+    "RTX 3060 Ti": (7833, (8, 6)),
     "RTX 3070": (7973, (8, 6)),
+    "RTX 3070 Laptop": (7982, (8, 6)),
+    "RTX 3070 Ti": (7840, (8, 6)),  # (*)
+    "RTX 3070 Ti Laptop": (7966, (8, 6)),
     "RTX 3080 10GB": (9830, (8, 6)),  # (*)
     "RTX 3080 12GB": (12117, (8, 6)),
+    "RTX 3080 Laptop 8GB": (7966, (8, 6)),  # (=)
+    "RTX 3080 Laptop 16GB": (15993, (8, 6)),
+    "RTX 3080 Ti": (11910, (8, 6)),
+    "RTX 3080 Ti Laptop": (15993, (8, 6)),  # (=)
     "RTX 3090": (24123, (8, 6)),
     "RTX 3090 Ti": (24114, (8, 6)),
+    "RTX 4050 Laptop": (5806, (8, 9)),  # 5.67 GiB
     "RTX 4060": (7806, (8, 9)),
+    "RTX 4060 Laptop": (7806, (8, 9)),
     "RTX 4060 Ti 8GB": (7806, (8, 9)),
     "RTX 4060 Ti 16GB": (15943, (8, 9)),
     "RTX 4070": (11994, (8, 9)),
+    "RTX 4070 Laptop": (7806, (8, 9)),
+    "RTX 4070 SUPER": (11994, (8, 9)),  # (=)
+    "RTX 4070 Ti": (12007, (8, 9)),
     "RTX 4070 Ti SUPER": (15934, (8, 9)),
     "RTX 4080": (16049, (8, 9)),
+    "RTX 4080 Laptop": (11994, (8, 9)),  # (=), with 12 GB
+    "RTX 4080 SUPER": (15944, (8, 9)),
+    "RTX 4090 Laptop": (15944, (8, 9)),  # (=), with 16 GB
     "RTX 4090": (24081, (8, 9)),
     "RTX 5060 Ti 16GB": (15841, (12, 0)),
     "RTX 5070": (11755, (12, 0)),  # (*)
@@ -64,8 +93,11 @@ _CARDS = {
     "T4": (14909, (7, 5)),
     "A10": (22599, (8, 6)),
     "A10G": (22587, (8, 6)),
+    "A16": (14909, (8, 6)),  # (=), each of its four GPUs
+    "A30": (24164, (8, 0)),
     "A40": (45416, (8, 6)),
     "L4": (22558, (8, 9)),  # 22.03 GiB
+    "L40": (45465, (8, 9)),  # 44.4 GiB
     "L40S": (45495, (8, 9)),
     "A100 40GB": (40326, (8, 0)),
     "A100 80GB": (81038, (8, 0)),
@@ -73,14 +105,25 @@ _CARDS = {
     "H100": (81008, (9, 0)),  # 80 GB, on PCIe; 81,082 as SXM
     "H100 NVL": (95320, (9, 0)),
     "H200": (143156, (9, 0)),
+    "GH200": (96768, (9, 0)),  # 94.50 GiB, that with 96 GB of HBM3, named "GH200 480GB" for its host's memory
     "B200": (182631, (10, 0)),
+    "GB200": (188728, (10, 0)),  # 184.31 GiB
+    "B300": (274109, (10, 3)),  # 267.69 GiB
+    "GB300": (283130, (10, 3)),  # 276.50 GiB
+    "MI300X": (196592, (8, 0)),  # (*); PyTorch's ROCm has 191.98 GiB, and a capability of its own
 }
+_CAVEATS = {"MI300X": "AMD's kernels and context are not modelled: those of an A100 are taken for them"}
 
-CARDS = tuple(Card(name, mib << 20, capability) for name, (mib, capability) in _CARDS.items())
+CARDS = tuple(
+    Card(name, mib << 20, capability, _CAVEATS.get(name, "")) for name, (mib, capability) in _CARDS.items()
+)
 #: What may be said beside the name and tells nothing.
 _NOISE = re.compile(
     r"nvidia|geforce|tesla|quadro|blackwell|workstation|server|generation|edition|hbm\d?e?|pcie|sxm\d?"
+    r"|\bac\b|\bgpu\b|amd|instinct|superchip"
 )
+#: A size behind a name. Of a card of one size it may be said, too, as it is on the box: up to 10 % more.
+_SIZE = re.compile(r"^(.*?)[\s-]*\b(\d+)\s*gi?b\b", re.IGNORECASE)
 
 
 def card(name: str) -> Card:
@@ -93,22 +136,30 @@ def card(name: str) -> Card:
     for one in CARDS:
         if wanted and wanted in _keys(one.name):
             return one
+    if (sized := _SIZE.match(name)) is not None:
+        base, box = _key(sized[1]), int(sized[2]) << 30
+        for one in CARDS:
+            if base and base in _keys(one.name) and 0.9 * box <= one.memory_bytes <= box:
+                return one
     sizes = [one.name for one in CARDS if re.fullmatch(re.escape(wanted) + r"\d+gb", _key(one.name))]
     if wanted and sizes:
         raise UsageError(f"there are several sizes of {name!r}: {', '.join(sizes)}")
     keys = {key: one.name for one in CARDS for key in _keys(one.name)}
     near = dict.fromkeys(keys[key] for key in difflib.get_close_matches(wanted, keys, n=4, cutoff=0.5))
     hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(_CARDS)}"
-    raise UsageError(f"no card {name!r}; {hint} Any other: --limit SIZE")
+    other = "Any other: --limit 24GiB, say, with the memory that nvidia-smi tells"
+    raise UsageError(f"no card {name!r}; {hint} {other}")
 
 
 def _key(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", _NOISE.sub("", name.lower()))
+    plain = _NOISE.sub("", name.lower()).replace("mobile", "laptop")
+    return re.sub(r"[^a-z0-9]", "", plain)
 
 
 def _keys(name: str) -> set[str]:
     """Spellings of a card's name: with and without "RTX", and with the "80GB" of the only size."""
     key = _key(name)
     keys = {key, key.removeprefix("rtx"), key.removeprefix("gtx")}
-    size = {"h100": "80gb", "rtx4090": "24gb", "rtx3090": "24gb", "rtx3060": "12gb"}.get(key, "")
+    sizes = {"h100": "80gb", "rtx4090": "24gb", "rtx3090": "24gb", "rtx3060": "12gb", "gh200": "480gb"}
+    size = sizes.get(key, "")
     return keys | {one + size for one in keys}

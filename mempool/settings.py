@@ -39,6 +39,8 @@ MOST_DIGITS = 40
 NEVER = 2**63 - 1
 #: As a limit of free memory that is kept: all of it.
 EVERYTHING = 1 << 62
+#: No memory that a user names is smaller: a lesser number without a unit lacks one.
+MEBIBYTE = 1 << 20
 #: The core's size classes reach no further.
 MOST_SMALL_BYTES = 1024
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -128,6 +130,23 @@ def parse_bytes(text: str | int) -> int:
     if _UNITS[match[2]] == 1 and number != int(number):
         raise UsageError(f"{text!r} is not a whole number of bytes")
     return int(number * _UNITS[match[2]])
+
+
+def parse_memory(text: str, least_bare: int = MEBIBYTE) -> int:
+    """Return the bytes of a memory's size or of a rate, as `parse_bytes`, but ask for a missing unit.
+
+    Args:
+        text: as typed by a user.
+        least_bare: smallest number, in bytes, that is plausible without a unit; zero always is.
+
+    Raises:
+        UsageError: the text is no size, or a smaller number without a unit.
+    """
+    bare = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*", text.lower())
+    if bare is not None and 0 < float(bare[1]) < least_bare:
+        unit = "GiB" if float(bare[1]) < 1000 else "MiB"
+        raise UsageError(f"{bare[1]!r} has no unit: say {bare[1]}{unit}, or {bare[1]}B if bytes are meant")
+    return parse_bytes(text)
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from mempool.analysis.many import Compared
 
 
+#: Least limit without a unit that is taken for bytes: no recorded allocator hands out smaller blocks, and
+#: traces of small programs are compared at such limits.
+_SMALLEST_BLOCK_BYTES = 512
+
+
 def compare(
     files: Annotated[
         list[str],
@@ -67,11 +72,11 @@ def compare(
     from mempool.analysis.choices import parse_choice
     from mempool.analysis.compare import Unable
     from mempool.cli.work import tell_skipped
-    from mempool.settings import parse_bytes
+    from mempool.settings import parse_memory
 
     named = [parsed("--allocator", parse_choice, text) for text in allocator or ()]
     choices = [choice for choice in named if choice is not None] or None
-    limit_bytes = parsed("--limit", parse_bytes, limit)
+    limit_bytes = parsed("--limit", lambda text: parse_memory(text, _SMALLEST_BLOCK_BYTES), limit)
     paths = _paths(files)
     found = []
     with _executor(dask) as executor:

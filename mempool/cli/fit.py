@@ -18,7 +18,19 @@ if TYPE_CHECKING:
     from mempool.cli.fit_asked import Asked
     from mempool.cli.fit_work import Tried
 
-_OPTIMIZERS = ("adamw", "adam", "sgd", "sgd+momentum", "adafactor", "rmsprop", "adagrad", "nadam", "radam")
+_OPTIMIZERS = (
+    "adamw",
+    "adam",
+    "sgd",
+    "sgd+momentum",
+    "adafactor",
+    "rmsprop",
+    "adagrad",
+    "nadam",
+    "radam",
+    "adamw8bit",
+    "pagedadamw8bit",
+)
 _LOSSES = ("cross-entropy", "mse", "l1", "bce-with-logits", "sum", "mean")
 _TASKS = (
     "causal-lm", "masked-lm", "seq2seq-lm", "speech-seq2seq", "image-classification",

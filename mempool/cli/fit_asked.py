@@ -37,6 +37,7 @@ class Asked:
         largest, remedies: of `fit_job`.
         most_seconds: of processor, for what would help.
         traced: whether the trace is kept.
+        notes: on what of the options counts.
     """
 
     target: Named
@@ -62,6 +63,7 @@ class Asked:
     remedies: bool | None = None
     most_seconds: float = 40
     traced: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def sweep(self) -> bool:
@@ -80,7 +82,7 @@ def asked(said: dict[str, Any]) -> Asked:
     target = parsed("MODEL", named.parse_target, said["target"])
     assert target is not None
     sizes = {name: parsed(f"--{name}", named.parse_sizes, said[name]) for name in ("batch", "seq", "image")}
-    limit_bytes, card = _limit(said["limit"], said["card"])
+    limit_bytes, card, notes = _limit(said["limit"], said["card"])
     parsed("--link", parse_link, said["link"])
     for name, names in (("mode", ("train", "inference", "eval")), ("device", ("cuda", "cpu"))):
         if said[name] not in (None, *names):
@@ -116,17 +118,33 @@ def asked(said: dict[str, Any]) -> Asked:
         remedies=False if sweep and said["remedies"] is None else said["remedies"],
         most_seconds=said["remedies_seconds"],
         traced=said["trace"] is not None,
+        notes=notes,
     )
 
 
-def _limit(limit: str | None, card: str | None) -> tuple[int | None, Card | None]:
+def _limit(limit: str | None, card: str | None) -> tuple[int | None, Card | None, tuple[str, ...]]:
+    """Return the bytes that count, the card, and notes on both."""
     from mempool.cards import card as card_of
-    from mempool.settings import parse_bytes
+    from mempool.settings import parse_memory
 
     found = parsed("--card", card_of, card)
-    limit_bytes = parsed("--limit", parse_bytes, limit)
+    limit_bytes = parsed("--limit", parse_memory, limit)
     if limit_bytes is None and found is not None:
         limit_bytes = found.memory_bytes
     if limit_bytes == 0:
         raise typer.BadParameter("--limit: nothing fits in no memory")
-    return limit_bytes, found
+    notes = [] if found is None or not found.caveat else [f"{found.name}: {found.caveat}"]
+    if limit is not None and found is not None and limit_bytes is not None:
+        notes.append(_both(limit_bytes, found))
+    return limit_bytes, found, tuple(notes)
+
+
+def _both(limit_bytes: int, card: Card) -> str:
+    """Return a note on a limit beside a card: the limit counts."""
+    from mempool.report import binary
+
+    more = ", which is more than programs get of it" if limit_bytes > card.memory_bytes else ""
+    return (
+        f"--limit {binary(limit_bytes)} counts{more}, not the {binary(card.memory_bytes)} of the "
+        f"{card.name}, whose kernels and link are taken"
+    )

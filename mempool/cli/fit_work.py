@@ -115,7 +115,7 @@ def _one(
     caveats = _caveats(asked, target, job)
     without = any(caveat.label == WITHOUT_LOSS for caveat in caveats)
     said = [text for text in fitted.warnings if text != SUMMED or not without]
-    fitted = replace(fitted, warnings=[*target.warnings, *target.notes, *said, *doubts.told()])
+    fitted = replace(fitted, warnings=[*target.warnings, *asked.notes, *target.notes, *said, *doubts.told()])
     return Tried(fitted.restricted(caveats), job, target, image)
 
 

@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 from mempool.cli import launch
 from mempool.cli.output import ExitCode, Stop
 from mempool.cli.outputs import why_not, written_over
+from mempool.cli.parsed import parsed
 
 if TYPE_CHECKING:
     from mempool.settings import Settings
@@ -111,6 +112,10 @@ def run(
     if accesses and record is None:
         raise typer.BadParameter("--accesses is of the trace: say --record TRACE too")
     _check_program(program)
+    from mempool.settings import parse_memory
+
+    for option, size in (("--max-reserved", max_reserved), ("--limit", limit)):
+        parsed(option, parse_memory, size)
     chosen = _settings(record=record, plan=plan, max_reserved=max_reserved, limit=limit)
     record, plan = (None if name is None else Path(name) for name in (chosen.record, chosen.plan))
     kept = launch.files_of(program) + ([] if plan is None else [plan])

@@ -83,14 +83,14 @@ def swap(
     """
     from mempool.cli.swap_work import Found, Limit, parse_limit
     from mempool.cli.swapped import show
-    from mempool.settings import parse_bytes
+    from mempool.settings import parse_bytes, parse_memory
 
     over = parsed("--link", _parse_link, link)
-    rate = parsed("--bandwidth", parse_bytes, bandwidth)
+    rate = parsed("--bandwidth", parse_memory, bandwidth)
     if rate == 0:
         raise typer.BadParameter("--bandwidth is more than 0 bytes a second")
     smallest = parsed("--least", parse_bytes, least)
-    most_host = parsed("--host", parse_bytes, host)
+    most_host = parsed("--host", parse_memory, host)
     asked = [parsed("--limit", parse_limit, one) or Limit() for one in limit or ()]
     assert over is not None
     if output is not None and written_over([trace], [output]) is not None:

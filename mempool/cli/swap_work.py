@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mempool.cli.output import percent
 from mempool.errors import UsageError
 from mempool.report import binary
-from mempool.settings import parse_bytes
+from mempool.settings import parse_memory
 from solvers import PlanError, Stop, solve
 from solvers.swap import LinkBound, SwapPlanner, packed
 from solvers.swap.moves import moves_of, resting_of, said_of
@@ -61,7 +61,7 @@ def parse_limit(text: str) -> Limit:
     if re.fullmatch(r"\s*\d*\.\d+\s*", text):
         raise UsageError(f"{text!r} is no whole number of bytes: {hint}")
     try:
-        return Limit(parse_bytes(text))
+        return Limit(parse_memory(text))
     except UsageError as error:
         raise UsageError(f"{error}; {hint}") from None
 

@@ -248,6 +248,29 @@ def test_a_margin_of_ones_own_takes_the_place_of_the_estimate(
     assert "no margin 'contxt'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("limit", "more"), [("12GiB", ""), ("12 GB", ""), ("48GiB", ", which is more than programs get of it")]
+)
+def test_limit_beside_a_card_counts_and_a_note_says_so(
+    limit: str, more: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = said(capsys, "cnn.py:make", "--card", "RTX 4090", "--limit", limit, "--no-largest-batch")
+    assert answer["limit_bytes"] == {"12GiB": 12 << 30, "12 GB": 12 * 10**9, "48GiB": 48 << 30}[limit]
+    size = {"12 GB": "11.18 GiB"}.get(limit, limit.replace("G", " G"))
+    line = f"--limit {size} counts{more}, not the 23.52 GiB of the RTX 4090, whose kernels and link are taken"
+    assert line in answer["warnings"]
+    alone = said(capsys, "cnn.py:make", "--card", "RTX 4090", "--no-largest-batch")
+    assert alone["limit_bytes"] == 24081 << 20
+    assert not any("counts" in text for text in alone["warnings"])
+
+
+def test_card_whose_kernels_are_not_modelled_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = said(capsys, "cnn.py:make", "--card", "MI300X", "--no-largest-batch")
+    assert any(text.startswith("MI300X: AMD's kernels and context are not") for text in answer["warnings"])
+
+
 @pytest.mark.parametrize("shape", ["12, 3, 8", "12, 12, 8"])
 def test_a_batch_that_may_be_another_dimension_is_told_where_it_matters(
     shape: str, folder: Path, capsys: pytest.CaptureFixture[str]

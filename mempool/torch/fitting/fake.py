@@ -10,6 +10,7 @@ from torch._C import _DisableTorchDispatch
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from mempool.torch.fitting import ones
 from mempool.torch.fitting.answers import Answer
 from mempool.torch.fitting.remembered import Remembered, can_be
 from mempool.torch.fitting.target.in_place import IN_PLACE, Meeting, in_place
@@ -81,12 +82,15 @@ class ValuelessMode(FakeTensorMode):
             way = _WAYS[func] = _way(func)
         if way is _SHRINK:
             return self._shrunk(self._found_out(func, types, args, kwargs), args)
-        if way is not _KNOWN and way is not _USUAL:
+        if way not in _BY_KIND:
             answer = self._at_once(way, func, args, kwargs)
             if answer is not _NOTHING:
                 return answer
         if way in _REMEMBERED and not self.in_kernel_invocation:
-            return self._as_before(in_place(func) if way is _OUT_OF_PLACE else func, types, args, kwargs)
+            made = self._as_before(in_place(func) if way is _OUT_OF_PLACE else func, types, args, kwargs)
+            if way is _ONES:
+                ones.mark_result(func, args, made)
+            return made
         return self._found_out(func, types, args, kwargs)
 
     def _found_out(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -167,7 +171,10 @@ def fake_mode() -> FakeTensorMode:
 
 _USUAL, _FILL, _UPDATE, _OUT_OF_PLACE = "usual", "fill", "update", "out of place"
 _LOOK, _LIFT, _COUNT, _MEET, _KNOWN, _SHRINK = "look", "lift", "count", "meet", "known", "shrink"
-_REMEMBERED = frozenset((_KNOWN, _COUNT, _MEET, _OUT_OF_PLACE))
+_ONES = "ones"
+_REMEMBERED = frozenset((_KNOWN, _ONES, _COUNT, _MEET, _OUT_OF_PLACE))
+#: Ways for which the kinds of the arguments say all.
+_BY_KIND = frozenset((_KNOWN, _ONES, _USUAL))
 _NOTHING = object()
 #: Of each operation that was met: whether there is a short way.
 _WAYS: dict[Any, str] = {}
@@ -193,6 +200,8 @@ def _way(operation: Any) -> str:
         return _COUNT
     if operation is _ADD:
         return _MEET
+    if operation in ones.TELLING:
+        return _ONES
     updates = name.startswith("aten::_foreach_") and name.partition(".")[0].endswith("_")
     if updates and not operation._schema.returns:
         return _UPDATE

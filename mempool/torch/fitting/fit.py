@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mempool.errors import UsageError
-from mempool.settings import parse_bytes
+from mempool.settings import parse_memory
 from mempool.torch.fitting import batch_dims
 from mempool.torch.fitting.batches import NoLargestBatchError, largest_batch
 from mempool.torch.fitting.inputs import arguments, batch_of, resizable
@@ -132,12 +132,12 @@ class Fit:
 def fit(
     model: nn.Module | Callable[[], nn.Module],
     inputs: Any,
-    optimizer: Callable[..., torch.optim.Optimizer] | None = torch.optim.AdamW,
+    optimizer: Callable[..., torch.optim.Optimizer] | str | None = torch.optim.AdamW,
     *,
     batch: int | None = None,
     batch_dim: int | None = None,
     limit: int | str | None = None,
-    loss: Callable[..., torch.Tensor] | None = None,
+    loss: Callable[..., torch.Tensor] | str | None = None,
     labels: Any = None,
     mode: str = "train",
     device: str = "cuda",
@@ -156,15 +156,17 @@ def fit(
         model: a module, which stays as it is, or a function that makes one; what it makes has no memory.
         inputs: a tensor, a tuple of arguments, a dictionary of named ones, or a function that makes such of
             a batch's size.
-        optimizer: a class, or a function of the parameters (`functools.partial` of a class, say).
+        optimizer: a class, or a function of the parameters (`functools.partial` of a class, say), or a
+            name, as ``mempool fit --optimizer`` takes it.
         batch: samples; by default as many as the inputs have. Tensors with so many in the batch's dimension
             are taken with another number where another batch is asked for.
         batch_dim: the batch's dimension. By default the first one, or the second one where the model is, or
             begins with, a recurrent module or a transformer that takes the length first; a warning says
             which was taken where that is doubtful.
         limit: of the device's memory, in bytes or as "24GiB".
-        loss: of the output, and of ``labels`` if given. By default the output's ``loss``, as models of
-            transformers return it; else the sum of floating outputs, with a warning.
+        loss: of the output, and of ``labels`` if given; or a name such as "cross-entropy". By default the
+            output's ``loss``, as models of transformers return it; else the sum of floating outputs, with a
+            warning.
         labels: given to ``loss`` beside the output: tensors in any structure, or a function of the batch.
         mode: "train", "inference" (no gradients, no optimizer), or "eval" (no gradients, while the
             optimizer's state of training is alive).
@@ -187,7 +189,7 @@ def fit(
     given = batch_of(inputs, labels, dim=dim) if not callable(inputs) else None
     if (batch := given if batch is None else batch) is None:
         raise UsageError("how many samples? give batch=, or inputs with a tensor that has a first dimension")
-    if optimizer is not None and not callable(optimizer):
+    if not (optimizer is None or callable(optimizer) or isinstance(optimizer, str)):
         raise UsageError(
             f"the optimizer is a {type(hooked_optimizer(optimizer) or optimizer).__name__} of real "
             "parameters: give its class, or functools.partial of it with its settings"
@@ -198,6 +200,7 @@ def fit(
     largest = options.pop("largest", None)
     notes: list[str] = []
     modules: list[str] = []
+    by_name: dict[str, Any] = {"optimizer": optimizer, "loss": loss}  # functions, or names of them
 
     def make() -> nn.Module:
         made = model if isinstance(model, nn.Module) else model()
@@ -210,16 +213,15 @@ def fit(
             model=make,
             inputs=lambda size: arguments(examples(size)),
             batch=batch,
-            optimizer=optimizer,
-            loss=loss,
             labels=None if labels is None else resizable(labels, given, dim),
             mode=mode,
             device=device,
+            **by_name,
             **options,
         )
     except TypeError as error:
         raise UsageError(str(error)) from None
-    limit_bytes = None if limit is None else parse_bytes(limit)
+    limit_bytes = parse_memory(limit) if isinstance(limit, str) else limit
     search = limit_bytes is not None and largest is not False
     if search and given is not None and (note := batch_dims.unscalable(inputs, given, dim)):
         notes, largest = [note], False

@@ -27,21 +27,25 @@ class Job:
         model: makes the model; called where tensors have no memory.
         inputs: positional and named arguments of the model for a batch of so many; called there too.
         batch: samples in a batch.
-        optimizer: makes the optimizer of parameters, as ``torch.optim.AdamW`` does; None for inference.
-        loss: the loss of the model's output, and of ``labels`` where there are some. None: the output's own
-            ``loss`` if it has one, else the sum of its floating tensors.
+        optimizer: makes the optimizer of parameters, as ``torch.optim.AdamW`` does, or its name; None for
+            inference.
+        loss: the loss of the model's output, and of ``labels`` where there are some; or a name such as
+            "cross-entropy", as ``mempool fit --loss`` takes it. None: the output's own ``loss`` if it has
+            one, else the sum of its floating tensors.
         labels: what the loss is given beside the output, for a batch of so many; None for nothing.
         mode: "train": forward, loss, backward, optimizer step; "inference": a forward without gradients;
             "eval": the same in a process that trains, so that the optimizer's state is alive.
         device: what the real run would be on, "cuda" or "cpu": decides rounding and which kernels are taken.
         capability: compute capability of a CUDA device, which decides between kernels: (8, 0) is an A100.
-        dtype: of the floating parameters; None: as made.
+        dtype: of the floating parameters, or its name; None: as made.
         autocast: lower precision of the forward; None: none.
         checkpoint: whether the repeated blocks compute their activations again in the backward; a string
             names modules instead, as ``fnmatch`` has it.
         accumulate: batches whose gradients add up to one optimizer step.
         hold_output: whether the program keeps output and loss until the next step replaces them, as a loop
-            without functions does; else they die with the last one that needs them.
+            without functions does; else they die with the last one that needs them. None: in training they
+            are kept; without gradients they are not, since ``model.generate``, a function or one call keeps
+            no former output, which with a key-value cache may be most of the memory.
         card: name of a GPU in `mempool.rates`, by whose rates times are told; None: the default.
         link: between it and the host, as `solvers.swap.parse_link` takes it; None: the card's.
         processes: that train together with DistributedDataParallel, one GPU each: a margin.
@@ -65,7 +69,7 @@ class Job:
     autocast: torch.dtype | None = None
     checkpoint: bool | str = False
     accumulate: int = 1
-    hold_output: bool = True
+    hold_output: bool | None = None
     set_to_none: bool = True
     card: str | None = None
     link: str | None = None
@@ -73,6 +77,7 @@ class Job:
     margin: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._resolve()
         if self.mode not in MODES:
             raise UsageError(f"no mode {self.mode!r}; there are {', '.join(MODES)}")
         if self.device not in DEVICES:
@@ -83,6 +88,23 @@ class Job:
             raise UsageError(f"processes is {self.processes}: it cannot be below one")
         if self.optimizer is None and self.mode != "inference":
             raise UsageError(f"mode {self.mode!r} needs an optimizer, such as torch.optim.AdamW")
+
+    def _resolve(self) -> None:
+        """Replace names of the command line by the losses, optimizers and types that they stand for."""
+        given = {name: getattr(self, name) for name in ("loss", "labels", "optimizer", "dtype", "autocast")}
+        if any(isinstance(value, str) for value in given.values()):
+            from mempool.torch.fitting.sources.choices import resolved  # which scripts need, that make jobs
+
+            for name, value in resolved(given).items():
+                object.__setattr__(self, name, value)
+        for name in ("loss", "optimizer"):
+            if (value := getattr(self, name)) is not None and not callable(value):
+                raise UsageError(f"{name} is {value!r}: neither a function nor a name, as --{name} takes it")
+
+    @property
+    def holds_output(self) -> bool:
+        """Return whether the output of a step is alive in the next forward."""
+        return self.mode == "train" if self.hold_output is None else self.hold_output
 
     def but(self, **changes: Any) -> Job:
         """The same with other attributes."""

@@ -90,12 +90,13 @@ def parse_margins(texts: list[str]) -> dict[str, int]:
     Raises:
         UsageError: what cannot be read.
     """
-    from mempool.settings import parse_bytes
+    from mempool.settings import parse_memory
 
     pairs = [text.partition("=") for text in texts]
     if wrong := next((text for text, (_, equals, _) in zip(texts, pairs, strict=True) if not equals), None):
         raise UsageError(f"{wrong!r} is no margin: say NAME=SIZE, such as cuda_context=300MiB")
-    return _checked({name: parse_bytes(size) for name, _, size in pairs})
+    _checked(dict.fromkeys((name for name, _, _ in pairs), 0))
+    return _checked({name: parse_memory(size) for name, _, size in pairs})
 
 
 def _checked(margin: Mapping[str, int] | None) -> dict[str, int]:

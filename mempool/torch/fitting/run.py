@@ -13,12 +13,15 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
+from mempool.report import binary
 from mempool.torch.fitting.failures import told
 from mempool.torch.fitting.fake import ValuelessMode, fake_mode
 from mempool.torch.fitting.helps.checkpointing import checkpointed
 from mempool.torch.fitting.isolation import isolated
 from mempool.torch.fitting.losses import loss_of
+from mempool.torch.fitting.model_outputs import cache_tensors, note_of_loop
 from mempool.torch.fitting.models import made_model
+from mempool.torch.fitting.positions import beyond_positions
 from mempool.torch.fitting.target.as_on import as_on
 from mempool.torch.fitting.tensors import to_fake
 from traces.recorders.torch import AccessRecorder
@@ -26,6 +29,10 @@ from traces.trace import COLUMNS
 
 LOOKED = (
     "the optimizer looks at values, which there are none of: what it needs is taken not to depend on them"
+)
+PAGED = (
+    "not counted: {} of optimizer state in unified memory, which moves to the host where the GPU is full; "
+    "each step is slower by the copies then"
 )
 #: What the optimizer keeps on the host; as a category it does not leave here.
 _HOST = "host"
@@ -75,23 +82,30 @@ def run(
         made = _Made.of(job, mode, warn)
         watch.model = made.model
         with AccessRecorder([made.model], made.optimizers, clock=clock) as recorder:
-            inputs = _inputs(job, recorder)
-            take = _train(job, made, inputs, warn) if job.mode == "train" else _infer(job, made, inputs)
+            inputs = _inputs(job, made.model, recorder, warn)
+            begin = _train if job.mode == "train" else _infer
+            take = begin(job, made, inputs, recorder, warn)
             for _ in range(steps):
                 next(take)
                 recorder.own(_HOST, _on_the_host(job, made))
                 recorder.step()
+            if paged := _paged(job, made):
+                warn(PAGED.format(binary(sum(tensor.nbytes for tensor in paged))))
             del take
     trace = _without_host(recorder.trace())
     of = {"clock": "none" if clock is None else "modelled"}
     return dataclasses.replace(trace, metadata=dict(trace.metadata) | of)
 
 
-def _inputs(job: Job, recorder: AccessRecorder) -> Iterator[tuple[Any, ...]]:
+def _inputs(
+    job: Job, model: nn.Module, recorder: AccessRecorder, warn: Callable[[str], object]
+) -> Iterator[tuple[Any, ...]]:
     """Batch after batch, as a loader brings them: a new one is there before the last one goes."""
     while True:
         batch = to_fake((*job.inputs(job.batch), job.labels and job.labels(job.batch)))
         recorder.own("inputs", _tensors(batch))
+        if text := beyond_positions(model, *batch[:2]):
+            warn(text)
         yield batch
 
 
@@ -143,8 +157,8 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _on_the_host(job: Job, made: _Made) -> list[torch.Tensor]:
-    """Counts of steps, which optimizers keep beside the device unless they are fused or capturable."""
-    return [
+    """Counts of steps, which optimizers keep beside the device unless fused or capturable; paged state."""
+    return _paged(job, made) + [
         state["step"]
         for optimizer in (made.optimizers if job.device == "cuda" else ())
         for group in optimizer.param_groups
@@ -152,6 +166,13 @@ def _on_the_host(job: Job, made: _Made) -> list[torch.Tensor]:
         for parameter in group["params"]
         if isinstance((state := optimizer.state.get(parameter, {})).get("step"), torch.Tensor)
     ]
+
+
+def _paged(job: Job, made: _Made) -> list[torch.Tensor]:
+    """State in unified memory, which moves to the host where the GPU is full."""
+    states = [state for each in made.optimizers if job.device == "cuda" for state in each.state.values()]
+    held = [value for state in states if isinstance(state, dict) for value in state.values()]
+    return [value for value in held if getattr(value, "of_host", False)]
 
 
 def _without_host(trace: Trace) -> Trace:
@@ -165,7 +186,11 @@ def _without_host(trace: Trace) -> Trace:
 
 
 def _train(
-    job: Job, made: _Made, inputs: Iterator[tuple[Any, ...]], warn: Callable[[str], object]
+    job: Job,
+    made: _Made,
+    inputs: Iterator[tuple[Any, ...]],
+    recorder: AccessRecorder,
+    warn: Callable[[str], object],
 ) -> Iterator[None]:
     (optimizer,) = made.optimizers
     held: list[Any] = [None, None]  # what the variables of a loop hold on to: output and loss
@@ -173,12 +198,13 @@ def _train(
         for _, (args, kwargs, labels) in zip(range(job.accumulate), inputs, strict=False):
             with _precision(job):
                 output = made.model(*args, **kwargs)
-                held[0] = output if job.hold_output else None
+                recorder.own("key_value_cache", cache_tensors(output))
+                held[0] = output if job.holds_output else None
                 loss = loss_of(job, output, labels, warn)
                 del output
             if job.accumulate > 1:
                 loss = loss / job.accumulate
-            held[1] = loss if job.hold_output else None
+            held[1] = loss if job.holds_output else None
             loss.backward()
             del loss
         optimizer.step()
@@ -186,12 +212,21 @@ def _train(
         yield
 
 
-def _infer(job: Job, made: _Made, inputs: Iterator[tuple[Any, ...]]) -> Iterator[None]:
+def _infer(
+    job: Job,
+    made: _Made,
+    inputs: Iterator[tuple[Any, ...]],
+    recorder: AccessRecorder,
+    warn: Callable[[str], object],
+) -> Iterator[None]:
     held: list[Any] = [None]
     for args, kwargs, _ in inputs:
         with torch.no_grad(), _precision(job):
             output = made.model(*args, **kwargs)
-        held[0] = output if job.hold_output else None
+        recorder.own("key_value_cache", cache_tensors(output))
+        if job.hold_output is None and (note := note_of_loop(output, made.model)):
+            warn(note)
+        held[0] = output if job.holds_output else None
         del output
         yield
 

@@ -24,6 +24,7 @@ CATEGORIES = (
     "gradients",
     "optimizer_state",
     "inputs",
+    "key_value_cache",
     "activations",
     "temporaries",
 )

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
+from mempool.torch.fitting.ones import mark, real_ones
 
 
 def to_fake(given: Any) -> Any:
@@ -38,4 +39,6 @@ def fake_of(tensor: torch.Tensor, bases: dict[int, torch.Tensor], *, again: bool
     made = whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(made, requires_grad=tensor.requires_grad)
+    if real_ones(tensor):
+        mark(made)
     return made.requires_grad_(tensor.requires_grad)

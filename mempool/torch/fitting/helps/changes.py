@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mempool.torch.fitting.eight_bit import STAND_INS
 from mempool.torch.fitting.helps import optimizers as own
 from mempool.torch.fitting.helps.away import save_on_host
 from mempool.torch.fitting.helps.checkpointing import checkpoint_first, code
@@ -148,7 +149,7 @@ def _allocators(job: Job) -> list[Change]:
 
 def _loop(job: Job, seen: Seen) -> list[Change]:
     found = []
-    if job.hold_output:
+    if job.hold_output is not False:
         found.append(
             Change(
                 "drop outputs",
@@ -201,14 +202,13 @@ def _optimizers(job: Job, seen: Seen) -> list[Change]:
 
 def _same_optimizer(job: Job, seen: Seen) -> list[Change]:
     found = []
-    name = seen.optimizer
     if "fused" in seen.settings and not seen.settings["fused"]:
         found.append(
             Change(
                 "fused optimizer",
                 "optimizer",
                 lambda j: j.but(optimizer=own.with_options(_made(j), foreach=False, fused=True)),
-                f"torch.optim.{name}(..., fused=True)",
+                f"{seen.optimizer_path}(..., fused=True)",
                 "one kernel updates parameters in place, without temporaries",
                 Cost.NOTHING,
                 phase="optimizer",
@@ -220,7 +220,7 @@ def _same_optimizer(job: Job, seen: Seen) -> list[Change]:
                 "optimizer tensor by tensor",
                 "optimizer",
                 lambda j: j.but(optimizer=own.with_options(_made(j), foreach=False)),
-                f"torch.optim.{name}(..., foreach=False)",
+                f"{seen.optimizer_path}(..., foreach=False)",
                 "temporaries of one parameter at a time, not of all; more launches of kernels",
                 Cost.LITTLE,
                 phase="optimizer",
@@ -232,7 +232,7 @@ def _same_optimizer(job: Job, seen: Seen) -> list[Change]:
                 "optimizer in backward",
                 "backward",
                 lambda j: j.but(optimizer=functools.partial(own.InBackward, make=_made(j))),
-                f"each = {{p: make([p]) for p in model.parameters()}}  # make: torch.optim.{name}, say\n"
+                f"each = {{p: make([p]) for p in model.parameters()}}  # make: {seen.optimizer_path}, say\n"
                 "def take(p): each[p].step(); each[p].zero_grad()\n"
                 "for p in each: p.register_post_accumulate_grad_hook(take)",
                 "each parameter is updated as soon as its gradient is there, and the gradient let go; no "
@@ -256,7 +256,7 @@ def _other_optimizers(seen: Seen) -> list[Change]:
         found += [
             (
                 "8-bit optimizer state",
-                own.EightBit,
+                STAND_INS["AdamW8bit"],
                 "bitsandbytes.optim.AdamW8bit(model.parameters(), lr=...)",
                 "two bytes of state a parameter, by the layout of bitsandbytes; the state is rounded",
                 Cost.ROUNDING,
@@ -327,7 +327,7 @@ def _precisions(job: Job, seen: Seen) -> list[Change]:
                 _with_masters,
                 "model.to(torch.bfloat16)  # and floating inputs\n"
                 "optimizer = mempool.torch.fitting.helps.optimizers.MasterWeights(model.parameters(), make)"
-                f"  # make: torch.optim.{seen.optimizer}, say; or as DeepSpeed and Megatron do it",
+                f"  # make: {seen.optimizer_path}, say; or as DeepSpeed and Megatron do it",
                 "weights, gradients and activations in bfloat16; the optimizer keeps weights in float32",
                 Cost.ROUNDING,
             )

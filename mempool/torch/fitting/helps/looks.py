@@ -29,6 +29,7 @@ class Seen:
         ways: to checkpoint the model.
         shares: for each of them, each block's share of the forward's operations; None where not known.
         optimizer: its class's name, "" for none.
+        optimizer_path: package and name of that class, as a program writes it.
         settings: of its groups, with their values by default.
         floats: types of the floating parameters.
         normalizes: whether it has batch normalisation, whose statistics depend on batches.
@@ -40,6 +41,7 @@ class Seen:
     ways: list[Way]
     shares: list[list[float] | None]
     optimizer: str
+    optimizer_path: str
     settings: dict[str, Any]
     floats: frozenset[torch.dtype]
     normalizes: bool
@@ -65,12 +67,19 @@ def look(job: Job) -> Seen:
             ways=found,
             shares=[_shares(model, way, args, kwargs) for way in found],
             optimizer=type(optimizer).__name__ if optimizer else "",
+            optimizer_path=_path(type(optimizer)),
             settings=dict(optimizer.defaults) if optimizer else {},
             floats=frozenset(p.dtype for p in model.parameters() if p.is_floating_point()),
             normalizes=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()),
             caching=_caching(model),
             chunkable=job.mode == "train" and job.loss is None and can_chunk(model, kwargs),
         )
+
+
+def _path(kind: type) -> str:
+    """Return the package and name of an optimizer's class; modules within known packages are left out."""
+    package = next((p for p in ("torch.optim", "bitsandbytes.optim") if kind.__module__.startswith(p)), None)
+    return f"{package or kind.__module__}.{kind.__name__}"
 
 
 def _shares(model: nn.Module, way: Way, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float] | None:

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
 
     Make = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
 
-#: Elements of an 8-bit state that share one float32, and the fewest that are kept in 8 bits: bitsandbytes
-#: 0.44 and later (its pull request 1365, and `init_state` in its optim/optimizer.py).
-BLOCK, LEAST_8BIT = 256, 4096
-
 
 def with_options(make: Make, **options: Any) -> Make:
     """The same optimizer with other settings of its groups, such as ``fused=True``.
@@ -61,41 +57,6 @@ class InBackward(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:
         """Nothing: all is done."""
-
-
-class EightBit(torch.optim.Optimizer):
-    """Memory of bitsandbytes' AdamW8bit, whose steps it does not take.
-
-    Two bytes of state for an element, and two float32 for each `BLOCK` of them; tensors of fewer than
-    `LEAST_8BIT` elements keep their two states in float32. The update is one kernel, without temporaries.
-    """
-
-    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        super().__init__(parameters, {"lr": 1e-3})
-
-    @torch.no_grad()  # type: ignore[untyped-decorator]
-    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - as of the base
-        """Make what state is missing, and touch all that an update touches."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state.update(_state_of(parameter))
-                for one in state.values():
-                    one.mul_(1)
-                parameter.mul_(1)
-
-
-def _state_of(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    small = parameter.numel() < LEAST_8BIT
-    kind = torch.float32 if small else torch.uint8
-    made = {f"state{k}": torch.zeros_like(parameter, dtype=kind) for k in (1, 2)}
-    if not small:
-        blocks = -(-parameter.numel() // BLOCK)
-        made |= {f"absmax{k}": torch.zeros(blocks, device=parameter.device) for k in (1, 2)}
-    return made
 
 
 class Adafactor(torch.optim.Adafactor):

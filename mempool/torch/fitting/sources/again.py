@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mempool.torch.fitting.eight_bit import STATE_BITS, overridden_bits, settings_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -68,21 +70,25 @@ def made_again(
 
 
 def _taken(optimizer: torch.optim.Optimizer, at: dict[int, int]) -> list[tuple[dict[str, Any], list[int]]]:
-    """Settings of its groups, and the places of their parameters: taken out of those that are left."""
-    found = [
-        (
-            {name: value for name, value in group.items() if name != "params"},
-            [at.pop(id(parameter)) for parameter in group["params"] if id(parameter) in at],
-        )
-        for group in optimizer.param_groups
-    ]
+    """Settings of its groups, and the places of their parameters: taken out of those that are left.
+
+    Parameters whose state has bits of its own are in groups of their own.
+    """
+    bits, found = overridden_bits(optimizer), []
+    for group in optimizer.param_groups:
+        own = {name: value for name, value in group.items() if name != "params"}
+        for kind in dict.fromkeys(bits.get(id(parameter)) for parameter in group["params"]):
+            mine = [p for p in group["params"] if id(p) in at and bits.get(id(p)) == kind]
+            places = [at.pop(id(parameter)) for parameter in mine]
+            found.append((own if kind is None else own | {STATE_BITS: kind}, places))
     return [(own, places) for own, places in found if places]
 
 
 def _like(optimizer: torch.optim.Optimizer, given: Any) -> torch.optim.Optimizer:
     """A new one of the same class and settings."""
     takes = inspect.signature(type(optimizer)).parameters
-    settings = {key: value for key, value in optimizer.defaults.items() if key in takes}
+    given_settings = optimizer.defaults | settings_of(optimizer)
+    settings = {key: value for key, value in given_settings.items() if key in takes}
     kind: Any = type(optimizer)
     found: torch.optim.Optimizer = kind(given, **settings)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,10 +11,12 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
+from mempool.named import parse_name, parse_type
+from mempool.torch.fitting.eight_bit import STAND_INS
 from mempool.torch.fitting.sources.scripts import load_module, load_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from mempool.named import Named
 
@@ -27,6 +30,9 @@ OPTIMIZERS = {
     if hasattr(torch.optim, name)
 }  # fmt: skip
 
+#: Optimizers of bitsandbytes by class names, which "adamw_bnb_8bit" and "paged_adamw_8bit" spell, too.
+_EIGHT_BIT = {name.lower(): made for name, made in STAND_INS.items() if name.endswith("bit")}
+
 
 def optimizer_of(named: Named) -> Callable[..., torch.optim.Optimizer]:
     """What makes the optimizer of a name such as ``adamw``, ``sgd+momentum`` or ``module:function``.
@@ -39,9 +45,11 @@ def optimizer_of(named: Named) -> Callable[..., torch.optim.Optimizer]:
         made = _of_file(named)
     else:
         name, _, more = named.name.lower().partition("+")
-        if name not in OPTIMIZERS or more not in ("", "momentum"):
-            raise UsageError(_unknown("optimizer", named.name, [*OPTIMIZERS, "sgd+momentum"]))
-        made = getattr(torch.optim, OPTIMIZERS[name])
+        eight = _EIGHT_BIT.get(re.sub("bnb|[-_]", "", name))
+        if (name not in OPTIMIZERS and eight is None) or more not in ("", "momentum"):
+            known = [*OPTIMIZERS, "sgd+momentum", *_EIGHT_BIT]
+            raise UsageError(_unknown("optimizer", named.name, known))
+        made = eight or getattr(torch.optim, OPTIMIZERS[name])
         if more:
             arguments.setdefault("momentum", 0.9)
 
@@ -67,6 +75,26 @@ def loss_of_name(named: Named) -> Callable[[Any], torch.Tensor]:
     if (found := LOSSES.get(named.name.lower().replace("_", "-"))) is None or named.arguments:
         raise UsageError(_unknown("loss", named.name, list(LOSSES)))
     return lambda output: found(_tensor(output))
+
+
+def resolved(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes of a `Job` with names of losses, optimizers and types replaced by the things named.
+
+    Names are those of the command line: "cross-entropy", "sgd+momentum", "bf16". A loss by name makes its own
+    labels, so that given ones are dropped.
+
+    Raises:
+        UsageError: there is no such name.
+    """
+    found = dict(attributes)
+    if isinstance(found.get("loss"), str):
+        found |= {"loss": loss_of_name(parse_name(found["loss"])), "labels": None}
+    if isinstance(found.get("optimizer"), str):
+        found["optimizer"] = optimizer_of(parse_name(found["optimizer"]))
+    for name in ("dtype", "autocast"):
+        if isinstance(found.get(name), str):
+            found[name] = getattr(torch, parse_type(found[name]))
+    return found
 
 
 def _of_file(named: Named) -> Any:

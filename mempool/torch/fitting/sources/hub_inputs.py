@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mempool.errors import UsageError
+from mempool.torch.fitting.positions import most_positions
 
 if TYPE_CHECKING:
     from mempool.torch.fitting.sources.hub import Hub
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 USUAL_TOKENS = 1024
 #: Samples of sound: ten seconds at 16 kHz.
 USUAL_SAMPLES = 160_000
-_TOKENS = ("max_position_embeddings", "max_target_positions", "n_positions", "max_seq_len")
 
 
 def sequence(hub: Hub, asked: int | None) -> int | None:
@@ -29,20 +29,12 @@ def sequence(hub: Hub, asked: int | None) -> int | None:
         return None
     if main == "input_values":
         return asked or USUAL_SAMPLES
-    most = _most_tokens(hub)
+    most = most_positions(hub.config)
     if asked is None:
         return min(most or USUAL_TOKENS, USUAL_TOKENS)
     if most is not None and asked > most and not _unbounded(hub):
         raise UsageError(f"--seq {asked:,}: {hub.kind.__name__} has positions for {most:,} only")
     return asked
-
-
-def _most_tokens(hub: Hub) -> int | None:
-    text = hub.config.get_text_config()
-    found = next((n for key in _TOKENS if isinstance(n := getattr(text, key, None), int) and n > 0), None)
-    if found is not None and getattr(text, "pad_token_id", None) == 1 and "oberta" in type(text).__name__:
-        return found - 2  # positions begin behind the padding's
-    return found
 
 
 def _unbounded(hub: Hub) -> bool:

@@ -23,6 +23,7 @@ from mempool.torch.fitting.job import Job
 from mempool.torch.fitting.losses import own_loss
 from mempool.torch.fitting.models import EAGER, is_compiled
 from mempool.torch.fitting.sources import hub_inputs
+from mempool.torch.fitting.sources.choices import resolved
 from mempool.torch.fitting.sources.hub import Hub, task_of
 from mempool.torch.fitting.sources.scripts import GUESSES, unreal
 from mempool.torch.fitting.sources.taped_loss import UntakenLossError, taped_loss
@@ -122,7 +123,7 @@ def _of_seen(seen: Seen, named: Named) -> Target:
     own: dict[str, Any] = {"autocast": call.autocast}
     outputs = [leaf for leaf in pytree.tree_leaves(call.output) if isinstance(leaf, torch.Tensor)]
     if not seen.trains and not any(leaf.requires_grad for leaf in outputs):
-        own["mode"] = "inference"
+        own |= {"mode": "inference", "hold_output": call.held}
     if (optimizer := seen.optimizer()) is not None:
         own["optimizer"] = optimizer
     make, caveats = _copies(call.module), []
@@ -362,7 +363,7 @@ def _parts(made: Any, name: str) -> tuple[nn.Module, Any, dict[str, Any]]:
         for key in own:
             if key not in Job.__dataclass_fields__:
                 raise UsageError(f"{name} returns {key!r}, which a Job has not")
-        return made["model"], made.get("inputs"), own
+        return made["model"], made.get("inputs"), resolved(own)
     raise UsageError(
         f"{name} returns a {type(made).__name__}: neither a model, nor (model, inputs), nor a dictionary"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 
 from mempool.torch.fitting.inputs import batch_of
+from mempool.torch.fitting.model_outputs import cache_tensors
 from mempool.torch.fitting.sources.accumulating import AddsUp, adds_up
 from mempool.torch.fitting.sources.again import made_again
 from mempool.torch.fitting.sources.decisions import later_decisions
@@ -29,7 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Call:
-    """A call of a model by the program, not by another module."""
+    """A call of a model by the program, not by another module.
+
+    Attributes:
+        held: whether the output of the call before was alive when this one began; without gradients only.
+    """
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -38,6 +44,7 @@ class Call:
     autocast: torch.dtype | None
     trains: bool
     times: int = 1
+    held: bool = False
 
 
 @dataclass
@@ -74,6 +81,8 @@ class Seen:
     _depth: int = 0
     _unrecorded: int = 0
     _thread: int = field(default_factory=threading.get_ident)
+    _outputs: dict[int, list[weakref.ref[torch.Tensor]]] = field(default_factory=dict)  # by module's id
+    _held: bool = False
 
     def enter(self, module: nn.Module, _: Any) -> None:
         """A module is called.
@@ -83,6 +92,8 @@ class Seen:
         """
         if threading.get_ident() != self._thread and _trained(module):
             self._leave_it()
+        if self._depth == 0:
+            self._held = any(ref() is not None for ref in self._outputs.get(id(module), ()))
         self._depth += 1
         if self._unrecorded or any(True for _ in module.parameters()):
             self._unrecorded += 1
@@ -108,8 +119,14 @@ class Seen:
             times = 1
         if trains:
             self.tape.restart()
+        if not trains:
+            leaves = list(tensors_in(output))
+            self._outputs[id(module)] = [weakref.ref(one) for one in (*leaves, *cache_tensors(output))]
+            # others of the same storages, so that the program alone holds its own
+            output = [leaf.detach().requires_grad_(leaf.requires_grad) for leaf in leaves]
         self.calls.pop(id(module), None)
-        self.calls[id(module)] = Call(module, args, kwargs, output, _autocast(), trains, times)
+        call = Call(module, args, kwargs, output, _autocast(), trains, times, held=self._held and not trains)
+        self.calls[id(module)] = call
 
     @property
     def call(self) -> Call | None:

@@ -13,7 +13,8 @@ all, but some functions take other buffers there. Inside the block these go the 
 * optimizers and gradient clipping take their foreach forms, as they do for parameters on CUDA;
 * "cuda" where a device is asked for is the fake device: `.to("cuda")` moves nothing;
 * modules can be converted and moved, which fake tensors otherwise refuse (`modules_convert`);
-* transformers does not take sequences to be packed because it cannot see that they are not (`unpacked.py`);
+* transformers does not take sequences to be packed because it cannot see that they are not (`masks.py`);
+* optimizers of bitsandbytes have their state, and take no step (`eight_bit.py`);
 * `trunc_normal_` does not draw for ever because it cannot see that all values are within bounds (`drawn.py`).
 
 Where CUDA takes the same buffers nothing is changed: batch norm (cuDNN's keeps mean and inverse deviation as
@@ -34,9 +35,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from mempool.errors import UsageError
+from mempool.torch.fitting.eight_bit import optimizers_by_layout
 from mempool.torch.fitting.target import kernels, precision
 from mempool.torch.fitting.target.drawn import drawn_blindly
-from mempool.torch.fitting.target.unpacked import sequences_unpacked
+from mempool.torch.fitting.target.masks import sequences_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +73,7 @@ def as_on(
     of the one around it, which come back when it ends.
 
     Args:
-        device: "cuda", or "cpu", where only the last three of these are done.
+        device: "cuda", or "cpu", where only the last four of these are done.
         capability: the compute capability, which decides between kernels of attention.
         cudnn: cuDNN's version, likewise.
 
@@ -85,6 +87,7 @@ def as_on(
         stack.enter_context(modules_convert())
         stack.enter_context(_numbers_copied())
         stack.enter_context(sequences_unpacked())
+        stack.enter_context(optimizers_by_layout())
         stack.enter_context(drawn_blindly())
         stack.enter_context(_kernels_of(Target(capability, cudnn) if kind == "cuda" else None))
         if kind == "cuda":

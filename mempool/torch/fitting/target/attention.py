@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
+#: Elements between whose multiples rows of a mask begin: `mem_eff_alignment` of `attention.cpp`.
+_MASK_ALIGNMENT = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,11 +182,15 @@ def _unfused(asked: Asked) -> Tensor:
 
 
 def _aligned(mask: Tensor, asked: Asked) -> Tensor:
-    """The mask as the memory-efficient kernel wants it: in rows of multiples of 16 (`preprocess_mask`)."""
-    mask = mask.expand(*asked.query.shape[:3], asked.key.shape[2])
-    if rest := mask.shape[-1] % 16:
-        return pad(mask, (0, 16 - rest))[..., : mask.shape[-1]]
-    return mask.contiguous() if any(s % 16 for s in mask.stride()[:3]) else mask
+    """Return the mask as the memory-efficient kernel wants it (`preprocess_mask`, `pad_bias`).
+
+    Rows begin at multiples of `_MASK_ALIGNMENT` elements; a mask with others is copied before it is expanded
+    to all heads. Before PyTorch 2.1.2 the multiple was 16, and the expanded mask was copied (pytorch#114173).
+    """
+    if any(stride % _MASK_ALIGNMENT for stride in mask.stride()[:-1]):
+        length = mask.shape[-1]
+        mask = pad(mask, (0, _MASK_ALIGNMENT - length % _MASK_ALIGNMENT))[..., :length]
+    return mask.expand(*asked.query.shape[:3], asked.key.shape[2])
 
 
 class _Fused(torch.autograd.Function):
