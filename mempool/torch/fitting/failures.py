@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _DATA = (
-    "what follows depends on data, which nobody has before the run; try the model without it: shapes that do "
+    "what follows depends on data, unknown before the run; try the model without it: shapes that do "
     "not depend on values, torch.where instead of masks"
 )
 _REMEDIES: tuple[tuple[str, str], ...] = (

@@ -138,7 +138,7 @@ def _of_seen(seen: Seen, named: Named) -> Target:
             reason = f"the loss of {named.where} {error}; {stands} stands for it, --loss names another"
             caveats.append(Caveat(WITHOUT_LOSS, reason))
     if seen.decisions:
-        reason = f"{_lines(seen.decisions)} by values, which nobody has: {GUESSES}"
+        reason = f"{_lines(seen.decisions)} by values of tensors, unknown before the run: {GUESSES}"
         caveats.append(Caveat(AS_FAR_AS_RAN, reason))
     if seen.idle:
         own["margin"] = {"other_models": sum(size for _, size in seen.idle)}
