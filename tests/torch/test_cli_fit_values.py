@@ -110,7 +110,10 @@ def test_verdict_is_restricted_where_the_program_decides_by_values(
     name = script(*lines)
     free = said(capsys, name, *more)
     assert (free["fits"], free["caveats"][0]["label"]) == (None, CAVEAT)
-    reason = "train.py:9 decides by values of tensors, unknown before the run: conditions are taken to be true, and numbers zero"
+    reason = (
+        "train.py:9 decides by values of tensors, unknown before the run: conditions are taken to be true, "
+        "and numbers zero"
+    )
     assert free["caveats"] == [{"label": CAVEAT, "reason": reason}]
     assert free["warnings"][0] == f"{CAVEAT}: {reason}"
     capsys.readouterr()

@@ -51,6 +51,8 @@ class Job:
         processes: that train together with DistributedDataParallel, one GPU each: a margin.
         margin: of parts in `margins.PARTS`, bytes that are taken instead of what is estimated.
         set_to_none: whether gradients are let go after a step, or filled with zeros.
+        clears_late: whether gradients are cleared between forward and backward, not behind the step, so that
+            those of the former step are alive in the forward.
 
     Raises:
         UsageError: there is no such mode or device, or no batch or process.
@@ -71,6 +73,7 @@ class Job:
     accumulate: int = 1
     hold_output: bool | None = None
     set_to_none: bool = True
+    clears_late: bool = False
     card: str | None = None
     link: str | None = None
     processes: int = 1

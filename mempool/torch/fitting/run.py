@@ -195,7 +195,7 @@ def _train(
     (optimizer,) = made.optimizers
     held: list[Any] = [None, None]  # what the variables of a loop hold on to: output and loss
     while True:
-        for _, (args, kwargs, labels) in zip(range(job.accumulate), inputs, strict=False):
+        for at, (args, kwargs, labels) in zip(range(job.accumulate), inputs, strict=False):
             with _precision(job):
                 output = made.model(*args, **kwargs)
                 recorder.own("key_value_cache", cache_tensors(output))
@@ -205,10 +205,13 @@ def _train(
             if job.accumulate > 1:
                 loss = loss / job.accumulate
             held[1] = loss if job.holds_output else None
+            if job.clears_late and at == 0:
+                optimizer.zero_grad(set_to_none=job.set_to_none)
             loss.backward()
             del loss
         optimizer.step()
-        optimizer.zero_grad(set_to_none=job.set_to_none)
+        if not job.clears_late:
+            optimizer.zero_grad(set_to_none=job.set_to_none)
         yield
 
 

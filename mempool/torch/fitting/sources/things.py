@@ -144,6 +144,8 @@ def _of_seen(seen: Seen, named: Named) -> Target:
         own["margin"] = {"other_models": sum(size for _, size in seen.idle)}
     if seen.adds_up is not None:
         own["accumulate"] = 2  # more batches need no more
+    if seen.trains:
+        own |= {"clears_late": seen.clears_late, "set_to_none": seen.set_to_none}
     examples = _cut((call.args, call.kwargs))
     return Target(
         f"{type(call.module).__name__} of {named.where}",
@@ -167,6 +169,11 @@ def _notes(seen: Seen, named: Named) -> Iterator[str]:
     if seen.idle:
         names = ", ".join(f"{name}, {binary(size)}" for name, size in seen.idle)
         yield f"{named.where} holds models that it has not called before its backward: {names}; counted"
+    if seen.trains and seen.clears_late and seen.set_to_none:
+        yield (
+            f"{named.where} clears gradients between forward and backward, so that those of the former step "
+            "are alive in the forward: `zero_grad()` right behind `step()` saves them there"
+        )
     if seen.adds_up is not None:
         where, batches = seen.adds_up.where, seen.adds_up.batches
         yield f"{where} lets gradients of {batches:,} batches add up: tried with two"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import weakref
@@ -63,6 +64,8 @@ class Seen:
         decisions: files and lines that decided on the course of the program by a value that nobody knows.
         later: likewise, of lines behind the backward, which did not run.
         eager: calls of compilers that were left out, with their lines.
+        clears_late: whether it cleared gradients between the last forward and the backward.
+        set_to_none: whether gradients that it clears are let go, or filled with zeros.
         elsewhere: file and line where another thread, in which nothing is seen, trains a model; or "".
     """
 
@@ -77,6 +80,8 @@ class Seen:
     decisions: list[str] = field(default_factory=list)
     later: list[str] = field(default_factory=list)
     eager: list[str] = field(default_factory=list)
+    clears_late: bool = False
+    set_to_none: bool = True
     elsewhere: str = ""
     _depth: int = 0
     _unrecorded: int = 0
@@ -119,6 +124,7 @@ class Seen:
             times = 1
         if trains:
             self.tape.restart()
+            self.clears_late = False
         if not trains:
             leaves = list(tensors_in(output))
             self._outputs[id(module)] = [weakref.ref(one) for one in (*leaves, *cache_tensors(output))]
@@ -169,6 +175,11 @@ class Seen:
         """An optimizer steps: behind a backward, unless it is given a closure, in which there is one."""
         if not any(map(callable, (*args[1:], *kwargs.values()))):
             self.backward()
+
+    def clear(self, *, set_to_none: bool) -> None:
+        """Note that the program clears gradients."""
+        self.set_to_none = set_to_none
+        self.clears_late = self.call is not None and self.call.trains
 
     def record(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Call a function of PyTorch, on the tape if it may be part of a loss."""
@@ -267,7 +278,7 @@ def watched() -> Iterator[Seen]:
     torch.optim.Optimizer.__init__ = made
     threading.excepthook = lambda given: None if given.exc_type is Trains else fails(given)
     try:
-        with unsaved(seen.passed_over.append), _own_functions(seen), _Functions(seen):
+        with unsaved(seen.passed_over.append), _own_functions(seen), _clearing(seen), _Functions(seen):
             yield seen
     finally:
         if seen.swallowed:
@@ -277,6 +288,29 @@ def watched() -> Iterator[Seen]:
         for hook in hooks:
             hook.remove()
             modules._global_forward_hooks_with_kwargs.pop(hook.id, None)  # which remove() leaves there
+
+
+@contextlib.contextmanager
+def _clearing(seen: Seen) -> Iterator[None]:
+    """See gradients being cleared, by an optimizer or by a module."""
+    classes: tuple[Any, Any] = (torch.optim.Optimizer, nn.Module)
+    before = [one.zero_grad for one in classes]
+
+    def watching(clear: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(clear)
+        def cleared(self: Any, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - PyTorch's signature
+            seen.clear(set_to_none=set_to_none)
+            clear(self, set_to_none)
+
+        return cleared
+
+    for one, clear in zip(classes, before, strict=True):
+        one.zero_grad = watching(clear)
+    try:
+        yield
+    finally:
+        for one, clear in zip(classes, before, strict=True):
+            one.zero_grad = clear
 
 
 class _Functions(TorchFunctionMode):
