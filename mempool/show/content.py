@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,9 +50,17 @@ def _packed(scene: Scene, keeps: Sequence[NDArray[np.int64]], *, frames: bool) -
     said: dict[str, Any] = {"title": clean(scene.title), "timelines": [], "views": []}
     for timeline, keep in zip(scene.timelines, keeps, strict=True):
         said["timelines"].append(_timeline(packer, timeline, keep, frames=frames))
+    said["opens"] = {"picture": scene.picture, "view": _opens(scene, said["timelines"])}
     for view in scene.views:
         said["views"].append(_view(packer, scene.timelines[view.timeline], view, keeps[view.timeline]))
     return packer.packed(said)
+
+
+def _opens(scene: Scene, timelines: Sequence[dict[str, Any]]) -> int:
+    """Return the view to open with: the one that was asked for, or the first of the fullest timeline."""
+    if scene.opens is not None:
+        return scene.opens
+    return max(range(len(scene.views)), key=lambda k: timelines[scene.views[k].timeline]["load"]["peak"][1])
 
 
 def _largest(timeline: Timeline, most: int) -> NDArray[np.int64]:
@@ -81,9 +89,12 @@ def _timeline(packer: Packer, timeline: Timeline, keep: NDArray[np.int64], *, fr
         "streams": [str(one) for one in streams[:_MOST_NAMES].tolist()],
         "stream": packer.column(np.where(stream < _MOST_NAMES, stream, -1)),
         "operation": _named(packer, timeline.operation[rows], timeline.names),
+        "module": _named(packer, timeline.module[rows], timeline.names),
+        "category": _named(packer, timeline.category[rows], timeline.names),
         "frame": _named(packer, timeline.frame[rows], timeline.names) if frames else None,
         "ids": _ids(timeline.ids, rows),
         "load": _load(packer, timeline),
+        "small": _small(packer, timeline, keep),
         "clock": None,
         "ticks": timeline.ticks,
         "at": None if timeline.at is None else _named(packer, timeline.at, timeline.names),
@@ -109,13 +120,28 @@ def _load(packer: Packer, timeline: Timeline) -> dict[str, Any]:
     return {"time": packer.column(times, delta=True), "bytes": packer.column(loads), "peak": peak}
 
 
+def _small(packer: Packer, timeline: Timeline, keep: NDArray[np.int64]) -> dict[str, Any] | None:
+    """Pack the load of the pieces that are not kept; None where all are."""
+    left = np.delete(np.arange(len(timeline.owner)), keep)
+    if len(left) == 0:
+        return None
+    some = replace(timeline, owner=timeline.owner[left], start=timeline.start[left], end=timeline.end[left])
+    times, loads, _ = load_of(some)
+    return {"time": packer.column(times, delta=True), "bytes": packer.column(loads)}
+
+
 def _curve(packer: Packer, times: NDArray[np.int64], loads: NDArray[np.int64]) -> dict[str, Any]:
     keep = telling(times, loads)
     return {"time": packer.column(times[keep], delta=True), "bytes": packer.column(loads[keep])}
 
 
-def _named(packer: Packer, index: NDArray[np.int64], names: Sequence[str]) -> dict[str, Any]:
-    """Names that occur, the most frequent where they are too many, and each buffer's place among them."""
+def _named(packer: Packer, index: NDArray[np.int64], names: Sequence[str]) -> dict[str, Any] | None:
+    """Pack the names that occur, or the most frequent ones, and each buffer's place among them.
+
+    None where no name is known.
+    """
+    if (index < 0).all():
+        return None
     count = np.bincount(index[index >= 0], minlength=len(names))
     known = np.argsort(-count, kind="stable")[:_MOST_NAMES]
     known = known[count[known] > 0]

@@ -1,4 +1,4 @@
-"""The figure in Bokeh: the load above, addresses below, and the script that fills them."""
+"""The figure in Bokeh: the load above, buffers over time below, and the script that fills them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,17 @@ ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = (
     "unpack.js",
     "scene.js",
+    "numbers.js",
+    "text.js",
+    "owners.js",
+    "search.js",
     "colours.js",
     "raster.js",
-    "text.js",
+    "stack.js",
+    "moves.js",
     "tooltip.js",
+    "viewport.js",
+    "pictures.js",
     "plots.js",
     "start.js",
 )
@@ -112,7 +119,8 @@ def _layout(packed: str) -> Any:
     brush = RangeTool(x_range=addresses.x_range, start_gesture="pan")
     brush.overlay.update(fill_color="#0072b2", fill_alpha=0.15, line_color="#0072b2")
     load.add_tools(brush)
-    sources = {**_draw_load(load), **_draw_addresses(addresses)}
+    sources = _draw_load(load)
+    sources |= _draw_addresses(addresses, sources["reserved"])
     code = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     arguments = {"packed": packed, "load": load, "addresses": addresses, **sources}
     start = CustomJS(args=arguments, code=code)
@@ -129,7 +137,10 @@ def _plot(name: str, height: int, label: str) -> Any:
         x_range=Range1d(0, 1), y_range=Range1d(0, 1), y_axis_label=label, lod_threshold=None,
         min_border_left=90,
     )  # fmt: skip
-    plot.yaxis.ticker = AdaptiveTicker(base=1024, mantissas=[2**k for k in range(10)], num_minor_ticks=0)
+    plot.yaxis.ticker = AdaptiveTicker(
+        base=1024, mantissas=[2**k for k in range(10)], min_interval=1, num_minor_ticks=0
+    )
+    plot.xaxis.ticker = AdaptiveTicker(mantissas=[1, 2, 5], min_interval=1)  # events are whole
     plot.yaxis.formatter = CustomJSTickFormatter(code=(ASSETS / "bytes.js").read_text(encoding="utf-8"))
     plot.xaxis.formatter = CustomJSTickFormatter(code="return tick.toLocaleString('en-US')")
     return plot
@@ -164,7 +175,7 @@ def _draw_load(plot: Any) -> dict[str, Any]:
     }
 
 
-def _draw_addresses(plot: Any) -> dict[str, Any]:
+def _draw_addresses(plot: Any, reserved: Any) -> dict[str, Any]:
     from bokeh.models import ColumnDataSource, Span
 
     empty: dict[str, list[int]] = {"left": [], "right": [], "bottom": [], "top": []}
@@ -173,11 +184,12 @@ def _draw_addresses(plot: Any) -> dict[str, Any]:
         {"image": [np.zeros((1, 1), np.uint32)], "x": [0], "y": [0], "dw": [0], "dh": [0]}
     )
     large = ColumnDataSource({**empty, "colour": [], "row": []})
-    chosen = ColumnDataSource(dict(empty))
+    chosen = ColumnDataSource({"time": [], "bytes": []})
     plot.quad(source=segments, fill_color="#888888", fill_alpha=0.16, line_color="#888888", line_alpha=0.7)
     plot.image_rgba(source=picture)
     plot.quad(source=large, fill_color="colour", line_color="#000000", line_alpha=0.45, line_width=0.6)
-    plot.quad(source=chosen, fill_alpha=0, line_color="#d55e00", line_width=3)
+    ceiling = plot.line("time", "bytes", source=reserved, line_color="#d55e00", line_dash="dashed")
+    plot.patch("time", "bytes", source=chosen, fill_alpha=0, line_color="#d55e00", line_width=3)
     moment = Span(dimension="height", line_color="#d55e00", line_dash="dotted", location=0)
     plot.add_layout(moment)
     return _draw_moves(plot) | {
@@ -185,6 +197,7 @@ def _draw_addresses(plot: Any) -> dict[str, Any]:
         "picture": picture,
         "large": large,
         "chosen": chosen,
+        "ceiling": ceiling,
         "moment_below": moment,
     }
 

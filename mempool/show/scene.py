@@ -27,11 +27,15 @@ class Scene:
         title: one line.
         timelines: at least one.
         views: at least one of each timeline.
+        picture: the picture that a page opens with, "stacked" or "addresses".
+        opens: index of the view that a page opens with; None for the first one of the fullest timeline.
     """
 
     title: str
     timelines: tuple[Timeline, ...]
     views: tuple[View, ...]
+    picture: str = "stacked"
+    opens: int | None = None
 
 
 def scene_of(
@@ -42,10 +46,11 @@ def scene_of(
     allocators: Sequence[str] = (),
     title: str = "mempool",
 ) -> Scene:
-    """A scene of a trace, or of buffers, with the views that there are.
+    """Return a scene of a trace, or of buffers, with the views that there are.
 
     A trace has a timeline for each of its devices, with a view of the recorded addresses and one for each of
-    ``allocators``. Where nothing else gives addresses, a plan is made by a greedy order.
+    ``allocators``. Where nothing else gives addresses, a plan is made by a greedy order. A page opens with
+    addresses where a plan or allocators are given.
 
     Args:
         what: a trace, or buffers.
@@ -80,7 +85,9 @@ def scene_of(
         if all(view.timeline != at for view in views):
             timelines[at], view = _planned(buffers, timelines[at], at)
             views.append(view)
-    return Scene(title, tuple(timelines), tuple(views))
+    opens = None if plan is None else next(k for k, view in enumerate(views) if view.title == "plan")
+    picture = "stacked" if opens is None and not allocators else "addresses"
+    return Scene(title, tuple(timelines), tuple(views), picture, opens)
 
 
 def _by_device(trace: Trace) -> list[tuple[str, Trace]]:

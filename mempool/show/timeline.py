@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces.trace import Kind
+from traces.trace import NAMED, Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,6 +35,8 @@ class Timeline:
         stream: int64[n].
         operation: int64[n], index into ``names``, -1 where unknown.
         frame: int64[n], likewise.
+        module: int64[n], likewise.
+        category: int64[n], likewise.
         names: the strings.
         ids: what the buffers are called, or None.
         persistent: how many buffers are alive across iterations, and are not drawn, and their bytes.
@@ -55,6 +57,8 @@ class Timeline:
     stream: NDArray[np.int64]
     operation: NDArray[np.int64]
     frame: NDArray[np.int64]
+    module: NDArray[np.int64]
+    category: NDArray[np.int64]
     names: tuple[str, ...] = ()
     ids: tuple[str, ...] | None = None
     persistent: tuple[int, int] = (0, 0)
@@ -83,11 +87,10 @@ def timeline_of(buffers: Buffers, title: str, *, trace: Trace | None = None, col
     """
     owner, iteration, start, end = _pieces(buffers, columns)
     order = np.argsort(start, kind="stable")
-    unknown = np.full(len(buffers), -1)
-    operation = frame = unknown
+    named = dict.fromkeys(NAMED, np.full(len(buffers), -1))
     if trace is not None:
         born = np.flatnonzero(trace.kind == Kind.ALLOC)
-        operation, frame = trace.operation[born].astype(np.int64), trace.frame[born].astype(np.int64)
+        named = {name: getattr(trace, name)[born].astype(np.int64) for name in NAMED}
     return Timeline(
         title,
         owner[order],
@@ -96,13 +99,15 @@ def timeline_of(buffers: Buffers, title: str, *, trace: Trace | None = None, col
         end[order],
         buffers.size,
         buffers.stream,
-        operation,
-        frame,
-        () if trace is None else trace.names,
-        buffers.ids,
-        (int(buffers.persistent.sum()), int(buffers.size[buffers.persistent].sum())),
-        None if trace is None else _clock(trace),
-        buffers.period,
+        operation=named["operation"],
+        frame=named["frame"],
+        module=named["module"],
+        category=named["category"],
+        names=() if trace is None else trace.names,
+        ids=buffers.ids,
+        persistent=(int(buffers.persistent.sum()), int(buffers.size[buffers.persistent].sum())),
+        clock=None if trace is None else _clock(trace),
+        period=buffers.period,
     )
 
 

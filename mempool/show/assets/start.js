@@ -9,9 +9,10 @@ else {
     const timelines = said.timelines.map((one) => timelineOf(one, planes))
     const views = said.views.map((one) => viewOf(one, planes, timelines[one.timeline]))
     const models = {
-      load, addresses, curve, before, absent, copies, marks, reserved, peak, peak_label, moment, moment_below, segments, picture, large, chosen,
+      load, addresses, curve, before, absent, copies, marks, reserved, ceiling, peak, peak_label, moment, moment_below, segments,
+      picture, large, chosen,
     }
-    const show = new Show(models, timelines, views, said.title)
+    const show = new Show(models, timelines, views, said)
     shows.set(addresses, show)
     document.dispatchEvent(new CustomEvent("mempool-show", {detail: show}))
     if (!show.drawn) show.theme(false)  // nobody chose one

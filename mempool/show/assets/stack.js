@@ -1,0 +1,105 @@
+// The stacked picture: at each moment the buffers that are alive, one upon the other, as high as they are large.
+
+// The bytes alive of what is drawn, from each time until the next.
+function stepsOf(timeline) {
+  if (timeline.steps) return timeline.steps
+  const {start, end, size} = timeline, count = start.length
+  const ends = Uint32Array.from(end, (_, i) => i).sort((a, b) => end[a] - end[b])
+  const time = [], bytes = []
+  let born = 0, sum = 0
+  for (let dead = 0; dead < count; ) {
+    const now = born < count ? Math.min(start[born], end[ends[dead]]) : end[ends[dead]]
+    for (; born < count && start[born] === now; born++) sum += size[bufferOf(timeline, born)]
+    for (; dead < count && end[ends[dead]] === now; dead++) sum -= size[bufferOf(timeline, ends[dead])]
+    time.push(now)
+    bytes.push(sum)
+  }
+  return timeline.steps = {time, bytes}
+}
+
+// The moment that each column of pixels shows: of the times in it the one with most bytes alive, so that no peak is lost.
+function momentsOf(timeline, {left, right, width}) {
+  const {time, bytes} = stepsOf(timeline), step = (right - left) / width
+  const moments = new Float64Array(width)
+  let at = time[0] <= left ? lastAtMost(time, left) : -1  // -1: before all of them
+  for (let x = 0; x < width; x++) {
+    const from = left + x * step, to = from + step
+    while (at + 1 < time.length && time[at + 1] <= from) at += 1
+    let most = at
+    for (; at + 1 < time.length && time[at + 1] < to; at++) if (bytes[at + 1] > (bytes[most] ?? 0)) most = at + 1
+    moments[x] = Math.max(time[most] ?? from, from)
+  }
+  return moments
+}
+
+// The pieces from the bottom to the top: as they were allocated, or those of an owner together, the largest owner lowest.
+function orderOf(timeline, owners) {
+  const order = Uint32Array.from(timeline.start, (_, i) => i)
+  if (!owners) return order
+  const key = (i) => owners.of[bufferOf(timeline, i)], next = new Uint32Array(owners.count + 1)
+  for (const i of order) next[key(i) + 1] += 1
+  for (let owner = 0; owner < owners.count; owner++) next[owner + 1] += next[owner]
+  const sorted = new Uint32Array(order.length)
+  for (const i of order) sorted[next[key(i)]++] = i
+  return sorted
+}
+
+// The first index whose value is at least x; values ascend.
+function firstAtLeast(values, x) {
+  let low = 0, high = values.length
+  while (low < high) {
+    const middle = (low + high) >> 1
+    if (values[middle] < x) low = middle + 1
+    else high = middle
+  }
+  return low
+}
+
+// Draws into `image`, and into `owner` which piece each pixel shows, plus one; the pieces in an order of `orderOf`. What
+// is not drawn one by one is a grey band above the others.
+function stacked(timeline, colour, palette, window, order) {
+  const {left, right, bottom, top, width, height} = window, {start, end, size} = timeline
+  const image = new Uint32Array(width * height), owner = new Int32Array(width * height)
+  const moments = momentsOf(timeline, window), reach = new Float64Array(width).fill(-bottom), up = height / (top - bottom)
+  const pile = (x, bytes, piece, plain, edge) => {
+    const y0 = Math.max(Math.round(reach[x] * up), 0)
+    reach[x] += bytes
+    const y1 = Math.min(Math.round(reach[x] * up), height)
+    for (let at = y0 * width + x, stop = y1 * width; at < stop; at += width) {
+      image[at] = plain
+      owner[at] = piece + 1
+    }
+    if (y1 - y0 > 3) image[y0 * width + x] = edge
+  }
+  for (const i of order) {
+    if (end[i] <= moments[0] || start[i] > moments[width - 1]) continue
+    const buffer = bufferOf(timeline, i), shade = colour[buffer], stop = firstAtLeast(moments, end[i])
+    for (let x = firstAtLeast(moments, start[i]); x < stop; x++)
+      pile(x, size[buffer], i, palette.number[shade], palette.edge[shade])
+  }
+  const {small} = timeline, grey = palette.number[DIM]
+  if (small) for (let x = 0; x < width; x++)
+    if (moments[x] >= small.time[0]) pile(x, small.bytes[lastAtMost(small.time, moments[x])], -1, grey, grey)
+  return {...window, image, owner, moments, large: []}
+}
+
+// The outline of a piece in the stacked picture: the corners of its lower edge and, backwards, of its upper one.
+function outlineOf(timeline, piece, {moments, left, right, width}, order) {
+  const {start, end, size} = timeline
+  const from = firstAtLeast(moments, start[piece]), to = firstAtLeast(moments, end[piece])
+  const below = new Float64Array(Math.max(to - from, 0))
+  for (const i of order) {
+    if (i === piece) break
+    const x1 = Math.min(firstAtLeast(moments, end[i]), to), bytes = size[bufferOf(timeline, i)]
+    for (let x = Math.max(firstAtLeast(moments, start[i]), from); x < x1; x++) below[x - from] += bytes
+  }
+  const time = [], bytes = [], edge = (x) => left + x * (right - left) / width
+  below.forEach((low, k) => {
+    if (k > 0 && low === below[k - 1]) time.pop(), bytes.pop()
+    else time.push(edge(from + k)), bytes.push(low)
+    time.push(edge(from + k + 1))
+    bytes.push(low)
+  })
+  const high = size[bufferOf(timeline, piece)]
+  return {time: [...time, ...[...time].reverse()], bytes: [...bytes, ...[...bytes].reverse().map((low) => low + high)]}
+}
