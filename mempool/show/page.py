@@ -10,7 +10,7 @@ from mempool.show.figure import ASSETS
 from mempool.show.pack import clean
 
 #: Of the page around the figure, in the order in which they build on each other.
-_SCRIPTS = ("numbers.js", "dom.js", "table.js", "page.js")
+_SCRIPTS = ("numbers.js", "dom.js", "table.js", "link.js", "page.js")
 
 
 def page_of(title: str, layout: Any) -> str:

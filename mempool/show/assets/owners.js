@@ -44,8 +44,10 @@ function ranked(timeline, kind) {
     area[owner] += size[buffer] * (end[i] - start[i])
     if (start[i] <= peak && peak < end[i]) atPeak[owner] += size[buffer]
   }
-  const order = Array.from(area, (_, k) => k).sort((a, b) => atPeak[b] - atPeak[a] || area[b] - area[a])
-  const rank = new Int32Array(order.length)
+  const used = new Uint8Array(names.length + 1)
+  for (let i = 0; i < size.length; i++) used[key(i)] = 1
+  const order = Array.from(used, (_, k) => k).filter((k) => used[k]).sort((a, b) => atPeak[b] - atPeak[a] || area[b] - area[a])
+  const rank = new Int32Array(used.length).fill(-1)
   order.forEach((owner, place) => { rank[owner] = place })
   const name = (place) => order[place] === unknown ? "(unknown)" : names[order[place]]
   return {kind, of: Int32Array.from(size, (_, i) => rank[key(i)]), count: order.length, unknown: rank[unknown], name}

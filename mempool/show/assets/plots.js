@@ -21,6 +21,7 @@ class Show {
     addresses.on_event("mousemove", (event) => this.hover(event.x, event.y))
     addresses.on_event("mouseleave", () => this.leave())
     addresses.on_event("tap", (event) => this.choose(this.at(event.x, event.y), event.x))
+    load.on_event("tap", (event) => this.moment(Math.floor(event.x)))
     load.on_event("doubletap", () => this.port.whole())
     addresses.on_event("doubletap", () => this.port.whole())
     this.look(opens.view)

@@ -1,38 +1,42 @@
-// The table of owners: what each has at a moment. A row finds its buffers in the picture, a buffer marks its row.
+// The table of owners: what each has at a moment, most bytes first. A row finds its buffers in the picture, a buffer marks
+// its row.
 
 const MOST_ROWS = 100
 
 class OwnerTable {
-  constructor(show, seek) { Object.assign(this, {show, seek, rows: new Map()}) }
+  constructor(show, seek) { Object.assign(this, {show, seek, rows: new Map(), added: []}) }
 
   fill() {
-    const {show} = this, {timeline, owners, time} = show, groups = show.alive(time)
-    const all = groups.reduce((sum, one) => sum + one.bytes, 0), [peak] = timeline.load.peak
-    const when = show.timeless ? "Alive at the end" : time === peak ? "Alive at the peak" : `Alive at ${plain(time)}`
-    byId("alive").textContent = `${when}: ${binary(all)}`
+    const {show} = this, {timeline, owners, time} = show, [peak] = timeline.load.peak
+    this.groups = new Map(show.alive(time).map((one) => [one.key, one]))
+    this.all = [...this.groups.values()].reduce((sum, one) => sum + one.bytes, 0)
+    byId("alive").textContent = `Alive at ${time === peak ? "the peak" : plain(time)}: ${binary(this.all)}`
     byId("what").textContent = owners.kind
-    this.rows = new Map(groups.slice(0, MOST_ROWS).map((one) => [one.key, this.row(one, all)]))
-    this.more = groups.length - this.rows.size
-    byId("composition").tBodies[0].replaceChildren(...this.rows.values(), ...this.rest())
+    const keys = [...this.groups.keys()].slice(0, MOST_ROWS)
+    for (let key = 0; key < owners.count && keys.length < MOST_ROWS; key++) if (!this.groups.has(key)) keys.push(key)
+    this.rows = new Map(keys.map((key) => [key, this.row(key)]))
+    byId("composition").tBodies[0].replaceChildren(...this.rows.values(), ...this.rest(owners.count - keys.length))
     this.mark()
   }
 
-  row({key, bytes, count}, all) {
-    const {show} = this
+  row(key) {
+    const {show} = this, {bytes, count} = this.groups.get(key) ?? {bytes: 0, count: 0}
     const colour = element("i"), button = element("button", colour, show.owners.name(key)), meter = element("meter")
     colour.className = "colour"
     colour.style.background = show.swatch(key)
-    meter.value = all ? bytes / all : 0
+    meter.value = this.all ? bytes / this.all : 0
     meter.setAttribute("aria-label", "share")
     button.type = "button"
     button.addEventListener("click", () => this.seek(show.searchOf(key)))
     const cells = [element("td", button), ...[plain(count), binary(bytes)].map((one) => element("td", one))]
-    return element("tr", ...cells, element("td", meter, ` ${(100 * meter.value).toFixed(1)} %`))
+    const made = element("tr", ...cells, element("td", meter, ` ${(100 * meter.value).toFixed(1)} %`))
+    made.classList.toggle("none", !count)
+    return made
   }
 
-  rest() {
-    if (this.more <= 0) return []
-    const cell = element("td", `and ${plain(this.more)} more`)
+  rest(count) {
+    if (!count) return []
+    const cell = element("td", `and ${plain(count)} more`)
     cell.colSpan = 4
     return [element("tr", cell)]
   }
@@ -40,19 +44,16 @@ class OwnerTable {
   // Mark the rows of the buffer below the pointer, and of the chosen one. An owner without a row gets one.
   mark() {
     const {show} = this, marked = {pointed: show.ownerOf(show.pointed ?? null), chosen: show.ownerOf(show.chosen)}
-    for (const one of [this.extra, ...this.rows.values()]) one?.classList.remove(...Object.keys(marked))
-    this.extra?.remove()
-    this.extra = null
-    for (const [how, key] of Object.entries(marked)) {
-      if (key === null) continue
-      const row = this.rows.get(key) ?? (this.extra ??= this.added(key))
-      row.classList.add(how)
-    }
+    for (const row of this.rows.values()) row.classList.remove(...Object.keys(marked))
+    for (const row of this.added) row.remove()
+    this.added = []
+    for (const [how, key] of Object.entries(marked))
+      if (key !== null) (this.rows.get(key) ?? this.add(key)).classList.add(how)
   }
 
-  added(key) {
-    const groups = this.show.alive(this.show.time), all = groups.reduce((sum, one) => sum + one.bytes, 0)
-    const row = this.row(groups.find((one) => one.key === key) ?? {key, bytes: 0, count: 0}, all)
+  add(key) {
+    const row = this.row(key)
+    this.added.push(row)
     byId("composition").tBodies[0].append(row)
     return row
   }

@@ -43,7 +43,7 @@ def test_everything_is_there(page: Any) -> None:
     assert page.title() == page.locator("h1").inner_text() == "four"
     assert "4 lifetimes · peak load 700.00 KiB" in page.locator("#facts").inner_text()
     rows = page.locator("#composition tbody tr").all_inner_texts()
-    assert [row.split("\t")[0] for row in rows] == ["three.py:3", "two.py:2", "four.py:4"]
+    assert [row.split("\t")[0] for row in rows] == ["three.py:3", "two.py:2", "four.py:4", "one.py:1"]
     assert rows[0].split("\t")[1:3] == ["1", "400.00 KiB"]
 
 

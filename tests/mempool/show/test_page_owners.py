@@ -51,12 +51,12 @@ def test_every_kind_of_owner_is_a_choice(page: Any) -> None:
     assert page.locator("#by option").all_inner_texts() == kinds
     tables = {
         "category": ["(unknown)", "weights", "(unknown)"],
-        "frame": ["three.py:3", "two.py:2", "four.py:4"],
+        "frame": ["three.py:3", "two.py:2", "four.py:4", "one.py:1"],
         "module": ["up", "(unknown)"],
-        "operation": ["three", "two", "four"],
+        "operation": ["three", "two", "four", "one"],
         "stream": ["0", "7"],
         "size": ["400.00 KiB (409,600 B)", "200.00 KiB (204,800 B)", "100.00 KiB (102,400 B)"],
-        "buffer": ["#2 three", "#1 two", "#3 four"],
+        "buffer": ["#2 three", "#1 two", "#3 four", "#0 one"],
     }
     for kind, expected in tables.items():
         page.select_option("#by", kind)
@@ -82,17 +82,31 @@ def test_a_click_on_a_row_finds_its_buffers(page: Any) -> None:
 
 
 def test_a_buffer_marks_its_row(page: Any) -> None:
-    """While the pointer is on it, and as long as it is chosen; also a row that the moment's table lacks."""
+    """While the pointer is on it, and as long as it is chosen."""
     page.select_option("#by", "operation")
     page.mouse.move(*place(page, 4.5, 300 * KIB))
     assert marked(page, "pointed") == ["three"]
     page.mouse.click(*place(page, 4.5, 300 * KIB))
     page.mouse.move(*place(page, 0.5, 50 * KIB))
     assert (marked(page, "pointed"), marked(page, "chosen")) == (["one"], ["three"])
-    assert rows(page) == ["three", "two", "four", "one"]
     page.mouse.move(*place(page, 0.5, 600 * KIB))
     assert marked(page, "pointed") == []
-    assert rows(page) == ["three", "two", "four"]
+
+
+def test_an_owner_beyond_the_table_gets_a_row_while_it_is_marked(visit: Callable[..., Any]) -> None:
+    """Of 150 owners the table has the largest hundred and the number of the others."""
+    count = 150
+    trace = Trace.of(
+        [0] * count, np.arange(count), np.arange(1, count + 1) * 1000,
+        operation=np.arange(count), names=[f"op {k}" for k in range(count)],
+    )  # fmt: skip
+    page = visit(figure(trace).html())
+    assert (len(rows(page)), rows(page)[-1]) == (101, "and 50 more")
+    page.evaluate("mempoolShow.choose(3)")
+    assert (rows(page)[-1], marked(page, "chosen")) == ("op 3", ["op 3"])
+    page.focus("#figure")
+    page.keyboard.press("Escape")
+    assert len(rows(page)) == 101
 
 
 def test_colours_of_the_table_are_those_of_the_picture(visit: Callable[..., Any]) -> None:
