@@ -11,10 +11,13 @@ from mempool.show.timeline import Timeline, timeline_of
 from mempool.show.view import View, plan_view, recorded_view, segments_of
 from solvers.simulators.recorded import recorded_segments
 from traces.buffers import Buffers, buffers_of
+from traces.completeness import device_free
 from traces.trace import Kind, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from solvers import Plan
 
@@ -70,9 +73,9 @@ def scene_of(
     timelines: list[Timeline] = []
     views: list[View] = []
     bare: list[Buffers] = []  # of timelines that may have no view
-    for device, part in _by_device(what) if isinstance(what, Trace) else ():
+    for device, part, free in _by_device(what) if isinstance(what, Trace) else ():
         buffers = buffers_of(part)
-        timelines.append(timeline_of(buffers, device, trace=part))
+        timelines.append(timeline_of(buffers, device, trace=part, free=free))
         views += _views_of(part, timelines[-1], len(timelines) - 1, allocators)
         bare.append(buffers)
     if plan is not None:
@@ -86,15 +89,20 @@ def scene_of(
             timelines[at], view = _planned(buffers, timelines[at], at)
             views.append(view)
     opens = None if plan is None else next(k for k, view in enumerate(views) if view.title == "plan")
-    picture = "stacked" if opens is None and not allocators else "addresses"
+    still = all(timeline.still for timeline in timelines)
+    picture = "addresses" if still or allocators or plan is not None else "stacked"
     return Scene(title, tuple(timelines), tuple(views), picture, opens)
 
 
-def _by_device(trace: Trace) -> list[tuple[str, Trace]]:
+def _by_device(trace: Trace) -> Iterator[tuple[str, Trace, NDArray[np.int64]]]:
+    """Yield the title and the events of each device, and the bytes free at each of its refused requests."""
+    free, refused = device_free(trace), trace.device[trace.kind == Kind.REFUSED]
     devices = trace.devices
-    if len(devices) <= 1:
-        return [("trace", trace if (trace.device == trace.device[:1]).all() else trace.on_device(devices[0]))]
-    return [(f"device {index}", trace.on_device(index)) for index in devices]
+    if not devices:
+        yield "trace", trace, free
+    for device in devices:
+        title = "trace" if len(devices) == 1 else f"device {device}"
+        yield title, trace.on_device(device), free[refused == device]
 
 
 def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[str]) -> list[View]:
@@ -102,15 +110,17 @@ def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[st
     from mempool.analysis.choices import parse_choice
     from mempool.what_if import simulate
 
-    born = trace.kind == Kind.ALLOC
+    born, since = trace.kind == Kind.ALLOC, timeline.since
+    if timeline.still and allocators:
+        raise ValueError(f"allocators are simulated on events; {timeline.lacks}")
     views = []
     if (trace.address[born] >= 0).any():
-        held = segments_of(recorded_segments(trace), end=len(trace))
+        held = segments_of(recorded_segments(trace), since=since, end=len(trace))
         views.append(recorded_view("recorded", at, timeline, trace.address[born], held))
     for name in allocators:
         choice = parse_choice(name)
         done = simulate(trace, choice.allocator, **choice.settings)
-        segments = segments_of(done.segments, end=len(trace))
+        segments = segments_of(done.segments, since=since, end=len(trace))
         views.append(recorded_view(name, at, timeline, done.address[born], segments))
     return views
 

@@ -128,6 +128,8 @@ def _placed(
         frame=unknown,
         module=unknown,
         category=unknown,
+        stack=unknown,
+        pool=np.zeros(len(step.size), np.int64),
         names=step.names,
         ids=tuple(map(str, step.ids.tolist())),
         clock=_clock(step, did, _turns(step, made)),

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mempool.report import binary
+from mempool.show.notes import NO_NOTES, Notes, notes_of
+from traces.completeness import History, completeness
 from traces.trace import NAMED, Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from traces.buffers import Buffers
+    from traces.completeness import Completeness
     from traces.trace import Trace
 
 #: Pieces of a periodic plan that are drawn at most, as iterations go: one more than addresses repeat after.
@@ -37,6 +41,8 @@ class Timeline:
         frame: int64[n], likewise.
         module: int64[n], likewise.
         category: int64[n], likewise.
+        stack: int64[n], likewise, the frames of a stack in one string with line feeds between them.
+        pool: int64[n], the private pool of the buffer, 0 for the common one.
         names: the strings.
         ids: what the buffers are called, or None.
         persistent: how many buffers are alive across iterations, and are not drawn, and their bytes.
@@ -46,6 +52,10 @@ class Timeline:
         at: int64[k], index into ``names`` of what runs at each time, over and over; None where unknown.
         before: int64[2, k], times and another load from each until the next, to compare with; or None.
         note: one more fact, a few words.
+        since: the first time; buffers from before the recording begin then.
+        lacks: the part of the history that is missing, a few words; "" where nothing is.
+        still: whether no history is known, only the state at the end, as which time has one moment.
+        notes: events beside the buffers.
     """
 
     title: str
@@ -59,6 +69,8 @@ class Timeline:
     frame: NDArray[np.int64]
     module: NDArray[np.int64]
     category: NDArray[np.int64]
+    stack: NDArray[np.int64]
+    pool: NDArray[np.int64]
     names: tuple[str, ...] = ()
     ids: tuple[str, ...] | None = None
     persistent: tuple[int, int] = (0, 0)
@@ -68,29 +80,48 @@ class Timeline:
     at: NDArray[np.int64] | None = None
     before: NDArray[np.int64] | None = None
     note: str = ""
+    since: int = 0
+    lacks: str = ""
+    still: bool = False
+    notes: Notes = NO_NOTES
 
 
-def timeline_of(buffers: Buffers, title: str, *, trace: Trace | None = None, columns: int = 1) -> Timeline:
+def timeline_of(
+    buffers: Buffers,
+    title: str,
+    *,
+    trace: Trace | None = None,
+    free: NDArray[np.int64] | None = None,
+    columns: int = 1,
+) -> Timeline:
     """The pieces of buffers; what of them takes no memory, or is persistent, has none.
 
+    Pieces from before the recording begin at its start all at once: in which order they came is not known.
     On a circle several iterations are drawn, in the steady state: one more than the ``columns`` iterations
     after which a plan's addresses repeat, as far as that is not too much to draw.
 
     Args:
         buffers: n of them.
         title: as in `Timeline`.
-        trace: what they are the buffers of, row by row in order of its allocs, for operations and the clock.
+        trace: what they are the buffers of, row by row in order of its allocs: events of one device.
+        free: as of `notes_of`.
         columns: of the plan, on a circle.
 
     Raises:
         ValueError: so many bytes that their sum does not fit 64 bits.
     """
     owner, iteration, start, end = _pieces(buffers, columns)
-    order = np.argsort(start, kind="stable")
-    named = dict.fromkeys(NAMED, np.full(len(buffers), -1))
+    named = dict.fromkeys(NAMED, np.full(len(buffers), -1)) | {"pool": np.zeros(len(buffers), np.int64)}
+    since, known, notes = 0, None, NO_NOTES
     if trace is not None:
         born = np.flatnonzero(trace.kind == Kind.ALLOC)
-        named = {name: getattr(trace, name)[born].astype(np.int64) for name in NAMED}
+        named = {name: getattr(trace, name)[born].astype(np.int64) for name in (*NAMED, "pool")}
+        known = completeness(trace, int(trace.device[0]) if len(trace) else 0)
+        since = _since(trace, known)
+        start = np.maximum(start, since)
+        if known.history is not History.ABSENT:
+            notes = notes_of(trace, free)
+    order = np.argsort(start, kind="stable")
     return Timeline(
         title,
         owner[order],
@@ -103,12 +134,46 @@ def timeline_of(buffers: Buffers, title: str, *, trace: Trace | None = None, col
         frame=named["frame"],
         module=named["module"],
         category=named["category"],
+        stack=named["stack"],
+        pool=named["pool"],
         names=() if trace is None else trace.names,
         ids=buffers.ids,
         persistent=(int(buffers.persistent.sum()), int(buffers.size[buffers.persistent].sum())),
         clock=None if trace is None else _clock(trace),
         period=buffers.period,
+        since=since,
+        lacks="" if known is None else _lacks(known),
+        still=known is not None and known.history is History.ABSENT,
+        notes=notes,
     )
+
+
+def _since(trace: Trace, known: Completeness) -> int:
+    """Return the row of the first event that was recorded; rows before it tell of the state until then."""
+    if known.history is History.ABSENT:
+        return max(len(trace) - 1, 0)
+    other = np.flatnonzero((trace.kind != Kind.ALLOC) & (trace.kind != Kind.RESERVE))
+    lead = slice(int(other[0]) if len(other) else len(trace))
+    before = {Kind.ALLOC: known.live_before_bytes, Kind.RESERVE: known.reserved_before_bytes}
+    return max(
+        _first_row(np.cumsum(np.where(trace.kind[lead] == kind, trace.size[lead], 0)), total)
+        for kind, total in before.items()
+    )
+
+
+def _first_row(sums: NDArray[np.int64], total: int) -> int:
+    """Return the row after the one at which a sum reaches a total; 0 where none does."""
+    at = int(np.searchsorted(sums, total))
+    return at + 1 if total and at < len(sums) else 0
+
+
+def _lacks(known: Completeness) -> str:
+    if known.history is History.ABSENT:
+        return "history not recorded: only the state at the end is known"
+    if known.history is History.WINDOW:
+        base = f"{binary(known.live_before_bytes)} were alive at its beginning"
+        return f"the events before the recording are lost; {base}"
+    return ""
 
 
 def _pieces(buffers: Buffers, columns: int) -> tuple[NDArray[np.int64], ...]:

@@ -10,6 +10,8 @@ function binary(bytes) {
 
 const plain = (number) => Math.round(number).toLocaleString("en-US")
 
+const counted = (number, noun) => `${plain(number)} ${noun}${number === 1 ? "" : "s"}`
+
 function duration(ns) {
   const units = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"]]
   const [scale, unit] = units.find(([scale]) => ns >= scale) ?? [1, "ns"]

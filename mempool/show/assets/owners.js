@@ -1,6 +1,6 @@
 // Who buffers belong to: the same kinds, names and order for colours, for the table and for searches.
 
-const NAMED_KINDS = ["category", "frame", "module", "operation"]
+const NAMED_KINDS = ["category", "frame", "module", "operation", "pool"]
 
 // The kinds of owners that a timeline tells of.
 function kindsOf(timeline) {

@@ -1,7 +1,7 @@
 // The controls around the figure, and what the page says beside it.
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)")
-const STEP = 0.2, FACTOR = 1.5
+const STEP = 0.2, FACTOR = 1.5, MOST_FAILURES = 20
 
 function theme(show, on) {
   document.documentElement.classList.toggle("dark", on)
@@ -25,24 +25,43 @@ function choices(show) {
     byId(picture).setAttribute("aria-pressed", String(show.picture === picture))
   byId("together").checked = show.together
   byId("together").disabled = show.picture !== "stacked"
+  byId("peak").disabled = timeline.still
 }
 
 function heading(show) {
-  const device = show.timelines.length > 1 ? show.timeline.title : ""
-  byId("title").textContent = [show.title, device].filter(Boolean).join(" · ")
+  const device = show.timelines.length > 1 ? show.timeline.title : "", state = show.timeline.still ? "state at the end" : ""
+  byId("title").textContent = [show.title, device, state].filter(Boolean).join(" · ")
   document.title = [device, show.title].filter(Boolean).join(" · ")
 }
 
 function facts(show) {
   const {timeline, view} = show, [count, bytes] = timeline.persistent, drawn = timeline.start.length
-  const said = [`${plain(timeline.pieces)} lifetimes`, `peak load ${binary(timeline.load.peak[1])}`]
+  const {count: refused, asked} = timeline.notes.refused, {still, lacks} = timeline, said = lacks ? [lacks] : []
+  if (refused) said.push(`out of memory: ${counted(refused, "request")} refused, the largest ${binary(Math.max(...asked))}`)
+  said.push(counted(timeline.pieces, still ? "buffer" : "lifetime"), `${still ? "alive" : "peak load"} ${binary(timeline.load.peak[1])}`)
   const reserved = show.models.reserved.data.bytes.reduce((a, b) => Math.max(a, b), 0)
-  if (reserved) said.push(`${view.reserved ? "arena" : "reserved at most"} ${binary(reserved)} (dashed)`)
+  if (reserved) said.push(`${view.reserved ? "arena" : "reserved"} ${still || view.reserved ? "" : "at most "}${binary(reserved)}${still ? "" : " (dashed)"}`)
   if (timeline.period) said.push(`iterations of ${plain(timeline.period)} ${timeline.ticks ?? "allocations"}`)
   if (timeline.note) said.push(timeline.note)
-  if (count) said.push(`${plain(count)} persistent buffers of ${binary(bytes)} are not drawn`)
+  if (count) said.push(`${counted(count, "persistent buffer")} of ${binary(bytes)} not drawn`)
   if (drawn < timeline.pieces) said.push(`the largest ${plain(drawn)} one by one, the others grey`)
   byId("facts").textContent = said.join(" · ")
+}
+
+// The requests that were refused; a click shows what was alive then.
+function failures(show) {
+  const {refused} = show.timeline.notes
+  byId("refused").hidden = !refused.count
+  byId("refused").querySelector("ul").replaceChildren(...Array.from(refused.time.slice(0, MOST_FAILURES), (time, k) => {
+    const button = element("button", `${binary(refused.asked[k])} at ${plain(time)}`), where = show.refusedBy(k)
+    button.type = "button"
+    button.addEventListener("click", () => { show.moment(time); show.port.at(time) })
+    const free = refused.free[k] < 0 ? "" : `, ${binary(refused.free[k])} free on the device`
+    const item = element("li", button, `${free}${where.length ? `, asked for by ${where[0]}` : ""}`)
+    if (where.length > 1)
+      item.append(element("details", element("summary", "stack"), element("ol", ...where.map((line) => element("li", line)))))
+    return item
+  }), refused.count > MOST_FAILURES ? element("li", `and ${plain(refused.count - MOST_FAILURES)} more`) : "")
 }
 
 function legend(show) {
@@ -65,10 +84,11 @@ function found(show) {
   if (!show.matches) { byId("found").textContent = ""; return }
   let count = 0, bytes = 0
   show.matches.forEach((yes, buffer) => { if (yes) { count += 1; bytes += show.timeline.size[buffer] } })
-  byId("found").textContent = `${plain(count)} buffers of ${binary(bytes)} found`
+  byId("found").textContent = `${counted(count, "buffer")} of ${binary(bytes)} found`
 }
 
 function peak(show) {
+  if (show.timeline.still) return
   show.moment(show.timeline.load.peak[0])
   show.port.at(show.time)
 }
@@ -122,7 +142,7 @@ function connect(show) {
 // Keep the page's text up to date with the figure.
 function listen(show) {
   const table = new OwnerTable(show, (wanted) => seek(show, wanted))
-  const all = () => { heading(show); choices(show); facts(show); legend(show); found(show); table.fill(); chosen(show) }
+  const all = () => { heading(show); choices(show); facts(show); legend(show); found(show); failures(show); table.fill(); chosen(show) }
   const told = {
     view: all, owners: () => { table.fill(); legend(show) }, moment: () => table.fill(), found: () => found(show),
     pointed: () => table.mark(), chosen: () => { chosen(show); table.mark() },

@@ -1,4 +1,4 @@
-// The two pictures of a show, of one form: `draw` a window, `top` of all bytes, what `outlines` a piece, and its `edges`.
+// The two pictures of a show, in one form: the top of all bytes, how a window is drawn, and where a piece is in it.
 
 const MOST_RECTANGLES = 500
 
@@ -13,6 +13,7 @@ const addressPicture = {
   rectangles: ({timeline, view}, pieces) => rectanglesOf(timeline, view, pieces),
   segments: ({view}, window) => segmentsIn(view.segments, window),
   moved: ({view}) => view.moved,
+  refused: ({view}, lines) => ({...lines, low: lines.low.map(() => 0), high: lines.low.map(() => view.top)}),
   has: ({view}, piece) => view.address[piece] >= 0,
   contains: ({view}, piece, bytes) => view.address[piece] <= bytes && bytes < view.end[piece],
   outline({timeline: {start, end}, view}, piece) {
@@ -23,11 +24,12 @@ const addressPicture = {
 
 const stackPicture = {
   label: "bytes alive",
-  top: ({highest}) => highest,
+  top: ({reach, held}) => held <= 1.5 * reach ? held : reach,  // the line of what was reserved, unless it is far above
   draw: ({timeline, colour, palette, order}, window) => stacked(timeline, colour, palette, window, order),
   rectangles: ({timeline, view}) => rectanglesOf(timeline, view, []),
   segments: (show, window) => segmentsIn({address: [], size: [], start: [], end: []}, window),
   moved: () => null,
+  refused: (show, lines) => lines,
   has: () => true,
   contains: () => true,
   outline: ({timeline, drawn, order}, piece) => outlineOf(timeline, piece, drawn, order),

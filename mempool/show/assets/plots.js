@@ -11,7 +11,7 @@ class Show {
     this.listeners = []
     this.pointer = [0, 0]
     this.palette = palette(false)
-    const {addresses, load} = models
+    const {addresses, load, strip} = models
     this.port = new Viewport(addresses.x_range, addresses.y_range)
     for (const range of [addresses.x_range, addresses.y_range])
       for (const edge of ["start", "end"]) range.properties[edge].change.connect(() => this.soon())
@@ -21,6 +21,9 @@ class Show {
     addresses.on_event("mousemove", (event) => this.hover(event.x, event.y))
     addresses.on_event("mouseleave", () => this.leave())
     addresses.on_event("tap", (event) => this.choose(this.at(event.x, event.y), event.x))
+    strip.on_event("mousemove", (event) => this.hoverNote(event.x, event.y))
+    strip.on_event("mouseleave", () => this.tooltip.hide())
+    strip.on_event("tap", (event) => this.goToRange(event.x, event.y))
     load.on_event("tap", (event) => this.moment(Math.floor(event.x)))
     load.on_event("doubletap", () => this.port.whole())
     addresses.on_event("doubletap", () => this.port.whole())
@@ -41,7 +44,7 @@ class Show {
     if (timeline !== before) {
       this.matches = this.chosen = null
       this.owners = ownersOf(timeline, this.by = usualKind(timeline))
-      this.models.addresses.below[0].axis_label = `time in ${ticks(timeline)}`
+      this.fillAxes()
       this.port.limits = {first: this.first, last: this.last}
       this.port.allTime()
       this.moment(timeline.load.peak[0])
@@ -60,8 +63,19 @@ class Show {
     this.tell("view")
   }
 
+  // Axes of time and the strip, as far as the timeline has any.
+  fillAxes() {
+    const {timeline: {still, notes}, models: {addresses, load, strip, moment_below: moment}} = this
+    const {above, below} = rowsOf(notes), [axis] = addresses.below
+    axis.axis_label = `time in ${ticks(this.timeline)}`
+    axis.visible = load.visible = moment.visible = !still
+    strip.visible = above + below > 0
+    strip.height = Math.max(above + below, 1) * ROW_PX
+    strip.y_range.setv({start: -below, end: above})
+  }
+
   fillLoad() {
-    const {timeline, view, models: {curve, before, reserved, peak, load}} = this, [when, most] = timeline.load.peak
+    const {timeline, view, models: {curve, before, reserved, refused, peak, load}} = this, [when, most] = timeline.load.peak
     curve.data = stairs(timeline.load)
     before.data = stairs(timeline.before ?? {time: [], bytes: []})
     reserved.data = reservedOver(view, timeline)
@@ -69,15 +83,35 @@ class Show {
     peak.data = {
       time: [when], bytes: [most], text: [`peak ${binary(most)}`], align: [late ? "right" : "left"], beside: [late ? -9 : 9],
     }
-    this.highest = [...reserved.data.bytes, ...before.data.bytes].reduce((a, b) => Math.max(a, b), most)
+    const highest = (values, least) => values.reduce((a, b) => Math.max(a, b), least)
+    this.reach = highest(before.data.bytes, most)
+    refused.data = refusedLines(timeline)
+    // A request for much more than was alive must not make all else small.
+    this.reach = highest(refused.data.high.map((bytes) => Math.min(bytes, 2 * this.reach || bytes)), this.reach)
+    this.held = highest(reserved.data.bytes, this.reach)
     load.x_range.setv({start: this.first, end: this.last})
-    load.y_range.setv({start: 0, end: 1.15 * this.highest || 1})
+    load.y_range.setv({start: 0, end: 1.15 * this.held || 1})
+    this.labelRefused()
   }
 
-  get first() { return this.timeline.before ? 0 : this.timeline.load.time[0] ?? 0 }
+  labelRefused() {
+    const {timeline: {notes: {refused: {time, asked}}}, models: {refused_label: label, load}} = this
+    const largest = asked.reduce((a, b, k) => b > (asked[a] ?? -1) ? k : a, -1), none = largest < 0
+    const late = time[largest] > (this.first + this.last) / 2
+    label.data = {
+      time: none ? [] : [time[largest]], bytes: none ? [] : [load.y_range.end],
+      text: none ? [] : [`out of memory: ${binary(asked[largest])} refused`],
+      align: none ? [] : [late ? "right" : "left"], beside: none ? [] : [late ? -9 : 9],
+    }
+  }
+
+  get first() {
+    const {before, load, notes: {refused: {time}}} = this.timeline
+    return before ? 0 : Math.min(load.time[0] ?? 0, time[0] ?? Infinity)
+  }
   get last() {
-    const {load, before} = this.timeline
-    return Math.max(load.time.at(-1) ?? 1, before?.time.at(-1) ?? 0)
+    const {load, before, notes: {refused: {time}}} = this.timeline
+    return Math.max(load.time.at(-1) ?? 1, before?.time.at(-1) ?? 0, (time.at(-1) ?? 0) + 1)
   }
 
   moment(time) {
@@ -131,6 +165,7 @@ class Show {
       width: Math.ceil(wide * (1 + 2 * MARGIN)), height: Math.ceil(tall * (1 + 2 * MARGIN)),
     })
     this.put(this.drawn)
+    this.putNotes(across / wide)
     this.outline()
     this.hoverAgain()
     this.refreshed = performance.now()
@@ -150,6 +185,15 @@ class Show {
     for (const [source, data] of [[picture, drawn], [large, edges], [segments, drawer.segments(this, this.drawn)],
       [absent, away.absent], [copies, away.copies], [marks, away.marks]])
       source.setv({data}, {check_eq: false})  // they differ: comparing pixels takes longer than drawing them
+  }
+
+  putNotes(pixel) {
+    const {timeline: {notes}, models: {ranges, marked, named, refused, refused_below: below}} = this
+    const {boxes, lines, texts} = stripIn(notes, this.port.x, pixel, this.palette.css)
+    ranges.data = boxes
+    marked.data = lines
+    named.data_source.data = texts
+    below.data = this.drawer.refused(this, refused.data)
   }
 
   outline() {
@@ -189,6 +233,21 @@ class Show {
     this.point(null)
   }
 
+  get pixel() { return (this.port.x.end - this.port.x.start) / this.models.strip.inner_width }
+
+  hoverNote(time, row) {
+    const lines = noteAt(this, time, row, this.pixel)
+    if (lines) this.tooltip.show(lines, ...this.pointer)
+    else this.tooltip.hide()
+  }
+
+  // Show the time of a range, or a moment.
+  goToRange(time, row) {
+    const {ranges} = this.timeline.notes, at = rangeAt(ranges, time, Math.floor(-row))
+    if (at < 0) this.moment(Math.floor(time))
+    else this.port.x.setv({start: ranges.begin[at], end: ranges.end[at]})
+  }
+
   point(piece) {
     if (piece === null) this.tooltip.hide()
     else this.tooltip.show(this.described(piece), ...this.pointer)
@@ -198,7 +257,7 @@ class Show {
   choose(piece, time = null) {
     this.chosen = piece
     this.outline()
-    if (time !== null) this.moment(Math.floor(time))
+    if (time !== null && !this.timeline.still) this.moment(Math.floor(time))
     this.tell("chosen")
   }
 
@@ -223,6 +282,12 @@ class Show {
 
   described(piece) { return described(this.timeline, this.view, piece) }
   ownerOf(piece) { return piece === null ? null : this.owners.of[bufferOf(this.timeline, piece)] }
+  // Who asked for a request that was refused, innermost first: as many lines as are known.
+  refusedBy(at) {
+    const {operation, frame, stack} = this.timeline.notes.refused, lines = stackOf({stack}, at)
+    return lines.length ? lines : [nameOf(frame, at) || nameOf(operation, at)].filter(Boolean)
+  }
+
   get kinds() { return kindsOf(this.timeline) }
   swatch(key) { return this.palette.css[colourOf(this.owners, key)] }
   searchOf(key) { return searchOf(this.owners, key) }
@@ -233,7 +298,7 @@ class Show {
     const text = dark ? "#e6e8ea" : "#22262a", grid = dark ? "#3a4046" : "#e3e6e9", paper = dark ? "#15181b" : "#ffffff"
     this.dark = dark
     this.palette = palette(dark)
-    for (const plot of [this.models.load, this.models.addresses]) {
+    for (const plot of [this.models.load, this.models.strip, this.models.addresses]) {
       plot.setv({background_fill_color: paper, border_fill_color: paper, outline_line_color: grid})
       if ("border_line_color" in plot.properties) plot.border_line_color = paper  // since Bokeh 3.8
       for (const axis of [...plot.below, ...plot.left])
@@ -241,7 +306,7 @@ class Show {
           major_tick_line_color: text, minor_tick_line_color: text})
       for (const one of plot.center) if ("grid_line_color" in one) one.grid_line_color = grid
     }
-    this.models.peak_label.text_color = text
+    this.models.peak_label.text_color = this.models.named.glyph.text_color = text
     this.repaint()
   }
 

@@ -10,7 +10,7 @@ function timelineOf(said, planes) {
     ...said, start, end, size: open("size"), row: open("row"), owner: open("owner"), stream: open("stream"),
     operation: named(said.operation), frame: named(said.frame), module: named(said.module),
     category: named(said.category), at: named(said.at), before: curve(said.before), small: curve(said.small),
-    stack: said.stack && stacksOf(said.stack, planes),
+    stack: said.stack && stacksOf(said.stack, planes), pool: named(said.pool), notes: notesOf(said.notes, planes),
     clock: said.clock && said.clock.map((one) => column(planes, one)),
     load: {...curve(said.load), peak: said.load.peak},
   }

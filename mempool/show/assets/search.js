@@ -1,14 +1,14 @@
 // Which buffers a search means: an owner, #ROW, a size with or without a comparison, or a part of a name; null for all.
 
 function matching(timeline, text) {
-  const owner = /^(category|frame|module|operation|stream|size)=(.*)$/s.exec(text)
+  const owner = /^(category|frame|module|operation|pool|stream|size)=(.*)$/s.exec(text)
   if (owner && kindsOf(timeline).includes(owner[1])) return owned(timeline, owner[1], owner[2])
   const wanted = text.trim().toLowerCase(), {size, row} = timeline
   if (!wanted) return null
   const number = /^#(\d+)$/.exec(wanted)
   if (number) return Uint8Array.from(row, (one) => one === Number(number[1]))
   const holds = comparison(wanted)
-  return holds ? Uint8Array.from(size, holds) : named(timeline, wanted)
+  return holds ? Uint8Array.from(size, holds) : holding(timeline, wanted)
 }
 
 // Buffers of the owner of a name, which is exactly so.
@@ -30,7 +30,7 @@ function comparison(wanted) {
 }
 
 // Buffers with a part of a name: of any of their owners, of a line of their stack, or their own.
-function named(timeline, wanted) {
+function holding(timeline, wanted) {
   const {ids, stack, size} = timeline, has = (name) => name.toLowerCase().includes(wanted)
   const found = new Uint8Array(size.length)
   for (const kind of NAMED_KINDS) {

@@ -9,8 +9,8 @@ else {
     const timelines = said.timelines.map((one) => timelineOf(one, planes))
     const views = said.views.map((one) => viewOf(one, planes, timelines[one.timeline]))
     const models = {
-      load, addresses, curve, before, absent, copies, marks, reserved, ceiling, peak, peak_label, moment, moment_below, segments,
-      picture, large, chosen,
+      load, strip, addresses, curve, before, absent, copies, marks, reserved, ceiling, peak, peak_label, moment, moment_below, segments,
+      picture, large, chosen, ranges, marked, named, refused, refused_label, refused_below,
     }
     const show = new Show(models, timelines, views, said)
     shows.set(addresses, show)

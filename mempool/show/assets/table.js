@@ -10,7 +10,7 @@ class OwnerTable {
     const {show} = this, {timeline, owners, time} = show, [peak] = timeline.load.peak
     this.groups = new Map(show.alive(time).map((one) => [one.key, one]))
     this.all = [...this.groups.values()].reduce((sum, one) => sum + one.bytes, 0)
-    byId("alive").textContent = `Alive at ${time === peak ? "the peak" : plain(time)}: ${binary(this.all)}`
+    byId("alive").textContent = `Alive at ${timeline.still ? "the end" : time === peak ? "the peak" : plain(time)}: ${binary(this.all)}`
     byId("what").textContent = owners.kind
     const keys = [...this.groups.keys()].slice(0, MOST_ROWS)
     for (let key = 0; key < owners.count && keys.length < MOST_ROWS; key++) if (!this.groups.has(key)) keys.push(key)

@@ -20,18 +20,25 @@ function stackOf({stack}, buffer) {
   return Array.from(stack?.table[stack.of[buffer]] ?? [], (line) => stack.names[line])
 }
 
+// When a piece is alive, as a pair.
+function lifetime(timeline, view, piece) {
+  const {start, end, clock, parts, lacks, since} = timeline, length = end[piece] - start[piece]
+  const before = lacks && start[piece] === since
+  const lasts = clock && !before ? `, about ${duration(clockAt(timeline, end[piece]) - clockAt(timeline, start[piece]))}` : ""
+  const when = before ? `from before the recording to ${plain(end[piece])}`
+    : `${plain(start[piece])} to ${plain(end[piece])}, ${plain(length)} ${ticks(timeline)}${lasts}`
+  return [view.moved ? "on the device" : parts ? "part of its lifetime" : "lifetime", when]
+}
+
 // What is known about a piece, as pairs of label and text.
 function described(timeline, view, piece) {
-  const {start, end, size, row, stream, streams, ids, clock, parts} = timeline
+  const {size, row, stream, streams, ids} = timeline
   const buffer = bufferOf(timeline, piece)
   const called = `#${row[buffer]}` + (ids ? ` ${ids[buffer]}` : "")
   const lines = [["buffer", called], ["size", `${binary(size[buffer])} (${plain(size[buffer])} B)`]]
-  const length = end[piece] - start[piece]
-  const lasts = clock ? `, about ${duration(clockAt(timeline, end[piece]) - clockAt(timeline, start[piece]))}` : ""
-  const when = `${plain(start[piece])} to ${plain(end[piece])}, ${plain(length)} ${ticks(timeline)}${lasts}`
-  lines.push([view.moved ? "on the device" : parts ? "part of its lifetime" : "lifetime", when])
+  if (!timeline.still) lines.push(lifetime(timeline, view, piece))
   lines.push(...journeys(timeline, view, piece))
-  for (const kind of ["category", "module", "operation", "frame"])
+  for (const kind of ["category", "module", "operation", "frame", "pool"])
     if (timeline[kind]?.of[buffer] >= 0) lines.push([kind, timeline[kind].names[timeline[kind].of[buffer]]])
   if (stream[buffer] >= 0) lines.push(["stream", streams[stream[buffer]]])
   if (view.address[piece] >= 0) {
