@@ -104,8 +104,9 @@ def _timeline(packer: Packer, timeline: Timeline, keep: NDArray[np.int64], *, fr
         "before": None if timeline.before is None else _curve(packer, *timeline.before),
         "note": timeline.note,
         "since": timeline.since,
-        "lacks": timeline.lacks,
+        "cut": timeline.cut,
         "still": timeline.still,
+        "caveats": [clean(one) for one in timeline.caveats],
         "notes": _notes(packer, timeline, frames=frames),
     }
     if timeline.clock is not None:

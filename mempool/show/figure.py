@@ -248,7 +248,7 @@ def _draw_addresses(plot: Any, reserved: Any) -> dict[str, Any]:
     plot.image_rgba(source=picture)
     plot.quad(source=large, fill_color="colour", line_color="#000000", line_alpha=0.45, line_width=0.6)
     ceiling = plot.line("time", "bytes", source=reserved, line_color="#d55e00", line_dash="dashed")
-    plot.patch("time", "bytes", source=chosen, fill_alpha=0, line_color="#d55e00", line_width=3)
+    outline = plot.patch("time", "bytes", source=chosen, fill_alpha=0, line_width=3)
     moment = Span(dimension="height", line_color="#d55e00", line_dash="dotted", location=0)
     plot.add_layout(moment)
     return _draw_moves(plot) | {
@@ -256,6 +256,7 @@ def _draw_addresses(plot: Any, reserved: Any) -> dict[str, Any]:
         "picture": picture,
         "large": large,
         "chosen": chosen,
+        "outline": outline,
         "ceiling": ceiling,
         "moment_below": moment,
     }

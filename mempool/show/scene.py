@@ -66,7 +66,7 @@ def scene_of(
     Raises:
         TraceError: the trace contradicts itself.
         ValueError: a plan for other buffers or without offsets, no such allocator, allocators without a
-            trace, or so many bytes that their sum does not fit 64 bits.
+            trace or without a history, or so many bytes that their sum does not fit 64 bits.
     """
     if allocators and not isinstance(what, Trace):
         raise ValueError("allocators are simulated on traces; these are buffers")
@@ -78,6 +78,10 @@ def scene_of(
         timelines.append(timeline_of(buffers, device, trace=part, free=free))
         views += _views_of(part, timelines[-1], len(timelines) - 1, allocators)
         bare.append(buffers)
+    if allocators and all(timeline.still for timeline in timelines):
+        raise ValueError(
+            "allocators are simulated on events, and none were recorded: the state at the end is known"
+        )
     if plan is not None:
         placed = planned or (what if isinstance(what, Buffers) else buffers_of(what))
         _add_plan(timelines, views, bare, plan, placed)
@@ -111,13 +115,11 @@ def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[st
     from mempool.what_if import simulate
 
     born, since = trace.kind == Kind.ALLOC, timeline.since
-    if timeline.still and allocators:
-        raise ValueError(f"allocators are simulated on events; {timeline.lacks}")
     views = []
     if (trace.address[born] >= 0).any():
         held = segments_of(recorded_segments(trace), since=since, end=len(trace))
         views.append(recorded_view("recorded", at, timeline, trace.address[born], held))
-    for name in allocators:
+    for name in () if timeline.still else allocators:
         choice = parse_choice(name)
         done = simulate(trace, choice.allocator, **choice.settings)
         segments = segments_of(done.segments, since=since, end=len(trace))

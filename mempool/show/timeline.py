@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mempool.report import binary
+from mempool.analysis.caveats import history_caveats, pool_caveats
 from mempool.show.notes import NO_NOTES, Notes, notes_of
 from traces.completeness import History, completeness
 from traces.trace import NAMED, Kind
@@ -53,8 +53,9 @@ class Timeline:
         before: int64[2, k], times and another load from each until the next, to compare with; or None.
         note: one more fact, a few words.
         since: the first time; buffers from before the recording begin then.
-        lacks: the part of the history that is missing, a few words; "" where nothing is.
+        cut: whether buffers that begin then may be from before the recording.
         still: whether no history is known, only the state at the end, as which time has one moment.
+        caveats: sentences about the facts that are missing.
         notes: events beside the buffers.
     """
 
@@ -81,8 +82,9 @@ class Timeline:
     before: NDArray[np.int64] | None = None
     note: str = ""
     since: int = 0
-    lacks: str = ""
+    cut: bool = False
     still: bool = False
+    caveats: tuple[str, ...] = ()
     notes: Notes = NO_NOTES
 
 
@@ -112,15 +114,16 @@ def timeline_of(
     """
     owner, iteration, start, end = _pieces(buffers, columns)
     named = dict.fromkeys(NAMED, np.full(len(buffers), -1)) | {"pool": np.zeros(len(buffers), np.int64)}
-    since, known, notes = 0, None, NO_NOTES
+    since, history, notes = 0, History.WHOLE, NO_NOTES
+    caveats: tuple[str, ...] = ()
     if trace is not None:
         born = np.flatnonzero(trace.kind == Kind.ALLOC)
         named = {name: getattr(trace, name)[born].astype(np.int64) for name in (*NAMED, "pool")}
         known = completeness(trace, int(trace.device[0]) if len(trace) else 0)
-        since = _since(trace, known)
+        since, history = _since(trace, known), known.history
         start = np.maximum(start, since)
-        if known.history is not History.ABSENT:
-            notes = notes_of(trace, free)
+        notes = NO_NOTES if history is History.ABSENT else notes_of(trace, free)
+        caveats = (*history_caveats(trace, known.device), *pool_caveats(trace))
     order = np.argsort(start, kind="stable")
     return Timeline(
         title,
@@ -142,8 +145,9 @@ def timeline_of(
         clock=None if trace is None else _clock(trace),
         period=buffers.period,
         since=since,
-        lacks="" if known is None else _lacks(known),
-        still=known is not None and known.history is History.ABSENT,
+        cut=history is History.WINDOW,
+        still=history is History.ABSENT,
+        caveats=caveats,
         notes=notes,
     )
 
@@ -165,15 +169,6 @@ def _first_row(sums: NDArray[np.int64], total: int) -> int:
     """Return the row after the one at which a sum reaches a total; 0 where none does."""
     at = int(np.searchsorted(sums, total))
     return at + 1 if total and at < len(sums) else 0
-
-
-def _lacks(known: Completeness) -> str:
-    if known.history is History.ABSENT:
-        return "history not recorded: only the state at the end is known"
-    if known.history is History.WINDOW:
-        base = f"{binary(known.live_before_bytes)} were alive at its beginning"
-        return f"the events before the recording are lost; {base}"
-    return ""
 
 
 def _pieces(buffers: Buffers, columns: int) -> tuple[NDArray[np.int64], ...]:

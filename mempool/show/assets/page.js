@@ -36,7 +36,7 @@ function heading(show) {
 
 function facts(show) {
   const {timeline, view} = show, [count, bytes] = timeline.persistent, drawn = timeline.start.length
-  const {count: refused, asked} = timeline.notes.refused, {still, lacks} = timeline, said = lacks ? [lacks] : []
+  const {count: refused, asked} = timeline.notes.refused, {still} = timeline, said = []
   if (refused) said.push(`out of memory: ${counted(refused, "request")} refused, the largest ${binary(Math.max(...asked))}`)
   said.push(counted(timeline.pieces, still ? "buffer" : "lifetime"), `${still ? "alive" : "peak load"} ${binary(timeline.load.peak[1])}`)
   const reserved = show.models.reserved.data.bytes.reduce((a, b) => Math.max(a, b), 0)
@@ -46,6 +46,7 @@ function facts(show) {
   if (count) said.push(`${counted(count, "persistent buffer")} of ${binary(bytes)} not drawn`)
   if (drawn < timeline.pieces) said.push(`the largest ${plain(drawn)} one by one, the others grey`)
   byId("facts").textContent = said.join(" · ")
+  byId("caveats").replaceChildren(...timeline.caveats.map((one) => element("li", one)))
 }
 
 // The requests that were refused; a click shows what was alive then.

@@ -306,7 +306,7 @@ class Show {
           major_tick_line_color: text, minor_tick_line_color: text})
       for (const one of plot.center) if ("grid_line_color" in one) one.grid_line_color = grid
     }
-    this.models.peak_label.text_color = this.models.named.glyph.text_color = text
+    this.models.peak_label.text_color = this.models.named.glyph.text_color = this.models.outline.glyph.line_color = text
     this.repaint()
   }
 

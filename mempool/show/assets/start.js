@@ -10,7 +10,7 @@ else {
     const views = said.views.map((one) => viewOf(one, planes, timelines[one.timeline]))
     const models = {
       load, strip, addresses, curve, before, absent, copies, marks, reserved, ceiling, peak, peak_label, moment, moment_below, segments,
-      picture, large, chosen, ranges, marked, named, refused, refused_label, refused_below,
+      picture, large, chosen, outline, ranges, marked, named, refused, refused_label, refused_below,
     }
     const show = new Show(models, timelines, views, said)
     shows.set(addresses, show)

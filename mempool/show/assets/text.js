@@ -22,8 +22,8 @@ function stackOf({stack}, buffer) {
 
 // When a piece is alive, as a pair.
 function lifetime(timeline, view, piece) {
-  const {start, end, clock, parts, lacks, since} = timeline, length = end[piece] - start[piece]
-  const before = lacks && start[piece] === since
+  const {start, end, clock, parts, cut, since} = timeline, length = end[piece] - start[piece]
+  const before = cut && start[piece] === since
   const lasts = clock && !before ? `, about ${duration(clockAt(timeline, end[piece]) - clockAt(timeline, start[piece]))}` : ""
   const when = before ? `from before the recording to ${plain(end[piece])}`
     : `${plain(start[piece])} to ${plain(end[piece])}, ${plain(length)} ${ticks(timeline)}${lasts}`

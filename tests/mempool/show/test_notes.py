@@ -113,9 +113,9 @@ def test_memory_from_before_the_recording_is_there_at_its_beginning() -> None:
     assert (timeline.start.tolist(), timeline.end.tolist()) == ([3, 3, 3], [4, 5, 5])
     assert view.segments.start.tolist() == [3]
     assert (timeline.since, timeline.still) == (3, False)
-    assert timeline.lacks == "the events before the recording are lost; 300 B were alive at its beginning"
+    assert timeline.caveats[0].startswith("the first events are lost: 300 B were live, 1000 B reserved")
     whole = scene_of(cut({"history.0": "whole"})).timelines[0]
-    assert (whole.start.tolist(), whole.since, whole.lacks) == ([1, 2, 3], 0, "")
+    assert (whole.start.tolist(), whole.since, whole.caveats) == ([1, 2, 3], 0, ())
 
 
 def test_without_a_history_only_the_end_is_drawn() -> None:
@@ -127,8 +127,8 @@ def test_without_a_history_only_the_end_is_drawn() -> None:
     assert set(timeline.end.tolist()) == {4}
     assert (view.segments.start.tolist(), view.segments.end.tolist()) == ([3], [4])
     assert (timeline.still, scene.picture) == (True, "addresses")
-    assert "only the state at the end is known" in timeline.lacks
-    with pytest.raises(ValueError, match="history not recorded"):
+    assert "only the state at the end is known" in timeline.caveats[0]
+    with pytest.raises(ValueError, match="none were recorded"):
         scene_of(trace, allocators=["first_fit"])
 
 

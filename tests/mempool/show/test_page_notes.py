@@ -121,10 +121,8 @@ def test_without_a_history_no_time_is_drawn(visit: Callable[..., Any]) -> None:
     )  # fmt: skip
     page = visit(figure(trace, title="end").html())
     assert page.locator("h1").inner_text() == "end · state at the end"
-    facts = (
-        "history not recorded: only the state at the end is known · 2 buffers · alive 300 B · reserved 1000 B"
-    )
-    assert page.locator("#facts").inner_text() == facts
+    assert page.locator("#facts").inner_text() == "2 buffers · alive 300 B · reserved 1000 B"
+    assert "only the state at the end is known" in page.locator("#caveats").inner_text()
     assert not page.evaluate("mempoolShow.models.load.visible")
     assert page.locator("#alive").inner_text() == "Alive at the end: 300 B"
     for picture, high in (("#addresses", 600), ("#stacked", 200)):
@@ -144,6 +142,6 @@ def test_a_lost_beginning_is_told(visit: Callable[..., Any]) -> None:
         metadata={"history.0": "window", "live_before.0": "100"},
     )  # fmt: skip
     page = visit(figure(trace).html())
-    assert page.locator("#facts").inner_text().startswith("the events before the recording are lost; 100 B")
+    assert page.locator("#caveats").inner_text().startswith("the first events are lost: 100 B were live")
     page.mouse.move(*place(page, 1.5, 50))
     assert "lifetime from before the recording to 2" in (tooltip(page) or "")
