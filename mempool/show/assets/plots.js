@@ -141,7 +141,7 @@ class Show {
 
   repaint() {
     this.colour = coloured(this.timeline, this.owners, this.matches)
-    if (this.picture === "stacked") this.order = orderOf(this.timeline, this.together ? this.owners : null)
+    if (this.picture === "stacked") this.order = orderOf(this.timeline, this.together ? this.owners : null, this.matches)
     this.refresh()
   }
 

@@ -32,16 +32,18 @@ function momentsOf(timeline, {left, right, width}) {
   return moments
 }
 
-// The pieces from the bottom to the top: as they were allocated, or those of an owner together, the largest owner lowest.
-function orderOf(timeline, owners) {
-  const order = Uint32Array.from(timeline.start, (_, i) => i)
-  if (!owners) return order
-  const key = (i) => owners.of[bufferOf(timeline, i)], next = new Uint32Array(owners.count + 1)
-  for (const i of order) next[key(i) + 1] += 1
-  for (let owner = 0; owner < owners.count; owner++) next[owner + 1] += next[owner]
-  const sorted = new Uint32Array(order.length)
-  for (const i of order) sorted[next[key(i)]++] = i
-  return sorted
+// The pieces from the bottom to the top: those found first, so that their sum can be read; as they were allocated, or
+// those of an owner together, the largest owner lowest.
+function orderOf(timeline, owners, matches) {
+  const count = owners?.count ?? 1, next = new Uint32Array(2 * count + 1), order = new Uint32Array(timeline.start.length)
+  const key = (i) => {
+    const buffer = bufferOf(timeline, i)
+    return (owners?.of[buffer] ?? 0) + (matches && !matches[buffer] ? count : 0)
+  }
+  for (let i = 0; i < order.length; i++) next[key(i) + 1] += 1
+  for (let k = 0; k < 2 * count; k++) next[k + 1] += next[k]
+  for (let i = 0; i < order.length; i++) order[next[key(i)]++] = i
+  return order
 }
 
 // The first index whose value is at least x; values ascend.

@@ -9,8 +9,9 @@ else {
     const timelines = said.timelines.map((one) => timelineOf(one, planes))
     const views = said.views.map((one) => viewOf(one, planes, timelines[one.timeline]))
     const models = {
-      load, strip, addresses, curve, before, absent, copies, marks, reserved, ceiling, peak, peak_label, moment, moment_below, segments,
-      picture, large, chosen, outline, ranges, marked, named, refused, refused_label, refused_below,
+      load, curve, before, reserved, peak, peak_label, moment, refused, refused_label,
+      strip, ranges, marked, named,
+      addresses, segments, picture, large, absent, copies, marks, ceiling, outline, chosen, moment_below, refused_below,
     }
     const show = new Show(models, timelines, views, said)
     shows.set(addresses, show)

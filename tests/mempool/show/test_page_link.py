@@ -42,7 +42,7 @@ def test_a_link_shows_the_same(page: Any) -> None:
     page.wait_for_function("location.hash.includes('search')")
     page.wait_for_timeout(400)
     before = (page.evaluate(STATE), window(page), visible(page))
-    assert before[0] == ["stacked", 1, "stream", True, 4, 2, "operation=two"]
+    assert before[0] == ["stacked", 1, "stream", True, 4, 1, "operation=two"]
     page.reload()
     page.wait_for_function("window.mempoolShow !== undefined && mempoolShow.drawn !== undefined")
     now = (page.evaluate(STATE), window(page), visible(page))

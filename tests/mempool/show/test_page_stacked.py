@@ -65,6 +65,12 @@ def test_owners_together_are_stacked_by_their_bytes(page: Any) -> None:
     assert under(page, 4.5, 150) == "buffer #1"
 
 
+def test_found_buffers_are_lowest(page: Any) -> None:
+    """Their sum over time is the edge between colours and grey."""
+    page.fill("#search", "stream=7")
+    assert [under(page, 4.5, kib) for kib in (100, 250, 500)] == ["buffer #1", "buffer #3", "buffer #2"]
+
+
 def test_a_column_of_pixels_shows_its_highest_moment(visit: Callable[..., Any]) -> None:
     """One event of a hundred thousand holds a GiB: seen, although a pixel is some hundred events wide."""
     start = np.arange(100_000)
