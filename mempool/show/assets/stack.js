@@ -60,29 +60,34 @@ function firstAtLeast(values, x) {
 // Draws into `image`, and into `owner` which piece each pixel shows, plus one; the pieces in an order of `orderOf`. What
 // is not drawn one by one is a grey band above the others.
 function stacked(timeline, colour, palette, window, order) {
-  const {left, right, bottom, top, width, height} = window, {start, end, size} = timeline
-  const image = new Uint32Array(width * height), owner = new Int32Array(width * height)
-  const moments = momentsOf(timeline, window), reach = new Float64Array(width).fill(-bottom), up = height / (top - bottom)
-  const pile = (x, bytes, piece, plain, edge) => {
-    const y0 = Math.max(Math.round(reach[x] * up), 0)
-    reach[x] += bytes
-    const y1 = Math.min(Math.round(reach[x] * up), height)
-    for (let at = y0 * width + x, stop = y1 * width; at < stop; at += width) {
-      image[at] = plain
-      owner[at] = piece + 1
-    }
-    if (y1 - y0 > 3) image[y0 * width + x] = edge
-  }
+  const {bottom, top, width, height} = window, {start, end, size, small} = timeline, up = height / (top - bottom)
+  const drawn = {...window, image: new Uint32Array(width * height), owner: new Int32Array(width * height), large: []}
+  const moments = drawn.moments = momentsOf(timeline, window)
+  const reach = new Float64Array(width).fill(-bottom * up)  // of each column, in pixels above the window's bottom
   for (const i of order) {
     if (end[i] <= moments[0] || start[i] > moments[width - 1]) continue
-    const buffer = bufferOf(timeline, i), shade = colour[buffer], stop = firstAtLeast(moments, end[i])
-    for (let x = firstAtLeast(moments, start[i]); x < stop; x++)
-      pile(x, size[buffer], i, palette.number[shade], palette.edge[shade])
+    const buffer = bufferOf(timeline, i), shade = colour[buffer], stop = firstAtLeast(moments, end[i]), tall = size[buffer] * up
+    for (let x = firstAtLeast(moments, start[i]); x < stop; x++) {
+      const low = Math.floor(reach[x] + 0.5), high = Math.floor((reach[x] += tall) + 0.5)
+      if (low < high) pile(drawn, x, low, high, i + 1, palette.number[shade], palette.edge[shade])
+    }
   }
-  const {small} = timeline, grey = palette.number[DIM]
-  if (small) for (let x = 0; x < width; x++)
-    if (moments[x] >= small.time[0]) pile(x, small.bytes[lastAtMost(small.time, moments[x])], -1, grey, grey)
-  return {...window, image, owner, moments, large: []}
+  const grey = palette.number[DIM]
+  if (small) for (let x = 0; x < width; x++) {
+    const bytes = moments[x] < small.time[0] ? 0 : small.bytes[lastAtMost(small.time, moments[x])]
+    pile(drawn, x, Math.round(reach[x]), Math.round(reach[x] + bytes * up), 0, grey, grey)
+  }
+  return drawn
+}
+
+// A part of a column of pixels, as far as it is in the window.
+function pile({image, owner, width, height}, x, low, high, piece, plain, edge) {
+  const y0 = Math.max(low, 0), stop = Math.min(high, height) * width
+  for (let at = y0 * width + x; at < stop; at += width) {
+    image[at] = plain
+    owner[at] = piece
+  }
+  if (high - low > 3 && low >= 0 && low < height) image[y0 * width + x] = edge
 }
 
 // The outline of a piece in the stacked picture: the corners of its lower edge and, backwards, of its upper one.
