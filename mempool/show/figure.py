@@ -35,6 +35,8 @@ _SCRIPTS = (
     "tooltip.js",
     "viewport.js",
     "pictures.js",
+    "theme.js",
+    "load.js",
     "plots.js",
     "start.js",
 )

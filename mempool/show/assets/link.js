@@ -22,8 +22,10 @@ function restore(show, state, seek) {
   if (show.kinds.includes(said.get("owner"))) show.colourBy(said.get("owner"))
   show.group(said.has("together"))
   seek(said.get("search") ?? "")
-  const ranges = [[show.port.x, "x"], [show.port.y, "y"]].map(([range, name]) => [range, (said.get(name) ?? "").split("~").map(Number)])
-  for (const [range, [start, end]] of ranges) if (start < end && end - start < Infinity) range.setv({start, end})
+  for (const name of ["x", "y"]) {
+    const [start, end] = (said.get(name) ?? "").split("~").map(Number)
+    if (start < end && end - start < Infinity) show.port[name].setv({start, end})
+  }
   show.choose(whole(number("piece"), show.timeline.start.length) ? number("piece") : null)
   if (Number.isFinite(number("time"))) show.moment(number("time"))
   show.refresh()

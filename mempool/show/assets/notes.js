@@ -23,7 +23,8 @@ function rowsOf({marks, ranges}) {
 
 // What of a strip is in a window of time; names where there is room for them, `pixel` of time each.
 function stripIn({marks, ranges}, {start, end}, pixel, colours) {
-  const boxes = {left: [], right: [], bottom: [], top: [], colour: []}, lines = {time: []}, texts = {time: [], row: [], text: []}
+  const boxes = {left: [], right: [], bottom: [], top: [], colour: []}
+  const lines = {time: []}, texts = {time: [], row: [], text: []}
   const write = (time, row, text, until) => {
     const room = Math.floor((until - time) / pixel / LETTER_PX) - 1
     if (room < 3 || !text) return
@@ -58,7 +59,9 @@ function noteAt({timeline, timeline: {notes: {marks, ranges}}}, time, row, pixel
   return [["range", nameOf(ranges.name, at)], ["time", `${plain(begin[at])} to ${plain(end[at])}${lasts}`]]
 }
 
-const rangeAt = ({begin, end, depth}, time, row) => begin.findIndex((from, k) => from <= time && time < end[k] && depth[k] === row)
+function rangeAt({begin, end, depth}, time, row) {
+  return begin.findIndex((from, k) => from <= time && time < end[k] && depth[k] === row)
+}
 
 // Lines of refused requests, from what was alive upwards by what was asked for.
 function refusedLines({load, notes: {refused: {time, asked}}}) {

@@ -23,7 +23,8 @@ function usualKind(timeline) {
 // with most bytes at the peak come first; with as many, those with most bytes times time.
 function ownersOf(timeline, kind) {
   timeline.owners ??= new Map()
-  if (!timeline.owners.has(kind)) timeline.owners.set(kind, kind === "buffer" ? eachBuffer(timeline) : ranked(timeline, kind))
+  const made = kind === "buffer" ? eachBuffer : ranked
+  if (!timeline.owners.has(kind)) timeline.owners.set(kind, made(timeline, kind))
   return timeline.owners.get(kind)
 }
 
@@ -46,7 +47,8 @@ function ranked(timeline, kind) {
   }
   const used = new Uint8Array(names.length + 1)
   for (let i = 0; i < size.length; i++) used[key(i)] = 1
-  const order = Array.from(used, (_, k) => k).filter((k) => used[k]).sort((a, b) => atPeak[b] - atPeak[a] || area[b] - area[a])
+  const order = Array.from(used, (_, k) => k).filter((k) => used[k])
+  order.sort((a, b) => atPeak[b] - atPeak[a] || area[b] - area[a])
   const rank = new Int32Array(used.length).fill(-1)
   order.forEach((owner, place) => { rank[owner] = place })
   const name = (place) => order[place] === unknown ? "(unknown)" : names[order[place]]
@@ -77,4 +79,6 @@ function aliveAt(timeline, owners, time) {
 }
 
 // The text of a search that means one owner's buffers and no others.
-const searchOf = (owners, key) => owners.kind === "buffer" ? owners.name(key).split(" ", 1)[0] : `${owners.kind}=${owners.name(key)}`
+function searchOf({kind, name}, key) {
+  return kind === "buffer" ? name(key).split(" ", 1)[0] : `${kind}=${name(key)}`
+}

@@ -38,9 +38,11 @@ function facts(show) {
   const {timeline, view} = show, [count, bytes] = timeline.persistent, drawn = timeline.start.length
   const {count: refused, asked} = timeline.notes.refused, {still} = timeline, said = []
   if (refused) said.push(`out of memory: ${counted(refused, "request")} refused, the largest ${binary(Math.max(...asked))}`)
-  said.push(counted(timeline.pieces, still ? "buffer" : "lifetime"), `${still ? "alive" : "peak load"} ${binary(timeline.load.peak[1])}`)
+  said.push(counted(timeline.pieces, still ? "buffer" : "lifetime"))
+  said.push(`${still ? "alive" : "peak load"} ${binary(timeline.load.peak[1])}`)
   const reserved = show.models.reserved.data.bytes.reduce((a, b) => Math.max(a, b), 0)
-  if (reserved) said.push(`${view.reserved ? "arena" : "reserved"} ${still || view.reserved ? "" : "at most "}${binary(reserved)}${still ? "" : " (dashed)"}`)
+  const held = view.reserved ? "arena" : still ? "reserved" : "reserved at most"
+  if (reserved) said.push(`${held} ${binary(reserved)}${still ? "" : " (dashed)"}`)
   if (timeline.period) said.push(`iterations of ${plain(timeline.period)} ${timeline.ticks ?? "allocations"}`)
   if (timeline.note) said.push(timeline.note)
   if (count) said.push(`${counted(count, "persistent buffer")} of ${binary(bytes)} not drawn`)

@@ -40,11 +40,11 @@ class Show {
     const before = this.index === undefined ? null : this.timeline
     this.index = index
     const {timeline} = this
-    this.fillLoad()
+    fillLoad(this)
     if (timeline !== before) {
       this.matches = this.chosen = null
       this.owners = ownersOf(timeline, this.by = usualKind(timeline))
-      this.fillAxes()
+      fillAxes(this)
       this.port.limits = {first: this.first, last: this.last}
       this.port.allTime()
       this.moment(timeline.load.peak[0])
@@ -61,48 +61,6 @@ class Show {
     this.port.allBytes()
     if (this.drawn) this.repaint()
     this.tell("view")
-  }
-
-  // Axes of time and the strip, as far as the timeline has any.
-  fillAxes() {
-    const {timeline: {still, notes}, models: {addresses, load, strip, moment_below: moment}} = this
-    const {above, below} = rowsOf(notes), [axis] = addresses.below
-    axis.axis_label = `time in ${ticks(this.timeline)}`
-    axis.visible = load.visible = moment.visible = !still
-    strip.visible = above + below > 0
-    strip.height = Math.max(above + below, 1) * ROW_PX
-    strip.y_range.setv({start: -below, end: above})
-  }
-
-  fillLoad() {
-    const {timeline, view, models: {curve, before, reserved, refused, peak, load}} = this, [when, most] = timeline.load.peak
-    curve.data = stairs(timeline.load)
-    before.data = stairs(timeline.before ?? {time: [], bytes: []})
-    reserved.data = reservedOver(view, timeline)
-    const late = when > (this.first + this.last) / 2
-    peak.data = {
-      time: [when], bytes: [most], text: [`peak ${binary(most)}`], align: [late ? "right" : "left"], beside: [late ? -9 : 9],
-    }
-    const highest = (values, least) => values.reduce((a, b) => Math.max(a, b), least)
-    this.reach = highest(before.data.bytes, most)
-    refused.data = refusedLines(timeline)
-    // A request for much more than was alive must not make all else small.
-    this.reach = highest(refused.data.high.map((bytes) => Math.min(bytes, 2 * this.reach || bytes)), this.reach)
-    this.held = highest(reserved.data.bytes, this.reach)
-    load.x_range.setv({start: this.first, end: this.last})
-    load.y_range.setv({start: 0, end: 1.15 * this.held || 1})
-    this.labelRefused()
-  }
-
-  labelRefused() {
-    const {timeline: {notes: {refused: {time, asked}}}, models: {refused_label: label, load}} = this
-    const largest = asked.reduce((a, b, k) => b > (asked[a] ?? -1) ? k : a, -1), none = largest < 0
-    const late = time[largest] > (this.first + this.last) / 2
-    label.data = {
-      time: none ? [] : [time[largest]], bytes: none ? [] : [load.y_range.end],
-      text: none ? [] : [`out of memory: ${binary(asked[largest])} refused`],
-      align: none ? [] : [late ? "right" : "left"], beside: none ? [] : [late ? -9 : 9],
-    }
   }
 
   get first() {
@@ -295,18 +253,9 @@ class Show {
   alive(time) { return aliveAt(this.timeline, this.owners, time) }
 
   theme(dark) {
-    const text = dark ? "#e6e8ea" : "#22262a", grid = dark ? "#3a4046" : "#e3e6e9", paper = dark ? "#15181b" : "#ffffff"
     this.dark = dark
     this.palette = palette(dark)
-    for (const plot of [this.models.load, this.models.strip, this.models.addresses]) {
-      plot.setv({background_fill_color: paper, border_fill_color: paper, outline_line_color: grid})
-      if ("border_line_color" in plot.properties) plot.border_line_color = paper  // since Bokeh 3.8
-      for (const axis of [...plot.below, ...plot.left])
-        axis.setv({major_label_text_color: text, axis_label_text_color: text, axis_line_color: text,
-          major_tick_line_color: text, minor_tick_line_color: text})
-      for (const one of plot.center) if ("grid_line_color" in one) one.grid_line_color = grid
-    }
-    this.models.peak_label.text_color = this.models.named.glyph.text_color = this.models.outline.glyph.line_color = text
+    paint(this.models, dark)
     this.repaint()
   }
 

@@ -66,7 +66,8 @@ function stacked(timeline, colour, palette, window, order) {
   const reach = new Float64Array(width).fill(-bottom * up)  // of each column, in pixels above the window's bottom
   for (const i of order) {
     if (end[i] <= moments[0] || start[i] > moments[width - 1]) continue
-    const buffer = bufferOf(timeline, i), shade = colour[buffer], stop = firstAtLeast(moments, end[i]), tall = size[buffer] * up
+    const buffer = bufferOf(timeline, i), shade = colour[buffer], tall = size[buffer] * up
+    const stop = firstAtLeast(moments, end[i])
     for (let x = firstAtLeast(moments, start[i]); x < stop; x++) {
       const low = Math.floor(reach[x] + 0.5), high = Math.floor((reach[x] += tall) + 0.5)
       if (low < high) pile(drawn, x, low, high, i + 1, palette.number[shade], palette.edge[shade])

@@ -127,7 +127,11 @@ def test_a_search_finds_operations_frames_rows_and_sizes(page: Any) -> None:
         page.fill("#search", wanted)
         found = page.evaluate("Array.from(mempoolShow.matches).flatMap((yes, row) => yes ? [row] : [])")
         assert found == rows
-        assert page.locator("#found").inner_text().startswith(f"{len(rows)} buffers of ")
+        assert (
+            page.locator("#found")
+            .inner_text()
+            .startswith(f"{len(rows)} buffer{'s' if len(rows) != 1 else ''} of ")
+        )
         dim = page.evaluate("mempoolShow.palette.css.at(-1)")
         large = page.evaluate("mempoolShow.models.large.data")
         bright = {row for row, colour in zip(large["row"], large["colour"], strict=True) if colour != dim}
@@ -234,6 +238,24 @@ def test_one_device_needs_no_selector(page: Any) -> None:
     assert not page.locator("#device").is_visible()
 
 
+TICKS = {
+    (0, 2**26, 2**27): ["0 MiB", "64 MiB", "128 MiB"],
+    (0, 2**28, 2**29, 3 * 2**28, 2**30): ["0 GiB", "0.25 GiB", "0.5 GiB", "0.75 GiB", "1 GiB"],
+    (2**35, 2**35 + 512): ["32 GiB", "32.0000005 GiB"],
+    (0, 1, 2): ["0 B", "1 B", "2 B"],
+    (0,): ["0 B"],
+}
+
+
+def test_labels_of_ticks_differ_at_every_zoom(page: Any) -> None:
+    """Bytes in as many digits as tell them apart; events are whole, so that no part of one has a tick."""
+    label = "(ticks) => mempoolShow.models.addresses.left[0].formatter.doFormat(ticks, {loc: 0})"
+    for ticks, labels in TICKS.items():
+        assert page.evaluate(label, list(ticks)) == labels
+    ticks = "mempoolShow.models.addresses.below[0].ticker.get_ticks(3.2, 4.4, null, 0).major"
+    assert page.evaluate(ticks) == [4]
+
+
 HOSTILE = (
     "</title></script><script>alert(1)</script>",
     "<img src=x onerror=alert(2)>",
@@ -259,7 +281,7 @@ def test_names_of_a_trace_are_text(visit: Callable[..., Any]) -> None:
     assert HOSTILE[1] in page.locator("#composition").inner_text()
     page.select_option("#by", "operation")
     page.fill("#search", "</script>")
-    assert page.locator("#found").inner_text().startswith("1 buffers")
+    assert page.locator("#found").inner_text().startswith("1 buffer of")
     page.press("#search", "Enter")
     shown = page.locator("#chosen").inner_text()
     assert HOSTILE[0] in shown
