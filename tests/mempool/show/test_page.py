@@ -346,6 +346,9 @@ def test_a_notebook_shows_the_page_in_a_frame(visit: Callable[..., Any]) -> None
     frame = page.frame_locator("iframe")
     assert frame.locator("h1").inner_text(timeout=10_000) == 'a"><script>alert(1)</script>'
     assert page.locator("script").count() == 0
+    frame.locator("#in").click()
+    page.wait_for_timeout(600)  # a part of another page keeps nothing in that one's address
+    assert "#" not in page.url
 
 
 def test_bokeh_itself_shows_the_figure(visit: Callable[..., Any]) -> None:

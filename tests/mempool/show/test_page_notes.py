@@ -73,6 +73,21 @@ def test_a_click_on_a_refused_request_shows_what_was_alive(page: Any) -> None:
     assert window(page)["left"] < 6 < window(page)["right"]
 
 
+def test_a_request_for_far_too_much_leaves_the_load_in_sight(visit: Callable[..., Any]) -> None:
+    trace = Trace.of([A, REFUSED], [0, -1], [MIB, 1 << 50])
+    page = visit(figure(trace).html())
+    assert page.evaluate("mempoolShow.models.load.y_range.end") < 3 * MIB
+    assert page.evaluate("mempoolShow.models.addresses.y_range.end") < 3 * MIB
+
+
+def test_reserved_memory_far_above_the_load_leaves_the_stack_in_sight(visit: Callable[..., Any]) -> None:
+    """The line of what was reserved is in the stacked picture only where it is near."""
+    for held, top in ((2 * MIB, MIB), (1.25 * MIB, 1.25 * MIB)):
+        trace = Trace.of([RESERVE, A], [-1, 0], [int(held), MIB], address=[0, 0])
+        page = visit(figure(trace).html())
+        assert page.evaluate("mempoolShow.models.addresses.y_range.end") == pytest.approx(1.02 * top)
+
+
 def test_a_page_of_a_program_that_lived_has_no_list_of_failures(visit: Callable[..., Any]) -> None:
     page = visit(figure(Trace.of([A], [0], [5])).html())
     assert not page.locator("#refused").is_visible()
@@ -134,6 +149,11 @@ def test_without_a_history_no_time_is_drawn(visit: Callable[..., Any]) -> None:
         assert "lifetime" not in (tooltip(page) or "")
         assert page.locator("#alive").inner_text() == "Alive at the end: 300 B"
     assert page.locator("#peak").is_disabled()
+    page.focus("#figure")
+    page.keyboard.press("ArrowLeft")
+    resting(page)
+    page.mouse.click(*place(page, page.evaluate("mempoolShow.first") - 0.1, 100))
+    assert page.locator("#alive").inner_text() == "Alive at the end: 300 B"
 
 
 def test_a_lost_beginning_is_told(visit: Callable[..., Any]) -> None:
