@@ -1,4 +1,4 @@
-"""``mempool show``: a trace as one page of load and addresses over time."""
+"""``mempool show``: a trace as one page of live buffers and addresses over time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def show(
     opened: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    r"""Write a page that shows where memory goes: load and addresses over time, in one file without network.
+    r"""Write a page that shows where memory goes, buffers and addresses over time: one file, no network.
 
     Addresses are those that were recorded, those of the allocators asked for,
     and the plan's; where there are none, those of a plan made by a greedy

@@ -249,7 +249,7 @@ class Show {
   get kinds() { return kindsOf(this.timeline) }
   swatch(key) { return this.palette.css[colourOf(this.owners, key)] }
   searchOf(key) { return searchOf(this.owners, key) }
-  get repeats() { return this.owners.count > OWNER_COLOURS ? OWNER_COLOURS : 0 }
+  get repeats() { return this.by !== "buffer" && this.owners.count > OWNER_COLOURS ? OWNER_COLOURS : 0 }
   alive(time) { return aliveAt(this.timeline, this.owners, time) }
 
   theme(dark) {
