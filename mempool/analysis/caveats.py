@@ -88,10 +88,11 @@ def caveats(trace: Trace, device: int) -> list[str]:
     Raises:
         TraceError: the trace contradicts itself.
     """
-    return [*_history(trace, device), *_refusals(trace), *_pools(trace)]
+    return [*history_caveats(trace, device), *_refusals(trace), *pool_caveats(trace)]
 
 
-def _history(trace: Trace, device: int) -> Iterator[str]:
+def history_caveats(trace: Trace, device: int) -> Iterator[str]:
+    """Yield a sentence about the part of a device's history that is missing, if any is."""
     known = completeness(trace, device)
     if known.is_whole:
         return
@@ -123,7 +124,8 @@ def _refusals(trace: Trace) -> Iterator[str]:
     )
 
 
-def _pools(trace: Trace) -> Iterator[str]:
+def pool_caveats(trace: Trace) -> Iterator[str]:
+    """Yield a sentence about private pools, if there are any."""
     segment = (trace.kind == Kind.RESERVE) & (trace.pool > 0)
     private = trace.kind == Kind.ALLOC
     count = len(np.unique(trace.pool[(trace.pool > 0) & (segment | private)]))

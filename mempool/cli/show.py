@@ -1,4 +1,4 @@
-"""``mempool show``: a trace as one page of load and addresses over time."""
+"""``mempool show``: a trace as one page of live buffers and addresses over time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mempool.cli.options import Frames, Lenient, allocators
-from mempool.cli.output import ExitCode, Stop, bar, facts, print_json, progress
+from mempool.cli.output import ExitCode, Stop, bar, facts, print_json, progress, tell_caveats
 from mempool.cli.outputs import why_not, written_over
 from mempool.cli.parsed import parsed
 from mempool.report import binary
@@ -52,7 +52,7 @@ def show(
     opened: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    r"""Write a page that shows where memory goes: load and addresses over time, in one file without network.
+    r"""Write a page that shows where memory goes, buffers and addresses over time: one file, no network.
 
     Addresses are those that were recorded, those of the allocators asked for,
     and the plan's; where there are none, those of a plan made by a greedy
@@ -89,7 +89,7 @@ def show(
     if json:
         print_json(said)
     else:
-        _show(said)
+        _show(trace.name, said)
 
 
 def _check_outputs(inputs: list[Path], outputs: list[Path]) -> None:
@@ -176,6 +176,7 @@ def _written(scene: Scene, page: Path | None, perfetto: Path | None, *, frames: 
     said: dict[str, Any] = {
         "buffers": sum(len(timeline.size) for timeline in scene.timelines),
         "timelines": [timeline.title for timeline in scene.timelines],
+        "caveats": [{"of": one.title, "caveat": text} for one in scene.timelines for text in one.caveats],
         "views": [{"view": view.title, "of": scene.timelines[view.timeline].title} for view in scene.views],
     }
     if page:
@@ -190,7 +191,9 @@ def _written(scene: Scene, page: Path | None, perfetto: Path | None, *, frames: 
     return said
 
 
-def _show(said: dict[str, Any]) -> None:
+def _show(name: str, said: dict[str, Any]) -> None:
+    for one in said["caveats"]:
+        tell_caveats(f"{name}, {one['of']}" if len(said["timelines"]) > 1 else name, [one["caveat"]])
     rows = [("buffers", f"{said['buffers']:,}"), ("views", ", ".join(one["view"] for one in said["views"]))]
     if "page" in said:
         rows.append(("page", f"{said['page']}, {binary(said['page_bytes'])}"))

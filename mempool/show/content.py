@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mempool.show.load import load_of, telling
+from mempool.show.naming import MOST_NAMES, ids_of, named, pools, stacks
 from mempool.show.pack import Packer, clean
 from mempool.show.rest import rest_of
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 #: A page holds so many numbers of pieces, in so many characters, at most; Bokeh's script comes on top.
 MOST_NUMBERS, MOST_CHARACTERS = 8_000_000, 22_000_000
-#: A view has so many segments, a timeline so many names, and as many characters of ids, at most.
-_MOST_SEGMENTS, _MOST_NAMES, _MOST_IDS = 20_000, 20_000, 4_000_000
+#: A view has so many segments, a timeline so many refused requests, marks and ranges each, at most.
+_MOST_SEGMENTS, _MOST_NOTES = 20_000, 5_000
 
 
 def content_of(scene: Scene, *, frames: bool = False) -> tuple[str, dict[str, int]]:
@@ -50,9 +51,17 @@ def _packed(scene: Scene, keeps: Sequence[NDArray[np.int64]], *, frames: bool) -
     said: dict[str, Any] = {"title": clean(scene.title), "timelines": [], "views": []}
     for timeline, keep in zip(scene.timelines, keeps, strict=True):
         said["timelines"].append(_timeline(packer, timeline, keep, frames=frames))
+    said["opens"] = {"picture": scene.picture, "view": _opens(scene, said["timelines"])}
     for view in scene.views:
         said["views"].append(_view(packer, scene.timelines[view.timeline], view, keeps[view.timeline]))
     return packer.packed(said)
+
+
+def _opens(scene: Scene, timelines: Sequence[dict[str, Any]]) -> int:
+    """Return the view to open with: the one that was asked for, or the first of the fullest timeline."""
+    if scene.opens is not None:
+        return scene.opens
+    return max(range(len(scene.views)), key=lambda k: timelines[scene.views[k].timeline]["load"]["peak"][1])
 
 
 def _largest(timeline: Timeline, most: int) -> NDArray[np.int64]:
@@ -78,17 +87,27 @@ def _timeline(packer: Packer, timeline: Timeline, keep: NDArray[np.int64], *, fr
         "size": packer.column(timeline.size[rows]),
         "row": packer.column(rows, delta=True),
         "owner": None if plain else packer.column(owner),
-        "streams": [str(one) for one in streams[:_MOST_NAMES].tolist()],
-        "stream": packer.column(np.where(stream < _MOST_NAMES, stream, -1)),
-        "operation": _named(packer, timeline.operation[rows], timeline.names),
-        "frame": _named(packer, timeline.frame[rows], timeline.names) if frames else None,
-        "ids": _ids(timeline.ids, rows),
+        "streams": [str(one) for one in streams[:MOST_NAMES].tolist()],
+        "stream": packer.column(np.where(stream < MOST_NAMES, stream, -1)),
+        "operation": named(packer, timeline.operation[rows], timeline.names),
+        "module": named(packer, timeline.module[rows], timeline.names),
+        "category": named(packer, timeline.category[rows], timeline.names),
+        "frame": named(packer, timeline.frame[rows], timeline.names) if frames else None,
+        "stack": stacks(packer, timeline.stack[rows], timeline.names) if frames else None,
+        "pool": pools(packer, timeline.pool[rows]),
+        "ids": ids_of(timeline.ids, rows),
         "load": _load(packer, timeline),
+        "small": _small(packer, timeline, keep),
         "clock": None,
         "ticks": timeline.ticks,
-        "at": None if timeline.at is None else _named(packer, timeline.at, timeline.names),
+        "at": None if timeline.at is None else named(packer, timeline.at, timeline.names),
         "before": None if timeline.before is None else _curve(packer, *timeline.before),
         "note": timeline.note,
+        "since": timeline.since,
+        "cut": timeline.cut,
+        "still": timeline.still,
+        "caveats": [clean(one) for one in timeline.caveats],
+        "notes": _notes(packer, timeline, frames=frames),
     }
     if timeline.clock is not None:
         said["clock"] = [
@@ -109,26 +128,49 @@ def _load(packer: Packer, timeline: Timeline) -> dict[str, Any]:
     return {"time": packer.column(times, delta=True), "bytes": packer.column(loads), "peak": peak}
 
 
+def _small(packer: Packer, timeline: Timeline, keep: NDArray[np.int64]) -> dict[str, Any] | None:
+    """Pack the load of the pieces that are not kept; None where all are."""
+    left = np.delete(np.arange(len(timeline.owner)), keep)
+    if len(left) == 0:
+        return None
+    some = replace(timeline, owner=timeline.owner[left], start=timeline.start[left], end=timeline.end[left])
+    times, loads, _ = load_of(some)
+    return {"time": packer.column(times, delta=True), "bytes": packer.column(loads)}
+
+
 def _curve(packer: Packer, times: NDArray[np.int64], loads: NDArray[np.int64]) -> dict[str, Any]:
     keep = telling(times, loads)
     return {"time": packer.column(times[keep], delta=True), "bytes": packer.column(loads[keep])}
 
 
-def _named(packer: Packer, index: NDArray[np.int64], names: Sequence[str]) -> dict[str, Any]:
-    """Names that occur, the most frequent where they are too many, and each buffer's place among them."""
-    count = np.bincount(index[index >= 0], minlength=len(names))
-    known = np.argsort(-count, kind="stable")[:_MOST_NAMES]
-    known = known[count[known] > 0]
-    place = np.full(len(names) + 1, -1)
-    place[known] = np.arange(len(known))
-    return {"names": [clean(names[k]) for k in known.tolist()], "of": packer.column(place[index])}
-
-
-def _ids(ids: Sequence[str] | None, rows: NDArray[np.int64]) -> list[str] | None:
-    if ids is None:
-        return None
-    kept = [clean(ids[row]) for row in rows.tolist()]
-    return kept if sum(map(len, kept)) <= _MOST_IDS else None
+def _notes(packer: Packer, timeline: Timeline, *, frames: bool) -> dict[str, Any]:
+    """Pack the largest refused requests, marks throughout time, and the longest ranges."""
+    notes, names = timeline.notes, timeline.names
+    refused = np.sort(np.argsort(-notes.asked, kind="stable")[:_MOST_NOTES])
+    marks = np.unique(np.linspace(0, len(notes.mark) - 1, min(len(notes.mark), _MOST_NOTES)).astype(np.int64))
+    ranges = np.sort(np.argsort(notes.begin - notes.end, kind="stable")[:_MOST_NOTES])
+    own = {name: index[refused] for name, index in notes.named.items()}
+    return {
+        "refused": {
+            "count": len(notes.refused),
+            "time": packer.column(notes.refused[refused]),
+            "asked": packer.column(notes.asked[refused]),
+            "free": packer.column(notes.free[refused]),
+            "operation": named(packer, own["operation"], names),
+            "frame": named(packer, own["frame"], names) if frames else None,
+            "stack": stacks(packer, own["stack"], names) if frames else None,
+        },
+        "marks": {
+            "time": packer.column(notes.mark[marks]),
+            "name": named(packer, notes.mark_name[marks], names),
+        },
+        "ranges": {
+            "begin": packer.column(notes.begin[ranges]),
+            "end": packer.column(notes.end[ranges]),
+            "depth": packer.column(notes.depth[ranges]),
+            "name": named(packer, notes.range_name[ranges], names),
+        },
+    }
 
 
 def _view(packer: Packer, timeline: Timeline, view: View, keep: NDArray[np.int64]) -> dict[str, Any]:

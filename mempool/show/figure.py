@@ -1,4 +1,4 @@
-"""The figure in Bokeh: the load above, addresses below, and the script that fills them."""
+"""The figure in Bokeh: the load above, buffers over time below, and the script that fills them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,24 @@ ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = (
     "unpack.js",
     "scene.js",
+    "numbers.js",
+    "text.js",
+    "owners.js",
+    "search.js",
     "colours.js",
     "raster.js",
-    "text.js",
+    "stack.js",
+    "moves.js",
+    "notes.js",
     "tooltip.js",
+    "viewport.js",
+    "pictures.js",
+    "theme.js",
+    "load.js",
     "plots.js",
     "start.js",
 )
+_REFUSED = "#e5384f"  #: red in light and in dark
 
 
 @dataclass(frozen=True)
@@ -112,12 +123,14 @@ def _layout(packed: str) -> Any:
     brush = RangeTool(x_range=addresses.x_range, start_gesture="pan")
     brush.overlay.update(fill_color="#0072b2", fill_alpha=0.15, line_color="#0072b2")
     load.add_tools(brush)
-    sources = {**_draw_load(load), **_draw_addresses(addresses)}
+    strip = _strip(addresses.x_range)
+    sources = _draw_load(load) | _draw_strip(strip) | _draw_refused(load, addresses)
+    sources |= _draw_addresses(addresses, sources["reserved"])
     code = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    arguments = {"packed": packed, "load": load, "addresses": addresses, **sources}
+    arguments = {"packed": packed, "load": load, "strip": strip, "addresses": addresses, **sources}
     start = CustomJS(args=arguments, code=code)
     addresses.js_on_change("inner_width", start)  # known once it is laid out, and again when it is resized
-    return column(load, addresses, sizing_mode="stretch_width")
+    return column(load, strip, addresses, sizing_mode="stretch_width")
 
 
 def _plot(name: str, height: int, label: str) -> Any:
@@ -129,10 +142,69 @@ def _plot(name: str, height: int, label: str) -> Any:
         x_range=Range1d(0, 1), y_range=Range1d(0, 1), y_axis_label=label, lod_threshold=None,
         min_border_left=90,
     )  # fmt: skip
-    plot.yaxis.ticker = AdaptiveTicker(base=1024, mantissas=[2**k for k in range(10)], num_minor_ticks=0)
+    plot.yaxis.ticker = AdaptiveTicker(
+        base=1024, mantissas=[2**k for k in range(10)], min_interval=1, num_minor_ticks=0
+    )
+    plot.xaxis.ticker = AdaptiveTicker(mantissas=[1, 2, 5], min_interval=1)  # events are whole
     plot.yaxis.formatter = CustomJSTickFormatter(code=(ASSETS / "bytes.js").read_text(encoding="utf-8"))
     plot.xaxis.formatter = CustomJSTickFormatter(code="return tick.toLocaleString('en-US')")
     return plot
+
+
+def _strip(times: Any) -> Any:
+    """Return the plot of marks and ranges between the two others: rows without axes."""
+    from bokeh.models import Range1d
+    from bokeh.plotting import figure as bokeh_figure
+
+    plot = bokeh_figure(
+        name="strip", height=40, sizing_mode="stretch_width", tools="", toolbar_location=None,
+        x_range=times, y_range=Range1d(-1, 1), min_border_left=90, min_border_top=0, min_border_bottom=0,
+        lod_threshold=None, visible=False,
+    )  # fmt: skip
+    plot.axis.visible = False
+    plot.grid.visible = False
+    return plot
+
+
+def _draw_strip(plot: Any) -> dict[str, Any]:
+    from bokeh.models import ColumnDataSource
+
+    ranges = ColumnDataSource({"left": [], "right": [], "bottom": [], "top": [], "colour": []})
+    marked = ColumnDataSource({"time": []})
+    named = ColumnDataSource({"time": [], "row": [], "text": []})
+    plot.quad(source=ranges, fill_color="colour", fill_alpha=0.35, line_color="colour")
+    plot.segment("time", 0.05, "time", 0.95, source=marked, line_color="#888888", line_width=2)
+    texts = plot.text("time", "row", "text", source=named, text_font_size="11px", text_baseline="middle")
+    return {"ranges": ranges, "marked": marked, "named": texts}
+
+
+def _draw_refused(load: Any, addresses: Any) -> dict[str, Any]:
+    """Draw a line for each refused request, from what was alive then upwards by what was asked for."""
+    from bokeh.models import ColumnDataSource, LabelSet
+
+    columns: dict[str, list[int]] = {"time": [], "low": [], "high": []}
+    refused, below = ColumnDataSource(dict(columns)), ColumnDataSource(dict(columns))
+    for plot, source in ((load, refused), (addresses, below)):
+        plot.segment(
+            "time", "low", "time", "high", source=source, line_color=_REFUSED, line_width=2, level="overlay"
+        )
+        plot.scatter(
+            "time",
+            "low",
+            source=source,
+            marker="x",
+            size=10,
+            line_color=_REFUSED,
+            line_width=3,
+            level="overlay",
+        )
+    text = ColumnDataSource({"time": [], "bytes": [], "text": [], "align": [], "beside": []})
+    label = LabelSet(
+        x="time", y="bytes", text="text", source=text, text_align="align", x_offset="beside", y_offset=-16,
+        text_font_size="12px", text_color=_REFUSED,
+    )  # fmt: skip
+    load.add_layout(label)
+    return {"refused": refused, "refused_label": text, "refused_below": below}
 
 
 def _draw_load(plot: Any) -> dict[str, Any]:
@@ -148,7 +220,7 @@ def _draw_load(plot: Any) -> dict[str, Any]:
     plot.line("time", "bytes", source=reserved, line_color="#d55e00", line_dash="dashed", line_width=1.5)
     plot.scatter("time", "bytes", source=peak, marker="inverted_triangle", size=11, color="#d55e00")
     label = LabelSet(
-        x="time", y="bytes", text="text", source=peak, text_align="align", x_offset="beside", y_offset=-7,
+        x="time", y="bytes", text="text", source=peak, text_align="align", x_offset="beside", y_offset=-20,
         text_font_size="12px",
     )  # fmt: skip
     moment = Span(dimension="height", line_color="#d55e00", line_dash="dotted", location=0)
@@ -164,7 +236,7 @@ def _draw_load(plot: Any) -> dict[str, Any]:
     }
 
 
-def _draw_addresses(plot: Any) -> dict[str, Any]:
+def _draw_addresses(plot: Any, reserved: Any) -> dict[str, Any]:
     from bokeh.models import ColumnDataSource, Span
 
     empty: dict[str, list[int]] = {"left": [], "right": [], "bottom": [], "top": []}
@@ -173,11 +245,12 @@ def _draw_addresses(plot: Any) -> dict[str, Any]:
         {"image": [np.zeros((1, 1), np.uint32)], "x": [0], "y": [0], "dw": [0], "dh": [0]}
     )
     large = ColumnDataSource({**empty, "colour": [], "row": []})
-    chosen = ColumnDataSource(dict(empty))
+    chosen = ColumnDataSource({"time": [], "bytes": []})
     plot.quad(source=segments, fill_color="#888888", fill_alpha=0.16, line_color="#888888", line_alpha=0.7)
     plot.image_rgba(source=picture)
     plot.quad(source=large, fill_color="colour", line_color="#000000", line_alpha=0.45, line_width=0.6)
-    plot.quad(source=chosen, fill_alpha=0, line_color="#d55e00", line_width=3)
+    ceiling = plot.line("time", "bytes", source=reserved, line_color="#d55e00", line_dash="dashed")
+    outline = plot.patch("time", "bytes", source=chosen, fill_alpha=0, line_width=3)
     moment = Span(dimension="height", line_color="#d55e00", line_dash="dotted", location=0)
     plot.add_layout(moment)
     return _draw_moves(plot) | {
@@ -185,6 +258,8 @@ def _draw_addresses(plot: Any) -> dict[str, Any]:
         "picture": picture,
         "large": large,
         "chosen": chosen,
+        "outline": outline,
+        "ceiling": ceiling,
         "moment_below": moment,
     }
 

@@ -9,6 +9,9 @@ from typing import Any
 from mempool.show.figure import ASSETS
 from mempool.show.pack import clean
 
+#: Of the page around the figure, in the order in which they build on each other.
+_SCRIPTS = ("numbers.js", "dom.js", "table.js", "link.js", "page.js")
+
 
 def page_of(title: str, layout: Any) -> str:
     """A page around a layout.
@@ -27,7 +30,7 @@ def page_of(title: str, layout: Any) -> str:
         "STYLE": _asset("page.css"),
         "BOKEH": Resources(mode="inline", components=["bokeh"]).render_js(),
         "ITEM": item,
-        "SCRIPT": _asset("page.js"),
+        "SCRIPT": '"use strict"\n{\n' + "\n".join(map(_asset, _SCRIPTS)) + "}",
     }
     page = _asset("page.html")
     pieces = page.split("@@")  # text, name, text, name, ..., text: what is put in is not looked at again

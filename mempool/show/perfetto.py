@@ -1,4 +1,4 @@
-"""A file for Perfetto (ui.perfetto.dev): load and reserved bytes as counters, buffers as slices.
+"""A file for Perfetto (ui.perfetto.dev): load and reserved bytes as counters, buffers and ranges as slices.
 
 In the JSON format of Chrome, "Trace Event Format", which Perfetto's documentation lists among those it reads.
 """
@@ -73,7 +73,30 @@ def _events(scene: Scene, *, frames: bool) -> Iterator[dict[str, Any]]:
             if scene.timelines[view.timeline] is timeline and len(view.segments.size):
                 times, held = _reserved(view)
                 yield from _counter(process, f"reserved, {clean(view.title)}", _micros(timeline, times), held)
+        yield from _noted(process, timeline)
         yield from _slices(process, timeline, frames=frames)
+
+
+def _noted(process: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """Yield ranges as slices that nest, marks and refused requests as instants."""
+    notes = timeline.notes
+    ranges = np.sort(np.argsort(notes.begin - notes.end, kind="stable")[:_MOST_SLICES])
+    begin, end = _micros(timeline, notes.begin[ranges]), _micros(timeline, notes.end[ranges])
+    for name, first, lasts in zip(
+        notes.range_name[ranges], begin.tolist(), (end - begin).tolist(), strict=True
+    ):
+        called = _name(timeline, name, "range")
+        yield {"ph": "X", "pid": process, "tid": 0, "ts": first, "dur": lasts, "cat": "range", "name": called}
+    marks, refused = notes.mark[:_MOST_SLICES], notes.refused[:_MOST_SLICES]
+    instant = {"ph": "i", "pid": process, "tid": 0, "s": "p"}
+    for name, at in zip(notes.mark_name, _micros(timeline, marks).tolist(), strict=False):
+        yield instant | {"ts": at, "name": _name(timeline, name, "mark")}
+    for size, at in zip(notes.asked.tolist(), _micros(timeline, refused).tolist(), strict=False):
+        yield instant | {"ts": at, "name": "out of memory", "args": {"size_bytes": size}}
+
+
+def _name(timeline: Timeline, name: int, unknown: str) -> str:
+    return clean(timeline.names[name]) if name >= 0 else unknown
 
 
 def _counter(
@@ -102,7 +125,7 @@ def _slices(process: int, timeline: Timeline, *, frames: bool) -> Iterator[dict[
         operation, frame = int(timeline.operation[row]), int(timeline.frame[row])
         if frames and frame >= 0:
             said["frame"] = clean(timeline.names[frame])
-        name = clean(timeline.names[operation]) if operation >= 0 else f"buffer {row}"
+        name = _name(timeline, operation, f"buffer {row}")
         same = {"pid": process, "tid": 0, "cat": "buffer", "id": piece, "name": name}
         yield {"ph": "b", "ts": first, "args": said, **same}
         yield {"ph": "e", "ts": last, **same}

@@ -11,10 +11,13 @@ from mempool.show.timeline import Timeline, timeline_of
 from mempool.show.view import View, plan_view, recorded_view, segments_of
 from solvers.simulators.recorded import recorded_segments
 from traces.buffers import Buffers, buffers_of
+from traces.completeness import device_free
 from traces.trace import Kind, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from solvers import Plan
 
@@ -27,11 +30,15 @@ class Scene:
         title: one line.
         timelines: at least one.
         views: at least one of each timeline.
+        picture: the picture that a page opens with, "stacked" or "addresses".
+        opens: index of the view that a page opens with; None for the first one of the fullest timeline.
     """
 
     title: str
     timelines: tuple[Timeline, ...]
     views: tuple[View, ...]
+    picture: str = "stacked"
+    opens: int | None = None
 
 
 def scene_of(
@@ -42,10 +49,11 @@ def scene_of(
     allocators: Sequence[str] = (),
     title: str = "mempool",
 ) -> Scene:
-    """A scene of a trace, or of buffers, with the views that there are.
+    """Return a scene of a trace, or of buffers, with the views that there are.
 
     A trace has a timeline for each of its devices, with a view of the recorded addresses and one for each of
-    ``allocators``. Where nothing else gives addresses, a plan is made by a greedy order.
+    ``allocators``. Where nothing else gives addresses, a plan is made by a greedy order. A page opens with
+    addresses where a plan or allocators are given.
 
     Args:
         what: a trace, or buffers.
@@ -58,18 +66,22 @@ def scene_of(
     Raises:
         TraceError: the trace contradicts itself.
         ValueError: a plan for other buffers or without offsets, no such allocator, allocators without a
-            trace, or so many bytes that their sum does not fit 64 bits.
+            trace or without a history, or so many bytes that their sum does not fit 64 bits.
     """
     if allocators and not isinstance(what, Trace):
         raise ValueError("allocators are simulated on traces; these are buffers")
     timelines: list[Timeline] = []
     views: list[View] = []
     bare: list[Buffers] = []  # of timelines that may have no view
-    for device, part in _by_device(what) if isinstance(what, Trace) else ():
+    for device, part, free in _by_device(what) if isinstance(what, Trace) else ():
         buffers = buffers_of(part)
-        timelines.append(timeline_of(buffers, device, trace=part))
+        timelines.append(timeline_of(buffers, device, trace=part, free=free))
         views += _views_of(part, timelines[-1], len(timelines) - 1, allocators)
         bare.append(buffers)
+    if allocators and all(timeline.still for timeline in timelines):
+        raise ValueError(
+            "allocators are simulated on events, and none were recorded: the state at the end is known"
+        )
     if plan is not None:
         placed = planned or (what if isinstance(what, Buffers) else buffers_of(what))
         _add_plan(timelines, views, bare, plan, placed)
@@ -80,14 +92,21 @@ def scene_of(
         if all(view.timeline != at for view in views):
             timelines[at], view = _planned(buffers, timelines[at], at)
             views.append(view)
-    return Scene(title, tuple(timelines), tuple(views))
+    opens = None if plan is None else next(k for k, view in enumerate(views) if view.title == "plan")
+    still = all(timeline.still for timeline in timelines)
+    picture = "addresses" if still or allocators or plan is not None else "stacked"
+    return Scene(title, tuple(timelines), tuple(views), picture, opens)
 
 
-def _by_device(trace: Trace) -> list[tuple[str, Trace]]:
+def _by_device(trace: Trace) -> Iterator[tuple[str, Trace, NDArray[np.int64]]]:
+    """Yield the title and the events of each device, and the bytes free at each of its refused requests."""
+    free, refused = device_free(trace), trace.device[trace.kind == Kind.REFUSED]
     devices = trace.devices
-    if len(devices) <= 1:
-        return [("trace", trace if (trace.device == trace.device[:1]).all() else trace.on_device(devices[0]))]
-    return [(f"device {index}", trace.on_device(index)) for index in devices]
+    if not devices:
+        yield "trace", trace, free
+    for device in devices:
+        title = "trace" if len(devices) == 1 else f"device {device}"
+        yield title, trace.on_device(device), free[refused == device]
 
 
 def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[str]) -> list[View]:
@@ -95,15 +114,15 @@ def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[st
     from mempool.analysis.choices import parse_choice
     from mempool.what_if import simulate
 
-    born = trace.kind == Kind.ALLOC
+    born, since = trace.kind == Kind.ALLOC, timeline.since
     views = []
     if (trace.address[born] >= 0).any():
-        held = segments_of(recorded_segments(trace), end=len(trace))
+        held = segments_of(recorded_segments(trace), since=since, end=len(trace))
         views.append(recorded_view("recorded", at, timeline, trace.address[born], held))
-    for name in allocators:
+    for name in () if timeline.still else allocators:
         choice = parse_choice(name)
         done = simulate(trace, choice.allocator, **choice.settings)
-        segments = segments_of(done.segments, end=len(trace))
+        segments = segments_of(done.segments, since=since, end=len(trace))
         views.append(recorded_view(name, at, timeline, done.address[born], segments))
     return views
 

@@ -91,14 +91,15 @@ def swap_scene(
     stays = dataclasses.replace(stays, before=_before(step, stays), note=notes[0])
     view = dataclasses.replace(view, moved=_moved(step, schedule, stays, view))
     copies, below = _placed(step, did, host, host.of, 1, "host, copies")
-    return Scene(title, (stays, dataclasses.replace(copies, note=notes[1])), (view, below))
+    return Scene(title, (stays, dataclasses.replace(copies, note=notes[1])), (view, below), "addresses", 0)
 
 
 def with_swaps(swaps: Scene, scene: Scene) -> Scene:
     """Both scenes in one, the swaps first."""
     shift = len(swaps.timelines)
     later = [dataclasses.replace(view, timeline=view.timeline + shift) for view in scene.views]
-    return Scene(scene.title, swaps.timelines + scene.timelines, (*swaps.views, *later))
+    timelines, views = swaps.timelines + scene.timelines, (*swaps.views, *later)
+    return dataclasses.replace(swaps, title=scene.title, timelines=timelines, views=views)
 
 
 def _device_note(step: Step, did: Replayed, schedule: Schedule, limit: int | None) -> str:
@@ -117,13 +118,18 @@ def _placed(
     made = timeline_of(placed.buffers, title, columns=placed.plan.columns)
     view = plan_view("planned", at, made, placed.plan)
     born = np.where(step.persistent, -1, step.operation[step.start]) if len(step.size) else step.start
+    unknown = np.full(len(step.size), -1)
     timeline = dataclasses.replace(
         made,
         owner=of[made.owner],
         size=step.size,
-        stream=np.full(len(step.size), -1),
+        stream=unknown,
         operation=born.astype(np.int64),
-        frame=np.full(len(step.size), -1),
+        frame=unknown,
+        module=unknown,
+        category=unknown,
+        stack=unknown,
+        pool=np.zeros(len(step.size), np.int64),
         names=step.names,
         ids=tuple(map(str, step.ids.tolist())),
         clock=_clock(step, did, _turns(step, made)),

@@ -117,9 +117,10 @@ def plan_view(title: str, at: int, timeline: Timeline, plan: Plan) -> View:
     return View(title, at, drawn, regions, top, plan.arena_bytes, NO_SEGMENTS, offsets=True)
 
 
-def segments_of(columns: Any, *, end: int) -> Segments:
-    """The segments of a simulation; ``end`` is the end of time."""
-    return Segments(columns.address, columns.size, columns.start, np.minimum(columns.end, end))
+def segments_of(columns: Any, *, since: int, end: int) -> Segments:
+    """Return the segments of a simulation between the first time and the end of time."""
+    start, end_of = np.maximum(columns.start, since), np.minimum(columns.end, end)
+    return Segments(columns.address, columns.size, start, np.maximum(end_of, start))
 
 
 def _regions(low: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:

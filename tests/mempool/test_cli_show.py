@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from shown import Packed, four_buffers
+from snapshots import event, segment, stored
 
 from mempool.cli.app import call
 from traces.parquet import write_trace
@@ -98,6 +99,35 @@ def test_simulated_allocators_are_views(folder: Path, capsys: pytest.CaptureFixt
     for view in back.said["views"][1:]:
         assert (back.column(view["address"]) >= 0).all()
         assert back.column(view["segments"]["size"]).sum() >= 700 * 1024
+
+
+@drawn
+def test_a_lost_history_is_said_and_not_simulated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the terminal, in the JSON and on the page; an allocator that was asked for has nothing to do."""
+    stored(folder / "end.pickle", [], segments=[segment((4096, 1024, 1000, "active_allocated"))])
+    assert call(["show", "end.pickle"]) == 0
+    assert "end.pickle: history not recorded" in " ".join(capsys.readouterr().out.split())
+    (caveat,) = said(capsys, ["show", "end.pickle"])["caveats"]
+    assert (caveat["of"], caveat["caveat"][:20]) == ("trace", "history not recorded")
+    (timeline,) = content("end.html").said["timelines"]
+    assert (timeline["still"], timeline["caveats"]) == (True, [caveat["caveat"]])
+    assert call(["show", "end.pickle", "-a", "first_fit"]) == 3
+    assert "none were recorded" in capsys.readouterr().err
+
+
+@drawn
+def test_a_snapshot_of_a_run_that_died_says_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The refused request with its stack, if source lines are asked for."""
+    frames = [{"name": "scores", "filename": "/home/me/attention.py", "line": 42}]
+    died = event("oom", 0, 900, 2, device_free=100, frames=frames)
+    stored(folder / "died.pickle", [event("alloc", 4096, 512, 1), died])
+    said(capsys, ["show", "died.pickle", "--frames"])
+    refused = content("died.html").said["timelines"][0]["notes"]["refused"]
+    assert refused["stack"]["names"] == ["attention.py:42 scores"]
+    assert content("died.html").column(refused["asked"]).tolist() == [900]
+    assert content("died.html").column(refused["free"]).tolist() == [100]
+    said(capsys, ["show", "died.pickle"])
+    assert "attention" not in json.dumps(content("died.html").said)
 
 
 def test_our_own_pool_is_among_the_allocators(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

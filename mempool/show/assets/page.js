@@ -1,169 +1,168 @@
-"use strict"
-// The controls around the figure. What comes from a trace is put in as text of nodes, never as markup.
-{
-  const byId = (name) => document.getElementById(name)
-  const dark = window.matchMedia("(prefers-color-scheme: dark)")
-  const MOST_GROUPS = 40, STEP = 0.2, FACTOR = 1.5
+// The controls around the figure, and what the page says beside it.
 
-  const text = (bytes) => {
-    const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
-    let unit = 0
-    for (; bytes >= 1024 && unit < units.length - 1; unit++) bytes /= 1024
-    return unit ? `${bytes.toFixed(2)} ${units[unit]}` : `${bytes} B`
-  }
+const dark = window.matchMedia("(prefers-color-scheme: dark)")
+const STEP = 0.2, FACTOR = 1.5, MOST_FAILURES = 20
 
-  function element(name, ...children) {
-    const made = document.createElement(name)
-    made.append(...children)
-    return made
-  }
-
-  function theme(show, on) {
-    document.documentElement.classList.toggle("dark", on)
-    byId("theme").setAttribute("aria-pressed", String(on))
-    show.theme(on)
-    legend(show)
-  }
-
-  function fillViews(show) {
-    show.timelines.forEach((timeline, at) => {
-      const group = document.createElement("optgroup")
-      group.label = timeline.title
-      show.views.forEach((view, index) => {
-        if (view.timeline !== at) return
-        const option = element("option", view.title)
-        option.value = String(index)
-        group.append(option)
-      })
-      byId("view").append(group)
-    })
-  }
-
-  function viewed(show) {
-    byId("view").value = String(show.index)
-    byId("by").value = show.by
-  }
-
-  function facts(show) {
-    const {timeline, view} = show, [count, bytes] = timeline.persistent, drawn = timeline.start.length
-    const said = [`${timeline.pieces.toLocaleString("en-US")} lifetimes`, `peak load ${text(timeline.load.peak[1])}`]
-    const reserved = show.models.reserved.data.bytes.reduce((a, b) => Math.max(a, b), 0)
-    if (reserved) said.push(`${view.reserved ? "arena" : "reserved at most"} ${text(reserved)} (dashed)`)
-    if (timeline.period) said.push(`iterations of ${timeline.period.toLocaleString("en-US")} ${timeline.ticks ?? "allocations"}`)
-    if (timeline.note) said.push(timeline.note)
-    if (count) said.push(`${count.toLocaleString("en-US")} persistent buffers of ${text(bytes)} are not drawn`)
-    if (drawn < timeline.pieces) said.push(`the largest ${drawn.toLocaleString("en-US")} one by one, the others grey`)
-    byId("facts").textContent = said.join(" · ")
-  }
-
-  function legend(show) {
-    const {timeline} = show, {css} = show.palette
-    const names = show.by === "stream" ? timeline.streams.map((name) => `stream ${name}`)
-      : show.by === "operation" ? timeline.operation?.names ?? [] : []
-    const moves = show.view.moved ? ["▲ copied to the host", "▼ copied back", "┄ away"] : []
-    const streams = names.slice(0, 7).map((name, at) => {
-      const mark = document.createElement("i")
-      mark.style.background = css[at % 7 * 2]
-      return element("span", mark, name)
-    })
-    byId("legend").replaceChildren(...moves.map((one) => element("span", one)), ...streams,
-      names.length > 7 ? `and ${names.length - 7} more, in the same colours again` : "")
-  }
-
-  function searching(show, called, wanted) {
-    const button = element("button", called)
-    button.type = "button"
-    button.addEventListener("click", () => seek(show, wanted))
-    return button
-  }
-
-  function composed(show) {
-    const groups = show.composition(show.time), all = groups.reduce((sum, one) => sum + one.bytes, 0)
-    const [peak] = show.timeline.load.peak
-    byId("alive").textContent = (show.time === peak ? "Alive at the peak" : `Alive at ${show.time.toLocaleString("en-US")}`)
-      + `: ${text(all)}`
-    byId("what").textContent = groups.some((one) => one.name !== null) ? "operation" : "size"
-    byId("composition").tBodies[0].replaceChildren(...groups.slice(0, MOST_GROUPS).map((one) => {
-      const called = one.name === null ? text(one.size) : one.name || "(unknown)"
-      const meter = document.createElement("meter")
-      meter.value = all ? one.bytes / all : 0
-      meter.setAttribute("aria-label", "share")
-      const share = `${(100 * meter.value).toFixed(1)} %`
-      const first = one.name === "" ? called : searching(show, called, one.name ?? `=${one.size}`)
-      const cells = [first, one.count.toLocaleString("en-US"), text(one.bytes)].map((one) => element("td", one))
-      return element("tr", ...cells, element("td", meter, ` ${share}`))
-    }))
-  }
-
-  function chosen(show) {
-    const lines = show.chosen === null ? [["none", "click on one, or press N"]] : show.described(show.chosen)
-    byId("chosen").replaceChildren(...lines.flatMap(([label, said]) => [element("dt", label), element("dd", said)]))
-  }
-
-  function seek(show, wanted) {
-    byId("search").value = wanted
-    show.search(wanted)
-    found(show)
-  }
-
-  function found(show) {
-    if (!show.matches) { byId("found").textContent = ""; return }
-    let count = 0, bytes = 0
-    show.matches.forEach((yes, buffer) => { if (yes) { count += 1; bytes += show.timeline.size[buffer] } })
-    byId("found").textContent = `${count.toLocaleString("en-US")} buffers of ${text(bytes)} found`
-  }
-
-  function peak(show) {
-    show.moment(show.timeline.load.peak[0])
-    show.around(show.time)
-  }
-
-  function keys(show, event) {
-    if (event.ctrlKey || event.metaKey) return
-    const which = event.altKey ? "x" : "xy"
-    const does = {
-      ArrowLeft: () => show.pan(-STEP, 0), ArrowRight: () => show.pan(STEP, 0), ArrowUp: () => show.pan(0, STEP),
-      ArrowDown: () => show.pan(0, -STEP), "+": () => show.zoom(FACTOR, which), "=": () => show.zoom(FACTOR, which),
-      "-": () => show.zoom(1 / FACTOR, which), 0: () => show.whole(), Home: () => show.whole(), n: () => show.step(1),
-      b: () => show.step(-1), p: () => peak(show), "/": () => byId("search").focus(), Escape: () => show.choose(null),
-    }[event.key.length === 1 ? event.key.toLowerCase() : event.key]
-    if (!does) return
-    event.preventDefault()
-    does()
-  }
-
-  function connect(show) {
-    const on = (name, what, does) => byId(name).addEventListener(what, does)
-    on("view", "change", () => show.look(Number(byId("view").value)))
-    on("by", "change", () => { show.colourBy(byId("by").value); legend(show) })
-    on("search", "input", () => seek(show, byId("search").value))
-    on("next", "click", () => show.step(1))
-    on("previous", "click", () => show.step(-1))
-    on("in", "click", () => show.zoom(FACTOR))
-    on("out", "click", () => show.zoom(1 / FACTOR))
-    on("whole", "click", () => show.whole())
-    on("peak", "click", () => peak(show))
-    on("theme", "click", () => theme(show, !show.dark))
-    on("figure", "keydown", (event) => keys(show, event))
-    on("controls", "submit", (event) => { event.preventDefault(); show.step(1) })
-    dark.addEventListener("change", () => theme(show, dark.matches))
-    const told = {view: () => { viewed(show); facts(show); legend(show); found(show); composed(show) }, moment: composed, chosen}
-    show.listeners.push((what) => told[what]?.(show))
-  }
-
-  document.addEventListener("mempool-show", ({detail: show}) => {
-    byId("title").textContent = show.title
-    fillViews(show)
-    connect(show)
-    theme(show, dark.matches)
-    show.tell("view")
-    show.tell("moment")
-    show.tell("chosen")
-    window.mempoolShow = show
-    requestAnimationFrame(() => requestAnimationFrame(() => performance.mark("mempool-drawn")))
-  })
-
-  if (typeof DecompressionStream === "undefined")
-    byId("title").textContent = "This page needs a browser from 2023 or later."
-  else Bokeh.embed.embed_item(JSON.parse(byId("item").textContent), "figure")
+function theme(show, on) {
+  document.documentElement.classList.toggle("dark", on)
+  byId("theme").setAttribute("aria-pressed", String(on))
+  show.theme(on)
 }
+
+// The choices that there are: devices or other timelines, views of the one that is shown, kinds of owners.
+function choices(show) {
+  const {timelines, views, timeline, view} = show
+  byId("devices").hidden = timelines.length < 2
+  byId("device").replaceChildren(...timelines.map((one, at) => option(`${one.title}, peak ${binary(one.load.peak[1])}`, at)))
+  byId("device").value = String(view.timeline)
+  const own = views.flatMap((one, index) => one.timeline === view.timeline ? [option(one.title, index)] : [])
+  byId("views").hidden = own.length < 2
+  byId("view").replaceChildren(...own)
+  byId("view").value = String(show.index)
+  byId("by").replaceChildren(...show.kinds.map((kind) => option(kind, kind)))
+  byId("by").value = show.by
+  for (const picture of ["stacked", "addresses"])
+    byId(picture).setAttribute("aria-pressed", String(show.picture === picture))
+  byId("together").checked = show.together
+  byId("together").disabled = show.picture !== "stacked"
+  byId("peak").disabled = timeline.still
+}
+
+function heading(show) {
+  const device = show.timelines.length > 1 ? show.timeline.title : "", state = show.timeline.still ? "state at the end" : ""
+  byId("title").textContent = [show.title, device, state].filter(Boolean).join(" · ")
+  document.title = [device, show.title].filter(Boolean).join(" · ")
+}
+
+function facts(show) {
+  const {timeline, view} = show, [count, bytes] = timeline.persistent, drawn = timeline.start.length
+  const {count: refused, asked} = timeline.notes.refused, {still} = timeline, said = []
+  if (refused) said.push(`out of memory: ${counted(refused, "request")} refused, the largest ${binary(Math.max(...asked))}`)
+  said.push(counted(timeline.pieces, still ? "buffer" : "lifetime"))
+  said.push(`${still ? "alive" : "peak load"} ${binary(timeline.load.peak[1])}`)
+  const reserved = show.models.reserved.data.bytes.reduce((a, b) => Math.max(a, b), 0)
+  const held = view.reserved ? "arena" : still ? "reserved" : "reserved at most"
+  if (reserved) said.push(`${held} ${binary(reserved)}${still ? "" : " (dashed)"}`)
+  if (timeline.period) said.push(`iterations of ${plain(timeline.period)} ${timeline.ticks ?? "allocations"}`)
+  if (timeline.note) said.push(timeline.note)
+  if (count) said.push(`${counted(count, "persistent buffer")} of ${binary(bytes)} not drawn`)
+  if (drawn < timeline.pieces) said.push(`the largest ${plain(drawn)} one by one, the others grey`)
+  byId("facts").textContent = said.join(" · ")
+  byId("caveats").replaceChildren(...timeline.caveats.map((one) => element("li", one)))
+}
+
+// The requests that were refused; a click shows what was alive then.
+function failures(show) {
+  const {refused} = show.timeline.notes
+  byId("refused").hidden = !refused.count
+  byId("refused").querySelector("ul").replaceChildren(...Array.from(refused.time.slice(0, MOST_FAILURES), (time, k) => {
+    const button = element("button", `${binary(refused.asked[k])} at ${plain(time)}`), where = show.refusedBy(k)
+    button.type = "button"
+    button.addEventListener("click", () => { show.moment(time); show.port.at(time) })
+    const free = refused.free[k] < 0 ? "" : `, ${binary(refused.free[k])} free on the device`
+    const item = element("li", button, `${free}${where.length ? `, asked for by ${where[0]}` : ""}`)
+    if (where.length > 1)
+      item.append(element("details", element("summary", "stack"), element("ol", ...where.map((line) => element("li", line)))))
+    return item
+  }), refused.count > MOST_FAILURES ? element("li", `and ${plain(refused.count - MOST_FAILURES)} more`) : "")
+}
+
+function legend(show) {
+  const said = show.picture === "addresses" && show.view.moved ? ["▲ copied to the host", "▼ copied back", "┄ away"] : []
+  if (show.repeats) said.push(`The colours of the ${show.repeats} largest owners at the peak differ, later ones repeat them`)
+  byId("legend").replaceChildren(...said.map((one) => element("span", one)))
+}
+
+function chosen(show) {
+  const lines = show.chosen === null ? [["none", "click on one, or press N"]] : show.described(show.chosen)
+  byId("chosen").replaceChildren(...lines.flatMap(([label, said]) => [element("dt", label), element("dd", said)]))
+}
+
+function seek(show, wanted) {
+  byId("search").value = wanted
+  show.search(wanted)
+}
+
+function found(show) {
+  if (!show.matches) { byId("found").textContent = ""; return }
+  let count = 0, bytes = 0
+  show.matches.forEach((yes, buffer) => { if (yes) { count += 1; bytes += show.timeline.size[buffer] } })
+  byId("found").textContent = `${counted(count, "buffer")} of ${binary(bytes)} found`
+}
+
+function peak(show) {
+  if (show.timeline.still) return
+  show.moment(show.timeline.load.peak[0])
+  show.port.at(show.time)
+}
+
+function keys(show, event) {
+  if (event.ctrlKey || event.metaKey) return
+  const which = event.altKey ? "x" : "xy", {port} = show
+  const does = {
+    ArrowLeft: () => port.pan(-STEP, 0), ArrowRight: () => port.pan(STEP, 0), ArrowUp: () => port.pan(0, STEP),
+    ArrowDown: () => port.pan(0, -STEP), "+": () => port.zoom(FACTOR, which), "=": () => port.zoom(FACTOR, which),
+    "-": () => port.zoom(1 / FACTOR, which), 0: () => port.whole(), Home: () => port.whole(), n: () => show.step(1),
+    b: () => show.step(-1), p: () => peak(show), "/": () => byId("search").focus(), s: () => show.draws("stacked"),
+    a: () => show.draws("addresses"), g: () => together(show, !show.together),
+    Escape: () => { seek(show, ""); show.choose(null) },
+  }[event.key.length === 1 ? event.key.toLowerCase() : event.key]
+  if (!does) return
+  event.preventDefault()
+  does()
+}
+
+function together(show, on) {
+  if (show.picture !== "stacked") return
+  byId("together").checked = on
+  show.group(on)
+}
+
+function connect(show) {
+  const on = (name, what, does) => byId(name).addEventListener(what, does), {port} = show
+  on("stacked", "click", () => show.draws("stacked"))
+  on("addresses", "click", () => show.draws("addresses"))
+  on("device", "change", () => {
+    show.look(show.views.findIndex((view) => view.timeline === Number(byId("device").value)))
+    seek(show, byId("search").value)
+  })
+  on("view", "change", () => show.look(Number(byId("view").value)))
+  on("by", "change", () => show.colourBy(byId("by").value))
+  on("together", "change", () => together(show, byId("together").checked))
+  on("search", "input", () => show.search(byId("search").value))
+  on("next", "click", () => show.step(1))
+  on("previous", "click", () => show.step(-1))
+  on("in", "click", () => port.zoom(FACTOR))
+  on("out", "click", () => port.zoom(1 / FACTOR))
+  on("whole", "click", () => port.whole())
+  on("peak", "click", () => peak(show))
+  on("theme", "click", () => theme(show, !show.dark))
+  on("figure", "keydown", (event) => keys(show, event))
+  on("controls", "submit", (event) => { event.preventDefault(); show.step(1) })
+  dark.addEventListener("change", () => theme(show, dark.matches))
+}
+
+// Keep the page's text up to date with the figure.
+function listen(show) {
+  const table = new OwnerTable(show, (wanted) => seek(show, wanted))
+  const all = () => { heading(show); choices(show); facts(show); legend(show); found(show); failures(show); table.fill(); chosen(show) }
+  const told = {
+    view: all, owners: () => { table.fill(); legend(show) }, moment: () => table.fill(), found: () => found(show),
+    pointed: () => table.mark(), chosen: () => { chosen(show); table.mark() },
+  }
+  show.listeners.push((what) => told[what]?.())
+}
+
+document.addEventListener("mempool-show", ({detail: show}) => {
+  connect(show)
+  listen(show)
+  theme(show, dark.matches)
+  show.tell("view")
+  linked(show, (wanted) => seek(show, wanted))
+  window.mempoolShow = show
+  requestAnimationFrame(() => requestAnimationFrame(() => performance.mark("mempool-drawn")))
+})
+
+if (typeof DecompressionStream === "undefined")
+  byId("title").textContent = "This page needs a browser from 2023 or later."
+else Bokeh.embed.embed_item(JSON.parse(byId("item").textContent), "figure")

@@ -1,73 +1,75 @@
-// The two plots: what they show follows from the view, the ranges, the colours and the search.
+// The two plots: what they show follows from the view, the picture, the ranges, the owners and the search.
 
-const MOST_RECTANGLES = 500, MOST_ABSENCES = 300, MARGIN = 0.5, QUIET_MS = 90
-// How copies to the host and from it are drawn: hatched, and marked by triangles that point up and down.
-const OUT = {colour: "#d55e00", slant: "right_diagonal_line", angle: 0}
-const BACK = {colour: "#0072b2", slant: "left_diagonal_line", angle: Math.PI}
+const MARGIN = 0.5, QUIET_MS = 90
+const PICTURES = {stacked: stackPicture, addresses: addressPicture}
 
 class Show {
-  constructor(models, timelines, views, title) {
-    Object.assign(this, {models, timelines, views, title, by: "stream", dark: false, matches: null, chosen: null})
+  constructor(models, timelines, views, {title, opens}) {
+    Object.assign(this, {models, timelines, views, title, dark: false, chosen: null, under: null, together: false})
+    this.picture = opens.picture
     this.tooltip = tooltipBox()
     this.listeners = []
     this.pointer = [0, 0]
     this.palette = palette(false)
-    const {addresses, load} = models
-    const soon = () => this.soon()
+    const {addresses, load, strip} = models
+    this.port = new Viewport(addresses.x_range, addresses.y_range)
     for (const range of [addresses.x_range, addresses.y_range])
-      for (const edge of ["start", "end"]) range.properties[edge].change.connect(soon)
+      for (const edge of ["start", "end"]) range.properties[edge].change.connect(() => this.soon())
     document.addEventListener("pointermove", (event) => { this.pointer = [event.clientX, event.clientY] }, true)
     addresses.on_event("panstart", () => { this.dragging = true })
     addresses.on_event("panend", () => { this.dragging = false; this.soon() })
     addresses.on_event("mousemove", (event) => this.hover(event.x, event.y))
-    addresses.on_event("mouseleave", () => this.tooltip.hide())
+    addresses.on_event("mouseleave", () => this.leave())
     addresses.on_event("tap", (event) => this.choose(this.at(event.x, event.y), event.x))
-    load.on_event("doubletap", () => this.whole())
-    addresses.on_event("doubletap", () => this.whole())
-    this.look(0)
+    strip.on_event("mousemove", (event) => this.hoverNote(event.x, event.y))
+    strip.on_event("mouseleave", () => this.tooltip.hide())
+    strip.on_event("tap", (event) => this.goToRange(event.x, event.y))
+    load.on_event("tap", (event) => this.moment(Math.floor(event.x)))
+    load.on_event("doubletap", () => this.port.whole())
+    addresses.on_event("doubletap", () => this.port.whole())
+    this.look(opens.view)
   }
 
   get view() { return this.views[this.index] }
   get timeline() { return this.timelines[this.view.timeline] }
+  get drawer() { return PICTURES[this.picture] }
   tell(what) { for (const listener of this.listeners) listener(what) }
 
+  // Show another view, and everything of its timeline where that is another one.
   look(index) {
     const before = this.index === undefined ? null : this.timeline
     this.index = index
-    const {timeline, view, models: {curve, before: other, reserved, peak}} = this
-    curve.data = stairs(timeline.load)
-    other.data = stairs(timeline.before ?? {time: [], bytes: []})
-    reserved.data = reservedOver(view, timeline)
-    const [when, most] = timeline.load.peak
-    const late = when > (this.first + this.last) / 2
-    peak.data = {
-      time: [when], bytes: [most], text: [`peak ${binary(most)}`], align: [late ? "right" : "left"], beside: [late ? -9 : 9],
-    }
-    const highest = [...reserved.data.bytes, ...other.data.bytes].reduce((a, b) => Math.max(a, b), most)
-    this.models.load.x_range.setv({start: this.first, end: this.last})
-    this.models.load.y_range.setv({start: 0, end: 1.15 * highest || 1})
+    const {timeline} = this
+    fillLoad(this)
     if (timeline !== before) {
       this.matches = this.chosen = null
-      this.by = timeline.streams.length > 1 ? "stream" : "buffer"
-      this.models.addresses.x_range.setv({start: this.first, end: this.last})
-      this.models.addresses.below[0].axis_label = `time in ${ticks(timeline)}`
-      this.moment(when)
+      this.owners = ownersOf(timeline, this.by = usualKind(timeline))
+      fillAxes(this)
+      this.port.limits = {first: this.first, last: this.last}
+      this.port.allTime()
+      this.moment(timeline.load.peak[0])
     }
-    this.models.addresses.y_range.setv({start: 0, end: 1.02 * view.top || 1})
+    this.draws(this.picture)
+  }
+
+  // Show the stacked picture or that of addresses.
+  draws(picture) {
+    this.picture = picture
+    this.models.addresses.left[0].axis_label = this.drawer.label
+    this.models.ceiling.visible = picture === "stacked"
+    this.port.limits.top = this.drawer.top(this)
+    this.port.allBytes()
     if (this.drawn) this.repaint()
-    this.choose(this.chosen)
     this.tell("view")
   }
 
-  get first() { return this.timeline.before ? 0 : this.timeline.load.time[0] ?? 0 }
-  get last() {
-    const {load, before} = this.timeline
-    return Math.max(load.time.at(-1) ?? 1, before?.time.at(-1) ?? 0)
+  get first() {
+    const {before, load, notes: {refused: {time}}} = this.timeline
+    return before ? 0 : Math.min(load.time[0] ?? 0, time[0] ?? Infinity)
   }
-
-  whole() {
-    this.models.addresses.x_range.setv({start: this.first, end: this.last})
-    this.models.addresses.y_range.setv({start: 0, end: 1.02 * this.view.top || 1})
+  get last() {
+    const {load, before, notes: {refused: {time}}} = this.timeline
+    return Math.max(load.time.at(-1) ?? 1, before?.time.at(-1) ?? 0, (time.at(-1) ?? 0) + 1)
   }
 
   moment(time) {
@@ -76,23 +78,35 @@ class Show {
     this.tell("moment")
   }
 
-  colourBy(by) { this.by = by; this.repaint() }
+  // Colour by another kind of owners.
+  colourBy(by) {
+    this.owners = ownersOf(this.timeline, this.by = by)
+    this.repaint()
+    this.tell("owners")
+  }
+
+  // Stack the buffers of each owner together, or all as they were allocated.
+  group(together) {
+    this.together = together
+    this.repaint()
+  }
 
   search(text) {
     this.matches = matching(this.timeline, text)
     this.repaint()
+    this.tell("found")
   }
 
   repaint() {
-    const by = this.by === "operation" && !this.timeline.operation?.names.length ? "buffer" : this.by
-    this.colour = coloured(this.timeline, by, this.matches)
+    this.colour = coloured(this.timeline, this.owners, this.matches)
+    if (this.picture === "stacked") this.order = orderOf(this.timeline, this.together ? this.owners : null, this.matches)
     this.refresh()
   }
 
   // What is drawn reaches beyond the window: a gesture moves it, and it is drawn anew when the gesture rests.
   soon() {
     clearTimeout(this.timer)
-    const {x_range: x, y_range: y} = this.models.addresses, drawn = this.drawn
+    const {x, y} = this.port, drawn = this.drawn
     const inside = drawn && x.start >= drawn.left && x.end <= drawn.right && y.start >= drawn.bottom && y.end <= drawn.top
     if (inside && this.dragging) return
     this.timer = setTimeout(() => this.refresh(), QUIET_MS)
@@ -100,176 +114,159 @@ class Show {
 
   refresh() {
     clearTimeout(this.timer)
-    const {addresses, picture, large, segments} = this.models
-    const {inner_width: wide, inner_height: tall, x_range, y_range} = addresses
+    const {inner_width: wide, inner_height: tall} = this.models.addresses, {x, y} = this.port
     if (!(wide > 0 && tall > 0)) return
-    const {timeline, view} = this
-    const across = x_range.end - x_range.start, up = y_range.end - y_range.start
-    this.drawn = raster(timeline, view, this.colour, this.palette, {
-      left: x_range.start - MARGIN * across, right: x_range.end + MARGIN * across,
-      bottom: y_range.start - MARGIN * up, top: y_range.end + MARGIN * up,
+    const across = x.end - x.start, up = y.end - y.start
+    this.drawn = this.drawer.draw(this, {
+      left: x.start - MARGIN * across, right: x.end + MARGIN * across,
+      bottom: y.start - MARGIN * up, top: y.end + MARGIN * up,
       width: Math.ceil(wide * (1 + 2 * MARGIN)), height: Math.ceil(tall * (1 + 2 * MARGIN)),
-    }, MOST_RECTANGLES)
-    underlay(this.drawn, view)
-    const {left, right, bottom, top, width, height, image} = this.drawn
-    const Pixels = picture.data.image[0].constructor  // of Bokeh, which does not name it
-    const drawn = {
-      image: [new Pixels(image.buffer, [height, width])], x: [left], y: [bottom], dw: [right - left], dh: [top - bottom],
-    }
-    const edges = this.edges(this.drawn.large)
-    edges.colour = this.drawn.large.map((i) => this.palette.css[this.colour[bufferOf(timeline, i)]])
-    edges.row = this.drawn.large.map((i) => timeline.row[bufferOf(timeline, i)])
-    const {absent, copies, marks} = this.models, away = this.away()
-    for (const [source, data] of [[picture, drawn], [large, edges], [segments, this.segmentEdges()],
-      [absent, away.absent], [copies, away.copies], [marks, away.marks]])
-      source.setv({data}, {check_eq: false})  // they differ: comparing pixels takes longer than drawing them
+    })
+    this.put(this.drawn)
+    this.putNotes(across / wide)
+    this.outline()
+    this.hoverAgain()
     this.refreshed = performance.now()
     this.tell("drawn")
   }
 
-  edges(pieces) {
-    const {timeline: {start, end}, view} = this
-    return {
-      left: pieces.map((i) => start[i]), right: pieces.map((i) => end[i]), bottom: pieces.map((i) => view.address[i]),
-      top: pieces.map((i) => view.end[i]),
+  put({left, right, bottom, top, width, height, image, large: pieces}) {
+    const {timeline, drawer, models: {picture, large, segments, absent, copies, marks}} = this
+    const Pixels = picture.data.image[0].constructor  // of Bokeh, which does not name it
+    const drawn = {
+      image: [new Pixels(image.buffer, [height, width])], x: [left], y: [bottom], dw: [right - left], dh: [top - bottom],
     }
+    const edges = drawer.rectangles(this, pieces)
+    edges.colour = pieces.map((i) => this.palette.css[this.colour[bufferOf(timeline, i)]])
+    edges.row = pieces.map((i) => timeline.row[bufferOf(timeline, i)])
+    const away = awayIn(drawer.moved(this), this.drawn)
+    for (const [source, data] of [[picture, drawn], [large, edges], [segments, drawer.segments(this, this.drawn)],
+      [absent, away.absent], [copies, away.copies], [marks, away.marks]])
+      source.setv({data}, {check_eq: false})  // they differ: comparing pixels takes longer than drawing them
   }
 
-  segmentEdges() {
-    const {segments: {address, size, start, end}} = this.view, {left, right, bottom, top} = this.drawn
-    const seen = []
-    for (let k = 0; k < size.length && seen.length < MOST_RECTANGLES; k++)
-      if (start[k] < right && end[k] > left && address[k] < top && address[k] + size[k] > bottom) seen.push(k)
-    return {
-      left: seen.map((k) => start[k]), right: seen.map((k) => end[k]), bottom: seen.map((k) => address[k]),
-      top: seen.map((k) => address[k] + size[k]),
-    }
+  putNotes(pixel) {
+    const {timeline: {notes}, models: {ranges, marked, named, refused, refused_below: below}} = this
+    const {boxes, lines, texts} = stripIn(notes, this.port.x, pixel, this.palette.css)
+    ranges.data = boxes
+    marked.data = lines
+    named.data_source.data = texts
+    below.data = this.drawer.refused(this, refused.data)
   }
 
-  // Absences in view as outlines where the buffer was, its copies out and back beside them, and a mark where each is
-  // asked for. The largest ones, where they are many.
-  away() {
-    const {view: {moved}} = this, {left, right, bottom, top} = this.drawn
-    const box = () => ({left: [], right: [], bottom: [], top: [], row: []})
-    const absent = box(), copies = {...box(), colour: [], slant: []}, marks = {time: [], address: [], colour: [], angle: []}
-    if (!moved) return {absent, copies, marks}
-    const {row, size, out, gone, back, use, left: from, found: to, copied} = moved, seen = []
-    for (let k = 0; k < row.length; k++) {
-      const low = Math.min(from[k], to[k]), high = Math.max(from[k], to[k]) + size[k]
-      if (out[k] < right && use[k] >= left && low < top && high > bottom) seen.push(k)
-    }
-    if (seen.length > MOST_ABSENCES) seen.sort((a, b) => size[b] - size[a]).length = MOST_ABSENCES
-    const put = (into, k, x0, x1, y) => {
-      into.left.push(x0); into.right.push(x1); into.bottom.push(y); into.top.push(y + size[k]); into.row.push(row[k])
-    }
-    const copy = (k, x0, x1, y, how) => {
-      put(copies, k, x0, x1, y)
-      copies.colour.push(how.colour); copies.slant.push(how.slant)
-      marks.time.push(x0); marks.address.push(y + size[k] / 2); marks.colour.push(how.colour); marks.angle.push(how.angle)
-    }
-    for (const k of seen) {
-      put(absent, k, gone[k], back[k], from[k])
-      if (copied[k]) copy(k, out[k], gone[k], from[k], OUT)
-      copy(k, back[k], use[k], to[k], BACK)
-    }
-    return {absent, copies, marks}
+  outline() {
+    const {chosen, drawer, models} = this, none = {time: [], bytes: []}
+    models.chosen.data = chosen !== null && this.drawn && drawer.has(this, chosen) ? drawer.outline(this, chosen) : none
   }
 
-  // The piece at a place in time and addresses, or null: by the pixel, which may be a piece's neighbour's by rounding.
-  at(time, address) {
-    const {timeline: {start, end}, view, drawn} = this
+  // The piece at a place in time and bytes, or null: by the pixel, which may be a piece's neighbour's by rounding.
+  at(time, bytes) {
+    const {timeline: {start, end}, drawer, drawn} = this
     if (!drawn) return null
     const {left, right, bottom, top, width, height, owner} = drawn
     const x = Math.floor((time - left) / (right - left) * width)
-    const y = Math.floor((address - bottom) / (top - bottom) * height)
+    const y = Math.floor((bytes - bottom) / (top - bottom) * height)
     const near = (dx, dy) => x + dx >= 0 && x + dx < width && y + dy >= 0 && y + dy < height
       ? owner[(y + dy) * width + x + dx] - 1 : -1
     const candidates = [[0, 0], [-1, 0], [0, -1], [-1, -1], [1, 0], [0, 1]].map(([dx, dy]) => near(dx, dy))
-    const inside = (i) => i >= 0 && start[i] <= time && time < end[i] && view.address[i] <= address &&
-      address < view.end[i]
+    const inside = (i) => i >= 0 && start[i] <= time && time < end[i] && drawer.contains(this, i, bytes)
     const piece = candidates.find(inside) ?? candidates[0]
     return piece >= 0 ? piece : null
   }
 
-  hover(time, address) {
-    const piece = this.at(time, address)
+  hover(time, bytes) {
+    const {x, y} = this.port
+    this.under = [(time - x.start) / (x.end - x.start), (bytes - y.start) / (y.end - y.start)]
+    this.point(this.at(time, bytes))
+  }
+
+  // The pointer rests, and another piece may be below it.
+  hoverAgain() {
+    const {under, port: {x, y}} = this
+    if (under) this.point(this.at(x.start + under[0] * (x.end - x.start), y.start + under[1] * (y.end - y.start)))
+  }
+
+  leave() {
+    this.under = null
+    this.point(null)
+  }
+
+  get pixel() { return (this.port.x.end - this.port.x.start) / this.models.strip.inner_width }
+
+  hoverNote(time, row) {
+    const lines = noteAt(this, time, row, this.pixel)
+    if (lines) this.tooltip.show(lines, ...this.pointer)
+    else this.tooltip.hide()
+  }
+
+  // Show the time of a range, or a moment.
+  goToRange(time, row) {
+    const {ranges} = this.timeline.notes, at = rangeAt(ranges, time, Math.floor(-row))
+    if (at < 0) this.moment(Math.floor(time))
+    else this.port.x.setv({start: ranges.begin[at], end: ranges.end[at]})
+  }
+
+  point(piece) {
     if (piece === null) this.tooltip.hide()
-    else this.tooltip.show(described(this.timeline, this.view, piece), ...this.pointer)
+    else this.tooltip.show(this.described(piece), ...this.pointer)
+    if (piece !== this.pointed) { this.pointed = piece; this.tell("pointed") }
   }
 
   choose(piece, time = null) {
     this.chosen = piece
-    this.models.chosen.data = this.edges(piece === null || this.view.address[piece] < 0 ? [] : [piece])
-    if (time !== null) this.moment(Math.floor(time))
+    this.outline()
+    if (time !== null && !this.timeline.still) this.moment(Math.floor(time))
     this.tell("chosen")
   }
 
   // Choose the next piece that the search means, or any; and show it whole.
   step(by) {
-    const {timeline, view, matches} = this, count = timeline.start.length
+    const {timeline, drawer, matches} = this, count = timeline.start.length
     let piece = this.chosen ?? (by > 0 ? -1 : count)
     do piece += by
-    while (piece >= 0 && piece < count && (view.address[piece] < 0 || (matches && !matches[bufferOf(timeline, piece)])))
+    while (piece >= 0 && piece < count && (!drawer.has(this, piece) || (matches && !matches[bufferOf(timeline, piece)])))
     if (piece >= 0 && piece < count) this.go(piece)
   }
 
   go(piece) {
-    const {timeline, view} = this, size = timeline.size[bufferOf(timeline, piece)]
-    const length = timeline.end[piece] - timeline.start[piece]
-    const {x_range, y_range} = this.models.addresses
-    this.choose(piece, timeline.start[piece])
-    x_range.setv({start: timeline.start[piece] - length, end: timeline.end[piece] + length})
-    y_range.setv({start: view.address[piece] - 2 * size, end: view.address[piece] + 3 * size})
+    const {timeline, port} = this, start = timeline.start[piece]
+    port.aroundTime(start, timeline.end[piece])
+    this.refresh()  // a stacked picture knows where a piece is once it has drawn it
+    this.choose(piece, start)
+    const {bytes} = this.models.chosen.data
+    const low = bytes.reduce((a, b) => Math.min(a, b)), high = bytes.reduce((a, b) => Math.max(a, b))
+    port.aroundBytes(low, high, 2 * timeline.size[bufferOf(timeline, piece)])
   }
 
   described(piece) { return described(this.timeline, this.view, piece) }
-  composition(time) { return composition(this.timeline, time) }
-
-  // A tenth of all time around a moment.
-  around(time) {
-    const part = (this.last - this.first) / 20 || 1
-    this.models.addresses.x_range.setv({start: time - part, end: time + part})
+  ownerOf(piece) { return piece === null ? null : this.owners.of[bufferOf(this.timeline, piece)] }
+  // Who asked for a request that was refused, innermost first: as many lines as are known.
+  refusedBy(at) {
+    const {operation, frame, stack} = this.timeline.notes.refused, lines = stackOf({stack}, at)
+    return lines.length ? lines : [nameOf(frame, at) || nameOf(operation, at)].filter(Boolean)
   }
 
-  // Zoom about the middle, and move by a part of the window.
-  zoom(factor, which = "xy") {
-    for (const axis of which) {
-      const range = this.models.addresses[`${axis}_range`], middle = (range.start + range.end) / 2
-      range.setv({start: middle - (middle - range.start) / factor, end: middle + (range.end - middle) / factor})
-    }
-  }
-
-  pan(across, up) {
-    for (const [axis, part] of [["x", across], ["y", up]]) {
-      const range = this.models.addresses[`${axis}_range`], by = part * (range.end - range.start)
-      range.setv({start: range.start + by, end: range.end + by})
-    }
-  }
+  get kinds() { return kindsOf(this.timeline) }
+  swatch(key) { return this.palette.css[colourOf(this.owners, key)] }
+  searchOf(key) { return searchOf(this.owners, key) }
+  get repeats() { return this.by !== "buffer" && this.owners.count > OWNER_COLOURS ? OWNER_COLOURS : 0 }
+  alive(time) { return aliveAt(this.timeline, this.owners, time) }
 
   theme(dark) {
-    const text = dark ? "#e6e8ea" : "#22262a", grid = dark ? "#3a4046" : "#e3e6e9", paper = dark ? "#15181b" : "#ffffff"
     this.dark = dark
     this.palette = palette(dark)
-    for (const plot of [this.models.load, this.models.addresses]) {
-      plot.setv({background_fill_color: paper, border_fill_color: paper, outline_line_color: grid})
-      if ("border_line_color" in plot.properties) plot.border_line_color = paper  // since Bokeh 3.8
-      for (const axis of [...plot.below, ...plot.left])
-        axis.setv({major_label_text_color: text, axis_label_text_color: text, axis_line_color: text,
-          major_tick_line_color: text, minor_tick_line_color: text})
-      for (const one of plot.center) if ("grid_line_color" in one) one.grid_line_color = grid
-    }
-    this.models.peak_label.text_color = text
+    paint(this.models, dark)
     this.repaint()
   }
 
   // What can be seen in the window: rows of buffers, ascending. For tests.
   visible() {
-    const {x_range, y_range} = this.models.addresses, {left, right, bottom, top, width, height, owner} = this.drawn
+    const {port: {x: time, y: bytes}, drawn: {left, right, bottom, top, width, height, owner}} = this
     const seen = new Set()
     for (let y = 0; y < height; y++)
       for (let x = 0; x < width; x++) {
-        const time = left + (x + 0.5) / width * (right - left), address = bottom + (y + 0.5) / height * (top - bottom)
-        const inside = time >= x_range.start && time < x_range.end && address >= y_range.start && address < y_range.end
+        const when = left + (x + 0.5) / width * (right - left), where = bottom + (y + 0.5) / height * (top - bottom)
+        const inside = when >= time.start && when < time.end && where >= bytes.start && where < bytes.end
         if (inside && owner[y * width + x]) seen.add(owner[y * width + x] - 1)
       }
     return [...new Set([...seen].map((i) => this.timeline.row[bufferOf(this.timeline, i)]))].sort((a, b) => a - b)

@@ -5,13 +5,23 @@ function timelineOf(said, planes) {
   const start = open("start"), end = open("length")
   for (let i = 0; i < end.length; i++) end[i] += start[i]
   const named = (one) => one && {names: one.names, of: column(planes, one.of)}
+  const curve = (one) => one && {time: column(planes, one.time), bytes: column(planes, one.bytes)}
   return {
     ...said, start, end, size: open("size"), row: open("row"), owner: open("owner"), stream: open("stream"),
-    operation: named(said.operation), frame: named(said.frame), at: named(said.at),
-    before: said.before && {time: column(planes, said.before.time), bytes: column(planes, said.before.bytes)},
+    operation: named(said.operation), frame: named(said.frame), module: named(said.module),
+    category: named(said.category), at: named(said.at), before: curve(said.before), small: curve(said.small),
+    stack: said.stack && stacksOf(said.stack, planes), pool: named(said.pool), notes: notesOf(said.notes, planes),
     clock: said.clock && said.clock.map((one) => column(planes, one)),
-    load: {time: column(planes, said.load.time), bytes: column(planes, said.load.bytes), peak: said.load.peak},
+    load: {...curve(said.load), peak: said.load.peak},
   }
+}
+
+// Stacks as lists of places among names, innermost first, and which one each buffer has, -1 where unknown.
+function stacksOf({names, of, depth, lines}, planes) {
+  const all = column(planes, lines), table = []
+  let from = 0
+  for (const count of column(planes, depth)) table.push(all.subarray(from, from += count))
+  return {names, of: column(planes, of), table}
 }
 
 function viewOf(said, planes, timeline) {
@@ -79,23 +89,6 @@ function stairs({time, bytes}) {
   return corners
 }
 
-// What is alive at a time, by operation, or by size where no operation is known; most bytes first.
-function composition(timeline, time) {
-  const {start, end, size, operation} = timeline
-  const groups = new Map()
-  for (let i = 0; i < start.length && start[i] <= time; i++) {
-    if (end[i] <= time) continue
-    const buffer = bufferOf(timeline, i), bytes = size[buffer]
-    const name = operation && operation.names.length ? operation.names[operation.of[buffer]] ?? "" : null
-    const key = name ?? bytes
-    const group = groups.get(key) ?? {name, size: bytes, bytes: 0, count: 0}
-    group.bytes += bytes
-    group.count += 1
-    groups.set(key, group)
-  }
-  return [...groups.values()].sort((a, b) => b.bytes - a.bytes)
-}
-
 // Bytes held by segments over time, as the corners of steps; a plan holds its arena throughout.
 function reservedOver(view, timeline) {
   const {load} = timeline, last = load.time.length - 1
@@ -111,30 +104,4 @@ function reservedOver(view, timeline) {
     bytes.push(sum, sum += change)
   }
   return {time, bytes}
-}
-
-// Which buffers a search means: #ROW, a size with or without a comparison, or a part of a name; null for none.
-function matching(timeline, text) {
-  const wanted = text.trim().toLowerCase(), {size, row, operation, frame, ids} = timeline
-  if (!wanted) return null
-  const found = new Uint8Array(size.length)
-  const number = /^#(\d+)$/.exec(wanted)
-  const compared = /^([<>]=?|=)?\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?(b)?$/.exec(wanted)
-  if (number) {
-    for (let i = 0; i < found.length; i++) found[i] = row[i] === Number(number[1])
-  } else if (compared && (compared[1] || compared[3] || compared[4])) {
-    const [, how = "=", digits, unit = ""] = compared
-    const base = unit.endsWith("i") || !compared[4] ? 1024 : 1000
-    const bytes = Number(digits) * base ** (" kmgt".indexOf(unit[0] ?? " "))
-    const holds = {"<": (s) => s < bytes, "<=": (s) => s <= bytes, ">": (s) => s > bytes, ">=": (s) => s >= bytes,
-      "=": (s) => s === bytes}[how]
-    for (let i = 0; i < found.length; i++) found[i] = holds(size[i])
-  } else {
-    const has = (one) => one && one.names.map((name) => name.toLowerCase().includes(wanted))
-    const operations = has(operation), frames = has(frame)
-    for (let i = 0; i < found.length; i++)
-      found[i] = Boolean(operations?.[operation.of[i]] || frames?.[frame.of[i]] ||
-        ids?.[i].toLowerCase().includes(wanted))
-  }
-  return found
 }

@@ -9,9 +9,11 @@ else {
     const timelines = said.timelines.map((one) => timelineOf(one, planes))
     const views = said.views.map((one) => viewOf(one, planes, timelines[one.timeline]))
     const models = {
-      load, addresses, curve, before, absent, copies, marks, reserved, peak, peak_label, moment, moment_below, segments, picture, large, chosen,
+      load, curve, before, reserved, peak, peak_label, moment, refused, refused_label,
+      strip, ranges, marked, named,
+      addresses, segments, picture, large, absent, copies, marks, ceiling, outline, chosen, moment_below, refused_below,
     }
-    const show = new Show(models, timelines, views, said.title)
+    const show = new Show(models, timelines, views, said)
     shows.set(addresses, show)
     document.dispatchEvent(new CustomEvent("mempool-show", {detail: show}))
     if (!show.drawn) show.theme(false)  // nobody chose one

@@ -1,23 +1,7 @@
-// Numbers and buffers as people read them.
-
-const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
-
-function binary(bytes) {
-  let unit = 0, value = bytes
-  for (; Math.abs(value) >= 1024 && unit < UNITS.length - 1; unit++) value /= 1024
-  return unit ? `${value.toFixed(2)} ${UNITS[unit]}` : `${value} B`
-}
-
-const plain = (number) => Math.round(number).toLocaleString("en-US")
+// Buffers as people read them.
 
 // What logical time counts.
 const ticks = (timeline) => timeline.ticks ?? (timeline.period ? "allocations" : "events")
-
-function duration(ns) {
-  const units = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"]]
-  const [scale, unit] = units.find(([scale]) => ns >= scale) ?? [1, "ns"]
-  return `${(ns / scale).toPrecision(3)} ${unit}`
-}
 
 // How a piece came from the host and goes there, as pairs.
 function journeys(timeline, view, piece) {
@@ -31,23 +15,36 @@ function journeys(timeline, view, piece) {
   return lines
 }
 
+// The lines of a buffer's stack, innermost first; none where it is unknown.
+function stackOf({stack}, buffer) {
+  return Array.from(stack?.table[stack.of[buffer]] ?? [], (line) => stack.names[line])
+}
+
+// When a piece is alive, as a pair.
+function lifetime(timeline, view, piece) {
+  const {start, end, clock, parts, cut, since} = timeline, length = end[piece] - start[piece]
+  const before = cut && start[piece] === since
+  const lasts = clock && !before ? `, about ${duration(clockAt(timeline, end[piece]) - clockAt(timeline, start[piece]))}` : ""
+  const when = before ? `from before the recording to ${plain(end[piece])}`
+    : `${plain(start[piece])} to ${plain(end[piece])}, ${plain(length)} ${ticks(timeline)}${lasts}`
+  return [view.moved ? "on the device" : parts ? "part of its lifetime" : "lifetime", when]
+}
+
 // What is known about a piece, as pairs of label and text.
 function described(timeline, view, piece) {
-  const {start, end, size, row, stream, streams, ids, operation, frame, clock, parts} = timeline
+  const {size, row, stream, streams, ids} = timeline
   const buffer = bufferOf(timeline, piece)
   const called = `#${row[buffer]}` + (ids ? ` ${ids[buffer]}` : "")
   const lines = [["buffer", called], ["size", `${binary(size[buffer])} (${plain(size[buffer])} B)`]]
-  const length = end[piece] - start[piece]
-  const lasts = clock ? `, about ${duration(clockAt(timeline, end[piece]) - clockAt(timeline, start[piece]))}` : ""
-  const when = `${plain(start[piece])} to ${plain(end[piece])}, ${plain(length)} ${ticks(timeline)}${lasts}`
-  lines.push([view.moved ? "on the device" : parts ? "part of its lifetime" : "lifetime", when])
+  if (!timeline.still) lines.push(lifetime(timeline, view, piece))
   lines.push(...journeys(timeline, view, piece))
-  if (operation?.of[buffer] >= 0) lines.push(["operation", operation.names[operation.of[buffer]]])
-  if (frame?.of[buffer] >= 0) lines.push(["frame", frame.names[frame.of[buffer]]])
+  for (const kind of ["category", "module", "operation", "frame", "pool"])
+    if (timeline[kind]?.of[buffer] >= 0) lines.push([kind, timeline[kind].names[timeline[kind].of[buffer]]])
   if (stream[buffer] >= 0) lines.push(["stream", streams[stream[buffer]]])
   if (view.address[piece] >= 0) {
     const real = realAddress(view, view.address[piece])
     lines.push(view.offsets ? ["offset", real.toLocaleString("en-US")] : ["address", `0x${real.toString(16)}`])
   }
+  stackOf(timeline, buffer).forEach((line, depth) => lines.push([depth ? "" : "stack", line]))
   return lines
 }

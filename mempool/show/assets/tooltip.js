@@ -1,5 +1,7 @@
 // A box of text beside the pointer. Texts of traces are only ever text of a node.
 
+const MOST_LINES = 40
+
 function tooltipBox() {
   const box = document.createElement("div")
   box.className = "mempool-tooltip"
@@ -10,9 +12,10 @@ function tooltipBox() {
   document.body.append(box)
   return {
     show(lines, x, y) {
-      box.replaceChildren(...lines.map(([label, text]) => {
+      const more = lines.length > MOST_LINES ? [["", `… ${lines.length - MOST_LINES} more lines: click for all`]] : []
+      box.replaceChildren(...[...lines.slice(0, MOST_LINES), ...more].map(([label, text]) => {
         const line = document.createElement("div"), name = document.createElement("b")
-        name.textContent = `${label} `
+        name.textContent = label && `${label} `
         line.append(name, text)
         return line
       }))

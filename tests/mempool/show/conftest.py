@@ -60,7 +60,7 @@ def visit(chromium: Any, tmp_path: Path, complaints: list[str]) -> Iterator[Call
             page.on("request", lambda request: asked.append(request.url))
             context.route(lambda url: not url.startswith("file:"), lambda route: route.abort())
             page.goto(file.as_uri())
-            page.wait_for_function(ready)
+            page.wait_for_function(ready, timeout=20_000)
             return page
 
         yield visit

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from pages import place, resting, tooltip, visible, window
 from shown import four_buffers
 
 from mempool.show import figure
@@ -21,44 +22,9 @@ KIB = 1024
 
 @pytest.fixture
 def page(visit: Callable[..., Any]) -> Any:
-    return visit(figure(four_buffers(), frames=True, title="four").html())
-
-
-def place(page: Any, time: float, address: float) -> tuple[float, float]:
-    """Where a time and an address are on the screen."""
-    x, y = page.evaluate(
-        """([time, address]) => {
-          const plot = mempoolShow.models.addresses, view = Bokeh.index.find_one_by_id(plot.id)
-          const box = view.canvas_view.el.getBoundingClientRect()
-          return [box.left + view.frame.x_scale.compute(time), box.top + view.frame.y_scale.compute(address)]
-        }""",
-        [time, address],
-    )
-    return x, y
-
-
-def window(page: Any) -> dict[str, float]:
-    """The time and the addresses that are in view."""
-    said: dict[str, float] = page.evaluate(
-        """() => { const {x_range: x, y_range: y} = mempoolShow.models.addresses
-          return {left: x.start, right: x.end, bottom: y.start, top: y.end} }"""
-    )
-    return said
-
-
-def resting(page: Any) -> None:
-    """Wait until what has changed is drawn."""
-    page.evaluate("() => new Promise((done) => setTimeout(done, 200))")
-
-
-def tooltip(page: Any) -> str | None:
-    box = page.locator(".mempool-tooltip")
-    return box.inner_text() if box.is_visible() else None
-
-
-def visible(page: Any) -> list[int]:
-    rows: list[int] = page.evaluate("mempoolShow.visible()")
-    return rows
+    page = visit(figure(four_buffers(), frames=True, title="four").html())
+    page.click("#addresses")
+    return page
 
 
 def test_everything_is_there(page: Any) -> None:
@@ -77,7 +43,7 @@ def test_everything_is_there(page: Any) -> None:
     assert page.title() == page.locator("h1").inner_text() == "four"
     assert "4 lifetimes · peak load 700.00 KiB" in page.locator("#facts").inner_text()
     rows = page.locator("#composition tbody tr").all_inner_texts()
-    assert [row.split("\t")[0] for row in rows] == ["three", "two", "four"]
+    assert [row.split("\t")[0] for row in rows] == ["three.py:3", "two.py:2", "four.py:4", "one.py:1"]
     assert rows[0].split("\t")[1:3] == ["1", "400.00 KiB"]
 
 
@@ -107,7 +73,7 @@ def test_the_wheel_zooms_about_the_pointer(page: Any) -> None:
     resting(page)
     now = window(page)
     assert 3 < now["left"] < 3.5 < now["right"] < 4
-    assert place(page, 3.5, 500 * KIB) == pytest.approx((x, y), abs=8)  # the pointer's is a whole pixel
+    assert place(page, 3.5, 500 * KIB) == pytest.approx((x, y), abs=20)  # 20 times a whole pixel
     assert visible(page) == [2]
 
 
@@ -161,7 +127,11 @@ def test_a_search_finds_operations_frames_rows_and_sizes(page: Any) -> None:
         page.fill("#search", wanted)
         found = page.evaluate("Array.from(mempoolShow.matches).flatMap((yes, row) => yes ? [row] : [])")
         assert found == rows
-        assert page.locator("#found").inner_text().startswith(f"{len(rows)} buffers of ")
+        assert (
+            page.locator("#found")
+            .inner_text()
+            .startswith(f"{len(rows)} buffer{'s' if len(rows) != 1 else ''} of ")
+        )
         dim = page.evaluate("mempoolShow.palette.css.at(-1)")
         large = page.evaluate("mempoolShow.models.large.data")
         bright = {row for row, colour in zip(large["row"], large["colour"], strict=True) if colour != dim}
@@ -197,9 +167,11 @@ def test_the_theme_follows_the_system_and_the_button(visit: Callable[..., Any]) 
     assert page.locator("#theme").get_attribute("aria-pressed") == "true"
 
 
-def test_everything_is_reached_by_keys(page: Any) -> None:
+def test_everything_is_reached_by_keys(visit: Callable[..., Any]) -> None:
     """Tab visits every control, each shows that it has the focus, and the figure moves and zooms."""
-    controls = ["view", "by", "search", "previous", "next", "in", "out", "whole", "peak", "theme", "figure"]
+    page = visit(figure(four_buffers()).html())
+    controls = ["stacked", "addresses", "by", "together", "search", "previous", "next", "in", "out", "whole"]
+    controls += ["peak", "theme", "figure"]
     seen = []
     for _ in controls:
         page.keyboard.press("Tab")
@@ -240,12 +212,48 @@ def test_a_moment_s_composition_is_told(page: Any) -> None:
 
 
 def test_another_view_is_chosen(visit: Callable[..., Any]) -> None:
-    """Devices and plans are in one list; the window becomes that of the chosen one."""
-    page = visit(figure(four_buffers(device=[0, 1, 0, 0, 1, 1, 0, 1])).html())
-    assert page.locator("#view option").all_inner_texts() == ["recorded", "recorded"]
-    assert visible(page) == [0, 1]
+    """An allocator that was asked for is in the list beside the recorded one, and its addresses are drawn."""
+    page = visit(figure(four_buffers(), allocators=["first_fit"]).html())
+    assert page.locator("#view option").all_inner_texts() == ["recorded", "first_fit"]
+    assert page.locator("#addresses").get_attribute("aria-pressed") == "true"
     page.select_option("#view", "1")
-    assert "300.00 KiB" in page.locator("#facts").inner_text()
+    assert page.evaluate("mempoolShow.view.title") == "first_fit"
+    assert visible(page) == [0, 1, 2, 3]
+
+
+def test_the_fullest_device_is_shown_first_and_named(visit: Callable[..., Any]) -> None:
+    """Heading and title name the device that is shown; the selector shows another one."""
+    page = visit(figure(four_buffers(device=[0, 1, 0, 1, 0, 1, 1, 0]), title="four").html())
+    options = ["device 0, peak 100.00 KiB", "device 1, peak 600.00 KiB"]
+    assert page.locator("#device option").all_inner_texts() == options
+    assert page.locator("#device").input_value() == "1"
+    assert (page.locator("h1").inner_text(), page.title()) == ("four · device 1", "device 1 · four")
+    assert "peak load 600.00 KiB" in page.locator("#facts").inner_text()
+    page.select_option("#device", "0")
+    assert (page.locator("h1").inner_text(), page.title()) == ("four · device 0", "device 0 · four")
+    assert "peak load 100.00 KiB" in page.locator("#facts").inner_text()
+
+
+def test_one_device_needs_no_selector(page: Any) -> None:
+    assert not page.locator("#device").is_visible()
+
+
+TICKS = {
+    (0, 2**26, 2**27): ["0 MiB", "64 MiB", "128 MiB"],
+    (0, 2**28, 2**29, 3 * 2**28, 2**30): ["0 GiB", "0.25 GiB", "0.5 GiB", "0.75 GiB", "1 GiB"],
+    (2**35, 2**35 + 512): ["32 GiB", "32.0000005 GiB"],
+    (0, 1, 2): ["0 B", "1 B", "2 B"],
+    (0,): ["0 B"],
+}
+
+
+def test_labels_of_ticks_differ_at_every_zoom(page: Any) -> None:
+    """Bytes in as many digits as tell them apart; events are whole, so that no part of one has a tick."""
+    label = "(ticks) => mempoolShow.models.addresses.left[0].formatter.doFormat(ticks, {loc: 0})"
+    for ticks, labels in TICKS.items():
+        assert page.evaluate(label, list(ticks)) == labels
+    ticks = "mempoolShow.models.addresses.below[0].ticker.get_ticks(3.2, 4.4, null, 0).major"
+    assert page.evaluate(ticks) == [4]
 
 
 HOSTILE = (
@@ -273,7 +281,7 @@ def test_names_of_a_trace_are_text(visit: Callable[..., Any]) -> None:
     assert HOSTILE[1] in page.locator("#composition").inner_text()
     page.select_option("#by", "operation")
     page.fill("#search", "</script>")
-    assert page.locator("#found").inner_text().startswith("1 buffers")
+    assert page.locator("#found").inner_text().startswith("1 buffer of")
     page.press("#search", "Enter")
     shown = page.locator("#chosen").inner_text()
     assert HOSTILE[0] in shown
@@ -338,6 +346,9 @@ def test_a_notebook_shows_the_page_in_a_frame(visit: Callable[..., Any]) -> None
     frame = page.frame_locator("iframe")
     assert frame.locator("h1").inner_text(timeout=10_000) == 'a"><script>alert(1)</script>'
     assert page.locator("script").count() == 0
+    frame.locator("#in").click()
+    page.wait_for_timeout(600)  # a part of another page keeps nothing in that one's address
+    assert "#" not in page.url
 
 
 def test_bokeh_itself_shows_the_figure(visit: Callable[..., Any]) -> None:

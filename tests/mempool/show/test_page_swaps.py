@@ -67,8 +67,8 @@ def test_a_stay_tells_where_its_buffer_goes_and_comes_from(page: Any) -> None:
 
 def test_the_copies_on_the_host_are_another_view(page: Any) -> None:
     """With nothing moved there, and the marks are gone with it."""
-    assert page.locator("#view optgroup").count() == 2
-    page.select_option("#view", "1")
+    assert page.locator("#device option").count() == 2
+    page.select_option("#device", "1")
     assert rows(page, "large", "row", "left", "right") == [(0, 0, 10)]
     assert rows(page, "absent", "row") == rows(page, "marks", "time") == []
     assert "copied to the host" not in page.locator("#legend").inner_text()

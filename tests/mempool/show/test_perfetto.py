@@ -13,6 +13,7 @@ from shown import four_buffers
 from mempool.show import perfetto, scene_of, write_perfetto
 from solvers import peak_load
 from traces import Buffers, Kind, Trace, buffers_of
+from traces.trace import RANGE_BEGIN, RANGE_END
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +59,21 @@ def test_reserved_memory_is_a_counter(tmp_path: Path) -> None:
     write_perfetto(scene_of(trace), tmp_path / "t")
     held = [one for one in events(tmp_path / "t") if one.get("name") == "reserved, recorded"]
     assert [(one["ts"], one["args"]["bytes"]) for one in held] == [(0, 100), (2, 150), (3, 100), (4, 0)]
+
+
+def test_ranges_marks_and_refused_requests_are_events(tmp_path: Path) -> None:
+    trace = Trace.of(
+        [Kind.MARK, Kind.ALLOC, Kind.REFUSED, Kind.MARK, Kind.MARK], [-1, 0, -1, -1, -1], [0, 5, 70, 0, 0],
+        category=[0, -1, -1, 1, -1], operation=[2, -1, -1, 2, -1], names=(RANGE_BEGIN, RANGE_END, "forward"),
+    )  # fmt: skip
+    write_perfetto(scene_of(trace), tmp_path / "t")
+    read = events(tmp_path / "t")
+    assert [(one["name"], one["ts"], one["dur"]) for one in read if one["ph"] == "X"] == [("forward", 0, 3)]
+    assert [(one["name"], one["ts"]) for one in read if one["ph"] == "i"] == [
+        ("mark", 4),
+        ("out of memory", 2),
+    ]
+    assert next(one["args"] for one in read if one["name"] == "out of memory") == {"size_bytes": 70}
 
 
 def test_there_are_never_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

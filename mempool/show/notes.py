@@ -1,0 +1,97 @@
+"""Events of a program beside its buffers: refused requests, marks, and named ranges that nest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traces.trace import RANGE_BEGIN, RANGE_END, Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from traces.trace import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Notes:
+    """k refused requests, m marks and q ranges on a timeline's axis of time; int64 columns.
+
+    Attributes:
+        refused: int64[k], when a request was refused.
+        asked: int64[k], its bytes.
+        free: int64[k], bytes that were free on the device then, -1 where unknown.
+        named: of each of "operation", "frame" and "stack" int64[k], index into the timeline's names or -1.
+        mark: int64[m], when a mark was set.
+        mark_name: int64[m], index into names, -1 where it has none.
+        begin: int64[q], when a range began.
+        end: int64[q], exclusive.
+        range_name: int64[q], as ``mark_name``.
+        depth: int64[q], the number of ranges around it.
+    """
+
+    refused: NDArray[np.int64]
+    asked: NDArray[np.int64]
+    free: NDArray[np.int64]
+    named: dict[str, NDArray[np.int64]]
+    mark: NDArray[np.int64]
+    mark_name: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
+    range_name: NDArray[np.int64]
+    depth: NDArray[np.int64]
+
+
+_NAMED = ("operation", "frame", "stack")
+_NONE = np.zeros(0, np.int64)
+NO_NOTES = Notes(_NONE, _NONE, _NONE, dict.fromkeys(_NAMED, _NONE), _NONE, _NONE, _NONE, _NONE, _NONE, _NONE)
+
+
+def notes_of(trace: Trace, free: NDArray[np.int64] | None) -> Notes:
+    """Return the notes of the events of one device.
+
+    Args:
+        trace: the events; their rows are the times.
+        free: bytes free on the device at each of its refused requests, -1 where unknown; None where of all.
+    """
+    refused = np.flatnonzero(trace.kind == Kind.REFUSED)
+    category = _categories(trace)
+    mark = np.flatnonzero((trace.kind == Kind.MARK) & (category == ""))
+    begin, end, depth = _ranges(category, len(trace))
+    return Notes(
+        refused=refused,
+        asked=trace.size[refused],
+        free=np.full(len(refused), -1) if free is None else free,
+        named={
+            name: getattr(trace, name)[refused].astype(np.int64) for name in ("operation", "frame", "stack")
+        },
+        mark=mark,
+        mark_name=trace.operation[mark].astype(np.int64),
+        begin=begin,
+        end=end,
+        range_name=trace.operation[begin].astype(np.int64),
+        depth=depth,
+    )
+
+
+def _categories(trace: Trace) -> NDArray[np.str_]:
+    """Return of each mark whether it begins or ends a range; "" of everything else."""
+    told = np.array([name if name in (RANGE_BEGIN, RANGE_END) else "" for name in trace.names] + [""])
+    return np.where(trace.kind == Kind.MARK, told[trace.category], "")
+
+
+def _ranges(category: NDArray[np.str_], last: int) -> tuple[NDArray[np.int64], ...]:
+    """Pair marks as brackets. An end without a beginning is passed over; a range without an end lasts."""
+    opened: list[int] = []
+    rows: list[tuple[int, int, int]] = []
+    for row in np.flatnonzero(category != "").tolist():
+        if category[row] == RANGE_BEGIN:
+            opened.append(row)
+        elif opened:
+            rows.append((opened.pop(), row, len(opened)))
+    rows += [(row, last, depth) for depth, row in enumerate(opened)]
+    rows.sort()
+    begin, end, depth = np.array(rows, np.int64).reshape(-1, 3).T
+    return begin, end, depth

@@ -1,0 +1,134 @@
+"""The stacked picture in a browser: who is drawn where, outlines, order, and the peak of each column."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from pages import place, resting, tooltip, visible, window
+from shown import four_buffers
+
+from mempool.show import content, figure
+from traces import Buffers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.browser
+
+KIB = 1024
+
+
+@pytest.fixture
+def page(visit: Callable[..., Any]) -> Any:
+    return visit(figure(four_buffers(), frames=True, title="four").html())
+
+
+def under(page: Any, time: float, kib: float) -> str | None:
+    """The buffer that the tooltip names at a place."""
+    page.mouse.move(*place(page, time, kib * KIB))
+    said = tooltip(page)
+    return said.splitlines()[0] if said else None
+
+
+def test_the_oldest_buffer_is_lowest_and_others_slide_down(page: Any) -> None:
+    """At 1.5 buffers 0 and 1 are alive, at 2.5 buffer 1 alone, at 4.5 buffers 1, 2 and 3."""
+    assert page.locator("#stacked").get_attribute("aria-pressed") == "true"
+    assert visible(page) == [0, 1, 2, 3]
+    assert [under(page, 1.5, kib) for kib in (50, 150, 310)] == ["buffer #0", "buffer #1", None]
+    assert [under(page, 2.5, kib) for kib in (50, 150, 210)] == ["buffer #1", "buffer #1", None]
+    assert [under(page, 4.5, kib) for kib in (150, 300, 650, 710)] == [
+        "buffer #1",
+        "buffer #2",
+        "buffer #3",
+        None,
+    ]
+
+
+def test_the_outline_of_a_buffer_follows_what_is_below_it(page: Any) -> None:
+    """Buffer 2 lies above buffer 1 until that is freed at 5."""
+    page.mouse.click(*place(page, 4.5, 300 * KIB))
+    data = page.evaluate("mempoolShow.models.chosen.data")
+    assert [round(high / KIB) for high in data["bytes"]] == [200, 200, 0, 0, 400, 400, 600, 600]
+    assert data["time"] == pytest.approx([3, 5, 5, 6, 6, 5, 5, 3], abs=0.02)
+    assert "#2" in page.locator("#chosen").inner_text()
+
+
+def test_owners_together_are_stacked_by_their_bytes(page: Any) -> None:
+    """Buffer 2 is the largest at the peak, so that it is lowest."""
+    page.focus("#figure")
+    page.keyboard.press("g")
+    assert page.locator("#together").is_checked()
+    assert [under(page, 4.5, kib) for kib in (150, 500, 650)] == ["buffer #2", "buffer #1", "buffer #3"]
+    page.keyboard.press("g")
+    assert under(page, 4.5, 150) == "buffer #1"
+
+
+def test_found_buffers_are_lowest(page: Any) -> None:
+    """Their sum over time is the edge between colours and grey."""
+    page.fill("#search", "stream=7")
+    assert [under(page, 4.5, kib) for kib in (100, 250, 500)] == ["buffer #1", "buffer #3", "buffer #2"]
+
+
+def test_a_column_of_pixels_shows_its_highest_moment(visit: Callable[..., Any]) -> None:
+    """One event of a hundred thousand holds a GiB: seen, although a pixel is some hundred events wide."""
+    start = np.arange(100_000)
+    size = np.full(100_000, 1000)
+    start[60_000], size[60_000] = 60_000, 1 << 30
+    page = visit(figure(Buffers.of(start, start + 1, size)).html())
+    assert 60_000 in visible(page)
+    assert page.evaluate("Math.max(...mempoolShow.drawn.moments)") >= 99_990
+
+
+def test_the_next_buffer_of_a_long_lifetime_stays_within_time(visit: Callable[..., Any]) -> None:
+    """In either picture the window of a buffer that lives throughout is all of time, and no bytes below 0."""
+    page = visit(figure(Buffers.of([0, 2], [100, 4], [1000, 10])).html())
+    for picture in ("#stacked", "#addresses"):
+        page.click(picture)
+        page.focus("#figure")
+        page.keyboard.press("n")
+        now = window(page)
+        assert (now["left"], now["right"]) == (0, 100)
+        assert now["bottom"] == 0
+        assert visible(page)
+        page.keyboard.press("Escape")
+
+
+def test_small_pieces_are_one_grey_band(visit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond what a page holds, the picture is still as high as the load, and the page says so."""
+    monkeypatch.setattr(content, "MOST_NUMBERS", 40)
+    buffers = Buffers.of([0] * 100, [100] * 100, [1000] * 10 + [10] * 90)
+    page = visit(figure(buffers).html())
+    assert len(visible(page)) == 10
+    assert "the largest 10 one by one, the others grey" in page.locator("#facts").inner_text()
+    page.mouse.move(*place(page, 50, 10_450))
+    assert tooltip(page) is None
+    painted = """(bytes) => {
+      const {drawn} = mempoolShow, {width, height, bottom, top} = drawn
+      return drawn.image[Math.floor((bytes - bottom) / (top - bottom) * height) * width + (width >> 1)] !== 0
+    }"""
+    heights = (9_990, 10_450, 10_890, 10_920)
+    assert [page.evaluate(painted, high) for high in heights] == [True, True, True, False]
+
+
+def test_keys_change_the_picture(page: Any) -> None:
+    page.focus("#figure")
+    page.keyboard.press("a")
+    assert page.locator("#addresses").get_attribute("aria-pressed") == "true"
+    assert len(page.evaluate("mempoolShow.models.large.data.row")) == 4
+    page.keyboard.press("s")
+    assert page.evaluate("mempoolShow.models.large.data.row") == []
+    assert visible(page) == [0, 1, 2, 3]
+
+
+def test_a_tooltip_follows_the_picture_below_a_resting_pointer(page: Any) -> None:
+    """A search and a step move the picture: the tooltip tells of the buffer under it then."""
+    assert under(page, 4.5, 300) == "buffer #2"
+    page.focus("#figure")
+    page.keyboard.press("/")
+    page.keyboard.type("one")
+    page.keyboard.press("Enter")
+    resting(page)
+    assert window(page)["right"] < 5
+    assert tooltip(page) is None or "buffer #2" not in (tooltip(page) or "")
