@@ -12,6 +12,7 @@ one buffer that lives throughout, and the changes of the reserved bytes are segm
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from array import array
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import numpy as np
 
 from traces._core import is_library_file
 from traces.columns import LARGEST, MAX_EVENTS
+from traces.completeness import History
 from traces.errors import TraceError
 from traces.json_events import trace_events
 from traces.logs import Log, number, read_log
@@ -65,10 +67,11 @@ def read_chrome(
 ) -> Trace:
     """Read a profiler's trace, every device, with addresses, threads, operations and source lines.
 
-    Memory of the host is device -1. A profiler's step (``ProfilerStep#N``) is a mark. Streams are not known.
-    Source lines are file name and first line of the function, without folders. Metadata: ``framework``,
-    ``recorder``, ``alignment``, ``alive_before`` (how many buffers are older), those of
-    `traces.completeness` and, of memory that is not the host's, ``device_type``, its number in PyTorch.
+    Memory of the host is device -1; its history is a window, since nothing tells what it held before. A
+    profiler's step (``ProfilerStep#N``) is a mark. Streams are not known. Source lines are file name and
+    first line of the function, without folders. Metadata: ``framework``, ``recorder``, ``alignment``,
+    ``alive_before`` (how many buffers are older), those of `traces.completeness` and, of memory that is not
+    the host's, ``device_type``, its number in PyTorch.
 
     Args:
         path: the file, as it is or compressed by gzip.
@@ -81,7 +84,11 @@ def read_chrome(
             that contradicts the order of its thread's events (``Ev Idx``, or times that are lost: all 0).
         OSError: the file cannot be read.
     """
-    return read_log(path, _fill, KNOWN, skipped, progress)
+    trace = read_log(path, _fill, KNOWN, skipped, progress)
+    if HOST not in trace.devices:
+        return trace
+    # The host's totals begin with the profiler, so they do not tell whether memory was allocated before it.
+    return dataclasses.replace(trace, metadata={**trace.metadata, f"history.{HOST}": str(History.WINDOW)})
 
 
 def _fill(path: StrPath, log: Log) -> Iterator[None]:

@@ -45,6 +45,8 @@ class Failure:
         operation: its operation, None where unknown.
         frame: its source line without folders, None where unknown.
         recorded: it failed when it was recorded, whatever the limit is here.
+        before: more than the limit was reserved before the first event that is recorded, so nobody knows
+            which request it was for; ``event`` and ``size_bytes`` are those of the first alloc.
     """
 
     event: int
@@ -52,6 +54,7 @@ class Failure:
     operation: str | None
     frame: str | None
     recorded: bool
+    before: bool
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,8 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
     begin = time.process_time()
     made = _simulation(trace, choice, limit_bytes)
     seconds = time.process_time() - begin
-    failure, known = _failure(made, limit_bytes), completeness(trace, device)
+    known = completeness(trace, device)
+    failure = _failure(made, limit_bytes, known.reserved_before_bytes if choice.allocator == RECORDED else 0)
     if made.failed_at is not None and limit_bytes is not None:
         with contextlib.suppress(ValueError):  # some do not go without a limit
             made = _simulation(trace, choice, None)
@@ -207,14 +211,17 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
     )
 
 
-def _failure(made: Simulation, limit_bytes: int | None) -> Failure | None:
+def _failure(made: Simulation, limit_bytes: int | None, before_bytes: int) -> Failure | None:
+    """Return the first request that does not fit; ``before_bytes`` were reserved before the first event."""
     refused = np.flatnonzero(made.trace.kind == Kind.REFUSED)  # of what was recorded alone
     event = int(refused[0]) if len(refused) else made.failed_at
     if event is None:
         if limit_bytes is None or made.peak_reserved_bytes <= limit_bytes:
             return None
         event = _first_alloc(made.trace, int(np.argmax(made.reserved > limit_bytes)))  # recorded without it
-    return Failure(event, int(made.trace.size[event]), *place_of(made.trace, event), len(refused) > 0)
+    real = len(refused) > 0
+    before = not real and limit_bytes is not None and before_bytes > limit_bytes
+    return Failure(event, int(made.trace.size[event]), *place_of(made.trace, event), real, before)
 
 
 def _first_alloc(trace: Trace, event: int) -> int:

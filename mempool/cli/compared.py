@@ -76,11 +76,12 @@ def _table(file: str, device: int, rows: list[Row], limit_bytes: int | None) -> 
 
 def _loads(rows: list[Row]) -> str:
     """The peak load, without and with the requests that failed, as far as the rows tell them."""
+    name = "live at the end" if rows and rows[0].history == "absent" else "peak load"
     loads = {row.refused > 0: row.peak_load_bytes for row in rows}
     parts = [binary(loads[False])] if False in loads else []
     if True in loads:
         parts.append(f"{binary(loads[True])} with the requests that failed")
-    return f"peak load {', '.join(parts)}"
+    return f"{name} {', '.join(parts)}"
 
 
 def _fits(row: Row) -> str:
@@ -104,6 +105,8 @@ def _failure(row: Row, limit_bytes: int | None) -> str:
     place = failed.operation or failed.frame
     where = f" in {place}" if place else ""
     limit = "what its settings allow" if limit_bytes is None else binary(limit_bytes)
+    if failed.before:
+        return f"{_name(row)} held more than {limit} before the first event that is recorded"
     verb = "ran out of memory" if failed.recorded else f"runs out of {limit}"
     return f"{_name(row)} {verb} at event {failed.event:,}{where}, which asks for {binary(failed.size_bytes)}"
 

@@ -112,6 +112,43 @@ def test_window_tells_the_lost_beginning_and_claims_nothing_of_it(
     assert "the first events are lost: 400 MiB were live, 2.93 GiB reserved before" in first
 
 
+def test_ring_of_one_event_is_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """PyTorch keeps one event of `_record_memory_history(enabled="state")`."""
+    last = [event("free_completed", 9 << 40, 4, 1)]
+    [device] = answered(capsys, "info", stored(tmp_path / "s", last, segments=kept(100 * MIB)))["where"]
+    assert (device["history"], device["remedies"]) == ("absent", [])
+
+
+@pytest.mark.parametrize("made", [without_history, window])
+def test_limit_below_the_earlier_reservation_blames_no_recorded_request(
+    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, "compare", made(tmp_path), "--limit", "1GiB", "-a", "recorded")
+    assert "recorded held more than 1 GiB before the first event that is recorded" in text
+    assert "asks for" not in text
+
+
+def test_state_at_the_end_is_not_called_a_peak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "compare", without_history(tmp_path))
+    assert "live at the end 400 MiB" in text
+    assert "peak load" not in text
+
+
+def test_calls_of_a_window_are_a_lower_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "in 3 or more calls to the driver" in printed(capsys, "info", window(tmp_path))
+
+
+def test_refusal_below_the_free_memory_names_a_limit_of_the_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not where a segment that is larger than its request would not have fitted."""
+    for free, told in ((400 * MIB, True), (60 * MIB, False), (40 * MIB, False)):
+        refused = {"action": "oom", "size": 50 * MIB, "stream": 3, "time_us": 3, "frames": []}
+        events = [event("segment_alloc", 0, MIB, 1), event("alloc", 0, MIB, 2)]
+        path = stored(tmp_path / "s", [*events, refused | {"device_free": free}])
+        assert ("set_per_process_memory_fraction" in printed(capsys, "info", path).splitlines()[0]) == told
+
+
 @pytest.mark.parametrize(("made", "word"), [(without_history, "unknown"), (window, "in window")])
 def test_limit_above_an_incomplete_recording_is_not_told_to_suffice(
     made: Any, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -372,6 +372,20 @@ def test_times_that_contradict_the_order_are_an_error_or_counted(name: str, tmp_
     assert skipped.total() == sum(time in (0, 5) for time in times)
 
 
+def test_host_memory_before_the_profiler_is_unknown(tmp_path: Path) -> None:
+    """The host's totals begin with the profiler; the device's tell of memory from before it."""
+    path = stored(tmp_path / "t.json", memory(1, 64, 8), on_gpu(2, 512, 8, 8, 16))
+    trace = read_chrome(path)
+    assert [completeness(trace, device).is_whole for device in (-1, 0)] == [False, True]
+
+
+def test_memory_before_the_recording_is_of_its_device(tmp_path: Path) -> None:
+    other = on_gpu(3, 512, 8, 8, 16)
+    other["args"]["Device Id"] = 1
+    trace = read_chrome(stored(tmp_path / "t.json", on_gpu(2, 512, 8, 108, 200), other))
+    assert [completeness(trace, device).is_whole for device in (0, 1)] == [False, True]
+
+
 def of_threads(times: list[float]) -> list[dict[str, Any]]:
     """Two events of the backward pass's thread, which the profiler numbers first, and two of another."""
     moves = [(1024, 8), (1024, -8), (512, 4), (512, -4)]
