@@ -74,8 +74,9 @@ class Row:
         peak_live_bytes: the same as the allocator rounds them.
         peak_reserved_bytes: most bytes held from the device.
         fragmentation: 1 - peak of the bytes asked for and served / peak reserved: the sum of the two parts.
-        internal_fragmentation: of what is reserved at most, the part lost to rounding.
-        external_fragmentation: of what is reserved at most, the part that nobody lives in.
+        internal_fragmentation: of what is reserved at most, the part lost to rounding; None of what was
+            recorded, which tells the bytes asked for alone.
+        external_fragmentation: of what is reserved at most, the part that nobody lives in; None likewise.
         driver_calls: calls to the device to take or give back memory.
         largest_free_bytes: the largest free block when most is reserved, and most of it in use; None where
             the recording does not tell.
@@ -96,8 +97,8 @@ class Row:
     peak_live_bytes: int
     peak_reserved_bytes: int
     fragmentation: float
-    internal_fragmentation: float
-    external_fragmentation: float
+    internal_fragmentation: float | None
+    external_fragmentation: float | None
     driver_calls: int
     largest_free_bytes: int | None
     fits: bool | None
@@ -190,7 +191,7 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
             made = _simulation(trace, choice, None)
     served = int(made.requested.max(initial=0))  # less than the load where allocs failed
     live, reserved = made.peak_live_bytes, made.peak_reserved_bytes
-    whole = max(reserved, 1)
+    whole, real = max(reserved, 1), choice.allocator == RECORDED
     return Row(
         allocator=choice.allocator,
         device=device,
@@ -200,8 +201,8 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
         peak_live_bytes=live,
         peak_reserved_bytes=reserved,
         fragmentation=made.fragmentation,
-        internal_fragmentation=(live - served) / whole,
-        external_fragmentation=(reserved - live) / whole,
+        internal_fragmentation=None if real else (live - served) / whole,
+        external_fragmentation=None if real else (reserved - live) / whole,
         driver_calls=made.driver_calls,
         largest_free_bytes=made.largest_free_bytes,
         fits=False if failure is not None else None if limit_bytes is None or not known.is_whole else True,

@@ -60,7 +60,7 @@ def _table(file: str, device: int, rows: list[Row], limit_bytes: int | None) -> 
             _name(row),
             binary(row.peak_reserved_bytes),
             percent(row.fragmentation),
-            percent(row.internal_fragmentation),
+            "unknown" if row.internal_fragmentation is None else percent(row.internal_fragmentation),
             binary(row.largest_free_bytes) if row.largest_free_bytes is not None else "unknown",
             f"{row.driver_calls:,}",
             *[_fits(row)] * limited,
@@ -86,6 +86,8 @@ def _loads(rows: list[Row]) -> str:
 
 def _fits(row: Row) -> str:
     """Answer as far as the recording allows: what it does not hold may need more."""
+    if row.fits and row.refused:
+        return "so far"
     if row.fits is not None or row.history == "whole":
         return "no" if row.fits is False else "yes"
     return "in window" if row.history == "window" else "unknown"

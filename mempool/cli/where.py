@@ -227,7 +227,7 @@ def _reserved(made: dict[str, Any], history: str) -> list[tuple[str, str]]:
     when = "at the end" if ended else "when most was reserved"
     rows = [
         ("reserved", f"{binary(made['peak_reserved_bytes'])}{calls}"),
-        ("stranded", f"{binary(made['stranded_bytes'])} {when}"),
+        ("stranded", f"{binary(made['stranded_bytes'])} {when}, rounding included"),
     ]
     if made["largest_free_bytes"] is not None:
         rows.append(("largest free block", f"{binary(made['largest_free_bytes'])} then"))

@@ -196,6 +196,28 @@ def test_refused_requests_are_counted_located_and_part_of_every_answer(
     assert (enough["recorded"], enough["planned"]) == (False, True)
 
 
+def test_run_that_died_fits_no_further_than_its_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run might have asked for more after the request that failed."""
+    text = printed(capsys, "compare", died(tmp_path), "--limit", "2GiB", "-a", "planned")
+    assert "so far" in text
+    assert " yes " not in text
+
+
+def test_rounding_of_the_recorded_allocator_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A snapshot's events tell the bytes asked for, and no others."""
+    path = window(tmp_path)
+    rows = {row["allocator"]: row for row in answered(capsys, "compare", path)}
+    parts = ("internal_fragmentation", "external_fragmentation")
+    assert [rows["recorded"][part] for part in parts] == [None, None]
+    assert all(rows["pytorch"][part] is not None for part in parts)
+    assert "unknown" in printed(capsys, "compare", path, "-a", "recorded")
+    assert "when most was reserved, rounding included" in printed(capsys, "info", path)
+
+
 def test_recorded_failure_needs_no_limit_to_be_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
