@@ -104,7 +104,7 @@ def _name(row: Row | Unable) -> str:
 def _failure(row: Row, limit_bytes: int | None) -> str:
     failed = row.failed_at
     assert failed is not None
-    place = failed.operation or failed.frame
+    place = ", ".join(part for part in (failed.operation, failed.frame) if part)
     where = f" in {place}" if place else ""
     limit = "what its settings allow" if limit_bytes is None else binary(limit_bytes)
     if failed.before:

@@ -196,6 +196,15 @@ def test_refused_requests_are_counted_located_and_part_of_every_answer(
     assert (enough["recorded"], enough["planned"]) == (False, True)
 
 
+def test_failure_names_operation_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frames = [
+        {"name": "at::native::mm(at::Tensor)", "filename": "Mm.cpp", "line": 1},
+        {"name": "forward", "filename": "/me/train.py", "line": 12},
+    ]
+    text = printed(capsys, "compare", died(tmp_path, frames=frames), "-a", "recorded")
+    assert "at event 2 in mm, train.py:12, which asks for 900 MiB" in text
+
+
 def test_run_that_died_fits_no_further_than_its_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
