@@ -198,7 +198,7 @@ def test_refused_requests_are_counted_located_and_part_of_every_answer(
 
 def test_failure_names_operation_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     frames = [
-        {"name": "at::native::mm(at::Tensor)", "filename": "Mm.cpp", "line": 1},
+        {"name": "at::_ops::mm::call(at::Tensor const&)", "filename": "Ops.cpp", "line": 1},
         {"name": "forward", "filename": "/me/train.py", "line": 12},
     ]
     text = printed(capsys, "compare", died(tmp_path, frames=frames), "-a", "recorded")
