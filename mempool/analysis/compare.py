@@ -45,6 +45,8 @@ class Failure:
         operation: its operation, None where unknown.
         frame: its source line without folders, None where unknown.
         recorded: it failed when it was recorded, whatever the limit is here.
+        before: more than the limit was reserved before the first event that is recorded, so nobody knows
+            which request it was for; ``event`` and ``size_bytes`` are those of the first alloc.
     """
 
     event: int
@@ -52,6 +54,7 @@ class Failure:
     operation: str | None
     frame: str | None
     recorded: bool
+    before: bool
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,9 @@ class Row:
         peak_live_bytes: the same as the allocator rounds them.
         peak_reserved_bytes: most bytes held from the device.
         fragmentation: 1 - peak of the bytes asked for and served / peak reserved: the sum of the two parts.
-        internal_fragmentation: of what is reserved at most, the part lost to rounding.
-        external_fragmentation: of what is reserved at most, the part that nobody lives in.
+        internal_fragmentation: of what is reserved at most, the part lost to rounding; None of what was
+            recorded, which tells the bytes asked for alone.
+        external_fragmentation: of what is reserved at most, the part that nobody lives in; None likewise.
         driver_calls: calls to the device to take or give back memory.
         largest_free_bytes: the largest free block when most is reserved, and most of it in use; None where
             the recording does not tell.
@@ -93,8 +97,8 @@ class Row:
     peak_live_bytes: int
     peak_reserved_bytes: int
     fragmentation: float
-    internal_fragmentation: float
-    external_fragmentation: float
+    internal_fragmentation: float | None
+    external_fragmentation: float | None
     driver_calls: int
     largest_free_bytes: int | None
     fits: bool | None
@@ -180,13 +184,14 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
     begin = time.process_time()
     made = _simulation(trace, choice, limit_bytes)
     seconds = time.process_time() - begin
-    failure, known = _failure(made, limit_bytes), completeness(trace, device)
+    known = completeness(trace, device)
+    failure = _failure(made, limit_bytes, known.reserved_before_bytes if choice.allocator == RECORDED else 0)
     if made.failed_at is not None and limit_bytes is not None:
         with contextlib.suppress(ValueError):  # some do not go without a limit
             made = _simulation(trace, choice, None)
     served = int(made.requested.max(initial=0))  # less than the load where allocs failed
     live, reserved = made.peak_live_bytes, made.peak_reserved_bytes
-    whole = max(reserved, 1)
+    whole, real = max(reserved, 1), choice.allocator == RECORDED
     return Row(
         allocator=choice.allocator,
         device=device,
@@ -196,8 +201,8 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
         peak_live_bytes=live,
         peak_reserved_bytes=reserved,
         fragmentation=made.fragmentation,
-        internal_fragmentation=(live - served) / whole,
-        external_fragmentation=(reserved - live) / whole,
+        internal_fragmentation=None if real else (live - served) / whole,
+        external_fragmentation=None if real else (reserved - live) / whole,
         driver_calls=made.driver_calls,
         largest_free_bytes=made.largest_free_bytes,
         fits=False if failure is not None else None if limit_bytes is None or not known.is_whole else True,
@@ -207,14 +212,17 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
     )
 
 
-def _failure(made: Simulation, limit_bytes: int | None) -> Failure | None:
+def _failure(made: Simulation, limit_bytes: int | None, before_bytes: int) -> Failure | None:
+    """Return the first request that does not fit; ``before_bytes`` were reserved before the first event."""
     refused = np.flatnonzero(made.trace.kind == Kind.REFUSED)  # of what was recorded alone
     event = int(refused[0]) if len(refused) else made.failed_at
     if event is None:
         if limit_bytes is None or made.peak_reserved_bytes <= limit_bytes:
             return None
         event = _first_alloc(made.trace, int(np.argmax(made.reserved > limit_bytes)))  # recorded without it
-    return Failure(event, int(made.trace.size[event]), *place_of(made.trace, event), len(refused) > 0)
+    real = len(refused) > 0
+    before = not real and limit_bytes is not None and before_bytes > limit_bytes
+    return Failure(event, int(made.trace.size[event]), *place_of(made.trace, event), real, before)
 
 
 def _first_alloc(trace: Trace, event: int) -> int:
