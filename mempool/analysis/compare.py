@@ -144,13 +144,16 @@ def compare(
         TraceError: the trace contradicts itself.
     """
     trace.validate()
+    silent = _without_recorded(trace)
     for device in trace.devices:
         events = trace if len(trace.devices) == 1 else trace.on_device(device)
         attempts, of_events = with_attempts(events)
         rows = trace.rows_on_device(device)
         for choice in _all(events) if choices is None else choices:
-            told(choice.allocator)
             real = choice.allocator == RECORDED
+            if real and device in silent:
+                continue
+            told(choice.allocator)
             asked, own = (events, rows) if real else (attempts, rows[of_events])
             try:
                 row = _row(asked, choice, device, limit_bytes)
@@ -162,6 +165,15 @@ def compare(
             if failed is not None:
                 row = replace(row, failed_at=replace(failed, event=int(own[failed.event])))
             yield row
+
+
+def _without_recorded(trace: Trace) -> set[int]:
+    """Return the devices of which nothing is known of `RECORDED`, if others tell it.
+
+    A profiler's trace tells reserved bytes of GPUs, and none of the host.
+    """
+    known = {device: recorded(trace.on_device(device)) is not None for device in trace.devices}
+    return {device for device, told in known.items() if not told} if any(known.values()) else set()
 
 
 def _all(trace: Trace) -> list[Choice]:

@@ -11,6 +11,7 @@ from mempool.what_if import simulate
 from solvers.simulators.pytorch_conf import recorded_settings
 from traces import TraceError
 from traces.completeness import History
+from traces.refused import with_attempts
 
 if TYPE_CHECKING:
     from solvers.simulators import Simulation
@@ -50,6 +51,8 @@ def tried(trace: Trace, recorded: Simulation | None, known: Completeness) -> Tri
     merit; so is the pool where the recording lacks a beginning, since the recorded reservation may have been
     made for a load that nobody knows. Of each setting the value that saves most is told.
 
+    Requests that failed are asked for again.
+
     Args:
         trace: events of one device; tried if PyTorch's, and at most `MOST_EVENTS`.
         recorded: the recorded allocator, if that is known.
@@ -60,6 +63,7 @@ def tried(trace: Trace, recorded: Simulation | None, known: Completeness) -> Tri
     if known.history is History.ABSENT:
         return None
     own = recorded_settings(trace.metadata)
+    trace, _ = with_attempts(trace)  # a run that died needs what it did not get
     expandable = trace.metadata.get("expandable") == "1"
     peak = recorded.peak_reserved_bytes
     now = _reserved(trace, "pytorch_expandable" if expandable else "pytorch", **own)

@@ -214,6 +214,7 @@ def _facts(device: dict[str, Any]) -> list[tuple[str, str]]:
             "" if simulated["plan_bytes"] is None else f"; a plan of all: {binary(simulated['plan_bytes'])}"
         )
         part = "" if device["history"] == "whole" else " of what was recorded"
+        part += " with the requests that failed" if device["refused"] else ""
         rows.append(
             ("with mempool run", f"{binary(simulated['pool_bytes'])} reserved, simulated{part}{best}")
         )

@@ -349,3 +349,31 @@ def test_shared_files_are_answered_with_what_they_lack(
     assert {key: device[key] for key in answer} == answer
     failed = {"rmm_fail.csv": 99_999_999_999, "oom.pickle": 943_718_400}.get(name)
     assert (device["refused"] or {}).get("size_bytes") == failed
+
+
+def test_recorded_is_told_of_the_devices_that_tell_their_reservation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A profiler's trace has no reserved bytes of the host: no reason to fail for the GPU."""
+    events = []
+    for at, (kind, index, total) in enumerate([(0, -1, 0), (1, 0, 8192)]):
+        args = {"Total Reserved": total, "Total Allocated": total, "Bytes": 4096, "Addr": 512 * (at + 1)}
+        args |= {"Device Type": kind, "Device Id": index}
+        events.append({"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": at + 1, "args": args})
+    (tmp_path / "t.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    rows = answered(capsys, "compare", str(tmp_path / "t.json"), "-a", "recorded", "-a", "planned")
+    assert [(row["device"], row["allocator"]) for row in rows] == [
+        (-1, "planned"),
+        (0, "recorded"),
+        (0, "planned"),
+    ]
+
+
+def test_simulations_of_a_run_that_died_hold_the_requests_that_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = died(tmp_path)
+    [device] = answered(capsys, "info", path)["where"]
+    rows = {row["allocator"]: row["peak_reserved_bytes"] for row in answered(capsys, "compare", path)}
+    assert device["simulated"] == {"pool_bytes": rows["planned_online"], "plan_bytes": rows["planned"]}
+    assert device["simulated"]["plan_bytes"] == 1300 * MIB
