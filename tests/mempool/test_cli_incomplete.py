@@ -351,6 +351,17 @@ def test_shared_files_are_answered_with_what_they_lack(
     assert (device["refused"] or {}).get("size_bytes") == failed
 
 
+def test_shared_annotations_are_phases_and_modules(capsys: pytest.CaptureFixture[str]) -> None:
+    [device] = answered(capsys, "info", shared("annotated.pickle"))["where"]
+    assert {share["phase"]: share["buffers"] for share in device["phases"]} == {"forward": 20}
+    assert sorted(share["module"] for share in device["modules"]) == [f"layer{at}.attn" for at in range(4)]
+
+
+def test_shared_private_pools_need_what_was_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row["allocator"]: row for row in answered(capsys, "compare", shared("pools.pickle"))}
+    assert {rows[name]["peak_reserved_bytes"] for name in ("recorded", "pytorch", "planned")} == {600 * MIB}
+
+
 def test_recorded_is_told_of_the_devices_that_tell_their_reservation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
