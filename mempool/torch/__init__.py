@@ -182,9 +182,7 @@ class TensorPool(Pool):
 
     def mark_found_step(self) -> None:
         """Mark the end of an iteration that was detected by the steps of an optimizer."""
-        with contextlib.suppress(
-            UsageError
-        ):  # inside `iteration`, which has just begun for the first time
+        with contextlib.suppress(UsageError):  # inside `iteration`, which has just begun for the first time
             self._step(found=True)
 
     def _end_finding_steps(self) -> None:
