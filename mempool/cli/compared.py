@@ -91,7 +91,7 @@ def _fits(row: Row) -> str:
 
 
 def _name(row: Row | Unable) -> str:
-    """Return the allocator with its settings, as written after ``-a``."""
+    """Return the allocator with all settings, as written after ``-a``."""
     if row.settings.keys() == {"conf"}:
         return f"{row.allocator}:{row.settings['conf']}"
     settings = ",".join(f"{key}={value}" for key, value in row.settings.items())

@@ -137,7 +137,7 @@ def _interpreter_flags() -> list[str]:
     for flag in rest:
         if flag[:1] != "-" or flag == "-":
             break
-        if flag.startswith("--"):  # --check-hash-based-pycs is the only one that runs a program
+        if flag.startswith("--"):  # only --check-hash-based-pycs leads to a program
             found += [flag, next(rest, "")]
             continue
         letters = iter(flag[1:])

@@ -97,9 +97,9 @@ def run(
 ) -> None:
     """Run an unchanged program with the pool under it; report on stderr when the program ends.
 
-    The pool detects the iteration automatically. Options of `mempool run` come
-    before the script; everything after the script is the program's. The exit
-    status is the program's.
+    The pool detects the iteration automatically. Our options precede the
+    script; everything after the script belongs to the program. The exit status
+    is the program's.
 
     For example:
 

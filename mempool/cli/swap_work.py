@@ -33,8 +33,8 @@ _ROW = (
     "moves",
     "by",
 )
-#: Number of limits on the curve if the user asked for none, between the floor and the least peak without a
-#: stall.
+#: Number of intervals between the limits of the curve that is drawn if the user asks for no limit, from the
+#: least peak without a stall down to the floor.
 _POINTS = 6
 #: Node budgets: of the plans of both arenas (some tenths of a second), and of each plan made for a
 #: comparison.

@@ -83,7 +83,7 @@ class Worker:
         return {"losses": losses, "seconds": seconds, "page_faults": faults}
 
     def end(self) -> dict[str, Any]:
-        """Return the memory in use and the pool's report."""
+        """Return peak memory, a hash of the parameters and the pool's report; save the pool's plan."""
         resident = max(resident_bytes("VmHWM") - self.baseline_bytes, 0)  # before the lines below take memory
         parameters = hashlib.sha256(b"".join(values.tobytes() for values in self.network.parameters))
         said = {"parameters": parameters.hexdigest(), "resident_bytes": resident, "report": None}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from traces import Buffers, Trace
 
 ASSETS = Path(__file__).parent / "assets"
-#: In order of dependency.
+#: Scripts of the figure, in order of dependency.
 _SCRIPTS = (
     "unpack.js",
     "scene.js",

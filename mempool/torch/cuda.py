@@ -53,8 +53,8 @@ def is_serving() -> bool:
 class CudaPool(TensorPool):
     """A pool for tensors on one CUDA device."""
 
-    #: A program may synchronize with another stream after the free and before the next allocation, so waits
-    #: have no price here.
+    #: Streams never share addresses by default: PyTorch allows a program to wait for another stream's use of
+    #: a tensor after the free, if only before the own stream's next allocation.
     wait_bytes = NEVER
 
     def __init__(self, index: int | None = None, *, driver: str = DRIVER, **options: Any) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Optimizer steps between two checks of how well plans are followed.
 STEPS_BETWEEN_LOOKS = 16
-#: Share of allocations that hit in a loop that repeats, at least, by the time of a check.
+#: Smallest share of hits among the allocations between two checks that shows a loop that repeats.
 LEAST_HITS = 0.9
 #: Consecutive checks that must find a smaller share; the first check does not count, since no plan exists by
 #: then.
