@@ -12,6 +12,7 @@ one buffer that lives throughout, and the changes of the reserved bytes are segm
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from array import array
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import numpy as np
 
 from traces._core import is_library_file
 from traces.columns import LARGEST, MAX_EVENTS
+from traces.completeness import History
 from traces.errors import TraceError
 from traces.json_events import trace_events
 from traces.logs import Log, number, read_log
@@ -65,10 +67,11 @@ def read_chrome(
 ) -> Trace:
     """Read a profiler's trace, every device, with addresses, threads, operations and source lines.
 
-    Memory of the host is device -1. A profiler's step (``ProfilerStep#N``) is a mark. Streams are not known.
-    Source lines are file name and first line of the function, without folders. Metadata: ``framework``,
-    ``recorder``, ``alignment``, ``alive_before`` (how many buffers are older), those of
-    `traces.completeness` and, of memory that is not the host's, ``device_type``, its number in PyTorch.
+    Memory of the host is device -1; its history is a window, since nothing tells what it held before. A
+    profiler's step (``ProfilerStep#N``) is a mark. Streams are not known. Source lines are file name and
+    first line of the function, without folders. Metadata: ``framework``, ``recorder``, ``alignment``,
+    ``alive_before`` (how many buffers are older), those of `traces.completeness` and, of memory that is not
+    the host's, ``device_type``, its number in PyTorch.
 
     Args:
         path: the file, as it is or compressed by gzip.
@@ -78,10 +81,14 @@ def read_chrome(
     Raises:
         TraceError: naming the file and, as its row, the index of the event: not such a trace, one without
             memory events, a field that is no number, memory that is allocated again without a free, a time
-            that contradicts the order of the events (``Ev Idx``, or times that are lost: all 0).
+            that contradicts the order of its thread's events (``Ev Idx``, or times that are lost: all 0).
         OSError: the file cannot be read.
     """
-    return read_log(path, _fill, KNOWN, skipped, progress)
+    trace = read_log(path, _fill, KNOWN, skipped, progress)
+    if HOST not in trace.devices:
+        return trace
+    # The host's totals begin with the profiler, so they do not tell whether memory was allocated before it.
+    return dataclasses.replace(trace, metadata={**trace.metadata, f"history.{HOST}": str(History.WINDOW)})
 
 
 def _fill(path: StrPath, log: Log) -> Iterator[None]:
@@ -252,24 +259,25 @@ class _Seen:
         lost = self._lost_times(memory)
         for row in memory[lost, _MEMORY.index("row")].tolist():
             self.log.reject(TraceError("a time that contradicts the order of the events"), row)
-        # Where that is allowed the order of the file stands, and an event happens when the one before it did.
-        time = np.where(lost, 0, memory[:, 0])
-        memory[:, 0] = np.where(lost, np.maximum.accumulate(time), memory[:, 0])
+        # Where that is allowed the order of the file stands: an event happens when its thread's last one did.
+        time, thread = np.where(lost, 0, memory[:, 0]), memory[:, _MEMORY.index("thread")]
+        memory[:, 0] = np.where(lost, _latest_so_far(time, thread), memory[:, 0])
         return memory[np.argsort(memory[:, 0], kind="stable")]
 
     @staticmethod
     def _lost_times(memory: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell which times cannot be, bool[n].
 
-        One is earlier than that of an event with a smaller index, or it is 0 as others are, where all that is
-        later begins after a gap that is longer than the recording.
+        One is earlier than that of an event of its thread with a smaller index, or it is 0 as others are,
+        where all that is later begins after a gap that is longer than the recording. Indices order the
+        events of one thread only: the profiler numbers one thread after the other.
         """
-        time, order = memory[:, 0], memory[:, _MEMORY.index("order")]
+        time, order, thread = (memory[:, _MEMORY.index(name)] for name in ("time", "order", "thread"))
         lost = np.zeros(len(memory), np.bool_)
         indexed = np.flatnonzero(order >= 0)
         rows = indexed[np.argsort(order[indexed], kind="stable")]
         if (np.diff(order[rows]) > 0).all():  # else the indices say nothing
-            lost[rows] = time[rows] < np.maximum.accumulate(time[rows])
+            lost[rows] = time[rows] < _latest_so_far(time[rows], thread[rows])
         zero, known = (time == 0) & (memory[:, _MEMORY.index("kind")] == _EVENT), time[time > 0]
         if zero.sum() > 1 and len(known) and known.min() > max(np.ptp(known), _SECOND):
             lost |= zero
@@ -302,6 +310,18 @@ class _Totals:
             )  # with nothing allocated it is taken for the first event
             self.reserved_change[rows] = np.diff(reserved[rows], prepend=first)
             self.before[index] = base, first
+
+
+def _latest_so_far(time: NDArray[np.int64], thread: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the latest time of each row and the rows of its thread before it, int64[n]."""
+    values, rank = np.unique(time, return_inverse=True)
+    _, group = np.unique(thread, return_inverse=True)
+    rows = np.argsort(group, kind="stable")
+    # Ranks of later threads exceed all of earlier ones, so one pass serves all threads.
+    ranks = np.maximum.accumulate(group[rows] * len(values) + rank[rows])
+    latest = np.empty_like(time)
+    latest[rows] = values[ranks % max(len(values), 1)]
+    return latest
 
 
 def _around(memory: NDArray[np.int64], spans: array[int]) -> NDArray[np.int64]:

@@ -60,10 +60,11 @@ class Completeness:
 def completeness(trace: Trace, device: int) -> Completeness:
     """Tell how much of a device's history a trace holds.
 
-    Traces whose readers say nothing are whole, unless buffers were alive before them.
+    Traces whose readers say nothing of any device are whole, unless buffers were alive before them.
     """
     said = trace.metadata
-    before = _number(said.get("alive_before")) > 0
+    silent = not any(name.startswith("history.") for name in said)
+    before = silent and _number(said.get("alive_before")) > 0
     default = History.WINDOW if before else History.WHOLE
     text = said.get(f"history.{device}", default)
     return Completeness(
@@ -74,16 +75,16 @@ def completeness(trace: Trace, device: int) -> Completeness:
     )
 
 
-def known_before(devices: Mapping[int, tuple[int, int, int]]) -> dict[str, str]:
+def known_before(devices: Mapping[int, tuple[bool, int, int]]) -> dict[str, str]:
     """Return the metadata that `completeness` reads.
 
     Args:
-        devices: of each the count of its events, and the bytes live and reserved before the first of them.
+        devices: of each whether it has events, and the bytes live and reserved before the first of them.
     """
     said = {}
-    for device, (events, live, reserved) in devices.items():
+    for device, (has_events, live, reserved) in devices.items():
         before = live > 0 or reserved > 0
-        history = History.WHOLE if not before else History.WINDOW if events else History.ABSENT
+        history = History.WHOLE if not before else History.WINDOW if has_events else History.ABSENT
         said[f"history.{device}"] = str(history)
         if before:
             said |= {f"live_before.{device}": str(live), f"reserved_before.{device}": str(reserved)}

@@ -196,7 +196,7 @@ class Log:
             "alive_before": str(sum(kind == Kind.ALLOC for kind in kinds)),
             **known_before(
                 {
-                    device: (1, live, self._reserved_before[device])
+                    device: (True, live, self._reserved_before[device])
                     for device, live in self.live_before().items()
                 }
             ),

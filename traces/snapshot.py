@@ -36,6 +36,8 @@ ALIGNMENT = 512
 _LONGEST_SETTING = 1000
 #: How a file begins that gzip compressed.
 GZIP = b"\x1f\x8b"
+#: Fewer are no history: of ``_record_memory_history(enabled="state")`` PyTorch keeps the last event.
+_LEAST_EVENTS = 2
 _PIECE_BYTES = 1 << 20
 
 
@@ -133,7 +135,12 @@ def _metadata(read: _core.Snapshot) -> dict[str, str]:
         "alignment": str(ALIGNMENT),
         "alive_before": str(read.alive_before),
         "expandable": str(int(read.expandable)),
-        **known_before(dict(enumerate(read.known))),
+        **known_before(
+            {
+                device: (events >= _LEAST_EVENTS, live, reserved)
+                for device, (events, live, reserved) in enumerate(read.known)
+            }
+        ),
         **with_device_free(read.device_free),
         **_settings(read.settings),
     } | {f"action.{name}": str(count) for name, count in sorted(actions.items())}

@@ -21,6 +21,9 @@ _RECORD_EARLIER = {
     "snapshot": "call torch.cuda.memory._record_memory_history(max_entries=...) before the model is made",
     "profiler": "they count as one buffer; a memory snapshot tells them apart",
 }
+#: Most bytes that PyTorch asks the device for beyond a request: a segment of 20 MiB for smaller buffers
+#: (c10/cuda/CUDACachingAllocator.h, kLargeBuffer).
+_LARGEST_SURPLUS = 20 << 20
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,12 @@ def history_caveats(trace: Trace, device: int) -> Iterator[str]:
             f"before it; {earlier}"
         )
         return
+    if known.live_before_bytes == known.reserved_before_bytes == 0:
+        yield (
+            "memory from before the recording is not in the file: loads and savings are those of what it "
+            "recorded; begin to record before the model is made"
+        )
+        return
     reserved = known.reserved_before_bytes
     held = f", {binary(reserved)} reserved" if reserved else ""
     yield (
@@ -118,6 +127,8 @@ def _refusals(trace: Trace) -> Iterator[str]:
     many = "1 request failed" if failed.count == 1 else f"{failed.count:,} requests failed, the largest"
     place = " in ".join(part for part in (failed.frame, failed.operation) if part)
     free = f", {binary(failed.free_bytes)} free on the device" if failed.free_bytes is not None else ""
+    if (failed.free_bytes or 0) > failed.size_bytes + _LARGEST_SURPLUS:
+        free += " (enough: a limit of the process, as of set_per_process_memory_fraction, refused it)"
     yield (
         f"out of memory: {many} for {binary(failed.size_bytes)}{f' at {place}' if place else ''}, "
         f"with {binary(failed.live_bytes)} live{free}"

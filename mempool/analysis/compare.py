@@ -45,6 +45,8 @@ class Failure:
         operation: operation of the request, None where unknown.
         frame: source line of the request without folders, None where unknown.
         recorded: the request failed during the recording, whatever the limit is here.
+        before: more than the limit was reserved before the first recorded event, for an unknown request;
+            ``event`` and ``size_bytes`` are then of the first alloc.
     """
 
     event: int
@@ -52,6 +54,7 @@ class Failure:
     operation: str | None
     frame: str | None
     recorded: bool
+    before: bool
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,10 @@ class Row:
         peak_reserved_bytes: most bytes held from the device.
         fragmentation: 1 - peak of the requested and served bytes / peak reserved; the sum of the two parts
             below.
-        internal_fragmentation: fraction of the peak reserved bytes that is lost to rounding.
-        external_fragmentation: fraction of the peak reserved bytes that no buffer uses.
+        internal_fragmentation: fraction of the peak reserved bytes that is lost to rounding; None for the
+            recorded allocator, whose trace has only the requested bytes.
+        external_fragmentation: fraction of the peak reserved bytes that no buffer uses; None for the recorded
+            allocator.
         driver_calls: calls to the device to take or give back memory.
         largest_free_bytes: the largest free block when the most is reserved, and among those moments the most
             in use; None where the recording does not tell.
@@ -94,8 +99,8 @@ class Row:
     peak_live_bytes: int
     peak_reserved_bytes: int
     fragmentation: float
-    internal_fragmentation: float
-    external_fragmentation: float
+    internal_fragmentation: float | None
+    external_fragmentation: float | None
     driver_calls: int
     largest_free_bytes: int | None
     fits: bool | None
@@ -142,13 +147,16 @@ def compare(
         TraceError: the trace contradicts itself.
     """
     trace.validate()
+    silent = _without_recorded(trace)
     for device in trace.devices:
         events = trace if len(trace.devices) == 1 else trace.on_device(device)
         attempts, of_events = with_attempts(events)
         rows = trace.rows_on_device(device)
         for choice in _all(events) if choices is None else choices:
-            told(choice.allocator)
             real = choice.allocator == RECORDED
+            if real and device in silent:
+                continue
+            told(choice.allocator)
             asked, own = (events, rows) if real else (attempts, rows[of_events])
             try:
                 row = _row(asked, choice, device, limit_bytes)
@@ -160,6 +168,15 @@ def compare(
             if failed is not None:
                 row = replace(row, failed_at=replace(failed, event=int(own[failed.event])))
             yield row
+
+
+def _without_recorded(trace: Trace) -> set[int]:
+    """Return the devices of which nothing is known of `RECORDED`, if others tell it.
+
+    A profiler's trace tells reserved bytes of GPUs, and none of the host.
+    """
+    known = {device: recorded(trace.on_device(device)) is not None for device in trace.devices}
+    return {device for device, told in known.items() if not told} if any(known.values()) else set()
 
 
 def _all(trace: Trace) -> list[Choice]:
@@ -182,13 +199,14 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
     begin = time.process_time()
     made = _simulation(trace, choice, limit_bytes)
     seconds = time.process_time() - begin
-    failure, known = _failure(made, limit_bytes), completeness(trace, device)
+    known = completeness(trace, device)
+    failure = _failure(made, limit_bytes, known.reserved_before_bytes if choice.allocator == RECORDED else 0)
     if made.failed_at is not None and limit_bytes is not None:
         with contextlib.suppress(ValueError):  # some allocators need a limit
             made = _simulation(trace, choice, None)
     served = int(made.requested.max(initial=0))  # less than the load if allocs failed
     live, reserved = made.peak_live_bytes, made.peak_reserved_bytes
-    whole = max(reserved, 1)
+    whole, real = max(reserved, 1), choice.allocator == RECORDED
     return Row(
         allocator=choice.allocator,
         device=device,
@@ -198,8 +216,8 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
         peak_live_bytes=live,
         peak_reserved_bytes=reserved,
         fragmentation=made.fragmentation,
-        internal_fragmentation=(live - served) / whole,
-        external_fragmentation=(reserved - live) / whole,
+        internal_fragmentation=None if real else (live - served) / whole,
+        external_fragmentation=None if real else (reserved - live) / whole,
         driver_calls=made.driver_calls,
         largest_free_bytes=made.largest_free_bytes,
         fits=False if failure is not None else None if limit_bytes is None or not known.is_whole else True,
@@ -209,14 +227,17 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
     )
 
 
-def _failure(made: Simulation, limit_bytes: int | None) -> Failure | None:
+def _failure(made: Simulation, limit_bytes: int | None, before_bytes: int) -> Failure | None:
+    """Return the first request that does not fit; ``before_bytes`` were reserved before the first event."""
     refused = np.flatnonzero(made.trace.kind == Kind.REFUSED)  # only in a recorded simulation
     event = int(refused[0]) if len(refused) else made.failed_at
     if event is None:
         if limit_bytes is None or made.peak_reserved_bytes <= limit_bytes:
             return None
         event = _first_alloc(made.trace, int(np.argmax(made.reserved > limit_bytes)))  # no such limit then
-    return Failure(event, int(made.trace.size[event]), *place_of(made.trace, event), len(refused) > 0)
+    real = len(refused) > 0
+    before = not real and limit_bytes is not None and before_bytes > limit_bytes
+    return Failure(event, int(made.trace.size[event]), *place_of(made.trace, event), real, before)
 
 
 def _first_alloc(trace: Trace, event: int) -> int:

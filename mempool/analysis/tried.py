@@ -11,6 +11,7 @@ from mempool.what_if import simulate
 from solvers.simulators.pytorch_conf import recorded_settings
 from traces import TraceError
 from traces.completeness import History
+from traces.refused import with_attempts
 
 if TYPE_CHECKING:
     from solvers.simulators import Simulation
@@ -53,6 +54,8 @@ def tried(trace: Trace, recorded: Simulation | None, known: Completeness) -> Tri
     may
     have been made for an unknown load. For each setting the best value is reported.
 
+    Requests that failed during the recording are requested again.
+
     Args:
         trace: events of one device; simulated if recorded in PyTorch and at most `MOST_EVENTS` long.
         recorded: the recorded allocator, if known.
@@ -63,6 +66,7 @@ def tried(trace: Trace, recorded: Simulation | None, known: Completeness) -> Tri
     if known.history is History.ABSENT:
         return None
     own = recorded_settings(trace.metadata)
+    trace, _ = with_attempts(trace)  # a failed run needs the refused memory too
     expandable = trace.metadata.get("expandable") == "1"
     peak = recorded.peak_reserved_bytes
     now = _reserved(trace, "pytorch_expandable" if expandable else "pytorch", **own)

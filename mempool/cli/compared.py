@@ -60,7 +60,7 @@ def _table(file: str, device: int, rows: list[Row], limit_bytes: int | None) -> 
             _name(row),
             binary(row.peak_reserved_bytes),
             percent(row.fragmentation),
-            percent(row.internal_fragmentation),
+            "unknown" if row.internal_fragmentation is None else percent(row.internal_fragmentation),
             binary(row.largest_free_bytes) if row.largest_free_bytes is not None else "unknown",
             f"{row.driver_calls:,}",
             *[_fits(row)] * limited,
@@ -76,22 +76,25 @@ def _table(file: str, device: int, rows: list[Row], limit_bytes: int | None) -> 
 
 def _loads(rows: list[Row]) -> str:
     """Return the peak load without and with failed requests, as far as the rows contain them."""
+    name = "live at the end" if rows and rows[0].history == "absent" else "peak load"
     loads = {row.refused > 0: row.peak_load_bytes for row in rows}
     parts = [binary(loads[False])] if False in loads else []
     if True in loads:
         parts.append(f"{binary(loads[True])} with the requests that failed")
-    return f"peak load {', '.join(parts)}"
+    return f"{name} {', '.join(parts)}"
 
 
 def _fits(row: Row) -> str:
     """Return the answer as far as the recording allows: unrecorded history may need more."""
+    if row.fits and row.refused:
+        return "so far"
     if row.fits is not None or row.history == "whole":
         return "no" if row.fits is False else "yes"
     return "in window" if row.history == "window" else "unknown"
 
 
 def _name(row: Row | Unable) -> str:
-    """Return the allocator with all settings, as written after ``-a``."""
+    """Return the allocator with its settings, as written after ``-a``."""
     if row.settings.keys() == {"conf"}:
         return f"{row.allocator}:{row.settings['conf']}"
     settings = ",".join(f"{key}={value}" for key, value in row.settings.items())
@@ -101,9 +104,11 @@ def _name(row: Row | Unable) -> str:
 def _failure(row: Row, limit_bytes: int | None) -> str:
     failed = row.failed_at
     assert failed is not None
-    place = failed.operation or failed.frame
+    place = ", ".join(part for part in (failed.operation, failed.frame) if part)
     where = f" in {place}" if place else ""
     limit = "what its settings allow" if limit_bytes is None else binary(limit_bytes)
+    if failed.before:
+        return f"{_name(row)} held more than {limit} before the first event that is recorded"
     verb = "ran out of memory" if failed.recorded else f"runs out of {limit}"
     return f"{_name(row)} {verb} at event {failed.event:,}{where}, which asks for {binary(failed.size_bytes)}"
 

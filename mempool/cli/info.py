@@ -253,7 +253,9 @@ def _facts(work: Work, said: dict[str, Any], *, ended: bool) -> list[tuple[str, 
             ("seconds", f"{said['duration_ns'] / 1e9:.3f}"),
         ]
         if said["refused"]:
-            rows.insert(1, ("refused", f"{said['refused']:,} requests"))
+            rows.insert(
+                1, ("refused", "1 request" if said["refused"] == 1 else f"{said['refused']:,} requests")
+            )
     if said.get("devices", 0) > 1:
         rows.append(("device", f"{said['device']}; what follows is of it alone"))
     if work.pattern is not None:

@@ -97,7 +97,7 @@ def run(
 ) -> None:
     """Run an unchanged program with the pool under it; report on stderr when the program ends.
 
-    The pool detects the iteration automatically. Our options precede the
+    The pool detects the iteration automatically. Options of mempool precede the
     script; everything after the script belongs to the program. The exit status
     is the program's.
 

@@ -208,24 +208,27 @@ def _facts(device: dict[str, Any]) -> list[tuple[str, str]]:
             ("idle", f"{idle} for {LEAST_ABSENCE:.0%} of an iteration or more; {late} last used before")
         )
     if device["recorded"] is not None:
-        rows += _reserved(device["recorded"], ended=ended)
+        rows += _reserved(device["recorded"], device["history"])
     if (simulated := device["simulated"]) is not None and simulated["pool_bytes"] is not None:
         best = (
             "" if simulated["plan_bytes"] is None else f"; a plan of all: {binary(simulated['plan_bytes'])}"
         )
         part = "" if device["history"] == "whole" else " of what was recorded"
+        part += " with the requests that failed" if device["refused"] else ""
         rows.append(
             ("with mempool run", f"{binary(simulated['pool_bytes'])} reserved, simulated{part}{best}")
         )
     return rows
 
 
-def _reserved(made: dict[str, Any], *, ended: bool) -> list[tuple[str, str]]:
-    calls = "" if ended else f", in {made['driver_calls']:,} calls to the driver"
+def _reserved(made: dict[str, Any], history: str) -> list[tuple[str, str]]:
+    ended = history == "absent"
+    more = "" if history == "whole" else " or more"
+    calls = "" if ended else f", in {made['driver_calls']:,}{more} calls to the driver"
     when = "at the end" if ended else "when most was reserved"
     rows = [
         ("reserved", f"{binary(made['peak_reserved_bytes'])}{calls}"),
-        ("stranded", f"{binary(made['stranded_bytes'])} {when}"),
+        ("stranded", f"{binary(made['stranded_bytes'])} {when}, rounding included"),
     ]
     if made["largest_free_bytes"] is not None:
         rows.append(("largest free block", f"{binary(made['largest_free_bytes'])} then"))

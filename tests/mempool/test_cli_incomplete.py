@@ -122,6 +122,43 @@ def test_plans_need_a_history_and_tell_where_its_beginning_is_lost(
     assert "the first events are lost: 400 MiB were live" in capsys.readouterr().err
 
 
+def test_ring_of_one_event_is_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """PyTorch keeps one event of `_record_memory_history(enabled="state")`."""
+    last = [event("free_completed", 9 << 40, 4, 1)]
+    [device] = answered(capsys, "info", stored(tmp_path / "s", last, segments=kept(100 * MIB)))["where"]
+    assert (device["history"], device["remedies"]) == ("absent", [])
+
+
+@pytest.mark.parametrize("made", [without_history, window])
+def test_limit_below_the_earlier_reservation_blames_no_recorded_request(
+    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, "compare", made(tmp_path), "--limit", "1GiB", "-a", "recorded")
+    assert "recorded held more than 1 GiB before the first event that is recorded" in text
+    assert "asks for" not in text
+
+
+def test_state_at_the_end_is_not_called_a_peak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "compare", without_history(tmp_path))
+    assert "live at the end 400 MiB" in text
+    assert "peak load" not in text
+
+
+def test_calls_of_a_window_are_a_lower_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "in 3 or more calls to the driver" in printed(capsys, "info", window(tmp_path))
+
+
+def test_refusal_below_the_free_memory_names_a_limit_of_the_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not where a segment that is larger than its request would not have fitted."""
+    for free, told in ((400 * MIB, True), (60 * MIB, False), (40 * MIB, False)):
+        refused = {"action": "oom", "size": 50 * MIB, "stream": 3, "time_us": 3, "frames": []}
+        events = [event("segment_alloc", 0, MIB, 1), event("alloc", 0, MIB, 2)]
+        path = stored(tmp_path / "s", [*events, refused | {"device_free": free}])
+        assert ("set_per_process_memory_fraction" in printed(capsys, "info", path).splitlines()[0]) == told
+
+
 @pytest.mark.parametrize(("made", "word"), [(without_history, "unknown"), (window, "in window")])
 def test_limit_above_an_incomplete_recording_is_not_told_to_suffice(
     made: Any, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -167,6 +204,37 @@ def test_refused_requests_are_counted_located_and_part_of_every_answer(
         row["allocator"]: row["fits"] for row in answered(capsys, "compare", path, "--limit", "1300MiB")
     }
     assert (enough["recorded"], enough["planned"]) == (False, True)
+
+
+def test_failure_names_operation_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frames = [
+        {"name": "at::_ops::mm::call(at::Tensor const&)", "filename": "Ops.cpp", "line": 1},
+        {"name": "forward", "filename": "/me/train.py", "line": 12},
+    ]
+    text = printed(capsys, "compare", died(tmp_path, frames=frames), "-a", "recorded")
+    assert "at event 2 in mm, train.py:12, which asks for 900 MiB" in text
+
+
+def test_run_that_died_fits_no_further_than_its_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run might have asked for more after the request that failed."""
+    text = printed(capsys, "compare", died(tmp_path), "--limit", "2GiB", "-a", "planned")
+    assert "so far" in text
+    assert " yes " not in text
+
+
+def test_rounding_of_the_recorded_allocator_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A snapshot's events tell the bytes asked for, and no others."""
+    path = window(tmp_path)
+    rows = {row["allocator"]: row for row in answered(capsys, "compare", path)}
+    parts = ("internal_fragmentation", "external_fragmentation")
+    assert [rows["recorded"][part] for part in parts] == [None, None]
+    assert all(rows["pytorch"][part] is not None for part in parts)
+    assert "unknown" in printed(capsys, "compare", path, "-a", "recorded")
+    assert "when most was reserved, rounding included" in printed(capsys, "info", path)
 
 
 def test_recorded_failure_needs_no_limit_to_be_told(
@@ -281,3 +349,31 @@ def test_shared_files_are_answered_with_what_they_lack(
     assert {key: device[key] for key in answer} == answer
     failed = {"rmm_fail.csv": 99_999_999_999, "oom.pickle": 943_718_400}.get(name)
     assert (device["refused"] or {}).get("size_bytes") == failed
+
+
+def test_recorded_is_told_of_the_devices_that_tell_their_reservation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A profiler's trace has no reserved bytes of the host: no reason to fail for the GPU."""
+    events = []
+    for at, (kind, index, total) in enumerate([(0, -1, 0), (1, 0, 8192)]):
+        args = {"Total Reserved": total, "Total Allocated": total, "Bytes": 4096, "Addr": 512 * (at + 1)}
+        args |= {"Device Type": kind, "Device Id": index}
+        events.append({"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": at + 1, "args": args})
+    (tmp_path / "t.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    rows = answered(capsys, "compare", str(tmp_path / "t.json"), "-a", "recorded", "-a", "planned")
+    assert [(row["device"], row["allocator"]) for row in rows] == [
+        (-1, "planned"),
+        (0, "recorded"),
+        (0, "planned"),
+    ]
+
+
+def test_simulations_of_a_run_that_died_hold_the_requests_that_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = died(tmp_path)
+    [device] = answered(capsys, "info", path)["where"]
+    rows = {row["allocator"]: row["peak_reserved_bytes"] for row in answered(capsys, "compare", path)}
+    assert device["simulated"] == {"pool_bytes": rows["planned_online"], "plan_bytes": rows["planned"]}
+    assert device["simulated"]["plan_bytes"] == 1300 * MIB

@@ -372,6 +372,46 @@ def test_times_that_contradict_the_order_are_an_error_or_counted(name: str, tmp_
     assert skipped.total() == sum(time in (0, 5) for time in times)
 
 
+def test_host_memory_before_the_profiler_is_unknown(tmp_path: Path) -> None:
+    """The host's totals begin with the profiler; the device's tell of memory from before it."""
+    path = stored(tmp_path / "t.json", memory(1, 64, 8), on_gpu(2, 512, 8, 8, 16))
+    trace = read_chrome(path)
+    assert [completeness(trace, device).is_whole for device in (-1, 0)] == [False, True]
+
+
+def test_memory_before_the_recording_is_of_its_device(tmp_path: Path) -> None:
+    other = on_gpu(3, 512, 8, 8, 16)
+    other["args"]["Device Id"] = 1
+    trace = read_chrome(stored(tmp_path / "t.json", on_gpu(2, 512, 8, 108, 200), other))
+    assert [completeness(trace, device).is_whole for device in (0, 1)] == [False, True]
+
+
+def of_threads(times: list[float]) -> list[dict[str, Any]]:
+    """Two events of the backward pass's thread, which the profiler numbers first, and two of another."""
+    moves = [(1024, 8), (1024, -8), (512, 4), (512, -4)]
+    events = [on_gpu(ts, *move, 0, 0, at) for at, (ts, move) in enumerate(zip(times, moves, strict=True))]
+    for event in events[2:]:
+        event["tid"] = 8
+    return events
+
+
+def test_indices_order_the_events_of_one_thread_only(tmp_path: Path) -> None:
+    """PyTorch's CUDA build runs the backward pass in a thread of its own, and numbers thread after thread."""
+    trace = read_chrome(stored(tmp_path / "t.json", *of_threads([20, 40, 10, 30])))
+    assert trace.load().tolist() == [4, 12, 8, 0]
+    assert trace.time_ns.tolist() == [10_000, 20_000, 30_000, 40_000]
+
+
+def test_event_with_a_lost_time_happens_with_the_event_before_it_of_its_thread(tmp_path: Path) -> None:
+    path = stored(tmp_path / "t.json", *of_threads([20, 40, 10, 5]))
+    with pytest.raises(TraceError, match="row 3: a time that contradicts the order of the events"):
+        read_chrome(path)
+    skipped = Counter[str]()
+    trace = read_chrome(path, skipped=skipped)
+    assert trace.time_ns.tolist() == [10_000, 10_000, 20_000, 40_000]
+    assert (trace.load().tolist(), skipped.total()) == ([4, 0, 8, 0], 1)
+
+
 @pytest.mark.parametrize("indices", [[1, 1, 1], [-1, -1, -1]])
 def test_order_of_the_file_says_nothing_where_events_have_no_indices(
     indices: list[int], tmp_path: Path

@@ -284,7 +284,8 @@ def test_private_pools_are_told_by_events_or_else_by_segments(told: bool, tmp_pa
     ("events", "history", "before"),
     [
         ([], History.ABSENT, (400, 512)),
-        ([event("free_completed", 4096, 70, 1)], History.WINDOW, (470, 512)),
+        ([event("free_completed", 4096, 70, 1)], History.ABSENT, (470, 512)),
+        ([event("free_completed", at, 35, at) for at in (4096, 8192)], History.WINDOW, (470, 512)),
         ([event("segment_alloc", 0, 512, 1), event("alloc", 0, 400, 2)], History.WHOLE, (0, 0)),
     ],
 )
